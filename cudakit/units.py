@@ -1,4 +1,4 @@
-"""Format and parse bytes, seconds, counts, rates and ratios."""
+"""Format and parse bytes, seconds, counts, rates and ratios; capitalize sentences."""
 
 from __future__ import annotations
 
@@ -96,6 +96,11 @@ def format_ratio(ratio: float) -> str:
     if 0 < abs(percent) < 0.1:
         return "<0.1%" if percent > 0 else ">-0.1%"
     return f"{percent:.1f}%" if abs(percent) < 100 else f"{percent:.0f}%"
+
+
+def capitalized(sentence: str) -> str:
+    """Return a sentence with a capital letter at its start; the other letters stay, unlike capitalize()."""
+    return f"{sentence[:1].upper()}{sentence[1:]}"
 
 
 def parse_ratio(text: str) -> float:

@@ -46,7 +46,7 @@ from cudakit.trace.spool import Batch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))  # brute force is part of the tests
 
-from core.sanitize.brute_force import Found, unordered  # noqa: E402 it is found by the line above
+from core.sanitize.brute_force import Found, unordered_accesses  # noqa: E402 it is found by the line above
 
 # Calls that wait, in any framework; a call with one of them among its arguments counts as well.
 WAITS = frozenset({
@@ -196,11 +196,11 @@ def outcome(traces: list[Batch]) -> Outcome:
     """Compare the engine's report of a run with the pairs that brute force finds."""
     found = Found([], Counter())
     for trace in traces:
-        records, never_read = reordered(trace.records)
-        one = unordered(unpack(records, trace.strings))
+        records, never_read_count = reordered(trace.records)
+        one = unordered_accesses(unpack(records, trace.strings))
         found.pairs.extend(one.pairs)
         found.doubts.update(one.doubts)
-        found.doubts.update({NEVER_READ: never_read} if never_read else {})
+        found.doubts.update({NEVER_READ: never_read_count} if never_read_count else {})
     return compared(race_logs.analyzed(traces), found)
 
 

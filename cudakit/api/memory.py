@@ -52,7 +52,7 @@ def memviz(
     from cudakit.core.memory.analyze import MemorySpec, analyze
 
     spec = MemorySpec(at=at, device=device, stream=stream, pool=pool)
-    return analyze([load_snapshot(path) for path in paths], spec)
+    return analyze([load_snapshot(path) for path in paths], spec, new_allocator)
 
 
 def memviz_diff(before: Path, after: Path) -> DiffResult:

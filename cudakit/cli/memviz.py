@@ -211,11 +211,12 @@ def memviz(
 
 
 def _show(files: tuple[str, ...], spec: MemorySpec, options: OutputOptions, top: int) -> int:
+    from cudakit.api.memory import new_allocator
     from cudakit.core.memory.analyze import analyze
     from cudakit.core.memory.present import brief, report
 
     with open_outputs(options) as outputs:
-        result = analyze(_load(files, quiet=options.quiet), spec)
+        result = analyze(_load(files, quiet=options.quiet), spec, new_allocator)
         exports = {form: partial(_exported, form, result) for form in _EXPORTS}
         outputs.write(
             Report(

@@ -16,7 +16,7 @@ from cudakit.cli.output import Output, open_file, printable, standard_error, sta
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
-    from cudakit.document import Document
+    from cudakit.document import Document, Note
 
 # Formats that every report can be written in.
 COMMON_FORMATS = ("json", "html", "md", "txt")
@@ -33,8 +33,8 @@ class Report:
     result: object
     document: Callable[[], Document]
     exports: Mapping[str, Callable[[], Text]] = field(default_factory=dict)
-    # The verdict and the findings, one line each; by default taken from the document.
-    brief: Callable[[], Sequence[str]] | None = None
+    # The verdict and the findings: sentences, and Notes, which have a symbol; by default brief(document).
+    brief: Callable[[], Sequence[str | Note]] | None = None
 
     def text(self, suffix: str, target: Output) -> Text:
         """Return the report in a format, with the width and the colors of its target."""
@@ -60,10 +60,19 @@ class Report:
     def lines(self, *, with_rows: bool = False) -> tuple[str, ...]:
         """Return the verdict and the findings, one line each; ``with_rows`` adds the main table."""
         if self.brief:
-            return tuple(map(printable, self.brief()))
+            return tuple(map(_brief_line, self.brief()))
         document = self.document()
         rows = main_rows(document) if with_rows else ()
-        return tuple(map(printable, (*brief(document), *rows)))
+        return tuple(map(_brief_line, (*brief(document), *rows)))
+
+
+def _brief_line(sentence: str | Note) -> str:
+    """Return a sentence as one line; a Note begins with its symbol, as in the report."""
+    from cudakit.render.values import SYMBOLS
+
+    if isinstance(sentence, str):
+        return printable(sentence)
+    return f"{SYMBOLS[sentence.level]} {printable(sentence.text)}"
 
 
 def main_rows(document: Document) -> Iterator[str]:
@@ -78,18 +87,24 @@ def main_rows(document: Document) -> Iterator[str]:
             yield ", ".join(f"{column.name} {cell}" for column, cell in cells if cell not in empty)
 
 
-def brief(document: Document) -> tuple[str, ...]:
+def brief(document: Document) -> tuple[str | Note, ...]:
     """Return title, warnings and errors of a document, and the ok notes outside of sections."""
     from cudakit.document import Note, walk
 
     top_level = {id(node) for node in document.nodes}
-    notes = (node for node in walk(document.nodes) if isinstance(node, Note))
-    texts = [
-        note.text
-        for note in notes
-        if note.level in ("warn", "error") or (note.level == "ok" and id(note) in top_level)
+    notes = [
+        node
+        for node in walk(document.nodes)
+        if isinstance(node, Note)
+        and (node.level in ("warn", "error") or (node.level == "ok" and id(node) in top_level))
     ]
-    return (document.title, *texts)
+    return (document.title, *notes)
+
+
+def _ascii_symbols(text: str) -> str:
+    from cudakit.render.console.text import ascii_drawing
+
+    return ascii_drawing(text)
 
 
 class Outputs:
@@ -148,11 +163,11 @@ class Outputs:
 
     def _print_brief(self, report: Report) -> None:
         lines = report.lines(with_rows=self._options.quiet)
-        if not self._files:
-            self._terminal().write("".join(f"{line}\n" for line in lines))
-            return
-        lines = lines if self._options.quiet else lines[:_SUMMARY_LINES]
-        click.echo("\n".join(lines), err=True)
+        target = standard_error() if self._files else self._terminal()
+        if self._files and not self._options.quiet:
+            lines = lines[:_SUMMARY_LINES]
+        text = "".join(f"{line}\n" for line in lines)
+        target.write(_ascii_symbols(text) if target.ascii_only else text)
 
 
 @contextmanager

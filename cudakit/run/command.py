@@ -174,7 +174,7 @@ def why_not_instrumented(command: Sequence[str]) -> str:
     for option in _options(command[1:]):
         if option in _ISOLATING:
             python = shlex.join((os.path.basename(command[0]), f"-{option}"))
-            return f"{python} {_ISOLATING[option]}: the program runs without being recorded"
+            return f"the program is not recorded: {python} {_ISOLATING[option]}"
     return ""
 
 

@@ -19,8 +19,8 @@ class Settings:
     """The task of the agent in each process."""
 
     sanitize: bool = False  # record GPU work, on simulated devices too
-    memory: Path | None = None  # record torch's memory history and save snapshots under this name
-    library: str = ""  # path of the Sanitizer API's library
+    memory: Path | None = None  # record memory and save snapshots under this name
+    library: str = ""  # path of the Sanitizer API's library; empty: record no calls of CUDA
     recorder: str = ""  # path of the native recorder; empty: record simulated devices only
     # Paths of the extensions that read Python stacks, by sys.implementation.cache_tag.
     frames: Mapping[str, str] = field(default_factory=dict)
@@ -72,7 +72,9 @@ class About(StrEnum):
     FAILED = "failed"  # the agent cannot perform a task; the text says why
     UNRECORDED = "unrecorded"  # the process runs without being recorded; the text says why
     INCOMPLETE = "incomplete"  # recorded events are missing; the text says which and why
-    SNAPSHOTS = "snapshots"  # a memory snapshot was saved; the text is its path
+    SNAPSHOTS = "snapshots"  # torch saved a memory snapshot; the text is its path
+    MEMORY = "memory"  # memory is recorded; the text is the path for the snapshot of the process
+    JAX = "jax"  # a profile of the arrays of JAX; the text is JSON (core/memory/record/jax_profile.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""The cause of a failed allocation in a snapshot, in one sentence, and remedies."""
+"""A failed allocation in a snapshot, and the change that would have let it succeed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cudakit.torch_rules.oom_facts import Fit, fit_of
-from cudakit.torch_rules.sizes import MIB, segment_size
+from cudakit.torch_rules.sizes import segment_size
 from cudakit.units import format_bytes
 
 
@@ -104,31 +104,15 @@ class FailedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The cause of a failed request, as a code and as a sentence, and the action to take."""
+    """The single change that would have let a failed request succeed: a code, the reason, and the action."""
 
     code: str  # "cache", "pending", "fragmentation", "pool", "limit" or "capacity"
-    sentence: str
-    remedies: tuple[str, ...]
+    reason: str  # a clause without a period; empty for "limit" and "capacity"
+    remedy: str = ""  # an action; empty: none that holds for every program
 
 
 def verdict_of(failed: FailedRequest) -> Verdict:
-    """Return the cause that is easiest to remove: cache, pending frees, fragmentation, pools, capacity.
-
-    Raising a limit comes first: only this remedy is certain to help.
-    """
-    verdict = _cause(failed)
-    if not failed.limited or verdict.code == "limit":
-        return verdict
-    sentence = (
-        f"{verdict.sentence} The device had {format_bytes(failed.device_free)} free: a limit of this"
-        " process refused a new segment."
-    )
-    return replace(
-        verdict, sentence=sentence, remedies=(_raise_limit_remedy(failed), *verdict.remedies)
-    )
-
-
-def _cause(failed: FailedRequest) -> Verdict:
+    """Return the first change that helps: cache, pending frees, fragmentation, pools, limit, capacity."""
     fit = failed.fit
     if fit.without_cache:
         return _cache_verdict(failed)
@@ -138,11 +122,7 @@ def _cause(failed: FailedRequest) -> Verdict:
         return _fragmentation_verdict(failed)
     if fit.in_another_pool or not failed.short:
         return _pool_verdict(failed)
-    return _limit_verdict(failed) if failed.limited else _capacity_verdict(failed)
-
-
-def _verdict(failed: FailedRequest, code: str, reason: str, *remedies: str) -> Verdict:
-    return Verdict(code, f"Allocating {format_bytes(failed.size)} failed: {reason}.", remedies)
+    return Verdict("limit" if failed.limited else "capacity", "")
 
 
 def _cache_verdict(failed: FailedRequest) -> Verdict:
@@ -161,7 +141,7 @@ def _cache_verdict(failed: FailedRequest) -> Verdict:
         f"{format_bytes(failed.releasable)} is in empty segments that were not released to the device"
         " (cache)"
     )
-    return _verdict(failed, "cache", reason, *remedies)
+    return Verdict("cache", reason, "; ".join(remedies))
 
 
 def _pending_verdict(failed: FailedRequest) -> Verdict:
@@ -172,90 +152,27 @@ def _pending_verdict(failed: FailedRequest) -> Verdict:
             f"a block of {format_bytes(failed.own_largest)} became free only after the search for a"
             " free block, when other streams had finished with it"
         )
-    return _verdict(
-        failed,
+    return Verdict(
         "pending",
         f"{reason} (pending free)",
-        f"wait for the side stream before the memory is freed: {failed.calls.wait_for_stream}",
-        f"call {failed.calls.synchronize} before this allocation",
+        f"wait for the side stream before the memory is freed: {failed.calls.wait_for_stream}; or call"
+        f" {failed.calls.synchronize} before this allocation",
     )
 
 
 def _fragmentation_verdict(failed: FailedRequest) -> Verdict:
     on_device = not failed.limited and failed.own_free < failed.size
     device = f" and {format_bytes(failed.device_free)} on the device" if on_device else ""
-    reason = (
-        f"{format_bytes(failed.own_free)} is free in the segments that can serve it{device}, but the"
-        f" largest free block is {format_bytes(failed.own_largest)} (fragmentation)"
-    )
-    split_remedy: tuple[str, ...] = ()
-    if not (failed.expandable or failed.split_limited):
-        # PyTorch rejects max_split_size_mb up to 20.
-        split_remedy = (
-            _untested_remedy(failed, f"max_split_size_mb:{max(failed.size // MIB, 21)}"),
-        )
-    return _verdict(
-        failed,
+    return Verdict(
         "fragmentation",
-        reason,
-        *_expandable_segments_remedy(failed),
-        "free the long-lived blocks that keep segments in use, or allocate them first"
-        " (section Fragmentation)",
-        *split_remedy,
+        f"{format_bytes(failed.own_free)} is free in the segments that can serve the request{device},"
+        f" but the largest free block is {format_bytes(failed.own_largest)} (fragmentation)",
     )
 
 
 def _pool_verdict(failed: FailedRequest) -> Verdict:
-    other_free = format_bytes(failed.free - failed.own_free)
-    return _verdict(
-        failed,
+    return Verdict(
         "pool",
-        f"{other_free} is free in segments of other pools or streams, which cannot serve it (pool)",
-        "allocate on the stream that has the free memory, or call"
-        f" {failed.calls.empty_cache} before this allocation",
-        "let CUDA graphs share one pool, and delete graphs and MemPools that are no longer used",
-        *_expandable_segments_remedy(failed),
-    )
-
-
-def _limit_verdict(failed: FailedRequest) -> Verdict:
-    reason = (
-        f"a limit of this process refused it. The device had {format_bytes(failed.device_free)} free,"
-        f" and this process had reserved {format_bytes(failed.reserved)}"
-    )
-    return _verdict(failed, "limit", reason, _raise_limit_remedy(failed), _use_less_remedy(failed))
-
-
-def _capacity_verdict(failed: FailedRequest) -> Verdict:
-    reason = (
-        f"{format_bytes(failed.active)} was in use; {format_bytes(failed.free)} was free in segments and"
-        f" {format_bytes(failed.device_free)} on the device, {format_bytes(failed.short)} less than needed"
-    )
-    expandable = _expandable_segments_remedy(failed) if failed.free else ()
-    return _verdict(failed, "capacity", reason, _use_less_remedy(failed), *expandable)
-
-
-def _raise_limit_remedy(failed: FailedRequest) -> str:
-    needed = format_bytes(failed.reserved + failed.needed)
-    return (
-        f"raise the memory limit of this process to at least {needed} ({failed.calls.set_limit}, as a"
-        " fraction of the device's memory)"
-    )
-
-
-def _use_less_remedy(failed: FailedRequest) -> str:
-    return (
-        f"use {format_bytes(failed.short)} less at this moment: a smaller batch, activation"
-        " checkpointing, or less in the largest call sites (--at oom lists them)"
-    )
-
-
-def _expandable_segments_remedy(failed: FailedRequest) -> tuple[str, ...]:
-    return () if failed.expandable else (_untested_remedy(failed, "expandable_segments:True"),)
-
-
-def _untested_remedy(failed: FailedRequest, setting: str) -> str:
-    """Suggest a setting; only a replay shows whether it helps."""
-    return (
-        f"try {failed.calls.settings_variable}={setting} (may help; test it: --what-if {setting})"
+        f"{format_bytes(failed.free - failed.own_free)} is free in segments of other pools, streams or"
+        " size classes, which cannot serve the request (pool)",
     )

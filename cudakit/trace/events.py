@@ -44,6 +44,8 @@ class Alloc:
     how: AllocationKind = AllocationKind.SYNC
     stream: U32 = 0
     layer: AllocationLayer = AllocationLayer.DRIVER
+    pool: Text = ""  # name of the pool, such as "cupy"; empty for the driver
+    requested_bytes: U64 = 0  # bytes that the program requested; 0: ``size_bytes``
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Free:
     how: AllocationKind = AllocationKind.SYNC
     stream: U32 = 0
     layer: AllocationLayer = AllocationLayer.DRIVER
+    pool: Text = ""  # name of the pool, such as "cupy"; empty for the driver
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,14 @@ class Torch(SimpleNamespace):
         self.observers: list[Callable[..., None]] = []
         memory = SimpleNamespace(
             _record_memory_history=lambda enabled="all", **_: self.asked.append(enabled),
-            _dump_snapshot=lambda path: Path(path).write_text(f"after {len(self.asked)} calls"),
+            _snapshot=lambda: {"segments": [], "calls": len(self.asked)},
+            get_per_process_memory_fraction=lambda device: 0.5 + device / 4,
         )
-        self.cuda = SimpleNamespace(memory=memory)
+        self.cuda = SimpleNamespace(
+            memory=memory,
+            device_count=lambda: 2,
+            get_device_properties=lambda device: SimpleNamespace(total_memory=100 + device),
+        )
         self._C = SimpleNamespace(_cuda_attach_out_of_memory_observer=self.observers.append)
 
     def run_out_of_memory(self) -> None:
@@ -90,3 +96,12 @@ def test_without_torch_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(cudakit.MissingDependency, match="torch"), cudakit.record_memory("x.pickle"):
         pass
+
+
+def test_snapshot_has_the_memory_and_the_limit_of_each_device(torch: Torch) -> None:  # noqa: ARG001
+    with cudakit.record_memory("step.pickle"):
+        pass
+
+    snapshot = pickle.loads(Path("step.pickle").read_bytes())  # noqa: S301
+    settings = snapshot["allocator_settings"]
+    assert settings == {"device_total_bytes": [100, 101], "memory_fraction": [0.5, 0.75]}

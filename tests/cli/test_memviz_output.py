@@ -42,10 +42,10 @@ def test_report_goes_to_a_file_and_its_summary_to_stderr(
     run = cli("memviz", snapshot, "-o", target)
     assert (run.exit_code, run.stdout) == (0, "")
     assert target.read_text().startswith("GPU memory of")
-    finding, holder, next_step, written = run.stderr.splitlines()
-    assert finding.startswith("Allocating ")
-    assert holder.startswith("Largest call site at the peak: ")
-    assert next_step.startswith("Next step: ")
+    state, cause, action, written = run.stderr.splitlines()
+    assert state.startswith("✗ Allocating ")
+    assert cause.startswith("i Cause (")
+    assert action.startswith("i Action: ")
     assert written == f"Wrote {target}"
 
 
@@ -58,14 +58,14 @@ def test_quiet_prints_the_answer_of_one_file_in_three_lines(cli: Cli, snapshot: 
 def test_quiet_prints_one_finding_per_file(cli: Cli, snapshot: Path) -> None:
     run = cli("memviz", snapshot, OOM, "-q")
     first, second = run.stdout.splitlines()
-    assert first.startswith(f"{snapshot} cuda:0: Allocating")
-    assert second.startswith(f"{OOM} cuda:0: Allocating 96.0 MiB failed")
+    assert first.startswith(f"✗ {snapshot} cuda:0: Allocating")
+    assert second.startswith(f"✗ {OOM} cuda:0: Allocating 96.0 MiB failed on cuda:0 at event 7,712")
 
 
 def test_quiet_prints_the_headline_of_a_replay(cli: Cli) -> None:
     run = cli("memviz", OOM, "--what-if", "max_split_size_mb:128", "-q")
     assert run.stdout.splitlines()[0] == (
-        "max_split_size_mb:128 would not have let the failed request succeed."
+        "i max_split_size_mb:128 would not have let the failed request succeed."
     )
 
 

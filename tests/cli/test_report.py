@@ -46,7 +46,14 @@ def written(asked: OutputOptions, report: Report = REPORT) -> str:
 
 
 def test_brief_has_title_and_important_notes() -> None:
-    assert brief(DOCUMENT) == ("Title", "verified", "a warning", "a failure")
+    title, *notes = brief(DOCUMENT)
+
+    assert title == "Title"
+    assert [note.text for note in notes if isinstance(note, Note)] == [
+        "verified",
+        "a warning",
+        "a failure",
+    ]
 
 
 def test_rows_of_the_main_table_name_their_columns_and_skip_unavailable_values() -> None:
@@ -57,7 +64,22 @@ def test_rows_of_the_main_table_name_their_columns_and_skip_unavailable_values()
 def test_quiet_prints_brief_and_rows() -> None:
     lines = written(options(quiet=True)).splitlines()
 
-    assert lines == [*brief(DOCUMENT), *main_rows(DOCUMENT)]
+    assert lines == [
+        "Title",
+        "✓ verified",
+        "! a warning",
+        "✗ a failure",
+        *main_rows(DOCUMENT),
+    ]
+
+
+def test_quiet_marks_notes_in_ascii_if_the_terminal_has_no_symbols() -> None:
+    stream = io.StringIO()
+    terminal = Output(stream, "terminal", 80, color=False, ascii_only=True)
+    with open_outputs(options(quiet=True), terminal=lambda: terminal) as outputs:
+        outputs.write(REPORT)
+
+    assert stream.getvalue().splitlines()[1:4] == ["+ verified", "! a warning", "x a failure"]
 
 
 def test_lines_of_a_report_are_printable() -> None:
@@ -73,7 +95,7 @@ def test_file_replaces_the_report_on_the_terminal(
 
     assert written(options(Target(str(target)))) == ""
     assert target.read_text().startswith("# Title\n")
-    assert capsys.readouterr().err == f"Title\nverified\na warning\nWrote {target}\n"
+    assert capsys.readouterr().err == f"Title\n✓ verified\n! a warning\nWrote {target}\n"
 
 
 def test_dash_prints_the_report_beside_a_file(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ from cudakit.trace.events import (
 )
 from cudakit.trace.kinds import AccessMode, AllocationKind, StreamFlag
 
-Past = frozenset[int]
-NOTHING: Past = frozenset()
+OperationNumbers = frozenset[int]
+NOTHING: OperationNumbers = frozenset()
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class Operation:
     """A memory operation of a trace."""
 
     number: int
-    past: Past
+    predecessors: OperationNumbers
     event: Event
     stream: int
     node: int
@@ -62,12 +62,12 @@ class Order:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self._flags: dict[int, StreamFlag] = {}
-        self._streams: defaultdict[int, Past] = defaultdict(frozenset)
-        self._events: dict[int, Past] = {}
-        self._host: Past = NOTHING
+        self._streams: defaultdict[int, OperationNumbers] = defaultdict(frozenset)
+        self._events: dict[int, OperationNumbers] = {}
+        self._host: OperationNumbers = NOTHING
         self._nodes: defaultdict[int, dict[int, list[Access]]] = defaultdict(dict)
         self._edges: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        self._executables: defaultdict[int, Past] = defaultdict(frozenset)
+        self._executables: defaultdict[int, OperationNumbers] = defaultdict(frozenset)
         self._of_call: dict[tuple[int, int], list[Access]] = {}
 
     def feed(self, event: Event) -> None:
@@ -122,45 +122,50 @@ class Order:
 
     def races(self) -> Iterator[Race]:
         for one, other in combinations(self.operations, 2):
-            ordered = one.number in other.past or other.number in one.past
+            ordered = one.number in other.predecessors or other.number in one.predecessors
             if not ordered and _conflict(one.accesses, other.accesses):
                 yield Race(one.event, other.event)
 
     def _operate(self, event: Event, stream: int, accesses: list[Access]) -> None:
-        past = self._before(stream)
-        operation = self._new(event, past, accesses, stream)
+        predecessors = self._before(stream)
+        operation = self._new(event, predecessors, accesses, stream)
         self._of_call[event.seq, 0] = operation.accesses
-        self._streams[stream] = past | {operation.number}
+        self._streams[stream] = predecessors | {operation.number}
 
     def _launch(self, event: Event, stream: int, graph: int, executable: int) -> None:
         begin = self._before(stream) | self._executables[executable]
         made: dict[int, Operation] = {}
         for node, known in self._nodes[graph].items():
-            past = begin
+            predecessors = begin
             for before, after in self._edges[graph]:
                 if after == node:
-                    past |= made[before].past | {made[before].number}
-            made[node] = self._new(event, past, list(known), stream, node)
+                    predecessors |= made[before].predecessors | {made[before].number}
+            made[node] = self._new(event, predecessors, list(known), stream, node)
             self._of_call[event.seq, node] = made[node].accesses
         done = begin | {operation.number for operation in made.values()}
         self._streams[stream] = self._executables[executable] = done
 
     def _new(
-        self, event: Event, past: Past, accesses: list[Access], stream: int, node: int = 0
+        self,
+        event: Event,
+        predecessors: OperationNumbers,
+        accesses: list[Access],
+        stream: int,
+        node: int = 0,
     ) -> Operation:
-        operation = Operation(len(self.operations), past, event, stream, node, accesses)
+        operation = Operation(len(self.operations), predecessors, event, stream, node, accesses)
         self.operations.append(operation)
         return operation
 
-    def _before(self, stream: int) -> Past:
+    def _before(self, stream: int) -> OperationNumbers:
         """Return all operations that precede new work in a stream."""
-        past = self._streams[stream] | self._host
+        predecessors = self._streams[stream] | self._host
         flag = self._flags[stream]
         if flag is StreamFlag.LEGACY:
-            return past.union(*(self._streams[other] for other in self._blocking()))
+            return predecessors.union(*(self._streams[other] for other in self._blocking()))
         if flag is StreamFlag.NON_BLOCKING:
-            return past
-        return past.union(
+            return predecessors
+        return predecessors.union(
             *(self._streams[s] for s, f in self._flags.items() if f is StreamFlag.LEGACY)
         )
 

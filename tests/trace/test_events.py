@@ -62,7 +62,15 @@ def test_record_layout_matches_c(kind: EventKind) -> None:
 
 # The native recorder writes these offsets; a change breaks all existing trace files.
 OFFSETS = {
-    EventKind.ALLOC: {"address": 40, "size_bytes": 48, "how": 56, "layer": 57, "stream": 24},
+    EventKind.ALLOC: {
+        "address": 40,
+        "size_bytes": 48,
+        "how": 56,
+        "layer": 57,
+        "pool": 60,
+        "requested_bytes": 64,
+        "stream": 24,
+    },
     EventKind.LAUNCH: {"name": 40, "grid": 44, "block": 56, "pending": 68},
     EventKind.ACCESS: {
         "lo": 40,

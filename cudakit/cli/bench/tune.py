@@ -138,7 +138,7 @@ def tuned_algorithms(
     tuned_before = load_tuned(Path(path))
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
-    entries = tuned_before.entries_for(machine)
+    entries = tuned_before.results_for(machine)
     _warn_missing(path, sum((gemm, settings) not in entries for gemm in gemms), len(gemms))
     return tuned_before.algorithms_for(machine, settings)
 
@@ -181,7 +181,7 @@ def _search(
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # Checked first, because an export that is impossible should not be reported after the long search.
         validators = _validators(tuning, device, run_context) if tuning.export else None
-        tuned = search(spec, device, limits, progress, known=earlier, run_context=run_context)
+        tuned = search(spec, device, limits, progress, earlier=earlier, run_context=run_context)
     return tuned, torch_csv(tuned, validators) if validators else None
 
 

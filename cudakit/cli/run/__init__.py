@@ -13,6 +13,7 @@ from cudakit.cli.options import (
     Command,
     OutputOptions,
     Value,
+    byte_size,
     option,
     option_group,
     output_options,
@@ -72,12 +73,28 @@ _RECORD = option_group(
         metavar="FILE",
         help="With --sanitize: write the log of the run to FILE, for cudakit sanitize.",
     ),
-    option("--memory", is_flag=True, help="Record PyTorch's GPU memory for cudakit memviz."),
+    option(
+        "--memory",
+        is_flag=True,
+        help="Record the GPU memory of PyTorch, CuPy, Numba, RMM, JAX and the driver for cudakit memviz.",
+    ),
     option(
         "--snapshot",
         type=FILE,
         metavar="FILE",
         help="With --memory: the snapshot file to write.  [default: cudakit-memory.pickle]",
+    ),
+    option(
+        "--limit",
+        type=byte_size,
+        metavar="SIZE",
+        help="With --memory: report where a process first reserved more than SIZE of a device. "
+        "Example: 20GiB.",
+    ),
+    option(
+        "--fail-on",
+        type=click.Choice(["limit"]),
+        help="limit: exit with 1 if a process passed --limit.",
     ),
 )
 _PROGRAM = option_group(
@@ -144,8 +161,8 @@ def run(
     the program. Standard input and output belong to the program; the report goes to standard error.
 
     The exit code is that of the program. If the program succeeds, races or an incomplete recording make it
-    1. The exit code is 125 if cudakit fails before the program starts, 126 if the program cannot be executed,
-    127 if the program is not found.
+    1, and so does --fail-on limit. The exit code is 125 if cudakit fails before the program starts, 126 if
+    the program cannot be executed, 127 if the program is not found.
 
     \b
     cudakit run --sanitize train.py --epochs 1
@@ -153,6 +170,7 @@ def run(
     cudakit run --sanitize --suppress 'kernel:nccl*' --stop-on-first train.py
     cudakit run --sanitize --log races.log train.py && cudakit sanitize races.log
     cudakit run --memory train.py && cudakit memviz cudakit-memory.pickle
+    cudakit run --memory --limit 20GiB --fail-on limit train.py
     """
     from cudakit.cli.run.session import RunSpec, run_program
 

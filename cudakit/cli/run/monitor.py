@@ -30,7 +30,6 @@ class Monitor:
         stop_on_first: bool,
         accept_unrecorded: bool,
     ) -> None:
-        self.snapshots: list[str] = []
         self.stopped = False
         self._enough = self._unrecorded = False
         self._failure: Exception | None = None
@@ -60,9 +59,7 @@ class Monitor:
         fails = notice.about is About.INCOMPLETE or (
             notice.about is About.UNRECORDED and not self._accept_unrecorded
         )
-        if notice.about is About.SNAPSHOTS:
-            self.snapshots.append(notice.text)
-        elif fails:
+        if fails:
             self._incomplete[notice.text] += 1
         else:
             self.add_note(notice.text)

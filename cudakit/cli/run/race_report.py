@@ -21,39 +21,26 @@ def exit_code(result: SanitizeResult) -> ExitCode:
 
 
 def race_report(result: SanitizeResult) -> Report:
-    """Return the report of races in every format."""
-    from cudakit.core.sanitize.present import report
+    """Return the report of races in every format; without GPU work the text is a line per reason."""
+    from cudakit.core.sanitize.present import brief, report
+    from cudakit.core.sanitize.present.coverage import is_empty, nothing_recorded
     from cudakit.render import html, sarif
 
     def page() -> Text:
         return html.render(report(result, top=0))
 
-    def log() -> Text:
+    def sarif_log() -> Text:
         return sarif.render(report(result, top=0), root=os.getcwd())
 
-    def short() -> Text:
-        return "".join(f"cudakit: {printable(line)}\n" for line in _brief(result))
+    def reasons() -> Text:
+        sentences = (nothing_recorded(result), *result.incomplete, *result.notes)
+        return "".join(f"cudakit: {printable(sentence)}\n" for sentence in sentences)
 
-    exports = {"html": page, "sarif": log} | ({"txt": short} if _is_empty(result) else {})
+    is_unchecked = is_empty(result) and not result.races
+    exports = {"html": page, "sarif": sarif_log} | ({"txt": reasons} if is_unchecked else {})
     return Report(
         result=result,
         document=lambda: report(result),
         exports=exports,
-        brief=lambda: _brief(result),
+        brief=lambda: brief(result),
     )
-
-
-def _brief(result: SanitizeResult) -> tuple[str, ...]:
-    """Return the verdict, the reasons why the recording is incomplete, the races and the notes."""
-    from cudakit.core.sanitize.present import title
-    from cudakit.core.sanitize.present.coverage import nothing_recorded
-
-    verdict = nothing_recorded(result) if _is_empty(result) else title(result)
-    races = (race.sentence for race in result.races)
-    return (verdict, *result.incomplete, *races, *result.notes)
-
-
-def _is_empty(result: SanitizeResult) -> bool:
-    from cudakit.core.sanitize.present.coverage import is_empty
-
-    return is_empty(result) and not result.races

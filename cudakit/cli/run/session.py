@@ -16,6 +16,7 @@ from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
 from cudakit.cli.output import open_binary_file, printable, standard_error
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
+from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
 from cudakit.cli.run.monitor import Monitor
 from cudakit.cli.run.race_report import exit_code, race_report
 from cudakit.core.sanitize.races import Confidence
@@ -25,7 +26,7 @@ from cudakit.gpu.capture.device_patch import add_device_patches
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.run.child import finish, shell_status
 from cudakit.run.command import Command, resolve
-from cudakit.run.protocol import Settings
+from cudakit.run.protocol import About, Notice, Settings
 from cudakit.run.supervise import supervise
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
@@ -48,6 +49,8 @@ class RunSpec:
     require_gpu: bool
     snapshot: str | None
     log: str | None
+    limit: int | None
+    fail_on: Literal["limit"] | None
     python: str | None
     no_follow: bool
 
@@ -66,6 +69,10 @@ class RunSpec:
             raise UsageError(f"{', '.join(unused)}: only --sanitize uses it", hint="add --sanitize")
         if self.snapshot is not None and not self.memory:
             raise UsageError("--snapshot needs --memory", hint="add --memory, or remove --snapshot")
+        if self.limit is not None and not self.memory:
+            raise UsageError("--limit needs --memory", hint="add --memory, or remove --limit")
+        if self.fail_on and self.limit is None:
+            raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
         refuse_duplicates([*self.output.paths, *filter(None, [self.log])])
 
     def _race_options(self) -> list[str]:
@@ -87,6 +94,7 @@ class _Prepared:
     command: Command
     settings: Settings
     monitor: Monitor
+    memory: MemoryMonitor | None
     outputs: Outputs
     log: _Log | None
 
@@ -94,7 +102,18 @@ class _Prepared:
         """Keep a batch in the log, and analyze it; return True to stop the program."""
         if self.log:
             self.log.add(batch)
-        return self.monitor.consume(batch)
+        if self.memory:
+            self.memory.consume(batch)
+        return self.settings.sanitize and self.monitor.consume(batch)
+
+    def notify(self, notice: Notice) -> None:
+        """Handle a message of an agent."""
+        if self.memory and self.memory.notify(notice):
+            return
+        if notice.about is About.INCOMPLETE and not self.settings.sanitize:
+            self.monitor.add_note(notice.text)
+        else:
+            self.monitor.notify(notice)
 
 
 class _Log:
@@ -138,7 +157,7 @@ def run_program(spec: RunSpec) -> int:
                 prepared.command,
                 settings=prepared.settings,
                 consume=prepared.consume,
-                notify=monitor.notify,
+                notify=prepared.notify,
                 stopping=monitor.stopping,
             )
             code = _report_findings(spec, prepared, shell_status(status))
@@ -161,20 +180,25 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
         accept_unrecorded=spec.on_missing == "run",
     )
     outputs = stack.enter_context(open_outputs(spec.output, terminal=standard_error))
-    memory = _snapshot_file(spec) if spec.memory else None
+    path = _snapshot_file(spec) if spec.memory else None
     log = _Log(spec.log, stack, force=spec.output.force) if spec.log else None
     if command.not_instrumented:
         monitor.add_note(command.not_instrumented, unrecorded=True)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
-    settings = Settings(sanitize=spec.sanitize, memory=memory, follow=not spec.no_follow)
+    settings = Settings(sanitize=spec.sanitize, memory=path, follow=not spec.no_follow)
     if spec.sanitize and (ready := _ready(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
         ready, why_not = add_device_patches(ready, spec.accesses, patches)
         if why_not:
             monitor.add_note(why_not)
         settings = replace(settings, **ready.settings())
-    return _Prepared(command, settings, monitor, outputs, log)
+    memory = None
+    if path:
+        memory = MemoryMonitor(path, limit_bytes=spec.limit, add_note=monitor.add_note)
+        if not spec.sanitize:
+            settings = replace(settings, **recorder_settings(command.python, monitor.add_note))
+    return _Prepared(command, settings, monitor, memory, outputs, log)
 
 
 def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
@@ -200,12 +224,11 @@ def _has_device() -> bool:
 def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
     """Print and write the findings; return 1 for races or an incomplete result."""
     monitor = prepared.monitor
-    if spec.memory and not spec.output.json:
-        _print_snapshots(monitor.snapshots)
+    passed_limit = _report_memory(spec, prepared) and spec.fail_on == "limit"
     if not spec.sanitize:
         for note in monitor.notes:
             _warn(note)
-        return ExitCode.OK
+        return ExitCode.FINDINGS if passed_limit else ExitCode.OK
     monitor.finish()
     result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
     races, stderr = race_report(result), standard_error()
@@ -218,7 +241,22 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
     finally:
         if prepared.log:
             prepared.log.finish(result, quiet=spec.output.quiet or spec.output.json)
-    return exit_code(result)
+    return ExitCode.FINDINGS if passed_limit else exit_code(result)
+
+
+def _report_memory(spec: RunSpec, prepared: _Prepared) -> bool:
+    """Write the memory snapshots and name them; return whether a process passed the limit."""
+    if prepared.memory is None:
+        return False
+    files = prepared.memory.finish()
+    if spec.output.json:
+        for sentence in files.limits_passed:
+            prepared.monitor.add_note(sentence)
+    else:
+        for sentence in files.limits_passed:
+            _warn(sentence)
+        _print_snapshots(files.paths)
+    return bool(files.limits_passed)
 
 
 # --- messages, on standard error: standard output belongs to the program
@@ -234,7 +272,7 @@ def _print_snapshots(paths: Sequence[str]) -> None:
     for path in paths:
         _warn(f"memory snapshot written; analyze it with: cudakit memviz {path}")
     if not paths:
-        _warn("no memory snapshot was written: the program did not use CUDA through PyTorch")
+        _warn("no memory snapshot was written: the program allocated no GPU memory")
 
 
 # --- files

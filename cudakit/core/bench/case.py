@@ -18,13 +18,13 @@ from cudakit.units import Unavailable, format_bytes
 CUDAKIT = "cudakit"
 
 _LATENCY = Unavailable("a latency has no theoretical peak")
-# The rest is for kernels and the buffers of the timer.
+# Share of the free memory that a case may use. The rest is left for kernels and the timer's buffers.
 _SHARE_OF_FREE = 0.95
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a dict key by identity
 class Implementation:
-    """A workload in one library. It is a Workload too, whose name contains the library."""
+    """A workload in one library. The class implements Workload, with the library in the name."""
 
     workload: Workload
     library: str = CUDAKIT
@@ -44,34 +44,36 @@ class Implementation:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One result, and one for each baseline, whose samples are interleaved."""
+    """A workload and its baselines: their samples are interleaved, and each has one result."""
 
     workload: Workload
     method: Method
-    work: Work | Unavailable = _LATENCY  # of one execution, for the roofline
-    size_bytes: int = 0  # of one buffer on the device
-    buffers: int = 0  # number of such buffers in a buffer set
-    host_bytes: int = 0  # host memory in buffers of ``size_bytes``
-    more_bytes: int = 0  # device memory in other buffers, of all implementations
-    fitting: Callable[[int], str] | None = None  # describes the largest case that fits N bytes
+    work: Work | Unavailable = _LATENCY  # Work of one execution, for the roofline.
+    size_bytes: int = 0  # Size of one buffer on the device.
+    buffers: int = 0  # Number of buffers of ``size_bytes`` in a buffer set.
+    host_bytes: int = 0  # Host memory in buffers of ``size_bytes``.
+    other_buffer_bytes: int = 0  # Device memory in other buffers of all implementations.
+    # Describes the largest case that fits in a number of bytes. None: the largest buffer size is given.
+    describe_fitting: Callable[[int], str] | None = None
     baselines: tuple[Baseline, ...] = ()
-    operation: str = "FLOP"  # unit of its arithmetic
-    settings: Mapping[str, Axis] = field(default_factory=dict)  # recorded with the axes
+    operation: str = "FLOP"  # Unit of the case's arithmetic.
+    # Parameters that the result records besides the axes.
+    settings: Mapping[str, Axis] = field(default_factory=dict)
 
     @property
     def implementations(self) -> tuple[Implementation, ...]:
-        """The workload, then its baselines."""
-        others = (Implementation(baseline, baseline.library) for baseline in self.baselines)
-        return (Implementation(self.workload), *others)
+        """The implementations of the case: the workload, then its baselines."""
+        baselines = (Implementation(item, item.library) for item in self.baselines)
+        return (Implementation(self.workload), *baselines)
 
     @property
     def needed_bytes(self) -> int:
-        """Device memory of one buffer set of each implementation."""
-        return self.size_bytes * self.buffers + self.more_bytes
+        """Device memory that one buffer set of each implementation needs."""
+        return self.size_bytes * self.buffers + self.other_buffer_bytes
 
     @property
     def title(self) -> str:
-        """The name and axes: ``memory operation=copy size_bytes=4096``."""
+        """The title in messages: name and axes, as in ``memory operation=copy size_bytes=4096``."""
         axes = (f"{name}={value}" for name, value in self.workload.axes.items())
         return " ".join((self.workload.name, *axes))
 
@@ -80,18 +82,19 @@ def check_fit(
     cases: Sequence[Case], free_bytes: int, host_free_bytes: int | Unavailable = NOT_QUERIED
 ) -> None:
     """Raise InputError if a case needs more memory than is free; its hint is the largest case that fits."""
-    _check_host(cases, host_free_bytes)
+    _check_host_fit(cases, host_free_bytes)
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
     for case in cases:
         if case.needed_bytes > usable_bytes:
-            fitting = case.fitting or partial(_fitting, case)
+            describe_fitting = case.describe_fitting or partial(_describe_buffer_size, case)
             raise InputError(
-                f"{case.title} needs {_amount(case)}, but only {format_bytes(free_bytes)} is free",
-                hint=f"{fitting(usable_bytes)} would fit",
+                f"{case.title} needs {_describe_needed_memory(case)}, "
+                f"but only {format_bytes(free_bytes)} is free",
+                hint=f"{describe_fitting(usable_bytes)} would fit",
             )
 
 
-def _check_host(cases: Sequence[Case], free_bytes: int | Unavailable) -> None:
+def _check_host_fit(cases: Sequence[Case], free_bytes: int | Unavailable) -> None:
     if isinstance(free_bytes, Unavailable):
         return
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
@@ -100,21 +103,21 @@ def _check_host(cases: Sequence[Case], free_bytes: int | Unavailable) -> None:
             raise InputError(
                 f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
                 f"{format_bytes(free_bytes)} is free",
-                hint=f"{_rounded(usable_bytes * case.size_bytes // case.host_bytes)} would fit",
+                hint=f"{_format_rounded_down(usable_bytes * case.size_bytes // case.host_bytes)} would fit",
             )
 
 
-def _amount(case: Case) -> str:
+def _describe_needed_memory(case: Case) -> str:
     total = f"{format_bytes(case.needed_bytes)} of device memory"
     return f"{total} in {case.buffers} buffers" if case.buffers > 1 else total
 
 
-def _fitting(case: Case, usable_bytes: int) -> str:
-    """Return the largest buffer size that fits."""
-    return _rounded(usable_bytes // max(case.buffers, 1))
+def _describe_buffer_size(case: Case, usable_bytes: int) -> str:
+    """Return the largest buffer size with which a case fits in ``usable_bytes``."""
+    return _format_rounded_down(usable_bytes // max(case.buffers, 1))
 
 
-def _rounded(size_bytes: int) -> str:
-    """Round down to 8 significant bits, which are easy to read and type."""
+def _format_rounded_down(size_bytes: int) -> str:
+    """Format a size, rounded down to 8 significant bits so that it is easy to read and type."""
     unit = 1 << max(size_bytes.bit_length() - 8, 4)
     return format_bytes(size_bytes // unit * unit)

@@ -1,4 +1,4 @@
-"""Compare: a verdict on each case of two runs, from the CIs of times and cycles. Pure.
+"""Compare two runs: a verdict on each case, from the CIs of its times and cycles. Pure.
 
 A case is faster or slower if the 95% CIs of both medians are disjoint, in time and in cycles: a lower clock
 changes times, but not cycles. Each CI extends at least 0.5% to both sides, because the medians of runs on one
@@ -23,7 +23,7 @@ from cudakit.units import Unavailable, parse_ratio
 # Minimum half-width of a CI, relative to the median.
 RESOLUTION = 0.005
 
-_Interval: TypeAlias = tuple[float, float, float]  # low, median, high
+_Interval: TypeAlias = tuple[float, float, float]  # CI low, median, CI high
 
 # Settings that make two results incomparable if they differ.
 _COMPARED_SETTINGS = ("library", "workspace_bytes", "asked")
@@ -43,31 +43,33 @@ _FAILING = {verdict.value: verdict for verdict in Verdict if verdict is not Verd
 
 @dataclass(frozen=True, slots=True)
 class CaseComparison:
-    """One case in two runs."""
+    """The change of one case between two runs."""
 
-    name: str  # of the bench
+    name: str  # Name of the bench.
     axes: Mapping[str, Axis]
     library: str = field(metadata={"json": "contender"})
     verdict: Verdict
-    before_s: float | Unavailable  # median
-    after_s: float | Unavailable  # median
-    change: float | Unavailable  # of the median: 0.05 is 5% slower
-    change_interval: tuple[float, float] | Unavailable  # 95% CI of the change
-    clock_change: float | Unavailable  # of the SM clock: -0.05 is 5% lower
-    cycles_change: float | Unavailable  # of the median of time multiplied by clock
-    reason: str  # why the verdict differs from that of the times alone, else ""
+    before_s: float | Unavailable  # Median time in the earlier run.
+    after_s: float | Unavailable  # Median time in the later run.
+    change: float | Unavailable  # Relative change of the median: 0.05 is 5% slower.
+    change_interval: tuple[float, float] | Unavailable  # 95% CI of the change.
+    clock_change: float | Unavailable  # Relative change of the SM clock: -0.05 is 5% lower.
+    cycles_change: float | Unavailable  # Relative change of the median of time x SM clock.
+    # Reason why the verdict differs from that of the times alone, or why there is none; else "".
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs, case by case."""
+    """The comparison of two runs, case by case."""
 
     schema: ClassVar[str] = "cudakit.bench.compare/1"
-    simulated: bool  # whether one of the runs is
-    differences: tuple[str, ...]  # of environment and method; empty without --ignore-mismatch
-    cases: tuple[CaseComparison, ...]  # in the order of the later run
-    only_before: tuple[str, ...]  # cases of the earlier run only
-    only_after: tuple[str, ...]  # cases of the later run only
+    simulated: bool  # Whether a run was on a simulated device.
+    # Differences of environment and method. Without --ignore-mismatch they are an error.
+    differences: tuple[str, ...]
+    cases: tuple[CaseComparison, ...]  # Common cases in the order of the later run.
+    only_before: tuple[str, ...]  # Labels of cases that only the earlier run has.
+    only_after: tuple[str, ...]  # Labels of cases that only the later run has.
 
     def count(self, verdict: Verdict) -> int:
         """Return the number of cases with a verdict."""
@@ -87,7 +89,7 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
             f"the two runs have no common case: {_first_label(before)} and {_first_label(after)}",
             hint="run the same benchmark with the same options twice",
         )
-    differences = tuple(dict.fromkeys(line for pair in pairs for line in _unlike(*pair)))
+    differences = tuple(dict.fromkeys(line for pair in pairs for line in _differences(*pair)))
     if differences and not force:
         raise InputError(
             f"the two runs are not comparable: {'; '.join(differences)}",
@@ -103,7 +105,7 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
 
 
 def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
-    """Return the verdict on one case."""
+    """Return the verdict and the changes of one case."""
     first, last = (_interval(case.samples_s, case.rounds) for case in (before, after))
     verdict, reason = _verdict(before, after)
     change: float | Unavailable
@@ -120,8 +122,8 @@ def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
         after_s=after.median_s,
         change=change,
         change_interval=interval,
-        clock_change=_change(before.sm_clock_hz, after.sm_clock_hz),
-        cycles_change=_change(before.cycles, after.cycles),
+        clock_change=_median_change(before.sm_clock_hz, after.sm_clock_hz),
+        cycles_change=_median_change(before.cycles, after.cycles),
         reason=reason,
     )
 
@@ -131,7 +133,7 @@ class FailOn:
     """A verdict that fails a comparison, and the change that must be exceeded."""
 
     verdict: Verdict
-    threshold: float = 0.0  # relative change of the median
+    threshold: float = 0.0  # Relative change of the median.
 
     def matching_cases(self, comparison: Comparison) -> tuple[CaseComparison, ...]:
         """Return the cases that meet the condition."""
@@ -165,7 +167,7 @@ def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
     for case, run in ((before, "before"), (after, "after")):
         if isinstance(case.median_s, Unavailable):
             return Verdict.AMBIGUOUS, f"{run}: {case.median_s.reason}"
-    in_time = _relation(
+    in_time = _verdict_from_intervals(
         _interval(before.samples_s, before.rounds), _interval(after.samples_s, after.rounds)
     )
     if in_time is Verdict.AMBIGUOUS:
@@ -175,16 +177,16 @@ def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
         )
     if in_time is Verdict.SAME or not (before.sm_clock_hz and after.sm_clock_hz):
         return in_time, ""
-    in_cycles = _relation(
+    in_cycles = _verdict_from_intervals(
         _interval(before.cycles, before.rounds), _interval(after.cycles, after.rounds)
     )
     if in_cycles is in_time:
         return in_time, ""
-    other = "the same" if in_cycles is Verdict.SAME else in_cycles.value
-    return Verdict.AMBIGUOUS, f"{in_time.value} in time, {other} in cycles"
+    verdict_in_cycles = "the same" if in_cycles is Verdict.SAME else in_cycles.value
+    return Verdict.AMBIGUOUS, f"{in_time.value} in time, {verdict_in_cycles} in cycles"
 
 
-def _relation(first: _Interval | None, last: _Interval | None) -> Verdict:
+def _verdict_from_intervals(first: _Interval | None, last: _Interval | None) -> Verdict:
     """Return the verdict from two CIs alone."""
     if first is None or last is None:
         return Verdict.AMBIGUOUS
@@ -192,16 +194,16 @@ def _relation(first: _Interval | None, last: _Interval | None) -> Verdict:
         return Verdict.FASTER
     if last[0] > first[2]:
         return Verdict.SLOWER
-    mutual = first[0] <= last[1] <= first[2] and last[0] <= first[1] <= last[2]
-    return Verdict.SAME if mutual else Verdict.AMBIGUOUS
+    is_mutual = first[0] <= last[1] <= first[2] and last[0] <= first[1] <= last[2]
+    return Verdict.SAME if is_mutual else Verdict.AMBIGUOUS
 
 
-def _interval(amounts: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | None:
-    """Return the CI of the median, at least RESOLUTION to both sides; None without samples."""
-    if not amounts:
+def _interval(values: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | None:
+    """Return the CI of the median, with at least RESOLUTION to both sides; None without samples."""
+    if not values:
         return None
-    low, high = ci_over_rounds(amounts, rounds)
-    middle = median(amounts)
+    low, high = ci_over_rounds(values, rounds)
+    middle = median(values)
     return min(low, middle * (1 - RESOLUTION)), middle, max(high, middle * (1 + RESOLUTION))
 
 
@@ -211,13 +213,13 @@ def _change_interval(first: _Interval, last: _Interval) -> tuple[float, float] |
     return last[0] / first[2] - 1, last[2] / first[0] - 1
 
 
-def _change(before: tuple[float, ...], after: tuple[float, ...]) -> float | Unavailable:
+def _median_change(before: tuple[float, ...], after: tuple[float, ...]) -> float | Unavailable:
     if not before or not after or not median(before):
         return Unavailable("the SM clock of a run is unknown")
     return median(after) / median(before) - 1
 
 
-def _unlike(before: CaseResult, after: CaseResult) -> Iterator[str]:
+def _differences(before: CaseResult, after: CaseResult) -> Iterator[str]:
     yield from before.environment.differences_from(after.environment)
     yield from before.method.differences_from(after.method)
     for name in _COMPARED_SETTINGS:

@@ -19,9 +19,10 @@ from cudakit.units import Unavailable
 
 # The length of each of two queued chunks of work. Reading the counter meanwhile takes up to 6 ms.
 _CHUNK_S = 0.02
-# The maximum duration, as a multiple of the time that the counter should span.
+# The maximum duration of a measurement, as a multiple of the time between its first and last counter change.
 _MAX_DURATION = 3.0
-# An idle device draws power too, which would be attributed to the work.
+# Minimum share of time in which the device must be busy: the power of an idle device is not caused by the
+# work.
 _MIN_BUSY = 0.9
 
 ReadJ: TypeAlias = Callable[[], float | Unavailable]
@@ -36,8 +37,8 @@ def measure_energy(runs: Sequence[WorkloadRun], progress: Progress) -> None:
             run.timer.gpu,
             run.timer.stream,
             run.work.enqueue,
-            runs=run.work.executions,
-            run_s=median(reading.time_s for reading in run.kept),
+            executions=run.work.executions,
+            execution_s=median(reading.time_s for reading in run.kept),
             min_s=run.method.energy_s,
             now_s=run.timer.now_s,
         )
@@ -47,32 +48,32 @@ def measure_energy(runs: Sequence[WorkloadRun], progress: Progress) -> None:
         except BaseException:
             run.stopped = "interrupted"
             raise
-        run.energy_j = meter.per_run_j()
+        run.energy_j = meter.per_execution_j()
 
 
 class CounterSteps:
-    """The times at which the energy counter changed."""
+    """The times at which the energy counter changed, and its values."""
 
     def __init__(self, read_j: ReadJ, now_s: Callable[[], float]) -> None:
         self._read_j, self._now_s = read_j, now_s
-        self._seen_j = read_j()
-        self._changes: list[tuple[float, float]] = []  # s, J
+        self._last_j = read_j()
+        self._changes: list[tuple[float, float]] = []  # Time in seconds, value in joules.
 
     @property
-    def missing(self) -> Unavailable | None:
+    def why_missing(self) -> Unavailable | None:
         """The reason why the device has no counter, or None if it has one."""
-        return self._seen_j if isinstance(self._seen_j, Unavailable) else None
+        return self._last_j if isinstance(self._last_j, Unavailable) else None
 
     @property
     def elapsed_s(self) -> float:
-        """Time between the first and the last change."""
+        """Time in seconds between the first and the last change."""
         return self._changes[-1][0] - self._changes[0][0] if self._changes else 0.0
 
     def poll(self) -> None:
-        """Read the counter, and record the time if its value has changed."""
+        """Read the counter, and record the time and the value if the value has changed."""
         read_j = self._read_j()
-        if read_j != self._seen_j and not isinstance(read_j, Unavailable):
-            self._seen_j = read_j
+        if read_j != self._last_j and not isinstance(read_j, Unavailable):
+            self._last_j = read_j
             self._changes.append((self._now_s(), read_j))
 
     def power_w(self) -> float:
@@ -85,9 +86,9 @@ class _MeteredDevice(DeviceInfo, Streams, Protocol):
 
 
 class EnergyMeter:
-    """Repeats work without a pause until the changes of the counter span at least ``min_s``.
+    """Repeats work without a pause until the energy counter has changed over at least ``min_s`` seconds.
 
-    ``work`` enqueues ``runs`` executions of ``run_s`` seconds each.
+    ``work`` enqueues ``executions`` executions of ``execution_s`` seconds each.
     """
 
     def __init__(
@@ -96,22 +97,25 @@ class EnergyMeter:
         stream: Stream,
         work: Callable[[Stream], None],
         *,
-        runs: int,
-        run_s: float,
+        executions: int,
+        execution_s: float,
         min_s: float,
         now_s: Callable[[], float],
         read_j: ReadJ | None = None,
     ) -> None:
         self._gpu, self._stream, self._work = gpu, stream, work
-        self._runs, self._run_s, self._min_s, self._now_s = runs, run_s, min_s, now_s
+        self._executions, self._execution_s = executions, execution_s
+        self._min_s, self._now_s = min_s, now_s
         self._steps = CounterSteps(read_j or (lambda: read_energy_j(gpu)), now_s)
-        self._repeats = _repeats_per_chunk(runs, run_s)
-        self._found: float | Unavailable = Unavailable("the measurement of energy was interrupted")
+        self._repeats = _repeats_per_chunk(executions, execution_s)
+        self._energy_j: float | Unavailable = Unavailable(
+            "the measurement of energy was interrupted"
+        )
 
     def run(self) -> Iterator[float]:
-        """Repeat the work, and yield the fraction of the time that has passed."""
-        if missing := self._steps.missing:
-            self._found = missing
+        """Repeat the work, and yield the fraction of the measuring time that has passed."""
+        if why_missing := self._steps.why_missing:
+            self._energy_j = why_missing
             return
         gpu, stream = self._gpu, self._stream
         with ExitStack() as cleanup:
@@ -121,7 +125,7 @@ class EnergyMeter:
                 self._enqueue()
                 gpu.record(event, stream)
             cleanup.callback(gpu.sync_stream, stream)
-            ends_s: list[float] = []  # of each chunk
+            ends_s: list[float] = []  # End times of the chunks.
             begin_s = self._now_s()
             for event in cycle(events):
                 while not gpu.query_event(event):
@@ -134,35 +138,36 @@ class EnergyMeter:
                 yield min(fraction, 1.0)
                 self._enqueue()
                 gpu.record(event, stream)
-        self._found = self._energy_j(ends_s)
+        self._energy_j = self._compute_energy_j(ends_s)
 
-    def per_run_j(self) -> float | Unavailable:
+    def per_execution_j(self) -> float | Unavailable:
         """Return the joules of one execution; Unavailable if the counter was too slow or the device idle."""
-        return self._found
+        return self._energy_j
 
     def _enqueue(self) -> None:
         for _ in range(self._repeats):
             self._work(self._stream)
 
-    def _energy_j(self, ends_s: list[float]) -> float | Unavailable:
+    def _compute_energy_j(self, ends_s: list[float]) -> float | Unavailable:
         if self._steps.elapsed_s < self._min_s:
             return Unavailable("the energy counter changed too rarely")
         chunk_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
-        elapsed_s = chunk_s / (self._repeats * self._runs)
-        if self._run_s < _MIN_BUSY * elapsed_s:
-            share = self._run_s / elapsed_s
+        elapsed_s = chunk_s / (self._repeats * self._executions)
+        if self._execution_s < _MIN_BUSY * elapsed_s:
+            share = self._execution_s / elapsed_s
             return Unavailable(f"the GPU was busy for only {share:.0%} of the time")
         return self._steps.power_w() * elapsed_s
 
 
 def read_energy_j(gpu: DeviceInfo) -> float | Unavailable:
     """Return the joules that a device has consumed since its driver was loaded."""
-    counted = gpu.telemetry(("energy_j",)).fields.get("energy_j")
-    if isinstance(counted, int | float):
-        return counted
+    energy_j = gpu.telemetry(("energy_j",)).fields.get("energy_j")
+    if isinstance(energy_j, int | float):
+        return energy_j
     return Unavailable("the GPU has no energy counter")
 
 
-def _repeats_per_chunk(runs: int, run_s: float) -> int:
-    repeats = _CHUNK_S / max(runs * run_s, 1e-9)
-    return max(1, min(round(repeats), MAX_QUEUED // 2 // runs))
+def _repeats_per_chunk(executions: int, execution_s: float) -> int:
+    """Return how often the work is enqueued per chunk: two chunks must fit in the queue of launches."""
+    repeats = _CHUNK_S / max(executions * execution_s, 1e-9)
+    return max(1, min(round(repeats), MAX_QUEUED // 2 // executions))

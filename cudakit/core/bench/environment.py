@@ -10,7 +10,8 @@ from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _MODES = ("mig_mode", "mps_enabled", "ecc_enabled", "persistence_mode", "compute_mode")
-_SLOWED = {
+# The reason of throttling that each NVML counter of throttled time counts.
+_THROTTLING_COUNTERS = {
     "slowed_by_power_cap_ns": "power cap",
     "slowed_by_sync_boost_ns": "sync boost",
     "slowed_by_software_thermal_ns": "heat, by software",
@@ -25,58 +26,60 @@ _VARIABLES = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_", "CUPY
 class Moment:
     """The telemetry of a device at one time."""
 
-    time_ns: int  # since 1970
-    sm_clock_mhz: float | Unavailable  # from NVML; the clock that kernels measure is more accurate
+    time_ns: int  # Nanoseconds since 1970.
+    # SM clock that NVML reports; the clock that kernels measure is more accurate.
+    sm_clock_mhz: float | Unavailable
     memory_clock_mhz: float | Unavailable
-    temperature_c: float | Unavailable  # of the GPU
+    temperature_c: float | Unavailable  # Temperature of the GPU core.
     memory_temperature_c: float | Unavailable
-    power_w: float | Unavailable  # mean of the last second
-    energy_j: float | Unavailable  # since the driver was loaded
-    clock_reasons: tuple[str, ...] | Unavailable  # reasons for the current clock
-    slowed_ns: Mapping[str, int] = field(
-        default_factory=dict
-    )  # throttled time since the driver was loaded
+    power_w: float | Unavailable  # Mean power of the last second.
+    energy_j: float | Unavailable  # Energy consumed since the driver was loaded.
+    clock_reasons: tuple[str, ...] | Unavailable  # Reasons why the clock is not higher.
+    # Throttled time since the driver was loaded, by reason.
+    slowed_ns: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The conditions of a measurement besides the options."""
+    """The conditions of a measurement apart from its options."""
 
     simulated: bool
-    gpu: str | Unavailable  # name of the model
+    gpu: str | Unavailable  # Name of the GPU model.
     uuid: str | Unavailable
     pci_bus_id: str | Unavailable
     compute_capability: str | Unavailable
-    multiprocessors: int | Unavailable  # SMs
+    multiprocessors: int | Unavailable  # Number of SMs.
     sm_clock_max_mhz: float | Unavailable
-    memory_clock_mhz: float | Unavailable  # maximum
+    memory_clock_mhz: float | Unavailable  # Maximum memory clock.
     memory_bus_bits: int | Unavailable
-    memory_bytes: int | Unavailable  # total that CUDA reports
+    memory_bytes: int | Unavailable  # Total device memory that CUDA reports.
     l2_bytes: int | Unavailable
-    pcie: str | Unavailable  # "5.0 x16": the highest that GPU and slot support
-    power_limit_w: float | Unavailable  # enforced
+    pcie: str | Unavailable  # "5.0 x16": fastest PCIe link that GPU and slot support.
+    power_limit_w: float | Unavailable  # Enforced power limit.
     power_limit_default_w: float | Unavailable
-    modes: Mapping[str, Scalar | Unavailable]  # MIG, MPS, ECC, persistence, compute mode
-    versions: Mapping[str, str]  # driver, CUDA, libraries, cudakit, Python
-    other_processes: int | Unavailable = NOT_QUERIED  # on the GPU
-    host: Mapping[str, str] = field(default_factory=dict)  # CPU, NUMA node, container
-    variables: Mapping[str, str] = field(default_factory=dict)  # of the process environment
-    command: tuple[str, ...] = ()  # command line
-    before: Moment | None = None  # before the first sample
-    after: Moment | None = None  # after the last sample
+    # MIG, MPS, ECC, persistence and compute mode, by NVML field.
+    modes: Mapping[str, Scalar | Unavailable]
+    versions: Mapping[str, str]  # Versions of driver, CUDA, libraries, cudakit and Python.
+    other_processes: int | Unavailable = NOT_QUERIED  # Number of other processes on the GPU.
+    host: Mapping[str, str] = field(default_factory=dict)  # Host CPU, NUMA node, container.
+    # Environment variables that affect CUDA.
+    variables: Mapping[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()  # Command line of the run.
+    before: Moment | None = None  # Telemetry before the first sample.
+    after: Moment | None = None  # Telemetry after the last sample.
 
     @property
     def slowed(self) -> Mapping[str, float]:
         """Throttled time in seconds between ``before`` and ``after``, by reason."""
         if self.before is None or self.after is None:
             return {}
-        earlier = self.before.slowed_ns
-        spans = {
-            why: (ns - earlier[why]) / 1e9
-            for why, ns in self.after.slowed_ns.items()
-            if why in earlier
+        before_ns = self.before.slowed_ns
+        throttled_s = {
+            reason: (ns - before_ns[reason]) / 1e9
+            for reason, ns in self.after.slowed_ns.items()
+            if reason in before_ns
         }
-        return {why: seconds for why, seconds in spans.items() if seconds > 0}
+        return {reason: seconds for reason, seconds in throttled_s.items() if seconds > 0}
 
     def differences_from(self, other: Environment) -> tuple[str, ...]:
         """Return the differences that make results in two environments incomparable."""
@@ -89,9 +92,9 @@ class Environment:
             *((name, self.versions.get(name), other.versions.get(name)) for name in names),
         ]
         return tuple(
-            f"{setting}: {_shown(here)} before, {_shown(there)} after"
-            for setting, here, there in pairs
-            if here != there
+            f"{setting}: {_format(earlier)} before, {_format(later)} after"
+            for setting, earlier, later in pairs
+            if earlier != later
         )
 
 
@@ -103,30 +106,30 @@ def environment(
     before: Telemetry | None = None,
     after: Telemetry | None = None,
 ) -> Environment:
-    """Return the Environment of a device; ``facts`` are CUDA's facts of it.
+    """Return the Environment of the device that ``facts`` of CUDA describe.
 
-    Only those environment variables are kept that affect CUDA.
+    Of the environment variables, only those that affect CUDA are recorded.
     """
     device = run_context.nvml_device
-    merged: dict[str, Field] = {**(device.fields if device else {}), **facts.fields}
+    nvml_and_cuda: dict[str, Field] = {**(device.fields if device else {}), **facts.fields}
     telemetry = after or before
     limits = telemetry.fields if telemetry else {}
     return Environment(
         simulated=simulated,
-        gpu=_text(merged, "name"),
+        gpu=_text(nvml_and_cuda, "name"),
         uuid=facts.uuid,
         pci_bus_id=facts.pci_bus_id,
-        compute_capability=_text(merged, "compute_capability"),
-        multiprocessors=_integer(merged, "multiprocessor_count"),
-        sm_clock_max_mhz=_number(merged, "clock_rate_khz", 1e-3),
-        memory_clock_mhz=_number(merged, "memory_clock_rate_khz", 1e-3),
-        memory_bus_bits=_integer(merged, "global_memory_bus_width_bits"),
-        memory_bytes=_integer(merged, "usable_memory_bytes"),
-        l2_bytes=_integer(merged, "l2_cache_size_bytes"),
-        pcie=_pcie(merged),
+        compute_capability=_text(nvml_and_cuda, "compute_capability"),
+        multiprocessors=_integer(nvml_and_cuda, "multiprocessor_count"),
+        sm_clock_max_mhz=_number(nvml_and_cuda, "clock_rate_khz", 1e-3),
+        memory_clock_mhz=_number(nvml_and_cuda, "memory_clock_rate_khz", 1e-3),
+        memory_bus_bits=_integer(nvml_and_cuda, "global_memory_bus_width_bits"),
+        memory_bytes=_integer(nvml_and_cuda, "usable_memory_bytes"),
+        l2_bytes=_integer(nvml_and_cuda, "l2_cache_size_bytes"),
+        pcie=_pcie(nvml_and_cuda),
         power_limit_w=_number(limits, "power_limit_enforced_w"),
-        power_limit_default_w=_number(merged, "power_limit_default_w"),
-        modes={name: _mode(merged[name]) for name in _MODES if name in merged},
+        power_limit_default_w=_number(nvml_and_cuda, "power_limit_default_w"),
+        modes={name: _mode(nvml_and_cuda[name]) for name in _MODES if name in nvml_and_cuda},
         versions=dict(sorted(run_context.versions.items())),
         other_processes=run_context.other_processes,
         host=run_context.host.summary(),
@@ -138,7 +141,7 @@ def environment(
 
 
 def moment(telemetry: Telemetry) -> Moment:
-    """Return the part of the telemetry that affects measurements."""
+    """Return the telemetry that may explain a measured time."""
     fields = telemetry.fields
     reasons = fields.get("clock_event_reasons", NOT_QUERIED)
     return Moment(
@@ -153,7 +156,9 @@ def moment(telemetry: Telemetry) -> Moment:
         if isinstance(reasons, tuple)
         else _unavailable(reasons),
         slowed_ns={
-            why: ns for name, why in _SLOWED.items() if isinstance(ns := fields.get(name), int)
+            reason: ns
+            for name, reason in _THROTTLING_COUNTERS.items()
+            if isinstance(ns := fields.get(name), int)
         },
     )
 
@@ -199,7 +204,7 @@ def _pcie(fields: Mapping[str, Field]) -> str | Unavailable:
     return f"{generation}.0 x{width}"
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     match value:
         case Unavailable():
             return "unknown"

@@ -23,9 +23,10 @@ Health: TypeAlias = Literal["pass", "warn", "fail"]
 Source: TypeAlias = Literal["measured", "derived", "bound"]
 
 # Shares of the expected value: warn below, fail below, warn above. GPUs of one node differ by 5 % and more.
-_OF_MEASURED = (0.93, 0.85, 1.15)
-_OF_DERIVED = (0.75, 0.5, None)
-_OF_BOUND = 3
+_SHARES_OF_MEASURED = (0.93, 0.85, 1.15)
+_SHARES_OF_DERIVED = (0.75, 0.5, None)
+# A time fails beyond this multiple of its bound.
+_FAIL_ABOVE_BOUND = 3
 
 # Measured on one H200 SXM with random data: GEMMs of 8192 by 8192 by 8192 by cuBLAS; copies of pinned memory
 # over PCIe 5.0 x16; copies within the device, counting reads and writes; kernels on buffers of 1 GiB. "memory
@@ -50,13 +51,14 @@ _MEASURED: Mapping[str, Mapping[str, float]] = MappingProxyType({"NVIDIA H200": 
 
 # Shares of the theoretical peak that the H200 reached: 0.73 to 0.85, 0.89 to 0.93, and 0.88.
 _SHARES = MappingProxyType({"gemm": 0.75, "memory": 0.88, "copy": 0.88})
-_OF_THE_HOST = Unavailable("the rate depends on the host more than on the GPU")
+_HOST_DEPENDENT = Unavailable("the rate depends on the host more than on the GPU")
 _NOT_DERIVED = MappingProxyType(
-    {"copy pageable-h2d": _OF_THE_HOST, "copy pageable-d2h": _OF_THE_HOST}
+    {"copy pageable-h2d": _HOST_DEPENDENT, "copy pageable-d2h": _HOST_DEPENDENT}
 )
 
-# In seconds. On the host of that H200 a launch takes about 3 us by cuda.core, an event 0.6 us, and a kernel
-# with its events 12 us. The driver serves the first allocation from a pool after each synchronization.
+# Upper bounds in seconds. On the host of that H200 a launch takes about 3 us by cuda.core, an event 0.6 us,
+# and a kernel with its events 12 us. The driver serves the first allocation from a pool after each
+# synchronization.
 _BOUNDS: Mapping[str, float] = MappingProxyType(
     {
         "launch": 20e-6,
@@ -69,8 +71,8 @@ _BOUNDS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-# By bench, the axis whose value is part of a figure's name.
-_NAMED_BY = MappingProxyType(
+# For each bench, the axis whose value is part of a figure's name.
+_NAMING_AXES = MappingProxyType(
     {
         "gemm": "dtype",
         "copy": "direction",
@@ -91,21 +93,20 @@ class Band:
     """The expected value of one figure: a lower bound of a rate, an upper bound of a time."""
 
     unit: str  # "FLOP/s", "OP/s", "B/s", or "s"
-    expected: float  # in that unit
-    warn: float  # a worse figure is a warning
-    fail: float  # a worse figure is a failure
-    warn_above: (
-        float | None
-    )  # a higher rate is a warning: another GPU model, or a wrong measurement
-    source: Source  # origin of the expected value
+    expected: float  # Expected value in ``unit``.
+    warn: float  # A worse figure is a warning.
+    fail: float  # A worse figure is a failure.
+    # A higher rate is a warning: the GPU is of another model, or the measurement is wrong. None: no limit.
+    warn_above: float | None
+    source: Source  # Origin of the expected value.
 
     def health_of(self, reached: float) -> Health:
         """Return the health of a measured value."""
         sign = 1 if self.unit == "s" else -1  # longer times and lower rates are worse
         if sign * reached > sign * self.fail:
             return "fail"
-        above = self.warn_above is not None and reached > self.warn_above
-        return "warn" if above or sign * reached > sign * self.warn else "pass"
+        is_too_high = self.warn_above is not None and reached > self.warn_above
+        return "warn" if is_too_high or sign * reached > sign * self.warn else "pass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +114,12 @@ class Figure:
     """One figure of a health check."""
 
     name: str  # "gemm bf16"
-    axes: Mapping[str, Axis]  # of its case
-    health: Health | Unavailable  # Unavailable without an expected value
-    reached: float | Unavailable  # measured value in ``unit``
+    axes: Mapping[str, Axis]  # Axes of the figure's case.
+    health: Health | Unavailable  # Unavailable if there is no expected value.
+    reached: float | Unavailable  # Measured value in ``unit``.
     unit: str  # "FLOP/s", "OP/s", "B/s", or "s"
-    band: Band | Unavailable  # expected value
-    ratio_to_limit: float | Unavailable  # as in cudakit.bench/1
+    band: Band | Unavailable  # Expected value and its limits.
+    ratio_to_limit: float | Unavailable  # Share of the peak at the measured clock.
 
     @property
     def is_out_of_band(self) -> bool:
@@ -130,23 +131,23 @@ class Figure:
 class LeftOut:
     """A bench that could not be run."""
 
-    what: str  # "gemm"
+    what: str  # Name of the bench: "gemm".
     reason: str
-    remedy: str  # the command that installs the missing package
+    remedy: str  # Command that installs the missing package.
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """Whether a GPU is as fast as expected of its model."""
+    """The result of a health check: whether a GPU is as fast as expected of its model."""
 
     schema: ClassVar[str] = "cudakit.suite/1"
     simulated: bool
-    quick: bool  # whether --quick was given
-    health: Health | Unavailable  # of the worst figure
-    causes: tuple[str, ...]  # likely causes of warnings and failures
-    figures: tuple[Figure, ...]  # in the order measured
-    left_out: tuple[LeftOut, ...]  # benches that could not be run
-    bench: BenchResult  # the measurement: cudakit.bench/1
+    quick: bool  # Whether --quick was given.
+    health: Health | Unavailable  # Health of the worst figure.
+    causes: tuple[str, ...]  # Likely causes of warnings and failures.
+    figures: tuple[Figure, ...]  # Figures in the order measured.
+    left_out: tuple[LeftOut, ...]  # Benches that could not be run.
+    bench: BenchResult  # The measurement, of schema cudakit.bench/1.
 
 
 def assess(
@@ -155,12 +156,12 @@ def assess(
     """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""
     figures = tuple(map(figure, result.results))
     pairs = zip(figures, result.results, strict=True)
-    suspect = [case.environment for rated, case in pairs if rated.is_out_of_band]
+    suspect_environments = [item.environment for rated, item in pairs if rated.is_out_of_band]
     return SuiteResult(
         simulated=result.simulated,
         quick=quick,
         health=_worst(figures) or (_SIMULATED if result.simulated else _NOTHING_ASSESSED),
-        causes=likely_causes(suspect, fields) if suspect else (),
+        causes=likely_causes(suspect_environments, fields) if suspect_environments else (),
         figures=figures,
         left_out=tuple(left_out),
         bench=result,
@@ -172,7 +173,7 @@ def figure(case: CaseResult) -> Figure:
     amount, unit = measured_value(case)
     expected = _SIMULATED if case.environment.simulated else band(case)
     return Figure(
-        name=figure_of(case),
+        name=figure_name(case),
         axes=case.axes,
         health=_health(case, expected, amount),
         reached=amount,
@@ -193,13 +194,13 @@ def _health(
 
 
 def _worst(figures: Sequence[Figure]) -> Health | None:
-    seen = {rated.health for rated in figures}
-    return next((health for health in _WORST_FIRST if health in seen), None)
+    healths = {rated.health for rated in figures}
+    return next((health for health in _WORST_FIRST if health in healths), None)
 
 
-def figure_of(case: CaseResult) -> str:
+def figure_name(case: CaseResult) -> str:
     """Return the name of the figure of a case: its bench and the value of one axis, as in ``gemm bf16``."""
-    kind = str(case.axes.get(_NAMED_BY.get(case.name, ""), ""))
+    kind = str(case.axes.get(_NAMING_AXES.get(case.name, ""), ""))
     bench = "" if case.name == "launch" and kind else case.name  # a call is named without its bench
     peer = f"to {case.axes['peer']}" if "peer" in case.axes else ""
     return " ".join(filter(None, (bench, kind, peer)))
@@ -214,36 +215,38 @@ def measured_value(case: CaseResult) -> tuple[float | Unavailable, str]:
 
 def band(case: CaseResult) -> Band | Unavailable:
     """Return the expected value of a case, or the reason why there is none."""
-    figure, (_, unit) = figure_of(case), measured_value(case)
+    figure, (_, unit) = figure_name(case), measured_value(case)
     if unit == "s":
-        return _bound(figure)
+        return _time_band(figure)
     measured = _MEASURED.get(str(case.environment.gpu), {}).get(figure)
     if measured is not None:
-        return _around(measured, unit, _OF_MEASURED, "measured")
+        return _band_around(measured, unit, _SHARES_OF_MEASURED, "measured")
     if figure in _NOT_DERIVED:
         return _NOT_DERIVED[figure]
-    return _derived(case, unit)
+    return _derived_band(case, unit)
 
 
-def _bound(figure: str) -> Band | Unavailable:
+def _time_band(figure: str) -> Band | Unavailable:
     bound_s = _BOUNDS.get(figure)
     if bound_s is None:
         return _UNKNOWN
-    return Band("s", bound_s, bound_s, _OF_BOUND * bound_s, None, "bound")
+    return Band("s", bound_s, bound_s, _FAIL_ABOVE_BOUND * bound_s, None, "bound")
 
 
-def _derived(case: CaseResult, unit: str) -> Band | Unavailable:
+def _derived_band(case: CaseResult, unit: str) -> Band | Unavailable:
     limit, share = case.limit, _SHARES.get(case.name)
     if share is None:
         return _UNKNOWN
     if not isinstance(limit, Limit):
         return limit
-    return _around(share * case.amount / limit.datasheet_s, unit, _OF_DERIVED, "derived")
+    return _band_around(
+        share * case.amount / limit.datasheet_s, unit, _SHARES_OF_DERIVED, "derived"
+    )
 
 
-def _around(
+def _band_around(
     expected: float, unit: str, shares: tuple[float, float, float | None], source: Source
 ) -> Band:
-    warn, fail, above = shares
-    highest = None if above is None else above * expected
+    warn, fail, warn_above = shares
+    highest = None if warn_above is None else warn_above * expected
     return Band(unit, expected, warn * expected, fail * expected, highest, source)

@@ -11,10 +11,10 @@ from cudakit.gpu.api.facts import Field
 
 # Rotated buffers are larger than twice the cache (NVIDIA CUTLASS, "GEMM performance measurement guidelines").
 _CACHE_MULTIPLE = 2
-# Each set needs an allocation, and a node in a graph.
+# Maximum number of buffer sets: each set needs an allocation, and a node in a graph.
 MAX_SETS = 1000
-_SHARE_OF_FREE = 0.9
-# If the device reports no size. It is larger than most L2 caches, so that the cache is cold.
+_SHARE_OF_FREE = 0.9  # Maximum share of the free memory for buffer sets.
+# Assumed cache size if the device reports none: larger than most L2 caches, so that rotation evicts all data.
 _UNKNOWN_L2_BYTES = 128 << 20
 
 
@@ -27,14 +27,14 @@ def l2_size_bytes(fields: Mapping[str, Field]) -> int:
 def buffer_sets(cache: Cache, *, l2_bytes: int, footprint_bytes: int, free_bytes: int) -> int:
     """Return the number of buffer sets for an L2 state; one set is already allocated.
 
-    For ``rotate`` the sets suffice to overwrite twice the cache before a set is reused, unless they would not
-    fit the free memory or exceed MAX_SETS.
+    With ``rotate``, all other sets together are twice as large as the cache, so that a set is evicted before
+    it is reused. The number is lower if the free memory or MAX_SETS does not allow that many sets.
     """
     if cache != "rotate" or footprint_bytes <= 0:
         return 1
-    needed = max(2, ceil(_CACHE_MULTIPLE * l2_bytes / footprint_bytes) + 1)
-    fitting = 1 + int(_SHARE_OF_FREE * free_bytes) // footprint_bytes
-    return min(needed, fitting, MAX_SETS)
+    needed_sets = max(2, ceil(_CACHE_MULTIPLE * l2_bytes / footprint_bytes) + 1)
+    fitting_sets = 1 + int(_SHARE_OF_FREE * free_bytes) // footprint_bytes
+    return min(needed_sets, fitting_sets, MAX_SETS)
 
 
 def is_cold(sets: int, *, l2_bytes: int, footprint_bytes: int) -> bool:
@@ -43,7 +43,7 @@ def is_cold(sets: int, *, l2_bytes: int, footprint_bytes: int) -> bool:
 
 
 class Flush:
-    """Overwrites the L2 cache."""
+    """Overwrites the L2 cache, so that it holds no data of a workload."""
 
     def __init__(self, gpu: Memory, l2_bytes: int) -> None:
         self._gpu = gpu
@@ -57,7 +57,7 @@ class Flush:
         self._gpu.fill(self._memory, 0, self._size_bytes, stream)
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the memory that the flush writes."""
         if self._memory is not None:
             self._gpu.free(self._memory)
             self._memory = None

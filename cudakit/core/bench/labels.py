@@ -12,9 +12,9 @@ from cudakit.units import format_bytes
 
 # The dimensions of a GEMM, which a label shows together: "4096³".
 DIMENSIONS = ("m", "n", "k")
-# Axes whose name is the unit of their value: "8 nodes".
-_COUNTED = ("nodes",)
-# The axis "kind" of a graph.
+# Axes that count the noun in their name: "8 nodes".
+_COUNTED_AXES = ("nodes",)
+# Titles of axes that are not their names: "kind" is the node type of a graph.
 _TITLES = {"kind": "node type"}
 
 
@@ -57,28 +57,28 @@ def short_labels(
 ) -> list[str]:
     """Return for each case a label of the axes that vary: ``bf16 8192³ by torch``.
 
-    ``without`` names axes to leave out; ``library`` adds the library of baselines. If no axis varies, the
-    label is the name of the bench.
+    Axes in ``without`` are left out; with ``library``, labels of baselines end with their library. If no axis
+    varies, the label is the name of the bench.
     """
     names = [name for name in varying_axes(cases) if name not in without]
     if not set(DIMENSIONS).isdisjoint(names):
         # One dimension of a GEMM alone would be ambiguous.
         names = [name for name in axis_names(cases) if name in names or name in DIMENSIONS]
-    several = len({case.name for case in cases}) > 1
-    return [_label(case, names, named=several, library=library) for case in cases]
+    has_several_benches = len({case.name for case in cases}) > 1
+    return [_label(case, names, bench=has_several_benches, library=library) for case in cases]
 
 
 def full_label(case: Labelled) -> str:
     """Return a label of all axes of a case: ``gemm 8192³ bf16 tn``."""
-    return _label(case, list(case.axes), named=True, library=True)
+    return _label(case, list(case.axes), bench=True, library=True)
 
 
-def describe_some(some: Sequence[Labelled], cases: Sequence[Labelled]) -> str:
-    """Return the labels of the first of some cases and the number of others, or ``all 18 cases``."""
-    if len(some) == len(cases) > 1:
+def describe_subset(subset: Sequence[Labelled], cases: Sequence[Labelled]) -> str:
+    """Return the first labels of a subset of cases and the number of others, or ``all 18 cases``."""
+    if len(subset) == len(cases) > 1:
         return f"all {len(cases)} cases"
     labels = dict(zip(map(id, cases), short_labels(cases), strict=True))
-    return first_few([labels[id(case)] for case in some])
+    return first_few([labels[id(case)] for case in subset])
 
 
 def first_few(names: Sequence[str], count: int = 3, separator: str = ", ") -> str:
@@ -118,13 +118,13 @@ def axis_title(name: str) -> str:
     return _TITLES.get(name) or name.removesuffix("_bytes").replace("_", " ")
 
 
-def _label(case: Labelled, shown: Sequence[str], *, named: bool, library: bool) -> str:
-    words = [case.name] if named else []
-    for name in shown:
+def _label(case: Labelled, axes: Sequence[str], *, bench: bool, library: bool) -> str:
+    words = [case.name] if bench else []
+    for name in axes:
         if name in DIMENSIONS and all(size in case.axes for size in DIMENSIONS):
             words += [_format_dimensions(case)] if name == DIMENSIONS[0] else []
         elif (value := case.axes.get(name)) is not None:
-            words.append(_format_named(name, value))
+            words.append(_format_with_title(name, value))
     if library and case.library != CUDAKIT:
         words = [*(words or [case.name]), f"by {case.library}"]
     return " ".join(words) or case.name
@@ -136,11 +136,11 @@ def _format_dimensions(case: Labelled) -> str:
     return "×".join(str(case.axes[name]) for name in DIMENSIONS)
 
 
-def _format_named(name: str, value: Axis) -> str:
-    """Format a value for a label: words and sizes alone, other numbers with the name of their axis."""
+def _format_with_title(name: str, value: Axis) -> str:
+    """Format a value for a label: words and sizes alone, other numbers after the title of their axis."""
     text = format_axis(name, value)
     if isinstance(value, str) or name.endswith("_bytes"):
         return text
-    if name in _COUNTED:
+    if name in _COUNTED_AXES:
         return f"{text} {name.removesuffix('s') if value == 1 else name}"
     return f"{axis_title(name)} {text}"

@@ -1,4 +1,4 @@
-"""Reading files of users: text, JSON, and results of ``cudakit bench``."""
+"""Read the files that a user names: text, JSON, and results of ``cudakit bench``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudakit.errors import InputError
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable, format_bytes
 
-# A limit for endless files such as /dev/zero; results are far smaller.
+# The size limit stops reading of endless files such as /dev/zero; results are far smaller.
 _MAX_BYTES = 256 << 20
 _HINT = "give a file that cudakit bench wrote: cudakit bench ... -o result.json"
 
@@ -22,7 +22,7 @@ def read_text(path: Path, *, hint: str) -> str:
 
     Raises InputError with ``hint`` if the file is missing, too large or not text.
     """
-    content = _content(path)
+    content = _read_bytes(path)
     if len(content) > _MAX_BYTES:
         raise InputError(f"{path} is larger than {format_bytes(_MAX_BYTES)}", hint=hint)
     try:
@@ -53,11 +53,11 @@ def read_json(path: Path, *, hint: str) -> object:
 
 
 def load_result(path: Path) -> BenchResult:
-    """Read a result that ``cudakit bench`` wrote; of a health check, read its measurement.
+    """Read a result that ``cudakit bench`` wrote; from a health check, return its measurement.
 
-    Raises InputError if the file is missing, damaged, of a newer schema or of another kind.
+    Raises InputError if the file is missing or damaged, or if its schema is newer or not that of a bench.
     """
-    plain = _measured(read_json(path, hint=_HINT))
+    plain = _bench_document(read_json(path, hint=_HINT))
     if not isinstance(plain, dict):
         raise InputError(f"{path} contains no result of cudakit bench", hint=_HINT)
     if "error" in plain and "schema" not in plain:
@@ -80,7 +80,7 @@ def load_result(path: Path) -> BenchResult:
     return result
 
 
-def _measured(plain: object) -> object:
+def _bench_document(plain: object) -> object:
     is_suite = isinstance(plain, dict) and plain.get("schema") == SuiteResult.schema
     return plain.get("bench") if is_suite and isinstance(plain, dict) else plain
 
@@ -95,7 +95,7 @@ def _is_newer(schema: object) -> bool:
 
 
 def _check(result: BenchResult, path: Path) -> None:
-    """Raise InputError for values that no measurement has."""
+    """Raise InputError for values that no measurement can have."""
     for at, case in enumerate(result.results):
         problem = _problem(case)
         if problem:
@@ -116,7 +116,7 @@ def _problem(case: CaseResult) -> str:
     return ""
 
 
-def _content(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(_MAX_BYTES + 1)

@@ -17,24 +17,24 @@ class Reading:
     """One timed execution or batch of executions, before samples are selected."""
 
     time_s: float
-    sm_clock_hz: float | None = None  # mean SM clock meanwhile; None if unknown
-    valid: bool = True  # False if the blocking kernel timed out
+    sm_clock_hz: float | None = None  # Mean SM clock during the reading; None if unknown.
+    valid: bool = True  # False if the blocking kernel timed out.
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
     """The samples of one case in the order measured.
 
-    Raises ValueError if the numbers of clocks or of samples in rounds do not match the number of times.
+    Raises ValueError if there are clocks for some of the times only, or if the rounds count more or fewer
+    times.
     """
 
-    times_s: tuple[float, ...]  # of one execution each
-    sm_clock_hz: tuple[float, ...] = ()  # mean during each sample; empty if unknown
-    discarded: int = (
-        0  # number of readings at a throttled clock or with a timeout of the blocking kernel
-    )
-    converged: bool = True  # whether the stopping rule was met before the timeout
-    rounds: tuple[int, ...] = ()  # number of samples of each round; empty for one round
+    times_s: tuple[float, ...]  # Time of one execution, for each sample.
+    sm_clock_hz: tuple[float, ...] = ()  # Mean clock during each sample; empty if unknown.
+    # Number of readings that are no samples: the clock was throttled, or the blocking kernel timed out.
+    discarded: int = 0
+    converged: bool = True  # Whether the stopping rule was met before the timeout.
+    rounds: tuple[int, ...] = ()  # Number of samples of each round; empty for one round.
 
     def __post_init__(self) -> None:
         if self.sm_clock_hz and len(self.sm_clock_hz) != len(self.times_s):
@@ -44,43 +44,44 @@ class Samples:
 
     @property
     def cycles(self) -> tuple[float, ...]:
-        """Times multiplied by clocks, which do not depend on the clock; empty if clocks are unknown."""
+        """Clock cycles of each sample: its time multiplied by its clock. Empty if clocks are unknown."""
         return tuple(t * hz for t, hz in zip(self.times_s, self.sm_clock_hz, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The measurement of one workload. Its figures are valid only if its verification passed."""
+    """The measurement of one workload. Its figures are valid only if the verification passed."""
 
     name: str
     axes: Mapping[str, Axis]
-    settings: Mapping[str, Axis]  # that the workload reports
-    method: Method  # with the actual values
-    samples: Samples  # empty if computed values are wrong
+    settings: Mapping[str, Axis]  # Settings that the workload reports.
+    method: Method  # Method with the values that were actually used.
+    samples: Samples  # Empty if computed values are wrong.
     verification: Verification
-    stopped: str  # why sampling ended: precision, stable, timeout, interrupted, wrong
-    settled: bool  # whether clock and times were stable before the first sample
-    cold: bool  # whether a buffer set was evicted from the L2 cache before it was reused
-    warmup: tuple[Reading, ...]
-    discarded: tuple[Reading, ...]
-    before: Telemetry  # before the first sample
-    after: Telemetry  # after the last sample
-    footprint_bytes: int  # of one buffer set
-    bytes_moved: int  # of one execution
-    operations: int  # of one execution
-    executions: int  # between ``before`` and ``after``
-    energy_j: float | Unavailable  # of one execution
-    elapsed_s: float  # from the first sample to the last
-    warnings: tuple[str, ...]  # deviations from the method
+    # Reason why sampling ended: precision, stable, timeout, interrupted or wrong.
+    stopped: str
+    settled: bool  # Whether clock and times were stable before the first sample.
+    cold: bool  # Whether each buffer set was evicted from the L2 cache before its reuse.
+    warmup: tuple[Reading, ...]  # Readings of the warm-up.
+    discarded: tuple[Reading, ...]  # Readings after the warm-up that are no samples.
+    before: Telemetry  # Telemetry before the first sample.
+    after: Telemetry  # Telemetry after the last sample.
+    footprint_bytes: int  # Size of one buffer set.
+    bytes_moved: int  # Bytes that one execution reads and writes.
+    operations: int  # Arithmetic operations of one execution.
+    executions: int  # Number of executions between ``before`` and ``after``.
+    energy_j: float | Unavailable  # Energy of one execution.
+    elapsed_s: float  # Time from the first sample to the last.
+    warnings: tuple[str, ...]  # Deviations from the method.
 
     @property
     def ends_case(self) -> bool:
-        """Whether this is the last round of its case."""
+        """Whether no further round of the case is measured."""
         return self.stopped in ("interrupted", "wrong")
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user interrupted it."""
+        """Whether the user interrupted the measurement."""
         return self.stopped == "interrupted"
 
 
@@ -97,37 +98,41 @@ def merge_rounds(rounds: Sequence[Measurement], method: Method) -> Measurement:
         settings=last.settings,
         method=replace(
             planned,
-            warmup_s=sum(part.method.warmup_s for part in rounds),
-            blocker=all(part.method.blocker for part in rounds),
+            warmup_s=sum(measured.method.warmup_s for measured in rounds),
+            blocker=all(measured.method.blocker for measured in rounds),
             rounds=len(rounds),
         ),
         samples=_merge_samples(rounds),
-        verification=worst(part.verification for part in rounds),
-        stopped=_worst_reason([part.stopped for part in rounds]),
-        settled=all(part.settled for part in rounds),
-        cold=all(part.cold for part in rounds),
-        warmup=tuple(chain.from_iterable(part.warmup for part in rounds)),
-        discarded=tuple(chain.from_iterable(part.discarded for part in rounds)),
+        verification=worst(measured.verification for measured in rounds),
+        stopped=_worst_reason([measured.stopped for measured in rounds]),
+        settled=all(measured.settled for measured in rounds),
+        cold=all(measured.cold for measured in rounds),
+        warmup=tuple(chain.from_iterable(measured.warmup for measured in rounds)),
+        discarded=tuple(chain.from_iterable(measured.discarded for measured in rounds)),
         after=last.after,
-        executions=sum(part.executions for part in rounds),
+        executions=sum(measured.executions for measured in rounds),
         energy_j=last.energy_j,
-        elapsed_s=sum(part.elapsed_s for part in rounds),
-        warnings=tuple(dict.fromkeys(chain.from_iterable(part.warnings for part in rounds))),
+        elapsed_s=sum(measured.elapsed_s for measured in rounds),
+        warnings=tuple(
+            dict.fromkeys(chain.from_iterable(measured.warnings for measured in rounds))
+        ),
     )
 
 
 def _merge_samples(rounds: Sequence[Measurement]) -> Samples:
-    parts = [part.samples for part in rounds]
-    discarded = sum(samples.discarded for samples in parts)
-    if not all(part.verification.passed for part in rounds):
+    samples_by_round = [measured.samples for measured in rounds]
+    discarded = sum(samples.discarded for samples in samples_by_round)
+    if not all(measured.verification.passed for measured in rounds):
         return Samples((), discarded=discarded, converged=False)
-    clocks = all(len(samples.sm_clock_hz) == len(samples.times_s) for samples in parts)
+    clocks = all(len(samples.sm_clock_hz) == len(samples.times_s) for samples in samples_by_round)
     return Samples(
-        times_s=tuple(chain.from_iterable(samples.times_s for samples in parts)),
-        sm_clock_hz=tuple(chain.from_iterable(s.sm_clock_hz for s in parts)) if clocks else (),
+        times_s=tuple(chain.from_iterable(samples.times_s for samples in samples_by_round)),
+        sm_clock_hz=tuple(chain.from_iterable(s.sm_clock_hz for s in samples_by_round))
+        if clocks
+        else (),
         discarded=discarded,
-        converged=all(samples.converged for samples in parts),
-        rounds=tuple(len(samples.times_s) for samples in parts),
+        converged=all(samples.converged for samples in samples_by_round),
+        rounds=tuple(len(samples.times_s) for samples in samples_by_round),
     )
 
 

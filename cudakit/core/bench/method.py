@@ -23,12 +23,12 @@ _MAX_WARMUP_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The stopping rule of sampling."""
+    """The stopping rule of sampling: how many samples, and how long."""
 
     min_samples: int = 10
-    min_time_s: float = 0.5  # since the start of the first sample
-    precision: float = 0.01  # half-width of the 95% CI relative to the median
-    timeout_s: float = 15.0  # since the start of the first sample
+    min_time_s: float = 0.5  # Minimum time since the start of the first sample.
+    precision: float = 0.01  # Maximum half-width of the 95% CI, relative to the median.
+    timeout_s: float = 15.0  # Maximum time since the start of the first sample.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +36,23 @@ class Method:
     """How the samples of one case are measured."""
 
     mode: Mode
-    cache: Cache  # L2 state
-    warmup_s: float = 0.0  # minimum or, in a result, actual duration of the warm-up
+    cache: Cache  # L2 state before each sample.
+    warmup_s: float = 0.0  # Minimum or, in a result, actual duration of the warm-up.
     rule: Rule = field(default_factory=Rule)
-    blocker: bool = True  # whether a blocking kernel hides the gaps between launches
-    rounds: int = 1  # each with new buffers, because addresses affect the speed
+    blocker: bool = True  # Whether a blocking kernel hides the gaps between launches.
+    # Number of rounds. Each has new buffers, because the addresses of buffers affect the speed.
+    rounds: int = 1
     # Approximate duration of a sample of many executions. It makes the resolution of events, 0.5 us (CUDA
     # Driver API, cuEventElapsedTime), negligible.
     sample_s: float = 1e-3
-    executions: int = 1  # per sample, which is their mean
-    buffer_sets: int = 1  # in rotation
-    fill: str = "uniform"  # data: uniform in [-1, 1], normal, bits, zeros, ones, int, or no
-    seed: int = 0  # of random data
-    interleaved: tuple[str, ...] = ()  # libraries or workloads whose samples alternate
+    executions: int = 1  # Number of executions per sample; the sample is their mean.
+    buffer_sets: int = 1  # Number of buffer sets in rotation.
+    fill: str = "uniform"  # Data: uniform in [-1, 1], normal, bits, zeros, ones, int, or no.
+    seed: int = 0  # Seed of the random data.
+    interleaved: tuple[str, ...] = ()  # Libraries or workloads whose samples alternate.
     # Maximum duration of the warm-up; None means ``max_warmup_s(warmup_s)``.
     warmup_most_s: float | None = None
-    energy_s: float = 0.0  # minimum time span of the energy counter; 0 measures no energy
+    energy_s: float = 0.0  # Minimum duration of the energy measurement; 0 measures no energy.
 
     @property
     def clock(self) -> Clock:
@@ -61,12 +62,12 @@ class Method:
     def differences_from(self, other: Method) -> tuple[str, ...]:
         """Return the differences that make results of two methods incomparable."""
         return tuple(
-            f"{name}: {mine} before, {others} after"
+            f"{name}: {earlier} before, {later} after"
             for name in ("mode", "cache", "blocker", "fill")
-            if (mine := getattr(self, name)) != (others := getattr(other, name))
+            if (earlier := getattr(self, name)) != (later := getattr(other, name))
         )
 
 
 def max_warmup_s(min_s: float) -> float:
-    """Return the default maximum of a warm-up of at least ``min_s``."""
+    """Return the default maximum duration of a warm-up that lasts at least ``min_s``."""
     return max(_MAX_WARMUP_S, 2 * min_s) if min_s else 0.0

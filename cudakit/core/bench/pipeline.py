@@ -41,7 +41,7 @@ from cudakit.gpu.api.run_context import RunContext
 
 _NO_SAMPLES = "all samples were discarded, so there is no time"
 
-# None if no sample was kept.
+# The result of measuring one implementation; None if all its samples were discarded.
 Outcome: TypeAlias = Measurement | UnsupportedCase | None
 
 
@@ -56,7 +56,7 @@ class _Measured(NamedTuple):
 
 
 def no_progress(stage: str, fraction: float) -> None:
-    """Report nothing."""
+    """Ignore the progress: the default of functions that report it."""
 
 
 def run(
@@ -84,13 +84,13 @@ def run(
     complete = False
     try:
         with closing(Timer(gpu)) as timer:
-            for at, (case, share_s) in enumerate(share_budget(spec, cases, timer.now_s)):
+            for index, (case, share_s) in enumerate(share_budget(spec, cases, timer.now_s)):
                 libraries, variables = case.implementations, run_context.variables
                 method = plan_method(
                     case.method, share_s, len(libraries), variables, simulated=gpu.simulated
                 )
-                part = sub_progress(progress, at, len(cases))
-                outcomes = measure_case(timer, libraries, method, progress=part)
+                case_progress = sub_progress(progress, index, len(cases))
+                outcomes = measure_case(timer, libraries, method, progress=case_progress)
                 measured += map(_Measured, [case] * len(libraries), libraries, outcomes)
                 if any(item.interrupted for item in measured):
                     break
@@ -143,27 +143,27 @@ def measure_case(
 
     If a workload is not supported, the measurement restarts with the others. ``progress`` may raise
     KeyboardInterrupt after a sample: then the measurements so far are returned or, if there are none, the
-    interrupt propagates. ``skip_settling`` does not wait for the device to settle; it is the default on a
-    simulated device, whose virtual time does not pass by itself.
+    interrupt propagates. With ``skip_settling`` no time is spent on waiting for the device to settle. That is
+    the default on a simulated device, whose virtual time does not pass by itself.
 
     Raises UsageError for an impossible method, and the errors of workloads and device.
     """
-    skips = timer.gpu.simulated if skip_settling is None else skip_settling
-    planned = without_settling(method) if skips else method
+    skip_settling = timer.gpu.simulated if skip_settling is None else skip_settling
+    planned = without_settling(method) if skip_settling else method
     planned = replace(planned, interleaved=method.interleaved or _distinct_names(workloads))
     rounds: list[list[Measurement]] = [[] for _ in workloads]
     try:
-        for number, part in enumerate(round_methods(planned)):
-            share = sub_progress(progress, number, planned.rounds)
-            measured = measure_round(timer, workloads, part, share, pause)
+        for index, round_method in enumerate(round_methods(planned)):
+            round_progress = sub_progress(progress, index, planned.rounds)
+            measured = measure_round(timer, workloads, round_method, round_progress, pause)
             for finished, item in zip(rounds, measured, strict=True):
                 finished.extend([item] if item else [])
             if any(item is None or item.ends_case for item in measured):
                 break
     except UnsupportedCase as reason:
-        others = [item for item in workloads if item is not reason.workload]
+        supported = [item for item in workloads if item is not reason.workload]
         restart = partial(measure_case, progress=progress, pause=pause, skip_settling=skip_settling)
-        outcomes = iter(restart(timer, others, method) if others else ())
+        outcomes = iter(restart(timer, supported, method) if supported else ())
         return tuple(reason if item is reason.workload else next(outcomes) for item in workloads)
     except KeyboardInterrupt:
         if not all(rounds):
@@ -180,15 +180,15 @@ def measure_round(
     progress: Progress,
     pause: Callable[[float], None],
 ) -> tuple[Measurement | None, ...]:
-    """Perform the steps of one round; None for a workload without samples after an interrupt."""
+    """Perform the steps of one round; return None for a workload that an interrupt left without samples."""
     with ExitStack() as cleanup:
         runs = prepare(timer, workloads, method, cleanup)
-        correct = [run for run in runs if not run.is_wrong]
+        correct_runs = [run for run in runs if not run.is_wrong]
         try:
             with garbage_collection_off():
-                warm_up(correct, progress)
-                sample(correct, progress, pause)
-                measure_energy(correct, progress)
+                warm_up(correct_runs, progress)
+                sample(correct_runs, progress, pause)
+                measure_energy(correct_runs, progress)
         except KeyboardInterrupt:
             if not any(run.kept for run in runs):
                 raise
@@ -220,13 +220,13 @@ def garbage_collection_off() -> Iterator[None]:
             gc.enable()
 
 
-def sub_progress(progress: Progress, at: int, count: int) -> Progress:
-    """Return a Progress of part ``at`` of ``count`` that reports to the Progress of the whole."""
-    return lambda stage, fraction: progress(stage, (at + fraction) / count)
+def sub_progress(progress: Progress, index: int, count: int) -> Progress:
+    """Return a Progress for step ``index`` of ``count`` steps, which reports the fraction of all steps."""
+    return lambda stage, fraction: progress(stage, (index + fraction) / count)
 
 
 def _distinct_names(workloads: Sequence[Workload]) -> tuple[str, ...]:
-    """Return a name for each interleaved workload: its library or name or, if equal, its axes that differ."""
+    """Return a name for each interleaved workload: its library or name; if equal, the axes that differ."""
     if len(workloads) < 2:
         return ()
     names = tuple(
@@ -234,6 +234,8 @@ def _distinct_names(workloads: Sequence[Workload]) -> tuple[str, ...]:
     )
     if len(set(names)) == len(names):
         return names
-    first, *others = (item.axes for item in workloads)
-    differing = [name for name in first if any(axes.get(name) != first[name] for axes in others)]
+    first, *other_axes = (item.axes for item in workloads)
+    differing = [
+        name for name in first if any(axes.get(name) != first[name] for axes in other_axes)
+    ]
     return tuple(" ".join(str(item.axes.get(name)) for name in differing) for item in workloads)

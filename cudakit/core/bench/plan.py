@@ -20,10 +20,10 @@ from cudakit.core.bench.workloads.launch import launch_cases
 from cudakit.core.bench.workloads.memory import memory_cases
 from cudakit.gpu.api import Gpu
 
-# Returns the cases of a Spec. Memory is allocated later, when a case is prepared.
-CasesOf: TypeAlias = Callable[[Any, Gpu], tuple[Case, ...]]
+# A function that returns the cases of a Spec. Memory is allocated later, when a case is prepared.
+Planner: TypeAlias = Callable[[Any, Gpu], tuple[Case, ...]]
 
-WORKLOADS: Mapping[str, CasesOf] = MappingProxyType(
+WORKLOADS: Mapping[str, Planner] = MappingProxyType(
     {
         "gemm": gemm_cases,
         "memory": memory_cases,
@@ -36,13 +36,13 @@ WORKLOADS: Mapping[str, CasesOf] = MappingProxyType(
 
 # Maximum share of the time of a case for the warm-up of all implementations.
 _WARMUP_SHARE = 0.25
-# Shorter rounds would mostly allocate and verify buffers.
+# Minimum duration of a round. Shorter rounds would mostly allocate and verify buffers.
 _MIN_ROUND_S = 1.0
 # Energy is measured only if that takes at most this share of the time of a case.
 _ENERGY_SHARE = 0.2
 # The warm-up of later rounds relative to the first one: a device that was just busy settles sooner.
 _LATER_WARMUP = 0.2
-# Approximate duration of a sample of many executions in virtual time, where a mean is no more precise.
+# Approximate duration of a sample on a simulated device. In virtual time longer samples are no more precise.
 _SIMULATED_SAMPLE_S = 10e-6
 
 
@@ -56,11 +56,11 @@ def share_budget(
 ) -> Iterator[tuple[Case, float | None]]:
     """Yield each case with its equal share of the remaining time budget, or None without a budget."""
     begin_s = now_s()
-    for at, case in enumerate(cases):
+    for index, case in enumerate(cases):
         if spec.budget_s is None:
             yield case, None
         else:
-            yield case, (spec.budget_s - (now_s() - begin_s)) / (len(cases) - at)
+            yield case, (spec.budget_s - (now_s() - begin_s)) / (len(cases) - index)
 
 
 def plan_method(
@@ -96,7 +96,7 @@ def round_methods(method: Method) -> Iterator[Method]:
     the time of a kernel differs more between rounds than within a round.
     """
     count, rule = method.rounds, method.rule
-    share = replace(
+    round_rule = replace(
         rule,
         min_samples=math.ceil(rule.min_samples / count),
         min_time_s=rule.min_time_s / count,
@@ -106,19 +106,19 @@ def round_methods(method: Method) -> Iterator[Method]:
     )
     max_s = method.warmup_most_s
     max_s = max_warmup_s(method.warmup_s) if max_s is None else max_s
-    for number in range(count):
-        part = _LATER_WARMUP if number else 1.0
+    for index in range(count):
+        warmup_share = _LATER_WARMUP if index else 1.0
         yield replace(
             method,
-            warmup_s=part * method.warmup_s,
-            warmup_most_s=part * max_s,
-            energy_s=method.energy_s if number == count - 1 else 0.0,
-            rule=share,
+            warmup_s=warmup_share * method.warmup_s,
+            warmup_most_s=warmup_share * max_s,
+            energy_s=method.energy_s if index == count - 1 else 0.0,
+            rule=round_rule,
         )
 
 
 def _shorten_to(method: Method, share_s: float, implementations: int) -> Method:
-    """Shorten a method to a time for all implementations; the minimum number of samples stays."""
+    """Shorten a method so that all implementations take ``share_s``; the minimum number of samples stays."""
     share_s = max(share_s, 1e-3)
     rounds = max(1, min(method.rounds, int(share_s / _MIN_ROUND_S)))
     warmups = implementations * (1 + _LATER_WARMUP * (rounds - 1))

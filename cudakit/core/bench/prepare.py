@@ -16,15 +16,16 @@ from cudakit.core.bench.workload import Axis, Configured, Prepared, UnsupportedC
 from cudakit.errors import Unsupported
 from cudakit.units import Unavailable
 
-# Called with the current stage and the fraction that is done; may raise KeyboardInterrupt.
+# A callback that receives the current stage and the fraction that is done; it may raise KeyboardInterrupt.
 Progress: TypeAlias = Callable[[str, float], None]
 
-# After this number of timeouts the blocking kernel is not used any more: some call waits for the device.
+# After this number of timeouts the blocking kernel is no longer used: a call of the workload waits for the
+# device.
 MAX_TIMEOUTS = 2
 
 
 class WorkloadRun:
-    """One workload in one round: its buffers, the work of its samples, and what each step recorded."""
+    """One workload in one round: its buffers, the work of a sample, and the data that each step recorded."""
 
     def __init__(
         self, timer: Timer, workload: Workload, prepared: Prepared, method: Method
@@ -35,25 +36,25 @@ class WorkloadRun:
             dict(prepared.settings) if isinstance(prepared, Configured) else {}
         )
         self.is_blocked = method.blocker and method.clock == "device"
-        self.timeouts = 0  # of the blocking kernel
+        self.timeouts = 0  # Number of timeouts of the blocking kernel.
         self.rotation = BufferRotation(prepared.enqueue, rotate_buffers(timer, prepared, method))
         self.work = SampleWork(self.rotation.run)
         self.verification = verify(timer, self.rotation, prepared)
-        # Recorded by warm_up.
+        # The step warm_up records these attributes.
         self.warmup: list[Reading] = []
         self.warmup_s = 0.0
         self.settled = not method.warmup_s
-        # Recorded by sample.
+        # The step sample records these attributes.
         self.kept: list[Reading] = []
         self.discarded: list[Reading] = []
-        self.accepts_throttled = False  # whether samples at a low clock were accepted in the end
+        self.accepts_throttled = False  # Whether low clocks persisted and were accepted.
         self.converged = False
         self.stopped = "" if self.verification.passed else "wrong"
         self.is_sampling = False
         self.begin_s, self.elapsed_s = timer.now_s(), 0.0
         self.begin_runs = self.end_runs = self.rotation.runs
         self.before = self.after = timer.gpu.telemetry()
-        # Recorded by measure_energy.
+        # The function measure_energy records this attribute.
         self.energy_j: float | Unavailable = Unavailable("energy was not measured")
 
     @property
@@ -62,23 +63,24 @@ class WorkloadRun:
         return not self.verification.passed
 
     def count_timeout(self, reading: Reading) -> None:
-        """Stop using the blocking kernel after MAX_TIMEOUTS readings that are not valid."""
+        """Count an invalid reading; after MAX_TIMEOUTS of them, stop using the blocking kernel."""
         self.timeouts += not reading.valid
         self.is_blocked = self.is_blocked and self.timeouts < MAX_TIMEOUTS
 
     def close(self) -> None:
-        """Release the work of the samples; ``prepare`` closes the prepared workload."""
+        """Release the work of the samples. The buffers stay until the caller closes the prepared workload."""
         self.work.close()
 
 
 def prepare(
     timer: Timer, workloads: Sequence[Workload], method: Method, cleanup: ExitStack
 ) -> list[WorkloadRun]:
-    """Allocate, fill and verify every workload; ``cleanup`` releases them.
+    """Allocate, fill and verify the buffers of every workload; ``cleanup`` releases them.
 
     Raises UnsupportedCase for a workload that the device or a library does not support.
     """
-    # All are allocated before the first one uses the remaining memory for further buffer sets.
+    # Every workload allocates its first buffer set before any workload uses the remaining memory for more
+    # sets.
     prepared = [cleanup.enter_context(closing(_prepare(timer, item, method))) for item in workloads]
     return [
         cleanup.enter_context(closing(WorkloadRun(timer, workload, ready, method)))

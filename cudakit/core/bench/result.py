@@ -19,34 +19,34 @@ from cudakit.units import Unavailable
 class CaseResult:
     """The result of one case: the figures, all samples, and how they were measured."""
 
-    name: str  # of the bench: "gemm"
-    axes: Mapping[str, Axis]  # parameters that identify the case: m, n, k, dtype
-    # The library that ran it: CUDAKIT, or a baseline.
+    name: str  # Name of the bench: "gemm".
+    axes: Mapping[str, Axis]  # Parameters that identify the case: m, n, k, dtype.
+    # The library that ran the case: CUDAKIT, or a baseline.
     library: str = field(metadata={"json": "contender"})
-    median_s: float | Unavailable  # time of one execution
-    ci95_s: tuple[float, float] | Unavailable  # 95% CI of the median
-    samples_s: tuple[float, ...]  # in the order measured
-    limit: Limit | Unavailable  # lower bound of the time: the roofline
-    ratio_to_limit: float | Unavailable  # % of peak, at the measured clock if it is known
-    ratio_to_datasheet: float | Unavailable  # % of peak at the clock of the datasheet
-    verified: bool  # whether the computed values were compared with a reference, and are correct
+    median_s: float | Unavailable  # Median time of one execution.
+    ci95_s: tuple[float, float] | Unavailable  # 95% CI of the median time.
+    samples_s: tuple[float, ...]  # Times of the samples in the order measured.
+    limit: Limit | Unavailable  # Lower bound of the time, from the roofline.
+    ratio_to_limit: float | Unavailable  # Share of the peak, at the measured clock if known.
+    ratio_to_datasheet: float | Unavailable  # Share of the peak at the datasheet's clock.
+    verified: bool  # Whether computed values were compared with a reference, and are correct.
     verification: Verification | Unavailable
     method: Method
     environment: Environment
-    sm_clock_hz: tuple[float, ...]  # mean during each sample; empty if unknown
-    discarded: int  # number of discarded samples
-    converged: bool  # whether the stopping rule was met before the timeout
+    sm_clock_hz: tuple[float, ...]  # Mean SM clock during each sample; empty if unknown.
+    discarded: int  # Number of readings that were discarded.
+    converged: bool  # Whether the stopping rule was met before the timeout.
     statistics: Summary | Unavailable
-    operations: float  # of one execution; 0 for a case without arithmetic
-    operation: str  # unit of the operations: "FLOP", "OP"
-    bytes_moved: float  # of one execution; 0 for a latency
-    energy_j: float | Unavailable  # of one execution
-    settings: Mapping[str, Axis]  # other parameters: algorithm, workspace
-    rounds: tuple[int, ...] = ()  # number of samples of each round; empty for one round
+    operations: float  # Operations of one execution; 0 for a case without arithmetic.
+    operation: str  # Unit of the operations: "FLOP" or "OP".
+    bytes_moved: float  # Bytes that one execution reads and writes; 0 for a latency.
+    energy_j: float | Unavailable  # Energy of one execution.
+    settings: Mapping[str, Axis]  # Other parameters: algorithm, workspace.
+    rounds: tuple[int, ...] = ()  # Number of samples of each round; empty for one round.
 
     @property
     def cycles(self) -> tuple[float, ...]:
-        """Time multiplied by SM clock, of each sample; empty if the clock is unknown."""
+        """Clock cycles of each sample: its time multiplied by its SM clock. Empty if the clock is unknown."""
         return Samples(self.samples_s, self.sm_clock_hz).cycles
 
     @property
@@ -56,12 +56,12 @@ class CaseResult:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The identity of the case, equal in two runs."""
+        """The key of the case: equal for the same case in two runs."""
         return (self.name, self.library, *sorted(self.axes.items()))
 
     @property
     def amount(self) -> float:
-        """Operations of one execution or, without any, bytes moved; 0 for a latency."""
+        """Operations of one execution or, for a case without arithmetic, bytes moved; 0 for a latency."""
         return self.operations or self.bytes_moved
 
     @property
@@ -83,7 +83,7 @@ class StepCost:
     step: str
     fixed_s: float | Unavailable
     node_s: float | Unavailable
-    deviation: float | Unavailable  # the largest relative deviation of a measured time from the fit
+    deviation: float | Unavailable  # Largest relative deviation of a measured time from the fit.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ class BreakEven:
     """The number of replays after which a graph has saved the time of its creation."""
 
     nodes: int
-    made_s: float | Unavailable  # time to capture and instantiate the graph
-    saved_s: float | Unavailable  # by a replay, compared with eager launches of the nodes
+    made_s: float | Unavailable  # Time to capture and instantiate the graph.
+    saved_s: float | Unavailable  # Time that a replay saves compared with eager launches.
     replays: float | Unavailable
 
 
@@ -101,20 +101,20 @@ class GraphCosts:
     """The costs of graphs of one topology and one kind of node."""
 
     topology: str
-    kind: str  # of the nodes
-    steps: tuple[StepCost, ...]  # in the order measured
-    payoffs: tuple[BreakEven, ...]  # by increasing number of nodes
+    kind: str  # Kind of the nodes.
+    steps: tuple[StepCost, ...]  # Costs of the steps in the order measured.
+    payoffs: tuple[BreakEven, ...]  # Break-even points by increasing number of nodes.
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """The result of one command on one device."""
+    """The result of one ``cudakit bench`` command on one device."""
 
     schema: ClassVar[str] = "cudakit.bench/1"
     simulated: bool
-    bench: str  # "gemm"
-    time_ns: int  # start, since 1970
-    complete: bool  # False after an interrupt
-    warnings: tuple[str, ...]  # reasons to doubt the figures
-    results: tuple[CaseResult, ...]  # one per case and library, in the order measured
+    bench: str  # Name of the bench: "gemm".
+    time_ns: int  # Start of the run in nanoseconds since 1970.
+    complete: bool  # False if the user interrupted the run.
+    warnings: tuple[str, ...]  # Reasons to doubt the figures.
+    results: tuple[CaseResult, ...]  # A result per case and library, in the order measured.
     graphs: tuple[GraphCosts, ...] = ()

@@ -20,9 +20,10 @@ Fields: TypeAlias = Mapping[str, Field]
 
 # GeForce products accumulate fp16, bf16, tf32 and fp8 in fp32 at half the rate of their chip (tables of peak
 # rates in the NVIDIA Turing, GA102 and Ada white papers).
-_HALVED = frozenset({"fp16", "bf16", "tf32", "fp8"})
-_HALVING = frozenset({"7.5", "8.6", "8.9"})
+_HALVED_KINDS = frozenset({"fp16", "bf16", "tf32", "fp8"})
+_HALVING_CAPABILITIES = frozenset({"7.5", "8.6", "8.9"})
 
+# Operations per SM and clock, by compute capability and kind.
 _RATES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         # Turing white paper: 512 fp16 multiply-adds per clock; T4 datasheet: 130 TOP/s int8.
@@ -102,10 +103,10 @@ _NVLINKS = MappingProxyType(
 class Work:
     """The minimum work of one execution: operations, bytes of memory, and bytes over a link."""
 
-    operations: float = 0.0  # a multiplication and its addition are two
-    kind: str = ""  # see ``rate_per_clock``: "bf16", "fp64_tensor"
-    bytes_moved: float = 0.0  # read and written in device memory
-    link_bytes: float = 0.0  # over a link, in the direction with more bytes
+    operations: float = 0.0  # Number of operations; a multiply-add counts as two.
+    kind: str = ""  # Kind of the operations: "bf16", "fp64_tensor" (see ``rate_per_clock``).
+    bytes_moved: float = 0.0  # Bytes read and written in device memory.
+    link_bytes: float = 0.0  # Bytes over a link, in the direction with more bytes.
     link: Literal["host", "peer"] = "host"
 
 
@@ -113,14 +114,14 @@ class Work:
 class Limit:
     """The lower bound of the time of one execution, and its terms."""
 
-    bound: Literal["arithmetic", "memory", "link"]  # the longest term
-    datasheet_s: float  # with the SMs at the datasheet's clock
+    bound: Literal["arithmetic", "memory", "link"]  # The term that takes longest.
+    datasheet_s: float  # Lower bound with the SMs at the datasheet's clock.
     datasheet_clock_hz: float | Unavailable
-    measured_s: float | Unavailable  # with the SMs at the measured clock
+    measured_s: float | Unavailable  # Lower bound with the SMs at the measured clock.
     measured_clock_hz: float | Unavailable
-    operations_per_s: float | Unavailable  # arithmetic peak at the datasheet's clock
-    bytes_per_s: float | Unavailable  # peak of the device memory
-    link_bytes_per_s: float | Unavailable  # peak of the link in one direction
+    operations_per_s: float | Unavailable  # Arithmetic peak at the datasheet's clock.
+    bytes_per_s: float | Unavailable  # Peak bandwidth of the device memory.
+    link_bytes_per_s: float | Unavailable  # Peak bandwidth of the link in one direction.
 
     @property
     def seconds(self) -> float:
@@ -131,7 +132,7 @@ class Limit:
 def limit(
     work: Work, fields: Fields, measured_clock_hz: float | Unavailable
 ) -> Limit | Unavailable:
-    """Return max(operations / peak, bytes / memory bandwidth, link bytes / link bandwidth).
+    """Return the roofline: max(operations / peak, bytes / memory bandwidth, link bytes / link bandwidth).
 
     ``fields`` are facts of CUDA and NVML. Unavailable if a term needs a fact that is unknown for the device.
     """
@@ -146,16 +147,16 @@ def limit(
     }
     if not any((work.operations, work.bytes_moved, work.link_bytes)):
         return Unavailable("a latency has no theoretical peak")
-    known: dict[str, float] = {}
+    terms_s: dict[str, float] = {}
     for name, seconds in terms.items():
         if isinstance(seconds, Unavailable):
             return seconds
-        known[name] = seconds
+        terms_s[name] = seconds
     return Limit(
-        bound=_longest(known),
-        datasheet_s=max(known.values()),
+        bound=_longest(terms_s),
+        datasheet_s=max(terms_s.values()),
         datasheet_clock_hz=clock,
-        measured_s=_at_clock(known, clock, measured_clock_hz),
+        measured_s=_bound_at_clock(terms_s, clock, measured_clock_hz),
         measured_clock_hz=measured_clock_hz,
         operations_per_s=peak,
         bytes_per_s=memory,
@@ -168,7 +169,7 @@ def datasheet_clock(kind: str, fields: Fields) -> float | Unavailable:
     matrix_clock = _MATRIX_CLOCKS.get(str(fields.get("name")))
     if matrix_clock is not None and kind and kind not in _KINDS_AT_MAX_CLOCK:
         return matrix_clock
-    max_khz = _positive(fields, "clock_rate_khz", "the maximum SM clock")
+    max_khz = _positive_field(fields, "clock_rate_khz", "the maximum SM clock")
     return max_khz if isinstance(max_khz, Unavailable) else max_khz * 1e3
 
 
@@ -179,7 +180,7 @@ def peak_operations(
     if not kind:
         return Unavailable("the case has no arithmetic")
     rate = rate_per_clock(kind, fields)
-    multiprocessors = _positive(fields, "multiprocessor_count", "the number of SMs")
+    multiprocessors = _positive_field(fields, "multiprocessor_count", "the number of SMs")
     if isinstance(rate, Unavailable):
         return rate
     if isinstance(multiprocessors, Unavailable):
@@ -191,31 +192,31 @@ def memory_bandwidth(fields: Fields) -> float | Unavailable:
     """Return the bytes per second of device memory: bus width x clock x two transfers per clock."""
     if fields.get("integrated") is True:
         return Unavailable("the driver does not report the memory clock of an integrated GPU")
-    width_bits = _positive(fields, "global_memory_bus_width_bits", "the memory bus width")
+    width_bits = _positive_field(fields, "global_memory_bus_width_bits", "the memory bus width")
     if isinstance(width_bits, Unavailable):
         return width_bits
-    clock_khz = _positive(fields, "memory_clock_rate_khz", "the memory clock")
+    clock_khz = _positive_field(fields, "memory_clock_rate_khz", "the memory clock")
     return clock_khz if isinstance(clock_khz, Unavailable) else clock_khz * 1e3 * width_bits / 4
 
 
 def link_bandwidth(fields: Fields) -> float | Unavailable:
     """Return the bytes per second of PCIe in one direction, including packet framing."""
-    generation = _positive(fields, "pcie_generation_max", "the PCIe generation")
+    generation = _positive_field(fields, "pcie_generation_max", "the PCIe generation")
     if isinstance(generation, Unavailable):
         return generation
-    width = _positive(fields, "pcie_width_max", "the number of PCIe lanes")
+    width = _positive_field(fields, "pcie_width_max", "the number of PCIe lanes")
     if isinstance(width, Unavailable):
         return width
     if generation not in _PCIE_LANES:
         return Unavailable(f"the rate is unknown for PCIe {generation}.0")
-    transfers_per_s, data = _PCIE_LANES[generation]
-    return transfers_per_s * data * width / 8
+    transfers_per_s, data_share = _PCIE_LANES[generation]
+    return transfers_per_s * data_share * width / 8
 
 
 def peer_bandwidth(fields: Fields) -> float | Unavailable:
-    """Return the bytes per second to other devices in one direction: of all NVLinks or, without any, of PCIe.
+    """Return the bytes per second to other devices in one direction, over all NVLinks or else over PCIe.
 
-    Two devices may be connected by some of the links only.
+    This is an upper bound, because two devices may be connected by some of the NVLinks only.
     """
     count = fields.get("nvlink_count", Unavailable("NVML was not queried"))
     if isinstance(count, Unavailable):
@@ -240,12 +241,13 @@ def rate_per_clock(kind: str, fields: Fields) -> int | Unavailable:
         return Unavailable(f"the peak is unknown for compute capability {capability}")
     if kind not in rates:
         return Unavailable(f"the peak of {kind} is unknown for compute capability {capability}")
-    halved = kind in _HALVED and capability in _HALVING and "GeForce" in str(fields.get("name"))
-    return rates[kind] // 2 if halved else rates[kind]
+    is_geforce = "GeForce" in str(fields.get("name"))
+    is_halved = is_geforce and kind in _HALVED_KINDS and capability in _HALVING_CAPABILITIES
+    return rates[kind] // 2 if is_halved else rates[kind]
 
 
 def matrix_kind(dtype: str, fields: Fields) -> str:
-    """Return the kind of operation that is fastest for a GEMM of a data type: fp8 for ``fp8_e4m3``.
+    """Return the fastest kind of operation for a GEMM of a data type: fp8 for ``fp8_e4m3``.
 
     The kind of fp64 is fp64_tensor on devices with tensor cores for fp64.
     """
@@ -254,7 +256,7 @@ def matrix_kind(dtype: str, fields: Fields) -> str:
     return "fp64_tensor" if kind == "fp64" and "fp64_tensor" in rates else kind
 
 
-def _positive(fields: Fields, name: str, description: str) -> int | Unavailable:
+def _positive_field(fields: Fields, name: str, description: str) -> int | Unavailable:
     """Return a fact that is a positive integer; drivers report 0 for unknown values."""
     value = fields.get(name)
     if isinstance(value, Unavailable):
@@ -276,10 +278,10 @@ def _longest(terms: Mapping[str, float]) -> Literal["arithmetic", "memory", "lin
     return "memory" if terms["memory"] >= terms["link"] else "link"
 
 
-def _at_clock(
+def _bound_at_clock(
     terms: Mapping[str, float], datasheet_hz: float | Unavailable, hz: float | Unavailable
 ) -> float | Unavailable:
-    """Return the bound at another SM clock, with which only the arithmetic term scales."""
+    """Return the bound at another SM clock: only the arithmetic term depends on the SM clock."""
     if isinstance(hz, Unavailable):
         return hz
     transfer_s = max(terms["memory"], terms["link"])

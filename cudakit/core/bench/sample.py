@@ -11,12 +11,13 @@ from cudakit.core.bench.prepare import Progress, WorkloadRun
 from cudakit.core.bench.stopping import Stopping
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
-# A clock below this share of the median of recent clocks is throttled. nvbench discards samples below this
-# share of the default clock.
+# A clock below this share of the median of recent clocks counts as throttled. nvbench uses the same share,
+# but of the default clock.
 _THROTTLED_SHARE = 0.75
 _RECENT_CLOCKS = 101
 _MIN_CLOCKS = 5
-# A low clock is accepted as normal after this number of throttled readings, unless samples outnumber them.
+# A low clock is accepted as normal after this number of throttled readings, or the number of samples if
+# larger.
 _MAX_THROTTLED = 10
 
 
@@ -46,15 +47,15 @@ def end_sampling(run: WorkloadRun) -> None:
 
 
 class ThrottlingFilter:
-    """Selects the samples among readings: those at an SM clock that is not far below the recent ones.
+    """Divides readings into samples and discarded readings, whose SM clock is far below recent clocks.
 
-    The recent clocks begin with those of ``warmup``.
+    The readings of ``warmup`` provide the first clocks for that comparison.
     """
 
     def __init__(self, warmup: Iterable[Reading] = ()) -> None:
         self.kept: list[Reading] = []
         self.discarded: list[Reading] = []
-        self.gave_up = False  # whether all clocks are accepted, because low clocks persisted
+        self.accepts_all = False  # Whether all clocks are accepted, because low clocks persisted.
         self._clocks: deque[float] = deque(maxlen=_RECENT_CLOCKS)
         for reading in warmup:
             self._add_clock(reading)
@@ -72,11 +73,11 @@ class ThrottlingFilter:
             self._clocks.append(reading.sm_clock_hz)
 
     def _is_throttled(self, reading: Reading) -> bool:
-        if reading.sm_clock_hz is None or self.gave_up or len(self._clocks) < _MIN_CLOCKS:
+        if reading.sm_clock_hz is None or self.accepts_all or len(self._clocks) < _MIN_CLOCKS:
             return False
         is_low = reading.sm_clock_hz < _THROTTLED_SHARE * median(self._clocks)
         if is_low and len(self.discarded) >= max(_MAX_THROTTLED, len(self.kept)):
-            self.gave_up = True
+            self.accepts_all = True
             return False
         return is_low
 
@@ -102,7 +103,7 @@ class _Sampling:
 
     @property
     def fraction(self) -> float:
-        """An estimate of the fraction of the samples that were taken."""
+        """Estimate of the share of sampling that is done, for the progress display."""
         run, rule = self.run, self.run.method.rule
         samples = len(run.kept) / max(rule.min_samples, 1)
         return min(1.0, max(0.9 * min(samples, 1.0), run.elapsed_s / max(rule.timeout_s, 1e-9)))
@@ -126,7 +127,7 @@ class _Sampling:
 
     def _apply_stopping_rule(self, reading: Reading) -> None:
         run = self.run
-        run.accepts_throttled = self._filter.gave_up
+        run.accepts_throttled = self._filter.accepts_all
         time_s = reading.time_s * run.work.executions
         if not self.is_done and self._stopping.add(time_s, elapsed_s=run.elapsed_s):
             run.stopped, run.converged = self._stopping.reason, self._stopping.converged

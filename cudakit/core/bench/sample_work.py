@@ -14,14 +14,14 @@ from cudakit.gpu.api import Graph, Graphs, Stream
 
 
 class BufferRotation:
-    """Runs a workload on its buffer sets in rotation; ``enqueue`` is that of ``Prepared``."""
+    """Runs a workload on its buffer sets in rotation; ``enqueue`` takes a stream and a buffer set's index."""
 
     def __init__(self, enqueue: Callable[[Stream, int], None], sets: int) -> None:
         self.sets = sets
         self.runs = 0
         self._enqueue = enqueue
         self._next = 0
-        self._complete = 0
+        self._next_at_complete = 0
 
     def run(self, stream: Stream) -> None:
         """Enqueue an execution on the next buffer set."""
@@ -34,12 +34,12 @@ class BufferRotation:
             self.run(stream)
 
     def repeat(self, stream: Stream) -> None:
-        """Enqueue an execution on the buffer set of the previous one."""
+        """Enqueue an execution on the same buffer set as the previous execution."""
         self._enqueue(stream, (self._next - 1) % self.sets)
         self.runs += 1
 
     def capture(self, stream: Stream, count: int) -> None:
-        """Enqueue executions that a graph captures; call ``advance`` when the graph was launched."""
+        """Enqueue executions that a graph captures; call ``advance`` after each launch of the graph."""
         for number in range(count):
             self._enqueue(stream, (self._next + number) % self.sets)
 
@@ -50,29 +50,33 @@ class BufferRotation:
 
     def complete(self, stream: Stream) -> None:
         """Enqueue executions until every buffer set was used since the previous call."""
-        while self._next - self._complete < self.sets:
+        while self._next - self._next_at_complete < self.sets:
             self.run(stream)
-        self._complete = self._next
+        self._next_at_complete = self._next
 
 
 def make_sample_work(
     timer: Timer, rotation: BufferRotation, method: Method, estimate_s: float
 ) -> SampleWork:
-    """Return the work of a sample; ``estimate_s`` is an estimate of one execution.
+    """Return the work of a sample; ``estimate_s`` is the estimated time of one execution.
 
-    Raises UsageError for a batch or graph with a flush between its executions, which is impossible.
+    Raises UsageError for L2 state flush in mode batch or graph: no flush can run between their executions.
     """
-    flushed = method.cache == "flush"
-    if flushed and method.mode in ("batch", "graph"):
+    flushes = method.cache == "flush"
+    if flushes and method.mode in ("batch", "graph"):
         raise UsageError(
             f"L2 cannot be flushed between the executions of a {method.mode}",
             hint="add --mode isolated, or --cache rotate",
         )
-    before = _before(timer, rotation, flushed=flushed, interleaved=bool(method.interleaved))
+    before = _work_before_sample(
+        timer, rotation, flushes=flushes, interleaved=bool(method.interleaved)
+    )
     if method.mode == "graph":
-        return _graph_work(timer, rotation, _nodes(method, estimate_s, rotation.sets), before)
+        return _graph_work(
+            timer, rotation, _executions_per_graph(method, estimate_s, rotation.sets), before
+        )
     if method.mode == "batch":
-        executions = min(_executions(method, estimate_s), MAX_QUEUED)
+        executions = min(_executions_per_batch(method, estimate_s), MAX_QUEUED)
         return SampleWork(partial(rotation.run_many, count=executions), executions, before)
     return SampleWork(rotation.run, before=before, clock=method.clock)
 
@@ -93,8 +97,8 @@ def _graph_work(
     return SampleWork(replay, executions, before, close=partial(gpu.destroy_graph_exec, executable))
 
 
-def _before(
-    timer: Timer, rotation: BufferRotation, *, flushed: bool, interleaved: bool
+def _work_before_sample(
+    timer: Timer, rotation: BufferRotation, *, flushes: bool, interleaved: bool
 ) -> Enqueue | None:
     """Return the untimed work before each sample.
 
@@ -102,34 +106,34 @@ def _before(
     lines that the other workloads left dirty.
     """
     if not interleaved:
-        return timer.flush if flushed else None
+        return timer.flush if flushes else None
 
     def repeat_and_flush(stream: Stream) -> None:
         rotation.repeat(stream)
-        if flushed:
+        if flushes:
             timer.flush(stream)
 
     return repeat_and_flush
 
 
-def _executions(method: Method, estimate_s: float) -> int:
+def _executions_per_batch(method: Method, estimate_s: float) -> int:
     """Return the number of executions that take ``method.sample_s``."""
     return max(1, round(method.sample_s / max(estimate_s, 1e-9)))
 
 
-def _nodes(method: Method, estimate_s: float, sets: int) -> int:
-    """Return the number of executions per graph: each buffer set is used equally often."""
-    turns = -(-min(_executions(method, estimate_s), MAX_SETS) // sets)
-    return sets * max(1, min(turns, MAX_SETS // sets))
+def _executions_per_graph(method: Method, estimate_s: float, sets: int) -> int:
+    """Return the number of executions per graph: a multiple of the number of buffer sets."""
+    rotations = -(-min(_executions_per_batch(method, estimate_s), MAX_SETS) // sets)
+    return sets * max(1, min(rotations, MAX_SETS // sets))
 
 
 def capture(gpu: Graphs, stream: Stream, work: Enqueue) -> Graph:
-    """Capture what ``work`` enqueues on a stream. The capture is ended on any error."""
+    """Capture the work that ``work`` enqueues on a stream in a graph. Any error ends the capture."""
     gpu.capture_begin(stream)
     try:
         work(stream)
     except BaseException:
-        with suppress(CudaError):  # the error that ended the capture is the one to report
+        with suppress(CudaError):  # Report the error that ended the capture.
             gpu.destroy_graph(gpu.capture_end(stream))
         raise
     return gpu.capture_end(stream)

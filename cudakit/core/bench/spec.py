@@ -19,8 +19,8 @@ from cudakit.kernels.bandwidth import WIDTH_BYTES
 # The ways to allocate memory with the driver API.
 DRIVER_ALLOCATORS = ("driver", "stream-ordered", "pinned", "virtual")
 OPERATIONS = ("read", "write", "copy", "scale", "triad")
-# h2d and d2h copy pinned host memory, both copies in both directions at the same time, d2d copies within the
-# device, peer to each other device.
+# Directions of copies: h2d and d2h copy between pinned host memory and the device, "both" runs h2d and d2h at
+# the same time, d2d copies within the device, "peer" copies to each other device.
 DIRECTIONS = ("h2d", "d2h", "both", "pageable-h2d", "pageable-d2h", "d2d", "peer", "peer-both")
 CALLS = (
     "launch",
@@ -34,8 +34,9 @@ CALLS = (
 )
 TOPOLOGIES = ("chain", "fork-join")
 NODE_KINDS = ("kernel", "fill", "copy")
-# The time until the call returns, except for run (device time), and replay and eager (host time until the
-# device has finished). first-launch launches a graph that was not uploaded.
+# Steps of a graph's life. The time of a step ends when its call returns, except for run (device time), and
+# for replay and eager (host time until the device has finished). first-launch launches a graph without an
+# upload.
 STEPS = (
     "capture",
     "instantiate",
@@ -47,15 +48,15 @@ STEPS = (
     "replay",
     "eager",
 )
-# The data of matrices; int means small integers, whose sums are exact.
+# Kinds of matrix data; "int" stands for small integers, whose sums are exact.
 FILLS = ("uniform", "normal", "int", "zeros", "ones")
 
-# The modes that a user can choose; mode call is only for latencies.
+# Modes that a user can choose. Mode "call" is missing, because it only suits latencies.
 _MODES = ("isolated", "batch", "graph", "host")
 
 # When GEMMs start on an idle device, clocks take longer to settle than with other work.
 _GEMM_WARMUP_S = 1.0
-# The kernels that verify copies compare words.
+# Sizes of copies are multiples of this size, because the kernels that verify copies compare words.
 _WORD_BYTES = 4
 _MAX_NODES = 100_000
 _MAX_ROUNDS = 1000
@@ -69,7 +70,7 @@ class Allocator(Protocol):
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr: ...
     def free(self, ptr: Ptr, stream: Stream) -> None: ...
     def close(self) -> None:
-        """Release cached memory."""
+        """Free the memory that the allocator caches."""
         ...
 
 
@@ -78,16 +79,16 @@ AllocatorFactory: TypeAlias = Callable[[Gpu], Allocator]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """The options that all benches share. All Specs raise InputError for invalid values."""
+    """The options that all benches share. Specs raise InputError for invalid values."""
 
     bench: ClassVar[str]
 
-    seed: int = 0  # of random data
-    warmup_s: float = 0.25  # minimum per case
-    rule: Rule = field(default_factory=Rule)  # when a case has enough samples
-    rounds: int = 5  # groups of samples with their own buffers
-    blocker: bool = True  # whether a blocking kernel hides launch gaps
-    budget_s: float | None = None  # approximate time for all cases together
+    seed: int = 0  # Seed of random data.
+    warmup_s: float = 0.25  # Minimum warm-up time per case.
+    rule: Rule = field(default_factory=Rule)  # Stopping rule of a case.
+    rounds: int = 5  # Number of groups of samples; each group has new buffers.
+    blocker: bool = True  # Whether a blocking kernel hides launch gaps.
+    budget_s: float | None = None  # Approximate time for all cases together; None: no budget.
 
     def __post_init__(self) -> None:
         _check_range("--seed", self.seed, 0, 2**64 - 1)
@@ -121,11 +122,11 @@ class MemorySpec(Spec):
     bench: ClassVar[str] = "memory"
 
     operations: tuple[str, ...] = OPERATIONS
-    sizes_bytes: tuple[int, ...] | None = (
-        None  # of each buffer; by default around the size of the L2 cache
-    )
+    # Sizes of each buffer. None: sizes around that of the L2 cache.
+    sizes_bytes: tuple[int, ...] | None = None
     mode: Mode = "batch"
-    cache: Cache = "hot"  # hot: the rate drops at the capacity of the L2 cache
+    # With hot data the rate drops where buffers exceed the L2 cache, which shows its capacity.
+    cache: Cache = "hot"
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
@@ -140,10 +141,10 @@ class CopySpec(Spec):
 
     bench: ClassVar[str] = "copy"
 
-    directions: tuple[str, ...] | None = None  # by default all that the machine supports
-    sizes_bytes: tuple[int, ...] | None = None  # of each copy
-    mode: Mode | None = None  # by default host for pageable memory, else isolated
-    cache: Cache | None = None  # by default rotate within the device, else hot
+    directions: tuple[str, ...] | None = None  # None: all directions that the machine supports.
+    sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: sizes of all orders.
+    mode: Mode | None = None  # None: host for pageable memory, else isolated.
+    cache: Cache | None = None  # None: rotate for copies within the device, else hot.
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
@@ -175,12 +176,12 @@ class LaunchSpec(Spec):
 class AllocSpec(Spec):
     """Options of ``cudakit bench alloc``.
 
-    ``others`` are factories of allocators besides the driver's, by name.
+    ``others`` are the factories of allocators that are not the driver's, by name.
     """
 
     bench: ClassVar[str] = "alloc"
 
-    allocators: tuple[str, ...] | None = None  # by default all
+    allocators: tuple[str, ...] | None = None  # None: all allocators.
     others: Mapping[str, AllocatorFactory] = field(default_factory=dict)
     sizes_bytes: tuple[int, ...] | None = None
 
@@ -188,8 +189,8 @@ class AllocSpec(Spec):
         Spec.__post_init__(self)
         if self.allocators is not None:
             _check_names("allocator", self.allocators, (*DRIVER_ALLOCATORS, *self.others))
-        if taken := sorted(set(self.others) & set(DRIVER_ALLOCATORS)):
-            raise InputError(f"{taken[0]!r} is already the name of a driver allocator")
+        if duplicates := sorted(set(self.others) & set(DRIVER_ALLOCATORS)):
+            raise InputError(f"{duplicates[0]!r} is already the name of a driver allocator")
         _check_sizes(self.sizes_bytes, 1)
 
 
@@ -200,8 +201,8 @@ class GraphSpec(Spec):
     bench: ClassVar[str] = "graph"
 
     topologies: tuple[str, ...] = TOPOLOGIES
-    kinds: tuple[str, ...] = ("kernel",)  # of the nodes
-    nodes: tuple[int, ...] | None = None  # number of nodes of each graph
+    kinds: tuple[str, ...] = ("kernel",)  # Kinds of nodes.
+    nodes: tuple[int, ...] | None = None  # Numbers of nodes of the graphs; None: several sizes.
     steps: tuple[str, ...] = STEPS
 
     def __post_init__(self) -> None:
@@ -209,7 +210,7 @@ class GraphSpec(Spec):
         _check_names("topology", self.topologies, TOPOLOGIES)
         _check_names("node kind", self.kinds, NODE_KINDS)
         _check_names("step", self.steps, STEPS)
-        _check_some("nodes", self.nodes)
+        _check_not_empty("nodes", self.nodes)
         for count in self.nodes or ():
             _check_range("--nodes", count, 1, _MAX_NODES)
 
@@ -219,7 +220,7 @@ class GemmSpec(Spec):
     """Options of ``cudakit bench gemm``.
 
     ``library`` is measured; samples of ``baselines`` are interleaved with its samples, on equal data. A GEMM
-    that a library does not support has a result without a time. It is an error if no GEMM is supported.
+    that a library does not support has a result without a time. If no GEMM is supported, the run fails.
     """
 
     bench: ClassVar[str] = "gemm"
@@ -232,8 +233,9 @@ class GemmSpec(Spec):
     fill: str = "uniform"
     mode: Mode = "batch"
     cache: Cache = "rotate"
-    # Algorithms to use instead of the default ones, and names of GEMMs: "llama3-8b qkv".
+    # Algorithms to use instead of the library's default algorithms.
     algorithms: Mapping[Gemm, Algorithm] = field(default_factory=dict)
+    # Names of GEMMs for the report: "llama3-8b qkv".
     shapes: Mapping[Gemm, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -241,10 +243,10 @@ class GemmSpec(Spec):
         if not self.gemms:
             raise InputError("no shape was given", hint="for example: cudakit bench gemm 4096")
         _check_names("library", (self.library, *self.baselines), LIBRARIES)
-        if twice := [
+        if duplicates := [
             name for name in self.baselines if (self.library, *self.baselines).count(name) > 1
         ]:
-            raise InputError(f"{twice[0]} cannot be compared with itself")
+            raise InputError(f"{duplicates[0]} cannot be compared with itself")
         _check_names("fill", (self.fill,), FILLS)
         _check_range("--workspace", self.settings.workspace_bytes, 0, math.inf)
         _check_method(self.mode, self.cache)
@@ -261,7 +263,7 @@ def is_pageable(direction: str) -> bool:
 
 
 def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
-    _check_some("sizes", sizes_bytes)
+    _check_not_empty("sizes", sizes_bytes)
     for size_bytes in sizes_bytes or ():
         if size_bytes <= 0:
             raise InputError(
@@ -276,13 +278,13 @@ def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
             )
 
 
-def _check_names(what: str, names: Collection[str], known: tuple[str, ...]) -> None:
-    hint = f"choose from {', '.join(known)}"
+def _check_names(noun: str, names: Collection[str], valid_names: tuple[str, ...]) -> None:
+    hint = f"choose from {', '.join(valid_names)}"
     if not names:
-        raise InputError(f"no {what} was given", hint=hint)
+        raise InputError(f"no {noun} was given", hint=hint)
     for name in names:
-        if name not in known:
-            raise InputError(f"unknown {what} {name!r}", hint=hint)
+        if name not in valid_names:
+            raise InputError(f"unknown {noun} {name!r}", hint=hint)
 
 
 def _check_method(mode: str | None, cache: str | None) -> None:
@@ -292,20 +294,20 @@ def _check_method(mode: str | None, cache: str | None) -> None:
         _check_names("cache", (cache,), get_args(Cache))
 
 
-def _check_some(what: str, values: Collection[int] | None) -> None:
+def _check_not_empty(noun: str, values: Collection[int] | None) -> None:
     if values is not None and not values:
         raise InputError(
-            f"the list of {what} is empty", hint="remove the option to use the default"
+            f"the list of {noun} is empty", hint="remove the option to use the default"
         )
 
 
-def _check_positive(what: str, value: float) -> None:
+def _check_positive(option: str, value: float) -> None:
     if not 0 < value < math.inf:
-        raise InputError(f"{what} is {value:g}; it must be a number above 0")
+        raise InputError(f"{option} is {value:g}; it must be a number above 0")
 
 
-def _check_range(what: str, value: float, low: float, high: float) -> None:
+def _check_range(option: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high or math.isnan(value):
         bound = f"at least {low:,}" if math.isinf(high) else f"from {low:,} to {high:,}"
         text = f"{value:,}" if isinstance(value, int) else f"{value:g}"
-        raise InputError(f"{what} is {text}; it must be {bound}")
+        raise InputError(f"{option} is {text}; it must be {bound}")

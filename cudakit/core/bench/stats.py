@@ -1,4 +1,4 @@
-"""Statistics of samples: the median and its CI, autocorrelation, trend and bimodality. Pure."""
+"""Statistics of samples: the median and its CI, autocorrelation, trend and bimodality."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cudakit.core.bench.measurement import Samples
 _Times: TypeAlias = "Sequence[float] | npt.NDArray[np.float64]"
 
 # Binomial tails are exact up to this number of samples, and a normal approximation beyond it.
-_MAX_EXACT = 1000
-# Fewer samples give no estimate of their autocorrelation.
+_MAX_EXACT_BINOMIAL = 1000
+# Minimum number of samples for an estimate of their autocorrelation.
 _MIN_FOR_AUTOCORRELATION = 20
-# A third of the samples, 8, suffices for a CI of 99 %: 2 ** (1 - 8) is less than 1 %.
+# Minimum number of samples for a trend: a third of them, 8, gives a CI of 99 %, because 2 ** (1 - 8) < 1 %.
 _MIN_FOR_TREND = 24
 _TREND_CONFIDENCE = 0.99
 # The 97.5 % quantiles of Student's t distribution for 1, 2, 3 ... degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-_NORMAL = 1.96
-# Fewer samples than this have two peaks by chance. A peak contains at least this share of all samples.
+_NORMAL = 1.96  # The 97.5 % quantile of the normal distribution.
+# Minimum number of samples for two peaks, and the minimum share of samples in a peak: fewer are often chance.
 _MIN_FOR_PEAKS = 30
 _MIN_PEAK = 0.1
 # A valley contains less than this share of the lower peak, by at least this many standard deviations.
@@ -32,7 +32,7 @@ _VALLEY = 0.5
 _VALLEY_DEVIATIONS = 3.0
 # Peaks that are closer than this number of clock steps may be one time, rounded up or down.
 _CLOCK_STEPS = 3
-# With thousands of samples every drift is significant, so smaller drifts are ignored.
+# Smaller relative drifts are ignored, because among thousands of samples every drift is significant.
 _MIN_TREND = 0.01
 
 
@@ -40,21 +40,21 @@ _MIN_TREND = 0.01
 class Summary:
     """The distribution of the times of one case."""
 
-    n: int  # number of samples
+    n: int  # Number of samples.
     minimum_s: float
-    p5_s: float  # 5th percentile
-    q1_s: float  # first quartile
+    p5_s: float  # 5th percentile.
+    q1_s: float  # First quartile.
     median_s: float
-    q3_s: float  # third quartile
+    q3_s: float  # Third quartile.
     p95_s: float
     p99_s: float
     maximum_s: float
     mean_s: float
-    stdev_s: float  # sample standard deviation; 0 for one sample
-    mad_s: float  # median absolute deviation, not scaled
-    ci95_s: tuple[float, float]  # 95% CI of the median
-    trend: bool  # whether the first and last third differ significantly and by over 1 %
-    bimodal: bool  # whether the distribution has two peaks
+    stdev_s: float  # Sample standard deviation; 0 for one sample.
+    mad_s: float  # Median absolute deviation, not scaled.
+    ci95_s: tuple[float, float]  # 95% CI of the median.
+    trend: bool  # Whether the first and last third differ significantly and by over 1 %.
+    bimodal: bool  # Whether the distribution has two peaks.
 
     @property
     def noise(self) -> float:
@@ -87,32 +87,39 @@ def summarize(samples: Samples) -> Summary:
 
 
 def ci_over_rounds(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, float]:
-    """Return a 95% CI of the median that includes the scatter between rounds.
+    """Return a 95% CI of the median that includes the differences between rounds.
 
-    The speed depends on memory addresses, which samples at one address do not show. Each round has new
-    buffers, so the medians of rounds scatter as those of runs do, and Student's t gives the CI of their mean.
-    The result is the union of that CI, centred on the median, and of ``median_ci``.
+    The speed depends on the addresses of buffers, so samples with one set of buffers vary less than runs do.
+    Each round has new buffers: the medians of rounds vary like those of runs, and Student's t distribution
+    gives the CI of their mean. The result is the union of that CI, centred on the median, and ``median_ci``.
     """
     values = _array(times)
     shifted = without_round_offsets(values, rounds)
     low, high = median_ci(shifted, correlation=autocorrelation_time(shifted))
-    half_width = _ci_half_width([float(np.median(part)) for part in _parts(values, rounds)])
+    half_width = _ci_half_width(
+        [float(np.median(times)) for times in _split_rounds(values, rounds)]
+    )
     middle = float(np.median(values))
     return max(min(low, middle - half_width), 0.0), max(high, middle + half_width)
 
 
 def without_round_offsets(times: _Times, rounds: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Shift the samples of each round so that its median is that of all samples."""
+    """Shift the samples of each round, so that all rounds have the same median."""
     values = _array(times)
     if len(rounds) < 2:
         return values
     middle = np.median(values)
-    return np.concatenate([part - np.median(part) + middle for part in _parts(values, rounds)])
+    return np.concatenate(
+        [times - np.median(times) + middle for times in _split_rounds(values, rounds)]
+    )
 
 
-def _parts(values: npt.NDArray[np.float64], rounds: Sequence[int]) -> list[npt.NDArray[np.float64]]:
-    parts = np.split(values, np.cumsum(rounds)[:-1]) if len(rounds) > 1 else [values]
-    return [part for part in parts if len(part)]
+def _split_rounds(
+    values: npt.NDArray[np.float64], rounds: Sequence[int]
+) -> list[npt.NDArray[np.float64]]:
+    """Return the samples of each round that has samples."""
+    round_values = np.split(values, np.cumsum(rounds)[:-1]) if len(rounds) > 1 else [values]
+    return [times for times in round_values if len(times)]
 
 
 def _ci_half_width(medians: Sequence[float]) -> float:
@@ -143,7 +150,7 @@ def median_ci(
 
 
 def autocorrelation_time(times: _Times) -> float:
-    """Return the number of samples that are worth one independent sample; 1 for independent samples.
+    """Return the number of samples that give as much information as one independent sample; 1 or more.
 
     Clocks and temperatures correlate consecutive samples. The median depends on which samples are above it,
     so this is the integrated autocorrelation time of that sign (Sokal, Monte Carlo Methods in Statistical
@@ -174,17 +181,18 @@ def has_trend(times: _Times) -> bool:
         return False
     third = len(values) // 3
     first, last = values[:third], values[-third:]
-    low, high = sorted(median_ci(part, _TREND_CONFIDENCE) for part in (first, last))
-    apart = low[1] < high[0]
+    low, high = sorted(median_ci(times, _TREND_CONFIDENCE) for times in (first, last))
+    is_significant = low[1] < high[0]
     change = abs(float(np.median(last) - np.median(first)))
-    return bool(apart and change > _MIN_TREND * float(np.median(values)))
+    return bool(is_significant and change > _MIN_TREND * float(np.median(values)))
 
 
 def is_bimodal(times: _Times) -> bool:
-    """Return whether the distribution has two peaks with a valley between them.
+    """Return whether the distribution of times has two peaks with a valley between them.
 
-    The times are split into the two groups with the smallest variance within (Otsu, IEEE SMC 9, 1979). Then
-    the numbers of samples in equal windows are compared: around both medians, and half-way between them.
+    The times are split into two groups so that the variance inside the groups is smallest (Otsu, IEEE SMC 9,
+    1979). Then the numbers of samples in three windows of one width are compared: around the median of each
+    group, and half-way between these medians.
     """
     ordered = np.sort(np.asarray(times, np.float64))
     split = _best_split(ordered)
@@ -194,8 +202,8 @@ def is_bimodal(times: _Times) -> bool:
     gap = high - low
     if gap <= _CLOCK_STEPS * _clock_step(ordered):
         return False
-    valley = _count(ordered, (low + high) / 2, gap / 6)
-    peak = min(_count(ordered, low, gap / 6), _count(ordered, high, gap / 6))
+    valley = _count_within(ordered, (low + high) / 2, gap / 6)
+    peak = min(_count_within(ordered, low, gap / 6), _count_within(ordered, high, gap / 6))
     return valley < _VALLEY * peak and peak - valley > _VALLEY_DEVIATIONS * (peak + valley) ** 0.5
 
 
@@ -209,14 +217,14 @@ def _array(times: _Times) -> npt.NDArray[np.float64]:
 def _lower_rank(n: int, confidence: float) -> int:
     """Return the index of the lower end of the CI among n sorted samples."""
     tail = (1 - confidence) / 2
-    if n > _MAX_EXACT:
-        # 0.5 is the continuity correction.
+    if n > _MAX_EXACT_BINOMIAL:
+        # The term 0.5 is the continuity correction of the normal approximation.
         return int(n / 2 - 0.5 + NormalDist().inv_cdf(tail) * n**0.5 / 2)
-    probability = below = 0.5**n
+    probability = cumulative = 0.5**n
     rank = 0
-    while below <= tail:
+    while cumulative <= tail:
         probability *= (n - rank) / (rank + 1)
-        below += probability
+        cumulative += probability
         rank += 1
     return max(rank - 1, 0)
 
@@ -231,25 +239,27 @@ def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 
 
 def _best_split(ordered: npt.NDArray[np.float64]) -> int | None:
-    """Return the split with the smallest variance within both groups; None for too few samples."""
+    """Return the index that splits values into groups with the smallest variance; None for too few values."""
     n = len(ordered)
-    smallest = max(int(n * _MIN_PEAK), 1)
+    min_size = max(int(n * _MIN_PEAK), 1)
     if n < _MIN_FOR_PEAKS:
         return None
-    sizes = np.arange(smallest, n - smallest + 1)
-    # The values are centred, because squares of nearly equal numbers would cancel.
+    sizes = np.arange(min_size, n - min_size + 1)
+    # The values are centred, because a difference of squares of large, nearly equal numbers loses precision.
     sums = np.cumsum(ordered - ordered.mean())
     left, total = sums[sizes - 1], sums[-1]
-    between = left**2 / sizes + (total - left) ** 2 / (n - sizes)
-    return int(sizes[int(np.argmax(between))])
+    between_groups = left**2 / sizes + (total - left) ** 2 / (n - sizes)
+    return int(sizes[int(np.argmax(between_groups))])
 
 
 def _clock_step(ordered: npt.NDArray[np.float64]) -> float:
+    """Return the smallest difference between distinct values: an estimate of the clock's resolution."""
     steps = np.diff(ordered)
     steps = steps[steps > 0]
     return float(steps.min()) if len(steps) else 0.0
 
 
-def _count(ordered: npt.NDArray[np.float64], centre: float, reach: float) -> int:
-    first, last = np.searchsorted(ordered, (centre - reach, centre + reach)).tolist()
+def _count_within(ordered: npt.NDArray[np.float64], centre: float, distance: float) -> int:
+    """Return the number of values whose distance from ``centre`` is at most ``distance``."""
+    first, last = np.searchsorted(ordered, (centre - distance, centre + distance)).tolist()
     return int(last - first)

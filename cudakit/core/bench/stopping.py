@@ -1,4 +1,4 @@
-"""The stopping criterion of sampling."""
+"""The stopping rule of sampling: it decides when a case has enough samples."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 from cudakit.core.bench.method import Rule
 from cudakit.core.bench.stats import autocorrelation_time, median_ci, relative_half_width
 
-# A check sorts all samples. The number of samples between checks grows by this factor, so that the cost of
-# checks per sample stays constant.
-_GROWTH = 1.1
-# Over this number of checks the number of samples doubles. The spread is stable if it changed by less than
-# _STABLE meanwhile.
+# A check sorts all samples. Each check waits until the number of samples has grown by this factor, so that
+# the cost of checks per sample stays constant.
+_CHECK_GROWTH = 1.1
+# The spread is stable if it differs by less than _MAX_SPREAD_CHANGE from its mean over this number of checks,
+# during which the number of samples doubles.
 _CHECKS = 8
-_STABLE = 0.05
+_MAX_SPREAD_CHANGE = 0.05
 _MIN_FOR_STABLE = 64
 
 
@@ -42,21 +42,21 @@ class Stopping:
     def add(self, time_s: float, *, elapsed_s: float | None = None) -> bool:
         """Add a sample, and return whether to stop.
 
-        ``elapsed_s`` is the time since the start of the first sample, with pauses and flushes; by default the
-        sum of the samples.
+        ``elapsed_s`` is the time since the start of the first sample, including pauses and flushes. The
+        default is the sum of the samples.
         """
         self._times.append(time_s)
         self._elapsed_s = self._elapsed_s + time_s if elapsed_s is None else elapsed_s
         if self._elapsed_s >= self.rule.timeout_s:
-            is_precise = self._may_stop() and self._noise()[0] < self.rule.precision
+            is_precise = self._may_stop() and self._relative_half_widths()[0] < self.rule.precision
             self.reason = "precision" if is_precise else "timeout"
         elif len(self._times) >= self._next_check:
             self._check()
         return bool(self.reason)
 
     def _check(self) -> None:
-        self._next_check = max(len(self._times) + 1, int(len(self._times) * _GROWTH))
-        half_width, spread = self._noise()
+        self._next_check = max(len(self._times) + 1, int(len(self._times) * _CHECK_GROWTH))
+        half_width, spread = self._relative_half_widths()
         self._spreads.append(spread)
         if not self._may_stop():
             return
@@ -66,10 +66,10 @@ class Stopping:
             self.reason = "stable"
 
     def _may_stop(self) -> bool:
-        enough = len(self._times) >= self.rule.min_samples
-        return enough and self._elapsed_s >= self.rule.min_time_s
+        has_min_samples = len(self._times) >= self.rule.min_samples
+        return has_min_samples and self._elapsed_s >= self.rule.min_time_s
 
-    def _noise(self) -> tuple[float, float]:
+    def _relative_half_widths(self) -> tuple[float, float]:
         """Return the half-widths of the CI and of the interquartile range, relative to the median."""
         ordered = sorted(self._times)
         n = len(ordered)
@@ -82,7 +82,7 @@ class Stopping:
         if len(self._spreads) < _CHECKS or len(self._times) < _MIN_FOR_STABLE:
             return False
         mean = sum(self._spreads) / _CHECKS
-        return all(abs(spread - mean) <= _STABLE * mean for spread in self._spreads)
+        return all(abs(spread - mean) <= _MAX_SPREAD_CHANGE * mean for spread in self._spreads)
 
     def _exceeds_timeout(self, half_width: float) -> bool:
         # The half-width of a CI is inversely proportional to the root of the number of samples.

@@ -1,4 +1,4 @@
-"""Summarize: from the readings of a run to a result with CI, peak and warnings."""
+"""Summarize: turn the readings of a run into a result with CI, peak and warnings."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def summarize_run(run: WorkloadRun) -> Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The device and its context that results record."""
+    """The device and the run context, which results record."""
 
     simulated: bool
-    facts: DeviceFacts  # from CUDA
+    facts: DeviceFacts  # Facts that CUDA reports.
     run_context: RunContext
 
     def environment(
         self, before: Telemetry | None = None, after: Telemetry | None = None
     ) -> Environment:
-        """Return the Environment of a result; telemetry is before its first and after its last sample."""
+        """Return the Environment of a result; the telemetry is before its first and after its last sample."""
         return environment(
             self.facts, self.run_context, simulated=self.simulated, before=before, after=after
         )
@@ -115,19 +115,19 @@ def _unsupported_result(
     machine: Machine, case: Case, implementation: Implementation, reason: UnsupportedCase
 ) -> CaseResult:
     """Return a result in which all figures are Unavailable for the same reason."""
-    why = Unavailable(reason.message)
+    unavailable = Unavailable(reason.message)
     return case_result(
         case.workload.name,
         implementation.axes,
         Samples((), converged=False),
         method=case.method,
         environment=machine.environment(),
-        limit=why,
-        verification=why,
+        limit=unavailable,
+        verification=unavailable,
         operation=case.operation,
         library=implementation.library,
         settings=_settings(case, implementation, reason.settings),
-        unsupported=why,
+        unsupported=unavailable,
     )
 
 
@@ -150,11 +150,11 @@ def case_result(
 ) -> CaseResult:
     """Return the result of a case.
 
-    It has no time if the case is unsupported, its verification failed, or it has no samples.
+    The result has no time if the case is unsupported, if its verification failed, or if it has no samples.
     """
-    withheld = unsupported or reason_to_withhold(samples, verification)
-    reported = Samples((), discarded=samples.discarded, converged=False) if withheld else samples
-    summary = withheld or summarize(reported)
+    why_no_time = unsupported or reason_to_withhold(samples, verification)
+    reported = Samples((), discarded=samples.discarded, converged=False) if why_no_time else samples
+    summary = why_no_time or summarize(reported)
     median_s = summary.median_s if isinstance(summary, Summary) else summary
     return CaseResult(
         name=name,
@@ -164,8 +164,8 @@ def case_result(
         ci95_s=summary.ci95_s if isinstance(summary, Summary) else summary,
         samples_s=reported.times_s,
         limit=limit,
-        ratio_to_limit=_ratio(limit, median_s),
-        ratio_to_datasheet=_ratio(limit, median_s, datasheet=True),
+        ratio_to_limit=_share_of_peak(limit, median_s),
+        ratio_to_datasheet=_share_of_peak(limit, median_s, datasheet=True),
         verified=isinstance(verification, Verification) and verification.passed,
         verification=verification,
         method=method,
@@ -177,7 +177,7 @@ def case_result(
         operations=operations,
         operation=operation,
         bytes_moved=bytes_moved,
-        energy_j=withheld or energy_j,
+        energy_j=why_no_time or energy_j,
         settings=dict(settings or {}),
         rounds=reported.rounds,
     )
@@ -220,16 +220,16 @@ def _run_warnings(run: WorkloadRun) -> Iterator[str]:
 def _settings(
     case: Case, implementation: Implementation, configured: Mapping[str, Axis]
 ) -> Mapping[str, Axis]:
-    """Combine the settings of the case, its library, and those that the workload reports."""
-    is_own = implementation.library == CUDAKIT
+    """Combine the settings of the case, the library, and the settings that the workload reports."""
+    is_cudakit = implementation.library == CUDAKIT
     return {
         **case.settings,
-        **({} if is_own else {"library": implementation.library}),
+        **({} if is_cudakit else {"library": implementation.library}),
         **configured,
     }
 
 
-def _ratio(
+def _share_of_peak(
     limit: Limit | Unavailable, median_s: float | Unavailable, *, datasheet: bool = False
 ) -> float | Unavailable:
     if isinstance(median_s, Unavailable):

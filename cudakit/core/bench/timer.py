@@ -17,15 +17,16 @@ from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.kernels.spin import Spin
 from cudakit.kernels.timestamp import STAMP_BYTES, Timestamp, clock_hz
 
-# Long compared with the time to fill a queue: about 1000 launches of 10 us.
-_LIMIT_S = 2.0
-# A launch blocks if the queue is full, so fewer calls than the queue holds are enqueued at once.
+# Time limit of the blocking kernel: much longer than filling a queue, which takes about 1000 launches of 10
+# us.
+_BLOCKING_LIMIT_S = 2.0
+# Maximum number of calls to enqueue at once: a launch blocks the host if the device's queue is full.
 MAX_QUEUED = 500
 _WORD_BYTES = 4
 # Environment variables that make launches synchronous, or make kernels wait for a tool.
-_DISABLING = ("CUDA_LAUNCH_BLOCKING", "CUDA_INJECTION64_PATH")
+_DISABLING_VARIABLES = ("CUDA_LAUNCH_BLOCKING", "CUDA_INJECTION64_PATH")
 
-# Enqueues work on a stream.
+# A function that enqueues work on a stream.
 Enqueue: TypeAlias = Callable[[Stream], None]
 
 
@@ -38,8 +39,8 @@ class SampleWork:
     """The work of one sample, and the clock that times it."""
 
     enqueue: Enqueue
-    executions: int = 1  # of the workload; the time of a sample is their mean
-    before: Enqueue | None = None  # untimed work before the sample
+    executions: int = 1  # Number of executions; the time of a sample is their mean.
+    before: Enqueue | None = None  # Untimed work before the sample.
     clock: Clock = "device"
     close: Callable[[], None] = _do_nothing
 
@@ -47,7 +48,7 @@ class SampleWork:
 class Timer:
     """Times work on one stream of a device; ``blocking_limit_s`` limits the time of the blocking kernel."""
 
-    def __init__(self, gpu: Gpu, *, blocking_limit_s: float = _LIMIT_S) -> None:
+    def __init__(self, gpu: Gpu, *, blocking_limit_s: float = _BLOCKING_LIMIT_S) -> None:
         self.gpu = gpu
         fields = gpu.facts().fields
         multiprocessors = fields.get("multiprocessor_count")
@@ -62,8 +63,8 @@ class Timer:
     def time(self, work: SampleWork, *, blocked: bool = False) -> Reading:
         """Time one sample. The stream must be idle, and is idle afterwards.
 
-        ``blocked`` blocks the stream until all work is enqueued; the host clock needs no blocking. The SM
-        clock is read before and after the timed work.
+        With ``blocked`` a kernel blocks the stream until all work is enqueued; this has no effect if the host
+        clock times the work. The SM clock is measured over the timed work.
         """
         if work.clock != "device":
             return self._host_time(work)
@@ -98,7 +99,7 @@ class Timer:
         return Reading(time_s, self._clock.take_hz())
 
     def close(self) -> None:
-        """Release everything."""
+        """Wait for the stream, and release all resources of the timer."""
         self.gpu.sync_stream(self.stream)
         self._blocking_kernel.close()
         self._clock.close()
@@ -110,8 +111,10 @@ class Timer:
 
 def disabling_variable(variables: Mapping[str, str]) -> str:
     """Return the environment variable that would make the blocking kernel time out, or ""."""
-    is_set = (name for name in _DISABLING if variables.get(name, "0") not in ("", "0"))
-    return next(is_set, "")
+    set_variables = (
+        name for name in _DISABLING_VARIABLES if variables.get(name, "0") not in ("", "0")
+    )
+    return next(set_variables, "")
 
 
 class _BlockingKernel:
@@ -121,19 +124,19 @@ class _BlockingKernel:
     host cannot set the flag while one of its calls waits for the device.
     """
 
-    def __init__(self, gpu: ComputeDevice, *, limit_s: float = _LIMIT_S) -> None:
+    def __init__(self, gpu: ComputeDevice, *, limit_s: float = _BLOCKING_LIMIT_S) -> None:
         self._gpu = gpu
         self._limit_ns = int(limit_s * 1e9)
         self._kernel = Spin(gpu)
-        self._go = gpu.host_malloc(2 * _WORD_BYTES)
-        self._timed_out = Ptr(self._go + _WORD_BYTES)
-        self._words = np.frombuffer(gpu.host_view(self._go, 2 * _WORD_BYTES), np.uint32)
+        self._release_flag = gpu.host_malloc(2 * _WORD_BYTES)
+        self._timed_out = Ptr(self._release_flag + _WORD_BYTES)
+        self._words = np.frombuffer(gpu.host_view(self._release_flag, 2 * _WORD_BYTES), np.uint32)
 
     @contextmanager
     def blocking(self, stream: Stream) -> Iterator[None]:
         """Block a stream while the ``with`` body enqueues work on it."""
         self._words[:] = 0
-        self._kernel.until(self._go, self._timed_out, self._limit_ns, stream)
+        self._kernel.until(self._release_flag, self._timed_out, self._limit_ns, stream)
         try:
             yield
         finally:
@@ -145,9 +148,9 @@ class _BlockingKernel:
         return bool(self._words[1])
 
     def close(self) -> None:
-        """Free the flag and unload the kernel."""
+        """Free the pinned memory of the flag, and unload the kernel."""
         del self._words
-        self._gpu.host_free(self._go)
+        self._gpu.host_free(self._release_flag)
         self._kernel.close()
 
 
@@ -158,14 +161,14 @@ class _SmClock:
         self._gpu = gpu
         self._kernel = Timestamp(gpu)
         self._count = multiprocessors
-        self._nothing = bytes(2 * multiprocessors * STAMP_BYTES)
-        self._first = gpu.host_malloc(len(self._nothing))
+        self._zeros = bytes(2 * multiprocessors * STAMP_BYTES)
+        self._first = gpu.host_malloc(len(self._zeros))
         self._last = Ptr(self._first + multiprocessors * STAMP_BYTES)
-        self._bytes = gpu.host_view(self._first, len(self._nothing))
+        self._bytes = gpu.host_view(self._first, len(self._zeros))
 
     def begin(self, stream: Stream) -> None:
         """Enqueue the first reading, after ``take_hz`` of the previous measurement."""
-        self._bytes[:] = self._nothing
+        self._bytes[:] = self._zeros
         self._kernel.stamp(self._first, self._count, stream)
 
     def end(self, stream: Stream) -> None:
@@ -179,7 +182,7 @@ class _SmClock:
         return clock_hz(words[:half], words[half:])
 
     def close(self) -> None:
-        """Free the memory and unload the kernel."""
+        """Free the memory of the time stamps, and unload the kernel."""
         self._bytes.release()
         self._gpu.host_free(self._first)
         self._kernel.close()

@@ -10,9 +10,9 @@ from cudakit.units import Unavailable
 
 
 def verify(timer: Timer, rotation: BufferRotation, prepared: Prepared) -> Verification:
-    """Run every buffer set that was not run since the previous call, and check all outputs.
+    """Execute the workload on every buffer set that was not used since the previous call; check all outputs.
 
-    The call before the first sample checks the first runs; the call after the last sample checks the samples.
+    It is called before the first sample, and again after the last sample to check what the samples computed.
     """
     rotation.complete(timer.stream)
     timer.gpu.sync_stream(timer.stream)
@@ -24,9 +24,9 @@ def reason_to_withhold(
 ) -> Unavailable | None:
     """Return the reason why a case has no time, or None if it has one."""
     if isinstance(verification, Verification) and not verification.passed:
-        why = verification.detail or (
+        reason = verification.detail or (
             f"relative error {verification.error:.2g} compared with {verification.against}; "
             f"rounding explains at most {verification.tolerance:.2g}"
         )
-        return Unavailable(f"wrong results: {why}")
+        return Unavailable(f"wrong results: {reason}")
     return None if samples.times_s else Unavailable("all samples were discarded")

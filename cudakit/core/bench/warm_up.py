@@ -18,16 +18,16 @@ from cudakit.core.bench.timer import SampleWork
 from cudakit.core.bench.workload import UnsupportedCase
 from cudakit.errors import Unsupported
 
-_PILOTS = 3
-_MAX_DRIFT = 0.01
+_PILOT_SAMPLES = 3  # Number of samples that estimate the time of one execution.
+_MAX_DRIFT = 0.01  # Maximum relative drift of times and clocks after the warm-up.
 _MIN_READINGS = 8
-# A check sorts its readings. The time between checks grows by this factor, so that all checks together cost
-# about as much as the last one.
-_GROWTH = 1.1
+# A check sorts its readings. The time between checks grows by this factor, which limits the cost of all
+# checks.
+_CHECK_GROWTH = 1.1
 
 
 def warm_up(runs: Sequence[WorkloadRun], progress: Progress) -> None:
-    """Make the sample work of each run, and take readings until the device has settled.
+    """Create the work of a sample for each run, and take readings until the device has settled.
 
     Raises UnsupportedCase for a workload that cannot run in its mode.
     """
@@ -39,7 +39,7 @@ def warm_up(runs: Sequence[WorkloadRun], progress: Progress) -> None:
 def _make_sample_work(run: WorkloadRun) -> SampleWork:
     try:
         pilot = SampleWork(run.rotation.run)
-        estimate_s = min(run.timer.time(pilot).time_s for _ in range(_PILOTS))
+        estimate_s = min(run.timer.time(pilot).time_s for _ in range(_PILOT_SAMPLES))
         return make_sample_work(run.timer, run.rotation, run.method, estimate_s)
     except Unsupported as reason:
         raise UnsupportedCase(run.workload, reason, run.settings) from reason
@@ -60,10 +60,10 @@ def _settle(run: WorkloadRun, progress: Progress) -> None:
 
 
 class SteadyState:
-    """Decides after each reading whether the device has settled, not before ``min_s``.
+    """Decides after each reading whether the device has settled.
 
-    If ``min_s`` is 0, one reading is enough. The warm-up ends after ``max_s``, settled or not; the default is
-    3 seconds or twice ``min_s``.
+    The warm-up lasts at least ``min_s``; if that is 0, one reading is enough. It ends after ``max_s`` even if
+    the device has not settled; the default is the longer one of 3 seconds and twice ``min_s``.
     """
 
     def __init__(self, min_s: float, max_s: float | None = None) -> None:
@@ -71,7 +71,7 @@ class SteadyState:
         self.max_s = max_warmup_s(min_s) if max_s is None else max_s
         self.elapsed_s = 0.0
         self.readings: list[Reading] = []
-        self._times: list[float] = []  # of the readings
+        self._times: list[float] = []  # Times of the readings since the warm-up began.
         self._next_check_s = min_s
 
     def add(self, reading: Reading, elapsed_s: float) -> bool:
@@ -81,14 +81,14 @@ class SteadyState:
         self.elapsed_s = elapsed_s
         is_due = elapsed_s >= self._next_check_s and len(self.readings) >= _MIN_READINGS
         if not self.settled and is_due:
-            self._next_check_s = elapsed_s * _GROWTH
+            self._next_check_s = elapsed_s * _CHECK_GROWTH
             self.settled = self._is_settled()
         return self.settled or elapsed_s >= self.max_s
 
     def _is_settled(self) -> bool:
-        """Return whether times and clocks are stable over the later half of the time."""
+        """Return whether times and clocks are stable over the second half of the warm-up."""
         half_s = self.elapsed_s / 2
-        first = next(i for i, at in enumerate(self._times) if at >= half_s)
+        first = next(i for i, time_s in enumerate(self._times) if time_s >= half_s)
         recent = self.readings[min(first, len(self.readings) - _MIN_READINGS) :]
         clocks = [reading.sm_clock_hz for reading in recent if reading.sm_clock_hz is not None]
         times = [reading.time_s for reading in recent]
@@ -96,7 +96,7 @@ class SteadyState:
 
 
 def drift(values: list[float]) -> float:
-    """Return the relative difference between the medians of both halves; 0 for fewer than two values."""
+    """Return the relative difference between the medians of the first and the second half of values."""
     half = len(values) // 2
     if half == 0:
         return 0.0

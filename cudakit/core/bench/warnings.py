@@ -10,23 +10,23 @@ from cudakit.core.bench.roofline import Fields
 from cudakit.units import Unavailable, format_seconds
 
 # Reasons for a lower clock that need no warning.
-_NORMAL = ("idle", "application clocks setting", "display clock setting")
+_NORMAL_CLOCK_REASONS = ("idle", "application clocks setting", "display clock setting")
 # Environment variables that change the speed of CUDA, and their effect.
 _SLOWING = {
     "CUDA_LAUNCH_BLOCKING": "every launch waits for its kernel",
     "CUDA_INJECTION64_PATH": "a profiler or checker runs in the process",
     "NVIDIA_TF32_OVERRIDE": "it overrides the use of tf32",
 }
-# Constant data needs less power, so the clock stays higher than with real data.
+# Kinds of constant data, which needs less power, so that the clock is higher than with real data.
 _CONSTANT_FILLS = ("zeros", "ones")
 
 
 def result_warnings(
     cases: Sequence[CaseResult], deviations: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
-    """Yield each reason to doubt the figures once, without a capital letter and a full stop.
+    """Yield each reason to doubt the figures once, as text without a capital letter and a full stop.
 
-    ``deviations`` from the method are given with the titles of their cases.
+    ``deviations`` maps each deviation from the method to the titles of its cases.
     """
     yield from environment_warnings(environments(cases))
     for fill in dict.fromkeys(case.method.fill for case in cases):
@@ -37,7 +37,7 @@ def result_warnings(
 
 
 def _name_cases(titles: Sequence[str], cases: Sequence[CaseResult]) -> str:
-    """Return the first of the cases and their number; nothing if they are all cases."""
+    """Return the first title and the number of titles; empty text if all cases are named."""
     total = len({(case.name, str(case.axes)) for case in cases})
     if len(titles) >= total:
         return ""
@@ -46,10 +46,10 @@ def _name_cases(titles: Sequence[str], cases: Sequence[CaseResult]) -> str:
 
 def environments(cases: Sequence[CaseResult]) -> list[Environment]:
     """Return the environment of each case; interleaved libraries share one."""
-    first: dict[tuple[str, str], Environment] = {}
+    environment_by_case: dict[tuple[str, str], Environment] = {}
     for case in cases:
-        first.setdefault((case.name, str(case.axes)), case.environment)
-    return [*first.values()]
+        environment_by_case.setdefault((case.name, str(case.axes)), case.environment)
+    return [*environment_by_case.values()]
 
 
 def environment_warnings(environments: Sequence[Environment]) -> tuple[str, ...]:
@@ -63,13 +63,13 @@ def environment_warnings(environments: Sequence[Environment]) -> tuple[str, ...]
 def likely_causes(environments: Sequence[Environment], fields: Fields) -> tuple[str, ...]:
     """Return each likely cause of bad figures once.
 
-    ``environments`` are those of the cases with bad figures, ``fields`` the facts and telemetry of NVML.
+    ``environments`` belong to the cases with bad figures; ``fields`` are facts and telemetry of NVML.
     """
     return tuple(dict.fromkeys([*environment_warnings(environments), *_pcie_warnings(fields)]))
 
 
 def _lasting_warnings(environment: Environment) -> Iterator[str]:
-    """Yield warnings about the state that lasts for the whole run."""
+    """Yield warnings about conditions that last for the whole run."""
     others = environment.other_processes
     if isinstance(others, int) and others:
         processes = "process uses" if others == 1 else "processes use"
@@ -89,14 +89,14 @@ def _lasting_warnings(environment: Environment) -> Iterator[str]:
 
 
 def _throttling_warnings(environments: Sequence[Environment]) -> Iterator[str]:
-    """Sum the throttled time by reason; without counters, name the reasons of the last telemetry."""
-    total: dict[str, float] = {}
+    """Yield the throttled time by reason or, without counters, the last reasons for a low clock."""
+    total_s: dict[str, float] = {}
     for environment in environments:
-        for why, seconds in environment.slowed.items():
-            total[why] = total.get(why, 0.0) + seconds
-    for why, seconds in total.items():
-        yield f"the clock was throttled for {format_seconds(seconds)}: {why}"
-    if not total:
+        for reason, seconds in environment.slowed.items():
+            total_s[reason] = total_s.get(reason, 0.0) + seconds
+    for reason, seconds in total_s.items():
+        yield f"the clock was throttled for {format_seconds(seconds)}: {reason}"
+    if not total_s:
         for environment in environments:
             yield from sorted(set(_throttling_reasons(environment)))
 
@@ -104,9 +104,9 @@ def _throttling_warnings(environments: Sequence[Environment]) -> Iterator[str]:
 def _throttling_reasons(environment: Environment) -> Iterator[str]:
     last = environment.after or environment.before
     if last is not None and isinstance(last.clock_reasons, tuple) and not last.slowed_ns:
-        for why in last.clock_reasons:
-            if why not in _NORMAL:
-                yield f"the clock was throttled: {why}"
+        for reason in last.clock_reasons:
+            if reason not in _NORMAL_CLOCK_REASONS:
+                yield f"the clock was throttled: {reason}"
 
 
 def _pcie_warnings(fields: Fields) -> Iterator[str]:

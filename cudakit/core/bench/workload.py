@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Event, Gpu, Memory, Ptr, Stream, Streams
 
+# The value of a parameter of a case.
 Axis: TypeAlias = str | int | float
 
 
@@ -17,11 +18,11 @@ Axis: TypeAlias = str | int | float
 class Verification:
     """A comparison of computed values with a reference of higher precision."""
 
-    passed: bool  # whether the error is within the tolerance and every value was written
-    error: float  # Frobenius norm of the difference, relative to that of the reference
-    tolerance: float  # the largest error that rounding explains
-    against: str  # the reference: "float64, 64 rows"
-    detail: str = ""  # the error, if known: "3 values were never written"
+    passed: bool  # Whether the error is within the tolerance and every value was written.
+    error: float  # Frobenius norm of the difference, relative to that of the reference.
+    tolerance: float  # The largest error that rounding explains.
+    against: str  # Description of the reference: "float64, 64 rows".
+    detail: str = ""  # Description of an error: "3 values were never written"; else "".
 
 
 def verification(error: float, tolerance: float, against: str, detail: str = "") -> Verification:
@@ -61,18 +62,18 @@ class Prepared(Protocol):
     def rotate(self, sets: int) -> None:
         """Allocate, fill and poison further buffer sets, up to ``sets``.
 
-        It is called at most once, before the first ``enqueue``.
+        The pipeline calls this method at most once, before the first ``enqueue``.
         """
         ...
 
     def enqueue(self, stream: Stream, index: int) -> None:
-        """Enqueue one execution on buffer set ``index`` modulo their number. It must not block."""
+        """Enqueue one execution on buffer set ``index`` modulo the number of sets, without blocking."""
         ...
 
     def verify(self) -> Verification:
         """Check the outputs of all buffer sets, and poison them again.
 
-        It is called when the device has finished and each set was used since the previous call.
+        The caller has waited for the device, and each set was used since the previous call.
         """
         ...
 
@@ -83,7 +84,7 @@ class Prepared(Protocol):
 
 @runtime_checkable
 class Configured(Protocol):
-    """A Prepared with settings that the result records."""
+    """A prepared workload with settings that the result records."""
 
     @property
     def settings(self) -> Mapping[str, Axis]: ...
@@ -94,21 +95,21 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in results: ``gemm``."""
+        """Name of the workload in results: ``gemm``."""
         ...
 
     @property
     def axes(self) -> Mapping[str, Axis]:
-        """The parameters that identify the case among those of its name."""
+        """The parameters that identify a case among the cases with the same name."""
         ...
 
     def prepare(self, gpu: Gpu, seed: int) -> Prepared:
-        """Allocate memory and fill it with data that only depends on the seed."""
+        """Allocate buffers and fill them with data that only depends on the seed."""
         ...
 
 
 class Baseline(Workload, Protocol):
-    """The same work in another library."""
+    """The same work as that of a case, computed by another library."""
 
     @property
     def library(self) -> str:
@@ -117,7 +118,7 @@ class Baseline(Workload, Protocol):
 
 
 class UnsupportedCase(Unsupported):
-    """The device or a library does not support a workload, or not in the chosen mode."""
+    """The device or a library does not support a workload, or not in the method's mode."""
 
     def __init__(
         self, workload: Workload, reason: Unsupported, settings: Mapping[str, Axis]
@@ -148,7 +149,7 @@ def create_event(gpu: Streams, cleanup: ExitStack) -> Event:
 
 
 class PreparedLatency:
-    """A Prepared without data, for latencies. ``close`` releases all resources in ``cleanup``."""
+    """A prepared workload without data, for latencies. ``close`` releases all resources in ``cleanup``."""
 
     footprint_bytes = 0
     bytes_moved = 0
@@ -165,5 +166,5 @@ class PreparedLatency:
         return NOTHING_TO_VERIFY
 
     def close(self) -> None:
-        """Release everything."""
+        """Release all resources in ``cleanup``."""
         self.cleanup.close()

@@ -158,8 +158,32 @@ class Fragmentation:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause of a failed allocation."""
+
+    id: str  # an id of docs/explanation/memviz.md, such as "growth"
+    bytes: int  # memory that the cause accounts for
+    sufficient: bool  # without this cause the request would have succeeded
+    sentence: str
+    remedy: str  # the action that removes the cause
+    stack: tuple[Frame, ...] = ()  # the call stack with most of ``bytes``; empty: no single one
+    site: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRemedy:
+    """A change of the settings or of the program, and the failed request in a replay with this change."""
+
+    change: str
+    settings: str | None  # value for PYTORCH_CUDA_ALLOC_CONF; null: not a setting
+    helps: bool  # the request succeeded
+    recommended: bool  # the report recommends this change
+    peak_reserved_bytes: int  # in the replay
+
+
+@dataclass(frozen=True, slots=True)
 class Oom:
-    """A failed allocation, and its cause."""
+    """A failed allocation, and its causes."""
 
     event: int
     time_us: int | None
@@ -173,9 +197,15 @@ class Oom:
     limited: bool  # a limit of the process rejected the request, not the device
     verdict: str  # "limit", "cache", "pending", "fragmentation", "pool", "capacity"
     sentence: str
-    remedies: tuple[str, ...]  # most certain first
+    remedies: tuple[str, ...]  # of the first cause first
     stack: tuple[Frame, ...]
     site: int
+    stream: int = 0  # stream number of the request
+    pool: tuple[int, int] = (0, 0)  # of the request
+    device_total_bytes: int | None = None  # null: not recorded
+    causes: tuple[Cause, ...] = ()  # deepest first
+    # Empty: the failure is not the last one, or a replay with the recorded settings does not fail.
+    replays: tuple[ReplayedRemedy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +235,47 @@ class Leak:
 
 
 @dataclass(frozen=True, slots=True)
+class StepPeak:
+    """The peak of one step."""
+
+    step: int  # from 0
+    first_event: int
+    last_event: int
+    peak_event: int  # the event before the peak
+    time_us: int | None  # of the first event
+    requested_bytes: int  # at the peak
+    start_bytes: int  # requested bytes when the step starts
+    reserved_bytes: int  # the most reserved memory in the step
+
+
+@dataclass(frozen=True, slots=True)
+class DiffRow:
+    """The memory of one call stack at two moments: of two steps, or of two snapshots.
+
+    Stacks of two snapshots are matched without line numbers and installation paths.
+    """
+
+    change_bytes: int
+    before_bytes: int
+    after_bytes: int
+    before_count: int
+    after_count: int
+    stack: tuple[Frame, ...]  # call stack at the later moment, else at the earlier one
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
 class Steps:
     """The steps of the program, between which growth is checked."""
 
-    source: str  # "annotation NAME", "snapshot markers", "repeating allocations", "none"
-    count: int
+    # "annotation NAME", "snapshot markers", "loop in FUNCTION (FILE)", "repeating allocations", "none"
+    source: str
+    count: int  # number of moments between steps
+    peaks: tuple[StepPeak, ...] = ()  # of more than 1,000 steps, 1,000 that are evenly spaced
+    rising: bool = False  # the peaks keep rising from step to step
+    growth_bytes_per_step: int = 0  # median slope of the peaks over all pairs of steps (Theil-Sen)
+    # Requested bytes by call stack at the peaks of the first and of the last step, largest growth first.
+    site_growth: tuple[DiffRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +328,11 @@ class FileFacts:
     settings: Mapping[str, Any]  # recorded settings of the allocator
 
 
+def file_facts(snapshot: Snapshot) -> FileFacts:
+    """Return the name, format, size and settings of a snapshot's file."""
+    return FileFacts(snapshot.source, snapshot.format, snapshot.size_bytes, snapshot.settings)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryResult:
     """The result for all files."""
@@ -269,22 +340,6 @@ class MemoryResult:
     schema: str
     files: tuple[FileFacts, ...]
     devices: tuple[DeviceMemory, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DiffRow:
-    """The memory of one call stack before and after.
-
-    Stacks are matched without line numbers and installation paths.
-    """
-
-    change_bytes: int
-    before_bytes: int
-    after_bytes: int
-    before_count: int
-    after_count: int
-    stack: tuple[Frame, ...]  # call stack in the later snapshot, else in the earlier one
-    site: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Access states: for some bytes, the earlier accesses that a later access may race with.
 
-A state has the last write, the latest reads since then and the latest atomics since then. A read that happens
-before another read is dropped, because every access that races with it also races with the other. That leaves
-at most one per stream, so a state stays small and no race is lost. States are kept for ranges of bytes and
-for the pointer arguments of kernels.
+A state has the last write, and the latest reads and atomics since that write. A read that happens before
+another read is dropped, because every access that races with the earlier read also races with the later one.
+So a state has at most one read per stream: it stays small, and no race is lost. There are states for ranges
+of bytes and for the pointer arguments of kernels.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cudakit.core.sanitize.clocks import ATOMIC, NEVER, WRITE, Clock, MemoryAcce
 
 Accesses: TypeAlias = tuple[MemoryAccess, ...]
 
-# An access, and the later access of its first report. An access that is ordered after the later one is not
-# reported again: the fix of the first report would order it after both.
+# The earlier and the later access of a reported race. A third access that races with the earlier one, and
+# that is ordered after the later one, is not reported: the fix of the reported race would order it, too.
 ReportedPair: TypeAlias = tuple[MemoryAccess, MemoryAccess]
 
 
 class AccessState:
-    """The accesses to some bytes. Collections are tuples, so copies can share them."""
+    """The accesses to some bytes. The collections are tuples, so that copies of a state can share them."""
 
     __slots__ = ("already_reported", "approximate", "atomics", "merged", "reads", "write")
 
@@ -32,15 +32,16 @@ class AccessState:
         self.reads: Accesses = ()
         self.atomics: Accesses = ()
         self.already_reported: tuple[ReportedPair, ...] = ()
-        # Whether the state is of several merged segments: each of its accesses is to some of the bytes.
+        # Whether several states were merged into this one. Each access is then to some of the bytes.
         self.merged = False
-        # Whether the state is of a part of a merged segment: an access may be to other parts only.
+        # Whether a merged state was split into this one. An access may then be to none of the bytes.
         self.approximate = False
 
-    def add_if_ordered(self, access: MemoryAccess, past: Clock) -> bool:
+    def add_if_ordered(self, access: MemoryAccess, clock: Clock) -> bool:
         """Store an access that races with none. Return False, storing nothing, if it may race.
 
-        Does the work of ``unordered`` and ``store`` in one call, because nearly every access ends here.
+        Does the work of ``unordered_accesses`` and ``store`` in one call, because most accesses race with
+        none.
         """
         write, reads = self.write, self.reads
         if self.atomics or self.merged or access.mode & ATOMIC:
@@ -48,65 +49,66 @@ class AccessState:
         if access.mode & WRITE:
             if reads:
                 for read in reads:
-                    if read.tick > past[read.slot]:
+                    if read.tick > clock[read.slot]:
                         return False
-            elif write is not None and write.tick > past[write.slot]:
+            elif write is not None and write.tick > clock[write.slot]:
                 return False
             self.write = access
             self.reads = self.already_reported = ()
             self.merged = self.approximate = False
             return True
-        if write is not None and write.tick > past[write.slot]:
+        if write is not None and write.tick > clock[write.slot]:
             return False
         if len(reads) > 1:
-            self.reads = replace_ordered(reads, past, access)
-        elif not reads or reads[0].tick <= past[reads[0].slot]:
+            self.reads = replace_ordered(reads, clock, access)
+        elif not reads or reads[0].tick <= clock[reads[0].slot]:
             self.reads = (access,)
         else:
             self.reads = (reads[0], access)
         return True
 
-    def unordered(self, mode: int, past: Clock) -> Sequence[MemoryAccess]:
-        """List the stored accesses that conflict with an access of a mode and do not happen before it.
+    def unordered_accesses(self, mode: int, clock: Clock) -> Sequence[MemoryAccess]:
+        """List the stored accesses that conflict with an access of this mode and do not happen before it.
 
-        Reads and atomics are ordered after the last write, or were reported. So if any of them conflicts, the
-        write needs no check, except in a merged state, whose accesses may be to different bytes.
+        Reads and atomics are ordered after the last write, or were reported. So if there is a conflicting
+        read or atomic, the write needs no check, except in a merged state, whose accesses may be to different
+        bytes.
         """
         if mode & ATOMIC:
-            others = self.reads
+            candidates = self.reads
         elif mode & WRITE:
-            others = self.reads + self.atomics if self.atomics else self.reads
+            candidates = self.reads + self.atomics if self.atomics else self.reads
         else:
-            others = self.atomics
-        conflicting = [other for other in others if other.tick > past[other.slot]] if others else []
-        if not others or self.merged:
+            candidates = self.atomics
+        conflicting = [access for access in candidates if access.tick > clock[access.slot]]
+        if not candidates or self.merged:
             write = self.write
-            if write is not None and write.tick > past[write.slot]:
+            if write is not None and write.tick > clock[write.slot]:
                 conflicting.append(write)
         return conflicting
 
-    def store(self, access: MemoryAccess, past: Clock) -> None:
+    def store(self, access: MemoryAccess, clock: Clock) -> None:
         """Store an access, replacing those that it is ordered after."""
         write, mode = self.write, access.mode
         if write is not None and write.tick == NEVER:
-            return  # one use after the free was reported, or will be: further ones add nothing
+            return  # the memory was freed, and one use after a free is enough to report
         if mode & ATOMIC:
-            self.atomics = replace_ordered(self.atomics, past, access)
+            self.atomics = replace_ordered(self.atomics, clock, access)
         elif mode & WRITE:
             self.write = access
             self.reads = self.atomics = self.already_reported = ()
             self.merged = self.approximate = False
         else:
-            self.reads = replace_ordered(self.reads, past, access)
+            self.reads = replace_ordered(self.reads, clock, access)
 
-    def copy_from(self, other: AccessState) -> None:
+    def copy_from(self, source: AccessState) -> None:
         """Become a copy of another state."""
-        self.write, self.reads, self.atomics = other.write, other.reads, other.atomics
-        self.already_reported = other.already_reported
-        self.merged, self.approximate = other.merged, other.approximate
+        self.write, self.reads, self.atomics = source.write, source.reads, source.atomics
+        self.already_reported = source.already_reported
+        self.merged, self.approximate = source.merged, source.approximate
 
     def is_equivalent(self, other: AccessState) -> bool:
-        """Return whether two states give the same conflicts and the same reports."""
+        """Return whether two states conflict with the same accesses, and are reported in the same way."""
         return (
             are_equivalent(self.write, other.write)
             and _are_all_equivalent(self.reads, other.reads)
@@ -117,11 +119,11 @@ class AccessState:
         )
 
 
-def replace_ordered(accesses: Accesses, past: Clock, new: MemoryAccess) -> Accesses:
-    """Return the accesses and a new one, without those that happen before it."""
-    if not accesses or (len(accesses) == 1 and accesses[0].tick <= past[accesses[0].slot]):
+def replace_ordered(accesses: Accesses, clock: Clock, new: MemoryAccess) -> Accesses:
+    """Return the accesses and a new access, without the accesses that happen before the new one."""
+    if not accesses or (len(accesses) == 1 and accesses[0].tick <= clock[accesses[0].slot]):
         return (new,)
-    return (*[access for access in accesses if access.tick > past[access.slot]], new)
+    return (*[access for access in accesses if access.tick > clock[access.slot]], new)
 
 
 def _are_all_equivalent(accesses: Accesses, other_accesses: Accesses) -> bool:
@@ -130,8 +132,8 @@ def _are_all_equivalent(accesses: Accesses, other_accesses: Accesses) -> bool:
     )
 
 
-class Segment(AccessState):
-    """A range of bytes, from ``lo`` up to ``hi``, with the same accesses."""
+class RangeState(AccessState):
+    """The state of the bytes from ``lo`` up to ``hi``, all of which have the same accesses."""
 
     __slots__ = ("hi", "lo")
 
@@ -141,106 +143,111 @@ class Segment(AccessState):
         self.hi = hi
 
 
-class Segments:
-    """The accessed bytes as disjoint segments, in order of addresses."""
+class RangeStates:
+    """The states of all accessed bytes: disjoint ranges, in order of their addresses."""
 
     def __init__(self) -> None:
-        # A sentinel before all addresses, so that each address has a segment at or before it.
-        self._all = [Segment(-1, -1)]
-        self._los = [-1]
-        self.by_start: dict[int, Segment] = {}  # for fast lookups
+        # A sentinel below all addresses, so that each address has a range that begins at or below it.
+        self._states = [RangeState(-1, -1)]
+        self._starts = [-1]
+        self.by_start: dict[int, RangeState] = {}
 
     def __len__(self) -> int:
-        return len(self._all) - 1
+        return len(self._states) - 1
 
-    def __iter__(self) -> Iterator[Segment]:
-        return iter(self._all[1:])
+    def __iter__(self) -> Iterator[RangeState]:
+        return iter(self._states[1:])
 
-    def at(self, lo: int) -> Segment:
-        """Return the last segment that begins at or before an address, and may end before it."""
-        return self._all[bisect_right(self._los, lo) - 1]
+    def last_beginning_at_or_below(self, address: int) -> RangeState:
+        """Return the last range that begins at or below an address. The range may end below the address."""
+        return self._states[bisect_right(self._starts, address) - 1]
 
-    def overlapping(self, lo: int, hi: int) -> list[Segment]:
-        """List the segments that have bytes in a range."""
-        begin = bisect_right(self._los, lo) - 1
-        if self._all[begin].hi <= lo:
+    def overlapping(self, lo: int, hi: int) -> list[RangeState]:
+        """List the states that have bytes between two addresses."""
+        begin = bisect_right(self._starts, lo) - 1
+        if self._states[begin].hi <= lo:
             begin += 1
-        return self._all[begin : bisect_left(self._los, hi, lo=begin)]
+        return self._states[begin : bisect_left(self._starts, hi, lo=begin)]
 
-    def split(self, lo: int, hi: int) -> list[Segment]:
-        """Return segments that cover exactly a range: split at its ends, and added in the gaps."""
+    def split(self, lo: int, hi: int) -> list[RangeState]:
+        """Return states that cover exactly the bytes from ``lo`` up to ``hi``.
+
+        Splits existing ranges at both ends, and adds new states in the gaps.
+        """
         self._split_at(lo)
         self._split_at(hi)
-        begin, end = bisect_left(self._los, lo), bisect_left(self._los, hi)
-        covering = list(_fill_gaps(self._all[begin:end], lo, hi))
+        begin, end = bisect_left(self._starts, lo), bisect_left(self._starts, hi)
+        covering = list(_fill_gaps(self._states[begin:end], lo, hi))
         if len(covering) != end - begin:
             self._replace(begin, end, covering)
         return covering
 
     def merge(self, lo: int, hi: int) -> None:
-        """Merge adjacent equivalent segments in a range and at its ends."""
-        begin = max(bisect_left(self._los, lo) - 1, 1)
-        end = bisect_right(self._los, hi)
-        segments = self._all[begin:end]
-        merged = segments[:1]
-        for segment, next_ in pairwise(segments):
-            if segment.hi == next_.lo and merged[-1].is_equivalent(next_):
-                merged[-1].hi = next_.hi
+        """Merge adjacent equivalent states between two addresses, and with the adjacent ranges outside."""
+        begin = max(bisect_left(self._starts, lo) - 1, 1)
+        end = bisect_right(self._starts, hi)
+        states = self._states[begin:end]
+        merged = states[:1]
+        for state, next_state in pairwise(states):
+            if state.hi == next_state.lo and merged[-1].is_equivalent(next_state):
+                merged[-1].hi = next_state.hi
             else:
-                merged.append(next_)
-        if len(merged) != len(segments):
+                merged.append(next_state)
+        if len(merged) != len(states):
             self._replace(begin, end, merged)
 
     def clear(self, lo: int, hi: int) -> None:
-        """Remove all accesses to a range."""
+        """Remove all accesses to the bytes from ``lo`` up to ``hi``."""
         if self.overlapping(lo, hi):
             self._split_at(lo)
             self._split_at(hi)
-            self._replace(bisect_left(self._los, lo), bisect_left(self._los, hi), [])
+            self._replace(bisect_left(self._starts, lo), bisect_left(self._starts, hi), [])
 
-    def rebuild(self, change: Callable[[list[Segment]], list[Segment]]) -> None:
-        """Replace all segments by the result of a function."""
-        self._replace(1, len(self._all), change(self._all[1:]))
+    def rebuild(self, change: Callable[[list[RangeState]], list[RangeState]]) -> None:
+        """Replace all states by the result of a function."""
+        self._replace(1, len(self._states), change(self._states[1:]))
 
     def _split_at(self, address: int) -> None:
-        index = bisect_left(self._los, address) - 1
-        left = self._all[index]
+        """Split the range that has an address inside; do nothing if there is none."""
+        index = bisect_left(self._starts, address) - 1
+        left = self._states[index]
         if left.hi > address:
             left.approximate |= left.merged
-            right = Segment(address, left.hi)
+            right = RangeState(address, left.hi)
             right.copy_from(left)
             left.hi = address
             self._replace(index + 1, index + 1, [right])
 
-    def _replace(self, begin: int, end: int, segments: list[Segment]) -> None:
-        for segment in self._all[begin:end]:
-            del self.by_start[segment.lo]
-        self._all[begin:end] = segments
-        self._los[begin:end] = [segment.lo for segment in segments]
-        for segment in segments:
-            self.by_start[segment.lo] = segment
+    def _replace(self, begin: int, end: int, new_states: list[RangeState]) -> None:
+        """Replace the states of two indices and between them."""
+        for state in self._states[begin:end]:
+            del self.by_start[state.lo]
+        self._states[begin:end] = new_states
+        self._starts[begin:end] = [state.lo for state in new_states]
+        for state in new_states:
+            self.by_start[state.lo] = state
 
 
-def _fill_gaps(segments: list[Segment], lo: int, hi: int) -> Iterator[Segment]:
-    """Yield the segments of a range, with new ones in the gaps between them."""
-    for segment in segments:
-        if lo < segment.lo:
-            yield Segment(lo, segment.lo)
-        yield segment
-        lo = segment.hi
+def _fill_gaps(states: list[RangeState], lo: int, hi: int) -> Iterator[RangeState]:
+    """Yield the states between two addresses, with new states in the gaps."""
+    for state in states:
+        if lo < state.lo:
+            yield RangeState(lo, state.lo)
+        yield state
+        lo = state.hi
     if lo < hi:
-        yield Segment(lo, hi)
+        yield RangeState(lo, hi)
 
 
-# Pointers stored at most; above that, the least recently used half is removed.
-MOST_POINTERS = 1 << 16
+# Maximum number of stored pointers. Above it, the least recently used half is removed.
+MAX_POINTER_STATES = 1 << 16
 
 
-class Pointer:
-    """The kernels that got one pointer as an argument; none of them happens before another.
+class PointerState:
+    """The kernels that got one pointer as an argument, without those that happen before a later one.
 
-    How many bytes a kernel accesses through the pointer is unknown, since pools divide large allocations.
-    Therefore the pointer counts as one address.
+    The number of bytes that a kernel accesses through the pointer is unknown, because pools divide large
+    allocations. Therefore the access counts as an access to one address.
     """
 
     __slots__ = ("address", "already_reported", "readers", "writers")
@@ -253,78 +260,79 @@ class Pointer:
         self.readers: Accesses = ()
         self.already_reported: tuple[ReportedPair, ...] = ()
 
-    def add_if_ordered(self, access: MemoryAccess, past: Clock) -> bool:
-        """Store a writer that all stored kernels happen before. Otherwise return False, storing nothing."""
+    def add_if_ordered(self, access: MemoryAccess, clock: Clock) -> bool:
+        """Store a writer that all stored kernels happen before. Return False, storing nothing, for others."""
         writers = self.writers
         if self.readers or len(writers) > 1:
             return False
-        if writers and writers[0].tick > past[writers[0].slot]:
+        if writers and writers[0].tick > clock[writers[0].slot]:
             return False
         if not access.mode & WRITE:
             return False
         self.writers = (access,)
         return True
 
-    def unordered(self, mode: int, past: Clock) -> Sequence[MemoryAccess]:
-        """List the kernels that may conflict with an access of a mode and do not happen before it."""
+    def unordered_accesses(self, mode: int, clock: Clock) -> Sequence[MemoryAccess]:
+        """List the stored kernels that may conflict with an access of this mode, without those before it."""
         accesses = self.writers + self.readers if mode & WRITE else self.writers
-        return [access for access in accesses if access.tick > past[access.slot]]
+        return [access for access in accesses if access.tick > clock[access.slot]]
 
-    def store(self, access: MemoryAccess, past: Clock) -> None:
+    def store(self, access: MemoryAccess, clock: Clock) -> None:
         """Store a kernel, replacing those that happen before it."""
         if access.mode & WRITE:
-            self.writers = replace_ordered(self.writers, past, access)
-            self.readers = tuple(read for read in self.readers if read.tick > past[read.slot])
+            self.writers = replace_ordered(self.writers, clock, access)
+            self.readers = tuple(read for read in self.readers if read.tick > clock[read.slot])
         else:
-            self.readers = replace_ordered(self.readers, past, access)
+            self.readers = replace_ordered(self.readers, clock, access)
 
     def clear(self) -> None:
-        """Remove all kernels: an access that conflicts with one also conflicts with the later exact write."""
+        """Remove all kernels after an exact write: what conflicts with them also conflicts with the write."""
         self.writers = self.readers = self.already_reported = ()
 
     @property
     def last_seq(self) -> int:
-        """The last call with the pointer among its arguments."""
+        """The number of the last call with the pointer among its arguments; 0 if there is none."""
         return max((access.call.seq for access in self.writers + self.readers), default=0)
 
 
-class Pointers:
+class PointerStates:
     """The pointer arguments of all kernels."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Pointer] = {}
+        self.by_address: dict[int, PointerState] = {}
         self._addresses: list[int] = []
 
-    def at(self, address: int) -> Pointer:
-        """Return the state of one pointer, new if necessary."""
-        pointer = self.known.get(address)
+    def at(self, address: int) -> PointerState:
+        """Return the state of a pointer; create it if there is none."""
+        pointer = self.by_address.get(address)
         if pointer is None:
-            if len(self.known) >= MOST_POINTERS:
+            if len(self.by_address) >= MAX_POINTER_STATES:
                 self._remove_half()
-            pointer = self.known[address] = Pointer(address)
+            pointer = self.by_address[address] = PointerState(address)
             insort(self._addresses, address)
         return pointer
 
-    def overlapping(self, lo: int, hi: int) -> list[Pointer]:
-        """List the pointers into a range."""
+    def overlapping(self, lo: int, hi: int) -> list[PointerState]:
+        """List the pointers to bytes from ``lo`` up to ``hi``."""
         begin = bisect_left(self._addresses, lo)
         if begin == len(self._addresses) or self._addresses[begin] >= hi:
             return []
         end = bisect_left(self._addresses, hi, lo=begin)
-        return [self.known[address] for address in self._addresses[begin:end]]
+        return [self.by_address[address] for address in self._addresses[begin:end]]
 
     def clear(self, lo: int, hi: int) -> None:
-        """Remove the pointers into a range."""
+        """Remove the pointers to bytes from ``lo`` up to ``hi``."""
         if self.overlapping(lo, hi):
-            self.keep(lambda pointer: not lo <= pointer.address < hi)
+            self.remove_unless(lambda pointer: not lo <= pointer.address < hi)
 
-    def keep(self, is_kept: Callable[[Pointer], bool]) -> None:
-        """Remove all pointers for which a function returns False."""
-        for pointer in [pointer for pointer in self.known.values() if not is_kept(pointer)]:
-            del self.known[pointer.address]
-        self._addresses = sorted(self.known)
+    def remove_unless(self, predicate: Callable[[PointerState], bool]) -> None:
+        """Remove all pointers for which the predicate is False."""
+        for pointer in [state for state in self.by_address.values() if not predicate(state)]:
+            del self.by_address[pointer.address]
+        self._addresses = sorted(self.by_address)
 
     def _remove_half(self) -> None:
-        seqs = sorted(pointer.last_seq for pointer in self.known.values())
-        middle = seqs[len(seqs) // 2]
-        self.keep(lambda pointer: pointer.last_seq > middle)
+        """Remove the least recently used half of the pointers."""
+        seqs = sorted(pointer.last_seq for pointer in self.by_address.values())
+        median_seq = seqs[len(seqs) // 2]
+        self.remove_unless(lambda pointer: pointer.last_seq > median_seq)

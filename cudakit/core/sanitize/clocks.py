@@ -1,9 +1,10 @@
 """Vector clocks, and the calls and accesses that they order.
 
-Each sequence of ordered operations (a stream, the host) is a timeline with its own slot in all clocks. A
-timeline counts its releases in ticks: points that others can wait for. Operation A happens before operation B
-exactly if B's timeline has acquired A's tick: ``a.tick <= b_past[a.slot]``. Clocks are never changed in
-place, so references to them can be stored.
+A timeline is a sequence of ordered operations: a stream, or a thread of the host. Each timeline has a slot:
+its index in all clocks. A release is a point of a timeline that other timelines can wait for; each release
+begins a new tick of its timeline. Operation A happens before operation B exactly if B's timeline has acquired
+A's tick: ``a.tick <= b_clock[a.slot]``. Clocks are never changed in place, so references to them can be
+stored.
 """
 
 from __future__ import annotations
@@ -16,71 +17,76 @@ from typing import Final, TypeAlias
 from cudakit.core.sanitize.races import Sync
 from cudakit.trace.kinds import AccessMode, Precision
 
-Clock: TypeAlias = list[int]  # by slot: the last tick that happens before
-Reasons: TypeAlias = list[Sync | None]  # by slot: the synchronization that established this order
+# A clock has for each slot the last tick of that timeline that happens before the operation.
+Clock: TypeAlias = list[int]
+# The synchronizations, by slot, that established the order in a clock; None: stream order or no order.
+Reasons: TypeAlias = list[Sync | None]
 
-ALWAYS: Final = 1 << 62  # a timeline's entry for itself: its operations are ordered
-NEVER: Final = 1 << 63  # the tick of a free: no later access is ordered after it
+# Tick that a timeline's clock has for the timeline itself, because its operations are ordered.
+ALWAYS: Final = 1 << 62
+# Tick of a stream-ordered free. It is greater than any tick in a clock, so no later access is ordered after
+# it.
+NEVER: Final = 1 << 63
 
 
-# Not frozen, because that makes creation four times as slow. Instances are never changed.
+# This class is not frozen, because that makes creation four times as slow. Instances are never changed.
 @dataclass(slots=True, eq=False)
 class Release:
-    """A point of a timeline, with its clock. A timeline that acquires it is ordered after the point."""
+    """A point of a timeline, with its clock. A timeline that acquires the release is ordered after it."""
 
     slot: int
     tick: int
-    past: Clock
+    clock: Clock
     reasons: Reasons
 
 
 class Timeline:
     """A sequence of ordered operations, with the clock of the next one."""
 
-    __slots__ = ("_last", "past", "reasons", "slot", "tick")
+    __slots__ = ("_last_release", "clock", "reasons", "slot", "tick")
 
     def __init__(self, slot: int, width: int, tick: int = 1) -> None:
         self.slot = slot
         self.tick = tick
-        self.past: Clock = [0] * width
-        self.past[slot] = ALWAYS
+        self.clock: Clock = [0] * width
+        self.clock[slot] = ALWAYS
         self.reasons: Reasons = [None] * width
-        self._last: Release | None = None
+        self._last_release: Release | None = None
 
     def acquire(self, release: Release, reason: Sync | None) -> bool:
-        """Order this timeline after a release. Return False if it already is.
+        """Order this timeline after a release. Return False if it is already ordered after the release.
 
-        Without a ``reason``, the reasons of the release are stored.
+        ``reason`` is stored for each slot whose tick increases; if it is None, the release's reasons are.
         """
-        if release.tick <= self.past[release.slot]:
+        if release.tick <= self.clock[release.slot]:
             return False
-        width = len(self.past)
-        released = release.past + [0] * (width - len(release.past))
-        released[release.slot] = release.tick
-        reasons: Iterable[Sync | None] = repeat(reason)
+        width = len(self.clock)
+        release_clock = release.clock + [0] * (width - len(release.clock))
+        release_clock[release.slot] = release.tick
+        new_reasons: Iterable[Sync | None] = repeat(reason)
         if reason is None:
-            reasons = release.reasons + [None] * (width - len(release.reasons))
+            new_reasons = release.reasons + [None] * (width - len(release.reasons))
         self.reasons = [
-            kept if own_tick >= released_tick else new
-            for own_tick, released_tick, kept, new in zip(
-                self.past, released, self.reasons, reasons, strict=False
+            old_reason if tick >= release_tick else new_reason
+            for tick, release_tick, old_reason, new_reason in zip(
+                self.clock, release_clock, self.reasons, new_reasons, strict=False
             )
         ]
-        self.past = list(map(max, self.past, released))
+        self.clock = list(map(max, self.clock, release_clock))
         return True
 
     def snapshot(self) -> Release:
-        """Return the present clock as a release of the current tick."""
-        return Release(self.slot, self.tick, self.past, self.reasons)
+        """Return the current clock as a release of the current tick."""
+        return Release(self.slot, self.tick, self.clock, self.reasons)
 
     def widen(self, width: int) -> None:
-        """Extend the clock to more timelines."""
-        more = width - len(self.past)
-        self.past = self.past + [0] * more
-        self.reasons = self.reasons + [None] * more
+        """Extend the clock to ``width`` slots."""
+        added = width - len(self.clock)
+        self.clock = self.clock + [0] * added
+        self.reasons = self.reasons + [None] * added
 
 
-# Plain numbers, since they are compared for every record of a trace.
+# The values of the enumerations as plain integers, because they are compared for every record of a trace.
 READ: Final = int(AccessMode.READ)
 WRITE: Final = int(AccessMode.WRITE)
 ATOMIC: Final = int(AccessMode.ATOMIC)
@@ -91,49 +97,49 @@ ASSUMED: Final = int(Precision.ASSUMED)
 UNCERTAIN: Final = int(Precision.UNCERTAIN)
 
 
-# These two are not frozen, because that makes creation four times as slow, and each launch creates them.
+# `Call` and `MemoryAccess` are not frozen, because that makes creation four times as slow, and each launch
+# creates instances of both.
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call that enqueued work. Numbers are those of the trace; ``name`` is the number of a string."""
+    """A CUDA call that enqueued work. All numbers are those of the trace."""
 
     seq: int
-    kind: int
-    name: int
-    stream: int  # 0: the host itself
+    kind: int  # value of an EventKind
+    name: int  # index of the kernel's name in the string table
+    stream: int  # number of the stream; 0 is the host
     context: int
     device: int
     thread: int
-    site: int
-    graph: int = 0
-    node: int = 0
-    release: Release | None = (
-        None  # of a stream-ordered free: the next allocation is ordered after it
-    )
+    site: int  # index of the call stack in the stack table
+    graph: int = 0  # number of the graph that has the node; 0 outside of graphs
+    node: int = 0  # number of the graph node; 0 outside of graphs
+    # The release of a stream-ordered free: the driver orders the next allocation of the memory after it.
+    release: Release | None = None
 
 
 @dataclass(slots=True, eq=False)
 class MemoryAccess:
-    """An access of a call to the bytes from ``lo`` up to ``hi``, at a tick of its timeline."""
+    """An access of a call to the bytes from ``lo`` up to ``hi``, at a tick of the call's timeline."""
 
     slot: int
     tick: int
     call: Call
     lo: int
     hi: int
-    mode: int
-    known: int
+    mode: int  # value of an AccessMode
+    precision: int  # value of a Precision
 
 
-def are_equivalent(one: MemoryAccess | None, other: MemoryAccess | None) -> bool:
-    """Return whether two accesses give the same order and the same report."""
-    if one is other:
+def are_equivalent(left: MemoryAccess | None, right: MemoryAccess | None) -> bool:
+    """Return whether two accesses race with the same accesses, and are reported in the same way."""
+    if left is right:
         return True
-    if one is None or other is None:
+    if left is None or right is None:
         return False
-    call, other_call = one.call, other.call
     return (
-        (one.slot, one.tick, one.mode, one.known)
-        == (other.slot, other.tick, other.mode, other.known)
-        and (call.kind, call.name, call.site) == (other_call.kind, other_call.name, other_call.site)
-        and call.node == other_call.node
+        (left.slot, left.tick, left.mode, left.precision)
+        == (right.slot, right.tick, right.mode, right.precision)
+        and (left.call.kind, left.call.name, left.call.site)
+        == (right.call.kind, right.call.name, right.call.site)
+        and left.call.node == right.call.node
     )

@@ -1,4 +1,4 @@
-"""Select the pairs of unordered accesses to report: each pair once, and none that another report covers."""
+"""Select the pairs of unordered accesses to report: each pair once, and only if no reported fix orders it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}
 
 
 class ReportedState(Protocol):
-    """A state of shadow memory with the pairs that were reported."""
+    """A state of shadow memory, with the reported pairs of accesses."""
 
     already_reported: tuple[ReportedPair, ...]
 
     @property
     def merged(self) -> bool:
-        """Whether the state has accesses to a part of its bytes, because segments were merged."""
+        """Whether several states were merged into this one; an access may then be to a part of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,16 @@ class Conflict:
 
 
 class ConflictChecker:
-    """Collects the conflicts of one access at a time, and passes those to report to ``on_conflict``.
+    """Collects the conflicts of one access at a time, and calls ``on_conflict`` with those to report.
 
-    ``ancestors`` orders the nodes of the graph whose launch is being checked: for each node, the nodes that
-    happen before it, as the bits of a number.
+    During the check of a graph launch, ``ancestors`` has for each node the nodes that happen before it, as
+    the bits of a number.
     """
 
     def __init__(self, on_conflict: Callable[[Conflict], None]) -> None:
         self._on_conflict = on_conflict
         self.ancestors: Mapping[int, int] = {}
-        # Conflicts of the current access, by the slot and the graph node of the earlier one.
+        # Conflicts of the current access, by slot and graph node of the earlier access.
         self.pending: dict[tuple[int, int], Conflict] = {}
 
     def check(
@@ -61,23 +61,25 @@ class ConflictChecker:
         state: ReportedState,
         previous: Iterable[MemoryAccess],
         current: MemoryAccess,
-        past: Clock,
-        shared: tuple[int, int],
+        clock: Clock,
+        shared_bytes: tuple[int, int],
         *,
-        share_bytes: bool = True,
+        certainly_overlap: bool = True,
     ) -> None:
         """Check an access against the earlier accesses of a state that do not happen before it.
 
-        ``share_bytes``: the accesses share bytes, as far as their own ranges are exact.
+        If ``certainly_overlap`` is false, a race is only possible, because the stored ranges are not exact.
         """
         for access in previous:
             if not (
                 self._are_ordered_nodes(access, current)
-                or self._is_already_reported(state, access, current, past)
+                or self._is_already_reported(state, access, current, clock)
             ):
                 state.already_reported = (*state.already_reported, (access, current))
-                confidence = _confidence(access, current) if share_bytes else Confidence.POSSIBLE
-                self._add(Conflict(access, current, *shared, confidence, state.merged))
+                confidence = (
+                    _confidence(access, current) if certainly_overlap else Confidence.POSSIBLE
+                )
+                self._add(Conflict(access, current, *shared_bytes, confidence, state.merged))
 
     def report(self) -> None:
         """Report the conflicts of the current access."""
@@ -87,9 +89,10 @@ class ConflictChecker:
         self.pending.clear()
 
     def _add(self, new: Conflict) -> None:
-        """Keep one conflict per stream, with its last operation: a wait for that covers all earlier ones.
+        """Store one conflict per stream, with the stream's last operation.
 
-        A graph launch is one operation, except for conflicts among its own nodes.
+        A wait for the last operation also covers the earlier operations of the stream. A graph launch counts
+        as one operation, except for conflicts between its own nodes.
         """
         previous = new.previous
         key = previous.slot, previous.call.node if _is_one_launch(new) else 0
@@ -103,49 +106,51 @@ class ConflictChecker:
         """Return whether waiting for a later node of the same graph launch would also fix this conflict."""
         slot, node = conflict.previous.slot, conflict.previous.call.node
         return _is_one_launch(conflict) and any(
-            at == slot and later != node and self.ancestors.get(later, 0) >> node & 1
-            for at, later in self.pending
+            pending_slot == slot and later != node and self.ancestors.get(later, 0) >> node & 1
+            for pending_slot, later in self.pending
         )
 
     def _is_already_reported(
-        self, state: ReportedState, access: MemoryAccess, current: MemoryAccess, past: Clock
+        self, state: ReportedState, access: MemoryAccess, current: MemoryAccess, clock: Clock
     ) -> bool:
         """Return whether the access was reported against a later one that happens before the current one."""
         return any(
             earlier is access
-            and (later.tick <= past[later.slot] or self._are_ordered_nodes(later, current))
+            and (later.tick <= clock[later.slot] or self._are_ordered_nodes(later, current))
             for earlier, later in state.already_reported
         )
 
-    def _are_ordered_nodes(self, one: MemoryAccess, other: MemoryAccess) -> bool:
+    def _are_ordered_nodes(self, first: MemoryAccess, second: MemoryAccess) -> bool:
         """Return whether two accesses are by nodes of one graph launch that the graph's edges order."""
-        if (one.slot, one.tick) != (other.slot, other.tick):
+        if (first.slot, first.tick) != (second.slot, second.tick):
             return False
-        before, after = one.call.node, other.call.node
+        first_node, second_node = first.call.node, second.call.node
         return (
-            before == after
-            or bool(self.ancestors.get(after, 0) >> before & 1)
-            or bool(self.ancestors.get(before, 0) >> after & 1)
+            first_node == second_node
+            or bool(self.ancestors.get(second_node, 0) >> first_node & 1)
+            or bool(self.ancestors.get(first_node, 0) >> second_node & 1)
         )
 
 
-def _confidence(one: MemoryAccess, other: MemoryAccess) -> Confidence:
+def _confidence(first: MemoryAccess, second: MemoryAccess) -> Confidence:
     """Return the confidence that two accesses, whose ranges overlap, share bytes.
 
-    Merged ranges have bytes that were not accessed. They never make a race certain or likely, unless the
-    other access is to all of their bytes.
+    A merged range has bytes that were not accessed. So a race with it is only possible, unless the other
+    access covers the whole merged range.
     """
-    known = {one.known, other.known}
-    unsure = _unsure(one, other) | _unsure(other, one)
-    if known == {ASSUMED} or UNCERTAIN in known or MERGED in unsure:
+    precisions = {first.precision, second.precision}
+    uncovered = _uncovered_precision(first, second) | _uncovered_precision(second, first)
+    if precisions == {ASSUMED} or UNCERTAIN in precisions or MERGED in uncovered:
         return Confidence.POSSIBLE
-    return Confidence.LIKELY if ASSUMED in known or SUMMARY in unsure else Confidence.CERTAIN
+    return (
+        Confidence.LIKELY if ASSUMED in precisions or SUMMARY in uncovered else Confidence.CERTAIN
+    )
 
 
-def _unsure(one: MemoryAccess, other: MemoryAccess) -> set[int]:
-    """Return the precision of an access if another access may be to bytes that it did not access."""
-    is_whole = other.known == EXACT and other.lo <= one.lo and one.hi <= other.hi
-    return set() if is_whole else {one.known}
+def _uncovered_precision(access: MemoryAccess, other: MemoryAccess) -> set[int]:
+    """Return the precision of an access, or nothing if an exact access covers its whole range."""
+    is_covered = other.precision == EXACT and other.lo <= access.lo and access.hi <= other.hi
+    return set() if is_covered else {access.precision}
 
 
 def _is_one_launch(conflict: Conflict) -> bool:

@@ -1,4 +1,4 @@
-"""Detect races in several processes at once: one engine per trace, and one report."""
+"""Detect races in the traces of several processes, with one engine per trace and one report."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class RaceDetector:
         self._traces: dict[tuple[int, int], _TraceAnalysis] = {}
 
     def feed(self, batch: Batch, report: Report) -> list[Race]:
-        """Analyze a batch; return the findings among its races, including suppressed ones."""
-        analysis = self._trace(batch)
+        """Analyze a batch; return its races that are findings, including suppressed ones."""
+        analysis = self._analysis_of(batch)
         analysis.streams.update(_created_streams(batch.records))
         return analysis.analyze(analysis.buffer.feed(batch.records), report)
 
     def finish(self, report: Report) -> dict[tuple[int, int], list[Race]]:
-        """Analyze the records that wait for the accesses of launches, as no more will come.
+        """Analyze the records that the reorder buffers hold, without waiting for accesses of their launches.
 
-        Returns the findings among the races, by process and number of the trace.
+        Returns the races that are findings, by process and number of the trace.
         """
         return {
             trace: analysis.analyze(analysis.buffer.flush(), report)
             for trace, analysis in self._traces.items()
-            if analysis.buffer.held
+            if analysis.buffer.held_count
         }
 
     def result(
@@ -61,7 +61,7 @@ class RaceDetector:
             exit_status=exit_status,
             coverage=self._coverage(),
             gaps=[gaps for analysis in self._traces.values() for gaps in analysis.gaps()],
-            simulated=any(analysis.last.simulated for analysis in self._traces.values()),
+            simulated=any(analysis.last_batch.simulated for analysis in self._traces.values()),
             stopped=stopped,
             notes=notes,
             incomplete=incomplete,
@@ -71,7 +71,7 @@ class RaceDetector:
     @property
     def initialized_cuda(self) -> bool:
         """Whether a process used CUDA on a real device."""
-        return any(not analysis.last.simulated for analysis in self._traces.values())
+        return any(not analysis.last_batch.simulated for analysis in self._traces.values())
 
     @property
     def recorded_gpu_work(self) -> bool:
@@ -79,7 +79,7 @@ class RaceDetector:
         return any(
             analysis.engine.coverage.has_work
             for analysis in self._traces.values()
-            if not analysis.last.simulated
+            if not analysis.last_batch.simulated
         )
 
     @property
@@ -93,12 +93,12 @@ class RaceDetector:
             total[process] += analysis.engine.coverage
         return total
 
-    def _trace(self, batch: Batch) -> _TraceAnalysis:
+    def _analysis_of(self, batch: Batch) -> _TraceAnalysis:
         key = batch.process, batch.chain
         if key not in self._traces:
             self._traces[key] = _TraceAnalysis(self._new_engine(), batch)
         analysis = self._traces[key]
-        analysis.last = batch
+        analysis.last_batch = batch
         return analysis
 
 
@@ -107,27 +107,27 @@ class _TraceAnalysis:
     """The analysis of one trace."""
 
     engine: Engine
-    last: Batch  # its string and stack tables include those of all earlier batches
+    last_batch: Batch  # the last batch, whose string and stack tables are the most complete
     buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
     streams: dict[int, StreamFlag] = field(default_factory=dict)
 
     def analyze(self, records: Records, report: Report) -> list[Race]:
-        """Add the races in reordered records to a report; return the findings among them."""
-        races = self.engine.feed(records, self.last.strings)
+        """Add the races in reordered records to a report; return the races that are findings."""
+        races = self.engine.feed(records, self.last_batch.strings)
         report.add(
-            self.last.process,
+            self.last_batch.process,
             races,
-            stacks=self.last.stacks,
+            stacks=self.last_batch.stacks,
             streams=self.streams,
-            chain=self.last.chain,
+            chain=self.last_batch.chain,
         )
         return [race for race in races if race.confidence.is_finding]
 
     def gaps(self) -> Iterator[Mapping[str, int]]:
         """Yield the events that were not analyzed, with their counts."""
         yield self.engine.gaps
-        if self.buffer.never_read:
-            yield {NEVER_READ: self.buffer.never_read}
+        if self.buffer.never_read_count:
+            yield {NEVER_READ: self.buffer.never_read_count}
 
 
 def analyze_log(
@@ -138,9 +138,9 @@ def analyze_log(
     strict_threads: bool = False,
     progress: Callable[[str, float], None] = lambda _stage, _fraction: None,
 ) -> SanitizeResult:
-    """Find the races in a log, as during the run. Raises InputError if the log is damaged."""
-    possible = show is Confidence.POSSIBLE
-    detector = RaceDetector(strict_threads=strict_threads, report_possible=possible)
+    """Find the races in a log, with the result of the recorded run. Raises InputError if it is damaged."""
+    report_possible = show is Confidence.POSSIBLE
+    detector = RaceDetector(strict_threads=strict_threads, report_possible=report_possible)
     for batch in log.batches():
         detector.feed(batch, report)
         progress("analyzing the log", log.fraction)

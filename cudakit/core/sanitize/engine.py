@@ -1,7 +1,7 @@
 """The race detection engine: finds the races in a trace, batch by batch.
 
-It is pure: it uses no device, no clock and no file. The order of work is fixed when the work is enqueued, so
-a trace can be analyzed at any later time.
+The engine uses no device, no time and no file. Happens-before is fixed when work is enqueued, so a trace can
+be analyzed at any later time.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from cudakit.core.sanitize.races import (
     Allocation,
     Confidence,
     Coverage,
-    Grade,
+    LaunchPrecision,
     Operation,
     Race,
     RaceKind,
 )
 from cudakit.core.sanitize.record_batch import AccessRow, RecordBatch, sorted_by_call
-from cudakit.core.sanitize.shadow_memory import MOST_SEGMENTS, Shadow, coarsen, prune
+from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES, Shadow, coarsen, prune
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
 from cudakit.trace.layout import Records
 
 
 class RaceDescriber:
-    """Turns conflicts into races: adds the kind, the allocation and the last synchronization."""
+    """Converts conflicts to races: adds the kind, the allocation and the last synchronization."""
 
     def __init__(self, order: StreamOrder, memory: Allocations, pools: Allocations) -> None:
         self._order = order
         self._memory = memory
         self._pools = pools
 
-    def race(self, conflict: Conflict, strings: Sequence[str]) -> Race:
-        """Return the race of a conflict whose later side was just enqueued."""
+    def describe(self, conflict: Conflict, strings: Sequence[str]) -> Race:
+        """Return the race of a conflict. Call it before later work is enqueued."""
         previous, current = conflict.previous, conflict.current
-        pooled = self._pools.at(conflict.lo)
+        pool_block = self._pools.at(conflict.lo)
         return Race(
-            kind=_kind(previous, current, pooled),
+            kind=_race_kind(previous, current, pool_block),
             confidence=conflict.confidence,
             lo=conflict.lo,
             hi=conflict.hi,
             current=_operation(current, strings),
             previous=_operation(previous, strings),
-            allocation=pooled or self._memory.at(conflict.lo),
+            allocation=pool_block or self._memory.at(conflict.lo),
             last_sync=self._order.last_sync(
                 current.call.stream, previous.call.stream, previous.slot
             ),
@@ -60,28 +60,35 @@ class RaceDescriber:
         )
 
 
-def _kind(previous: MemoryAccess, current: MemoryAccess, pooled: Allocation | None) -> RaceKind:
+def _race_kind(
+    previous: MemoryAccess, current: MemoryAccess, pool_block: Allocation | None
+) -> RaceKind:
     if EventKind.FREE in (previous.call.kind, current.call.kind):
         return RaceKind.USE_AFTER_FREE
     if previous.call.kind == EventKind.ALLOC:
         return RaceKind.USE_BEFORE_ALLOCATION
     if 0 in (previous.call.stream, current.call.stream):
         return RaceKind.HOST
-    if pooled is not None and previous.call.seq < pooled.seq:
+    if pool_block is not None and previous.call.seq < pool_block.seq:
         return RaceKind.REUSE
-    if not _writes(previous, current):
+    if not _counts_as_write(previous, current):
         return RaceKind.WRITE_AFTER_READ
-    return RaceKind.WRITE_AFTER_WRITE if _writes(current, previous) else RaceKind.READ_AFTER_WRITE
+    return (
+        RaceKind.WRITE_AFTER_WRITE
+        if _counts_as_write(current, previous)
+        else RaceKind.READ_AFTER_WRITE
+    )
 
 
-def _writes(one: MemoryAccess, other: MemoryAccess) -> bool:
-    """Return whether a side counts as a write.
+def _counts_as_write(access: MemoryAccess, other: MemoryAccess) -> bool:
+    """Return whether an access of a race counts as a write; ``other`` is the other access of the race.
 
-    An assumed access may be either; against an exact one it counts as the opposite, which makes the race.
+    An assumed access may be a read or a write. If the other access is exact, the assumed one counts as a
+    write if the other is a read, because one of the two must be a write.
     """
-    if one.known >= ASSUMED > other.known:
+    if access.precision >= ASSUMED > other.precision:
         return not other.mode & WRITE
-    return bool(one.mode & ~AccessMode.READ)
+    return bool(access.mode & ~AccessMode.READ)
 
 
 def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
@@ -96,7 +103,7 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
         thread=call.thread,
         site=call.site,
         mode=AccessMode(access.mode),
-        known=Precision(access.known),
+        precision=Precision(access.precision),
         lo=access.lo,
         hi=access.hi,
         graph=call.graph,
@@ -108,7 +115,7 @@ _LAUNCH: Final = int(EventKind.LAUNCH)
 _ACCESSED: Final = int(EventKind.ACCESSED)
 _AccessHandler: TypeAlias = Callable[[Iterable[AccessRow]], None]
 
-# Records decoded at a time, to bound memory.
+# Number of records that are decoded at a time, which limits the memory that decoding needs.
 _RECORDS_AT_ONCE: Final = 1 << 14
 STRAY_ACCESS: Final = "access without a recorded launch"
 UNKNOWN_STREAM: Final = "stream whose creation was not recorded"
@@ -118,9 +125,9 @@ class Engine:
     """Finds the races in the trace of one process.
 
     All host threads are one timeline, in the order of their calls, because locks between threads are not
-    recorded; ``strict_threads`` gives each thread its own timeline. Possible races are counted, and returned
-    only with ``report_possible``. Above ``forgets_above`` stored states, those that no race can involve any
-    more are removed.
+    recorded; with ``strict_threads``, each thread is a separate timeline. Possible races are counted, and
+    returned only with ``report_possible``. When there are more than ``prune_above`` stored states, the states
+    that no race can involve any more are removed.
     """
 
     def __init__(
@@ -128,17 +135,17 @@ class Engine:
         *,
         strict_threads: bool = False,
         report_possible: bool = False,
-        forgets_above: int = 1024,
+        prune_above: int = 1024,
     ) -> None:
         self.coverage = Coverage()
         self.gaps: Counter[str] = Counter()
-        self._strict = strict_threads
+        self._strict_threads = strict_threads
         self._report_possible = report_possible
         self._races: list[Race] = []
         self._strings: Sequence[str] = ()
         self._order = order = StreamOrder()
         self._shadow = shadow = Shadow(
-            ConflictChecker(self._report_conflict), checks_nearby=report_possible
+            ConflictChecker(self._report_conflict), find_possible=report_possible
         )
         self._memory = AllocationEvents(order, shadow)
         self._describer = RaceDescriber(order, self._memory.driver, self._memory.pools)
@@ -149,138 +156,153 @@ class Engine:
         )
         self._handlers = self._all_handlers()
         self._access_handlers: dict[int, _AccessHandler] = {
-            EventKind.GRAPH_NODE: self._graphs.node_accesses,
-            EventKind.GRAPH_LAUNCH: self._graphs.launch_accesses,
+            EventKind.GRAPH_NODE: self._graphs.add_node_accesses,
+            EventKind.GRAPH_LAUNCH: self._graphs.add_launch_accesses,
         }
-        # Adds accesses to the last call that can have any.
-        self._add_accesses: _AccessHandler = self._work.accesses
+        # The function that adds the accesses of the last launch, graph node or graph launch.
+        self._add_accesses: _AccessHandler = self._work.add_accesses
         self._last_seq = 0
-        self._last_grade: int | None = None  # of the last call, if it was a launch
-        self._arenas: dict[int, int] = {}  # device memory used for recording, by device
-        self._forgets_above = self._forget_at = forgets_above
+        # LaunchPrecision of the last call; None if it was not a launch.
+        self._last_precision: int | None = None
+        # Size of the recorder's arenas in device memory, by device.
+        self._arena_bytes: dict[int, int] = {}
+        self._prune_above = prune_above
+        self._next_prune_count = prune_above  # number of stored states at which to prune next
 
     def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
         """Analyze the next records of the trace; return the races whose later side is among them.
 
-        ``strings`` is the string table of the trace, at least as far as the records refer to it.
+        ``strings`` is the string table of the trace. It has at least the strings to which the records refer.
         """
         self._strings = strings
         records = sorted_by_call(records)
         for begin in range(0, len(records), _RECORDS_AT_ONCE):
-            for thread_records in self._by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
-                self._feed(RecordBatch(thread_records, self._last_seq))
+            for thread_records in self._split_by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
+                self._analyze(RecordBatch(thread_records, self._last_seq))
                 self._last_seq = int(thread_records["seq"][-1])
-            self._forget_ordered()
-        self._graphs.finish()
+            self._prune_states()
+        self._graphs.finish_launch()
         races, self._races = self._races, []
         return races
 
-    def _by_thread(self, records: Records) -> Iterator[Records]:
-        """Yield the records in runs of one thread, whose clock the host uses; in one run unless strict."""
-        if not self._strict:
+    def _split_by_thread(self, records: Records) -> Iterator[Records]:
+        """Yield consecutive records of one thread at a time, and select the thread's clock for the host.
+
+        Unless threads are strict, yields all records at once.
+        """
+        if not self._strict_threads:
             yield records
             return
         threads = records["thread"]
-        for run in np.split(records, np.flatnonzero(threads[1:] != threads[:-1]) + 1):
-            if len(run):
-                self._order.use_thread(int(run["thread"][0]))
-            yield run
+        thread_changes = np.flatnonzero(threads[1:] != threads[:-1]) + 1
+        for thread_records in np.split(records, thread_changes):
+            if len(thread_records):
+                self._order.use_thread(int(thread_records["thread"][0]))
+            yield thread_records
 
-    def _feed(self, batch: RecordBatch) -> None:
+    def _analyze(self, batch: RecordBatch) -> None:
+        """Call the handler of each call in the batch, with the accesses that follow the call."""
         handlers, access_handlers = self._handlers, self._access_handlers
         rows, accesses = batch.rows, batch.accesses
-        graphs, launch = self._graphs, self._work.launch
-        self._count(batch)
-        if batch.leading:
-            self._add_accesses(islice(accesses, batch.leading))
-        for kind, following in zip(batch.kinds, batch.following, strict=True):
-            if graphs.launched is not None and kind != _ACCESSED:
-                graphs.finish()
-            if kind == _LAUNCH:  # the most frequent kind, without a lookup
-                self._add_accesses = launch(next(rows[_LAUNCH])[0], islice(accesses, following))
+        graphs, add_launch = self._graphs, self._work.add_launch
+        self._update_coverage(batch)
+        if batch.leading_accesses:
+            self._add_accesses(islice(accesses, batch.leading_accesses))
+        for kind, access_count in zip(batch.kinds, batch.following_accesses, strict=True):
+            if graphs.current_launch is not None and kind != _ACCESSED:
+                graphs.finish_launch()
+            if kind == _LAUNCH:  # the most frequent kind is handled without a lookup
+                call = next(rows[_LAUNCH])[0]
+                self._add_accesses = add_launch(call, islice(accesses, access_count))
                 continue
             handlers[kind](*next(rows[kind]))
             if kind in access_handlers:
                 self._add_accesses = access_handlers[kind]
-            if following:
-                self._add_accesses(islice(accesses, following))
+            if access_count:
+                self._add_accesses(islice(accesses, access_count))
 
-    def _count(self, batch: RecordBatch) -> None:
-        coverage, known = self.coverage, batch.known
-        if batch.strays:
-            self.gaps[STRAY_ACCESS] += batch.strays
-        if self._last_grade is not None and batch.leading_grade > self._last_grade:
-            coverage.count(self._last_grade, -1)  # the last launch has more accesses in this batch
-            coverage.count(batch.leading_grade)
-            self._last_grade = batch.leading_grade
+    def _update_coverage(self, batch: RecordBatch) -> None:
+        """Add the launches and accesses of a batch to the coverage."""
+        coverage, precision_counts = self.coverage, batch.precision_counts
+        if batch.stray_accesses:
+            self.gaps[STRAY_ACCESS] += batch.stray_accesses
+        if self._last_precision is not None and batch.leading_precision > self._last_precision:
+            # The last launch has less precise accesses in this batch: count it with their precision instead.
+            coverage.count(self._last_precision, -1)
+            coverage.count(batch.leading_precision)
+            self._last_precision = batch.leading_precision
         if batch.kinds:
-            self._last_grade = batch.grades[-1] if batch.kinds[-1] == _LAUNCH else None
-        coverage.launches += len(batch.grades)
+            self._last_precision = (
+                batch.launch_precisions[-1] if batch.kinds[-1] == _LAUNCH else None
+            )
+        coverage.launches += len(batch.launch_precisions)
         coverage.launches_without_call_site += batch.launches_without_call_site
-        for grade in Grade:
-            coverage.count(grade, batch.grades.count(grade))
-        coverage.accesses_exact += known[Precision.EXACT]
-        coverage.accesses_summary += known[Precision.SUMMARY]
-        coverage.accesses_merged += known[Precision.MERGED]
-        coverage.accesses_assumed += known[Precision.ASSUMED]
-        coverage.accesses_uncertain += known[Precision.UNCERTAIN]
+        for launch_precision in LaunchPrecision:
+            coverage.count(launch_precision, batch.launch_precisions.count(launch_precision))
+        coverage.accesses_exact += precision_counts[Precision.EXACT]
+        coverage.accesses_summary += precision_counts[Precision.SUMMARY]
+        coverage.accesses_merged += precision_counts[Precision.MERGED]
+        coverage.accesses_assumed += precision_counts[Precision.ASSUMED]
+        coverage.accesses_uncertain += precision_counts[Precision.UNCERTAIN]
 
     def _report_conflict(self, conflict: Conflict) -> None:
         if conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
             self.coverage.suspected += 1
         else:
-            self._races.append(self._describer.race(conflict, self._strings))
+            self._races.append(self._describer.describe(conflict, self._strings))
 
-    def _forget_ordered(self) -> None:
+    def _prune_states(self) -> None:
         """Remove the states that no race can involve any more, once there are many states."""
         self._order.reuse_slots()
-        if self._order.unseen_streams:
-            self.gaps[UNKNOWN_STREAM] = self._order.unseen_streams
-        if self._stored_states < self._forget_at:
+        if self._order.unrecorded_streams:
+            self.gaps[UNKNOWN_STREAM] = self._order.unrecorded_streams
+        if self._state_count < self._next_prune_count:
             return
-        prune(self._shadow, self._order.precedes_future)
+        prune(self._shadow, self._order.precedes_future_work)
         self._syncs.prune()
         self._graphs.prune()
-        if len(self._shadow.segments) > MOST_SEGMENTS:
+        if len(self._shadow.range_states) > MAX_RANGE_STATES:
             coarsen(self._shadow, self._memory.driver.at)
-        self._forget_at = self._forgets_above + 2 * self._stored_states
+        self._next_prune_count = self._prune_above + 2 * self._state_count
 
     @property
-    def _stored_states(self) -> int:
+    def _state_count(self) -> int:
         shadow = self._shadow
-        return len(shadow.segments) + len(shadow.pointers.known) + len(self._syncs)
+        return len(shadow.range_states) + len(shadow.pointer_states.by_address) + len(self._syncs)
 
-    def _gap(self, _: Call, what: int, count: int) -> None:
-        self.gaps[self._strings[what]] += count
+    def _add_gap(self, _: Call, description: int, count: int) -> None:
+        self.gaps[self._strings[description]] += count
 
-    def _arenas_changed(self, call: Call, size_bytes: int) -> None:
-        self._arenas[call.device] = size_bytes
-        self.coverage.arenas_bytes = max(self.coverage.arenas_bytes, sum(self._arenas.values()))
+    def _set_arena_size(self, call: Call, size_bytes: int) -> None:
+        self._arena_bytes[call.device] = size_bytes
+        total_bytes = sum(self._arena_bytes.values())
+        self.coverage.arenas_bytes = max(self.coverage.arenas_bytes, total_bytes)
 
     def _all_handlers(self) -> dict[int, Callable[..., Any]]:
-        work, memory, waits, graphs = self._work, self._memory, self._syncs, self._graphs
+        """Return for each event kind the function that gets its call and the fields of its body."""
+        work, memory, syncs, graphs = self._work, self._memory, self._syncs, self._graphs
         return {
-            EventKind.ALLOC: memory.alloc,
-            EventKind.FREE: memory.free,
-            EventKind.COPY: work.copy,
-            EventKind.FILL: work.fill,
-            EventKind.STREAM_CREATE: waits.create_stream,
-            EventKind.STREAM_DESTROY: waits.destroy_stream,
-            EventKind.EVENT_RECORD: waits.record,
-            EventKind.STREAM_WAIT: waits.wait,
-            EventKind.EVENT_SYNC: waits.sync_event,
-            EventKind.EVENT_QUERY_OK: waits.sync_event,
-            EventKind.STREAM_SYNC: waits.sync_stream,
-            EventKind.STREAM_QUERY_OK: waits.sync_stream,
-            EventKind.CONTEXT_SYNC: waits.sync_context,
-            EventKind.HOST_CALL: waits.host_call,
-            EventKind.CAPTURE_BEGIN: waits.capture_begin,
-            EventKind.CAPTURE_END: waits.capture_end,
+            EventKind.ALLOC: memory.add_allocation,
+            EventKind.FREE: memory.add_free,
+            EventKind.COPY: work.add_copy,
+            EventKind.FILL: work.add_fill,
+            EventKind.STREAM_CREATE: syncs.create_stream,
+            EventKind.STREAM_DESTROY: syncs.destroy_stream,
+            EventKind.EVENT_RECORD: syncs.record_event,
+            EventKind.STREAM_WAIT: syncs.wait_for_event,
+            EventKind.EVENT_SYNC: syncs.sync_event,
+            EventKind.EVENT_QUERY_OK: syncs.sync_event,
+            EventKind.STREAM_SYNC: syncs.sync_stream,
+            EventKind.STREAM_QUERY_OK: syncs.sync_stream,
+            EventKind.CONTEXT_SYNC: syncs.sync_context,
+            EventKind.HOST_CALL: syncs.run_host_function,
+            EventKind.CAPTURE_BEGIN: syncs.begin_capture,
+            EventKind.CAPTURE_END: syncs.end_capture,
             EventKind.GRAPH_NODE: graphs.add_node,
             EventKind.GRAPH_EDGE: graphs.add_edge,
-            EventKind.GRAPH_LAUNCH: graphs.launch,
-            EventKind.MEMOP: waits.memop,
-            EventKind.GAP: self._gap,
-            EventKind.ACCESSED: graphs.accessed,
-            EventKind.ARENAS: self._arenas_changed,
+            EventKind.GRAPH_LAUNCH: graphs.add_launch,
+            EventKind.MEMOP: syncs.apply_memop,
+            EventKind.GAP: self._add_gap,
+            EventKind.ACCESSED: graphs.mark_accessed,
+            EventKind.ARENAS: self._set_arena_size,
         }

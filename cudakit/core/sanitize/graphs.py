@@ -1,7 +1,7 @@
-"""CUDA graphs: the accesses of their nodes, the order of the nodes, and graph launches.
+"""Handle CUDA graphs: the accesses of their nodes, the order of the nodes, and graph launches.
 
-A graph launch is one operation of its stream: all nodes have the same tick, and the edges order them among
-each other. CUDA C++ Programming Guide, "CUDA Graphs".
+A graph launch is one operation of its stream: all nodes have the same tick, and the edges of the graph order
+the nodes. Rules: CUDA C++ Programming Guide, "CUDA Graphs".
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from graphlib import CycleError, TopologicalSorter
 
 from cudakit.core.sanitize.clocks import ASSUMED, SUMMARY, Call, Clock, Release
 from cudakit.core.sanitize.ordering import StreamOrder
-from cudakit.core.sanitize.races import Coverage, Grade, Sync, SyncKind
+from cudakit.core.sanitize.races import Coverage, LaunchPrecision, Sync, SyncKind
 from cudakit.core.sanitize.record_batch import ACCESS_FIELDS, AccessRow
 from cudakit.core.sanitize.shadow_memory import Shadow
 from cudakit.trace.kinds import EventKind, NodeType
 
-_KNOWN = ACCESS_FIELDS.index("known")
-_KINDS = {
+_PRECISION_INDEX = ACCESS_FIELDS.index("known")
+_EVENT_KINDS = {
     NodeType.LAUNCH: EventKind.LAUNCH,
     NodeType.COPY: EventKind.COPY,
     NodeType.FILL: EventKind.FILL,
@@ -32,10 +32,10 @@ _KINDS = {
 
 @dataclass(slots=True)
 class Node:
-    """A node as it was added to its graph, and its accesses in each launch."""
+    """A node of a graph."""
 
-    call: Call
-    accesses: list[AccessRow] = field(default_factory=list)
+    call: Call  # the call that added the node
+    accesses: list[AccessRow] = field(default_factory=list)  # accesses of the node in each launch
 
 
 class Graph:
@@ -43,24 +43,24 @@ class Graph:
 
     def __init__(self) -> None:
         self._nodes: dict[int, Node] = {}
-        self._before: dict[int, list[int]] = {}
-        self._ancestors: dict[int, int] | None = None
+        self._predecessors: dict[int, list[int]] = {}
+        self._ancestors: dict[int, int] | None = None  # computed when first needed
 
-    def add(self, call: Call, node: int, work: int) -> None:
+    def add_node(self, call: Call, node: int, node_type: int) -> None:
         """Add a node; it replaces a node of the same number."""
-        call.kind = _KINDS.get(NodeType(work), EventKind.GRAPH_LAUNCH)
+        call.kind = _EVENT_KINDS.get(NodeType(node_type), EventKind.GRAPH_LAUNCH)
         call.node = node
         if node not in self._nodes:
             self._ancestors = None
         self._nodes[node] = Node(call)
 
-    def order(self, before: int, after: int) -> None:
-        """Order a node after another one."""
-        self._before.setdefault(after, []).append(before)
+    def add_edge(self, before: int, after: int) -> None:
+        """Order the node ``after`` after the node ``before``."""
+        self._predecessors.setdefault(after, []).append(before)
         self._ancestors = None
 
     def add_access(self, row: AccessRow) -> None:
-        """Add an access that a node makes in each launch."""
+        """Add an access that a node performs in each launch."""
         if row[-1] in self._nodes:
             self._nodes[row[-1]].accesses.append(row)
 
@@ -73,67 +73,70 @@ class Graph:
         if self._ancestors is None:
             self._ancestors = {}
             for node in self._topological_order():
-                bits = 0
-                for before in self._before.get(node, ()):
-                    bits |= self._ancestors.get(before, 0) | 1 << before
-                self._ancestors[node] = bits
+                ancestor_bits = 0
+                for before in self._predecessors.get(node, ()):
+                    ancestor_bits |= self._ancestors.get(before, 0) | 1 << before
+                self._ancestors[node] = ancestor_bits
         return self._ancestors
 
     def node(self, number: int) -> Node:
         return self._nodes[number]
 
     @property
-    def kernels(self) -> Iterator[int]:
-        """The numbers of the nodes that are kernels."""
+    def kernel_nodes(self) -> Iterator[int]:
+        """The numbers of the kernel nodes."""
         return (
             number for number, node in self._nodes.items() if node.call.kind == EventKind.LAUNCH
         )
 
     def _topological_order(self) -> list[int]:
-        """List the nodes in topological order; by number if that is one."""
-        if all(before < node for node, nodes in self._before.items() for before in nodes):
+        """List the nodes in topological order: in order of their numbers if no edge contradicts that."""
+        if all(before < node for node, nodes in self._predecessors.items() for before in nodes):
             return sorted(self._nodes)
         try:
-            in_order = TopologicalSorter(self._before).static_order()
-            known = dict.fromkeys([*in_order, *self._nodes])
+            sorted_nodes = TopologicalSorter(self._predecessors).static_order()
+            with_unconnected = dict.fromkeys([*sorted_nodes, *self._nodes])
         except CycleError:  # the trace is damaged: CUDA accepts no graph with a cycle
             return sorted(self._nodes)
-        return [node for node in known if node in self._nodes]
+        return [node for node in with_unconnected if node in self._nodes]
 
 
 @dataclass(slots=True)
 class GraphLaunch:
-    """A graph launch, while its accesses are collected."""
+    """A graph launch whose accesses are being collected."""
 
     call: Call
     graph: Graph
     slot: int
     tick: int
-    past: Clock
-    accesses: dict[int, list[AccessRow]] = field(default_factory=dict)
+    clock: Clock
+    accesses: dict[int, list[AccessRow]] = field(default_factory=dict)  # recorded accesses by node
     exact: set[int] = field(default_factory=set)  # nodes whose accesses were all recorded
     lost: set[int] = field(default_factory=set)  # nodes of which some accesses were lost
 
-    def work(self) -> Iterator[tuple[Call, list[AccessRow]]]:
-        """Yield the accesses of each node, in topological order."""
-        own = self.call
+    def node_accesses(self) -> Iterator[tuple[Call, list[AccessRow]]]:
+        """Yield the call and the accesses of each node that has any, in topological order."""
+        launch = self.call
         for number in self.graph.ancestors:
-            added = self.graph.node(number)
+            node_call = self.graph.node(number).call
             accesses = self._accesses(number)
             if accesses:
-                site = added.call.site or own.site
-                yield replace(added.call, seq=own.seq, stream=own.stream, site=site), accesses
+                site = node_call.site or launch.site
+                call = replace(node_call, seq=launch.seq, stream=launch.stream, site=site)
+                yield call, accesses
 
-    def grade(self, number: int) -> Grade:
+    def launch_precision(self, number: int) -> LaunchPrecision:
         """Return the precision of a node; a node without any recorded access counts as assumed."""
         accesses = self._accesses(number)
-        worst = max((row[_KNOWN] for row in accesses), default=ASSUMED)
+        worst = max((row[_PRECISION_INDEX] for row in accesses), default=ASSUMED)
         if number not in self.exact and (number in self.lost or worst >= ASSUMED):
-            return Grade.ASSUMED
-        return Grade.WHOLE_TENSOR if accesses and worst == SUMMARY else Grade.EXACT
+            return LaunchPrecision.ASSUMED
+        return (
+            LaunchPrecision.WHOLE_TENSOR if accesses and worst == SUMMARY else LaunchPrecision.EXACT
+        )
 
     def _accesses(self, number: int) -> list[AccessRow]:
-        """List the accesses of a node: recorded ones and, unless exact, those from its parameters."""
+        """List the accesses of a node: the recorded ones and, unless they are exact, the assumed ones."""
         recorded = self.accesses.get(number, [])
         return recorded if number in self.exact else self.graph.node(number).accesses + recorded
 
@@ -142,7 +145,7 @@ UNKNOWN_GRAPH = "launch of a graph whose nodes were not recorded"
 
 
 class GraphTracker:
-    """All graphs, and the last launch of each executable, whose launches never overlap."""
+    """Handles all graphs and their launches. Launches of one executable graph never overlap."""
 
     def __init__(
         self, order: StreamOrder, shadow: Shadow, coverage: Coverage, gaps: Counter[str]
@@ -152,72 +155,74 @@ class GraphTracker:
         self._coverage = coverage
         self._gaps = gaps
         self._graphs: dict[int, Graph] = {}
-        self._last: dict[int, tuple[Release, Call]] = {}  # by executable
-        self._node_graph = Graph()  # the graph of the last added node
-        self.launched: GraphLaunch | None = None  # the launch whose accesses are being collected
+        self._last_launches: dict[
+            int, tuple[Release, Call]
+        ] = {}  # the last launch of each executable
+        self._last_graph = Graph()  # graph to which a node was added last
+        # The launch whose accesses are being collected; None after ``finish_launch``.
+        self.current_launch: GraphLaunch | None = None
 
-    def add_node(self, call: Call, graph: int, node: int, work: int) -> None:
+    def add_node(self, call: Call, graph: int, node: int, node_type: int) -> None:
         call.graph = graph
-        self._node_graph = self._graph(graph)
-        self._node_graph.add(call, node, work)
+        self._last_graph = self._graph(graph)
+        self._last_graph.add_node(call, node, node_type)
 
     def add_edge(self, _: Call, graph: int, before: int, after: int) -> None:
-        self._graph(graph).order(before, after)
+        self._graph(graph).add_edge(before, after)
 
-    def node_accesses(self, rows: Iterable[AccessRow]) -> None:
-        """Add accesses of the last added nodes, which they perform in each launch."""
+    def add_node_accesses(self, rows: Iterable[AccessRow]) -> None:
+        """Add accesses that nodes of the last graph perform in each launch."""
         for row in rows:
-            self._node_graph.add_access(row)
+            self._last_graph.add_access(row)
 
-    def launch(self, call: Call, graph: int, executable: int) -> None:
-        """Enqueue a graph as one operation, with a tick of its own for all its nodes."""
+    def add_launch(self, call: Call, graph: int, executable: int) -> None:
+        """Enqueue a graph as one operation, with one new tick for all its nodes."""
         self._coverage.graph_launches += 1
         stream = self._order.enqueue(call)
         if stream is None:
             return
-        if executable in self._last:
-            release, earlier = self._last[executable]
+        if executable in self._last_launches:
+            release, earlier = self._last_launches[executable]
             reason = Sync(SyncKind.EVENT, earlier.seq, earlier.site, call.seq, call.site)
             stream.acquire(release, reason)
         if not self._graph(graph):
             self._gaps[UNKNOWN_GRAPH] += 1
         call.graph = graph
         stream.release()
-        past = stream.past.copy()
-        past[stream.slot] = stream.tick - 1
-        self.launched = GraphLaunch(call, self._graph(graph), stream.slot, stream.tick, past)
+        clock = stream.clock.copy()
+        clock[stream.slot] = stream.tick - 1
+        self.current_launch = GraphLaunch(call, self._graph(graph), stream.slot, stream.tick, clock)
         self._order.enqueue(call)
-        self._last[executable] = stream.release(), call
+        self._last_launches[executable] = stream.release(), call
 
-    def launch_accesses(self, rows: Iterable[AccessRow]) -> None:
-        """Add accesses of nodes in the last launch."""
+    def add_launch_accesses(self, rows: Iterable[AccessRow]) -> None:
+        """Add accesses that nodes performed in the current launch."""
         for row in rows:
-            if self.launched is not None:
-                self.launched.accesses.setdefault(row[-1], []).append(row)
+            if self.current_launch is not None:
+                self.current_launch.accesses.setdefault(row[-1], []).append(row)
 
-    def accessed(self, call: Call, node: int, exact: bool) -> None:
-        """Mark a node of the last launch as exact, or as one with lost accesses."""
-        if self.launched is not None and self.launched.call.seq == call.seq:
-            (self.launched.exact if exact else self.launched.lost).add(node)
+    def mark_accessed(self, call: Call, node: int, exact: bool) -> None:
+        """Mark a node of the current launch as exact, or as one with lost accesses."""
+        if self.current_launch is not None and self.current_launch.call.seq == call.seq:
+            (self.current_launch.exact if exact else self.current_launch.lost).add(node)
 
-    def finish(self) -> None:
-        """Check the accesses of the last launch, now that all of them are collected."""
-        launched, self.launched = self.launched, None
-        if launched is None:
+    def finish_launch(self) -> None:
+        """Check the accesses of the current launch, after all of them were collected."""
+        graph_launch, self.current_launch = self.current_launch, None
+        if graph_launch is None:
             return
-        for kernel in launched.graph.kernels:
-            self._coverage.count(launched.grade(kernel))
-        self._shadow.checker.ancestors = launched.graph.ancestors
-        for call, accesses in launched.work():
-            self._shadow.add_all(accesses, call, launched)
+        for kernel_node in graph_launch.graph.kernel_nodes:
+            self._coverage.count(graph_launch.launch_precision(kernel_node))
+        self._shadow.checker.ancestors = graph_launch.graph.ancestors
+        for call, accesses in graph_launch.node_accesses():
+            self._shadow.add_all(accesses, call, graph_launch)
 
     def prune(self) -> None:
         """Remove the launches that all future work happens after."""
-        known = self._order.precedes_future
-        self._last = {
+        self._last_launches = {
             executable: (release, call)
-            for executable, (release, call) in self._last.items()
-            if not known(release.slot, release.tick)
+            for executable, (release, call) in self._last_launches.items()
+            if not self._order.precedes_future_work(release.slot, release.tick)
         }
 
     def _graph(self, number: int) -> Graph:

@@ -1,4 +1,4 @@
-"""Handle allocations, launches, copies and fills: their accesses, and the waits of the host.
+"""Add the accesses of allocations, launches, copies and fills, and apply the waits that they imply.
 
 Rules: CUDA Runtime API and CUDA Driver API, "API synchronization behavior" and "Stream Ordered Memory
 Allocator".
@@ -21,7 +21,7 @@ from cudakit.trace.kinds import AllocationKind, AllocationLayer, Direction, Host
 
 
 class Allocations:
-    """The disjoint allocations of one layer, by address."""
+    """The allocations of the driver, or those of pools; none overlaps another."""
 
     def __init__(self) -> None:
         self._addresses: list[int] = []
@@ -29,7 +29,7 @@ class Allocations:
 
     def add(self, allocation: Allocation) -> None:
         """Add an allocation; it replaces those that overlap it."""
-        begin = self._first_in(allocation.address)
+        begin = self._first_ending_after(allocation.address)
         end = bisect_left(self._addresses, allocation.address + allocation.size_bytes, lo=begin)
         self._addresses[begin:end] = [allocation.address]
         self._allocations[begin:end] = [allocation]
@@ -50,18 +50,18 @@ class Allocations:
         allocation = self._allocations[index]
         return allocation if address < allocation.address + allocation.size_bytes else None
 
-    def _first_in(self, address: int) -> int:
+    def _first_ending_after(self, address: int) -> int:
         """Return the index of the first allocation that ends after an address."""
         index = bisect_right(self._addresses, address)
         return index - 1 if self.at(address) is not None else index
 
 
 class AllocationEvents:
-    """Allocations and frees by the driver, and by pools in its memory.
+    """Handles allocations and frees by the driver, and by pools that divide memory of the driver.
 
-    A pool orders nothing, so a block that it reuses keeps its earlier accesses. A stream-ordered allocation
-    or free counts as a write, because each use must be ordered after the allocation and before the free (CUDA
-    Driver API, "Stream Ordered Memory Allocator").
+    A pool synchronizes nothing, so the shadow memory of a reused block keeps its earlier accesses. A
+    stream-ordered allocation or free counts as a write, because each use of the memory must be ordered after
+    the allocation and before the free (CUDA Driver API, "Stream Ordered Memory Allocator").
     """
 
     def __init__(self, order: StreamOrder, shadow: Shadow) -> None:
@@ -70,7 +70,10 @@ class AllocationEvents:
         self._order = order
         self._shadow = shadow
 
-    def alloc(self, call: Call, address: int, size_bytes: int, how: int, layer: int) -> None:
+    def add_allocation(
+        self, call: Call, address: int, size_bytes: int, how: int, layer: int
+    ) -> None:
+        """Add an allocation, and remove earlier accesses to its memory unless a pool reuses the memory."""
         allocation = Allocation(address, size_bytes, AllocationKind(how), call.site, call.seq)
         if layer == AllocationLayer.POOL:
             self.pools.add(allocation)
@@ -81,12 +84,13 @@ class AllocationEvents:
         else:
             self._shadow.clear(address, address + size_bytes)
 
-    def free(self, call: Call, address: int, size_bytes: int, how: int, layer: int) -> None:
+    def add_free(self, call: Call, address: int, size_bytes: int, how: int, layer: int) -> None:
+        """Remove an allocation. ``size_bytes`` may be 0 for an allocation that was recorded."""
         if layer == AllocationLayer.POOL:
             self.pools.remove(address)
             return
-        known = self.driver.at(address)
-        hi = address + (size_bytes or (known.size_bytes if known else 0))
+        allocation = self.driver.at(address)
+        hi = address + (size_bytes or (allocation.size_bytes if allocation else 0))
         if how == AllocationKind.STREAM_ORDERED:
             self._free_in_stream(call, address, hi)
             return
@@ -96,7 +100,7 @@ class AllocationEvents:
         self._shadow.clear(address, hi)
 
     def _alloc_in_stream(self, call: Call, lo: int, hi: int) -> None:
-        """Add a stream-ordered allocation; the driver orders it after the free of the same memory."""
+        """Add a stream-ordered allocation. The driver orders it after the free of the same memory."""
         stream = self._order.enqueue(call)
         if stream is None or lo >= hi:
             return
@@ -104,15 +108,15 @@ class AllocationEvents:
             stream.acquire(release, None)
         self._shadow.clear(lo, hi)
         access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
-        self._shadow.add_range(access, stream.past)
+        self._shadow.add_range(access, stream.clock)
 
     def _free_in_stream(self, call: Call, lo: int, hi: int) -> None:
-        """Add a stream-ordered free: every later access is a race, ordered or not."""
+        """Add a stream-ordered free. Every later access to the memory races with it, also an ordered one."""
         stream = self._order.enqueue(call)
         if stream is None or lo >= hi:
             return
         access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
-        self._shadow.add_range(access, stream.past)
+        self._shadow.add_range(access, stream.clock)
         access.tick = NEVER
         call.release = stream.release()
 
@@ -120,43 +124,43 @@ class AllocationEvents:
 class HostRole(NamedTuple):
     """The part of a copy that the host performs before the call returns."""
 
-    waits_before: bool = False  # for all work in the stream
-    reads_source: bool = False  # the host reads it, not the stream
-    writes_destination: bool = False
-    waits_after: bool = False  # for the stream, this copy included
+    waits_before: bool = False  # whether the host first waits for all work in the stream
+    reads_source: bool = False  # whether the host reads the source, not the stream
+    writes_destination: bool = False  # whether the host writes the destination, not the stream
+    waits_after: bool = False  # whether the host then waits for the stream, including the copy
 
 
-_NO_ROLE: Final = HostRole()
-_COPIES_ITSELF: Final = HostRole(True, True, True, False)
-_WAITS_AFTER: Final = HostRole(waits_after=True)
+_NO_HOST_ROLE: Final = HostRole()
+_HOST_COPIES: Final = HostRole(waits_before=True, reads_source=True, writes_destination=True)
+_HOST_WAITS_AFTER: Final = HostRole(waits_after=True)
 
 
 def host_role(direction: int, memory: int, *, asynchronous: bool, strict: bool) -> HostRole:
-    """Return the host's role in a copy.
+    """Return the part of a copy that the host performs before the call returns.
 
-    An asynchronous copy to pageable memory "might be synchronous"; in fact the host stages it and waits.
-    ``strict`` does not rely on that.
+    CUDA documents that an asynchronous copy to pageable memory "might be synchronous". In practice, the host
+    waits for it. With ``strict``, the host does not wait.
     """
     if direction == Direction.DEVICE_TO_DEVICE:
-        return _NO_ROLE
+        return _NO_HOST_ROLE
     if direction == Direction.HOST_TO_HOST:
-        return _COPIES_ITSELF
+        return _HOST_COPIES
     pageable = memory == HostMemory.PAGEABLE
     if direction == Direction.HOST_TO_DEVICE and pageable:
-        # The host has staged the source when the call returns; the transfer may still be in flight.
+        # The host has copied the source to a staging buffer; the transfer to the device may still be running.
         return HostRole(waits_before=not asynchronous, reads_source=True)
     if not asynchronous or (pageable and not strict):
-        return _WAITS_AFTER
-    return _NO_ROLE
+        return _HOST_WAITS_AFTER
+    return _NO_HOST_ROLE
 
 
-def fill_is_waited_for(how: AllocationKind | None, *, asynchronous: bool) -> bool:
-    """Return whether the host waits for a fill: of pinned or managed memory, unless asynchronous."""
+def host_waits_for_fill(how: AllocationKind | None, *, asynchronous: bool) -> bool:
+    """Return whether the host waits for a fill of memory that was allocated as ``how``."""
     return not asynchronous and how in (AllocationKind.PINNED, AllocationKind.MANAGED)
 
 
 class StreamWork:
-    """Launches, copies and fills outside of graphs."""
+    """Handles launches, copies and fills outside of graphs."""
 
     def __init__(
         self,
@@ -172,29 +176,31 @@ class StreamWork:
         self._memory = memory
         self._coverage = coverage
         self._strict = strict
-        self._call: Call | None = None
-        self._stream: Stream | None = None
+        self._last_launch: Call | None = None
+        self._last_stream: Stream | None = (
+            None  # stream of the last launch; None if it was captured
+        )
 
-    def launch(
+    def add_launch(
         self, call: Call, rows: Iterable[AccessRow]
     ) -> Callable[[Iterable[AccessRow]], None]:
-        """Add a launch and its accesses; return the function that adds more of them."""
-        self._call = call
-        self._stream = stream = self._order.enqueue(call)
-        if stream is None:  # it is captured
-            deque(rows, maxlen=0)
+        """Add a launch and its accesses; return the function that adds further accesses of it."""
+        self._last_launch = call
+        self._last_stream = stream = self._order.enqueue(call)
+        if stream is None:  # the launch is captured into a graph
+            deque(rows, maxlen=0)  # skip the rows in the iterator over all accesses of the batch
         else:
             self._shadow.add_all(rows, call, stream)
-        return self.accesses
+        return self.add_accesses
 
-    def accesses(self, rows: Iterable[AccessRow]) -> None:
-        """Add more accesses of the last launch."""
-        if self._call is None or self._stream is None:
-            deque(rows, maxlen=0)
+    def add_accesses(self, rows: Iterable[AccessRow]) -> None:
+        """Add further accesses of the last launch."""
+        if self._last_launch is None or self._last_stream is None:
+            deque(rows, maxlen=0)  # skip the rows in the iterator over all accesses of the batch
         else:
-            self._shadow.add_all(rows, self._call, self._stream)
+            self._shadow.add_all(rows, self._last_launch, self._last_stream)
 
-    def copy(
+    def add_copy(
         self,
         call: Call,
         destination: int,
@@ -204,25 +210,24 @@ class StreamWork:
         destination_pitch_bytes: int,
         source_pitch_bytes: int,
         direction: int,
-        host: int,
+        host_memory: int,
         asynchronous: bool,
     ) -> None:
+        """Add the read and the write of a copy, and apply the waits of the host."""
         self._coverage.copies += 1
         if self._order.stream(call).graph:
             return
-        side = host_role(direction, host, asynchronous=asynchronous, strict=self._strict)
-        if side.waits_before:
+        role = host_role(direction, host_memory, asynchronous=asynchronous, strict=self._strict)
+        if role.waits_before:
             self._order.sync_stream(self._order.stream(call), call)
-        read, written = (
-            (source, size_bytes, rows, source_pitch_bytes, READ),
-            (destination, size_bytes, rows, destination_pitch_bytes, WRITE),
-        )
-        self._access(call, *read, by_host=side.reads_source)
-        self._access(call, *written, by_host=side.writes_destination)
-        if side.waits_after:
+        source_rows = source, size_bytes, rows, source_pitch_bytes
+        destination_rows = destination, size_bytes, rows, destination_pitch_bytes
+        self._add_access(call, *source_rows, READ, by_host=role.reads_source)
+        self._add_access(call, *destination_rows, WRITE, by_host=role.writes_destination)
+        if role.waits_after:
             self._order.sync_stream(self._order.stream(call), call)
 
-    def fill(
+    def add_fill(
         self,
         call: Call,
         address: int,
@@ -231,18 +236,20 @@ class StreamWork:
         pitch_bytes: int,
         asynchronous: bool,
     ) -> None:
+        """Add the write of a fill, and apply the wait of the host."""
         self._coverage.fills += 1
-        self._access(call, address, size_bytes, rows, pitch_bytes, WRITE, by_host=False)
-        owner = self._memory.at(address)
-        if fill_is_waited_for(owner.how if owner else None, asynchronous=asynchronous):
+        self._add_access(call, address, size_bytes, rows, pitch_bytes, WRITE, by_host=False)
+        allocation = self._memory.at(address)
+        how = allocation.how if allocation else None
+        if host_waits_for_fill(how, asynchronous=asynchronous):
             self._order.sync_stream(self._order.stream(call), call)
 
-    def _access(
+    def _add_access(
         self, call: Call, lo: int, width: int, rows: int, pitch: int, mode: int, *, by_host: bool
     ) -> None:
-        """Add an access to rows of memory, at the stream's or at the host's position."""
-        position = self._order.host if by_host else self._order.enqueue(call)
-        if position is None or width * rows <= 0:
+        """Add an access to rows of ``width`` bytes, by the host or in the call's stream."""
+        timeline = self._order.host if by_host else self._order.enqueue(call)
+        if timeline is None or width * rows <= 0:
             return
         if by_host:
             self._order.advance_host()
@@ -250,5 +257,5 @@ class StreamWork:
         hi = lo + (rows - 1) * pitch + width
         if rows == 1 or pitch in (0, width):
             hi, rows = lo + width * rows, 1
-        access = MemoryAccess(position.slot, position.tick, call, lo, hi, mode, EXACT)
-        self._shadow.add(access, position.past, pitch, rows)
+        access = MemoryAccess(timeline.slot, timeline.tick, call, lo, hi, mode, EXACT)
+        self._shadow.add(access, timeline.clock, pitch, rows)

@@ -1,4 +1,4 @@
-"""Track happens-before between streams and the host: enqueueing, events, waits, callbacks, memory words.
+"""Track happens-before between streams and the host: enqueueing, events, waits, host functions, memory words.
 
 Rules: CUDA Runtime API, "Stream synchronization behavior" (the default streams), and CUDA Driver API, "Stream
 Management" and "Event Management".
@@ -15,11 +15,13 @@ from cudakit.core.sanitize.races import Sync, SyncKind
 from cudakit.trace.kinds import HostCallPhase, MemopType, StreamFlag
 
 _BLOCKING: Final = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
-_RELEASED: Final = -1  # less than any version of the order
+_OUTDATED: Final = (
+    -1
+)  # clock version of a stream whose clock is outdated; less than any current version
 
 
-class Context:
-    """The streams of one context."""
+class ContextStreams:
+    """The streams of one CUDA context: its legacy default stream, blocking streams, and all streams."""
 
     __slots__ = ("blocking", "legacy", "streams")
 
@@ -44,47 +46,59 @@ class Context:
 
 
 class Stream(Timeline):
-    """A stream. ``seen`` is the version of the order that its clock includes."""
+    """The timeline of a stream.
 
-    __slots__ = ("context", "first_tick", "flag", "graph", "number", "seen")
+    ``clock_version`` is the version of the order (``StreamOrder.current_version``) at the last clock update.
+    """
+
+    __slots__ = ("clock_version", "context", "first_tick", "flag", "graph", "number")
 
     def __init__(
-        self, number: int, flag: StreamFlag, context: Context, *, slot: int, width: int, tick: int
+        self,
+        number: int,
+        flag: StreamFlag,
+        context: ContextStreams,
+        *,
+        slot: int,
+        width: int,
+        tick: int,
     ) -> None:
         super().__init__(slot, width, tick)
         self.number = number
         self.flag = flag
         self.context = context
         self.first_tick = tick  # earlier ticks belong to a destroyed stream with the same slot
-        self.seen = _RELEASED
-        self.graph = 0  # the graph that its work is captured into; 0: not captured
+        self.clock_version = _OUTDATED
+        self.graph = 0  # number of the graph into which work is captured; 0 if it is not captured
 
     def release(self) -> Release:
-        """Return a release of all enqueued work; the next operation gets another tick."""
-        if self.seen != _RELEASED or self._last is None:
-            self._last = self.snapshot()
+        """Return a release of all enqueued work. The next operation has a greater tick."""
+        if self.clock_version != _OUTDATED or self._last_release is None:
+            self._last_release = self.snapshot()
             self.tick += 1
-            self.seen = _RELEASED
-        return self._last
+            self.clock_version = _OUTDATED
+        return self._last_release
 
 
 class StreamOrder:
     """The clocks of all streams and of the host.
 
-    ``version`` changes whenever the clock of any stream may be outdated. The clock of a stream is up to date
-    if its ``seen`` equals ``version``.
+    ``current_version`` is increased whenever the clock of any stream may be outdated. The clock of a stream
+    is up to date if its ``clock_version`` equals ``current_version``.
     """
 
     def __init__(self) -> None:
-        self.version = 0
-        self.unseen_streams = 0  # streams whose creation was not recorded
-        self._width = 8
-        self._slots = 1
-        self._free: list[tuple[int, int]] = []  # slots of removed streams, with their next ticks
+        self.current_version = 0
+        self.unrecorded_streams = 0  # number of streams whose creation was not recorded
+        self._clock_width = 8
+        self._slot_count = 1
+        self._free_slots: list[
+            tuple[int, int]
+        ] = []  # slots of removed streams, with their next ticks
         self._streams: dict[int, Stream] = {}
-        self._contexts: dict[int, Context] = {}
+        self._contexts: dict[int, ContextStreams] = {}
         self._destroyed: list[Stream] = []
-        self.host = Timeline(0, self._width)
+        self.host = Timeline(0, self._clock_width)
         self._hosts = [self.host]
         self._threads: dict[int, Timeline] = {}
 
@@ -95,17 +109,17 @@ class StreamOrder:
         return number in self._streams
 
     def stream(self, call: Call) -> Stream:
-        """Return the stream of a call; one whose creation was not recorded counts as blocking."""
+        """Return the stream of a call. A stream whose creation was not recorded counts as blocking."""
         stream = self._streams.get(call.stream)
         if stream is None:
-            self.unseen_streams += 1
+            self.unrecorded_streams += 1
             stream = self.create(call.stream, StreamFlag.BLOCKING, call.context)
         return stream
 
     def enqueue(self, call: Call) -> Stream | None:
-        """Return the stream of a call, its clock up to date; None if the work is captured."""
+        """Return the stream of a call, with its clock up to date, or None if the work is captured."""
         stream = self._streams.get(call.stream) or self.stream(call)
-        if stream.seen != self.version:
+        if stream.clock_version != self.current_version:
             if stream.graph:
                 return None
             self._update_clock(stream, call)
@@ -113,11 +127,12 @@ class StreamOrder:
 
     def create(self, number: int, flag: StreamFlag, context: int) -> Stream:
         """Add a stream."""
-        slot, tick = self._free.pop() if self._free else (self._new_slot(), 1)
-        owner = self._contexts.setdefault(context, Context())
-        stream = Stream(number, flag, owner, slot=slot, width=self._width, tick=tick)
+        slot, tick = self._free_slots.pop() if self._free_slots else (self._new_slot(), 1)
+        context_streams = self._contexts.setdefault(context, ContextStreams())
+        width = self._clock_width
+        stream = Stream(number, flag, context_streams, slot=slot, width=width, tick=tick)
         self._streams[number] = stream
-        owner.add(stream)
+        context_streams.add(stream)
         return stream
 
     def capture(self, stream: Stream, graph: int) -> None:
@@ -126,39 +141,39 @@ class StreamOrder:
         stream.graph = graph
 
     def destroy(self, stream: Stream) -> None:
-        """Mark a stream as destroyed; its work continues, and others may still be ordered after it."""
+        """Mark a stream as destroyed. Its enqueued work continues, and other work may wait for that."""
         if stream not in self._destroyed:
             stream.release()
             self._destroyed.append(stream)
 
     def use_thread(self, thread: int) -> None:
-        """Attribute the following calls to one host thread, with a clock of its own."""
+        """Attribute the following calls to one host thread, which has a separate clock."""
         if not self._threads:
             self._threads[thread] = self.host
         if thread not in self._threads:
-            self._threads[thread] = Timeline(self._new_slot(), self._width)
-            for known in self._hosts:  # a known thread started the new one
-                self._threads[thread].acquire(known.snapshot(), None)
+            self._threads[thread] = Timeline(self._new_slot(), self._clock_width)
+            for host_thread in self._hosts:  # one of the earlier threads started the new thread
+                self._threads[thread].acquire(host_thread.snapshot(), None)
             self._hosts.append(self._threads[thread])
         self.host = self._threads[thread]
-        self.version += 1
+        self.current_version += 1
 
     def host_acquires(self, release: Release, call: Call) -> None:
         """Order the host after a release, by a call that waits."""
-        if release.tick > self.host.past[release.slot]:
+        if release.tick > self.host.clock[release.slot]:
             self.host.acquire(release, _single_call(SyncKind.HOST, call))
             self.advance_host()
 
     def advance_host(self) -> None:
-        """Begin another tick of the host, because its clock grew or it accesses memory itself."""
+        """Begin another tick of the host, because its clock has changed or the host accesses memory."""
         self.host.tick += 1
-        self.version += 1
+        self.current_version += 1
 
     def sync_stream(self, stream: Stream, call: Call) -> None:
-        """Order the host after a stream; for the legacy default stream, after all blocking streams too."""
+        """Order the host after a stream; for the legacy default stream also after all blocking streams."""
         if stream.flag is StreamFlag.LEGACY:
-            for other in stream.context.blocking:
-                self.host_acquires(other.release(), call)
+            for blocking_stream in stream.context.blocking:
+                self.host_acquires(blocking_stream.release(), call)
         self.host_acquires(stream.release(), call)
 
     def sync_context(self, call: Call) -> None:
@@ -169,57 +184,60 @@ class StreamOrder:
 
     def reuse_slots(self) -> None:
         """Free the slots of destroyed streams whose work happens before all host threads."""
-        for stream in [
-            gone for gone in self._destroyed if self.precedes_future(gone.slot, gone.tick - 1)
-        ]:
-            self._destroyed.remove(stream)
-            self._streams.pop(stream.number, None)
-            stream.context.remove(stream)
-            self._free.append((stream.slot, stream.tick))
+        for stream in self._destroyed.copy():
+            if self.precedes_future_work(stream.slot, stream.tick - 1):
+                self._destroyed.remove(stream)
+                self._streams.pop(stream.number, None)
+                stream.context.remove(stream)
+                self._free_slots.append((stream.slot, stream.tick))
 
-    def precedes_future(self, slot: int, tick: int) -> bool:
+    def precedes_future_work(self, slot: int, tick: int) -> bool:
         """Return whether all work enqueued from now on happens after a tick."""
-        return all(tick <= host.past[slot] for host in self._hosts)
+        return all(tick <= host.clock[slot] for host in self._hosts)
 
     def last_sync(self, later: int, earlier: int, slot: int) -> Sync | None:
-        """Return the last synchronization that ordered one stream after work of another, or None."""
-        timeline = self._streams.get(later, self.host)
-        other = self._streams.get(earlier)
-        known = other is not None and timeline.past[slot] >= other.first_tick
-        return timeline.reasons[slot] if known else None
+        """Return the last synchronization that ordered a stream after work of an earlier stream, or None.
+
+        ``later`` and ``earlier`` are the numbers of the streams, ``slot`` is the slot of the earlier one.
+        """
+        later_timeline = self._streams.get(later, self.host)
+        earlier_stream = self._streams.get(earlier)
+        if earlier_stream is None or later_timeline.clock[slot] < earlier_stream.first_tick:
+            return None
+        return later_timeline.reasons[slot]
 
     def _update_clock(self, stream: Stream, call: Call) -> None:
         """Order the next work of a stream after the host, and after streams that it waits for implicitly.
 
-        Those are the legacy default stream or, if the stream is that one, all blocking streams. They get a
-        new tick, so their own next work comes through here again.
+        The legacy default stream waits for all blocking streams, and a blocking stream waits for the legacy
+        default stream. The release gives those streams a new tick, so that their clocks are updated again.
         """
         host, context = self.host, stream.context
-        if host.tick > stream.past[host.slot]:
+        if host.tick > stream.clock[host.slot]:
             stream.acquire(host.snapshot(), None)
-        others: list[Stream] = []
+        awaited_streams: list[Stream] = []
         if stream.flag is StreamFlag.LEGACY:
-            others = context.blocking
+            awaited_streams = context.blocking
         elif stream.flag in _BLOCKING and context.legacy is not None:
-            others = [context.legacy]
-        for other in others:
-            release = other.release()
-            if release.tick > stream.past[other.slot]:
+            awaited_streams = [context.legacy]
+        for awaited in awaited_streams:
+            release = awaited.release()
+            if release.tick > stream.clock[awaited.slot]:
                 stream.acquire(release, _single_call(SyncKind.DEFAULT_STREAM, call))
-        stream.seen = self.version
+        stream.clock_version = self.current_version
 
     def _new_slot(self) -> int:
-        slot = self._slots
-        self._slots += 1
-        if self._slots > self._width:
-            self._width *= 2
+        slot = self._slot_count
+        self._slot_count += 1
+        if self._slot_count > self._clock_width:
+            self._clock_width *= 2
             for timeline in (*self._streams.values(), *self._hosts):
-                timeline.widen(self._width)
+                timeline.widen(self._clock_width)
         return slot
 
 
 def _single_call(kind: SyncKind, call: Call) -> Sync:
-    """Return a synchronization in which one call both releases and waits."""
+    """Return a synchronization by one call that both records and waits, such as a wait of the host."""
     return Sync(kind, call.seq, call.site, call.seq, call.site)
 
 
@@ -227,31 +245,31 @@ UNKNOWN_WORD = "wait for a memory word that no recorded operation wrote"
 
 
 class Signal(NamedTuple):
-    """A release to wait for, and the call that made it: an event record, or a write of a memory word."""
+    """A release that other streams can wait for: an event record, or a write of a memory word."""
 
     release: Release
-    seq: int
-    site: int
+    seq: int  # number of the call that made the release
+    site: int  # call stack of that call
 
-    def reason(self, call: Call) -> Sync:
+    def sync(self, call: Call) -> Sync:
         """Return the synchronization by a call that waits for the release."""
         return Sync(SyncKind.EVENT, self.seq, self.site, call.seq, call.site)
 
 
 class SyncTracker:
-    """Events, waits, host functions and memory words.
+    """Handles events, waits, host functions, stream capture and memory words.
 
-    A wait for an event that was never recorded does nothing (CUDA Driver API, ``cuStreamWaitEvent``).
+    A wait for an event that was never recorded has no effect (CUDA Driver API, ``cuStreamWaitEvent``).
     """
 
     def __init__(self, order: StreamOrder, gaps: Counter[str]) -> None:
         self._order = order
         self._gaps = gaps
-        self._events: dict[int, Signal] = {}
-        self._captured: dict[
-            int, int
-        ] = {}  # by event: the graph into which its last record was captured
-        self._words: dict[int, dict[int, Signal]] = {}  # by address, then by slot
+        self._events: dict[int, Signal] = {}  # the last record of each event
+        # For each event whose last record was captured, the graph into which it was captured.
+        self._captured_events: dict[int, int] = {}
+        # The writes of each memory word, by address and by the slot of the stream that wrote it.
+        self._words: dict[int, dict[int, Signal]] = {}
 
     def __len__(self) -> int:
         return len(self._events) + len(self._words)
@@ -264,18 +282,20 @@ class SyncTracker:
         if self._order.has(call.stream):
             self._order.destroy(self._order.stream(call))
 
-    def record(self, call: Call, event: int) -> None:
+    def record_event(self, call: Call, event: int) -> None:
+        """Record an event on a stream; a captured record is stored with its graph."""
         stream = self._order.enqueue(call)
         if stream is None:
-            self._captured[event] = self._order.stream(call).graph
+            self._captured_events[event] = self._order.stream(call).graph
             self._events.pop(event, None)
         else:
-            self._captured.pop(event, None)
+            self._captured_events.pop(event, None)
             self._events[event] = Signal(stream.release(), call.seq, call.site)
 
-    def wait(self, call: Call, event: int) -> None:
-        if event in self._captured:
-            self._order.capture(self._order.stream(call), self._captured[event])
+    def wait_for_event(self, call: Call, event: int) -> None:
+        """Order a stream after an event. A wait for a captured event captures the stream, too."""
+        if event in self._captured_events:
+            self._order.capture(self._order.stream(call), self._captured_events[event])
         elif stream := self._order.enqueue(call):
             _wait_for(stream, self._events.get(event), call)
 
@@ -290,24 +310,28 @@ class SyncTracker:
     def sync_context(self, call: Call) -> None:
         self._order.sync_context(call)
 
-    def host_call(self, call: Call, phase: int) -> None:
-        """Order a host function after the stream's work, and the stream's next work after its end."""
+    def run_host_function(self, call: Call, phase: int) -> None:
+        """Order a host function after the stream's work, and the stream's next work after the function."""
         if phase == HostCallPhase.BEGIN:
             self.sync_stream(call)
         else:
             self._order.enqueue(call)
 
-    def capture_begin(self, call: Call, graph: int) -> None:
+    def begin_capture(self, call: Call, graph: int) -> None:
         self._order.capture(self._order.stream(call), graph)
 
-    def capture_end(self, _: Call, graph: int) -> None:
+    def end_capture(self, _: Call, graph: int) -> None:
         for stream in self._order:
             if stream.graph == graph:
                 stream.graph = 0
-        self._captured = {event: g for event, g in self._captured.items() if g != graph}
+        self._captured_events = {
+            event: event_graph
+            for event, event_graph in self._captured_events.items()
+            if event_graph != graph
+        }
 
-    def memop(self, call: Call, address: int, flag: int) -> None:
-        """Write a memory word after the stream's work, or wait for the streams that wrote it."""
+    def apply_memop(self, call: Call, address: int, flag: int) -> None:
+        """Write a memory word after the stream's work, or make the stream wait for the writes of a word."""
         stream = self._order.enqueue(call)
         if stream is None:
             return
@@ -318,32 +342,32 @@ class SyncTracker:
             for signal in self._words[address].values():
                 _wait_for(stream, signal, call)
         else:
-            self._wait_for_anything(stream, call)
+            self._wait_for_all_streams(stream, call)
 
     def prune(self) -> None:
-        """Remove releases that all future work is ordered after anyway."""
-        known = self._order.precedes_future
+        """Remove the releases that happen before all future work."""
+        precedes_future_work = self._order.precedes_future_work
         self._events = {
             event: signal
             for event, signal in self._events.items()
-            if not known(signal.release.slot, signal.release.tick)
+            if not precedes_future_work(signal.release.slot, signal.release.tick)
         }
-        # The address stays: a wait for a word that was written is not a gap.
+        # The address of a word stays, so that a wait for it is not counted as a wait for an unwritten word.
         for address, signals in self._words.items():
             self._words[address] = {
                 slot: signal
                 for slot, signal in signals.items()
-                if not known(slot, signal.release.tick)
+                if not precedes_future_work(slot, signal.release.tick)
             }
 
-    def _wait_for_anything(self, stream: Stream, call: Call) -> None:
-        """Order a stream after all others, since any of them may write the word."""
+    def _wait_for_all_streams(self, stream: Stream, call: Call) -> None:
+        """Order a stream after all other streams, since any of them may write the word."""
         self._gaps[UNKNOWN_WORD] += 1
-        for other in self._order:
-            if other is not stream:
-                _wait_for(stream, Signal(other.release(), call.seq, call.site), call)
+        for other_stream in self._order:
+            if other_stream is not stream:
+                _wait_for(stream, Signal(other_stream.release(), call.seq, call.site), call)
 
 
 def _wait_for(stream: Stream, signal: Signal | None, call: Call) -> None:
-    if signal is not None and signal.release.tick > stream.past[signal.release.slot]:
-        stream.acquire(signal.release, signal.reason(call))
+    if signal is not None and signal.release.tick > stream.clock[signal.release.slot]:
+        stream.acquire(signal.release, signal.sync(call))

@@ -1,4 +1,4 @@
-"""Races: two operations on overlapping bytes, one of them a write, that no happens-before orders."""
+"""Races: two operations on overlapping bytes, one of them a write, without happens-before between them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ class RaceKind(StrEnum):
     READ_AFTER_WRITE = "read-after-write"
     WRITE_AFTER_READ = "write-after-read"
     WRITE_AFTER_WRITE = "write-after-write"
-    USE_BEFORE_ALLOCATION = "use-before-allocation"  # of stream-ordered memory
+    USE_BEFORE_ALLOCATION = "use-before-allocation"  # the allocation is stream-ordered
     USE_AFTER_FREE = "use-after-free"
-    REUSE = "reuse"  # of a caching allocator's block, which work of its last owner may still use
-    HOST = "host"  # the host reads or writes memory that a copy in flight uses
+    REUSE = "reuse"  # a caching allocator reuses a block that earlier work may still use
+    HOST = "host"  # the host reads or writes memory while a copy may still use it
 
 
 class Confidence(StrEnum):
     """The confidence in a race, which the less certain of its two accesses determines."""
 
-    CERTAIN = "certain"  # both accesses are exact, or the merged ranges of one lie within the other
-    LIKELY = "likely"  # one access is exact, the other to a whole tensor or assumed from a pointer
-    POSSIBLE = "possible"  # both are assumed, the assumed pointer is lower, or ranges were merged
+    CERTAIN = (
+        "certain"  # both accesses are exact, or an exact access covers the other's merged ranges
+    )
+    LIKELY = (
+        "likely"  # one access is exact, the other is to a whole tensor or assumed from a pointer
+    )
+    POSSIBLE = (
+        "possible"  # both accesses are assumed, the assumed pointer is lower, or ranges were merged
+    )
 
     @property
     def is_finding(self) -> bool:
@@ -35,44 +41,49 @@ class Confidence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One side of a race: an access to the bytes from ``lo`` up to ``hi``. Numbers are those of the trace."""
+    """One of the two operations of a race, which accesses the bytes from ``lo`` up to ``hi``."""
 
-    seq: int  # number of the call; 0 if unknown
-    kind: EventKind  # LAUNCH, COPY, FILL, ALLOC, FREE
-    name: str  # mangled name of a kernel, else ""
-    stream: int  # 0: the host
+    seq: int  # number of the call that enqueued the operation; 0 if unknown
+    kind: EventKind  # LAUNCH, COPY, FILL, ALLOC or FREE
+    name: str  # mangled name of the kernel; empty for other operations
+    stream: int  # number of the stream; 0 is the host
     context: int
     device: int
     thread: int
-    site: int  # number of the call stack
+    site: int  # index of the call stack in the stack table
     mode: AccessMode
-    known: Precision
+    precision: Precision
     lo: int
     hi: int
-    graph: int = 0  # 0: not a graph node
-    node: int = 0
+    graph: int = 0  # number of the graph; 0 outside of graphs
+    node: int = 0  # number of the graph node; 0 outside of graphs
 
 
 class SyncKind(StrEnum):
-    """How one stream was ordered after earlier work of another."""
+    """The kind of synchronization that ordered one stream after earlier work of another stream."""
 
-    EVENT = "event"  # recorded on one stream, waited for by the other
-    HOST = "host"  # the host waited for one stream, then enqueued work on the other
-    DEFAULT_STREAM = "default-stream"  # implicit synchronization of the legacy default stream
+    EVENT = (
+        "event"  # an event was recorded on the earlier stream, and the later stream waited for it
+    )
+    HOST = "host"  # the host waited for the earlier stream, then enqueued work on the later stream
+    DEFAULT_STREAM = "default-stream"  # the legacy default stream synchronized implicitly
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """The last synchronization that ordered the later side's stream after the earlier side's.
+    """The last synchronization that ordered the stream of the later operation after the earlier stream.
 
-    It does not prevent the race: the earlier side was enqueued after the event record or the host's wait.
+    It does not prevent the race: the earlier operation was enqueued after the event record or the host's
+    wait.
     """
 
     kind: SyncKind
-    recorded_seq: int  # of the event record, or of the host's wait
-    recorded_site: int
-    waited_seq: int  # of the wait; for a wait of the host equal to ``recorded_seq``
-    waited_site: int
+    recorded_seq: int  # number of the call that recorded the event, or of the host's wait
+    recorded_site: int  # call stack of that call
+    waited_seq: (
+        int  # number of the call that waited; for a wait of the host equal to ``recorded_seq``
+    )
+    waited_site: int  # call stack of the wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,39 +93,41 @@ class Allocation:
     address: int
     size_bytes: int
     how: AllocationKind
-    site: int
-    seq: int
+    site: int  # call stack of the allocation
+    seq: int  # number of the call that allocated the memory
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two operations that race on the bytes from ``lo`` up to ``hi``; ``current`` was enqueued later."""
+    """Two operations that race on the bytes from ``lo`` up to ``hi``."""
 
     kind: RaceKind
     confidence: Confidence
     lo: int
     hi: int
-    current: Operation
-    previous: Operation
-    allocation: Allocation | None = None
-    last_sync: Sync | None = None
-    approximate: bool = False  # the bytes are an upper bound: segments were merged
+    current: Operation  # the operation that was enqueued later
+    previous: Operation  # the operation that was enqueued earlier
+    allocation: Allocation | None = (
+        None  # the allocation with the bytes; None if it was not recorded
+    )
+    last_sync: Sync | None = None  # the last synchronization of the streams; None if there was none
+    approximate: bool = False  # whether the bytes are an upper bound, because ranges were merged
 
 
-class Grade(IntEnum):
-    """The precision of a launch: that of its least precise access."""
+class LaunchPrecision(IntEnum):
+    """The precision of a launch, which its least precise access determines."""
 
     UNKNOWN = 0  # no access was recorded
     EXACT = 1  # all accesses are exact
     WHOLE_TENSOR = (
-        2  # the same, except for stores through tensor maps: they count for the whole tensor
+        2  # all accesses are exact, except stores through tensor maps, to a part of a tensor
     )
-    ASSUMED = 3  # some access is assumed
+    ASSUMED = 3  # at least one access is assumed
 
 
 @dataclass(slots=True)
 class Coverage:
-    """How much of the work was recorded. All fields are counts, except ``arenas_bytes``."""
+    """The coverage of a run. All fields are counts, except ``arenas_bytes``."""
 
     launches: int = 0  # kernel launches, without graph nodes
     launches_unknown: int = 0  # launches without any recorded access, graph nodes included
@@ -125,32 +138,34 @@ class Coverage:
     fills: int = 0  # fills, whose accesses are always exact
     accesses_exact: int = 0  # exact accesses of kernels
     accesses_summary: int = (
-        0  # accesses of kernels to a whole tensor, stored to through a tensor map
+        0  # stores of kernels through a tensor map, to an unknown part of the tensor
     )
-    accesses_merged: int = 0  # accesses of kernels in merged ranges: there were too many ranges
+    accesses_merged: int = (
+        0  # accesses of kernels in ranges that were merged, since there were too many
+    )
     accesses_assumed: int = 0  # accesses assumed from a pointer argument of a kernel
     accesses_uncertain: int = 0  # accesses assumed from a pointer table, which may be stale
     graph_launches: int = 0  # launches of CUDA graphs
     suspected: int = 0  # possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
-    launches_without_call_site: int = 0  # of ``launches``, those without a Python call stack
+    launches_without_call_site: int = 0  # kernel launches without a Python call stack
 
     @property
     def has_work(self) -> bool:
         """Whether any GPU work was recorded."""
         return bool(self.launches or self.copies or self.fills or self.graph_launches)
 
-    def count(self, grade: int, launches: int = 1) -> None:
+    def count(self, launch_precision: int, launches: int = 1) -> None:
         """Add launches of one precision."""
-        match grade:
-            case Grade.UNKNOWN:
+        match launch_precision:
+            case LaunchPrecision.UNKNOWN:
                 self.launches_unknown += launches
-            case Grade.EXACT:
+            case LaunchPrecision.EXACT:
                 self.launches_exact += launches
-            case Grade.WHOLE_TENSOR:
+            case LaunchPrecision.WHOLE_TENSOR:
                 self.launches_exact += launches
                 self.launches_whole_tensor += launches
-            case Grade.ASSUMED:
+            case LaunchPrecision.ASSUMED:
                 self.launches_assumed += launches
 
     def __add__(self, other: Coverage) -> Coverage:

@@ -1,4 +1,4 @@
-"""Decode a batch of records by column: an iterator of calls for each kind, and one of all accesses."""
+"""Decode a batch of records column by column: the calls of each kind, and all accesses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.sanitize.clocks import Call
-from cudakit.core.sanitize.races import Grade
+from cudakit.core.sanitize.races import LaunchPrecision
 from cudakit.trace.kinds import EventKind, Precision
 from cudakit.trace.layout import Records, view
 
-# The kinds that the engine handles, and the fields that its handlers take, in order. Other kinds are skipped.
+# For each event kind that the engine handles, the fields that its handler takes after the call, in order. The
+# engine skips events of other kinds.
 FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
     EventKind.ALLOC: ("address", "size_bytes", "how", "layer"),
     EventKind.FREE: ("address", "size_bytes", "how", "layer"),
@@ -59,43 +60,55 @@ _IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *FIELDS))
 
 
 class RecordBatch:
-    """Consecutive records; ``last_seq`` is the call before the first of them.
+    """Consecutive records of one trace, decoded.
 
-    ``kinds`` lists the kinds of the calls, ``following`` the number of accesses after each call; ``leading``
-    is the number of accesses before the first call. ``strays`` counts accesses whose call is missing.
-    ``grades`` lists the precision of each launch; ``leading_grade`` is that of the accesses before the first
-    call. ``launches_without_call_site`` counts launches whose call stack is unknown.
+    ``last_seq`` is the number of the call before the first record, to which the first accesses may belong.
+
+    * ``kinds``: the event kind of each call.
+    * ``following_accesses``: the number of accesses after each call.
+    * ``leading_accesses``, ``leading_precision``: the number of accesses before the first call, and the
+      precision that they give their launch.
+    * ``stray_accesses``: the number of accesses whose call is missing.
+    * ``launch_precisions``: the precision of each launch.
+    * ``launches_without_call_site``: the number of launches whose call stack is unknown.
+    * ``rows``: for each event kind, its calls, each followed by the fields of its body.
+    * ``accesses``: the fields of all accesses; ``precision_counts`` counts them by precision.
     """
 
     def __init__(self, records: Records, last_seq: int) -> None:
-        is_more = _belongs_to_previous_call(records)
-        handled = _IS_HANDLED[records["kind"]] & ~_strays(records, is_more, last_seq)
-        self.strays = 0
+        belongs_to_previous = _belongs_to_previous_call(records)
+        is_stray = _stray_accesses(records, belongs_to_previous, last_seq)
+        handled = _IS_HANDLED[records["kind"]] & ~is_stray
+        self.stray_accesses = 0
         if not handled.all():
-            self.strays = int(np.count_nonzero(records["kind"][~handled] == EventKind.ACCESS))
-            records, is_more = records[handled], is_more[handled]
+            self.stray_accesses = int(
+                np.count_nonzero(records["kind"][~handled] == EventKind.ACCESS)
+            )
+            records, belongs_to_previous = records[handled], belongs_to_previous[handled]
         kinds = records["kind"]
         is_access = kinds == EventKind.ACCESS
-        calls = np.flatnonzero(~is_more)
+        calls = np.flatnonzero(~belongs_to_previous)
         first = int(calls[0]) if len(calls) else len(records)
-        grades = _grades(records, is_access, is_more)
-        self.leading = int(np.count_nonzero(is_access[:first]))
-        self.leading_grade = Grade(grades[:first].max(initial=0))
-        following = _by_call(np.add, is_access, calls)
+        launch_precisions = _launch_precisions(records, is_access, belongs_to_previous)
+        self.leading_accesses = int(np.count_nonzero(is_access[:first]))
+        self.leading_precision = LaunchPrecision(launch_precisions[:first].max(initial=0))
+        following_accesses = _by_call(np.add, is_access, calls)
         self.kinds: list[int] = kinds[calls].tolist()
-        self.grades: list[int] = _by_call(np.maximum, grades, calls)[
+        self.launch_precisions: list[int] = _by_call(np.maximum, launch_precisions, calls)[
             kinds[calls] == EventKind.LAUNCH
         ].tolist()
         no_stack = (kinds == EventKind.LAUNCH) & (records["site"] == 0)
         self.launches_without_call_site = int(np.count_nonzero(no_stack))
-        self.following: list[int] = following.tolist()
+        self.following_accesses: list[int] = following_accesses.tolist()
         self.rows: dict[int, Iterator[tuple[Any, ...]]] = {
-            kind: _calls(view(records[(kinds == kind) & ~is_more], kind), kind)
+            kind: _calls(view(records[(kinds == kind) & ~belongs_to_previous], kind), kind)
             for kind in map(EventKind, set(self.kinds))
         }
         accesses = view(records[is_access], EventKind.ACCESS)
-        self.known = np.bincount(accesses["known"], minlength=max(Precision) + 1).tolist()
-        self.accesses: Iterator[AccessRow] = zip(*_lists(accesses, ACCESS_FIELDS), strict=False)
+        self.precision_counts = np.bincount(
+            accesses["known"], minlength=max(Precision) + 1
+        ).tolist()
+        self.accesses: Iterator[AccessRow] = zip(*_columns(accesses, ACCESS_FIELDS), strict=False)
 
 
 def sorted_by_call(records: Records) -> Records:
@@ -107,54 +120,62 @@ def sorted_by_call(records: Records) -> Records:
 
 
 def _belongs_to_previous_call(records: Records) -> _Mask:
-    """Mark the records that belong to the call before them: accesses, and the ``Accessed`` of launches."""
+    """Mark the records that belong to the call before them: accesses, and ``Accessed`` events of launches."""
     kinds = records["kind"]
-    is_more: _Mask = kinds == EventKind.ACCESS
+    belongs_to_previous: _Mask = kinds == EventKind.ACCESS
     if len(accessed := np.flatnonzero(kinds == EventKind.ACCESSED)):
-        is_more[accessed] = view(records[accessed], EventKind.ACCESSED)["node"] == 0
-    return is_more
+        nodes = view(records[accessed], EventKind.ACCESSED)["node"]
+        belongs_to_previous[accessed] = nodes == 0
+    return belongs_to_previous
 
 
-def _strays(records: Records, is_more: _Mask, last_seq: int) -> _Mask:
-    """Mark the accesses that do not belong to the call before them."""
+def _stray_accesses(records: Records, belongs_to_previous: _Mask, last_seq: int) -> _Mask:
+    """Mark the accesses whose number of a call is not that of the call before them."""
     seqs = np.append(records["seq"], np.uint64(last_seq))
-    before = np.maximum.accumulate(np.where(is_more, -1, np.arange(len(records))))
-    strays: _Mask = is_more & (seqs[:-1] != seqs[before])
-    return strays
+    indices = np.where(belongs_to_previous, -1, np.arange(len(records)))
+    previous_call = np.maximum.accumulate(indices)
+    is_stray: _Mask = belongs_to_previous & (seqs[:-1] != seqs[previous_call])
+    return is_stray
 
 
-def _grades(records: Records, is_access: _Mask, is_more: _Mask) -> npt.NDArray[np.uint8]:
+def _launch_precisions(
+    records: Records, is_access: _Mask, belongs_to_previous: _Mask
+) -> npt.NDArray[np.uint8]:
     """Return for each record the precision that it gives its launch."""
-    grades = np.where(is_access, Grade.EXACT, Grade.UNKNOWN).astype(np.uint8)
-    known = view(records, EventKind.ACCESS)["known"]
-    grades[is_access & (known == Precision.SUMMARY)] = Grade.WHOLE_TENSOR
-    grades[is_access & (known >= Precision.ASSUMED)] = Grade.ASSUMED
-    if len(accessed := np.flatnonzero(is_more & ~is_access)):
+    launch_precisions = np.where(is_access, LaunchPrecision.EXACT, LaunchPrecision.UNKNOWN).astype(
+        np.uint8
+    )
+    precisions = view(records, EventKind.ACCESS)["known"]
+    launch_precisions[is_access & (precisions == Precision.SUMMARY)] = LaunchPrecision.WHOLE_TENSOR
+    launch_precisions[is_access & (precisions >= Precision.ASSUMED)] = LaunchPrecision.ASSUMED
+    if len(accessed := np.flatnonzero(belongs_to_previous & ~is_access)):
         exact = view(records[accessed], EventKind.ACCESSED)["exact"]
-        grades[accessed] = np.where(exact, Grade.EXACT, Grade.ASSUMED)
-    return grades
+        launch_precisions[accessed] = np.where(
+            exact, LaunchPrecision.EXACT, LaunchPrecision.ASSUMED
+        )
+    return launch_precisions
 
 
 def _by_call(
     reduction: np.ufunc, values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
 ) -> npt.NDArray[Any]:
-    """Reduce the values of each call and of the records after it."""
+    """Reduce the values of each call and of the records that belong to it to one value per call."""
     if not len(calls):
         return values[:0]
     return reduction.reduceat(values.view(np.uint8), calls, dtype=np.int64)
 
 
 def _calls(records: Records, kind: EventKind) -> Iterator[tuple[Any, ...]]:
-    """Yield the call of each record, followed by its own fields."""
-    named = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE)
-    names = records["name"].tolist() if named else repeat(0)
+    """Return the call of each record, followed by the fields of the record's body."""
+    has_name = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE)
+    names = records["name"].tolist() if has_name else repeat(0)
     calls = map(
-        Call, records["seq"].tolist(), repeat(int(kind)), names, *_lists(records, _CALL_FIELDS)
+        Call, records["seq"].tolist(), repeat(int(kind)), names, *_columns(records, _CALL_FIELDS)
     )
-    return zip(calls, *_lists(records, FIELDS[kind]), strict=False)
+    return zip(calls, *_columns(records, FIELDS[kind]), strict=False)
 
 
-def _lists(records: Records, names: tuple[str, ...]) -> list[Iterable[Any]]:
-    """Return columns as Python numbers; a column of zeros becomes an endless iterator, which is faster."""
+def _columns(records: Records, names: tuple[str, ...]) -> list[Iterable[Any]]:
+    """Return the fields as Python numbers; a column of zeros becomes an endless iterator, which is faster."""
     columns = [records[name] for name in names]
     return [column.tolist() if column.any() else repeat(0) for column in columns]

@@ -99,7 +99,7 @@ class RaceDecoder:
             reads=AccessMode.READ in operation.mode,
             writes=AccessMode.WRITE in operation.mode,
             atomic=AccessMode.ATOMIC in operation.mode,
-            known=operation.known,
+            known=operation.precision,
             address=operation.lo,
             size_bytes=operation.hi - operation.lo,
             graph=operation.graph,

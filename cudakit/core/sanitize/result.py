@@ -1,8 +1,8 @@
 """The result of ``run --sanitize``, which is also its JSON document (``cudakit.sanitize/1``).
 
 Sizes are in bytes. A call stack has the innermost Python frame first; ``site`` is the index of its call site,
-the innermost frame outside libraries. A call stack that was not recorded is empty. ``seq`` numbers the CUDA
-calls of one process.
+the innermost frame outside libraries. A call stack that was not recorded is empty. ``seq`` is the number of a
+CUDA call in its process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Side:
     """One of the two operations of a race."""
 
     stream: str  # name of the stream, as in the report
-    operation: str  # as in the report: kernel NAME, copy, fill, allocation or free
+    operation: str  # operation, as in the report: kernel NAME, copy, fill, allocation or free
     stack: tuple[Frame, ...]  # call stack that enqueued the operation
     site: int  # index of the call site in `stack`
     stream_number: int  # number of the stream, unique within the process; 0 is the host
@@ -31,9 +31,9 @@ class Side:
     seq: int  # number of the call; 0 if unknown
     kernel: str | None  # demangled name of the kernel; null for other operations
     mangled: str | None  # mangled name of the kernel
-    reads: bool  # whether the operation reads the bytes below
-    writes: bool  # whether the operation writes the bytes below
-    atomic: bool  # whether its accesses are atomic
+    reads: bool  # whether the operation reads the accessed bytes
+    writes: bool  # whether the operation writes the accessed bytes
+    atomic: bool  # whether the operation accesses the bytes atomically
     known: Precision  # precision: exact, merged (ranges), summary (tensor), assumed or uncertain (arguments)
     address: int  # address of the first accessed byte
     size_bytes: int  # size of the access; an upper bound unless it is exact
@@ -45,11 +45,11 @@ class Side:
 class Memory:
     """The allocation that contains the bytes of a race."""
 
-    address: int  # address of its first byte
+    address: int  # address of the first byte of the allocation
     size_bytes: int  # size of the whole allocation
     how: AllocationKind  # kind of allocation
-    seq: int  # number of the call that allocated it
-    stack: tuple[Frame, ...]  # call stack that allocated it
+    seq: int  # number of the call that allocated the memory
+    stack: tuple[Frame, ...]  # call stack that allocated the memory
     site: int  # index of the call site in `stack`
 
 
@@ -57,10 +57,10 @@ class Memory:
 class LastSync:
     """The last synchronization of the two streams, which came too early to prevent the race."""
 
-    kind: SyncKind  # by an event, by the host, or by the rules of the default stream
-    sentence: str  # why it does not cover the earlier operation
-    recorded_seq: int  # number of the event record or of the host's wait: earlier work is covered
-    recorded_stack: tuple[Frame, ...]  # call stack of that call
+    kind: SyncKind  # kind: by an event, by the host, or by the rules of the default stream
+    sentence: str  # reason why the synchronization does not cover the earlier operation
+    recorded_seq: int  # number of the call that recorded the event, or of the host's wait
+    recorded_stack: tuple[Frame, ...]  # call stack of the event record, or of the host's wait
     recorded_site: int  # index of the call site in `recorded_stack`
     waited_seq: int  # number of the call that waited
     waited_stack: tuple[Frame, ...]  # call stack of the wait
@@ -69,15 +69,15 @@ class LastSync:
 
 @dataclass(frozen=True, slots=True)
 class FoundRace:
-    """A race; races between the same two call sites are counted as one."""
+    """A race. Races between the same two call sites are counted as one race."""
 
     kind: RaceKind  # kind of the race
-    confidence: Confidence  # how certain it is that the operations race
+    confidence: Confidence  # confidence that the operations race
     sentence: str  # description of the race
     address: int  # address of the first byte that both operations access
     size_bytes: int  # number of bytes that both operations access
     offset_bytes: int | None  # offset of the first byte in the allocation; null if that is unknown
-    count: int  # number of occurrences; the other fields describe the first one
+    count: int  # number of occurrences; the other fields describe one of them
     current: Side  # the operation that was enqueued later
     previous: Side  # the operation that was enqueued earlier
     hint: str  # the smallest fix, in terms of CUDA
@@ -86,44 +86,42 @@ class FoundRace:
     last_sync: (
         LastSync | None
     )  # the last synchronization of the two streams; null if there was none
-    approximate: bool  # whether the bytes are an upper bound: ranges were merged
-    process: int  # process of the first occurrence
+    approximate: bool  # whether the bytes are an upper bound, because ranges were merged
+    process: int  # PID of the process of the described occurrence
 
 
 @dataclass(frozen=True, slots=True)
 class Suppressed:
-    """A suppression and the races it hid."""
+    """A suppression and the number of races that it suppressed."""
 
-    pattern: str  # the pattern as written
-    origin: str  # --suppress, or the file and line of the pattern
-    races: int  # number of races hidden
-    count: int  # number of their occurrences
+    pattern: str  # pattern, as the user wrote it
+    origin: str  # origin of the pattern: --suppress, or a file and line
+    races: int  # number of suppressed races
+    count: int  # number of occurrences of the suppressed races
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
     """One process that used CUDA."""
 
-    process: int  # its PID
+    process: int  # PID of the process
     launches: int  # number of kernel launches
-    count: int  # number of occurrences of races
+    count: int  # number of occurrences of races in the process
 
 
 @dataclass(frozen=True, slots=True)
 class SanitizeResult:
-    """The races of a program, and how much of its work was checked."""
+    """The races of a program, and the coverage of its work."""
 
     schema: ClassVar[str] = "cudakit.sanitize/1"
-    exit_status: (
-        int | None
-    )  # exit status of the program, as in a shell; null if no program was started
+    exit_status: int | None  # exit status of the program, as in a shell; null if none was started
     simulated: bool  # whether a simulated device did the work
     stopped: bool  # whether --stop-on-first stopped the program
-    races: tuple[FoundRace, ...]  # in order of decreasing confidence
-    coverage: Coverage  # how much of the work was recorded and analyzed
+    races: tuple[FoundRace, ...]  # races in order of decreasing confidence
+    coverage: Coverage  # counts of the recorded operations and accesses
     gaps: Mapping[str, int]  # events that were not analyzed, with their counts
-    suppressed: tuple[Suppressed, ...]  # every suppression, including unused ones
-    processes: tuple[Process, ...]  # the processes that used CUDA
+    suppressed: tuple[Suppressed, ...]  # all suppressions, including unused ones
+    processes: tuple[Process, ...]  # processes that used CUDA
     notes: tuple[str, ...]  # further limits of the result
-    incomplete: tuple[str, ...]  # why recorded events are missing; any reason fails the run
-    no_gpu_work: str | None  # why no GPU work was recorded; null if some was
+    incomplete: tuple[str, ...]  # reasons why recorded events are missing; any reason fails the run
+    no_gpu_work: str | None  # reason why no GPU work was recorded; null if GPU work was recorded

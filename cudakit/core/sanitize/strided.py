@@ -1,6 +1,7 @@
 """Strided accesses: rows of bytes at equal distances, and the bytes that two strided accesses share.
 
-A bounding range would make interleaved columns race, and one range per row would be too many ranges.
+They are stored as such, because the range from the first to the last row would make interleaved columns race,
+and one range per row would be too many ranges.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import numpy as np
 
 from cudakit.core.sanitize.access_state import AccessState
 
-Range: TypeAlias = tuple[int, int]  # from, up to
+# The first address of a range, and the first address after it.
+Range: TypeAlias = tuple[int, int]
 
-# Above this count, rows are not compared one by one with rows at another distance.
-_MOST_ROWS = 1 << 20
+# Maximum number of rows that are compared one by one with the rows of another stride.
+_MAX_COMPARED_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """``count`` rows of ``width`` bytes, one every ``stride`` bytes from ``lo`` on."""
+class StridedRange:
+    """``count`` rows of ``width`` bytes each, which begin at ``lo``, ``lo + stride`` and so on."""
 
     lo: int
     width: int
@@ -34,88 +36,93 @@ class Rows:
         """The end of the last row."""
         return self.lo + (self.count - 1) * self.stride + self.width
 
-    def ranges(self) -> Iterator[Range]:
+    def row_ranges(self) -> Iterator[Range]:
         """Yield the range of each row."""
         for lo in range(self.lo, self.lo + self.count * self.stride, self.stride):
             yield lo, lo + self.width
 
-    def shared_with_range(self, lo: int, hi: int) -> Range | None:
-        """Return the bytes that the first overlapping row shares with a range, or None."""
+    def bytes_shared_with_range(self, lo: int, hi: int) -> Range | None:
+        """Return the bytes from ``lo`` up to ``hi`` in the first row that overlaps them, or None."""
         index = max(0, (lo - self.lo - self.width) // self.stride + 1)
-        row = self.lo + index * self.stride
-        if index >= self.count or row >= hi:
+        row_start = self.lo + index * self.stride
+        if index >= self.count or row_start >= hi:
             return None
-        return max(row, lo), min(row + self.width, hi)
+        return max(row_start, lo), min(row_start + self.width, hi)
 
-    def shared_with(self, other: Rows) -> Range | None:
-        """Return the bytes that the first overlapping row shares with other rows, or None."""
-        if self.hi <= other.lo or other.hi <= self.lo or self._never_overlap(other):
+    def bytes_shared_with(self, other: StridedRange) -> Range | None:
+        """Return the first bytes that are in rows of both strided ranges, or None."""
+        if self.hi <= other.lo or other.hi <= self.lo or self._cannot_overlap(other):
             return None
-        few, many = sorted((self, other), key=lambda rows: rows.count)
-        row = few._first_row_overlapping(many)
-        return None if row is None else many.shared_with_range(row, row + few.width)
+        shorter, longer = sorted((self, other), key=lambda strided: strided.count)
+        row_start = shorter._first_row_overlapping(longer)
+        if row_start is None:
+            return None
+        return longer.bytes_shared_with_range(row_start, row_start + shorter.width)
 
-    def _never_overlap(self, other: Rows) -> bool:
-        """Return whether the rows stay apart at any number of strides."""
+    def _cannot_overlap(self, other: StridedRange) -> bool:
+        """Return whether no two rows would overlap even if both ranges had infinitely many rows."""
         step = gcd(self.stride, other.stride)
-        ahead = (other.lo - self.lo) % step
-        return self.width <= ahead and other.width <= step - ahead
+        offset = (other.lo - self.lo) % step
+        return self.width <= offset and other.width <= step - offset
 
-    def _first_row_overlapping(self, other: Rows) -> int | None:
-        """Return the start of the first row that shares bytes with other rows, or None."""
-        if self.count > _MOST_ROWS:
+    def _first_row_overlapping(self, other: StridedRange) -> int | None:
+        """Return the start of the first row that overlaps a row of another strided range, or None."""
+        if self.count > _MAX_COMPARED_ROWS:
             return None
-        rows = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
-        index = np.maximum(0, (rows - other.lo - other.width) // other.stride + 1)
-        shared = (index < other.count) & (other.lo + index * other.stride < rows + self.width)
-        return int(rows[np.argmax(shared)]) if shared.any() else None
+        starts = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
+        index = np.maximum(0, (starts - other.lo - other.width) // other.stride + 1)
+        overlaps = (index < other.count) & (other.lo + index * other.stride < starts + self.width)
+        return int(starts[np.argmax(overlaps)]) if overlaps.any() else None
 
 
-def rows_of(lo: int, hi: int, stride: int, count: int) -> Rows:
-    """Return the rows of an access of ``count`` elements, the last of which ends at ``hi``."""
+def strided_range(lo: int, hi: int, stride: int, count: int) -> StridedRange:
+    """Return the rows of a strided access: ``count`` elements, of which the last ends at ``hi``."""
     stride = abs(stride)
     width = hi - lo - (count - 1) * stride
     if count <= 1 or width >= stride or width <= 0:
-        return Rows(lo, hi - lo, hi - lo, 1)
-    return Rows(lo, width, stride, count)
+        return StridedRange(lo, hi - lo, hi - lo, 1)
+    return StridedRange(lo, width, stride, count)
 
 
-# Sets of rows stored at most; above that the oldest set is removed, and races with it are missed.
-MOST_SETS = 256
+# Maximum number of strided states. Above it, the oldest state is removed, and races with it are missed.
+MAX_STRIDED_STATES = 256
 
 
-class Strided:
-    """The access states of strided rows."""
+class StridedStates:
+    """The access states of strided ranges."""
 
     def __init__(self) -> None:
-        self.states: dict[Rows, AccessState] = {}
+        self.by_range: dict[StridedRange, AccessState] = {}
 
-    def state(self, rows: Rows) -> AccessState:
-        """Return the state of some rows, new if necessary."""
-        state = self.states.get(rows)
+    def state(self, strided: StridedRange) -> AccessState:
+        """Return the state of a strided range; create it if there is none."""
+        state = self.by_range.get(strided)
         if state is None:
-            if len(self.states) >= MOST_SETS:
-                del self.states[next(iter(self.states))]
-            state = self.states[rows] = AccessState()
+            if len(self.by_range) >= MAX_STRIDED_STATES:
+                del self.by_range[next(iter(self.by_range))]
+            state = self.by_range[strided] = AccessState()
         return state
 
-    def sharing_range(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
-        """Yield the states that have bytes in a range, and those bytes."""
-        for rows, state in self.states.items():
-            if rows.lo < hi and lo < rows.hi and (shared := rows.shared_with_range(lo, hi)):
-                yield state, shared
+    def overlapping(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
+        """Yield each state that has bytes from ``lo`` up to ``hi``, and the first of those bytes."""
+        for strided, state in self.by_range.items():
+            overlaps = strided.lo < hi and lo < strided.hi
+            if overlaps and (shared_bytes := strided.bytes_shared_with_range(lo, hi)):
+                yield state, shared_bytes
 
-    def sharing_rows(self, rows: Rows) -> Iterator[tuple[AccessState, Range]]:
-        """Yield the states of other rows that share bytes with these."""
-        for others, state in self.states.items():
-            if others != rows and (shared := rows.shared_with(others)):
-                yield state, shared
+    def overlapping_strided(self, strided: StridedRange) -> Iterator[tuple[AccessState, Range]]:
+        """Yield each state of another strided range that overlaps this one, and the first shared bytes."""
+        for stored, state in self.by_range.items():
+            if stored != strided and (shared_bytes := strided.bytes_shared_with(stored)):
+                yield state, shared_bytes
 
     def clear(self, lo: int, hi: int) -> None:
-        """Remove the rows that lie completely in a range."""
-        self.keep(lambda rows, _: rows.lo < lo or hi < rows.hi)
+        """Remove the strided ranges that lie completely between two addresses."""
+        self.remove_unless(lambda strided, _: strided.lo < lo or hi < strided.hi)
 
-    def keep(self, is_kept: Callable[[Rows, AccessState], bool]) -> None:
-        """Remove all rows for which a function returns False."""
-        for rows in [rows for rows, state in self.states.items() if not is_kept(rows, state)]:
-            del self.states[rows]
+    def remove_unless(self, predicate: Callable[[StridedRange, AccessState], bool]) -> None:
+        """Remove all strided ranges for which the predicate is False."""
+        for strided in [
+            range_ for range_, state in self.by_range.items() if not predicate(range_, state)
+        ]:
+            del self.by_range[strided]

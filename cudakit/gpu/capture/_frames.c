@@ -4,7 +4,7 @@
  * them. Therefore it may read them without the GIL. Frames keep their code objects alive, and names, files
  * and location tables of code objects never change once they run.
  *
- * The data are internal structs of the interpreter, whose layout differs between versions of CPython:
+ * Frames are internal structs of the interpreter. Their layout differs between versions of CPython and is declared in
  * Include/internal/pycore_frame.h, from 3.14 on pycore_interpframe.h and its _structs.h.
  */
 
@@ -13,10 +13,10 @@
 #include <Python.h>
 
 #if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000
-#error "the frames of this version of CPython are not known"
+#error "this version of CPython is not supported: the layout of its frames is unknown"
 #endif
 #ifdef Py_GIL_DISABLED
-#error "without a GIL the copies of the bytecode of each thread may move while they are read"
+#error "free-threaded CPython is not supported: the bytecode of a thread may move while it is read"
 #endif
 
 #if PY_VERSION_HEX >= 0x030E0000
@@ -65,7 +65,7 @@ static inline const _Py_CODEUNIT *frame_instruction(const Frame *frame)
 #endif
 }
 
-/* These frames only link the C stack to the Python stack; they run no Python code. */
+/* Return whether a frame only links the C stack to the Python stack, and runs no Python code. */
 static inline bool is_trampoline(const Frame *frame)
 {
 #if PY_VERSION_HEX >= 0x030E0000
@@ -89,8 +89,8 @@ static inline bool is_finalizing(void)
 
 /* --- walking ---------------------------------------------------------------------------------- */
 
-/* Frames count only after their prologue, which creates cells or a generator: the rule of
- * _PyFrame_IsIncomplete. */
+/* Return whether a frame has executed its prologue, which creates cells or a generator. CPython's
+ * _PyFrame_IsIncomplete has the same rule. */
 static inline bool is_complete(const Frame *frame)
 {
     if (is_trampoline(frame))
@@ -102,6 +102,7 @@ static inline bool is_complete(const Frame *frame)
            frame_instruction(frame) >= _PyCode_CODE(code) + code->_co_firsttraceable;
 }
 
+/* Return the first complete frame among this frame and its callers, or NULL. */
 static inline const Frame *nearest_complete_frame(const Frame *frame)
 {
     while (frame && !is_complete(frame))
@@ -120,14 +121,15 @@ static inline uint64_t address_of(const void *object)
     return (uint64_t)(uintptr_t)object;
 }
 
-/* A new code object and its parts may reuse all addresses of a freed one. Return something that differs
- * between the two. */
+/* Return a number that distinguishes a code object from a freed one: both, and their parts, may have the
+ * same addresses. CPython 3.12 and newer number their code objects. For 3.11, the number is computed from names and
+ * lines. */
 static inline uint64_t code_version(PyCodeObject *code)
 {
 #if PY_VERSION_HEX >= 0x030C0000
-    return code->co_version; /* counts code objects */
+    return code->co_version; /* increases with each new code object */
 #else
-    /* Generated code usually numbers its files at the end: <ipython-input-7>, kernel_7.py. */
+    /* Names of generated files usually end in a number: <ipython-input-7>, kernel_7.py. */
     uint64_t name_tail = 0, table_head = 0;
     size_t length = (size_t)PyUnicode_GET_LENGTH(code->co_filename);
     size_t tail_bytes = length < sizeof name_tail ? length : sizeof name_tail;
@@ -140,7 +142,8 @@ static inline uint64_t code_version(PyCodeObject *code)
 #endif
 }
 
-/* Odd multipliers without a bit pattern, so that sums of products have none either. */
+/* Return the key of a frame. The multipliers are odd numbers without a bit pattern, so that different frames are
+ * unlikely to have the same key. */
 static inline uint64_t frame_key(PyCodeObject *code, uint64_t offset)
 {
     uint64_t key = address_of(code) * 0x9e3779b97f4a7c15u + offset * 0xbf58476d1ce4e5b9u +
@@ -155,7 +158,7 @@ static inline uint64_t frame_key(PyCodeObject *code, uint64_t offset)
 static int walk(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit)
 {
     PyThreadState *thread = PyGILState_GetThisThreadState();
-    /* Thread states are freed at finalization, while their threads may still run. */
+    /* Python frees thread states when it finalizes, while threads may still run. */
     if (!thread || is_finalizing())
         return 0;
     int depth = 0;
@@ -173,8 +176,9 @@ static int walk(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit)
 
 /* --- lines ------------------------------------------------------------------------------------ */
 
-/* A read-only PyCode_Addr2Line: CPython's own first reads a table that a tracer may be filling. The format
- * is that of Objects/locations.md (3.11: locations in Objects/codeobject.c). */
+/* PyCode_Addr2Line cannot be used: it first reads a table that a tracing thread may be filling. These functions
+ * only read the location table, whose format is described in Objects/locations.md (3.11: in
+ * Objects/codeobject.c). */
 
 enum {
     ENTRY_BEGIN = 0x80,
@@ -311,8 +315,8 @@ static PyObject *stack(PyObject *module, PyObject *arguments, PyObject *keyword_
     return frame_list(codes, offsets, depth);
 }
 
-/* Check that the frames read here are those that the interpreter reports: a patch release might change the
- * layout. */
+/* Return whether the frames read here are those that the interpreter reports. They differ if a patch release of
+ * CPython changed the layout. */
 static bool matches_interpreter(PyThreadState *thread)
 {
     const Frame *frame = nearest_complete_frame(current_frame(thread));
@@ -344,8 +348,8 @@ static int initialize_module(PyObject *module)
 }
 
 PyDoc_STRVAR(stack_doc, "stack(limit=64)\n--\n\n"
-                        "List (function, file, line) of the caller's frames, innermost first, at most\n"
-                        "1,024: as the recorder reads them. Line 0: unknown.");
+                        "Return (function, file, line) of the caller's frames, innermost first, as the\n"
+                        "recorder reads them: at most 1,024. A line number of 0 is unknown.");
 
 static PyMethodDef METHODS[] = {
     {"stack", (PyCFunction)(void (*)(void))stack, METH_VARARGS | METH_KEYWORDS, stack_doc},
@@ -356,7 +360,7 @@ static PyMethodDef METHODS[] = {
 static PyModuleDef_Slot SLOTS[] = {
     {Py_mod_exec, initialize_module},
 #ifdef Py_mod_multiple_interpreters
-    /* PyGILState_GetThisThreadState returns the main interpreter's state of a thread. */
+    /* Subinterpreters are not supported: PyGILState_GetThisThreadState returns the state of the main interpreter. */
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
     {0},

@@ -26,47 +26,50 @@ Capability: TypeAlias = tuple[int, int]
 Build: TypeAlias = Callable[[Capability, SearchPaths], bytes]
 
 _SOURCES = Path(__file__).parent / "patch"
-# PTX for the oldest architecture that NVRTC 13 supports can be assembled for any newer one.
+# The oldest architecture that NVRTC 13 supports: ptxas can assemble its PTX for any newer architecture.
 _PTX_TARGET = "compute_75"
-# The last version in which threads of a warp can exchange values without gathering first: "shfl" without
-# ".sync" (PTX ISA, "Data Movement and Conversion Instructions: shfl (deprecated)"); see primitives.h.
+# The last version of PTX with "shfl" without ".sync", which primitives.h uses because it is faster (PTX ISA,
+# "Data Movement and Conversion Instructions: shfl (deprecated)").
 _PTX_VERSION = "6.3"
 _OPTIONS = (
     f"--gpu-architecture={_PTX_TARGET}",
     "-rdc=true",
     "--device-as-default-execution-space",
 )
-# The oldest that both the Sanitizer API 13 and the warp functions of the patch support.
-_OLDEST = (8, 0)
-_INSTALL = "pip install 'nvidia-cuda-nvcc>={},<14'"
+# The oldest compute capability that both the Sanitizer API 13 and the warp functions of the patch support.
+_OLDEST_CAPABILITY = (8, 0)
+_INSTALL_PTXAS = "pip install 'nvidia-cuda-nvcc>={},<14'"
 
 
 def add_device_patches(
     ready: Ready,
-    wanted: Accesses | None,
+    accesses: Accesses | None,
     directory: Path,
     *,
     devices: Callable[[], Collection[Capability]] | None = None,
     build: Build | None = None,
 ) -> tuple[Ready, str]:
-    """Build a patch per kind of device; return ``ready`` with them, and why there are none, or "".
+    """Build a device patch for each compute capability of this machine, as files in ``directory``.
 
-    ``wanted`` None: exact if possible. The patches are files in ``directory``. ``devices`` and ``build``
-    replace NVML and the compiler. Without a device there are no patches and no reason. Raises
-    EnvironmentUnusable if "exact" is wanted but impossible.
+    Returns ``ready`` with the paths of the patches, and the reason why there are none, or "". Without a
+    device there are no patches and no reason. ``accesses`` None builds patches if possible. ``devices`` and
+    ``build`` replace NVML and the compiler. Raises EnvironmentUnusable if ``accesses`` is "exact" and the
+    patches cannot be built.
     """
-    if wanted == "arguments":
+    if accesses == "arguments":
         return ready, ""
     try:
-        images = _build_images((devices or device_capabilities)(), build or _build_cached, ready)
+        images = _build_images(
+            (devices or device_capabilities)(), build or _build_with_user_cache, ready
+        )
     except EnvironmentUnusable as error:
-        if wanted == "exact":
+        if accesses == "exact":
             raise
-        return ready, f"accesses are inferred from kernel arguments: {_in_one_line(error)}"
+        return ready, f"accesses are inferred from kernel arguments: {_one_line_message(error)}"
     patches = {}
-    for number, image in images.items():
-        patches[number] = directory / f"sm_{number}.cubin"
-        patches[number].write_bytes(image)
+    for capability, image in images.items():
+        patches[capability] = directory / f"sm_{capability}.cubin"
+        patches[capability].write_bytes(image)
     return replace(ready, patches=patches), ""
 
 
@@ -92,20 +95,20 @@ def device_capabilities(nvml: Nvml | Unavailable | None = None) -> frozenset[Cap
 def _build_images(
     capabilities: Collection[Capability], build: Build, ready: Ready
 ) -> dict[int, bytes]:
-    """Build the patches; a device that is too old is skipped if there are newer ones."""
-    here = SearchPaths.of_this_process()
-    paths = replace(here, packages=(*here.packages, *ready.packages))
-    supported = [version for version in sorted(capabilities) if version >= _OLDEST] or sorted(
-        capabilities
-    )
+    """Build the patches. Devices that are too old are skipped if there are newer ones."""
+    paths = SearchPaths.of_this_process()
+    paths = replace(paths, packages=(*paths.packages, *ready.packages))
+    supported = [
+        version for version in sorted(capabilities) if version >= _OLDEST_CAPABILITY
+    ] or sorted(capabilities)
     return {major * 10 + minor: build((major, minor), paths) for major, minor in supported}
 
 
-def _build_cached(capability: Capability, paths: SearchPaths) -> bytes:
+def _build_with_user_cache(capability: Capability, paths: SearchPaths) -> bytes:
     return build_patch(capability, paths=paths, cache=user_cache(os.environ))
 
 
-def _in_one_line(error: EnvironmentUnusable) -> str:
+def _one_line_message(error: EnvironmentUnusable) -> str:
     message = error.message.partition("\n")[0]
     return f"{message}; {error.hint}" if error.hint else message
 
@@ -117,12 +120,13 @@ def build_patch(
     options: Sequence[str] = (),
     cache: CompileCache | None = None,
 ) -> bytes:
-    """Return the patch for a compute capability, such as (9, 0); ``options`` are NVRTC's.
+    """Return the cubin of the device patch for a compute capability, such as (9, 0).
 
-    A patch in the ``cache`` is not built again. Raises EnvironmentUnusable if no ptxas is found or none can
-    assemble it, MissingDependency without NVRTC, CudaError with the log if the source does not compile.
+    ``options`` are passed to NVRTC. A patch in the ``cache`` is not built again. Raises EnvironmentUnusable
+    if no ptxas can assemble the patch, MissingDependency without NVRTC, and CudaError with the compiler's log
+    if the source does not compile.
     """
-    if capability < _OLDEST:
+    if capability < _OLDEST_CAPABILITY:
         raise EnvironmentUnusable(
             "exact accesses need compute capability 8.0 or newer;"
             f" this device has {capability[0]}.{capability[1]}",
@@ -132,14 +136,14 @@ def build_patch(
     compiler = nvrtc.version
     assemblers = find_assemblers(paths or SearchPaths.of_this_process())
     number = capability[0] * 10 + capability[1]
-    keys = {assembler: _key(compiler, assembler, number, options) for assembler in assemblers}
+    keys = {assembler: _cache_key(compiler, assembler, number, options) for assembler in assemblers}
     if cache and (cached := next(filter(None, map(cache.get, keys.values())), None)):
         return cached
     if not assemblers:
         raise EnvironmentUnusable(
             "ptxas, which assembles the device patch, was not found"
             " in Python packages (nvidia-cuda-nvcc, torch, triton), CUDA_HOME, PATH or /usr/local/cuda*",
-            hint=_INSTALL.format(_dotted(compiler)),
+            hint=_INSTALL_PTXAS.format(_dotted(compiler)),
         )
     ptx = _compile_ptx(nvrtc, options)
     assembler, image = _assemble(assemblers, ptx, f"sm_{number}", compiler)
@@ -159,11 +163,11 @@ def _assemble(
             errors.append(f"{assembler}: {str(error).splitlines()[0]}")
     raise EnvironmentUnusable(
         f"no installed ptxas can assemble the device patch for {target}: {'; '.join(errors)}",
-        hint=_INSTALL.format(_dotted(compiler)),
+        hint=_INSTALL_PTXAS.format(_dotted(compiler)),
     )
 
 
-def _key(
+def _cache_key(
     compiler: tuple[int, int], assembler: Assembler, number: int, options: Sequence[str]
 ) -> str:
     tools = f"NVRTC {_dotted(compiler)} PTX {_PTX_VERSION} ptxas {_dotted(assembler.version)} -astoolspatch"

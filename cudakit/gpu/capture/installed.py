@@ -23,9 +23,9 @@ INSTALL_LIBRARY = "pip install 'cudakit[sanitize]'"
 
 _LIBRARY = "libsanitizer-public.so"
 _HEADERS = "include/sanitizer*.h"
-_IN_PACKAGES = f"nvidia/*/compute-sanitizer/{_LIBRARY}"
-_IN_TOOLKIT = f"compute-sanitizer/{_LIBRARY}"
-_TOOLKITS = (
+_LIBRARY_IN_PACKAGES = f"nvidia/*/compute-sanitizer/{_LIBRARY}"
+_LIBRARY_IN_TOOLKIT = f"compute-sanitizer/{_LIBRARY}"
+_TOOLKIT_PATTERNS = (
     "usr/local/cuda*",
     "opt/cuda*",
     "opt/nvidia/cuda*",
@@ -41,15 +41,15 @@ _PTXAS_IN_PACKAGES = (
     "triton/backends/nvidia/bin/ptxas-blackwell",
 )
 _PTXAS_RELEASE = re.compile(r"release \d+\.\d+, V(\d+(?:\.\d+)*)")
-_PTXAS_SECONDS = 60  # timeout; a run takes a third of a second
+_PTXAS_TIMEOUT_S = 60  # a run takes about 0.3 s
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPaths:
-    """The directories and environment variables that are searched."""
+    """The directories and environment variables in which libraries and tools are searched."""
 
     environment: Mapping[str, str]
-    packages: Sequence[str]  # directories of Python packages, as in sys.path
+    packages: Sequence[str]  # directories that contain Python packages, as in sys.path
     root: Path = Path("/")
     native: Path = Path(__file__).parent  # directory of cudakit's native modules
 
@@ -61,18 +61,19 @@ class SearchPaths:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One libsanitizer-public.so; an empty version is unknown."""
+    """A libsanitizer-public.so; its version is empty if it is unknown."""
 
     path: Path
     version: tuple[int, ...]
 
     @property
     def headers(self) -> tuple[Path, ...]:
+        """The headers of the Sanitizer API that are installed with the library."""
         return tuple(sorted(self.path.parent.glob(_HEADERS)))
 
     def __str__(self) -> str:
-        number = ".".join(map(str, self.version)) or "of unknown version"
-        return f"Sanitizer API {number} ({self.path})"
+        version = ".".join(map(str, self.version)) or "of unknown version"
+        return f"Sanitizer API {version} ({self.path})"
 
 
 def find_sanitizer_library(paths: SearchPaths) -> Library:
@@ -80,9 +81,11 @@ def find_sanitizer_library(paths: SearchPaths) -> Library:
 
     Raises EnvironmentUnusable if there is none, or the newest is older than 13.4.
     """
-    named = paths.environment.get(LIBRARY_OVERRIDE)
+    override = paths.environment.get(LIBRARY_OVERRIDE)
     library = (
-        _named_library(Path(named)) if named else max(_libraries(paths), key=_version, default=None)
+        _overriding_library(Path(override))
+        if override
+        else max(_installed_libraries(paths), key=_version, default=None)
     )
     if library is None:
         raise EnvironmentUnusable(
@@ -91,7 +94,9 @@ def find_sanitizer_library(paths: SearchPaths) -> Library:
     if library.version and library.version < OLDEST_LIBRARY:
         needed = ".".join(map(str, OLDEST_LIBRARY))
         hint = (
-            f"unset {LIBRARY_OVERRIDE}, or set it to a newer library" if named else INSTALL_LIBRARY
+            f"unset {LIBRARY_OVERRIDE}, or set it to a newer library"
+            if override
+            else INSTALL_LIBRARY
         )
         raise EnvironmentUnusable(
             f"{library} is too old; version {needed} or newer is required", hint=hint
@@ -99,45 +104,45 @@ def find_sanitizer_library(paths: SearchPaths) -> Library:
     return library
 
 
-def _named_library(path: Path) -> Library:
+def _overriding_library(path: Path) -> Library:
     if not path.is_file():
         raise EnvironmentUnusable(
             f"{LIBRARY_OVERRIDE} is {str(path)!r}, which is not a file",
             hint=f"unset {LIBRARY_OVERRIDE}, or set it to the path of {_LIBRARY}",
         )
-    return Library(path.absolute(), _version_around(path))
+    return Library(path.absolute(), _library_version(path))
 
 
 def _version(library: Library) -> tuple[int, ...]:
     return library.version
 
 
-def _libraries(paths: SearchPaths) -> Iterator[Library]:
-    for directory in _unique(map(Path, paths.packages)):
-        yield from _libraries_in(directory, _IN_PACKAGES)
-    for toolkit in _unique(_toolkits(paths)):
-        yield from _libraries_in(toolkit, _IN_TOOLKIT)
+def _installed_libraries(paths: SearchPaths) -> Iterator[Library]:
+    for directory in _unique_directories(map(Path, paths.packages)):
+        yield from _libraries_in(directory, _LIBRARY_IN_PACKAGES)
+    for toolkit in _unique_directories(_toolkits(paths)):
+        yield from _libraries_in(toolkit, _LIBRARY_IN_TOOLKIT)
 
 
 def _libraries_in(directory: Path, pattern: str) -> Iterator[Library]:
     for path in directory.glob(pattern):
-        yield Library(path, _version_around(path))
+        yield Library(path, _library_version(path))
 
 
 def _toolkits(paths: SearchPaths) -> Iterator[Path]:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if path := paths.environment.get(name):
             yield Path(path)
-    for pattern in _TOOLKITS:
+    for pattern in _TOOLKIT_PATTERNS:
         yield from paths.root.glob(pattern)
 
 
-def _unique(paths: Iterable[Path]) -> Iterator[Path]:
-    return iter(dict.fromkeys(place.resolve() for place in paths if place.is_dir()))
+def _unique_directories(paths: Iterable[Path]) -> Iterator[Path]:
+    return iter(dict.fromkeys(path.resolve() for path in paths if path.is_dir()))
 
 
-def _version_around(library: Path) -> tuple[int, ...]:
-    """Read the version from the directories above the file: a toolkit, or packages with the wheel."""
+def _library_version(library: Path) -> tuple[int, ...]:
+    """Return the version of the toolkit or wheel that contains the library; () if it is unknown."""
     for directory in library.resolve().parents[1:4]:
         if text := _toolkit_version(directory) or _wheel_version(directory):
             return tuple(int(number) for number in re.findall(r"\d+", text))
@@ -145,22 +150,22 @@ def _version_around(library: Path) -> tuple[int, ...]:
 
 
 def _wheel_version(packages: Path) -> str:
-    records = map(_WHEEL_VERSION.fullmatch, (place.name for place in packages.glob("*.dist-info")))
-    return next((record[1] for record in records if record), "")
+    matches = map(_WHEEL_VERSION.fullmatch, (path.name for path in packages.glob("*.dist-info")))
+    return next((match[1] for match in matches if match), "")
 
 
 def _toolkit_version(toolkit: Path) -> str:
-    """Read version.json, or take the directory's name where container images lack that file."""
+    """Return the version in version.json or, in container images without that file, in the directory name."""
     try:
         components = json.loads((toolkit / "version.json").read_text(encoding="utf-8"))
         return str(components["cuda_sanitizer_api"]["version"])
     except (OSError, ValueError, KeyError, TypeError):
-        named = _TOOLKIT_NAME.fullmatch(toolkit.name)
-        return named[1] if named else ""
+        match = _TOOLKIT_NAME.fullmatch(toolkit.name)
+        return match[1] if match else ""
 
 
 def find_recorder(paths: SearchPaths) -> Path:
-    """Return the native recorder. Raises EnvironmentUnusable if it was not built."""
+    """Return the path of the native recorder. Raises EnvironmentUnusable if it was not built."""
     spec = PathFinder.find_spec("_recorder", [str(paths.native)])
     if spec is None or not spec.origin:
         raise EnvironmentUnusable(
@@ -172,7 +177,7 @@ def find_recorder(paths: SearchPaths) -> Path:
 
 
 def find_frame_readers(paths: SearchPaths) -> dict[str, Path]:
-    """Return the native modules that read Python frames, by the interpreter that each was built for.
+    """Return the paths of the native modules that read Python frames, by the interpreter they were built for.
 
     Keys are values of ``sys.implementation.cache_tag``, such as ``cpython-312``. The result may be empty.
     """
@@ -186,7 +191,7 @@ class AssemblerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Assembler:
-    """One ptxas, with the version of its toolkit."""
+    """A ptxas executable, with the version of its toolkit."""
 
     path: Path
     version: tuple[int, ...]
@@ -196,7 +201,7 @@ class Assembler:
         with tempfile.TemporaryDirectory(prefix="cudakit-") as name:
             source, image = Path(name, "patch.ptx"), Path(name, "patch.cubin")
             source.write_bytes(ptx)
-            _output(self.path, "-astoolspatch", f"-arch={target}", str(source), "-o", str(image))
+            _run_ptxas(self.path, "-astoolspatch", f"-arch={target}", str(source), "-o", str(image))
             return image.read_bytes()
 
     def __str__(self) -> str:
@@ -208,10 +213,10 @@ def find_assemblers(paths: SearchPaths) -> list[Assembler]:
 
     Raises EnvironmentUnusable if CUDAKIT_PTXAS names no working ptxas.
     """
-    named = paths.environment.get(PTXAS_OVERRIDE)
-    if named:
-        return [_named_assembler(Path(named))]
-    assemblers = (_assembler(path) for path in dict.fromkeys(_ptxas_files(paths)))
+    override = paths.environment.get(PTXAS_OVERRIDE)
+    if override:
+        return [_overriding_assembler(Path(override))]
+    assemblers = (_probe_ptxas(path) for path in dict.fromkeys(_ptxas_files(paths)))
     return sorted(
         (assembler for assembler in assemblers if assembler),
         key=lambda assembler: assembler.version,
@@ -219,8 +224,8 @@ def find_assemblers(paths: SearchPaths) -> list[Assembler]:
     )
 
 
-def _named_assembler(path: Path) -> Assembler:
-    assembler = _assembler(path.absolute())
+def _overriding_assembler(path: Path) -> Assembler:
+    assembler = _probe_ptxas(path.absolute())
     if assembler is None:
         raise EnvironmentUnusable(
             f"{PTXAS_OVERRIDE} is {str(path)!r}, which does not run as ptxas",
@@ -239,7 +244,7 @@ def _ptxas_files(paths: SearchPaths) -> Iterator[Path]:
     for directory in paths.environment.get("PATH", "").split(os.pathsep):
         if directory:
             yield from _executables(Path(directory), "ptxas")
-    for pattern in _TOOLKITS:
+    for pattern in _TOOLKIT_PATTERNS:
         yield from _executables(paths.root, f"{pattern}/bin/ptxas")
 
 
@@ -249,21 +254,23 @@ def _executables(directory: Path, pattern: str) -> Iterator[Path]:
             yield path.resolve()
 
 
-def _assembler(path: Path) -> Assembler | None:
+def _probe_ptxas(path: Path) -> Assembler | None:
     try:
-        version = _PTXAS_RELEASE.search(_output(path, "--version"))
+        version = _PTXAS_RELEASE.search(_run_ptxas(path, "--version"))
     except AssemblerError:
         return None
     return Assembler(path, tuple(map(int, version[1].split(".")))) if version else None
 
 
-def _output(*command: str | Path) -> str:
+def _run_ptxas(*command: str | Path) -> str:
     try:
-        ran = subprocess.run(  # noqa: S603 the assembler that was found
-            command, capture_output=True, text=True, check=False, timeout=_PTXAS_SECONDS
+        result = subprocess.run(  # noqa: S603 runs a ptxas that was found on this machine
+            command, capture_output=True, text=True, check=False, timeout=_PTXAS_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise AssemblerError(str(error)) from error
-    if ran.returncode:
-        raise AssemblerError((ran.stderr or ran.stdout).strip() or f"exit status {ran.returncode}")
-    return ran.stdout
+    if result.returncode:
+        raise AssemblerError(
+            (result.stderr or result.stdout).strip() or f"exit status {result.returncode}"
+        )
+    return result.stdout

@@ -22,7 +22,7 @@ from cudakit.gpu.capture.installed import (
 )
 from cudakit.gpu.capture.struct_layouts import Layout, check_structures
 
-# The first driver with callbacks for events and waits (Sanitizer_CallbackIdEvents).
+# The first driver that makes callbacks for events and waits (Sanitizer_CallbackIdEvents).
 _OLDEST_DRIVER = 515
 _DRIVER = "proc/driver/nvidia/version"
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
@@ -32,10 +32,13 @@ _OLDEST_PYTHON = (3, 11)
 _TRIAL_SCRIPT = Path(__file__).with_name("try_recorder.py")
 _TRIAL_TIMEOUT_S = 30
 
-# A process can have one subscriber: of the Sanitizer API or of CUPTI, not of both.
+# Only one tool can subscribe in a process, to the Sanitizer API or to CUPTI. These variables attach other
+# tools.
 _INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
 _PRELOAD_VARIABLES = ("LD_PRELOAD", "NVTX_INJECTION64_PATH")
-_TOOLS = re.compile(r"sanitizer|nsys|nsight|ncu\b|ToolsInjection|TreeLauncher|cupti", re.IGNORECASE)
+_TOOL_NAMES = re.compile(
+    r"sanitizer|nsys|nsight|ncu\b|ToolsInjection|TreeLauncher|cupti", re.IGNORECASE
+)
 _TOOL_VARIABLES = {
     "NSYS_PROFILING_SESSION_ID": "Nsight Systems",
     "NV_TPS_LAUNCH_TOKEN": "Nsight Compute or Compute Sanitizer",
@@ -45,14 +48,14 @@ _TOOL_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Recording works: the paths of the libraries that it uses."""
+    """The files that recording uses, after all checks passed."""
 
-    library: Path  # libsanitizer-public.so
-    version: tuple[int, ...]  # of the library; empty: unknown
-    recorder: Path
-    frames: Mapping[str, Path]  # readers of Python frames, by sys.implementation.cache_tag
-    packages: Sequence[str] = ()  # search path of the program's interpreter, if not cudakit's
-    patches: Mapping[int, Path] = field(default_factory=dict)  # by compute capability, such as 90
+    library: Path  # path of libsanitizer-public.so
+    version: tuple[int, ...]  # version of the library; empty if it is unknown
+    recorder: Path  # path of the native recorder
+    frames: Mapping[str, Path]  # modules that read Python frames, by sys.implementation.cache_tag
+    packages: Sequence[str] = ()  # the program's search path; empty for cudakit's own interpreter
+    patches: Mapping[int, Path] = field(default_factory=dict)  # device patches, by capability (90)
 
     def settings(self) -> dict[str, Any]:
         """Return the paths that are passed to the program in its environment, as JSON values."""
@@ -72,14 +75,16 @@ class Refusal:
     hint: str
 
     def error(self) -> EnvironmentUnusable:
+        """Return the refusal as an exception."""
         return EnvironmentUnusable(self.message, hint=self.hint)
 
 
 def preflight(python: str | None, *, paths: SearchPaths | None = None) -> Ready | Refusal:
     """Check whether programs of an interpreter can be recorded on this machine.
 
-    ``python`` is the path of the interpreter, None for cudakit's own. ``paths`` replaces the search paths.
-    Does not load CUDA into this process: the recorder is tried in another one.
+    ``python`` is the path of the interpreter, or None for the interpreter that runs cudakit. ``paths``
+    replaces the search paths of this process. CUDA is not loaded into this process: the recorder is tried in
+    another one.
     """
     try:
         return _ready(python or sys.executable, paths or SearchPaths.of_this_process())
@@ -92,25 +97,25 @@ def _ready(python: str, paths: SearchPaths) -> Ready:
     _refuse_old_driver(paths.root)
     packages = [] if python == sys.executable else _search_path(python, paths.environment)
     paths = replace(paths, packages=(*paths.packages, *packages))
-    native, library = find_recorder(paths), find_sanitizer_library(paths)
-    check_structures(_layouts(python, paths.environment, native, library), library)
-    return Ready(library.path, library.version, native, find_frame_readers(paths), packages)
+    recorder, library = find_recorder(paths), find_sanitizer_library(paths)
+    check_structures(_try_recorder(python, paths.environment, recorder, library), library)
+    return Ready(library.path, library.version, recorder, find_frame_readers(paths), packages)
 
 
 def _refuse_other_tools(environment: Mapping[str, str]) -> None:
     if tool := environment.get(_INJECTION_VARIABLE):
-        raise _other_tool(_INJECTION_VARIABLE, f"loads {tool} into CUDA programs")
+        raise _other_tool_error(_INJECTION_VARIABLE, f"loads {tool} into CUDA programs")
     for name in _PRELOAD_VARIABLES:
-        if _TOOLS.search(environment.get(name, "")):
-            raise _other_tool(name, f"loads another tool: {environment[name]}")
+        if _TOOL_NAMES.search(environment.get(name, "")):
+            raise _other_tool_error(name, f"loads another tool: {environment[name]}")
     for name, tool in _TOOL_VARIABLES.items():
         if name in environment:
-            raise _other_tool(name, f"is set, so {tool} is attached to this program")
+            raise _other_tool_error(name, f"is set, so {tool} is attached to this program")
 
 
-def _other_tool(variable: str, what: str) -> EnvironmentUnusable:
+def _other_tool_error(variable: str, effect: str) -> EnvironmentUnusable:
     return EnvironmentUnusable(
-        f"{variable} {what}; only one tool can attach to a process",
+        f"{variable} {effect}; only one tool can attach to a process",
         hint=f"run cudakit without that tool, or unset {variable}",
     )
 
@@ -119,7 +124,7 @@ def _refuse_old_driver(root: Path) -> None:
     try:
         text = (root / _DRIVER).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return  # no driver, or its version is hidden: a program without CUDA needs none
+        return  # there is no driver, which a program without CUDA does not need, or its version is hidden
     version = _DRIVER_VERSION.search(text)
     if version and int(version[2]) < _OLDEST_DRIVER:
         raise EnvironmentUnusable(
@@ -140,10 +145,10 @@ def _search_path(python: str, environment: Mapping[str, str]) -> list[str]:
     return [str(path) for path in result["packages"]]
 
 
-def _layouts(
+def _try_recorder(
     python: str, environment: Mapping[str, str], recorder: Path, library: Library
 ) -> Mapping[str, Layout]:
-    """Try the recorder; return the struct layouts that it was compiled with."""
+    """Try the recorder in a separate process, and return the struct layouts that it was compiled with."""
     command = [python, "-I", "-S", str(_TRIAL_SCRIPT), str(recorder), str(library.path)]
     result = _run_json(command, environment)
     if "error" in result:
@@ -157,7 +162,7 @@ def _layouts(
 
 def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     try:
-        done = subprocess.run(  # noqa: S603 the program's interpreter, on a file of cudakit
+        done = subprocess.run(  # noqa: S603 runs a script of cudakit with the program's interpreter
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -168,23 +173,23 @@ def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[st
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _no_result(command, str(error)) from error
+        raise _trial_error(command, str(error)) from error
     try:
         result = json.loads(done.stdout.rstrip().rpartition("\n")[2])
     except ValueError:
         result = None
     if not isinstance(result, dict):
-        raise _no_result(command, _describe_exit(done.returncode, done.stderr))
+        raise _trial_error(command, _describe_exit(done.returncode, done.stderr))
     return result
 
 
 def _describe_exit(status: int, stderr: str) -> str:
-    how = f"it was killed by signal {-status}" if status < 0 else f"it ended with {status}"
-    return ": ".join([how, *stderr.strip().splitlines()[-1:]])
+    cause = f"it was killed by signal {-status}" if status < 0 else f"it ended with {status}"
+    return ": ".join([cause, *stderr.strip().splitlines()[-1:]])
 
 
-def _no_result(command: Sequence[str], why: str) -> EnvironmentUnusable:
+def _trial_error(command: Sequence[str], reason: str) -> EnvironmentUnusable:
     return EnvironmentUnusable(
-        f"the recorder could not be tested with {command[0]}: {why}",
+        f"the recorder could not be tested with {command[0]}: {reason}",
         hint=f"run this command to see the error: {shlex.join(command)}",
     )

@@ -25,9 +25,10 @@ from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
 from cudakit.trace.losses import PREFIX, Losses
 from cudakit.trace.spool import Batch, Spool
 
+# A function that is called with each batch of recorded events.
 Consume: TypeAlias = Callable[[Batch], object]
 
-# Reading deletes the trace, so that a long block does not fill the disk. A second is a few megabytes.
+# The trace is deleted as it is read, so that a long recording does not fill the disk: it grows by a few MB/s.
 _READ_INTERVAL_S = 1.0
 
 
@@ -35,9 +36,9 @@ _READ_INTERVAL_S = 1.0
 class CudaRecording:
     """How CUDA is recorded in this process."""
 
-    accesses: Accesses | None = None  # source of the accesses; None: CUDA is not recorded
-    notes: tuple[str, ...] = ()  # why CUDA is not recorded, or accesses are not exact
-    flush: Callable[[], None] | None = None  # waits for launches and records their accesses
+    accesses: Accesses | None = None  # source of the accesses; None if CUDA is not recorded
+    notes: tuple[str, ...] = ()  # reasons why CUDA is not recorded, or why accesses are not exact
+    flush: Callable[[], None] | None = None  # waits for all launches and records their accesses
 
 
 NOT_RECORDED = CudaRecording()
@@ -73,9 +74,9 @@ class Recording:
 
     @contextmanager
     def drained(self) -> Iterator[None]:
-        """Pass all events so far to the consumer; within the block no more are passed.
+        """Pass all recorded events to the consumer; until the block ends, no later event is passed.
 
-        Passes nothing in a forked process: the recording belongs to the parent.
+        Passes nothing in a forked process, because the recording belongs to the parent.
         """
         if os.getpid() != self._process:
             yield
@@ -87,7 +88,7 @@ class Recording:
 
     @contextmanager
     def synchronized(self) -> Iterator[None]:
-        """Like ``drained``, after waiting for all launches and recording their accesses."""
+        """Wait for all launches and record their accesses, then do the same as ``drained``."""
         if self.cuda.flush and os.getpid() == self._process:
             self.cuda.flush()
         with self.drained():
@@ -96,7 +97,7 @@ class Recording:
     def close(self) -> None:
         """Stop reading and delete the trace."""
         if os.getpid() != self._process:
-            self._spool.close()  # the lock may be held by a thread of the parent
+            self._spool.close()  # without the lock, which a thread of the parent may hold
             self._losses.close()
             return
         with self._lock:
@@ -127,13 +128,13 @@ def begin(
     on_missing: str = "refuse",
     readiness: Ready | Refusal | None = None,
 ) -> Recording:
-    """Record this process; call it before CUDA is used.
+    """Start recording this process, before it uses CUDA.
 
-    ``gpu`` "sim": do not record CUDA. "auto" does the same if CUDA cannot be recorded and has no device:
-    nothing can be missed. ``accesses`` None: exact if possible. ``on_missing`` "run": continue if CUDA cannot
-    be recorded. ``readiness`` replaces the preflight. Raises UsageError if CUDA is in use or the process is
-    already recorded, EnvironmentUnusable if the recorder cannot work, or exact accesses are wanted but
-    impossible.
+    With ``gpu`` "sim", CUDA is not recorded; with "auto" it is, unless there is no CUDA device. ``accesses``
+    None records exact accesses if possible. With ``on_missing`` "run", the recording continues without CUDA
+    if CUDA cannot be recorded. ``readiness`` replaces the preflight. Raises UsageError if CUDA is already in
+    use or the process is already recorded, and EnvironmentUnusable if the recorder does not work or required
+    exact accesses are impossible.
     """
     if SPOOL in os.environ:
         raise UsageError(
@@ -154,7 +155,7 @@ def begin(
 def _record_cuda(
     directory: Path, readiness: Ready | Refusal | None, accesses: Accesses | None
 ) -> CudaRecording:
-    """Start the recorder, unless it cannot work and there is no device."""
+    """Start the recorder. If it does not work and there is no CUDA device, record nothing."""
     from cudakit.gpu.cuda.current import device_count
     from cudakit.gpu.cuda.driver import is_initialized
 
@@ -165,11 +166,11 @@ def _record_cuda(
         )
     readiness = readiness or preflight(None)
     if isinstance(readiness, Ready):
-        ready, why_not = add_device_patches(readiness, accesses, directory)
-        recorder = _subscribe(ready, directory)
+        ready, note = add_device_patches(readiness, accesses, directory)
+        recorder = _start_recorder(ready, directory)
         return CudaRecording(
             accesses="exact" if ready.patches else "arguments",
-            notes=(why_not,) if why_not else (),
+            notes=(note,) if note else (),
             flush=getattr(recorder, "read", None),
         )
     if device_count():
@@ -177,12 +178,12 @@ def _record_cuda(
     return NOT_RECORDED
 
 
-def _subscribe(ready: Ready, directory: Path) -> Any:
+def _start_recorder(ready: Ready, directory: Path) -> Any:
     """Start the recorder and return its module."""
     frames = ready.frames.get(sys.implementation.cache_tag)
-    walker = _load("_frames", frames).walker if frames else 0
-    patches = [(number, path.read_bytes()) for number, path in ready.patches.items()]
-    recorder = _load("_recorder", ready.recorder)
+    walker = _load_native_module("_frames", frames).walker if frames else 0
+    patches = [(capability, path.read_bytes()) for capability, path in ready.patches.items()]
+    recorder = _load_native_module("_recorder", ready.recorder)
     try:
         recorder.start(str(directory), str(ready.library), walker, *([patches] if patches else []))
     except RuntimeError as error:
@@ -194,7 +195,7 @@ def _subscribe(ready: Ready, directory: Path) -> Any:
     return recorder
 
 
-def _load(name: str, path: Path) -> Any:
+def _load_native_module(name: str, path: Path) -> Any:
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise EnvironmentUnusable(f"{path} is no extension module of this Python")

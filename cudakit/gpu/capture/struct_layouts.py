@@ -1,8 +1,8 @@
 """Compare the structs of the installed Sanitizer API with those that the recorder was compiled with.
 
-The recorder reads callback data at fixed offsets. A release that moves a field would silently break it.
-Therefore the offsets are computed from the headers next to the library, by the rules of C on 64-bit Linux
-(System V ABI, AMD64 and AArch64), and compared before the program starts.
+The recorder reads callback data at fixed offsets. If a release of the API moved a field, the recorder would
+read wrong data. Therefore the offsets are computed from the headers next to the library, by the rules of C on
+64-bit Linux (System V ABI, AMD64 and AArch64), and compared before the program starts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TypeAlias
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.capture.installed import INSTALL_LIBRARY, Library
 
-Layout: TypeAlias = Mapping[str, int]  # offset of each field in bytes, and SIZE
+# Byte offset of each field, and the size of the struct under SIZE.
+Layout: TypeAlias = Mapping[str, int]
 
 SIZE = "sizeof"
 # Releases with known layouts, for libraries without headers.
-_KNOWN = {(13, 4), (13, 5)}
-_INSTALL_KNOWN = "pip install 'nvidia-cuda-sanitizer-api==13.5.*'"
+_RELEASES_WITH_KNOWN_LAYOUTS = {(13, 4), (13, 5)}
+_INSTALL_SUPPORTED = "pip install 'nvidia-cuda-sanitizer-api==13.5.*'"
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _TOKEN = re.compile(r"\w+|[^\s\w]")
@@ -30,16 +31,17 @@ _STRUCT = re.compile(r"\btypedef\s+struct\s*\w*\s*\{")
 _BRACE = re.compile(r"[{}]")
 _STRUCT_NAME = re.compile(r"\s*(\w+)\s*;")
 
-_POINTER = 8
-_ENUMERATOR = 4
-_NUMBERS = {
+_POINTER_BYTES = 8
+_ENUM_BYTES = 4
+_TYPE_BYTES = {
     "char": 1, "int8_t": 1, "uint8_t": 1, "bool": 1,
     "int16_t": 2, "uint16_t": 2,
     "int": 4, "unsigned": 4, "int32_t": 4, "uint32_t": 4, "float": 4,
     "int64_t": 8, "uint64_t": 8, "size_t": 8, "uintptr_t": 8, "double": 8, "CUdeviceptr": 8,
 }  # fmt: skip
-# Types of cuda.h that are not handles; all handles are pointers.
-_CUDA_NUMBERS = {"CUdevice", "CUresult", "CUgraphNodeType", "CUlogLevel"}
+# Types of cuda.h that are integers of 4 bytes. All other types that begin with CU are handles, which are
+# pointers.
+_CUDA_INTEGER_TYPES = {"CUdevice", "CUresult", "CUgraphNodeType", "CUlogLevel"}
 
 
 @dataclass(slots=True)
@@ -48,23 +50,27 @@ class _Aggregate:
 
     is_union: bool = False
     fields: dict[str, int] = field(default_factory=dict)
-    end: int = 0
-    alignment: int = 1
+    end: int = 0  # offset behind the last member
+    alignment: int = 1  # largest alignment of a member
 
     @property
     def size(self) -> int:
+        """The size in bytes, padded to the alignment."""
         return -(-self.end // self.alignment) * self.alignment
 
     def place(self, size: int, alignment: int) -> int:
+        """Allocate space for a member and return its offset."""
         offset = 0 if self.is_union else -(-self.end // alignment) * alignment
         self.end = max(self.end, offset + size)
         self.alignment = max(self.alignment, alignment)
         return offset
 
     def add(self, name: str, size: int, alignment: int, *, count: int = 1) -> None:
+        """Add a named member, which is an array if ``count`` is not 1."""
         self.fields[name] = self.place(size * count, alignment)
 
     def add_unnamed(self, member: _Aggregate) -> None:
+        """Add an unnamed struct or union, whose members become fields of this one."""
         offset = self.place(member.size, member.alignment)
         self.fields |= {name: offset + inner for name, inner in member.fields.items()}
 
@@ -74,7 +80,7 @@ class Header:
 
     def __init__(self, text: str) -> None:
         text = _COMMENT.sub(" ", text)
-        self._structs = dict(_bodies(text))
+        self._structs = dict(_struct_bodies(text))
         self._enums = frozenset(_ENUM.findall(text))
         self._handles = frozenset(_HANDLE.findall(text))
 
@@ -120,7 +126,7 @@ class Header:
         while declarators:
             match _take_until(declarators, ","):
                 case ["*", *_, name]:
-                    outer.add(name, _POINTER, _POINTER)
+                    outer.add(name, _POINTER_BYTES, _POINTER_BYTES)
                 case [name]:
                     outer.add(name, *self._measure(kind))
                 case [name, "[", count, "]"] if count.isdecimal():
@@ -132,16 +138,16 @@ class Header:
         if kind in self._structs:
             struct = self._struct(kind)
             return struct.size, struct.alignment
-        if kind in self._enums or kind in _CUDA_NUMBERS:
-            return _ENUMERATOR, _ENUMERATOR
-        if kind in self._handles or (kind.startswith("CU") and kind not in _NUMBERS):
-            return _POINTER, _POINTER
-        if kind not in _NUMBERS:
+        if kind in self._enums or kind in _CUDA_INTEGER_TYPES:
+            return _ENUM_BYTES, _ENUM_BYTES
+        if kind in self._handles or (kind.startswith("CU") and kind not in _TYPE_BYTES):
+            return _POINTER_BYTES, _POINTER_BYTES
+        if kind not in _TYPE_BYTES:
             raise ValueError(f"unknown type {kind}")
-        return _NUMBERS[kind], _NUMBERS[kind]
+        return _TYPE_BYTES[kind], _TYPE_BYTES[kind]
 
 
-def _bodies(text: str) -> Iterator[tuple[str, str]]:
+def _struct_bodies(text: str) -> Iterator[tuple[str, str]]:
     """Yield the name of each struct and the text between its braces."""
     for start in _STRUCT.finditer(text):
         depth = 1
@@ -162,33 +168,33 @@ def _take_until(tokens: list[str], end: str) -> list[str]:
 
 
 def difference(compiled: Mapping[str, Layout], header: Header) -> str:
-    """Return the first field in which the recorder and a header differ, or "".
+    """Describe the first field whose offset the recorder and a header disagree on, or return "".
 
-    A struct may have grown at its end, because the recorder receives pointers. The recorder's own structs
-    are ignored.
+    Structs of the header may be larger, because the recorder receives pointers to them. Structs that are not
+    part of the Sanitizer API are ignored.
     """
-    for name in filter(_is_of_the_api, compiled):
+    for name in filter(_is_api_struct, compiled):
         installed = header.layout(name)
         if installed is None:
             return f"{name} is missing"
-        for part, offset in compiled[name].items():
-            if problem := _moved(part, offset, installed.get(part)):
+        for field_name, offset in compiled[name].items():
+            if problem := _field_difference(field_name, offset, installed.get(field_name)):
                 return f"{name}{problem}"
     return ""
 
 
-def _is_of_the_api(name: str) -> bool:
+def _is_api_struct(name: str) -> bool:
     return name.startswith("Sanitizer_")
 
 
-def _moved(part: str, offset: int, installed: int | None) -> str:
-    if part == SIZE:
-        short = installed is not None and installed < offset
-        return f" has {installed} bytes; the recorder reads {offset}" if short else ""
+def _field_difference(field_name: str, offset: int, installed: int | None) -> str:
+    if field_name == SIZE:
+        is_too_small = installed is not None and installed < offset
+        return f" has {installed} bytes; the recorder reads {offset}" if is_too_small else ""
     if installed is None:
-        return f".{part} is missing; the recorder reads it at byte {offset}"
+        return f".{field_name} is missing; the recorder reads it at byte {offset}"
     if installed != offset:
-        return f".{part} is at byte {installed}; the recorder reads it at byte {offset}"
+        return f".{field_name} is at byte {installed}; the recorder reads it at byte {offset}"
     return ""
 
 
@@ -205,13 +211,13 @@ def check_structures(compiled: Mapping[str, Layout], library: Library) -> None:
     if problem:
         raise EnvironmentUnusable(
             f"{library} has struct layouts that this recorder does not support: {problem}",
-            hint=f"pip install --upgrade cudakit, or {_INSTALL_KNOWN}",
+            hint=f"pip install --upgrade cudakit, or {_INSTALL_SUPPORTED}",
         )
     return None
 
 
 def _check_version(library: Library) -> None:
-    if library.version[:2] not in _KNOWN:
+    if library.version[:2] not in _RELEASES_WITH_KNOWN_LAYOUTS:
         raise EnvironmentUnusable(
             f"{library} has no headers and is not a release with known struct layouts",
             hint=INSTALL_LIBRARY,

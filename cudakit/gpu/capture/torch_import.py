@@ -6,7 +6,7 @@ the agent, it imports only modules that Python itself has already imported.
 
 import sys
 
-TYPE_CHECKING = False  # as in typing, which is not imported for it
+TYPE_CHECKING = False  # type checkers treat this name as true; typing is not imported
 if TYPE_CHECKING:
     from _frozen_importlib import ModuleSpec
     from collections.abc import Callable, Sequence
@@ -16,28 +16,34 @@ if TYPE_CHECKING:
 _RUN_BACKWARD = "_engine_run_backward"
 
 
-def attribute_backward(recorder: "Any") -> None:
-    """Replace torch's function that runs a backward pass by one that passes its call stack to the recorder.
+def attribute_backward(recorder: "Any", *, ranges: bool = False) -> None:
+    """Make torch's function that runs a backward pass register its call stack with the recorder.
 
-    Does nothing in versions of torch that have no such function.
+    With ``ranges``, each pass is also recorded as a named range. Does nothing in versions of torch that have
+    no such function.
     """
     modules = [sys.modules.get(name) for name in ("torch.autograd.graph", "torch.autograd")]
     run = getattr(modules[0], _RUN_BACKWARD, None)
     if run is None:
         return
     current_task = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
-    wrapped = recorder.with_call_site(run, current_task)
+    wrapped = recorder.with_call_site(run, current_task, ranges)
     for module in modules:
         if getattr(module, _RUN_BACKWARD, None) is run:
             setattr(module, _RUN_BACKWARD, wrapped)
 
 
 def after_torch_import(action: "Callable[[], None]") -> None:
-    """Run an action after the program has imported torch: now, or later."""
-    if "torch" in sys.modules:
+    """Run an action as soon as torch is imported, which may already be the case."""
+    after_import("torch", action)
+
+
+def after_import(name: str, action: "Callable[[], None]") -> None:
+    """Run an action as soon as a module is imported, which may already be the case."""
+    if name in sys.modules:
         action()
     else:
-        sys.meta_path.insert(0, _ImportHook("torch", action))
+        sys.meta_path.insert(0, _ImportHook(name, action))
 
 
 class _ImportHook:
@@ -53,17 +59,20 @@ class _ImportHook:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        """Find the module with the finders after this one, and arrange the action after its execution."""
+        """Find the module with the later finders, and let its loader run the action after execution."""
         if name != self._name:
             return None
-        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
-        spec = next(filter(None, (other.find_spec(name, path, target) for other in others)), None)
+        later_finders = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(
+            filter(None, (finder.find_spec(name, path, target) for finder in later_finders)), None
+        )
         if spec and spec.loader:
-            self._act_after(spec.loader)
+            self._run_action_after_execution(spec.loader)
         return spec
 
-    def _act_after(self, loader: "Any") -> None:
-        execute, is_hooked = loader.exec_module, "exec_module" in vars(loader)  # by another hook
+    def _run_action_after_execution(self, loader: "Any") -> None:
+        execute = loader.exec_module
+        is_hooked = "exec_module" in vars(loader)  # True if another hook has replaced the method
 
         def exec_module(module: "ModuleType") -> None:
             if is_hooked:

@@ -1,8 +1,9 @@
 """Try the recorder in a separate process before the program starts; run as a script.
 
-Without arguments it describes its interpreter. With the paths of the recorder and of NVIDIA's library it
-loads both and subscribes once, so that failures happen here. It imports only the standard library, since
-it runs in the program's interpreter. The result is one JSON object, in the last line of the output.
+Without arguments, the script describes its interpreter. With the paths of the recorder and of NVIDIA's
+library, it loads both and subscribes once, so that failures happen here and not in the program. It imports
+only the standard library, because it runs in the program's interpreter. The last line of the output is the
+result: a JSON object.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 
-def interpreter() -> dict[str, Any]:
+def describe_interpreter() -> dict[str, Any]:
     """Return the implementation, version and search path of this Python."""
     name = sys.implementation.name
     return {"name": name, "version": sys.version_info[:3], "packages": sys.path}
 
 
-def attempt(recorder: str, library: str) -> dict[str, Any]:
-    """Return the struct layouts that the recorder was compiled with, or why it does not work."""
+def try_recorder(recorder: str, library: str) -> dict[str, Any]:
+    """Return the struct layouts that the recorder was compiled with, or the error if it does not work."""
     try:
         module = _load(recorder)
         module.check(library)
@@ -40,8 +41,8 @@ def _load(path: str) -> Any:
 
 
 def main(recorder: str = "", library: str = "") -> None:
-    """Print the result after other output, such as that of a start-up file of the user."""
-    result = attempt(recorder, library) if recorder else interpreter()
+    """Print the result in a line of its own: start-up files of the user may have printed text."""
+    result = try_recorder(recorder, library) if recorder else describe_interpreter()
     os.write(1, f"\n{json.dumps(result)}\n".encode())
 
 

@@ -11,20 +11,19 @@
 #include <stdint.h>
 
 struct ck_frame {
-    char function[256]; /* qualified name; UTF-8, zero-terminated, cut at a character boundary */
-    char file[512];
-    int32_t line; /* 0: unknown */
+    char function[256]; /* qualified name; of the function: UTF-8, zero-terminated, cut at a character boundary */
+    char file[512];     /* file name, encoded like the function name */
+    int32_t line;       /* line number; 0 if it is unknown */
 };
 
 struct ck_walker {
-    /* Read the frames of this thread, innermost first, and return their number: 0 on a thread without
-     * Python. A key identifies a code object and an instruction offset, and is never 0. A code object that
+    /* Read the frames of the calling thread, innermost first, and return their number, which is 0 on a thread
+     * without Python. A key identifies a code object and an instruction offset, and is never 0. A code object that
      * reuses the address of a freed one has different keys. */
     int (*walk)(uint64_t *keys, uint64_t *code, uint64_t *offset, int limit);
 
-    /* Get the names and the line of a frame that ``walk`` returned. Must be called before the C call returns
-     * in which ``walk`` was called: until then the frames keep the code object alive. Return 0, or -1 if
-     * ``code`` is 0. */
+    /* Look up the names and the line of a frame that ``walk`` returned. The caller must not have returned to Python
+     * since ``walk``: only until then do the frames keep the code object alive. Return 0, or -1 if ``code`` is 0. */
     int (*resolve)(uint64_t code, uint64_t offset, struct ck_frame *out);
 };
 

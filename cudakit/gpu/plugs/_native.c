@@ -4,9 +4,9 @@
  * PyTorch calls the functions while it holds the lock of its allocator. No Python code may run there: a thread that
  * waits for this lock may hold the GIL, which is a deadlock. Hence C, without calls of the interpreter.
  *
- * The signatures are those of torch/csrc/cuda/CUDAPluggableAllocator.h. A failure returns NULL, which PyTorch treats as
- * out of memory. The driver is not linked but looked up, so that the library also loads on machines without a GPU. The
- * names and versions of its functions are those of the CUDA Driver API. */
+ * The signatures are those of torch/csrc/cuda/CUDAPluggableAllocator.h. A failure returns NULL, which PyTorch treats
+ * as out of memory. The driver is not linked but looked up, so that the library also loads on machines without a
+ * GPU. The names and versions of its functions are those of the CUDA Driver API. */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 

@@ -62,10 +62,12 @@ class MemoryExplorer {
         make("button", { type: "button", onclick: () => this.state.set({ cursor: this.model.facts.peak_event }) }, "go to the peak"),
         make("span", { class: "muted" }, "wheel: zoom · drag: select a window · shift and drag: move · ← →: one event"),
       ),
-      this.time.element,
-      this.legend,
-      make("div", { class: "tabs", role: "tablist" }, ...this.tabs),
-      make("div", { class: "panes" }, this.body, this.details.element),
+      make(
+        "div",
+        { class: "panes" },
+        make("div", {}, this.time.element, this.legend, make("div", { class: "tabs", role: "tablist" }, ...this.tabs), this.body),
+        this.details.element,
+      ),
       this.tooltip.element,
     );
     element.addEventListener("keydown", (event) => this.#key(event));

@@ -4,6 +4,7 @@ import { Surface, fitted, formatBytes, formatShare, make } from "./canvas.js";
 
 const ROW = 19;
 const MOST_ROWS = 60;
+const NARROWEST = 0.5; // pixels
 export const FLAME_KINDS = { cursor: "in use at the cursor", window: "allocated in the brushed window", growth: "growth over the brushed window" };
 
 export class FlameView {
@@ -22,7 +23,8 @@ export class FlameView {
     canvas.addEventListener("pointerleave", () => app.tooltip.hide());
   }
 
-  redraw() {
+  redraw(changed) {
+    if (changed && this.tree && !["cursor", "brush", "filter", "flame"].some((name) => changed.has(name))) return;
     const { model, state, mask } = this.app;
     const kind = state.get("flame");
     const window = state.get("brush") || [-1, model.events - 1];
@@ -34,50 +36,50 @@ export class FlameView {
       bytes = model.stackBytesAt(window[1], mask).map((after, stack) => Math.max(after - before[stack], 0));
     } else bytes = model.stackBytesAt(state.get("cursor"), mask);
     this.tree = model.treeBytes(bytes);
-    this.children = childrenOf(model.arrays.node_parent, this.tree.total);
     if (!this.tree.total[this.root]) this.root = 0;
     this.title.textContent = `${formatBytes(this.tree.total[0])}; click a frame to enlarge it, the top row to go back`;
-    this.surface.height = Math.max(8, Math.min(MOST_ROWS, this.#depth(this.root) + 1)) * ROW;
+    this.#drawTree();
+  }
+
+  #drawTree() {
+    this.boxes = [];
+    if (this.tree.total[this.root]) this.#place(this.root, 0, 0, this.surface.element.clientWidth || 800);
+    this.surface.height = Math.max(8, ...this.boxes.map((box) => box.top / ROW + 1)) * ROW;
     this.surface.redraw();
   }
 
-  #depth(node) {
-    let deepest = 0;
-    for (const child of this.children.get(node) || []) deepest = Math.max(deepest, 1 + this.#depth(child));
-    return deepest;
+  /** Add the boxes of a node and of its descendants that are wide enough to see. */
+  #place(node, depth, left, width) {
+    this.boxes.push({ node, left, top: depth * ROW, width });
+    if (depth + 1 >= MOST_ROWS) return;
+    const perByte = width / this.tree.total[node];
+    let x = left;
+    for (const child of this.app.model.childrenOf(node, this.tree.total)) {
+      const wide = this.tree.total[child] * perByte;
+      if (wide < NARROWEST) break;
+      this.#place(child, depth + 1, x, wide);
+      x += wide;
+    }
   }
 
   #draw(context, width, height, colors) {
-    this.boxes = [];
     context.textBaseline = "middle";
     context.textAlign = "left";
-    if (!this.tree.total[0]) {
+    if (!this.boxes.length) {
       context.fillStyle = colors.muted;
       context.fillText("No memory.", 8, 20);
-      return;
     }
-    this.#drawNode(context, this.root, 0, 0, width, colors);
+    for (const box of this.boxes) this.#drawBox(context, box, colors);
   }
 
-  #drawNode(context, node, depth, left, width, colors) {
-    if (depth >= MOST_ROWS) return;
-    const box = { node, left, top: depth * ROW, width };
-    this.boxes.push(box);
+  #drawBox(context, { node, left, top, width }, colors) {
     const text = node ? this.app.model.frameTexts[this.app.model.arrays.node_frame[node]] : "all memory";
     context.fillStyle = node ? colors.bands[hashOf(text) % colors.bands.length] : colors.line;
     context.globalAlpha = 0.55;
-    context.fillRect(left, box.top, Math.max(width - 1, 0.5), ROW - 1);
+    context.fillRect(left, top, Math.max(width - 1, 0.5), ROW - 1);
     context.globalAlpha = 1;
     context.fillStyle = colors.ink;
-    context.fillText(fitted(context, text, width - 8), left + 4, box.top + ROW / 2);
-    const perByte = width / this.tree.total[node];
-    let x = left;
-    for (const child of this.children.get(node) || []) {
-      const wide = this.tree.total[child] * perByte;
-      if (wide < 0.4) break;
-      this.#drawNode(context, child, depth + 1, x, wide, colors);
-      x += wide;
-    }
+    if (width > 24) context.fillText(fitted(context, text, width - 8), left + 4, top + ROW / 2);
   }
 
   #boxAt(event) {
@@ -90,7 +92,7 @@ export class FlameView {
     if (!box) return;
     const parent = this.app.model.arrays.node_parent;
     this.root = box.node === this.root ? parent[this.root] : box.node;
-    this.redraw();
+    this.#drawTree();
   }
 
   #hover(event) {
@@ -102,19 +104,6 @@ export class FlameView {
     if (file) lines.splice(1, 0, line ? `${file}:${line}` : file);
     this.app.tooltip.show(event, lines);
   }
-}
-
-/** Return the children of each node that have memory, the largest first. */
-function childrenOf(parent, total) {
-  const children = new Map();
-  for (let node = 1; node < parent.length; node++) {
-    if (total[node] <= 0) continue;
-    const siblings = children.get(parent[node]);
-    if (siblings) siblings.push(node);
-    else children.set(parent[node], [node]);
-  }
-  for (const siblings of children.values()) siblings.sort((a, b) => total[b] - total[a]);
-  return children;
 }
 
 function hashOf(text) {

@@ -21,7 +21,8 @@ export class HoldersView {
     this.element = make("div", { class: "holders" }, make("div", { class: "list-row list-head" }, ...this.heads), this.list.element);
   }
 
-  redraw() {
+  redraw(changed) {
+    if (changed && this.rows && !["cursor", "brush", "filter", "by", "group"].some((name) => changed.has(name))) return;
     const { model, state, mask } = this.app;
     const grouping = this.app.grouping;
     const groups = model.groupsAt(state.get("cursor"), grouping, mask);
@@ -30,11 +31,12 @@ export class HoldersView {
     const brush = state.get("brush");
     if (brush) for (const group of model.groupsAt(brush[0], grouping, mask)) before.set(group.id, group.bytes);
     const after = brush ? new Map(model.groupsAt(brush[1], grouping, mask).map((group) => [group.id, group.bytes])) : before;
-    this.rows = groups.map((group) => ({
+    const names = grouping.names && groups.length < 2000 ? grouping.names(groups.map((group) => group.id)) : groups.map((group) => grouping.name(group.id));
+    this.rows = groups.map((group, i) => ({
       ...group,
       share: total ? group.bytes / total : 0,
       change: brush ? (after.get(group.id) || 0) - (before.get(group.id) || 0) : null,
-      name: grouping.name(group.id),
+      name: names[i],
     }));
     const { column, down } = this.sort;
     const sign = down ? -1 : 1;

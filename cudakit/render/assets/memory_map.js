@@ -25,13 +25,15 @@ export class MapView {
 
   #draw(context, width, height, colors) {
     const { left, right } = this.scale;
-    const columns = Math.max(1, Math.round((width - left - right) * this.surface.scale));
-    const rows = Math.round(height * this.surface.scale);
-    const image = context.createImageData(columns, rows);
-    const pixels = new Uint32Array(image.data.buffer);
-    this.#fillSegments(pixels, columns, rows, pixelOf(context, colors.reserved));
-    this.#fillAllocations(pixels, columns, rows, this.#colors(context, colors));
-    context.putImageData(image, Math.round(left * this.surface.scale), 0);
+    const scale = this.surface.scale;
+    const columns = Math.max(1, Math.round((width - left - right) * scale));
+    const rows = Math.round(height * scale);
+    // Only the cursor moves while the rest stays the same.
+    const key = JSON.stringify([columns, rows, this.app.state.get("view"), this.app.state.get("group"), colors.ink]);
+    if (key !== this.key || this.bands !== this.app.bands) this.image = this.#picture(context, columns, rows, colors);
+    this.key = key;
+    this.bands = this.app.bands;
+    context.putImageData(this.image, Math.round(left * scale), 0);
     context.fillStyle = colors.muted;
     context.textAlign = "right";
     context.textBaseline = "top";
@@ -39,6 +41,14 @@ export class MapView {
     context.textBaseline = "bottom";
     context.fillText(formatBytes(this.space.total), left - 8, height - 2);
     this.#drawCursor(context, width, height, colors);
+  }
+
+  #picture(context, columns, rows, colors) {
+    const image = context.createImageData(columns, rows);
+    const pixels = new Uint32Array(image.data.buffer);
+    this.#fillSegments(pixels, columns, rows, pixelOf(context, colors.reserved));
+    this.#fillAllocations(pixels, columns, rows, this.#colors(context, colors));
+    return image;
   }
 
   #colors(context, colors) {
@@ -82,7 +92,10 @@ export class MapView {
       if (right <= left) return;
       const top = Math.max(0, Math.floor(low * perByte));
       const bottom = Math.min(rows, Math.max(top + 1, Math.floor(high * perByte)));
-      for (let row = top; row < bottom; row++) pixels.fill(color, row * columns + left, row * columns + right);
+      for (let row = top; row < bottom; row++) {
+        const end = row * columns + right;
+        for (let pixel = row * columns + left; pixel < end; pixel++) pixels[pixel] = color;
+      }
     };
   }
 

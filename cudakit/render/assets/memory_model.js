@@ -37,6 +37,8 @@ export class MemoryModel {
     this.eventAllocation = this.#allocationOfEvents();
     this.curves = this.#curves();
     this.frameTexts = facts.frames.map(frameText);
+    this.childStarts = childStarts(arrays.node_parent);
+    this.childNodes = childNodes(arrays.node_parent, this.childStarts);
   }
 
   #allocationOfEvents() {
@@ -114,7 +116,7 @@ export class MemoryModel {
     switch (kind) {
       case "line":
         return {
-          ids: Array.prototype.map.call(arrays.stack, (stack) => arrays.stack_site[stack]),
+          ids: siteOfEach(arrays),
           name: (id) => (id ? this.frameTexts[id - 1] : NO_STACK),
         };
       case "stream":
@@ -126,7 +128,7 @@ export class MemoryModel {
       case "range":
         return { ids: arrays.range, name: texts(facts.range_names, "outside of ranges") };
       default:
-        return { ids: arrays.stack, name: (id) => this.stackText(id) };
+        return { ids: arrays.stack, name: (id) => this.stackText(id), names: (ids) => this.distinctTexts(ids) };
     }
   }
 
@@ -134,6 +136,27 @@ export class MemoryModel {
   stackText(stack) {
     const site = this.arrays.stack_site[stack];
     return site ? this.frameTexts[site - 1] : NO_STACK;
+  }
+
+  /** Return short texts of stacks; those with the same call site also show the first frame in which they differ. */
+  distinctTexts(stacks) {
+    const texts = stacks.map((stack) => this.stackText(stack));
+    const frames = new Map();
+    const framesOf = (stack) => frames.get(stack) || frames.set(stack, this.#frameIds(stack)).get(stack);
+    return texts.map((text, i) => {
+      const alike = stacks.filter((stack, j) => stack !== stacks[i] && texts[j] === text).slice(0, 50);
+      if (!alike.length) return text;
+      const mine = framesOf(stacks[i]);
+      const depth = mine.findIndex((frame, at) => alike.some((stack) => framesOf(stack)[at] !== frame));
+      return depth < 0 || this.frameTexts[mine[depth]] === text ? text : `${text} ← ${this.frameTexts[mine[depth]]}`;
+    });
+  }
+
+  #frameIds(stack) {
+    const { node_parent: parent, node_frame: frame, stack_node: leaf } = this.arrays;
+    const found = [];
+    for (let node = leaf[stack]; node; node = parent[node]) found.push(frame[node]);
+    return found;
   }
 
   /** Return the frames of a stack as texts, innermost first. */
@@ -187,6 +210,12 @@ export class MemoryModel {
     return masked(bytes, mask);
   }
 
+  /** Return the children of a node of the call tree with memory, the largest first. */
+  childrenOf(node, total) {
+    const children = this.childNodes.subarray(this.childStarts[node], this.childStarts[node + 1]);
+    return Array.from(children).filter((child) => total[child] > 0).sort((a, b) => total[b] - total[a]);
+  }
+
   /** Return the total and own bytes of each node of the call tree. */
   treeBytes(stackBytes) {
     const { node_parent: parent, stack_node: leaf } = this.arrays;
@@ -197,6 +226,27 @@ export class MemoryModel {
     for (let node = parent.length - 1; node > 0; node--) total[parent[node]] += total[node];
     return { own, total };
   }
+}
+
+/** Return for each node where its children start in the array of childNodes(). */
+function childStarts(parent) {
+  const starts = new Uint32Array(parent.length + 1);
+  for (let node = 1; node < parent.length; node++) starts[parent[node] + 1]++;
+  for (let i = 1; i < starts.length; i++) starts[i] += starts[i - 1];
+  return starts;
+}
+
+function childNodes(parent, starts) {
+  const next = starts.slice();
+  const nodes = new Uint32Array(Math.max(parent.length - 1, 0));
+  for (let node = 1; node < parent.length; node++) nodes[next[parent[node]]++] = node;
+  return nodes;
+}
+
+function siteOfEach({ stack, stack_site: site }) {
+  const ids = new Int32Array(stack.length);
+  for (let i = 0; i < ids.length; i++) ids[i] = site[stack[i]];
+  return ids;
 }
 
 function masked(bytes, mask) {
@@ -243,7 +293,7 @@ export class Bands {
     const largest = model.groupsAt(model.facts.peak_event, grouping, mask).slice(0, limit);
     const band = new Map(largest.map((group, i) => [group.id, i]));
     this.ids = largest.map((group) => group.id);
-    this.names = largest.map((group) => grouping.name(group.id));
+    this.names = grouping.names ? grouping.names(this.ids) : this.ids.map(grouping.name);
     this.names.push("all others");
     const bands = new Int8Array(model.count);
     for (let i = 0; i < bands.length; i++) {
@@ -255,48 +305,18 @@ export class Bands {
 
   #summarize() {
     const width = this.names.length;
-    const values = new Float64Array(width);
-    const walk = this.#walk(-1, values);
+    const walk = new Walk(this, -1, new Float64Array(width));
     for (let bucket = 0; bucket < this.buckets; bucket++) {
       const first = bucket * BUCKET - 1;
-      walk(first);
-      this.starts.set(values, bucket * width);
-      this.#highestOf(first, Math.min(first + BUCKET - 1, this.model.events - 1), walk, values, bucket);
+      walk.to(first);
+      this.starts.set(walk.values, bucket * width);
+      const last = Math.min(first + BUCKET - 1, this.model.events - 1);
+      this.totals[bucket] = walk.highest(first, last, this.highest, bucket * width);
     }
   }
 
-  #highestOf(first, last, walk, values, bucket) {
-    const width = values.length;
-    let highest = -1;
-    for (let event = first; event <= last; event++) {
-      walk(event);
-      let total = 0;
-      for (let band = 0; band < width; band++) total += values[band];
-      if (total > highest) {
-        highest = total;
-        this.highest.set(values, bucket * width);
-      }
-    }
-    this.totals[bucket] = highest;
-  }
-
-  /** Return a function that brings the values of all bands forward to the state after an event. */
-  #walk(from, values) {
-    const { model, bandOf } = this;
-    let begun = from < 0 ? 0 : model.begunUntil(from);
-    let ended = this.#endedUntil(from);
-    return (event) => {
-      for (; begun < model.count && model.begin[begun] <= event; begun++) {
-        if (bandOf[begun] >= 0) values[bandOf[begun]] += model.size[begun];
-      }
-      for (; ended < model.count && model.end[model.byEnd[ended]] <= event; ended++) {
-        const index = model.byEnd[ended];
-        if (bandOf[index] >= 0) values[bandOf[index]] -= model.size[index];
-      }
-    };
-  }
-
-  #endedUntil(event) {
+  /** Return the number of allocations that ended until an event. */
+  endedUntil(event) {
     const { byEnd, end, count } = this.model;
     let low = 0;
     let high = count;
@@ -335,22 +355,56 @@ export class Bands {
     const found = new Float64Array(columns * width);
     const bucket = bucketOf(first, this.buckets);
     const values = this.starts.slice(bucket * width, (bucket + 1) * width);
-    const walk = this.#walk(bucket * BUCKET - 1, values);
+    const walk = new Walk(this, bucket * BUCKET - 1, values);
     for (let column = 0; column < columns; column++) {
       const from = Math.floor(first + ((last - first) * column) / columns);
       const to = Math.max(from, Math.ceil(first + ((last - first) * (column + 1)) / columns) - 1);
-      let highest = -1;
-      for (let event = from; event <= to; event++) {
-        walk(event);
-        let total = 0;
-        for (let band = 0; band < width; band++) total += values[band];
-        if (total > highest) {
-          highest = total;
-          found.set(values, column * width);
-        }
-      }
+      walk.highest(from, to, found, column * width);
     }
     return found;
+  }
+}
+
+/** The values of all bands, brought forward from event to event. */
+class Walk {
+  constructor(bands, event, values) {
+    const { model } = bands;
+    this.values = values;
+    this.total = values.reduce((sum, value) => sum + value, 0);
+    this.bandOf = bands.bandOf;
+    this.model = model;
+    this.begun = event < 0 ? 0 : model.begunUntil(event);
+    this.ended = bands.endedUntil(event);
+  }
+
+  /** Bring the values to the state after an event. */
+  to(event) {
+    const { begin, end, byEnd, size, count } = this.model;
+    const { bandOf } = this;
+    for (; this.begun < count && begin[this.begun] <= event; this.begun++) this.#change(bandOf[this.begun], size[this.begun]);
+    for (; this.ended < count && end[byEnd[this.ended]] <= event; this.ended++) {
+      const index = byEnd[this.ended];
+      this.#change(bandOf[index], -size[index]);
+    }
+  }
+
+  #change(band, bytes) {
+    if (band < 0) return;
+    this.values[band] += bytes;
+    this.total += bytes;
+  }
+
+  /** Copy the values of the instant with the most memory, of those from first to last; return their sum. */
+  highest(first, last, target, offset) {
+    let highest = -1;
+    for (let event = first; event <= last; event++) {
+      this.to(event);
+      if (this.total > highest) {
+        highest = this.total;
+        target.set(this.values, offset);
+      }
+    }
+    return highest;
   }
 }
 

@@ -1,6 +1,6 @@
 // Memory over time: stacked bands, curves, markers and ranges, with the cursor and the brushed window.
 
-import { Surface, fitted, formatBytes, formatCount, ticks } from "./canvas.js";
+import { Surface, fitted, formatBytes, formatCount, pixelOf, ticks } from "./canvas.js";
 import { CurveSampler } from "./memory_model.js";
 
 const LEFT = 72; // pixels of the labels of the axis
@@ -149,24 +149,32 @@ export class TimeView {
     }
   }
 
+  /** Fill the pixels of the bands, which is many times as fast as drawing rectangles. */
   #drawBands(context, bands, columns, colors) {
+    const scale = this.surface.scale;
+    const wide = Math.round(columns * scale);
+    const tall = Math.round(this.plotHeight * scale);
+    const image = context.getImageData(Math.round(this.scale.left * scale), Math.round(TOP * scale), wide, tall);
+    const pixels = new Uint32Array(image.data.buffer);
     const count = this.app.bands.names.length;
-    const below = new Float64Array(columns);
     const picked = this.app.pickedBand();
-    for (let band = 0; band < count; band++) {
-      context.fillStyle = band === count - 1 ? colors.rest : colors.bands[band % colors.bands.length];
-      context.globalAlpha = picked === null || picked === band ? 0.85 : 0.25;
-      context.beginPath();
-      for (let column = 0; column < columns; column++) {
-        const value = bands[column * count + band];
-        if (value <= 0) continue;
-        const y = this.#y(below[column] + value);
-        context.rect(this.scale.left + column, y, 1.02, this.#y(below[column]) - y);
-        below[column] += value;
+    const dim = pixelOf(context, colors.line);
+    const shades = Array.from({ length: count }, (_, band) => {
+      if (picked !== null && picked !== band) return dim;
+      return pixelOf(context, band === count - 1 ? colors.rest : colors.bands[band % colors.bands.length]);
+    });
+    for (let x = 0; x < wide; x++) {
+      const column = Math.min(columns - 1, Math.floor(x / scale));
+      let total = 0;
+      let bottom = tall;
+      for (let band = 0; band < count; band++) {
+        total += bands[column * count + band];
+        const top = Math.max(0, Math.round(tall * (1 - total / this.top)));
+        for (let y = top; y < bottom; y++) pixels[y * wide + x] = shades[band];
+        bottom = Math.min(bottom, top);
       }
-      context.fill();
     }
-    context.globalAlpha = 1;
+    context.putImageData(image, Math.round(this.scale.left * scale), Math.round(TOP * scale));
   }
 
   #drawCurve(context, values, color, dash) {
@@ -185,6 +193,7 @@ export class TimeView {
 
   #drawMarkers(context, width, colors) {
     const { oom_event: failures } = this.app.model.arrays;
+    const labelled = []; // positions of labels
     const mark = (event, color, text) => {
       const x = this.scale.x(event, width);
       if (x < this.scale.left || x > width - this.scale.right) return;
@@ -195,12 +204,17 @@ export class TimeView {
       context.lineTo(x, TOP + this.plotHeight);
       context.stroke();
       context.setLineDash([]);
+      if (labelled.some((place) => Math.abs(place - x) < 100)) return;
+      labelled.push(x);
       context.textAlign = x > width - 110 ? "right" : "left";
       context.textBaseline = "top";
       context.fillText(text, x + (x > width - 110 ? -4 : 4), TOP);
     };
-    for (const event of this.app.model.facts.snapshots.slice(0, 20)) mark(event, colors.muted, "snapshot");
-    for (const event of failures.slice(0, 20)) mark(event, colors.error, "out of memory");
+    const marks = [
+      ...Array.from(failures.slice(-20), (event) => ({ event, color: colors.error, text: "out of memory" })),
+      ...this.app.model.facts.snapshots.slice(-20).map((event) => ({ event, color: colors.muted, text: "snapshot" })),
+    ];
+    for (const { event, color, text } of marks) mark(event, color, text);
   }
 
   #drawLanes(context, width, colors) {

@@ -1,5 +1,7 @@
 """Record torch's CUDA memory history; save snapshots at the first out-of-memory error and at exit.
 
+The supervisor adds the memory of other libraries to these files, and writes those of processes without torch.
+
 Recording begins when torch initializes CUDA. This module never imports torch: ``torch_import`` waits for
 the program to do so. It calls private functions of ``torch.cuda.memory`` that exist in torch 2.1 and newer.
 """
@@ -29,17 +31,39 @@ _MOST_EVENTS = 200_000
 _OBSERVERS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
 
 
+def _device_memory(torch: "Any") -> "dict[str, list[float]]":
+    """Return the memory of each device in bytes, and the fraction of it that this process may use.
+
+    gpu/capture/torch_memory.py has the same.
+    """
+    cuda = torch.cuda
+    devices = range(cuda.device_count())
+    facts = {"device_total_bytes": [cuda.get_device_properties(i).total_memory for i in devices]}
+    if hasattr(cuda.memory, "get_per_process_memory_fraction"):  # torch 2.7
+        facts["memory_fraction"] = [cuda.memory.get_per_process_memory_fraction(i) for i in devices]
+    return facts
+
+
+def _do_nothing() -> None:
+    pass
+
+
 class History:
     """The memory history of this process and its forks.
 
     The process that the supervisor started writes its snapshot to ``path``, any other one to a name with its
-    rank or PID. The snapshot of the first out-of-memory error has ``-oom`` in its name.
+    rank or PID. The snapshot of the first out-of-memory error has ``-oom`` in its name. ``recorder`` is the
+    native recorder, or None.
     """
 
-    def __init__(self, path: str, spool: "Spool", supervisor: int) -> None:
+    def __init__(self, path: str, spool: "Spool", supervisor: int, recorder: "Any" = None) -> None:
         self._stem, self._suffix = os.path.splitext(path)
         self._spool = spool
+        self._recorder = recorder
         self._main = os.getpid() if os.getppid() == supervisor else 0
+        self._path = ""
+        self._claim_path()
+        os.register_at_fork(after_in_child=self._claim_path)
         self._torch: Any = None
         # PIDs, because a forked child inherits this object but neither state.
         self._recording = 0
@@ -50,8 +74,20 @@ class History:
         atexit.register(self._at_exit)
         after_torch_import(self._torch_imported)
 
+    def run_first_at_exit(self) -> None:
+        """Save snapshots before the exit handlers of libraries in the program, which free memory.
+
+        ``weakref.finalize`` registers its handler at its first call.
+        """
+        weakref = sys.modules.get("weakref")
+        if weakref:
+            weakref.finalize(self, _do_nothing)
+        atexit.unregister(self._at_exit)
+        atexit.register(self._at_exit)
+
     def _torch_imported(self) -> None:
         self._torch = sys.modules["torch"]
+        self.run_first_at_exit()
         # torch calls it when CUDA is initialized, or now if it already is.
         self._spool.attempt(lambda: self._torch.cuda._lazy_call(self._initialized))
 
@@ -78,12 +114,15 @@ class History:
     def _at_exit(self) -> None:
         if self._recording == os.getpid():
             self._spool.attempt(lambda: self._save(""))
+        if self._recorder:
+            self._recorder.mark("end of the program")
 
     def _save(self, suffix: str) -> None:
-        path = self._free_path(suffix)
+        stem, extension = os.path.splitext(self._path)
+        path = f"{stem}{suffix}{extension}"
         partial = f"{path}.part"
         try:
-            self._torch.cuda.memory._dump_snapshot(partial)
+            self._write(partial)
             os.replace(partial, path)
         except BaseException:
             if os.path.exists(partial):
@@ -91,15 +130,26 @@ class History:
             raise
         self._spool.report("snapshots", path)
 
-    def _free_path(self, suffix: str) -> str:
-        """Return a path that no other process of this run has claimed."""
+    def _write(self, path: str) -> None:
+        """Write a snapshot with the memory and the limit of each device in its settings."""
+        import pickle
+
+        snapshot = self._torch.cuda.memory._snapshot()
+        settings = snapshot.setdefault("allocator_settings", {})
+        self._spool.attempt(lambda: settings.update(_device_memory(self._torch)))
+        with open(path, "wb") as file:
+            pickle.dump(snapshot, file)
+
+    def _claim_path(self) -> None:
+        """Choose the path of this process, which no other process of the run has, and report it."""
         rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
         process = f"-rank{int(rank):03d}" if rank.isdecimal() else ""
         if not process and os.getpid() != self._main:
             process = f"-{os.getpid()}"
-        if not self._claim(f"{process}{suffix}"):
+        if not self._claim(process):
             process = f"{process}-{os.getpid()}"
-        return f"{self._stem}{process}{suffix}{self._suffix}"
+        self._path = f"{self._stem}{process}{self._suffix}"
+        self._spool.report("memory", self._path)
 
     def _claim(self, name: str) -> bool:
         """Return whether this process is the first of the run to use a name."""
@@ -107,4 +157,6 @@ class History:
             os.close(os.open(f"{self._spool.directory}/taken{name}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
+        except OSError:  # the supervisor has ended
+            return True
         return True

@@ -33,10 +33,12 @@ def start(directory: str) -> None:
     spool = Spool(settings["spool"])
     if not settings["follow"]:
         spool.attempt(lambda: remove_from_environment(directory))
-    if settings["sanitize"] and settings["recorder"]:
-        spool.attempt(lambda: record(settings, spool), "unrecorded")
+    recorders: list[Any] = []
+    if settings["recorder"]:
+        what = "unrecorded" if settings["sanitize"] else "failed"
+        spool.attempt(lambda: recorders.append(record(settings, spool)), what)
     if settings["memory"]:
-        spool.attempt(lambda: record_memory(settings, spool))
+        spool.attempt(lambda: record_memory(settings, spool, *recorders))
 
 
 class Spool:
@@ -96,15 +98,27 @@ def remove_from_environment(directory: str) -> None:
         os.environ[ONLY] = str(os.getpid())
 
 
-def record(settings: "dict[str, Any]", spool: "Spool") -> None:
-    """Start the native recorder. Raises RuntimeError if CUDA is loaded: earlier calls would be missing."""
-    if library := _mapped(b"/libcuda.so"):
-        raise RuntimeError(f"CUDA was loaded before recording could start: {library}")
+def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
+    """Start the native recorder and return it.
+
+    Raises RuntimeError if CUDA cannot be recorded. A recording of memory alone then uses the hooks of pools.
+    """
     recorder = _extension("_recorder", settings["recorder"])
     walker = _walker(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
-    recorder.start(settings["spool"], settings["library"], walker, *([patches] if patches else []))
-    spool.attempt(lambda: attribute_backward(recorder, spool))
+    memory_only = not settings["sanitize"]
+    options = [patches, memory_only] if memory_only else [patches] if patches else []
+    try:
+        _refuse_loaded_cuda(settings["library"])
+        recorder.start(settings["spool"], settings["library"], walker, *options)
+    except RuntimeError as error:
+        if not memory_only:
+            raise
+        spool.report("failed", f"allocations from the driver are not recorded: {error}")
+        settings["library"] = ""
+        recorder.start(settings["spool"], "", walker, *options)
+    ranges = bool(settings["memory"])
+    spool.attempt(lambda: attribute_backward(recorder, spool, ranges=ranges))
     import atexit
 
     atexit.register(delete_if_abandoned, settings["spool"])
@@ -115,12 +129,21 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> None:
     # libraries destroy their contexts, which crashes in NVIDIA's library once the recording has stopped.
     if not settings["follow"]:
         os.register_at_fork(after_in_child=recorder.stop)
+    return recorder
 
 
-def attribute_backward(recorder: "Any", spool: "Spool") -> None:
+def _refuse_loaded_cuda(library: str) -> None:
+    """Raise RuntimeError if a library is to record CUDA, but CUDA is loaded: it has missed calls."""
+    if library and (loaded := _mapped(b"/libcuda.so")):
+        raise RuntimeError(f"CUDA was loaded before recording could start: {loaded}")
+
+
+def attribute_backward(recorder: "Any", spool: "Spool", *, ranges: bool) -> None:
     """Give the work of autograd's threads a call stack, once the program imports torch."""
     torch = _torch_import()
-    torch.after_torch_import(lambda: spool.attempt(lambda: torch.attribute_backward(recorder)))
+    torch.after_torch_import(
+        lambda: spool.attempt(lambda: torch.attribute_backward(recorder, ranges=ranges))
+    )
 
 
 def delete_if_abandoned(directory: str) -> None:
@@ -143,11 +166,22 @@ def delete_if_abandoned(directory: str) -> None:
         pass
 
 
-def record_memory(settings: "dict[str, Any]", spool: "Spool") -> None:
-    """Record the memory of torch if the program imports it."""
+def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = None) -> None:
+    """Record the memory of torch and, with the native recorder, of other libraries in the program."""
     memory = _module("_cudakit_memory", "memory.py")
-    history = memory.History(settings["memory"], spool, settings["supervisor"])
-    history.await_torch(_torch_import().after_torch_import)
+    imports = _torch_import()
+    history = memory.History(settings["memory"], spool, settings["supervisor"], recorder)
+    history.await_torch(imports.after_torch_import)
+    for name in ("cupy", "numba.cuda.cudadrv.driver", "rmm", "jax"):
+        imports.after_import(name, history.run_first_at_exit)
+    if recorder:
+        hooks = _module("_cudakit_pool_hooks", "../../gpu/capture/pool_hooks.py").PoolHooks(
+            recorder,
+            spool.attempt,
+            lambda text: spool.report("jax", text),
+            driver_is_recorded=bool(settings["library"]),
+        )
+        hooks.watch(imports.after_import)
 
 
 def _torch_import() -> "Any":

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from core.bench.made import WRONG, gemm, machine, result
+from core.bench.example_results import FAILED_VERIFICATION, gemm, machine, result
 from invocation import Cli
 
 from cudakit.core.bench.measurement import Samples
@@ -23,7 +23,7 @@ def saved(tmp_path: Path) -> dict[str, Path]:
         "same": result(gemm()),
         "slower": result(gemm(rate=700e12)),
         "faster": result(gemm(rate=850e12)),
-        "wrong": result(gemm(verification=WRONG)),
+        "wrong": result(gemm(verification=FAILED_VERIFICATION)),
         "elsewhere": result(gemm(environment=machine(gpu="NVIDIA B200"))),
         "simulated": result(gemm(), simulated=True),
         "by cublas": result(gemm(settings={"library": "cublas"})),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.bench.made import WRONG, gemm, launch, machine, result
+from core.bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, result
 
 from cudakit.cli.bench.measure import FORMATS, exit_code, report
 from cudakit.cli.failure import ExitCode
@@ -60,7 +60,7 @@ def test_files_of_simulated_run_are_labelled(
 def test_case_that_failed_verification_has_no_figure_in_any_file(
     written: Callable[[BenchResult], dict[str, str]],
 ) -> None:
-    texts = written(result(gemm(verification=WRONG)))
+    texts = written(result(gemm(verification=FAILED_VERIFICATION)))
 
     (case,) = json.loads(texts["json"])["results"]
     assert (case["median_s"], case["samples_s"], case["verified"]) == (None, [], False)
@@ -89,9 +89,9 @@ def test_unknown_suffix_is_rejected_before_files_are_created(name: str, tmp_path
     [
         (result(gemm()), ExitCode.OK),
         (result(launch()), ExitCode.OK),  # there is nothing to verify
-        (result(gemm(verification=WRONG), gemm(4096)), ExitCode.FINDINGS),
+        (result(gemm(verification=FAILED_VERIFICATION), gemm(4096)), ExitCode.FINDINGS),
         (result(gemm(), complete=False), ExitCode.INTERRUPTED),
-        (result(gemm(verification=WRONG), complete=False), ExitCode.FINDINGS),
+        (result(gemm(verification=FAILED_VERIFICATION), complete=False), ExitCode.FINDINGS),
     ],
 )
 def test_exit_codes(made: BenchResult, code: ExitCode) -> None:

@@ -1,4 +1,4 @@
-"""BLAS libraries that compute wrong values, or support less."""
+"""BLAS libraries that compute wrong values, or that support fewer GEMMs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Run(NamedTuple):
     gemm: Gemm
     at: Operands
     stream: Stream
-    number: int  # of its plan, from 0 on
+    number: int  # Number of earlier executions of the GEMM's plan.
     library: Library
-    captured: bool  # into a graph, which was not run yet
+    captured: bool  # Whether the GEMM was captured in a graph instead of executed.
 
     @property
     def last(self) -> Ptr:
@@ -40,7 +40,7 @@ class Run(NamedTuple):
         return Ptr(self.at.d + (d.elements - self.gemm.padding - 1) * d.element.size_bytes)
 
 
-# Changes the output after a GEMM.
+# A function that changes the output after a GEMM.
 Spoil = Callable[[Run], None]
 
 
@@ -50,14 +50,14 @@ class Spoiled(Sim):
     def __init__(
         self,
         spoil: Spoil | None = None,
-        refusing: Sequence[str] = (),
+        unsupported: Sequence[str] = (),
         *,
         model: str = DEFAULT_MODEL,
     ) -> None:
         super().__init__(model)
         self.opened: list[Library] = []
         self.capturing = False
-        self._spoil, self._refusing = spoil, refusing
+        self._spoil, self._unsupported = spoil, unsupported
 
     def capture_begin(self, stream: Stream) -> None:
         super().capture_begin(stream)
@@ -69,60 +69,60 @@ class Spoiled(Sim):
 
     def blas(self, library: Library = "cublaslt") -> Blas:
         self.opened.append(library)
-        return _Blas(self, super().blas(library), self._spoil, self._refusing)
+        return _SpoiledBlas(self, super().blas(library), self._spoil, self._unsupported)
 
 
-class _Blas:
+class _SpoiledBlas:
     def __init__(
-        self, gpu: Spoiled, inner: Blas, spoil: Spoil | None, refusing: Sequence[str]
+        self, gpu: Spoiled, blas: Blas, spoil: Spoil | None, unsupported: Sequence[str]
     ) -> None:
-        self.library, self.version = inner.library, inner.version
-        self._gpu, self._inner, self._spoil, self._refusing = gpu, inner, spoil, refusing
+        self.library, self.version = blas.library, blas.version
+        self._gpu, self._wrapped, self._spoil, self._unsupported = gpu, blas, spoil, unsupported
 
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> GemmPlan:
-        for what in (self.library, gemm.dtype):
-            if what in self._refusing:
-                raise Unsupported(f"{what} is not available", hint="take another")
-        inner = self._inner.prepare(gemm, settings, algorithm)
-        return _Multiplication(self._gpu, gemm, inner, self._spoil, self.library)
+        for name in (self.library, gemm.dtype):
+            if name in self._unsupported:
+                raise Unsupported(f"{name} is not available", hint="choose another")
+        blas = self._wrapped.prepare(gemm, settings, algorithm)
+        return _SpoiledPlan(self._gpu, gemm, blas, self._spoil, self.library)
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        return self._inner.heuristics(gemm, settings, most)
+        return self._wrapped.heuristics(gemm, settings, most)
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
     ) -> Iterator[Algorithm]:
-        return self._inner.algorithms(gemm, settings, is_over)
+        return self._wrapped.algorithms(gemm, settings, is_over)
 
     def close(self) -> None:
-        self._inner.close()
+        self._wrapped.close()
 
 
-class _Multiplication:
+class _SpoiledPlan:
     def __init__(
         self,
         gpu: Spoiled,
         gemm: Gemm,
-        inner: GemmPlan,
+        blas: GemmPlan,
         spoil: Spoil | None,
         library: Library,
     ) -> None:
-        self._gpu, self._gemm, self._inner, self._spoil = gpu, gemm, inner, spoil
+        self._gpu, self._gemm, self._wrapped, self._spoil = gpu, gemm, blas, spoil
         self._library: Library = library
         self._runs = 0
 
     @property
     def algorithm(self) -> Algorithm | Unavailable:
-        return self._inner.algorithm
+        return self._wrapped.algorithm
 
     @property
     def settings(self) -> Mapping[str, str]:
-        return self._inner.settings
+        return self._wrapped.settings
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
-        self._inner.enqueue(operands, stream)
+        self._wrapped.enqueue(operands, stream)
         if self._spoil:
             gpu = self._gpu
             self._spoil(
@@ -131,4 +131,4 @@ class _Multiplication:
         self._runs += 1
 
     def close(self) -> None:
-        self._inner.close()
+        self._wrapped.close()

@@ -10,7 +10,7 @@ from cudakit.errors import InputError
 METHOD = Method("isolated", "hot")
 
 
-def test_case_that_does_not_fit_names_size_that_fits() -> None:
+def test_error_of_case_that_does_not_fit_names_fitting_size() -> None:
     case = Case(Copy(4 << 20), METHOD, size_bytes=4 << 20, buffers=2)
 
     with pytest.raises(
@@ -21,10 +21,10 @@ def test_case_that_does_not_fit_names_size_that_fits() -> None:
 
 
 def test_cases_that_fit_pass_check() -> None:
-    small = Case(Copy(), METHOD, size_bytes=1 << 10, buffers=2)
-    on_the_host = Case(Copy(), METHOD, size_bytes=1 << 40, buffers=0)
+    small_case = Case(Copy(), METHOD, size_bytes=1 << 10, buffers=2)
+    host_case = Case(Copy(), METHOD, size_bytes=1 << 40, buffers=0)
 
-    check_fit([small, on_the_host], 4 << 20)
+    check_fit([small_case, host_case], 4 << 20)
 
 
 @pytest.mark.parametrize("free_bytes", [1_000_003, 8 << 20, 123_456_789, 139 << 30])
@@ -37,8 +37,13 @@ def test_size_named_in_hint_fits(free_bytes: int) -> None:
     assert 0.9 < 3 * size_bytes / (0.95 * free_bytes) < 1.005
 
 
-def test_check_counts_other_buffers_and_uses_their_description() -> None:
-    case = Case(Copy(), METHOD, more_bytes=3 << 20, fitting=lambda usable: f"{usable} and no more")
+def test_check_counts_other_buffers_and_uses_description_of_fitting_case() -> None:
+    case = Case(
+        Copy(),
+        METHOD,
+        other_buffer_bytes=3 << 20,
+        describe_fitting=lambda usable: f"{usable} and no more",
+    )
 
     check_fit([case], 4 << 20)
     with pytest.raises(

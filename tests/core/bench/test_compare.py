@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core.bench.made import VERSIONS, WRONG, gemm, launch, machine, result
+from core.bench.example_results import FAILED_VERIFICATION, VERSIONS, gemm, launch, machine, result
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,110 +32,123 @@ OPPOSITE = {
 }
 
 
-def evenly(centre: float, width: float, *, n: int = 41, clock_hz: float = 0.0) -> Samples:
-    """Return samples evenly around a time, at one clock or without clocks."""
+def evenly_spread(centre: float, width: float, *, n: int = 41, clock_hz: float = 0.0) -> Samples:
+    """Return samples spread evenly around a time, at one clock or without clocks."""
     times = tuple(centre * (1 + width * (2 * i / (n - 1) - 1)) for i in range(n))
     return Samples(times, (clock_hz,) * n if clock_hz else ())
 
 
-def case(samples: Samples, **changes: Any) -> CaseResult:
+def case_of(samples: Samples, **changes: Any) -> CaseResult:
     return gemm(samples=samples, **changes)
 
 
-def verdict(before: Samples, after: Samples) -> CaseComparison:
-    return compare_case(case(before), case(after))
+def compare_samples(before: Samples, after: Samples) -> CaseComparison:
+    return compare_case(case_of(before), case_of(after))
 
 
 @st.composite
-def measured(draw: st.DrawFn) -> Samples:
+def samples_strategy(draw: st.DrawFn) -> Samples:
     times = draw(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=40))
     clocks = draw(st.lists(st.floats(1e9, 2e9), min_size=len(times), max_size=len(times)))
     return Samples(tuple(times), tuple(clocks) if draw(st.booleans()) else ())
 
 
-@given(measured(), measured())
+@given(samples_strategy(), samples_strategy())
 def test_swapped_runs_have_opposite_verdict(first: Samples, last: Samples) -> None:
-    assert verdict(last, first).verdict is OPPOSITE[verdict(first, last).verdict]
+    assert compare_samples(last, first).verdict is OPPOSITE[compare_samples(first, last).verdict]
 
 
-@given(measured())
+@given(samples_strategy())
 def test_run_is_same_as_itself(samples: Samples) -> None:
-    found = verdict(samples, samples)
+    comparison = compare_samples(samples, samples)
 
-    assert found.verdict is Verdict.SAME
-    assert found.change == 0
+    assert comparison.verdict is Verdict.SAME
+    assert comparison.change == 0
 
 
-@given(measured(), st.floats(4.1, 100.0), st.booleans())
-def test_beyond_both_intervals_it_is_never_the_same(
+@given(samples_strategy(), st.floats(4.1, 100.0), st.booleans())
+def test_samples_beyond_both_intervals_are_never_the_same(
     samples: Samples, factor: float, reverse: bool
 ) -> None:
-    # Times of a run are at most fourfold apart, so fourfold times have no interval in common.
-    far = replace(samples, times_s=tuple(factor * 1.02 * time for time in samples.times_s))
-    pair = (far, samples) if reverse else (samples, far)
+    # The slowest sample takes at most four times as long as the fastest, so times multiplied by over four do
+    # not overlap with the original ones.
+    distant_samples = replace(
+        samples, times_s=tuple(factor * 1.02 * time for time in samples.times_s)
+    )
+    pair = (distant_samples, samples) if reverse else (samples, distant_samples)
 
-    assert verdict(*pair).verdict is not Verdict.SAME
+    assert compare_samples(*pair).verdict is not Verdict.SAME
 
 
-@given(measured(), measured())
+@given(samples_strategy(), samples_strategy())
 def test_change_is_inside_its_interval(first: Samples, last: Samples) -> None:
-    found = verdict(first, last)
+    comparison = compare_samples(first, last)
 
-    assert not isinstance(found.change, Unavailable)
-    assert not isinstance(found.change_interval, Unavailable)
-    assert found.change_interval[0] <= found.change <= found.change_interval[1]
-
-
-def test_ten_percent_more_time_is_slower_and_less_is_faster() -> None:
-    found = verdict(evenly(1.0, 0.01), evenly(1.1, 0.01))
-
-    assert (found.verdict, found.reason) == (Verdict.SLOWER, "")
-    assert found.change == pytest.approx(0.1)
-    assert verdict(evenly(1.1, 0.01), evenly(1.0, 0.01)).verdict is Verdict.FASTER
+    assert not isinstance(comparison.change, Unavailable)
+    assert not isinstance(comparison.change_interval, Unavailable)
+    assert comparison.change_interval[0] <= comparison.change <= comparison.change_interval[1]
 
 
-def test_less_than_runs_of_one_machine_differ_is_the_same() -> None:
-    assert verdict(evenly(1.0, 1e-5), evenly(1.004, 1e-5)).verdict is Verdict.SAME
+def test_time_ten_percent_higher_is_slower_and_lower_is_faster() -> None:
+    comparison = compare_samples(evenly_spread(1.0, 0.01), evenly_spread(1.1, 0.01))
+
+    assert (comparison.verdict, comparison.reason) == (Verdict.SLOWER, "")
+    assert comparison.change == pytest.approx(0.1)
+    assert (
+        compare_samples(evenly_spread(1.1, 0.01), evenly_spread(1.0, 0.01)).verdict
+        is Verdict.FASTER
+    )
 
 
-def test_intervals_that_overlap_without_holding_both_medians_are_ambiguous() -> None:
-    found = verdict(evenly(1.0, 1e-5), evenly(1.007, 1e-5))
+def test_change_below_resolution_is_the_same() -> None:
+    assert (
+        compare_samples(evenly_spread(1.0, 1e-5), evenly_spread(1.004, 1e-5)).verdict
+        is Verdict.SAME
+    )
 
-    assert found.verdict is Verdict.AMBIGUOUS
-    assert "overlap" in found.reason
+
+def test_overlapping_intervals_without_both_medians_are_ambiguous() -> None:
+    comparison = compare_samples(evenly_spread(1.0, 1e-5), evenly_spread(1.007, 1e-5))
+
+    assert comparison.verdict is Verdict.AMBIGUOUS
+    assert "overlap" in comparison.reason
 
 
 def test_lower_clock_alone_is_ambiguous() -> None:
-    found = verdict(evenly(1.0, 0.01, clock_hz=1.9e9), evenly(1.1, 0.01, clock_hz=1.9e9 / 1.1))
+    comparison = compare_samples(
+        evenly_spread(1.0, 0.01, clock_hz=1.9e9), evenly_spread(1.1, 0.01, clock_hz=1.9e9 / 1.1)
+    )
 
-    assert found.verdict is Verdict.AMBIGUOUS
-    assert found.reason == "slower in time, the same in cycles"
-    assert found.clock_change == pytest.approx(-1 / 11)
+    assert comparison.verdict is Verdict.AMBIGUOUS
+    assert comparison.reason == "slower in time, the same in cycles"
+    assert comparison.clock_change == pytest.approx(-1 / 11)
 
 
 def test_slower_at_the_same_clock_is_slower_in_cycles_too() -> None:
-    found = verdict(evenly(1.0, 0.01, clock_hz=1.9e9), evenly(1.1, 0.01, clock_hz=1.9e9))
+    comparison = compare_samples(
+        evenly_spread(1.0, 0.01, clock_hz=1.9e9), evenly_spread(1.1, 0.01, clock_hz=1.9e9)
+    )
 
-    assert (found.verdict, found.cycles_change) == (Verdict.SLOWER, pytest.approx(0.1))
+    assert (comparison.verdict, comparison.cycles_change) == (Verdict.SLOWER, pytest.approx(0.1))
 
 
 def test_times_decide_if_one_run_has_no_clock() -> None:
-    found = verdict(evenly(1.0, 0.01, clock_hz=1.9e9), evenly(1.1, 0.01))
+    comparison = compare_samples(evenly_spread(1.0, 0.01, clock_hz=1.9e9), evenly_spread(1.1, 0.01))
 
-    assert found.verdict is Verdict.SLOWER
-    assert isinstance(found.cycles_change, Unavailable)
+    assert comparison.verdict is Verdict.SLOWER
+    assert isinstance(comparison.cycles_change, Unavailable)
 
 
 def test_case_without_time_is_ambiguous_with_reason() -> None:
-    found = compare_case(gemm(), gemm(verification=WRONG))
+    comparison = compare_case(gemm(), gemm(verification=FAILED_VERIFICATION))
 
-    assert found.verdict is Verdict.AMBIGUOUS
-    assert found.reason.startswith("after: wrong results")
-    assert isinstance(found.change, Unavailable)
+    assert comparison.verdict is Verdict.AMBIGUOUS
+    assert comparison.reason.startswith("after: wrong results")
+    assert isinstance(comparison.change, Unavailable)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"environment": machine(gpu="NVIDIA H100")}, "GPU: NVIDIA H200 before, NVIDIA H100 after"),
         ({"environment": machine(versions={**VERSIONS, "driver": "1"})}, "driver:"),
@@ -145,14 +158,14 @@ def test_case_without_time_is_ambiguous_with_reason() -> None:
         ({"method": Method("graph", "rotate")}, "mode: isolated before, graph after"),
     ],
 )
-def test_different_runs_are_rejected_without_force(changes: dict[str, Any], words: str) -> None:
+def test_different_runs_are_rejected_without_force(changes: dict[str, Any], message: str) -> None:
     before, after = result(gemm(), gemm(4096)), result(gemm(), gemm(4096, **changes))
 
     with pytest.raises(InputError, match="not comparable") as caught:
         compare(before, after)
-    assert words in caught.value.message
+    assert message in caught.value.message
     assert "--ignore-mismatch" in caught.value.hint
-    assert any(words in line for line in compare(before, after, force=True).differences)
+    assert any(message in line for line in compare(before, after, force=True).differences)
 
 
 def test_runs_without_common_case_are_rejected() -> None:
@@ -161,26 +174,26 @@ def test_runs_without_common_case_are_rejected() -> None:
 
 
 def test_cases_of_one_run_only_are_named() -> None:
-    found = compare(result(gemm(1024), gemm(2048)), result(gemm(2048), gemm(4096)))
+    comparison = compare(result(gemm(1024), gemm(2048)), result(gemm(2048), gemm(4096)))
 
-    assert [entry.axes["m"] for entry in found.cases] == [2048]
-    assert found.only_before == ("gemm 1024³ bf16",)
-    assert found.only_after == ("gemm 4096³ bf16",)
+    assert [case.axes["m"] for case in comparison.cases] == [2048]
+    assert comparison.only_before == ("gemm 1024³ bf16",)
+    assert comparison.only_after == ("gemm 4096³ bf16",)
 
 
 def test_baseline_is_separate_case() -> None:
-    found = compare(result(gemm(), gemm(library="torch")), result(gemm()))
+    comparison = compare(result(gemm(), gemm(library="torch")), result(gemm()))
 
-    assert [full_label(entry) for entry in found.cases] == ["gemm 8192³ bf16"]
-    assert found.only_before == ("gemm 8192³ bf16 by torch",)
+    assert [full_label(case) for case in comparison.cases] == ["gemm 8192³ bf16"]
+    assert comparison.only_before == ("gemm 8192³ bf16 by torch",)
 
 
-def comparison(before: Samples, after: Samples) -> Comparison:
-    return compare(result(case(before)), result(case(after)))
+def compare_runs(before: Samples, after: Samples) -> Comparison:
+    return compare(result(case_of(before)), result(case_of(after)))
 
 
 def test_fail_on_finds_cases_above_threshold() -> None:
-    slower = comparison(evenly(1.0, 0.001), evenly(1.06, 0.001))
+    slower = compare_runs(evenly_spread(1.0, 0.001), evenly_spread(1.06, 0.001))
 
     assert len(parse_fail_on("slower:5%").matching_cases(slower)) == 1
     assert parse_fail_on("slower:7%").matching_cases(slower) == ()
@@ -188,9 +201,9 @@ def test_fail_on_finds_cases_above_threshold() -> None:
     assert parse_fail_on("faster").matching_cases(slower) == ()
 
 
-def test_fail_on_does_not_take_the_ambiguous_for_slower() -> None:
-    lower_clock = comparison(
-        evenly(1.0, 0.01, clock_hz=1.9e9), evenly(1.2, 0.01, clock_hz=1.9e9 / 1.2)
+def test_fail_on_slower_does_not_match_ambiguous_case() -> None:
+    lower_clock = compare_runs(
+        evenly_spread(1.0, 0.01, clock_hz=1.9e9), evenly_spread(1.2, 0.01, clock_hz=1.9e9 / 1.2)
     )
 
     assert parse_fail_on("slower").matching_cases(lower_clock) == ()
@@ -206,7 +219,7 @@ def test_fail_on_does_not_take_the_ambiguous_for_slower() -> None:
         ("ambiguous", FailOn(Verdict.AMBIGUOUS)),
     ],
 )
-def test_fail_on_is_read(text: str, expected: FailOn) -> None:
+def test_parse_fail_on(text: str, expected: FailOn) -> None:
     assert parse_fail_on(text) == expected
 
 

@@ -8,40 +8,42 @@ from cudakit.core.bench.l2_cache import MAX_SETS, buffer_sets, is_cold
 MIB = 1 << 20
 
 
-def sets(footprint_bytes: int, *, free_bytes: int = 1 << 40, l2_bytes: int = 60 * MIB) -> int:
+def number_of_sets(
+    footprint_bytes: int, *, free_bytes: int = 1 << 40, l2_bytes: int = 60 * MIB
+) -> int:
     return buffer_sets(
         "rotate", l2_bytes=l2_bytes, footprint_bytes=footprint_bytes, free_bytes=free_bytes
     )
 
 
 def test_rotated_sets_exceed_twice_the_cache() -> None:
-    assert sets(MIB) == 121
-    assert sets(50 * MIB) == 4
-    assert sets(1024 * MIB) == 2
+    assert number_of_sets(MIB) == 121
+    assert number_of_sets(50 * MIB) == 4
+    assert number_of_sets(1024 * MIB) == 2
 
 
 def test_rotated_sets_fit_free_memory() -> None:
-    assert sets(1024 * MIB, free_bytes=1000 * MIB) == 1
-    assert sets(MIB, free_bytes=100 * MIB) == 91
+    assert number_of_sets(1024 * MIB, free_bytes=1000 * MIB) == 1
+    assert number_of_sets(MIB, free_bytes=100 * MIB) == 91
 
 
 def test_number_of_tiny_sets_is_limited() -> None:
-    assert sets(16) == MAX_SETS
+    assert number_of_sets(16) == MAX_SETS
     assert not is_cold(MAX_SETS, l2_bytes=60 * MIB, footprint_bytes=16)
 
 
 def test_hot_flushed_or_empty_footprint_has_one_set() -> None:
     for cache in ("hot", "flush"):
         assert buffer_sets(cache, l2_bytes=MIB, footprint_bytes=MIB, free_bytes=1 << 40) == 1
-    assert sets(0) == 1
+    assert number_of_sets(0) == 1
 
 
 @given(st.integers(1 << 18, 1 << 34), st.integers(1 << 20, 1 << 27))
 def test_rotated_sets_are_cold(footprint_bytes: int, l2_bytes: int) -> None:
-    number = sets(footprint_bytes, l2_bytes=l2_bytes)
+    set_count = number_of_sets(footprint_bytes, l2_bytes=l2_bytes)
 
-    if number < MAX_SETS:
-        assert is_cold(number, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
+    if set_count < MAX_SETS:
+        assert is_cold(set_count, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
 
 
 def test_single_set_larger_than_cache_is_cold() -> None:

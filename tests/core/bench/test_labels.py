@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.bench.made import gemm, launch
+from core.bench.example_results import gemm, launch
 
 from cudakit.core.bench.labels import (
     describe_common_axes,
@@ -15,34 +15,41 @@ from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.workload import Axis
 
 
-def product(m: int, n: int, k: int, **more: Axis) -> CaseResult:
-    return replace(gemm(), axes={"dtype": "bf16", "m": m, "n": n, "k": k, **more})
+def gemm_with_shape(m: int, n: int, k: int, **other_axes: Axis) -> CaseResult:
+    return replace(gemm(), axes={"dtype": "bf16", "m": m, "n": n, "k": k, **other_axes})
 
 
-def graph(step: str, nodes: int) -> CaseResult:
+def graph_step(step: str, nodes: int) -> CaseResult:
     return replace(gemm(), name="graph", axes={"step": step, "nodes": nodes})
 
 
-def test_label_has_the_axes_that_vary() -> None:
-    cases = (product(64, 64, 64), product(64, 32, 64), product(128, 128, 128))
+def test_label_has_varying_axes() -> None:
+    cases = (
+        gemm_with_shape(64, 64, 64),
+        gemm_with_shape(64, 32, 64),
+        gemm_with_shape(128, 128, 128),
+    )
 
     assert short_labels(cases) == ["64³", "64×32×64", "128³"]
 
 
 def test_label_of_single_case_has_all_axes() -> None:
-    assert short_labels([product(64, 64, 64, layout="tn")]) == ["bf16 64³ tn"]
+    assert short_labels([gemm_with_shape(64, 64, 64, layout="tn")]) == ["bf16 64³ tn"]
 
 
 def test_label_has_units_of_sizes_and_names_of_numbers() -> None:
     sizes = [replace(gemm(), axes={"size_bytes": size}) for size in (4096, 1 << 20)]
-    batches = [product(64, 64, 64, batch=count) for count in (1, 16)]
+    batches = [gemm_with_shape(64, 64, 64, batch=count) for count in (1, 16)]
 
     assert short_labels(sizes) == ["4.00 KiB", "1.00 MiB"]
     assert short_labels(batches) == ["batch 1", "batch 16"]
-    assert short_labels([graph("run", 1), graph("launch", 8)]) == ["run 1 node", "launch 8 nodes"]
+    assert short_labels([graph_step("run", 1), graph_step("launch", 8)]) == [
+        "run 1 node",
+        "launch 8 nodes",
+    ]
 
 
-def test_label_has_baseline_and_bench_if_several() -> None:
+def test_label_names_baseline_and_bench_if_several_are_measured() -> None:
     cases = [gemm(), gemm(library="torch")]
 
     assert short_labels(cases) == ["gemm", "gemm by torch"]
@@ -51,24 +58,27 @@ def test_label_has_baseline_and_bench_if_several() -> None:
 
 
 def test_full_label_has_every_axis_with_its_unit() -> None:
-    assert full_label(product(64, 64, 64, layout="tn")) == "gemm bf16 64³ tn"
+    assert full_label(gemm_with_shape(64, 64, 64, layout="tn")) == "gemm bf16 64³ tn"
     assert [full_label(case) for case in (gemm(64), launch())] == ["gemm 64³ bf16", "launch empty"]
 
 
 def test_short_labels_leave_out_given_axes() -> None:
-    cases = (graph("run", 1), graph("run", 8), graph("launch", 8))
+    cases = (graph_step("run", 1), graph_step("run", 8), graph_step("launch", 8))
 
     assert short_labels(cases, without=("nodes",)) == ["run", "run", "launch"]
 
 
 def test_square_gemm_has_equal_dimensions() -> None:
-    assert is_square(product(8, 8, 8))
-    assert not is_square(product(8, 8, 9))
+    assert is_square(gemm_with_shape(8, 8, 8))
+    assert not is_square(gemm_with_shape(8, 8, 9))
     assert not is_square(launch())
 
 
 def test_common_axes_have_units() -> None:
-    cases = [replace(gemm(), axes={"direction": way, "size_bytes": 4096}) for way in ("h2d", "d2h")]
+    cases = [
+        replace(gemm(), axes={"direction": direction, "size_bytes": 4096})
+        for direction in ("h2d", "d2h")
+    ]
 
     assert describe_common_axes(cases) == "size 4.00 KiB"
     assert format_axis("nodes", None) == "-"

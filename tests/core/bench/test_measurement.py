@@ -47,7 +47,7 @@ def run(timer: Timer, *copies: Copy, method: Method = METHOD) -> tuple[Measureme
     return measure_case(timer, copies, method, skip_settling=False)
 
 
-# --- the measurement in parts
+# --- measurement in rounds
 
 
 def test_round_allocates_and_frees_own_buffers(timer: Timer) -> None:
@@ -70,11 +70,11 @@ def test_single_round_records_no_round_sizes(timer: Timer) -> None:
 
 
 def test_interleaved_workloads_share_rounds(timer: Timer) -> None:
-    one, other = Copy(), Copy(size_bytes=1 << 17)
+    copy, larger_copy = Copy(), Copy(size_bytes=1 << 17)
 
-    measured = run(timer, one, other)
+    measured = run(timer, copy, larger_copy)
 
-    assert [each.samples.rounds for each in measured] == [(10, 10, 10)] * 2
+    assert [item.samples.rounds for item in measured] == [(10, 10, 10)] * 2
     assert measured[0].axes != measured[1].axes
 
 
@@ -104,26 +104,26 @@ def test_wrong_value_in_one_round_withholds_figure_of_all_rounds(timer: Timer) -
     assert not measured.verification.passed
     assert measured.stopped == "wrong"
     assert measured.samples.times_s == ()
-    assert len(copy.prepared) == 3  # nothing is measured after it
+    assert len(copy.prepared) == 3  # No round is measured after the wrong one.
 
 
 @dataclass
 class InterruptedIn(Copy):
-    """A copy that is interrupted at the begin of a round, or after a number of executions."""
+    """A copy that is interrupted at the start of a round, or after a number of executions in that round."""
 
     round: int = 1
     runs: int = 0
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedCopy:
-        left = self.runs
-        if len(self.prepared) == self.round and not left:
+        remaining = self.runs
+        if len(self.prepared) == self.round and not remaining:
             raise KeyboardInterrupt
         if len(self.prepared) == self.round:
 
             def count_down() -> None:
-                nonlocal left
-                left -= 1
-                if left == 0:
+                nonlocal remaining
+                remaining -= 1
+                if remaining == 0:
                     raise KeyboardInterrupt
 
             self.before_each = count_down
@@ -140,10 +140,10 @@ def test_interrupt_between_rounds_keeps_complete_rounds(timer: Timer) -> None:
 def test_interrupt_within_round_keeps_its_samples(timer: Timer) -> None:
     (measured,) = run(timer, InterruptedIn(runs=12))
 
-    whole, part = measured.samples.rounds
+    complete_round, interrupted_round = measured.samples.rounds
     assert measured.interrupted
-    assert whole == 10
-    assert 0 < part < 10
+    assert complete_round == 10
+    assert 0 < interrupted_round < 10
 
 
 def test_interrupt_before_first_sample_propagates(timer: Timer) -> None:
@@ -156,15 +156,19 @@ def test_rounds_share_samples_and_time(
     rounds: int, samples: int, time_s: float, timeout_s: float
 ) -> None:
     rule = Rule(min_samples=samples, min_time_s=time_s, timeout_s=timeout_s)
-    shares = [*round_methods(replace(METHOD, rounds=rounds, rule=rule))]
+    methods_of_rounds = [*round_methods(replace(METHOD, rounds=rounds, rule=rule))]
 
-    assert len(shares) == rounds
-    assert sum(share.rule.min_samples for share in shares) >= samples
-    assert sum(share.rule.min_time_s for share in shares) == pytest.approx(time_s)
-    assert sum(share.rule.timeout_s for share in shares) == pytest.approx(timeout_s)
+    assert len(methods_of_rounds) == rounds
+    assert sum(round_method.rule.min_samples for round_method in methods_of_rounds) >= samples
+    assert sum(round_method.rule.min_time_s for round_method in methods_of_rounds) == pytest.approx(
+        time_s
+    )
+    assert sum(round_method.rule.timeout_s for round_method in methods_of_rounds) == pytest.approx(
+        timeout_s
+    )
 
 
-# --- what rounds say of the median
+# --- CI of the median over rounds
 
 
 def runs(*, count: int, between: float, within: float, seed: int) -> list[np.ndarray]:
@@ -180,25 +184,30 @@ def runs(*, count: int, between: float, within: float, seed: int) -> list[np.nda
 
 @pytest.mark.parametrize(("between", "within"), [(0.003, 0.0001), (0.001, 0.003), (0.0, 0.003)])
 def test_intervals_of_two_runs_overlap_in_nine_of_ten_pairs(between: float, within: float) -> None:
-    made = runs(count=800, between=between, within=within, seed=3)
-    middles = [float(np.median(one)) for one in made]
-    halves = [(high - low) / 2 for low, high in (ci_over_rounds(one, (40,) * 5) for one in made)]
-    agree = [
-        abs(middles[i] - middles[i + 1]) <= (halves[i] ** 2 + halves[i + 1] ** 2) ** 0.5
-        for i in range(0, len(made), 2)
+    samples_of_runs = runs(count=800, between=between, within=within, seed=3)
+    middles = [float(np.median(times)) for times in samples_of_runs]
+    half_widths = [
+        (high - low) / 2
+        for low, high in (ci_over_rounds(times, (40,) * 5) for times in samples_of_runs)
+    ]
+    overlap = [
+        abs(middles[i] - middles[i + 1]) <= (half_widths[i] ** 2 + half_widths[i + 1] ** 2) ** 0.5
+        for i in range(0, len(samples_of_runs), 2)
     ]
 
-    assert np.mean(agree) > 0.9
+    assert np.mean(overlap) > 0.9
 
 
-def test_interval_without_rounds_misses_scatter_between_addresses() -> None:
-    made = runs(count=200, between=0.003, within=0.0001, seed=4)
-    covered = [low <= 1 <= high for low, high in map(median_ci, made)]
+def test_interval_without_rounds_misses_differences_between_addresses() -> None:
+    samples_of_runs = runs(count=200, between=0.003, within=0.0001, seed=4)
+    covered = [low <= 1 <= high for low, high in map(median_ci, samples_of_runs)]
 
-    assert np.mean(covered) < 0.7  # which is why there are rounds
+    assert (
+        np.mean(covered) < 0.7
+    )  # A CI of one round is too narrow: cases therefore have several rounds.
 
 
-def test_run_interval_without_rounds_is_median_interval() -> None:
+def test_ci_over_rounds_without_rounds_is_median_ci() -> None:
     (times,) = runs(count=1, between=0.0, within=0.01, seed=5)
 
     assert ci_over_rounds(times) == ci_over_rounds(times, (200,))
@@ -206,7 +215,7 @@ def test_run_interval_without_rounds_is_median_interval() -> None:
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=2, max_size=60), st.data())
-def test_run_interval_is_no_narrower_than_levelled_interval(
+def test_ci_over_rounds_is_no_narrower_than_ci_without_round_offsets(
     times: list[float], data: st.DataObject
 ) -> None:
     first = data.draw(st.integers(1, len(times) - 1))

@@ -39,14 +39,14 @@ def timer() -> Iterator[Timer]:
         yield timer
 
 
-def only(outcomes: tuple[Outcome, ...]) -> Measurement:
-    (one,) = outcomes
-    assert isinstance(one, Measurement)
-    return one
+def single_measurement(outcomes: tuple[Outcome, ...]) -> Measurement:
+    (measurement,) = outcomes
+    assert isinstance(measurement, Measurement)
+    return measurement
 
 
 def run(timer: Timer, workload: Workload, method: Method = METHOD, **options: Any) -> Measurement:
-    return only(measure_case(timer, [workload], method, **options))
+    return single_measurement(measure_case(timer, [workload], method, **options))
 
 
 def expected_ns(timer: Timer, size_bytes: int) -> int:
@@ -54,7 +54,7 @@ def expected_ns(timer: Timer, size_bytes: int) -> int:
     return timer.gpu.costs.in_memory_ns(2 * size_bytes)
 
 
-# --- the whole pipeline
+# --- modes and L2 states
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -83,8 +83,8 @@ def test_mode_measures_verifies_and_records_method(timer: Timer, mode: Mode) -> 
 def test_sample_is_device_time(timer: Timer, mode: Mode) -> None:
     measured = run(timer, Copy(size_bytes=1 << 20), replace(METHOD, mode=mode))
 
-    wanted_s = expected_ns(timer, 1 << 20) / 1e9
-    assert measured.samples.times_s == pytest.approx([wanted_s] * len(measured.samples.times_s))
+    device_s = expected_ns(timer, 1 << 20) / 1e9
+    assert measured.samples.times_s == pytest.approx([device_s] * len(measured.samples.times_s))
 
 
 def test_batch_and_graph_samples_fill_a_millisecond(timer: Timer) -> None:
@@ -118,7 +118,7 @@ def test_buffer_sets_rotate(timer: Timer, mode: Mode) -> None:
     sets = run(timer, copy, replace(ROTATED, mode=mode)).method.buffer_sets
 
     indices = copy.prepared[0].indices
-    # A capture enqueues nothing that runs, so its first index comes again.
+    # A captured execution does not run, so the first launch of the graph uses the same index again.
     steps = {(b - a) % sets for a, b in pairwise(indices)}
     assert sets == 9
     assert steps <= ({1, 1 - sets} if mode != "graph" else {1, 0})
@@ -193,7 +193,7 @@ def test_wrong_workload_leaves_figures_of_interleaved_workload(timer: Timer) -> 
     assert right.samples.converged
 
 
-# --- what does not settle or stop
+# --- devices that do not settle, and samples that do not converge
 
 
 def swinging(low: int, high: int) -> Iterator[int]:
@@ -201,8 +201,8 @@ def swinging(low: int, high: int) -> Iterator[int]:
 
 
 def test_scattered_samples_end_at_timeout_unconverged() -> None:
-    unlike = (10_000 * 1000 ** ((n * 0.618) % 1) for n in count())
-    with closing(busy_device(int(n) for n in unlike)) as gpu, closing(Timer(gpu)) as timer:
+    durations_ns = (10_000 * 1000 ** ((n * 0.618) % 1) for n in count())
+    with closing(busy_device(int(n) for n in durations_ns)) as gpu, closing(Timer(gpu)) as timer:
         measured = run(timer, Busy(gpu), replace(METHOD, rule=replace(RULE, timeout_s=0.05)))
 
     assert not measured.samples.converged
@@ -255,7 +255,7 @@ def test_throttled_samples_are_discarded_with_growing_pauses() -> None:
     assert min(measured.samples.sm_clock_hz) == pytest.approx(1.9e9, rel=1e-3)
 
 
-# --- the watchdog
+# --- timeouts of the blocking kernel
 
 
 def test_synchronizing_work_is_measured_without_blocking_kernel() -> None:
@@ -272,13 +272,13 @@ def test_synchronizing_work_is_measured_without_blocking_kernel() -> None:
 def test_single_timeout_of_blocking_kernel_discards_one_sample() -> None:
     calls = count()
 
-    def sometimes_waiting() -> None:
+    def wait_once() -> None:
         if next(calls) == 30:
             gpu.sync()
 
     with closing(Sim()) as gpu, closing(Timer(gpu, blocking_limit_s=0.001)) as timer:
         method = replace(METHOD, rule=replace(RULE, min_samples=60))
-        measured = run(timer, Copy(before_each=sometimes_waiting), method)
+        measured = run(timer, Copy(before_each=wait_once), method)
 
     assert measured.samples.discarded == 1
     assert measured.samples.converged
@@ -310,11 +310,11 @@ def test_interrupt_keeps_verified_samples(timer: Timer, mode: Mode, runs: int) -
     assert not measured.samples.converged
     assert 1 < len(measured.samples.times_s) < 10
     assert copy.prepared[0].closed == 1
-    assert timer.now_s() < 0.5  # the blocker was let go
+    assert timer.now_s() < 0.5  # The blocking kernel was released before its time limit.
 
 
 def test_interrupt_before_any_sample_propagates(timer: Timer) -> None:
-    for runs in (0, 2, 4):  # to verify, to estimate, to warm up
+    for runs in (0, 2, 4):  # Executions while verifying, estimating the time, and warming up.
         copy = Copy(before_each=interrupting_after(runs))
         with pytest.raises(KeyboardInterrupt):
             run(timer, copy)
@@ -331,47 +331,47 @@ def test_stream_works_after_interrupted_capture(timer: Timer) -> None:
 
 
 def test_interrupt_ends_run_that_waits_for_samples_of_other_run() -> None:
-    erratic = (int(10_000 * 1000 ** ((n * 0.618) % 1)) for n in count())
+    durations_ns = (int(10_000 * 1000 ** ((n * 0.618) % 1)) for n in count())
     method = replace(METHOD, rule=replace(RULE, timeout_s=10**9))
-    with closing(busy_device(erratic)) as gpu, closing(Timer(gpu)) as timer:
+    with closing(busy_device(durations_ns)) as gpu, closing(Timer(gpu)) as timer:
         steady = Copy(before_each=interrupting_after(200))
-        one, other = measure_case(timer, [steady, Busy(gpu)], method)
+        measurement, other_measurement = measure_case(timer, [steady, Busy(gpu)], method)
 
-    assert (one.stopped, other.stopped) == ("precision", "interrupted")
-    assert one.executions > 10
-    assert one.after.time_ns > one.before.time_ns
+    assert (measurement.stopped, other_measurement.stopped) == ("precision", "interrupted")
+    assert measurement.executions > 10
+    assert measurement.after.time_ns > measurement.before.time_ns
 
 
 def test_device_error_propagates_and_releases_workload(timer: Timer) -> None:
     copy = Copy()
     assert isinstance(timer.gpu, Sim)
-    timer.gpu.fail_next("elapsed", CudaError(1, "CUDA_ERROR_INVALID_VALUE", "a made one"))
+    timer.gpu.fail_next("elapsed", CudaError(1, "CUDA_ERROR_INVALID_VALUE", "injected error"))
 
-    with pytest.raises(CudaError, match="a made one"):
+    with pytest.raises(CudaError, match="injected error"):
         run(timer, copy)
     assert copy.prepared[0].closed == 1
 
 
-# --- several, and who watches
+# --- interleaved workloads, progress and energy
 
 
 def test_interleaved_workloads_run_once_untimed_before_each_sample(timer: Timer) -> None:
     order: list[str] = []
-    one = Copy(name="one", before_each=lambda: order.append("one"))
-    other = Copy(name="other", before_each=lambda: order.append("other"))
+    measurement = Copy(name="one", before_each=lambda: order.append("one"))
+    other_measurement = Copy(name="other", before_each=lambda: order.append("other"))
 
-    first, second = measure_case(timer, [one, other], METHOD)
+    first, second = measure_case(timer, [measurement, other_measurement], METHOD)
 
     assert len(first.samples.times_s) == len(second.samples.times_s) == 10
     assert (first.name, second.name) == ("one", "other")
     assert first.method.interleaved == ("one", "other")
     assert first.executions == 20
-    # Behind what verifies, estimates and warms up: each has one more run ahead of its sample.
+    # After verification, estimates and warm-up, each sample is preceded by one untimed execution.
     assert order[-40:] == ["one", "one", "other", "other"] * 10
 
 
 def test_progress_follows_each_sample_within_unit_range() -> None:
-    seen: list[tuple[str, float]] = []
+    reports: list[tuple[str, float]] = []
     with closing(busy_device([1_000_000])) as gpu, closing(Timer(gpu)) as timer:
         method = replace(METHOD, warmup_s=0.2, rule=replace(RULE, min_samples=300))
         run(
@@ -379,12 +379,12 @@ def test_progress_follows_each_sample_within_unit_range() -> None:
             Busy(gpu, axes={"n": 3}),
             method,
             skip_settling=False,
-            progress=lambda stage, fraction: seen.append((stage, fraction)),
+            progress=lambda stage, fraction: reports.append((stage, fraction)),
         )
 
-    assert {stage for stage, _ in seen} == {"busy n=3: warming up", "busy n=3"}
-    assert len([stage for stage, _ in seen if stage == "busy n=3"]) >= 300
-    assert all(0 <= fraction <= 1 for _, fraction in seen)
+    assert {stage for stage, _ in reports} == {"busy n=3: warming up", "busy n=3"}
+    assert len([stage for stage, _ in reports if stage == "busy n=3"]) >= 300
+    assert all(0 <= fraction <= 1 for _, fraction in reports)
 
 
 def test_garbage_collector_is_off_during_sampling(timer: Timer) -> None:
@@ -394,7 +394,7 @@ def test_garbage_collector_is_off_during_sampling(timer: Timer) -> None:
         timer, Copy(before_each=lambda: states.append(gc.isenabled())), replace(METHOD, cache="hot")
     )
 
-    assert states[0]  # while it is prepared and verified
+    assert states[0]  # The collector is on while the workload is prepared and verified.
     assert not any(states[1:-1])
     assert gc.isenabled()
 
@@ -402,8 +402,8 @@ def test_garbage_collector_is_off_during_sampling(timer: Timer) -> None:
 def test_energy_is_counted_after_samples_if_requested(timer: Timer) -> None:
     assert run(timer, Copy()).energy_j == Unavailable("energy was not measured")
 
-    asked = replace(METHOD, energy_s=0.5, rule=RULE)
-    measured = run(timer, Copy(), asked, skip_settling=False)
+    method = replace(METHOD, energy_s=0.5, rule=RULE)
+    measured = run(timer, Copy(), method, skip_settling=False)
     assert measured.energy_j == Unavailable("the GPU has no energy counter")
     assert measured.method.energy_s == 0.5
 
@@ -422,8 +422,8 @@ def test_run_without_samples_counts_no_energy() -> None:
 @pytest.mark.gpu
 def test_energy_of_execution_is_about_power_times_time() -> None:
     method = replace(METHOD, mode="batch", warmup_s=0.5, energy_s=0.5)
-    with closing(open_gpu("cuda")) as gpu, closing(Timer(gpu)) as real:
-        measured = run(real, Copy(size_bytes=1 << 30), method)
+    with closing(open_gpu("cuda")) as gpu, closing(Timer(gpu)) as device_timer:
+        measured = run(device_timer, Copy(size_bytes=1 << 30), method)
         limit_w = gpu.telemetry().fields["power_limit_w"]
 
     time_s = median(measured.samples.times_s)

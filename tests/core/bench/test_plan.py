@@ -11,31 +11,31 @@ from cudakit.core.bench.plan import plan_method, round_methods
 METHOD = Method("batch", "rotate", warmup_s=1.0, rounds=5, rule=Rule(min_time_s=2.0))
 
 
-def within(method: Method, share_s: float | None, implementations: int) -> Method:
+def plan_within(method: Method, share_s: float | None, implementations: int) -> Method:
     return plan_method(method, share_s, implementations, {})
 
 
 def test_method_without_budget_is_unchanged() -> None:
-    assert within(METHOD, None, 2) is METHOD
-    assert within(METHOD, 1e6, 2) == replace(METHOD, warmup_most_s=3.0)
+    assert plan_within(METHOD, None, 2) is METHOD
+    assert plan_within(METHOD, 1e6, 2) == replace(METHOD, warmup_most_s=3.0)
 
 
 @given(st.floats(-10, 100), st.integers(1, 4))
 def test_interleaved_methods_fit_budget_share(share_s: float, implementations: int) -> None:
-    found = within(METHOD, share_s, implementations)
+    planned = plan_within(METHOD, share_s, implementations)
 
-    warmups_s = implementations * sum(part.warmup_most_s or 0 for part in round_methods(found))
-    assert found.warmup_s <= (found.warmup_most_s or 0)
+    warmups_s = implementations * sum(part.warmup_most_s or 0 for part in round_methods(planned))
+    assert planned.warmup_s <= (planned.warmup_most_s or 0)
     assert warmups_s <= 0.25 * max(share_s, 1e-3) * (1 + 1e-9)
-    assert warmups_s + found.rule.timeout_s <= max(share_s, 1e-3) * (1 + 1e-9)
-    assert 0 < found.rule.min_time_s < found.rule.timeout_s
-    assert found.rule.min_samples == METHOD.rule.min_samples
+    assert warmups_s + planned.rule.timeout_s <= max(share_s, 1e-3) * (1 + 1e-9)
+    assert 0 < planned.rule.min_time_s < planned.rule.timeout_s
+    assert planned.rule.min_samples == METHOD.rule.min_samples
 
 
 def test_short_budget_has_fewer_rounds() -> None:
-    assert [within(METHOD, share_s, 1).rounds for share_s in (0.5, 2.5, 60.0)] == [1, 2, 5]
+    assert [plan_within(METHOD, share_s, 1).rounds for share_s in (0.5, 2.5, 60.0)] == [1, 2, 5]
 
 
-def test_disabling_variable_leaves_out_blocking_kernel() -> None:
+def test_variable_that_synchronizes_launches_disables_blocking_kernel() -> None:
     assert not plan_method(METHOD, None, 1, {"CUDA_LAUNCH_BLOCKING": "1"}).blocker
     assert plan_method(METHOD, None, 1, {"CUDA_LAUNCH_BLOCKING": "0"}).blocker

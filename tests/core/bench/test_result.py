@@ -3,15 +3,21 @@ from __future__ import annotations
 import json
 
 import pytest
-from core.bench.made import RIGHT, WRONG, gemm, launch, result
+from core.bench.example_results import (
+    FAILED_VERIFICATION,
+    PASSED_VERIFICATION,
+    gemm,
+    launch,
+    result,
+)
 
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.workload import Verification
 from cudakit.render.json import render
 from cudakit.units import Unavailable
 
-# The documented keys of the JSON.
-PROMISED = (
+# Keys of the JSON that the documentation names.
+DOCUMENTED_KEYS = (
     "name",
     "axes",
     "median_s",
@@ -30,17 +36,17 @@ def test_json_has_documented_keys() -> None:
 
     assert plain["schema"] == "cudakit.bench/1"
     for case in plain["results"]:
-        assert not set(PROMISED) - set(case)
+        assert not set(DOCUMENTED_KEYS) - set(case)
 
 
-def test_every_sample_is_kept() -> None:
+def test_result_has_every_sample() -> None:
     samples = Samples(tuple(1e-3 + i * 1e-6 for i in range(500)))
 
     assert gemm(samples=samples).samples_s == samples.times_s
 
 
-def test_figures_of_wrong_values_are_withheld_and_say_why() -> None:
-    case = gemm(verification=WRONG)
+def test_figures_of_wrong_values_are_unavailable_with_reason() -> None:
+    case = gemm(verification=FAILED_VERIFICATION)
 
     assert isinstance(case.median_s, Unavailable)
     assert (
@@ -51,7 +57,7 @@ def test_figures_of_wrong_values_are_withheld_and_say_why() -> None:
     for figure in (case.ci95_s, case.ratio_to_limit, case.statistics, case.energy_j):
         assert figure == case.median_s
     assert not case.verified
-    assert case.verification == WRONG
+    assert case.verification == FAILED_VERIFICATION
 
 
 def test_failed_verification_detail_is_the_reason() -> None:
@@ -75,7 +81,7 @@ def test_case_without_samples_has_no_time() -> None:
 
 
 def test_ratio_uses_limit_at_measured_clock() -> None:
-    case = gemm(rate=790e12, verification=RIGHT)
+    case = gemm(rate=790e12, verification=PASSED_VERIFICATION)
 
     # 4096 operations a clock on 132 SMs: 948.9 TFLOP/s at 1755 MHz, 989.4 at 1830 MHz.
     assert case.ratio_to_limit == pytest.approx(790 / 948.9, rel=0.01)

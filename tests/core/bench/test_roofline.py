@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core.bench.made import FIELDS, MANAGEMENT
+from core.bench.example_results import CUDA_FIELDS, NVML_FIELDS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ from cudakit.core.bench.roofline import (
 from cudakit.gpu.api.facts import Field
 from cudakit.units import Unavailable
 
-ALL: dict[str, Field] = {**MANAGEMENT, **FIELDS}
+H200_FIELDS: dict[str, Field] = {**NVML_FIELDS, **CUDA_FIELDS}
 NOT_MEASURED = Unavailable("not measured")
 
 
@@ -35,14 +35,14 @@ def device(name: str, capability: str, multiprocessors: int, clock_mhz: int) -> 
 
 
 def limit_of(work: Work, clock_hz: float | Unavailable = NOT_MEASURED, **changes: Field) -> Limit:
-    found = limit(work, {**ALL, **changes}, clock_hz)
-    assert isinstance(found, Limit), found
-    return found
+    bound = limit(work, {**H200_FIELDS, **changes}, clock_hz)
+    assert isinstance(bound, Limit), bound
+    return bound
 
 
-# Rates that datasheets state in TFLOP/s or TOP/s, dense, fp32 accumulation.
+# Rates of datasheets in TFLOP/s or TOP/s, for dense operands and fp32 accumulation.
 @pytest.mark.parametrize(
-    ("fields", "kind", "stated"),
+    ("fields", "kind", "datasheet_rate"),
     [
         (device("NVIDIA H200", "9.0", 132, 1830), "bf16", 989.4),
         (device("NVIDIA H200", "9.0", 132, 1830), "fp8", 1979),
@@ -62,55 +62,55 @@ def limit_of(work: Work, clock_hz: float | Unavailable = NOT_MEASURED, **changes
     ],
 )
 def test_peaks_are_those_of_the_datasheets(
-    fields: dict[str, Field], kind: str, stated: float
+    fields: dict[str, Field], kind: str, datasheet_rate: float
 ) -> None:
     clock_hz = float(str(fields["clock_rate_khz"])) * 1e3
 
-    assert peak_operations(kind, fields, clock_hz) == pytest.approx(stated * 1e12, rel=0.02)
+    assert peak_operations(kind, fields, clock_hz) == pytest.approx(datasheet_rate * 1e12, rel=0.02)
 
 
 def test_bandwidths_are_those_of_the_datasheets() -> None:
-    assert memory_bandwidth(ALL) == pytest.approx(4.8e12, rel=0.01)
-    assert link_bandwidth(ALL) == pytest.approx(63e9, rel=0.01)
+    assert memory_bandwidth(H200_FIELDS) == pytest.approx(4.8e12, rel=0.01)
+    assert link_bandwidth(H200_FIELDS) == pytest.approx(63e9, rel=0.01)
 
 
 def test_large_gemm_is_bound_by_arithmetic() -> None:
-    found = limit_of(Work(2 * 8192**3, "bf16", 6 * 8192**2), 1.755e9)
+    bound = limit_of(Work(2 * 8192**3, "bf16", 6 * 8192**2), 1.755e9)
 
-    assert found.bound == "arithmetic"
-    assert found.datasheet_clock_hz == 1.83e9
-    assert found.datasheet_s == pytest.approx(2 * 8192**3 / 989.4e12, rel=1e-3)
-    assert found.measured_s == pytest.approx(found.datasheet_s * 1830 / 1755)
-    assert found.seconds == found.measured_s
+    assert bound.bound == "arithmetic"
+    assert bound.datasheet_clock_hz == 1.83e9
+    assert bound.datasheet_s == pytest.approx(2 * 8192**3 / 989.4e12, rel=1e-3)
+    assert bound.measured_s == pytest.approx(bound.datasheet_s * 1830 / 1755)
+    assert bound.seconds == bound.measured_s
 
 
 def test_small_gemm_is_bound_by_memory_at_any_clock() -> None:
-    found = limit_of(Work(2 * 64 * 8192**2, "bf16", 2 * 8192**2), 1.2e9)
+    bound = limit_of(Work(2 * 64 * 8192**2, "bf16", 2 * 8192**2), 1.2e9)
 
-    assert found.bound == "memory"
-    assert found.measured_s == found.datasheet_s
+    assert bound.bound == "memory"
+    assert bound.measured_s == bound.datasheet_s
 
 
 def test_host_copy_is_bound_by_link() -> None:
-    found = limit_of(Work(bytes_moved=2**30, link_bytes=2**30))
+    bound = limit_of(Work(bytes_moved=2**30, link_bytes=2**30))
 
-    assert found.bound == "link"
-    assert found.seconds == pytest.approx(2**30 / 63e9, rel=1e-3)
-    assert isinstance(found.operations_per_s, Unavailable)
+    assert bound.bound == "link"
+    assert bound.seconds == pytest.approx(2**30 / 63e9, rel=1e-3)
+    assert isinstance(bound.operations_per_s, Unavailable)
 
 
 def test_limit_without_measured_clock_uses_datasheet() -> None:
-    found = limit_of(Work(1e15, "bf16"))
+    bound = limit_of(Work(1e15, "bf16"))
 
-    assert found.measured_s == NOT_MEASURED
-    assert found.seconds == found.datasheet_s
+    assert bound.measured_s == NOT_MEASURED
+    assert bound.seconds == bound.datasheet_s
 
 
-def test_unneeded_bandwidth_may_be_unknown() -> None:
-    found = limit_of(Work(1e15, "bf16"), memory_clock_rate_khz=0, pcie_width_max=0)
+def test_bound_without_transfers_needs_no_bandwidths() -> None:
+    bound = limit_of(Work(1e15, "bf16"), memory_clock_rate_khz=0, pcie_width_max=0)
 
-    assert found.bound == "arithmetic"
-    assert found.bytes_per_s == Unavailable("the memory clock is unknown")
+    assert bound.bound == "arithmetic"
+    assert bound.bytes_per_s == Unavailable("the memory clock is unknown")
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_unneeded_bandwidth_may_be_unknown() -> None:
 def test_limit_with_unknown_fact_is_unavailable(
     work: Work, changes: dict[str, Field], reason: str
 ) -> None:
-    found = limit(work, {**ALL, **changes}, NOT_MEASURED)
+    bound = limit(work, {**H200_FIELDS, **changes}, NOT_MEASURED)
 
-    assert isinstance(found, Unavailable)
-    assert reason in found.reason
+    assert isinstance(bound, Unavailable)
+    assert reason in bound.reason
 
 
 def test_fp64_gemm_uses_tensor_cores_if_available() -> None:
@@ -142,7 +142,7 @@ def test_fp64_gemm_uses_tensor_cores_if_available() -> None:
     assert matrix_kind("fp8_e5m2", {"compute_capability": "9.0"}) == "fp8"
 
 
-def test_geforce_accumulates_at_half_the_rate_but_not_integers() -> None:
+def test_geforce_has_half_the_rate_of_fp32_accumulation_but_not_of_integers() -> None:
     geforce = device("NVIDIA GeForce RTX 4090", "8.9", 128, 2520)
     professional = {**geforce, "name": "NVIDIA L40S"}
 
@@ -150,32 +150,32 @@ def test_geforce_accumulates_at_half_the_rate_but_not_integers() -> None:
     assert rate_per_clock("int8", geforce) == rate_per_clock("int8", professional)
 
 
-# Bytes per second to others in one direction, as datasheets state them for both.
+# GB/s to other devices in one direction: half of the rates in the datasheets, which are for both directions.
 @pytest.mark.parametrize(
-    ("count", "version", "stated"),
+    ("count", "version", "datasheet_rate"),
     [(4, "1.0", 80), (6, "2.0", 150), (12, "3.0", 300), (18, "4.0", 450), (18, "5.0", 900)],
 )
-def test_peer_copy_is_bound_by_nvlinks(count: int, version: str, stated: int) -> None:
+def test_peer_copy_is_bound_by_nvlinks(count: int, version: str, datasheet_rate: int) -> None:
     work = Work(bytes_moved=2**30, link_bytes=2**30, link="peer")
-    found = limit_of(work, nvlink_count=count, nvlink_version=version)
+    bound = limit_of(work, nvlink_count=count, nvlink_version=version)
 
-    assert found.bound == "link"
-    assert found.datasheet_s == pytest.approx(2**30 / (stated * 1e9))
+    assert bound.bound == "link"
+    assert bound.datasheet_s == pytest.approx(2**30 / (datasheet_rate * 1e9))
 
 
 def test_peer_copy_without_nvlinks_is_bound_by_pcie() -> None:
-    lost = Unavailable("not supported by this device")
+    unsupported = Unavailable("not supported by this device")
 
-    assert peer_bandwidth({**ALL, "nvlink_count": 0}) == link_bandwidth(ALL)
+    assert peer_bandwidth({**H200_FIELDS, "nvlink_count": 0}) == link_bandwidth(H200_FIELDS)
     for fields, reason in (
-        ({"nvlink_count": lost}, "not supported"),
+        ({"nvlink_count": unsupported}, "not supported"),
         ({"nvlink_count": 18, "nvlink_version": "9.0"}, "NVLink 9.0"),
-        ({"nvlink_count": 18, "nvlink_version": lost}, "NVLink"),
+        ({"nvlink_count": 18, "nvlink_version": unsupported}, "NVLink"),
         ({}, "NVML was not queried"),
     ):
-        found = peer_bandwidth({**ALL, **fields})
-        assert isinstance(found, Unavailable)
-        assert reason in found.reason
+        bound = peer_bandwidth({**H200_FIELDS, **fields})
+        assert isinstance(bound, Unavailable)
+        assert reason in bound.reason
 
 
 works = st.builds(
@@ -188,15 +188,15 @@ works = st.builds(
 
 
 @given(works, st.floats(1.0, 10.0), st.floats(1e8, 3e9))
-def test_more_work_never_takes_less_and_twice_everything_takes_twice(
+def test_bound_grows_with_operations_and_doubles_with_all_work(
     work: Work, factor: float, clock_hz: float
 ) -> None:
-    once = limit_of(work, clock_hz)
-    more = limit_of(replace(work, operations=work.operations * factor), clock_hz)
-    twice = Work(2 * work.operations, work.kind, 2 * work.bytes_moved, 2 * work.link_bytes)
+    single = limit_of(work, clock_hz)
+    more_operations = limit_of(replace(work, operations=work.operations * factor), clock_hz)
+    double = Work(2 * work.operations, work.kind, 2 * work.bytes_moved, 2 * work.link_bytes)
 
-    assert more.seconds >= once.seconds
-    assert limit_of(twice, clock_hz).seconds == pytest.approx(2 * once.seconds)
+    assert more_operations.seconds >= single.seconds
+    assert limit_of(double, clock_hz).seconds == pytest.approx(2 * single.seconds)
 
 
 @given(works, st.floats(1e8, 3e9), st.floats(1.0, 10.0))

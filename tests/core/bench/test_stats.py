@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 
 times = st.lists(st.floats(1e-7, 1e2), min_size=1, max_size=80)
 
-# Distributions with the median that they truly have.
+# Distributions, each with its true median.
 DISTRIBUTIONS: dict[str, tuple[Callable[[np.random.Generator, int], Array], float]] = {
     "normal": (lambda random, n: 10 + random.standard_normal(n), 10.0),
     "skewed": (lambda random, n: random.exponential(1.0, n), math.log(2)),
@@ -34,11 +34,11 @@ DISTRIBUTIONS: dict[str, tuple[Callable[[np.random.Generator, int], Array], floa
 
 def correlated_series(random: np.random.Generator, n: int, *, correlation: float = 0.9) -> Array:
     """Return an autoregressive series around 100."""
-    steps, at = random.standard_normal(n), 0.0
+    steps, index = random.standard_normal(n), 0.0
     series = []
     for step in steps.tolist():
-        at = correlation * at + step
-        series.append(100 + at)
+        index = correlation * index + step
+        series.append(100 + index)
     return np.array(series)
 
 
@@ -50,7 +50,8 @@ def test_median_ci_has_nominal_coverage(name: str, n: int) -> None:
     intervals = [median_ci(draw(random, n)) for _ in range(1000)]
     covered = sum(low <= median <= high for low, high in intervals) / 1000
 
-    # Ranks are whole numbers: few samples cover more. Three deviations of chance either way.
+    # Ranks are integers, so the coverage with few samples exceeds 95 %. The limits are three standard
+    # deviations away.
     assert 0.93 < covered < (0.985 if n < 100 else 0.975)
 
 
@@ -59,7 +60,7 @@ def test_median_ci_has_tabulated_ranks() -> None:
     assert median_ci([float(i) for i in range(1, 21)]) == (6.0, 15.0)
 
 
-def test_summed_and_approximated_tails_agree_where_they_meet() -> None:
+def test_exact_and_approximate_ranks_agree_at_their_boundary() -> None:
     def ranks(n: int) -> float:
         low, high = median_ci([float(i) for i in range(n)])
         return high - low
@@ -67,17 +68,17 @@ def test_summed_and_approximated_tails_agree_where_they_meet() -> None:
     assert abs(ranks(1000) - ranks(1001)) <= 2
 
 
-def test_fewer_than_six_samples_give_all_of_them() -> None:
+def test_ci_of_fewer_than_six_samples_is_their_range() -> None:
     assert median_ci([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
-def test_no_samples_have_no_interval() -> None:
+def test_ci_without_samples_raises() -> None:
     with pytest.raises(ValueError, match="no samples"):
         median_ci([])
 
 
 @given(times, st.randoms(use_true_random=False))
-def test_order_does_not_move_the_interval_or_the_quantiles(
+def test_order_of_samples_does_not_change_ci_or_quantiles(
     values: list[float], random: object
 ) -> None:
     shuffled = sorted(values, key=lambda _: random.random())  # type: ignore[attr-defined]
@@ -90,7 +91,7 @@ def test_order_does_not_move_the_interval_or_the_quantiles(
 
 @given(times, st.integers(-20, 20))
 def test_statistics_scale_with_unit(values: list[float], exponent: int) -> None:
-    scale = 2.0**exponent  # exact
+    scale = 2.0**exponent  # Multiplication by a power of two is exact.
     first = summarize(Samples(tuple(values)))
     last = summarize(Samples(tuple(scale * value for value in values)))
 
@@ -102,33 +103,42 @@ def test_statistics_scale_with_unit(values: list[float], exponent: int) -> None:
 
 
 @given(times)
-def test_quantiles_are_in_order_and_the_interval_holds_the_median(values: list[float]) -> None:
-    found = summarize(Samples(tuple(values)))
-    low, high = found.ci95_s
-    ends = (found.minimum_s, found.p5_s, found.q1_s, found.median_s, found.q3_s, found.p95_s)
+def test_quantiles_are_in_order_and_ci_contains_median(values: list[float]) -> None:
+    summary = summarize(Samples(tuple(values)))
+    low, high = summary.ci95_s
+    ends = (
+        summary.minimum_s,
+        summary.p5_s,
+        summary.q1_s,
+        summary.median_s,
+        summary.q3_s,
+        summary.p95_s,
+    )
 
     assert list(ends) == sorted(ends)
-    assert found.p95_s <= found.p99_s <= found.maximum_s
-    assert found.minimum_s <= low <= found.median_s <= high <= found.maximum_s
+    assert summary.p95_s <= summary.p99_s <= summary.maximum_s
+    assert summary.minimum_s <= low <= summary.median_s <= high <= summary.maximum_s
 
 
 @given(times, st.floats(1.0, 100.0), st.floats(0.5, 0.9), st.floats(0.9, 0.999))
-def test_more_confidence_and_more_dependence_never_narrow_the_interval(
-    values: list[float], factor: float, little: float, much: float
+def test_more_confidence_and_more_correlation_never_narrow_ci(
+    values: list[float], factor: float, low_confidence: float, high_confidence: float
 ) -> None:
-    low, high = median_ci(values, little)
+    low, high = median_ci(values, low_confidence)
     for wider in (
-        median_ci(values, much),
-        median_ci(values, little, correlation=factor),
+        median_ci(values, high_confidence),
+        median_ci(values, low_confidence, correlation=factor),
     ):
         assert wider[0] <= low
         assert wider[1] >= high
 
 
 @given(times, st.integers(0, 79), st.floats(0, 10))
-def test_slower_sample_never_lowers_median_or_ci(values: list[float], at: int, more: float) -> None:
+def test_slower_sample_never_lowers_median_or_ci(
+    values: list[float], index: int, delay_s: float
+) -> None:
     slower = list(values)
-    slower[at % len(values)] += more
+    slower[index % len(values)] += delay_s
     before, after = median_ci(values), median_ci(slower)
 
     assert np.median(slower) >= np.median(values)
@@ -136,39 +146,39 @@ def test_slower_sample_never_lowers_median_or_ci(values: list[float], at: int, m
     assert after[1] >= before[1]
 
 
-def test_independent_samples_are_hardly_widened() -> None:
+def test_autocorrelation_time_of_independent_samples_is_about_one() -> None:
     random = np.random.default_rng(3)
-    found = [autocorrelation_time(random.standard_normal(500)) for _ in range(50)]
+    summary = [autocorrelation_time(random.standard_normal(500)) for _ in range(50)]
 
-    assert np.mean(found) < 1.3
+    assert np.mean(summary) < 1.3
 
 
 def test_median_ci_of_correlated_samples_covers_median() -> None:
     random = np.random.default_rng(5)
     series = [correlated_series(random, 400) for _ in range(200)]
-    naive = [median_ci(one) for one in series]
-    wide = [summarize(Samples(tuple(one.tolist()))).ci95_s for one in series]
+    uncorrected = [median_ci(samples) for samples in series]
+    corrected = [summarize(Samples(tuple(samples.tolist()))).ci95_s for samples in series]
 
-    assert sum(low <= 100 <= high for low, high in naive) < 0.7 * 200
-    assert sum(low <= 100 <= high for low, high in wide) > 0.88 * 200
+    assert sum(low <= 100 <= high for low, high in uncorrected) < 0.7 * 200
+    assert sum(low <= 100 <= high for low, high in corrected) > 0.88 * 200
 
 
-def test_constant_samples_have_an_interval_of_no_width() -> None:
-    found = summarize(Samples((2.0,) * 100))
+def test_ci_of_constant_samples_has_no_width() -> None:
+    summary = summarize(Samples((2.0,) * 100))
 
-    assert (found.ci95_s, found.noise, found.mad_s, found.stdev_s) == ((2.0, 2.0), 0, 0, 0)
-    assert not found.trend
-    assert not found.bimodal
+    assert (summary.ci95_s, summary.noise, summary.mad_s, summary.stdev_s) == ((2.0, 2.0), 0, 0, 0)
+    assert not summary.trend
+    assert not summary.bimodal
 
 
 def test_summary_of_one_sample() -> None:
-    found = summarize(Samples((2.0,)))
+    summary = summarize(Samples((2.0,)))
 
-    assert isinstance(found, Summary)
-    assert (found.median_s, found.stdev_s, found.ci95_s) == (2.0, 0.0, (2.0, 2.0))
+    assert isinstance(summary, Summary)
+    assert (summary.median_s, summary.stdev_s, summary.ci95_s) == (2.0, 0.0, (2.0, 2.0))
 
 
-def test_settling_clock_is_a_trend() -> None:
+def test_five_percent_drift_is_a_trend() -> None:
     random = np.random.default_rng(1)
     noise = 0.002 * random.standard_normal(300)
 
@@ -176,7 +186,7 @@ def test_settling_clock_is_a_trend() -> None:
     assert has_trend(1 - np.linspace(0, 0.05, 300) + noise)
 
 
-def test_noise_is_no_trend_and_neither_is_a_drift_too_small_to_matter() -> None:
+def test_noise_and_small_drift_are_no_trend() -> None:
     random = np.random.default_rng(2)
     noise = 0.01 * random.standard_normal(3000)
 
@@ -185,7 +195,7 @@ def test_noise_is_no_trend_and_neither_is_a_drift_too_small_to_matter() -> None:
     assert not has_trend(1 + noise / 10 + np.linspace(0, 0.002, 3000))
 
 
-def test_half_the_width_is_relative_to_the_median() -> None:
+def test_half_width_is_relative_to_median() -> None:
     assert relative_half_width((9.0, 11.0), 10.0) == 0.1
     assert relative_half_width((0.0, 0.0), 0.0) == 0.0
 
@@ -211,19 +221,19 @@ def test_one_group_is_not_bimodal(name: str) -> None:
 @pytest.mark.parametrize("share", [0.15, 0.5, 0.85])
 def test_two_groups_with_valley_are_bimodal(share: float) -> None:
     random = np.random.default_rng(0)
-    found = [
+    summary = [
         is_bimodal(100 + random.standard_normal(400) + 10 * (random.random(400) < share))
         for _ in range(50)
     ]
 
-    assert all(found)
+    assert all(summary)
 
 
-def test_few_samples_have_no_groups() -> None:
+def test_few_samples_are_not_bimodal() -> None:
     assert not is_bimodal([1.0, 1.01, 1.02, 2.0, 2.01, 2.02])
 
 
-def test_groups_that_are_near_each_other_compared_with_their_distance_from_zero_are_seen() -> None:
+def test_close_groups_of_large_values_are_bimodal() -> None:
     random = np.random.default_rng(0)
     times = 1e10 + random.standard_normal(400) + 10 * (random.random(400) < 0.5)
 

@@ -38,7 +38,7 @@ def minimum_ns(timer: Timer) -> int:
     return gpu.costs.minimum_ns
 
 
-def test_timer_times_only_the_work(timer: Timer) -> None:
+def test_reading_has_device_time_and_clock_of_work(timer: Timer) -> None:
     reading = timer.time(spinning(timer), blocked=True)
 
     assert reading.time_s == pytest.approx((SPIN_NS + minimum_ns(timer)) / 1e9, rel=1e-9)
@@ -50,10 +50,10 @@ def test_blocking_kernel_hides_launch_gaps(timer: Timer) -> None:
     work = spinning(timer, times=50, nanoseconds=0)
 
     blocked = timer.time(work, blocked=True)
-    open_ = timer.time(work, blocked=False)
+    unblocked = timer.time(work, blocked=False)
 
     assert blocked.time_s == pytest.approx(50 * minimum_ns(timer) / 1e9, rel=1e-9)
-    assert open_.time_s >= blocked.time_s
+    assert unblocked.time_s >= blocked.time_s
 
 
 def test_gap_within_work_is_hidden_only_by_blocking_kernel(timer: Timer) -> None:
@@ -61,26 +61,26 @@ def test_gap_within_work_is_hidden_only_by_blocking_kernel(timer: Timer) -> None
 
     def slow_to_enqueue(stream: Stream) -> None:
         spin.empty(stream)
-        for _ in range(100):  # calls take time at the host
+        for _ in range(100):  # Calls of the simulated device take host time.
             timer.gpu.memory_info()
         spin.empty(stream)
 
-    blocked, open_ = (
+    blocked, unblocked = (
         timer.time(SampleWork(slow_to_enqueue), blocked=blocked) for blocked in (True, False)
     )
 
     assert blocked.time_s == pytest.approx(2 * minimum_ns(timer) / 1e9, rel=1e-9)
-    assert open_.time_s > 100 * 500e-9
+    assert unblocked.time_s > 100 * 500e-9
 
 
-def test_synchronizing_work_triggers_watchdog() -> None:
+def test_synchronizing_work_makes_blocking_kernel_time_out() -> None:
     with closing(Sim()) as gpu, closing(Timer(gpu, blocking_limit_s=0.25)) as timer:
-        waiting = timer.time(SampleWork(lambda _: gpu.sync()), blocked=True)
-        next_ = timer.time(spinning(timer), blocked=True)
+        synchronizing = timer.time(SampleWork(lambda _: gpu.sync()), blocked=True)
+        following = timer.time(spinning(timer), blocked=True)
 
-    assert not waiting.valid
-    assert next_.valid
-    assert next_.time_s < 0.001
+    assert not synchronizing.valid
+    assert following.valid
+    assert following.time_s < 0.001
 
 
 def test_failing_work_releases_stream(timer: Timer) -> None:
@@ -91,14 +91,16 @@ def test_failing_work_releases_stream(timer: Timer) -> None:
         timer.time(SampleWork(failing), blocked=True)
 
     timer.gpu.sync_stream(timer.stream)
-    assert timer.now_s() < 0.1  # not by its watchdog
+    assert (
+        timer.now_s() < 0.1
+    )  # The stream was released before the time limit of the blocking kernel.
     assert timer.time(spinning(timer), blocked=True).valid
 
 
-def test_work_before_is_not_timed(timer: Timer) -> None:
-    slow, quick = spinning(timer, nanoseconds=1_000_000), spinning(timer)
+def test_work_before_sample_is_not_timed(timer: Timer) -> None:
+    slow_work, quick_work = spinning(timer, nanoseconds=1_000_000), spinning(timer)
 
-    work = replace(quick, before=slow.enqueue)
+    work = replace(quick_work, before=slow_work.enqueue)
     for blocked in (True, False):
         assert timer.time(work, blocked=blocked).time_s < 100e-6
     assert timer.time(replace(work, clock="host")).time_s < 100e-6
@@ -120,7 +122,7 @@ def test_flush_overwrites_twice_the_cache(timer: Timer) -> None:
         assert used - gpu.memory_info().free_bytes == 2 * timer.l2_bytes
 
 
-def test_timer_releases_everything() -> None:
+def test_closed_timer_has_released_all_memory() -> None:
     with closing(Sim()) as gpu:
         before = gpu.memory_info()
         timer = Timer(gpu)
@@ -139,10 +141,10 @@ def test_disabling_variable_is_named() -> None:
 
 
 def test_clock_uses_sm_with_two_stamps() -> None:
-    def hz(*words: tuple[int, ...]) -> float | None:
-        first, last = (memoryview(np.array(half, np.uint64)) for half in words)
+    def clock_of(*words: tuple[int, ...]) -> float | None:
+        first, last = (memoryview(np.array(stamps, np.uint64)) for stamps in words)
         return clock_hz(first, last)
 
-    assert hz((0, 0, 1000, 500), (2000, 900, 3000, 1500)) == 2e9
-    assert hz((0, 0, 1000, 500), (2000, 900, 0, 0)) is None
-    assert hz((1000, 500), (2000, 500)) is None
+    assert clock_of((0, 0, 1000, 500), (2000, 900, 3000, 1500)) == 2e9
+    assert clock_of((0, 0, 1000, 500), (2000, 900, 0, 0)) is None
+    assert clock_of((1000, 500), (2000, 500)) is None

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core.bench.made import machine, telemetry
+from core.bench.example_results import machine, telemetry
 
 from cudakit.core.bench.environment import moment
 from cudakit.core.bench.warnings import environment_warnings, likely_causes
@@ -24,15 +24,15 @@ def test_healthy_machine_has_no_likely_cause() -> None:
 
 
 def test_cause_of_all_cases_appears_once() -> None:
-    busy = machine(other_processes=2, power_limit_w=400.0)
+    shared_machine = machine(other_processes=2, power_limit_w=400.0)
 
-    assert likely_causes([busy, busy], LINK) == (
+    assert likely_causes([shared_machine, shared_machine], LINK) == (
         "2 other processes use the GPU, so rates may be too low",
         "the power limit is 400 W instead of the default 700 W",
     )
 
 
-def test_throttled_time_is_added_up() -> None:
+def test_throttled_times_of_cases_are_added() -> None:
     before, after = (
         moment(telemetry(slowed_by_software_thermal_ns=ns)) for ns in (0, 1_500_000_000)
     )
@@ -43,15 +43,15 @@ def test_throttled_time_is_added_up() -> None:
     )
 
 
-def test_clock_reasons_are_causes_without_counters() -> None:
-    hot = moment(telemetry(1, clock_event_reasons=("software thermal slowdown",)))
-    without_counters = machine(after=replace(hot, slowed_ns={}))
+def test_clock_reasons_are_causes_if_throttled_time_is_not_counted() -> None:
+    throttled = moment(telemetry(1, clock_event_reasons=("software thermal slowdown",)))
+    without_counters = machine(after=replace(throttled, slowed_ns={}))
 
     (message,) = likely_causes([without_counters], LINK)
     assert "software thermal slowdown" in message
 
 
-def test_narrow_or_old_pcie_link_is_a_cause() -> None:
+def test_slow_pcie_link_is_a_cause() -> None:
     assert likely_causes([machine()], {**LINK, "pcie_width": 8, "pcie_generation_max": 4}) == (
         "PCIe runs with 8 of 16 lanes",
         "the slot supports PCIe 4.0, and the GPU PCIe 5.0",
@@ -64,7 +64,7 @@ def test_quiet_machine_has_no_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "expected"),
     [
         ({"other_processes": 1}, "1 other process uses the GPU"),
         ({"other_processes": 2}, "2 other processes use the GPU"),
@@ -77,22 +77,22 @@ def test_quiet_machine_has_no_warning() -> None:
         ),
     ],
 )
-def test_disturbed_machine_has_warning(changes: dict[str, Any], words: str) -> None:
+def test_disturbed_machine_has_warning(changes: dict[str, Any], expected: str) -> None:
     (message,) = environment_warnings([machine(**changes)])
 
-    assert words in message
+    assert expected in message
 
 
 def test_variable_set_to_off_has_no_warning() -> None:
     assert environment_warnings([machine(variables={"CUDA_LAUNCH_BLOCKING": "0"})]) == ()
 
 
-def test_clock_reasons_replace_missing_counters() -> None:
-    look = telemetry(
+def test_clock_reasons_are_warned_if_throttled_time_is_not_counted() -> None:
+    sample_telemetry = telemetry(
         clock_event_reasons=("idle", "software power cap"),
         slowed_by_power_cap_ns=Unavailable("not supported"),
     )
 
-    assert environment_warnings([machine(before=None, after=moment(look))]) == (
+    assert environment_warnings([machine(before=None, after=moment(sample_telemetry))]) == (
         "the clock was throttled: software power cap",
     )

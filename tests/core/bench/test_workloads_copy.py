@@ -27,11 +27,11 @@ PAGEABLE = ("pageable-h2d", "pageable-d2h")
 TO_PEERS = ("peer", "peer-both")
 
 
-def measured(gpu: Sim, direction: str, **options: Any) -> CaseResult:
+def measure(gpu: Sim, direction: str, **options: Any) -> CaseResult:
     options = {"sizes_bytes": (SIZE,), "cache": "hot"} | options
-    linked = RunContext(nvml_device=replace(gpu.facts(), fields=LINK))
+    run_context = RunContext(nvml_device=replace(gpu.facts(), fields=LINK))
     spec = CopySpec(directions=(direction,), **options)
-    (case,) = run(spec, gpu, run_context=linked).results
+    (case,) = run(spec, gpu, run_context=run_context).results
     return case
 
 
@@ -40,7 +40,7 @@ def measured(gpu: Sim, direction: str, **options: Any) -> CaseResult:
 def test_each_direction_is_measured_and_verified(direction: str, size_bytes: int) -> None:
     with closing(Sim("h200x2")) as gpu:
         free_bytes = gpu.memory_info().free_bytes
-        case = measured(gpu, direction, sizes_bytes=(size_bytes,))
+        case = measure(gpu, direction, sizes_bytes=(size_bytes,))
 
         peer = {"peer": 1, "access": "direct"} if direction in TO_PEERS else {}
         assert case.verified
@@ -50,7 +50,7 @@ def test_each_direction_is_measured_and_verified(direction: str, size_bytes: int
 
 def test_copies_are_bound_by_link_or_memory() -> None:
     with closing(Sim("h200x2")) as gpu:
-        limits = {name: measured(gpu, name).limit for name in DIRECTIONS}
+        limits = {name: measure(gpu, name).limit for name in DIRECTIONS}
 
     rates = {}
     for name, limit in limits.items():
@@ -63,39 +63,43 @@ def test_copies_are_bound_by_link_or_memory() -> None:
 
 def test_concurrent_directions_move_twice_the_bytes() -> None:
     with closing(Sim()) as gpu:
-        one, both, within = (measured(gpu, name) for name in ("h2d", "both", "d2d"))
+        one_direction, both, within = (measure(gpu, name) for name in ("h2d", "both", "d2d"))
 
-        assert one.median_s == pytest.approx(gpu.costs.host_link_ns(SIZE) / 1e9)
-    assert both.median_s == one.median_s
-    assert (one.bytes_moved, both.bytes_moved, within.bytes_moved) == (SIZE, 2 * SIZE, 2 * SIZE)
+        assert one_direction.median_s == pytest.approx(gpu.costs.host_link_ns(SIZE) / 1e9)
+    assert both.median_s == one_direction.median_s
+    assert (one_direction.bytes_moved, both.bytes_moved, within.bytes_moved) == (
+        SIZE,
+        2 * SIZE,
+        2 * SIZE,
+    )
 
 
 @pytest.mark.parametrize(
     ("direction", "mode"), [("d2d", "batch"), ("both", "batch"), ("both", "graph")]
 )
-def test_rotation_uses_many_buffers(direction: str, mode: str) -> None:
+def test_rotated_copy_uses_many_buffer_sets(direction: str, mode: str) -> None:
     with closing(Sim("jetson")) as gpu:
-        case = measured(gpu, direction, mode=mode, cache="rotate", sizes_bytes=(1 << 20,))
+        case = measure(gpu, direction, mode=mode, cache="rotate", sizes_bytes=(1 << 20,))
 
     assert case.verified
     assert case.method.buffer_sets > 3
 
 
-def test_within_the_device_the_cache_is_cold_where_it_can_be() -> None:
+def test_copy_within_device_is_cold_if_large_enough() -> None:
     with closing(Sim()) as gpu:
-        large, small, link = (
-            measured(gpu, direction, cache=None, sizes_bytes=(size_bytes,))
+        large, small, to_device = (
+            measure(gpu, direction, cache=None, sizes_bytes=(size_bytes,))
             for direction, size_bytes in (("d2d", 4 << 20), ("d2d", 4 << 10), ("h2d", 4 << 20))
         )
 
-    assert [case.method.cache for case in (large, small, link)] == ["rotate", "hot", "hot"]
+    assert [case.method.cache for case in (large, small, to_device)] == ["rotate", "hot", "hot"]
 
 
-def test_pageable_memory_is_slower_and_timed_by_the_host_which_waits_for_it() -> None:
+def test_copy_of_pageable_memory_is_slower_and_timed_by_host() -> None:
     with closing(Sim()) as gpu:
-        pinned = measured(gpu, "h2d")
+        pinned = measure(gpu, "h2d")
         for direction in PAGEABLE:
-            case = measured(gpu, direction)
+            case = measure(gpu, direction)
 
             assert (case.method.mode, case.method.blocker) == ("host", False)
             assert not isinstance(case.median_s, Unavailable)
@@ -103,9 +107,9 @@ def test_pageable_memory_is_slower_and_timed_by_the_host_which_waits_for_it() ->
             assert case.median_s > 2 * pinned.median_s
 
 
-def test_pageable_memory_between_events_goes_without_a_blocker() -> None:
+def test_copy_of_pageable_memory_timed_by_events_has_no_blocker() -> None:
     with closing(Sim()) as gpu:
-        case = measured(gpu, "pageable-d2h", mode="isolated", sizes_bytes=(16 << 20,))
+        case = measure(gpu, "pageable-d2h", mode="isolated", sizes_bytes=(16 << 20,))
 
     assert case.verified
     assert (case.method.mode, case.method.blocker) == ("isolated", False)
@@ -122,24 +126,24 @@ def test_pageable_memory_in_graph_is_rejected() -> None:
 
 def test_peer_copies_run_concurrently() -> None:
     with closing(Sim("h200x2", ordinal=1)) as gpu:
-        one, both = measured(gpu, "peer"), measured(gpu, "peer-both")
+        one_direction, both = measure(gpu, "peer"), measure(gpu, "peer-both")
 
-        assert one.axes["peer"] == 0
-        assert one.median_s == pytest.approx(gpu.costs.to_peer_ns(SIZE, 18) / 1e9)
-    assert both.median_s == one.median_s
-    assert (one.bytes_moved, both.bytes_moved) == (SIZE, 2 * SIZE)
+        assert one_direction.axes["peer"] == 0
+        assert one_direction.median_s == pytest.approx(gpu.costs.to_peer_ns(SIZE, 18) / 1e9)
+    assert both.median_s == one_direction.median_s
+    assert (one_direction.bytes_moved, both.bytes_moved) == (SIZE, 2 * SIZE)
 
 
-class Apart(Sim):
+class WithoutPeerAccess(Sim):
     """A simulated device without direct access to other devices."""
 
     def can_access_peer(self, ordinal: int) -> bool:
         return super().can_access_peer(ordinal) and False
 
 
-def test_copies_that_are_staged_by_the_host_say_so_and_are_bound_by_its_link() -> None:
-    with closing(Apart("h200x2")) as gpu:
-        case = measured(gpu, "peer")
+def test_staged_peer_copy_is_recorded_and_bound_by_host_link() -> None:
+    with closing(WithoutPeerAccess("h200x2")) as gpu:
+        case = measure(gpu, "peer")
 
     assert case.verified
     assert case.axes["access"] == "staged"
@@ -148,41 +152,44 @@ def test_copies_that_are_staged_by_the_host_say_so_and_are_bound_by_its_link() -
     assert round(case.limit.datasheet_s * 63e9 / SIZE, 2) == 1.0
 
 
-def test_every_direction_that_the_machine_has_is_measured_unless_some_are_named() -> None:
-    for model, more in (("h200", set()), ("h200x2", set(TO_PEERS))):
+def test_default_directions_are_all_that_machine_supports() -> None:
+    for model, peer_directions in (("h200", set()), ("h200x2", set(TO_PEERS))):
         with closing(Sim(model)) as gpu:
             cases = copy_cases(CopySpec(sizes_bytes=(SIZE,)), gpu)
 
             assert {case.workload.axes["direction"] for case in cases} == (
-                set(DIRECTIONS) - set(TO_PEERS) | more
+                set(DIRECTIONS) - set(TO_PEERS) | peer_directions
             )
 
 
 @pytest.mark.parametrize("direction", TO_PEERS)
 def test_peer_copy_needs_second_device(direction: str) -> None:
     with closing(Sim()) as gpu, pytest.raises(Unsupported, match="needs two GPUs"):
-        measured(gpu, direction)
+        measure(gpu, direction)
 
 
-class Dropping(Sim):
+class DroppingLastWord(Sim):
     """A simulated device that loses the last word of large copies."""
 
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
         super().copy(dst, src, size_bytes - 4 * (size_bytes > 64), stream)
 
 
-class Tiring(Sim):
+class StoppingCopies(Sim):
     """A simulated device that copies nothing after a number of copies."""
 
-    left = 0
+    copies_left = 0
 
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
-        self.left -= size_bytes > 64
-        super().copy(dst, src, size_bytes * (self.left >= 0 or size_bytes <= 64), stream)
+        self.copies_left -= size_bytes > 64
+        super().copy(dst, src, size_bytes * (self.copies_left >= 0 or size_bytes <= 64), stream)
 
 
 @pytest.mark.parametrize(
-    ("direction", "copies"),  # to fill what lies at the host, and for the first check
+    (
+        "direction",
+        "copies",
+    ),  # Number of copies that fill host buffers and that the first check needs.
     [
         ("h2d", 1 + 1),
         ("d2h", 1),
@@ -194,19 +201,19 @@ class Tiring(Sim):
         ("peer-both", 1 + 2 + 2 + 2),
     ],
 )
-def test_copies_that_stop_after_the_first_check_are_found_out(direction: str, copies: int) -> None:
-    with closing(Tiring("h200x2")) as gpu:
-        gpu.left = copies
-        case = measured(gpu, direction)
+def test_copies_that_stop_after_first_check_withhold_time(direction: str, copies: int) -> None:
+    with closing(StoppingCopies("h200x2")) as gpu:
+        gpu.copies_left = copies
+        case = measure(gpu, direction)
 
-        assert gpu.left < -5
+        assert gpu.copies_left < -5
     assert isinstance(case.median_s, Unavailable)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_incomplete_copy_withholds_time(direction: str) -> None:
-    with closing(Dropping("h200x2")) as gpu:
-        case = measured(gpu, direction)
+    with closing(DroppingLastWord("h200x2")) as gpu:
+        case = measure(gpu, direction)
 
     assert isinstance(case.median_s, Unavailable)
     assert "1 of 262144 words are wrong" in case.median_s.reason

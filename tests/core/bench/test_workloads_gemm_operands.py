@@ -30,10 +30,12 @@ def gpu() -> Iterator[Sim]:
         yield sim
 
 
-def made(gpu: Sim, cleanup: ExitStack, how: str = "uniform", number: int = 0) -> OperandSets:
+def make_filled_operands(
+    gpu: Sim, cleanup: ExitStack, kind: str = "uniform", number: int = 0
+) -> OperandSets:
     sets = make_operands(gpu, GEMM, 4, cleanup)
     with closing(Fill(gpu)) as fill:
-        fill_operands(fill, sets, how, seed=1, number=number)
+        fill_operands(fill, sets, kind, seed=1, number=number)
         gpu.sync()
     return sets
 
@@ -41,15 +43,15 @@ def made(gpu: Sim, cleanup: ExitStack, how: str = "uniform", number: int = 0) ->
 def values(gpu: Sim, slab: Slab | None) -> Floats:
     assert slab is not None
     with closing(Compare(gpu)) as compare:
-        places = np.arange(slab.elements)
-        return compare.sample(slab.ptr, slab.element, places, LEGACY)
+        operand_sets = np.arange(slab.elements)
+        return compare.sample(slab.ptr, slab.element, operand_sets, LEGACY)
 
 
-def test_buffer_sets_lie_behind_one_another_aligned_and_all_is_given_back(gpu: Sim) -> None:
+def test_buffer_sets_are_aligned_disjoint_and_freed(gpu: Sim) -> None:
     free_bytes = gpu.memory_info().free_bytes
     with ExitStack() as cleanup:
         sets = make_operands(gpu, GEMM, 4, cleanup)
-        places = [sets[number] for number in range(len(sets))]
+        operand_sets = [sets[number] for number in range(len(sets))]
 
         assert len(sets) == 4
         for name, size_bytes in (
@@ -58,9 +60,9 @@ def test_buffer_sets_lie_behind_one_another_aligned_and_all_is_given_back(gpu: S
             ("d", GEMM.d.size_bytes),
             ("bias", 2 * GEMM.m),
         ):
-            begins = [getattr(one, name) for one in places]
-            assert all(begin % 512 == 0 for begin in begins)
-            assert all(high - low >= size_bytes for low, high in pairwise(begins))
+            addresses = [getattr(operand_set, name) for operand_set in operand_sets]
+            assert all(begin % 512 == 0 for begin in addresses)
+            assert all(high - low >= size_bytes for low, high in pairwise(addresses))
     assert gpu.memory_info().free_bytes == free_bytes
 
 
@@ -75,20 +77,23 @@ def test_operands_without_bias(gpu: Sim) -> None:
     assert operand_bytes(GEMM) == 2 * (3 * (6 * 10 + 6 * 7 + 11 * 7) + 10)
 
 
-def test_no_two_operands_or_buffer_sets_have_the_same_values(gpu: Sim) -> None:
+def test_operands_and_buffer_sets_have_different_values(gpu: Sim) -> None:
     with ExitStack() as cleanup:
-        first, second = (made(gpu, cleanup, number=number) for number in range(2))
+        first, second = (make_filled_operands(gpu, cleanup, number=number) for number in range(2))
         slabs = [slab for sets in (first, second) for slab in (sets.a, sets.b, sets.bias)]
-        seen = [values(gpu, slab) for slab in slabs]
-        sets = seen[0].reshape(4, -1)
+        arrays = [values(gpu, slab) for slab in slabs]
+        sets = arrays[0].reshape(4, -1)
 
-    for at, one in enumerate(seen):
-        assert not any(np.array_equal(one[:50], other[:50]) for other in seen[at + 1 :])
+    for index, operand_set in enumerate(arrays):
+        assert not any(
+            np.array_equal(operand_set[:50], later_array[:50])
+            for later_array in arrays[index + 1 :]
+        )
     assert not np.array_equal(sets[0], sets[1])
 
 
 @pytest.mark.parametrize(
-    ("how", "least", "most", "several"),
+    ("kind", "low", "high", "has_many_values"),
     [
         ("uniform", -1, 1, True),
         ("normal", -6, 6, True),
@@ -97,12 +102,12 @@ def test_no_two_operands_or_buffer_sets_have_the_same_values(gpu: Sim) -> None:
         ("ones", 1, 1, False),
     ],
 )
-def test_fill_writes_the_chosen_data(
-    gpu: Sim, how: str, least: float, most: float, *, several: bool
+def test_operands_have_chosen_kind_of_data(
+    gpu: Sim, kind: str, low: float, high: float, *, has_many_values: bool
 ) -> None:
     with ExitStack() as cleanup:
-        found = values(gpu, made(gpu, cleanup, how).a)
+        data = values(gpu, make_filled_operands(gpu, cleanup, kind).a)
 
-    assert least <= found.min() <= found.max() <= most
-    assert (len(np.unique(found)) > 5) == several
-    assert np.array_equal(found, np.rint(found)) == (how in ("int", "zeros", "ones"))
+    assert low <= data.min() <= data.max() <= high
+    assert (len(np.unique(data)) > 5) == has_many_values
+    assert np.array_equal(data, np.rint(data)) == (kind in ("int", "zeros", "ones"))

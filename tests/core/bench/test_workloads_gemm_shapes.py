@@ -16,11 +16,11 @@ from cudakit.core.bench.workloads.gemm_shapes import (
 )
 from cudakit.errors import InputError
 
-sides = st.integers(1, 10**9)
+dimensions = st.integers(1, 10**9)
 
 
-@given(sides, sides, sides)
-def test_parse_shape(m: int, n: int, k: int) -> None:
+@given(dimensions, dimensions, dimensions)
+def test_shape_text_is_parsed(m: int, n: int, k: int) -> None:
     assert parse_shape(f"{m}x{n}x{k}") == Shape(m, n, k)
     assert parse_shape(str(m)) == Shape(m, m, m)
 
@@ -29,9 +29,9 @@ def test_parse_shape(m: int, n: int, k: int) -> None:
     "text", ["", "x", "4x4", "4x4x4x4", "-4", "4.0", "4e3", "1 2 3", "4X4Xq", "٤"]
 )
 def test_invalid_shape_error_has_hint(text: str) -> None:
-    with pytest.raises(InputError, match="is not a shape") as no:
+    with pytest.raises(InputError, match="is not a shape") as error:
         parse_shape(text)
-    assert "4096x1024x8192" in no.value.hint
+    assert "4096x1024x8192" in error.value.hint
 
 
 @pytest.mark.parametrize("text", ["0", "4x0x4"])
@@ -40,14 +40,14 @@ def test_dimension_of_0_is_rejected(text: str) -> None:
         parse_shape(text)
 
 
-def test_every_preset_has_shapes_and_those_of_models_have_names() -> None:
+def test_every_preset_has_shapes_and_model_presets_have_names() -> None:
     for name in PRESETS:
         shapes = preset(name)
         assert len(shapes) == len(set(shapes)) > 3
         assert all(shape.name for shape in shapes) == (name != "cubes")
-    with pytest.raises(InputError, match="unknown preset 'gpt5'") as no:
+    with pytest.raises(InputError, match="unknown preset 'gpt5'") as error:
         preset("gpt5")
-    assert "llama3-8b" in no.value.hint
+    assert "llama3-8b" in error.value.hint
 
 
 def test_cubes_are_powers_of_two_from_512_to_16384() -> None:
@@ -60,7 +60,7 @@ def test_preset_layers_match_paper() -> None:
     assert by_name["llama3-8b qkv, 4096 tokens"] == (6144, 4096, 4096)
     assert by_name["llama3-8b gate and up, 16 tokens"] == (28672, 16, 4096)
     assert by_name["llama3-8b down, 4096 tokens"] == (4096, 4096, 14336)
-    # 96 heads of 128, each with its own keys and values, and no gate.
+    # GPT-3 has 96 heads of size 128, keys and values for each head, and no gate.
     assert any(
         (shape.m, shape.k) == (36864, 12288) and "qkv" in shape.name
         for shape in preset("gpt3-175b")
@@ -69,7 +69,7 @@ def test_preset_layers_match_paper() -> None:
 
 
 def test_default_shapes_of_simulated_device_are_smaller() -> None:
-    simulated, real = (default_shapes(simulated=which) for which in (True, False))
+    simulated, real = (default_shapes(simulated=is_simulated) for is_simulated in (True, False))
 
     assert max(shape.m for shape in simulated) < min(shape.m for shape in real)
 
@@ -111,9 +111,9 @@ def test_invalid_line_of_shapes_is_named(text: str, message: str, tmp_path: Path
     file = tmp_path / "shapes.txt"
     file.write_text(text)
 
-    with pytest.raises(InputError, match=message) as no:
+    with pytest.raises(InputError, match=message) as error:
         read_shapes(file)
-    assert str(file) in no.value.message
+    assert str(file) in error.value.message
 
 
 def test_unreadable_file_error_names_file(tmp_path: Path) -> None:

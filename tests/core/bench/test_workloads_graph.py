@@ -26,28 +26,28 @@ def figures(spec: GraphSpec) -> dict[tuple[object, ...], float]:
     }
 
 
-def test_every_step_of_every_topology_has_a_verified_figure() -> None:
-    found = figures(GraphSpec(nodes=(1, 20)))
+def test_every_step_of_every_topology_has_verified_time() -> None:
+    times_s = figures(GraphSpec(nodes=(1, 20)))
 
-    assert set(found) == {
+    assert set(times_s) == {
         (step, topology, nodes) for step in STEPS for topology in TOPOLOGIES for nodes in (1, 20)
     }
 
 
 @pytest.mark.parametrize("kind", NODE_KINDS)
-def test_every_kind_of_node_has_every_step(kind: str) -> None:
-    found = figures(GraphSpec(kinds=(kind,), nodes=(9,), topologies=("fork-join",)))
+def test_every_node_kind_has_every_step(kind: str) -> None:
+    times_s = figures(GraphSpec(kinds=(kind,), nodes=(9,), topologies=("fork-join",)))
 
-    assert set(found) == {(step, "fork-join", 9) for step in STEPS}
+    assert set(times_s) == {(step, "fork-join", 9) for step in STEPS}
 
 
 def test_replay_and_eager_are_interleaved() -> None:
     with closing(Sim()) as gpu:
         results = run(GraphSpec(topologies=("chain",), nodes=(3,)), gpu).results
 
-    turns = {case.axes["step"]: len(case.method.interleaved) for case in results}
-    assert turns.pop("replay") == turns.pop("eager") == 2
-    assert set(turns.values()) == {0}
+    interleaved_count = {case.axes["step"]: len(case.method.interleaved) for case in results}
+    assert interleaved_count.pop("replay") == interleaved_count.pop("eager") == 2
+    assert set(interleaved_count.values()) == {0}
 
 
 def test_single_step_is_not_interleaved() -> None:
@@ -69,29 +69,29 @@ def test_result_has_graph_costs() -> None:
     assert all(isinstance(payoff.made_s, float) for payoff in chain.payoffs)
 
 
-def test_side_by_side_runs_faster_than_in_a_chain_and_more_takes_longer() -> None:
-    found = figures(GraphSpec(nodes=(8, 40), steps=("run", "eager", "replay")))
+def test_branches_run_faster_than_chain_and_more_nodes_take_longer() -> None:
+    times_s = figures(GraphSpec(nodes=(8, 40), steps=("run", "eager", "replay")))
 
-    assert found["run", "fork-join", 40] < found["run", "chain", 40]
-    assert found["run", "chain", 8] < found["run", "chain", 40]
-    assert found["replay", "fork-join", 40] < found["eager", "fork-join", 40]
+    assert times_s["run", "fork-join", 40] < times_s["run", "chain", 40]
+    assert times_s["run", "chain", 8] < times_s["run", "chain", 40]
+    assert times_s["replay", "fork-join", 40] < times_s["eager", "fork-join", 40]
 
 
 def test_launch_step_does_not_wait() -> None:
-    found = figures(GraphSpec(topologies=("chain",), nodes=(40,), steps=("launch", "replay")))
+    times_s = figures(GraphSpec(topologies=("chain",), nodes=(40,), steps=("launch", "replay")))
 
-    assert found["launch", "chain", 40] < found["replay", "chain", 40]
+    assert times_s["launch", "chain", 40] < times_s["replay", "chain", 40]
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_node_that_does_not_run_withholds_time(step: str) -> None:
     runs = count()
 
-    def lazy(launch: Launch, to: Ptr, word: np.uint32, vectors: np.uint64) -> None:
+    def skip_some(launch: Launch, to: Ptr, word: np.uint32, vectors: np.uint64) -> None:
         if next(runs) % 5:
             launch.write(to, np.uint32, 4 * int(vectors))[:] = word
 
-    with closing(Sim(host_kernels={"cudakit_write": lazy})) as gpu:
+    with closing(Sim(host_kernels={"cudakit_write": skip_some})) as gpu:
         spec = GraphSpec(topologies=("fork-join",), nodes=(10,), steps=(step,))
         (case,) = run(spec, gpu).results
 
@@ -99,7 +99,7 @@ def test_node_that_does_not_run_withholds_time(step: str) -> None:
     assert "of 10 nodes did not run" in case.median_s.reason
 
 
-class Stale(Sim):
+class IgnoringUpdates(Sim):
     """A simulated device whose graph updates have no effect."""
 
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
@@ -107,7 +107,7 @@ class Stale(Sim):
 
 
 def test_update_without_effect_withholds_time() -> None:
-    with closing(Stale()) as gpu:
+    with closing(IgnoringUpdates()) as gpu:
         spec = GraphSpec(topologies=("chain",), nodes=(4,), steps=("update",))
         (case,) = run(spec, gpu).results
 
@@ -116,14 +116,14 @@ def test_update_without_effect_withholds_time() -> None:
 
 
 @pytest.mark.parametrize("step", ["first-launch", "launch", "run", "replay", "eager"])
-def test_nodes_that_do_not_run_after_the_first_check_are_found_out(step: str) -> None:
+def test_nodes_that_stop_after_first_check_withhold_time(step: str) -> None:
     runs = count()
 
-    def tires(launch: Launch, to: Ptr, word: np.uint32, vectors: np.uint64) -> None:
+    def stop_after_five(launch: Launch, to: Ptr, word: np.uint32, vectors: np.uint64) -> None:
         if next(runs) < 5:
             launch.write(to, np.uint32, 4 * int(vectors))[:] = word
 
-    with closing(Sim(host_kernels={"cudakit_write": tires})) as gpu:
+    with closing(Sim(host_kernels={"cudakit_write": stop_after_five})) as gpu:
         spec = GraphSpec(topologies=("chain",), nodes=(5,), steps=(step,))
         (case,) = run(spec, gpu).results
 
@@ -131,7 +131,7 @@ def test_nodes_that_do_not_run_after_the_first_check_are_found_out(step: str) ->
     assert isinstance(case.median_s, Unavailable)
 
 
-class Counting(Sim):
+class CountingGraphs(Sim):
     """A simulated device that counts its graphs and executable graphs."""
 
     live = 0
@@ -155,18 +155,18 @@ class Counting(Sim):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_graph_is_destroyed(step: str) -> None:
-    with closing(Counting()) as gpu:
+    with closing(CountingGraphs()) as gpu:
         rule = Rule(min_samples=150)
         run(GraphSpec(topologies=("chain",), nodes=(2,), steps=(step,), rule=rule), gpu)
 
         assert gpu.live == 0
 
 
-def test_failed_capture_releases_everything() -> None:
+def test_failed_instantiation_frees_memory() -> None:
     with closing(Sim()) as gpu:
         free_bytes = gpu.memory_info().free_bytes
-        gpu.fail_next("instantiate", CudaError(1, "CUDA_ERROR_INVALID_VALUE", "a made one"))
-        with pytest.raises(CudaError, match="a made one"):
+        gpu.fail_next("instantiate", CudaError(1, "CUDA_ERROR_INVALID_VALUE", "injected error"))
+        with pytest.raises(CudaError, match="injected error"):
             run(GraphSpec(nodes=(3,), steps=("replay",)), gpu)
 
         assert gpu.memory_info().free_bytes == free_bytes

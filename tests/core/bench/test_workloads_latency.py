@@ -27,7 +27,7 @@ def medians(result: BenchResult, axis: str) -> dict[object, float]:
 # --- launch
 
 
-def test_every_call_has_a_figure_and_nothing_to_verify() -> None:
+def test_every_call_has_time_without_verification() -> None:
     with closing(Sim()) as gpu:
         result = run(LaunchSpec(), gpu)
 
@@ -39,10 +39,14 @@ def test_every_call_has_a_figure_and_nothing_to_verify() -> None:
 
 def test_launch_latencies_increase_from_call_to_start_to_finish() -> None:
     with closing(Sim()) as gpu:
-        found = medians(run(LaunchSpec(), gpu), "call")
+        medians_by_call = medians(run(LaunchSpec(), gpu), "call")
 
-    assert found["launch"] < found["launch-to-start"] <= found["launch-to-finish"]
-    assert found["launch-back-to-back"] <= found["launch-to-finish"]
+    assert (
+        medians_by_call["launch"]
+        < medians_by_call["launch-to-start"]
+        <= medians_by_call["launch-to-finish"]
+    )
+    assert medians_by_call["launch-back-to-back"] <= medians_by_call["launch-to-finish"]
 
 
 def test_modes_of_latencies() -> None:
@@ -57,7 +61,7 @@ def test_modes_of_latencies() -> None:
 # --- alloc
 
 
-def test_every_allocator_of_the_driver_gives_memory_and_takes_it_back() -> None:
+def test_driver_allocators_are_verified_and_free_their_memory() -> None:
     with closing(Sim()) as gpu:
         free_bytes = gpu.memory_info().free_bytes
         result = run(AllocSpec(sizes_bytes=(1, 20, 1 << 20)), gpu)
@@ -68,7 +72,7 @@ def test_every_allocator_of_the_driver_gives_memory_and_takes_it_back() -> None:
     assert all(case.verified for case in result.results)
 
 
-class Reserving(Sim):
+class CountingReservations(Sim):
     """A simulated device that counts reserved addresses."""
 
     reserved = 0
@@ -82,30 +86,30 @@ class Reserving(Sim):
         super().unreserve(ptr, size_bytes)
 
 
-def test_addresses_are_given_back_even_where_there_is_no_memory_for_them() -> None:
-    with closing(Reserving()) as gpu:
+def test_reserved_addresses_are_released_even_if_creation_fails() -> None:
+    with closing(CountingReservations()) as gpu:
         run(AllocSpec(allocators=("virtual",), sizes_bytes=(3 << 20,)), gpu)
         assert gpu.reserved == 0
-        gpu.fail_next("create", CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "a made one"))
-        with pytest.raises(CudaError, match="a made one"):
+        gpu.fail_next("create", CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "injected error"))
+        with pytest.raises(CudaError, match="injected error"):
             run(AllocSpec(allocators=("virtual",), sizes_bytes=(3 << 20,)), gpu)
         assert gpu.reserved == 0
 
 
 @dataclass
-class Bump:
+class FixedAddress:
     """An allocator that returns the same address for every allocation."""
 
     gpu: Gpu
-    place: Ptr
+    address: Ptr
     live: list[Ptr] = field(default_factory=list)
     calls: int = 0
     closed: int = 0
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
         self.calls += 1
-        self.live.append(self.place)
-        return self.place
+        self.live.append(self.address)
+        return self.address
 
     def free(self, ptr: Ptr, stream: Stream) -> None:  # noqa: ARG002
         self.live.remove(ptr)
@@ -114,9 +118,9 @@ class Bump:
         self.closed += 1
 
 
-def test_other_allocators_are_measured() -> None:
+def test_allocators_of_factories_are_measured() -> None:
     with closing(Sim()) as gpu:
-        bump = Bump(gpu, gpu.malloc(1 << 20))
+        bump = FixedAddress(gpu, gpu.malloc(1 << 20))
         others: Mapping[str, AllocatorFactory] = {"bump": lambda _: bump}
         names = ("driver", "bump")
         spec = AllocSpec(allocators=names, others=others, sizes_bytes=(4096,))
@@ -131,20 +135,20 @@ def test_other_allocators_are_measured() -> None:
 
 def test_name_of_driver_allocator_is_rejected() -> None:
     with closing(Sim()) as gpu, pytest.raises(InputError, match="'pinned' is already the name"):
-        AllocSpec(others={"pinned": lambda _: Bump(gpu, Ptr(512))})
+        AllocSpec(others={"pinned": lambda _: FixedAddress(gpu, Ptr(512))})
 
 
 def test_unknown_allocator_is_rejected_with_choices() -> None:
     with pytest.raises(InputError) as caught:
-        AllocSpec(allocators=("mine",), others={"bump": lambda gpu: Bump(gpu, Ptr(512))})
+        AllocSpec(allocators=("mine",), others={"bump": lambda gpu: FixedAddress(gpu, Ptr(512))})
     assert "pinned, virtual, bump" in caught.value.hint
 
 
 def test_memory_that_loses_writes_withholds_time() -> None:
-    def forgetful(launch: Launch, to: Ptr, word: np.uint32, count: np.uint64) -> None:
+    def lose_last_word(launch: Launch, to: Ptr, word: np.uint32, count: np.uint64) -> None:
         launch.write(to, np.uint32, 4 * int(count))[:-1] = word
 
-    with closing(Sim(host_kernels={"cudakit_write": forgetful})) as gpu:
+    with closing(Sim(host_kernels={"cudakit_write": lose_last_word})) as gpu:
         (case,) = run(AllocSpec(allocators=("pinned",), sizes_bytes=(4096,)), gpu).results
 
     assert isinstance(case.median_s, Unavailable)

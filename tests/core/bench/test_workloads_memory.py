@@ -22,17 +22,17 @@ BUFFERS = {"read": 1, "write": 1, "copy": 2, "scale": 2, "triad": 3}
 SIZE = 64 << 10
 
 
-def measured(gpu: Sim, operation: str, **options: Any) -> CaseResult:
+def measure(gpu: Sim, operation: str, **options: Any) -> CaseResult:
     options = {"mode": "isolated", "sizes_bytes": (SIZE,)} | options
     (case,) = run(MemorySpec(operations=(operation,), **options), gpu).results
     return case
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_each_operation_is_measured_verified_and_gives_its_memory_back(operation: str) -> None:
+def test_each_operation_is_measured_verified_and_frees_memory(operation: str) -> None:
     with closing(Sim()) as gpu:
         free_bytes = gpu.memory_info().free_bytes
-        case = measured(gpu, operation)
+        case = measure(gpu, operation)
 
         assert case.verified
         assert case.axes == {"operation": operation, "size_bytes": SIZE}
@@ -44,35 +44,35 @@ def test_each_operation_is_measured_verified_and_gives_its_memory_back(operation
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_buffers_that_are_rotated_are_each_verified(operation: str) -> None:
+def test_rotated_buffer_sets_are_all_verified(operation: str) -> None:
     with closing(Sim("jetson")) as gpu:
-        case = measured(gpu, operation, cache="rotate", sizes_bytes=(1 << 17,))
+        case = measure(gpu, operation, cache="rotate", sizes_bytes=(1 << 17,))
 
     assert case.verified
     assert case.method.buffer_sets > 10
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_limit_of_cold_buffers_is_the_memory(operation: str) -> None:
+def test_cold_buffers_are_bound_by_memory(operation: str) -> None:
     with closing(Sim()) as gpu:
-        case = measured(gpu, operation, cache="flush", sizes_bytes=(1 << 20,))
+        case = measure(gpu, operation, cache="flush", sizes_bytes=(1 << 20,))
 
     assert not isinstance(case.limit, Unavailable)
     assert case.limit.bound == "memory"
 
 
-def no_kernel(launch: Launch, *_: object) -> None:
+def write_nothing(launch: Launch, *_: object) -> None:
     """Do nothing."""
 
 
-def all_but_the_last(launch: Launch, to: int, *args: Any) -> None:
+def skip_last_vector(launch: Launch, to: int, *args: Any) -> None:
     words = launch.write(to, np.uint32, 4 * (int(args[-1]) - 1))
     words[:] = (
         args[0] if isinstance(args[0], np.uint32) else launch.read(args[0], np.uint32, len(words))
     )
 
 
-def rounded_twice(launch: Launch, to: int, source: int, factor: np.float32, count: int) -> None:
+def round_twice(launch: Launch, to: int, source: int, factor: np.float32, count: int) -> None:
     x = launch.read(source, np.float32, 4 * int(count))
     launch.write(to, np.float32, 4 * int(count))[:] = (factor * x).astype(np.float16)
 
@@ -80,16 +80,16 @@ def rounded_twice(launch: Launch, to: int, source: int, factor: np.float32, coun
 @pytest.mark.parametrize(
     ("operation", "kernel", "message"),
     [
-        *((operation, no_kernel, "") for operation in OPERATIONS),
-        ("write", all_but_the_last, "4 of 16384 words"),
-        ("copy", all_but_the_last, "4 of 16384 words"),
-        ("scale", all_but_the_last, "4 of 16384 values were never written"),
-        ("scale", rounded_twice, "compared with fp64"),
+        *((operation, write_nothing, "") for operation in OPERATIONS),
+        ("write", skip_last_vector, "4 of 16384 words"),
+        ("copy", skip_last_vector, "4 of 16384 words"),
+        ("scale", skip_last_vector, "4 of 16384 values were never written"),
+        ("scale", round_twice, "compared with fp64"),
     ],
 )
 def test_wrong_kernel_has_no_figures(operation: str, kernel: Any, message: str) -> None:
     with closing(Sim(host_kernels={f"cudakit_{operation}": kernel})) as gpu:
-        case = measured(gpu, operation)
+        case = measure(gpu, operation)
 
     assert not case.verified
     assert isinstance(case.verification, Verification)
@@ -99,11 +99,11 @@ def test_wrong_kernel_has_no_figures(operation: str, kernel: Any, message: str) 
 
 
 def test_incomplete_read_withholds_time() -> None:
-    def reads_half(launch: Launch, _: int, source: int, *args: np.generic) -> None:
+    def read_half(launch: Launch, _: int, source: int, *args: np.generic) -> None:
         launch.read(source, np.uint32, 2 * int(args[-1]))
 
-    with closing(Sim(host_kernels={"cudakit_read": reads_half})) as gpu:
-        case = measured(gpu, "read")
+    with closing(Sim(host_kernels={"cudakit_read": read_half})) as gpu:
+        case = measure(gpu, "read")
 
     assert isinstance(case.median_s, Unavailable)
     assert "end of the buffer" in case.median_s.reason
@@ -113,34 +113,34 @@ def test_incomplete_read_withholds_time() -> None:
 def test_kernel_that_stops_after_first_check_withholds_time(operation: str) -> None:
     runs = count()
 
-    def tires(launch: Launch, *args: Any) -> None:
+    def stop_after_first(launch: Launch, *args: Any) -> None:
         if next(runs) < 1:
             registered()[f"cudakit_{operation}"](launch, *args)
 
-    with closing(Sim(host_kernels={f"cudakit_{operation}": tires})) as gpu:
-        case = measured(gpu, operation)
+    with closing(Sim(host_kernels={f"cudakit_{operation}": stop_after_first})) as gpu:
+        case = measure(gpu, operation)
 
     assert next(runs) > 10
     assert isinstance(case.median_s, Unavailable)
 
 
 def test_one_wrong_buffer_set_withholds_time() -> None:
-    seen: list[Ptr] = []
+    targets: list[Ptr] = []
 
-    def skips(launch: Launch, to: Ptr, *args: Any) -> None:
-        seen.extend({to} - set(seen))
-        if to != seen[min(2, len(seen) - 1)] or len(seen) < 3:
+    def skip_third_set(launch: Launch, to: Ptr, *args: Any) -> None:
+        targets.extend({to} - set(targets))
+        if to != targets[min(2, len(targets) - 1)] or len(targets) < 3:
             registered()["cudakit_copy"](launch, to, *args)
 
-    with closing(Sim("jetson", host_kernels={"cudakit_copy": skips})) as gpu:
-        case = measured(gpu, "copy", cache="rotate", sizes_bytes=(1 << 19,))
+    with closing(Sim("jetson", host_kernels={"cudakit_copy": skip_third_set})) as gpu:
+        case = measure(gpu, "copy", cache="rotate", sizes_bytes=(1 << 19,))
 
-    assert len(seen) == case.method.buffer_sets > 3
+    assert len(targets) == case.method.buffer_sets > 3
     assert isinstance(case.median_s, Unavailable)
 
 
 class NotSimulated(Sim):
-    """A simulated device that reports to be real, so that its cases are those of a real device."""
+    """A simulated device that claims to be real, so that its cases are those of a real device."""
 
     simulated = False
 
@@ -161,13 +161,13 @@ def test_default_sizes_span_l2_and_have_peak_beyond_it() -> None:
 
 
 def test_seed_is_recorded_and_reproduces_result() -> None:
-    def once(seed: int) -> BenchResult:
+    def run_with_seed(seed: int) -> BenchResult:
         with closing(Sim()) as gpu:
             spec = MemorySpec(
                 operations=("triad",), sizes_bytes=(4096,), mode="isolated", seed=seed
             )
             return run(spec, gpu, now_ns=lambda: 0)
 
-    assert once(3) == once(3)
-    assert once(3).results[0].method.seed == 3
-    assert once(3).results[0].verification != once(4).results[0].verification
+    assert run_with_seed(3) == run_with_seed(3)
+    assert run_with_seed(3).results[0].method.seed == 3
+    assert run_with_seed(3).results[0].verification != run_with_seed(4).results[0].verification

@@ -1,4 +1,4 @@
-"""Workloads for tests: copies that may be spoiled, and kernels of given durations."""
+"""Workloads for tests: copies with optional wrong values, and kernels of given durations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILLER = 0xFFFFFFFF
 
 @dataclass
 class Copy:
-    """Copies a buffer; ``spoiled`` is a buffer set and the number of runs after which it is overwritten."""
+    """Copies a buffer; ``spoiled`` is a buffer set, and the number of runs after which it is overwritten."""
 
     size_bytes: int = 1 << 16
     spoiled: tuple[int, int] | None = None
@@ -61,27 +61,27 @@ class PreparedCopy:
         size_bytes = self.spec.size_bytes
         with closing(Fill(self.gpu)) as fill:
             while len(self.sets) < sets:
-                to, from_ = self.gpu.malloc(size_bytes), self.gpu.malloc(size_bytes)
+                target, source = self.gpu.malloc(size_bytes), self.gpu.malloc(size_bytes)
                 blocks = size_bytes // 16
-                fill.bits(from_, blocks, LEGACY, seed=self.seed, sequence=len(self.sets))
-                self.gpu.fill(to, 0xFF, size_bytes, LEGACY)
-                self.sets.append((to, from_))
+                fill.bits(source, blocks, LEGACY, seed=self.seed, sequence=len(self.sets))
+                self.gpu.fill(target, 0xFF, size_bytes, LEGACY)
+                self.sets.append((target, source))
             self.gpu.sync()
 
     def enqueue(self, stream: Stream, index: int) -> None:
         self.spec.before_each()
         self.indices.append(index)
-        to, from_ = self.sets[index]
-        self.kernels.copy(to, from_, self.spec.size_bytes, stream)
-        which, runs = self.spec.spoiled or (-1, 0)
-        if index == which and len(self.indices) > runs:
-            self.gpu.fill(to, 0, 4, stream)
+        target, source = self.sets[index]
+        self.kernels.copy(target, source, self.spec.size_bytes, stream)
+        spoiled_set, runs = self.spec.spoiled or (-1, 0)
+        if index == spoiled_set and len(self.indices) > runs:
+            self.gpu.fill(target, 0, 4, stream)
 
     def verify(self) -> Verification:
         wrong = 0
-        for to, from_ in self.sets:
-            wrong += self.compare.count_different(to, from_, self.spec.size_bytes, LEGACY)
-            self.gpu.fill(to, 0xFF, self.spec.size_bytes, LEGACY)
+        for target, source in self.sets:
+            wrong += self.compare.count_different(target, source, self.spec.size_bytes, LEGACY)
+            self.gpu.fill(target, 0xFF, self.spec.size_bytes, LEGACY)
         self.gpu.sync()
         return Verification(not wrong, float(wrong), 0.0, "the source", f"{wrong} words are wrong")
 
@@ -98,7 +98,7 @@ SOURCE = """extern "C" __global__ void busy() {}"""
 
 @dataclass
 class Busy:
-    """Takes a given duration in each run, the last one in all further runs; computes nothing."""
+    """Launches a kernel that computes nothing and takes the duration that ``busy_device`` gives."""
 
     gpu: Gpu
     name: str = "busy"
@@ -129,26 +129,26 @@ class Busy:
 
 
 def busy_device(durations_ns: Iterable[int], **host_kernels: HostKernel) -> Sim:
-    """Open a simulated device on which the runs of Busy take these durations."""
-    left: Iterator[int] = iter(durations_ns)
-    last = 0
+    """Open a simulated device on which the runs of Busy take these durations; the last one is repeated."""
+    remaining: Iterator[int] = iter(durations_ns)
+    duration_ns = 0
 
     def busy(launch: Launch) -> None:
-        nonlocal last
-        last = next(left, last)
-        launch.busy(last)
+        nonlocal duration_ns
+        duration_ns = next(remaining, duration_ns)
+        launch.busy(duration_ns)
 
     return Sim(host_kernels={"busy": busy, **host_kernels})
 
 
 def stamps_at(clocks_khz: Iterable[int]) -> HostKernel:
-    """Return a timestamp kernel whose pairs show these clocks, and then the last one."""
-    left = iter(clocks_khz)
+    """Return a timestamp kernel whose pairs of time stamps show these clocks; the last one is repeated."""
+    remaining = iter(clocks_khz)
     state = {"launches": 0, "khz": 1_000_000, "begin_ns": 0}
 
     def timestamp(launch: Launch, stamps: Ptr, count: np.uint32) -> None:
         if state["launches"] % 2 == 0:
-            state["khz"] = next(left, state["khz"])
+            state["khz"] = next(remaining, state["khz"])
             state["begin_ns"] = launch.begin_ns
         state["launches"] += 1
         passed_ns = launch.begin_ns - state["begin_ns"]

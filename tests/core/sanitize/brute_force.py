@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from gpu.happens_before import Operation, Order
 
-from cudakit.core.sanitize.operations import fill_is_waited_for, host_role
-from cudakit.core.sanitize.strided import rows_of
+from cudakit.core.sanitize.operations import host_role, host_waits_for_fill
+from cudakit.core.sanitize.strided import strided_range
 from cudakit.trace.events import (
     Access,
     Accessed,
@@ -71,7 +71,7 @@ class Found:
     doubts: Counter[str]
 
 
-def unordered(trace: Iterable[Event]) -> Found:
+def unordered_accesses(trace: Iterable[Event]) -> Found:
     """Find the pairs in the trace of one process, whose records are sorted by call (``reordered``)."""
     order, translator = Order(), _Translator()
     nodes: defaultdict[int, set[int]] = defaultdict(set)  # by graph
@@ -232,7 +232,7 @@ class _Translator:
         owner = next(
             (a for a in self._memory.values() if 0 <= fill.address - a.address < a.size_bytes), None
         )
-        if fill_is_waited_for(owner.how if owner else None, asynchronous=fill.asynchronous):
+        if host_waits_for_fill(owner.how if owner else None, asynchronous=fill.asynchronous):
             yield StreamSync(fill.stream)
 
     def _reuse(self, memory: Alloc | Free) -> Iterator[EventBody]:
@@ -291,8 +291,8 @@ def _pairs(operations: Sequence[Operation]) -> list[Pair]:
 def _touches(operations: Iterable[Operation]) -> Iterator[tuple[int, int, AccessMode, Operation]]:
     for operation in operations:
         for access in operation.accesses:
-            rows = rows_of(access.lo, access.hi, access.stride_bytes, max(access.count, 1))
-            for lo, hi in rows.ranges():
+            rows = strided_range(access.lo, access.hi, access.stride_bytes, max(access.count, 1))
+            for lo, hi in rows.row_ranges():
                 yield lo, hi, access.mode, operation
 
 
@@ -301,4 +301,6 @@ def _conflict(one: AccessMode, other: AccessMode) -> bool:
 
 
 def _is_unordered(one: Operation, two: Operation) -> bool:
-    return one is not two and one.number not in two.past and two.number not in one.past
+    return (
+        one is not two and one.number not in two.predecessors and two.number not in one.predecessors
+    )

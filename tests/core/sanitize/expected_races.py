@@ -35,7 +35,7 @@ class Touch:
 
     def comes_after(self, other: Touch) -> bool:
         one = self.operation
-        return other.operation is one or other.operation.number in one.past
+        return other.operation is one or other.operation.number in one.predecessors
 
     def conflicts_with(self, other: Touch) -> bool:
         one, two = self.access.mode, other.access.mode
@@ -46,15 +46,15 @@ class Touch:
 class Byte:
     """All accesses to one byte, each with the accesses that happen before it or count as such."""
 
-    past: dict[Touch, set[Touch]] = field(default_factory=dict)
+    predecessors: dict[Touch, set[Touch]] = field(default_factory=dict)
 
     def add(self, new: Touch) -> set[Touch]:
         """Add an access; return the accesses that it must be reported against."""
-        known = {old for old in self.past if new.comes_after(old)}
-        known |= {older for old in known for older in self.past[old]}
-        races = {old for old in self.past if old not in known and new.conflicts_with(old)}
-        implied = {older for old in races for older in self.past[old]}
-        self.past[new] = known | races | implied
+        known = {old for old in self.predecessors if new.comes_after(old)}
+        known |= {older for old in known for older in self.predecessors[old]}
+        races = {old for old in self.predecessors if old not in known and new.conflicts_with(old)}
+        implied = {older for old in races for older in self.predecessors[old]}
+        self.predecessors[new] = known | races | implied
         return races - implied
 
 

@@ -83,12 +83,14 @@ def kernel(
     seq: int = 112,
     stream: int = DEFAULT,
     mode: AccessMode = AccessMode.READ | AccessMode.WRITE,
-    known: Precision = Precision.ASSUMED,
+    precision: Precision = Precision.ASSUMED,
     site: int = STEP,
     graph: int = 0,
     node: int = 0,
 ) -> Operation:
-    return _operation(EventKind.LAUNCH, name, seq, stream, mode, known, site, 60 * MIB, graph, node)
+    return _operation(
+        EventKind.LAUNCH, name, seq, stream, mode, precision, site, 60 * MIB, graph, node
+    )
 
 
 def work(
@@ -110,7 +112,7 @@ def _operation(
     seq: int,
     stream: int,
     mode: AccessMode,
-    known: Precision,
+    precision: Precision,
     site: int,
     size_bytes: int,
     graph: int,
@@ -127,7 +129,7 @@ def _operation(
         thread=140_001,
         site=site,
         mode=mode,
-        known=known,
+        precision=precision,
         lo=lo,
         hi=lo + size_bytes,
         graph=graph,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.sanitize.brute_force import unordered
+from core.sanitize.brute_force import unordered_accesses
 from core.sanitize.random_traces import Step, steps, trace
 from gpu.happens_before import races
 from gpu.programs import Program, Run, programs
@@ -64,7 +64,7 @@ def calls(*bodies: EventBody) -> list[Event]:
 
 def pairs(*bodies: EventBody) -> list[tuple[int, int]]:
     """Return the calls of each pair, numbered from the creation of the streams."""
-    found = unordered(calls(*bodies)).pairs
+    found = unordered_accesses(calls(*bodies)).pairs
     return [(one.event.seq - 2, other.event.seq - 2) for one, other in found]
 
 
@@ -80,7 +80,7 @@ def test_brute_force_agrees_with_happens_before(steps: list[Step]) -> None:
     events = trace(steps)
 
     expected = [(race.first.seq, race.second.seq) for race in races(events)]
-    found = [(one.event.seq, two.event.seq) for one, two in unordered(events).pairs]
+    found = [(one.event.seq, two.event.seq) for one, two in unordered_accesses(events).pairs]
     assert sorted(found) == sorted(expected)
     assert are_silent(events) == (not found)
 
@@ -92,7 +92,7 @@ def test_engine_reports_a_simulated_program_only_if_it_has_unordered_work(
 ) -> None:
     events = Run(program, seed=seed).trace
 
-    assert are_silent(events) == (not unordered(events).pairs)
+    assert are_silent(events) == (not unordered_accesses(events).pairs)
 
 
 def test_atomics_conflict_with_all_but_atomics() -> None:
@@ -164,9 +164,9 @@ def test_assumed_access_of_node_is_a_doubt_until_recorded() -> None:
         (launch, Accessed(1, exact=False)),
     )
 
-    assert unordered(calls(*node)).doubts == {}
-    assert unordered(calls(*node, *recorded)).doubts == {}
-    assert unordered(calls(*node, *recorded, *lost, launch)).doubts == {
+    assert unordered_accesses(calls(*node)).doubts == {}
+    assert unordered_accesses(calls(*node, *recorded)).doubts == {}
+    assert unordered_accesses(calls(*node, *recorded, *lost, launch)).doubts == {
         "an access that is not known exactly": 2
     }
     assert pairs(*node, Fill(2, 0, 8), *recorded) == [(2, 3)]
@@ -176,7 +176,7 @@ def test_inexact_access_is_a_doubt() -> None:
     assumed = (Launch(1, "k"), Access(0, 8, READ, Precision.ASSUMED))
     rows = (Launch(1, "k"), Access(0, 8 << 20, WRITE, stride_bytes=8, count=1 << 20))
     others = (Gap("lost", 3), HostCall(1, HostCallPhase.BEGIN), Launch(7, "k"))
-    found = unordered(calls(*assumed, *rows, *others))
+    found = unordered_accesses(calls(*assumed, *rows, *others))
 
     assert found.pairs == []
     assert found.doubts == {

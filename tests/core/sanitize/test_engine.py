@@ -250,10 +250,10 @@ def test_race_describes_both_operations() -> None:
 
 
 def races(
-    events: Sequence[Event], *, cuts: Sequence[int] = (), forgets_above: int = 1024
+    events: Sequence[Event], *, cuts: Sequence[int] = (), prune_above: int = 1024
 ) -> list[Race]:
     """Return the races of a trace that is fed in pieces; ``ends`` are the calls after the pieces."""
-    engine, strings = Engine(forgets_above=forgets_above), {"": 0}
+    engine, strings = Engine(prune_above=prune_above), {"": 0}
     records = pack(events, lambda text: strings.setdefault(text, len(strings)))
     ends = sorted({int((records["seq"] < seq).sum()) for seq in cuts})
     found: list[Race] = []
@@ -298,7 +298,7 @@ def test_pruning_makes_no_difference(steps: list[Step]) -> None:
     events = trace(steps)
     calls = [event.seq for event in events]
 
-    assert reported(races(events, cuts=calls, forgets_above=0)) == pairs(events)
+    assert reported(races(events, cuts=calls, prune_above=0)) == pairs(events)
 
 
 @settings(max_examples=60, deadline=None)

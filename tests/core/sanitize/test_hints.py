@@ -30,7 +30,7 @@ from cudakit.document import Frame
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
 
 READ = AccessMode.READ
-seen = partial(kernel, known=Precision.EXACT)
+seen = partial(kernel, precision=Precision.EXACT)
 
 
 @pytest.mark.parametrize(

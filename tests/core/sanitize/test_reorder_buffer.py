@@ -46,7 +46,7 @@ class WrittenTrace:
 
     events: list[Event] = field(default_factory=list)
     expected: list[Event] = field(default_factory=list)
-    never_read: int = 0
+    never_read_count: int = 0
 
     @property
     def records(self) -> Records:
@@ -101,7 +101,7 @@ def traces(draw: st.DrawFn) -> WrittenTrace:
     for seq, call in enumerate(draw(st.lists(calls(), max_size=12)), start=1):
         trace.events += [Event(body, seq) for body in call.bodies]
         trace.expected += [Event(body, seq) for body in call.reordered()]
-        trace.never_read += not call.complete
+        trace.never_read_count += not call.complete
         if call.late:
             late.append((seq, call.late))
         while late and draw(st.booleans()):
@@ -136,33 +136,33 @@ def test_late_accesses_are_returned_in_order_of_calls(
     found.append(buffer.flush())
 
     assert events_of(np.concatenate(found)) == trace.expected
-    assert buffer.never_read == trace.never_read
-    assert buffer.held == 0
+    assert buffer.never_read_count == trace.never_read_count
+    assert buffer.held_count == 0
 
 
 @given(traces())
 def test_whole_trace_is_reordered_at_once(trace: WrittenTrace) -> None:
-    found, never_read = reordered(trace.records)
+    found, never_read_count = reordered(trace.records)
 
-    assert (events_of(found), never_read) == (trace.expected, trace.never_read)
+    assert (events_of(found), never_read_count) == (trace.expected, trace.never_read_count)
 
 
 @given(st.data(), traces(), st.integers(0, 20))
 def test_held_records_are_bounded_and_only_late_accesses_are_lost(
-    data: st.DataObject, trace: WrittenTrace, most_held: int
+    data: st.DataObject, trace: WrittenTrace, max_held: int
 ) -> None:
-    buffer, found = ReorderBuffer(most_held=most_held), list[Event]()
+    buffer, found = ReorderBuffer(max_held=max_held), list[Event]()
     for batch in batches(data, trace.records):
         found += events_of(buffer.feed(batch))
-        assert buffer.held <= most_held
+        assert buffer.held_count <= max_held
     found += events_of(buffer.flush())
 
     assert [event.seq for event in found] == sorted(event.seq for event in found)
     # Launches that were given up keep their assumed accesses; no other record is lost.
     whole = [event for event in found if not isinstance(event.body, Access | Accessed)]
     assert whole == [e for e in trace.expected if not isinstance(e.body, Access | Accessed)]
-    assert buffer.never_read >= trace.never_read
-    assert buffer.never_read or found == trace.expected
+    assert buffer.never_read_count >= trace.never_read_count
+    assert buffer.never_read_count or found == trace.expected
 
 
 def test_records_without_pending_launches_are_returned_unchanged() -> None:
@@ -170,7 +170,7 @@ def test_records_without_pending_launches_are_returned_unchanged() -> None:
     some = records(Event(Launch(1, ""), 1), Event(Access(0, 8, READ, Precision.ASSUMED), 1))
 
     assert buffer.feed(some) is some
-    assert buffer.held == 0
+    assert buffer.held_count == 0
 
 
 def test_records_after_pending_launch_are_held() -> None:
@@ -180,22 +180,22 @@ def test_records_after_pending_launch_are_held() -> None:
         records(Event(Fill(1, 0, 8), 1), Event(LAUNCH, 2), Event(Fill(2, 0, 8), 3))
     )
     assert [event.seq for event in events_of(before)] == [1]
-    assert buffer.held == 2
+    assert buffer.held_count == 2
     after = buffer.feed(records(Event(Access(0, 8, WRITE), 2), Event(Accessed(), 2)))
     assert [event.seq for event in events_of(after)] == [2, 2, 2, 3]
 
 
 def test_accesses_of_given_up_launch_are_dropped() -> None:
-    buffer = ReorderBuffer(most_held=2)
+    buffer = ReorderBuffer(max_held=2)
     assumed = Event(Access(0, 64, WRITE, Precision.ASSUMED), 2)
     buffer.feed(records(Event(LAUNCH, 2), assumed))
     given_up = buffer.feed(records(Event(Fill(1, 0, 8), 3), Event(LAUNCH, 4)))
 
     assert [event.seq for event in events_of(given_up)] == [2, 2, 3]
-    assert buffer.never_read == 1
+    assert buffer.never_read_count == 1
     assert len(buffer.feed(records(Event(Access(0, 8, WRITE), 2), Event(Accessed(), 2)))) == 0
     call = Event(Fill(1, 0, 8), 1)  # written late, by another thread
     assert events_of(buffer.feed(records(call))) == [call]
     last = [Event(LAUNCH, 4), Event(Accessed(), 4)]
     assert events_of(buffer.feed(records(last[1]))) == last
-    assert buffer.never_read == 1
+    assert buffer.never_read_count == 1

@@ -16,7 +16,7 @@ from core.sanitize.trace_scene import (
 )
 
 from cudakit.core.sanitize.races import Confidence, RaceKind
-from cudakit.core.sanitize.shadow_memory import MOST_SEGMENTS
+from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES
 from cudakit.trace.events import Access, Copy, Fill
 from cudakit.trace.kinds import AllocationKind, AllocationLayer, Precision
 
@@ -111,8 +111,8 @@ def test_pointer_into_copied_bytes_is_a_likely_race() -> None:
     (race,) = s.given(2, X + 8)
     assert (race.kind, race.confidence) == (RaceKind.READ_AFTER_WRITE, Confidence.LIKELY)
     assert (race.lo, race.hi) == (X + 8, X + SIZE)
-    assert race.previous.known is Precision.EXACT
-    assert race.current.known is Precision.ASSUMED
+    assert race.previous.precision is Precision.EXACT
+    assert race.current.precision is Precision.ASSUMED
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_repeated_reads_use_constant_memory() -> None:
     assert grown < 10_000
 
 
-PIECES_BYTES = 4 * MOST_SEGMENTS  # every other byte: twice as many segments as are stored
+PIECES_BYTES = 4 * MAX_RANGE_STATES  # every other byte: twice as many segments as are stored
 
 
 def with_merged_segments() -> Scene:

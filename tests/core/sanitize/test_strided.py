@@ -3,13 +3,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.strided import Rows, rows_of
+from cudakit.core.sanitize.strided import StridedRange, strided_range
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> Rows:
+def rows(draw: st.DrawFn) -> StridedRange:
     width = draw(st.integers(1, 5))
-    return Rows(
+    return StridedRange(
         lo=draw(st.integers(0, 40)),
         width=width,
         stride=width + draw(st.integers(0, 6)),
@@ -17,44 +17,47 @@ def rows(draw: st.DrawFn) -> Rows:
     )
 
 
-def bytes_of(some: Rows) -> set[int]:
-    return {byte for lo, hi in some.ranges() for byte in range(lo, hi)}
+def bytes_of(some: StridedRange) -> set[int]:
+    return {byte for lo, hi in some.row_ranges() for byte in range(lo, hi)}
 
 
 @given(rows(), rows())
-def test_shared_with_agrees_with_byte_sets(one: Rows, two: Rows) -> None:
+def test_shared_with_agrees_with_byte_sets(one: StridedRange, two: StridedRange) -> None:
     both = bytes_of(one) & bytes_of(two)
-    shared = one.shared_with(two)
+    bytes_shared = one.bytes_shared_with(two)
 
-    assert (shared is not None) == bool(both)
-    if shared:
-        assert set(range(*shared)) <= both
+    assert (bytes_shared is not None) == bool(both)
+    if bytes_shared:
+        assert set(range(*bytes_shared)) <= both
 
 
 @given(rows(), st.integers(0, 120), st.integers(1, 30))
-def test_shared_with_range_agrees_with_byte_sets(one: Rows, lo: int, size: int) -> None:
+def test_shared_with_range_agrees_with_byte_sets(one: StridedRange, lo: int, size: int) -> None:
     both = bytes_of(one) & set(range(lo, lo + size))
-    shared = one.shared_with_range(lo, lo + size)
+    bytes_shared = one.bytes_shared_with_range(lo, lo + size)
 
-    assert (shared is not None) == bool(both)
-    if shared:
-        assert shared[0] == min(both)
-        assert set(range(*shared)) <= both
+    assert (bytes_shared is not None) == bool(both)
+    if bytes_shared:
+        assert bytes_shared[0] == min(both)
+        assert set(range(*bytes_shared)) <= both
 
 
 @given(rows())
-def test_rows_of_negative_stride_equal_rows_of_positive_stride(one: Rows) -> None:
+def test_rows_of_negative_stride_equal_rows_of_positive_stride(one: StridedRange) -> None:
     for stride in (one.stride, -one.stride):
-        assert bytes_of(rows_of(one.lo, one.hi, stride, one.count)) == bytes_of(one)
+        assert bytes_of(strided_range(one.lo, one.hi, stride, one.count)) == bytes_of(one)
 
 
 def test_adjacent_rows_are_one_range() -> None:
-    assert rows_of(100, 164, 16, 4) == Rows(100, 64, 64, 1)
+    assert strided_range(100, 164, 16, 4) == StridedRange(100, 64, 64, 1)
 
 
 def test_many_rows_with_different_strides_are_compared() -> None:
-    columns = Rows(lo=0, width=4, stride=1 << 12, count=100_000)
-    others = Rows(lo=4, width=4, stride=(1 << 12) + 4, count=100_000)
+    columns = StridedRange(lo=0, width=4, stride=1 << 12, count=100_000)
+    others = StridedRange(lo=4, width=4, stride=(1 << 12) + 4, count=100_000)
 
-    assert columns.shared_with(others) == (4096 * 1024, 4096 * 1024 + 4)
-    assert columns.shared_with(Rows(lo=4, width=4, stride=1 << 12, count=100_000)) is None
+    assert columns.bytes_shared_with(others) == (4096 * 1024, 4096 * 1024 + 4)
+    assert (
+        columns.bytes_shared_with(StridedRange(lo=4, width=4, stride=1 << 12, count=100_000))
+        is None
+    )

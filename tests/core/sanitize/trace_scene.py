@@ -98,13 +98,13 @@ class Scene:
     def given(
         self,
         stream: int,
-        *pointers: int | str,
+        *pointer_states: int | str,
         end: int = 0,
         known: Precision = Precision.ASSUMED,
         **where: Any,
     ) -> list[Race]:
         """Launch a kernel whose accesses are assumed from its pointer arguments."""
-        los = [place(pointer) for pointer in pointers]
+        los = [place(pointer) for pointer in pointer_states]
         return self.kernel(
             stream, *(Access(lo, end or lo + 4096, READ | WRITE, known) for lo in los), **where
         )

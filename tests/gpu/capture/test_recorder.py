@@ -60,6 +60,7 @@ def test_record_layout_equals_trace_layout() -> None:
         "node": EventKind.GRAPH_NODE, "edge": EventKind.GRAPH_EDGE, "graph_launch": EventKind.GRAPH_LAUNCH,
         "memop": EventKind.MEMOP, "host_call": EventKind.HOST_CALL, "gap": EventKind.GAP,
         "accessed": EventKind.ACCESSED, "arenas": EventKind.ARENAS,
+        "range_push": EventKind.RANGE_PUSH, "range_pop": EventKind.RANGE_POP, "mark": EventKind.MARK,
     }  # fmt: skip
     for name, offset in recorder.offsets()["record"].items():
         part, _, field = name.rpartition(".")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run.programs import Outcome, supervised
@@ -22,6 +24,10 @@ TORCH = {
         queued, ready = [], 0
         def _lazy_call(call):
             call() if ready == os.getpid() else queued.append(call)
+        def device_count(): return 1
+        def get_device_properties(index):
+            class properties: total_memory = 1 << 30
+            return properties
         def init():
             global ready
             ready = os.getpid()
@@ -35,8 +41,8 @@ TORCH = {
             from torch import cuda
             assert cuda.ready == os.getpid(), "CUDA is not initialized"
             events.append("recorded")
-        def _dump_snapshot(filename):
-            with open(filename, "w") as file: file.write(",".join(events))
+        def _snapshot():
+            return {"events": ",".join(events)}
         def allocate(name): events.append(name)
     """,
     "torch/_C.py": """
@@ -71,11 +77,16 @@ def run(
         notify=notices.append,
         **{"PYTHONPATH": str(place / "lib"), **more},
     )
-    return done, notices
+    return done, [notice for notice in notices if notice.about is not About.MEMORY]
 
 
 def saved(place: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in sorted(place.glob("out*"))}
+    return {path.name: read(path)["events"] for path in sorted(place.glob("out*"))}
+
+
+def read(path: Path) -> dict[str, Any]:
+    snapshot: dict[str, Any] = pickle.loads(path.read_bytes())  # noqa: S301
+    return snapshot
 
 
 def test_snapshot_is_saved_at_exit_and_its_path_reported(place: Path) -> None:
@@ -188,7 +199,7 @@ def test_failed_snapshot_is_reported_and_leaves_no_file(place: Path) -> None:
 
 
 def test_too_old_torch_is_reported(place: Path) -> None:
-    (place / "lib/torch/cuda/memory.py").write_text("def _dump_snapshot(name): pass")
+    (place / "lib/torch/cuda/memory.py").write_text("def _snapshot(): pass")
 
     done, notices = run(place, "import torch; torch.cuda.init()")
 
@@ -198,3 +209,10 @@ def test_too_old_torch_is_reported(place: Path) -> None:
 
 def test_environment_of_the_tests_has_no_rank() -> None:
     assert not {"RANK", "LOCAL_RANK"} & set(os.environ)
+
+
+def test_snapshot_has_the_memory_of_each_device(place: Path) -> None:
+    run(place, USES)
+
+    settings = read(place / "out.pkl")["allocator_settings"]
+    assert settings == {"device_total_bytes": [1 << 30]}

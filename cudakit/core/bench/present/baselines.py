@@ -1,4 +1,4 @@
-"""cudakit's rate relative to each baseline."""
+"""Tables and charts of cudakit's rate relative to each baseline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.labels import short_labels
-from cudakit.core.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, lanes, omitted_lanes
+from cudakit.core.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, draw_lanes, omitted_lanes
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import ci_over_rounds
 from cudakit.document import Array, Column, Columns, Node, Ratio, Section, Table, Text, Value, View
@@ -18,10 +18,10 @@ from cudakit.document.axis import Axis, tight_axis
 from cudakit.document.picture import Figure, dots, shape, stretched, to_units
 from cudakit.units import Unavailable, format_ratio
 
-# Height of a lane in pixels, and in units of its drawing.
-_LANE = 38
+# Height of a lane in pixels, and in the units of the lane's drawing.
+_LANE_PIXELS = 38
 _HEIGHT = 100
-# The axis extends at least this far to both sides of equal speed.
+# The axis extends at least this far to both sides of ratio 1, which is equal speed.
 _MIN_EXTENT = 0.01
 _MARGIN = 1.08
 
@@ -35,7 +35,7 @@ class RelativeRate:
     high: float
 
 
-def baselines(cases: Sequence[CaseResult]) -> list[str]:
+def baseline_libraries(cases: Sequence[CaseResult]) -> list[str]:
     """Return the libraries of baselines, in the order of first appearance."""
     return [name for name in dict.fromkeys(case.library for case in cases) if name != CUDAKIT]
 
@@ -43,7 +43,7 @@ def baselines(cases: Sequence[CaseResult]) -> list[str]:
 def measured_baselines(cases: Sequence[CaseResult]) -> list[str]:
     """Return the baselines that have at least one time."""
     timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
-    return baselines(timed)
+    return baseline_libraries(timed)
 
 
 def relative_rate(baseline: str, case: CaseResult, cases: Sequence[CaseResult]) -> Value:
@@ -69,13 +69,13 @@ def ratio_to(
 
 def baseline_sections(cases: Sequence[CaseResult]) -> Iterator[Node]:
     """Show cudakit's rate relative to each baseline, case by case."""
-    own_cases = [case for case in cases if case.library == CUDAKIT]
-    names = short_labels(own_cases)
+    cudakit_cases = [case for case in cases if case.library == CUDAKIT]
+    names = short_labels(cudakit_cases)
     for baseline in measured_baselines(cases):
         rates = [
-            (name, share)
-            for name, case in zip(names, own_cases, strict=True)
-            if isinstance(share := ratio_to(baseline, case, cases), RelativeRate)
+            (name, rate)
+            for name, case in zip(names, cudakit_cases, strict=True)
+            if isinstance(rate := ratio_to(baseline, case, cases), RelativeRate)
         ]
         if rates:
             columns = _columns(baseline, rates)
@@ -90,68 +90,74 @@ def draw_relative_rates(columns: Sequence[Columns]) -> Figure:
 
     The arrays of ``vs BASELINE`` are ``case`` (decoded by ``text``), ``ratio``, ``low`` and ``high``.
     """
-    (shares,) = columns
-    baseline = shares.name.removeprefix("vs ")
-    names = shares.text["case"][:MAX_LANES]
-    ends = np.stack([shares.arrays[key][: len(names)] for key in ("low", "ratio", "high")], axis=1)
-    axis = _axis(ends)
+    (rates,) = columns
+    baseline = rates.name.removeprefix("vs ")
+    names = rates.text["case"][:MAX_LANES]
+    intervals = np.stack(
+        [rates.arrays[key][: len(names)] for key in ("low", "ratio", "high")], axis=1
+    )
+    axis = _axis(intervals)
     title = f"Rate relative to {baseline}"
-    rows = [_lane(name, row, axis) for name, row in zip(names, ends, strict=True)]
-    drawing = lanes(rows, axis, Mark(1.0, f"as fast as {baseline}"), height=_LANE, title=title)
-    beyond = omitted_lanes(len(shares.text["case"]) - len(names))
-    return Figure("lanes", (drawing, *beyond), title)
+    rows = [_lane(name, interval, axis) for name, interval in zip(names, intervals, strict=True)]
+    drawing = draw_lanes(
+        rows, axis, Mark(1.0, f"as fast as {baseline}"), height=_LANE_PIXELS, title=title
+    )
+    omitted = omitted_lanes(len(rates.text["case"]) - len(names))
+    return Figure("lanes", (drawing, *omitted), title)
 
 
-def _relative(own: CaseResult, other: CaseResult) -> RelativeRate | Unavailable:
-    for case in (own, other):
-        if isinstance(case.median_s, Unavailable):
-            return case.median_s
-    pairs = [pair for pair in _sample_pairs(own, other) if pair]
-    ratios = [other_s / own_s for pair in pairs for own_s, other_s in pair if own_s]
+def _relative(case: CaseResult, baseline: CaseResult) -> RelativeRate | Unavailable:
+    for result in (case, baseline):
+        if isinstance(result.median_s, Unavailable):
+            return result.median_s
+    rounds = [pairs for pairs in _sample_pairs(case, baseline) if pairs]
+    ratios = [baseline_s / case_s for pairs in rounds for case_s, baseline_s in pairs if case_s]
     if not ratios:
         return Unavailable("the measured time is 0")
-    low, high = ci_over_rounds(ratios, [len(pair) for pair in pairs] if len(pairs) > 1 else ())
+    low, high = ci_over_rounds(ratios, [len(pairs) for pairs in rounds] if len(rounds) > 1 else ())
     return RelativeRate(median(ratios), low, high)
 
 
-def _sample_pairs(own: CaseResult, other: CaseResult) -> Iterator[list[tuple[float, float]]]:
-    """Yield the pairs of interleaved samples of each round: both ran at the same clock."""
-    for own_times, other_times in zip(_rounds(own), _rounds(other), strict=False):
-        yield list(zip(own_times, other_times, strict=False))
+def _sample_pairs(case: CaseResult, baseline: CaseResult) -> Iterator[list[tuple[float, float]]]:
+    """Yield the pairs of interleaved samples of each round: both samples of a pair ran at the same clock."""
+    for case_times, baseline_times in zip(_rounds(case), _rounds(baseline), strict=False):
+        yield list(zip(case_times, baseline_times, strict=False))
 
 
 def _rounds(case: CaseResult) -> Iterator[tuple[float, ...]]:
+    """Yield the times of each round."""
     begin = 0
     for count in case.rounds or (len(case.samples_s),):
         yield case.samples_s[begin : begin + count]
         begin += count
 
 
-def _axis(ends: Array) -> Axis:
+def _axis(intervals: Array) -> Axis:
     """Return an axis that is symmetric about 100%."""
-    extent = max(float(np.abs(ends - 1).max()), _MIN_EXTENT) * _MARGIN
+    extent = max(float(np.abs(intervals - 1).max()), _MIN_EXTENT) * _MARGIN
     return tight_axis(max(1 - extent, 0.0), 1 + extent, "ratio")
 
 
-def _lane(name: str, ends: Array, axis: Axis) -> Lane:
-    low, middle, high = to_units(axis.shares(ends), WIDTH)
-    half = _HEIGHT // 2
-    half_width = (float(ends[2]) - float(ends[0])) / 2
-    bar = shape("path", class_="line s0", d=f"M{low} {half}H{high}M{low} 30V70M{high} 30V70")
-    dot = shape("path", class_="scatter case s0", d=dots([middle], [half]))
-    remark = f"{ends[1]:.1%} ± {format_ratio(half_width)}"
+def _lane(name: str, interval: Array, axis: Axis) -> Lane:
+    """Return the lane of a case; ``interval`` is the lower end of the CI, the ratio, and the upper end."""
+    low, middle, high = to_units(axis.shares(interval), WIDTH)
+    y = _HEIGHT // 2
+    half_width = (float(interval[2]) - float(interval[0])) / 2
+    bar = shape("path", class_="line s0", d=f"M{low} {y}H{high}M{low} 30V70M{high} 30V70")
+    dot = shape("path", class_="scatter case s0", d=dots([middle], [y]))
+    remark = f"{interval[1]:.1%} ± {format_ratio(half_width)}"
     return Lane(name, remark, stretched((bar, dot), width=WIDTH, height=_HEIGHT))
 
 
 def _columns(baseline: str, rates: Sequence[tuple[str, RelativeRate]]) -> Columns:
-    shares = [share for _, share in rates]
+    ratios = [rate for _, rate in rates]
     return Columns(
         f"vs {baseline}",
         {
             "case": np.arange(len(rates)),
-            "ratio": np.array([share.ratio for share in shares]),
-            "low": np.array([share.low for share in shares]),
-            "high": np.array([share.high for share in shares]),
+            "ratio": np.array([rate.ratio for rate in ratios]),
+            "low": np.array([rate.low for rate in ratios]),
+            "high": np.array([rate.high for rate in ratios]),
         },
         {"case": tuple(name for name, _ in rates)},
     )
@@ -162,8 +168,8 @@ def _table(baseline: str, rates: Sequence[tuple[str, RelativeRate]]) -> Table:
     return Table(
         columns=(Column("case", "text"), *(Column(title, "number") for title in titles)),
         rows=tuple(
-            (Text(name), Ratio(share.ratio), Ratio(share.low), Ratio(share.high))
-            for name, share in rates
+            (Text(name), Ratio(rate.ratio), Ratio(rate.low), Ratio(rate.high))
+            for name, rate in rates
         ),
         caption=f"Rate relative to {baseline}, with its 95% CI.",
     )

@@ -15,7 +15,11 @@ from cudakit.core.bench.labels import (
     describe_common_axes,
     varying_axes,
 )
-from cudakit.core.bench.present.baselines import baselines, measured_baselines, relative_rate
+from cudakit.core.bench.present.baselines import (
+    baseline_libraries,
+    measured_baselines,
+    relative_rate,
+)
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.core.bench.workload import Axis
@@ -29,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _CaseColumn:
-    """A column of the table; it is shown if ``has_value`` is true of any case."""
+    """A column of the table, which is shown if ``has_value`` is true for a case."""
 
     title: str
     cell: Callable[[CaseResult], Value]
@@ -38,9 +42,9 @@ class _CaseColumn:
 
 
 def cases_table(cases: Sequence[CaseResult]) -> Table:
-    """Return a table with a row per case, baselines in a muted style.
+    """Return a table with a row per case; rows of baselines are printed in a muted style.
 
-    For the steps of graphs of several sizes, return ``steps_table``.
+    The steps of graphs of several sizes have a more compact table: see ``steps_table``.
     """
     if are_graph_steps(cases):
         return steps_table(cases)
@@ -59,7 +63,7 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
             for case in cases
         ),
         caption=_caption(cases),
-        faint=frozenset(at for at, case in enumerate(cases) if case.library != CUDAKIT),
+        faint=frozenset(i for i, case in enumerate(cases) if case.library != CUDAKIT),
     )
 
 
@@ -85,10 +89,10 @@ def cell(make: Callable[[_T], Value], value: _T | Unavailable) -> Value:
 
 
 def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
-    several = len({case.name for case in cases}) > 1
-    has_baselines = bool(baselines(cases))
+    has_several_benches = len({case.name for case in cases}) > 1
+    has_baselines = bool(baseline_libraries(cases))
     return [
-        _CaseColumn("bench", lambda case: Text(case.name), "text", lambda _: several),
+        _CaseColumn("bench", lambda case: Text(case.name), "text", lambda _: has_several_benches),
         _CaseColumn("shape", _shape, "text", lambda case: "shape" in case.settings),
         _CaseColumn("library", _library, "text", lambda _: has_baselines),
         _CaseColumn("time", lambda case: cell(Seconds, case.median_s)),
@@ -108,7 +112,9 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
         _CaseColumn("SM clock", _clock, has_value=lambda case: bool(case.sm_clock_hz)),
         # Declared as a number, because narrow tables leave out columns of numbers first.
         _CaseColumn(
-            "bound", lambda case: cell(lambda x: Text(x.bound), case.limit), has_value=_has_peak
+            "bound",
+            lambda case: cell(lambda limit: Text(limit.bound), case.limit),
+            has_value=_has_peak,
         ),
     ]
 
@@ -122,8 +128,8 @@ def _caption(cases: Sequence[CaseResult]) -> str:
     common = describe_common_axes(cases)
     lines = [f"All cases: {common}."] if common else []
     lines.append("±: half of the 95% CI of the median time.")
-    if others := measured_baselines(cases):
-        names = " and ".join(f"vs {name}" for name in others)
+    if libraries := measured_baselines(cases):
+        names = " and ".join(f"vs {name}" for name in libraries)
         lines.append(
             f"{names}: rate relative to the baseline, median of interleaved samples with its 95% CI."
         )
@@ -134,14 +140,14 @@ def _caption(cases: Sequence[CaseResult]) -> str:
 
 def _explain_peak(cases: Sequence[CaseResult]) -> str:
     """Describe the peak and its SM clock."""
-    computing = [case for case in cases if case.operations and _has_peak(case)]
-    if not computing:
+    arithmetic_cases = [case for case in cases if case.operations and _has_peak(case)]
+    if not arithmetic_cases:
         return "Peak: the theoretical bandwidth of the memory or link."
     roofline = "Peak: the roofline of arithmetic and memory"
-    measured = [_has_datasheet_peak(case) for case in computing]
-    if not any(measured):
+    has_measured_clock = [_has_datasheet_peak(case) for case in arithmetic_cases]
+    if not any(has_measured_clock):
         return f"{roofline} at the SM clock of the datasheet, because the clock was not measured."
-    clock = "measured SM clock" if all(measured) else "SM clock that was measured, if any"
+    clock = "measured SM clock" if all(has_measured_clock) else "SM clock that was measured, if any"
     return f"{roofline} at the {clock}; datasheet: at the clock of the datasheet."
 
 
@@ -150,14 +156,16 @@ def _has_peak(case: CaseResult) -> bool:
 
 
 def _has_datasheet_peak(case: CaseResult) -> bool:
-    """Return whether the peaks at the datasheet's and at the measured clock may differ."""
+    """Return whether the peak at the datasheet's clock may differ from that at the measured clock."""
     limit = case.limit
-    is_known = not isinstance(limit, Unavailable) and not isinstance(limit.measured_s, Unavailable)
-    return is_known and bool(case.operations)
+    is_clock_known = not isinstance(limit, Unavailable) and not isinstance(
+        limit.measured_s, Unavailable
+    )
+    return is_clock_known and bool(case.operations)
 
 
 def _library(case: CaseResult) -> Value:
-    """Return the library that ran a case; for cudakit's own call, the library that it called."""
+    """Return the library that computed a case: for cudakit's GEMM, the library that cudakit called."""
     called = str(case.settings.get("library", "")).split()
     return Text(called[0] if case.library == CUDAKIT and called else case.library)
 
@@ -188,7 +196,7 @@ def _energy(case: CaseResult) -> Value:
 
 
 def are_graph_steps(cases: Sequence[CaseResult]) -> bool:
-    """Return whether cases are several steps of graphs of several sizes, which get a compact table."""
+    """Return whether all cases are steps of graphs, with several steps and several numbers of nodes."""
     return (
         all(_STEP in case.axes and isinstance(case.axes.get(_NODES), int) for case in cases)
         and len({case.axes[_NODES] for case in cases}) > 1
@@ -205,7 +213,7 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
         key = (*(case.axes.get(name) for name in axes), case.axes[_STEP])
         rows.setdefault(key, {})[int(case.axes[_NODES])] = case
     heads = [*axes, _STEP]
-    # The sort is stable: the steps of a graph stay in the order measured.
+    # Sorting is stable, so the steps of a graph stay in the order in which they were measured.
     graphs = list(dict.fromkeys(key[:-1] for key in rows))
     return Table(
         columns=(

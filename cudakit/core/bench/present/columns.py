@@ -1,4 +1,4 @@
-"""The results as arrays, for CSV, nvbench's JSON and charts.
+"""Results as Columns, which are named arrays, for CSV, nvbench's JSON and charts.
 
 ``results`` has a row per case: ``name``, the axes, then figures from ``median_s`` on; NaN is an unavailable
 figure. ``samples`` has a row per sample, ``device`` one row.
@@ -21,21 +21,21 @@ from cudakit.units import Unavailable
 
 
 def result_columns(cases: Sequence[CaseResult]) -> Columns:
-    """Return the Columns ``results``."""
+    """Return the Columns ``results``, with a row per case."""
     arrays: dict[str, Array] = {}
     text: dict[str, tuple[str, ...]] = {}
-    arrays["name"], text["name"] = _indexed([case.name for case in cases])
+    arrays["name"], text["name"] = _encode_words([case.name for case in cases])
     for name in axis_names(cases):
         values = [case.axes.get(name) for case in cases]
         if dtype := _dtype(values):
             arrays[name] = np.array(values, dtype)
         else:
             words = [None if value is None else str(value) for value in values]
-            arrays[name], text[name] = _indexed(words)
+            arrays[name], text[name] = _encode_words(words)
     if {case.library for case in cases} - {"cudakit"}:
-        arrays["contender"], text["contender"] = _indexed([case.library for case in cases])
-    for figure in _figures(cases[0]) if cases else ():
-        arrays[figure] = np.array([_figures(case)[figure] for case in cases], np.float64)
+        arrays["contender"], text["contender"] = _encode_words([case.library for case in cases])
+    for figure in _case_figures(cases[0]) if cases else ():
+        arrays[figure] = np.array([_case_figures(case)[figure] for case in cases], np.float64)
     if cases:
         arrays["samples"] = np.array([len(case.samples_s) for case in cases], np.int64)
         arrays["verified"] = np.array([case.verified for case in cases], np.bool_)
@@ -54,34 +54,36 @@ def sample_columns(cases: Sequence[CaseResult]) -> Columns:
             "case": np.repeat(np.arange(len(cases)), sizes),
             "time_s": np.array([time for case in cases for time in case.samples_s], np.float64),
             "sm_clock_hz": np.array([hz for row in clocks for hz in row], np.float64),
-            "round": np.array([number for case in cases for number in _rounds(case)], np.int64),
+            "round": np.array(
+                [number for case in cases for number in _round_numbers(case)], np.int64
+            ),
         },
         {"case": tuple(short_labels(cases))},
     )
 
 
 def device_columns(environment: Environment) -> Columns:
-    """Return the Columns ``device``."""
+    """Return the Columns ``device``, with one row."""
     arrays: dict[str, Array] = {}
     text: dict[str, tuple[str, ...]] = {}
     for name, word in (
         ("gpu", environment.gpu),
         ("compute_capability", environment.compute_capability),
     ):
-        arrays[name], text[name] = _indexed([None if isinstance(word, Unavailable) else word])
-    for name, amount in (
+        arrays[name], text[name] = _encode_words([None if isinstance(word, Unavailable) else word])
+    for name, value in (
         ("multiprocessors", environment.multiprocessors),
-        ("sm_clock_max_hz", _scaled(environment.sm_clock_max_mhz, 1e6)),
-        ("memory_clock_hz", _scaled(environment.memory_clock_mhz, 1e6)),
+        ("sm_clock_max_hz", _multiplied(environment.sm_clock_max_mhz, 1e6)),
+        ("memory_clock_hz", _multiplied(environment.memory_clock_mhz, 1e6)),
         ("memory_bus_bits", environment.memory_bus_bits),
         ("memory_bytes", environment.memory_bytes),
         ("l2_bytes", environment.l2_bytes),
     ):
-        arrays[name] = np.array([number(amount)], np.float64)
+        arrays[name] = np.array([number(value)], np.float64)
     return Columns("device", arrays, text)
 
 
-def _figures(case: CaseResult) -> dict[str, float]:
+def _case_figures(case: CaseResult) -> dict[str, float]:
     summary = case.statistics if isinstance(case.statistics, Summary) else None
     low, high = summary.ci95_s if summary else (np.nan, np.nan)
     return {
@@ -111,15 +113,17 @@ def _dtype(values: Sequence[Axis | None]) -> type[np.generic] | None:
     return None
 
 
-def _indexed(words: Sequence[str | None]) -> tuple[Array, tuple[str, ...]]:
-    """Return the index of each word in the tuple of distinct words, -1 for None; and the tuple."""
+def _encode_words(words: Sequence[str | None]) -> tuple[Array, tuple[str, ...]]:
+    """Return an index per word, -1 for None, and the tuple of distinct words that the index refers to."""
     distinct = list(dict.fromkeys(word for word in words if word is not None))
-    numbers = {word: at for at, word in enumerate(distinct)}
-    return np.array([-1 if w is None else numbers[w] for w in words], np.int64), tuple(distinct)
+    indices = {word: i for i, word in enumerate(distinct)}
+    return np.array([-1 if word is None else indices[word] for word in words], np.int64), tuple(
+        distinct
+    )
 
 
-def _rounds(case: CaseResult) -> list[int]:
-    """Return the round number of each sample."""
+def _round_numbers(case: CaseResult) -> list[int]:
+    """Return the round of each sample, counted from 0."""
     sizes = case.rounds or (len(case.samples_s),)
     return [number for number, size in enumerate(sizes) for _ in range(size)]
 
@@ -128,7 +132,7 @@ def _rate(case: CaseResult, amount: float) -> float:
     return number(case.per_second(amount)) if amount else np.nan
 
 
-def _scaled(value: float | Unavailable, factor: float) -> float | Unavailable:
+def _multiplied(value: float | Unavailable, factor: float) -> float | Unavailable:
     return value if isinstance(value, Unavailable) else value * factor
 
 

@@ -28,7 +28,7 @@ _COLUMNS = (
 
 
 def present_comparison(comparison: Comparison) -> Document:
-    """Return the report: the number of cases per verdict, a row per case, then reasons."""
+    """Return the report of a comparison: the number of cases per verdict, a row per case, then reasons."""
     return Document(
         "Simulated: bench compare" if comparison.simulated else "bench compare",
         (_headline(comparison), _table(comparison), *_notes(comparison)),
@@ -54,7 +54,7 @@ def _table(comparison: Comparison) -> Table:
         tuple(map(_row, cases, short_labels(cases))),
         caption=(f"All cases: {common}. " if common else "")
         + "Change of the median time with its 95% CI. In cycles: the change of time x SM clock.",
-        faint=frozenset(at for at, case in enumerate(cases) if case.verdict is Verdict.SAME),
+        faint=frozenset(i for i, case in enumerate(cases) if case.verdict is Verdict.SAME),
     )
 
 
@@ -65,15 +65,15 @@ def _row(case: CaseComparison, label: str) -> tuple[Value, ...]:
         Text(label),
         cell(Seconds, case.before_s),
         cell(Seconds, case.after_s),
-        cell(_signed, case.change),
-        cell(_signed, low),
-        cell(_signed, high),
-        cell(_signed, case.cycles_change),
+        cell(_signed_change, case.change),
+        cell(_signed_change, low),
+        cell(_signed_change, high),
+        cell(_signed_change, case.cycles_change),
         Text(case.verdict.value),
     )
 
 
-def _signed(change: float) -> Value:
+def _signed_change(change: float) -> Value:
     return Text(f"+{format_ratio(change)}") if change > 0 else Ratio(change)
 
 
@@ -87,7 +87,7 @@ def _notes(comparison: Comparison) -> Iterator[Note]:
             reasons.setdefault((case.reason, _clock_direction(case)), []).append(case)
     for (reason, direction), cases in reasons.items():
         titles = first_few([labels[id(case)] for case in cases], separator="; ")
-        yield Note("warn", f"{titles}: {reason}{_clock_change(direction, cases)}.")
+        yield Note("warn", f"{titles}: {reason}{_describe_clock_change(direction, cases)}.")
     missing: dict[str, list[str]] = {}
     for case in comparison.cases:
         if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
@@ -95,9 +95,12 @@ def _notes(comparison: Comparison) -> Iterator[Note]:
     for reason, names in missing.items():
         titles = first_few(names, separator="; ")
         yield Note("info", f"No change in cycles for {titles}: {reason}.")
-    for run, only in (("BEFORE", comparison.only_before), ("AFTER", comparison.only_after)):
-        if only:
-            yield Note("info", f"Only in {run}: {first_few(only, separator='; ')}.")
+    for run, labels_of_one_run in (
+        ("BEFORE", comparison.only_before),
+        ("AFTER", comparison.only_after),
+    ):
+        if labels_of_one_run:
+            yield Note("info", f"Only in {run}: {first_few(labels_of_one_run, separator='; ')}.")
 
 
 def _clock_direction(case: CaseComparison) -> str:
@@ -107,7 +110,7 @@ def _clock_direction(case: CaseComparison) -> str:
     return "lower" if case.clock_change < 0 else "higher"
 
 
-def _clock_change(direction: str, cases: Sequence[CaseComparison]) -> str:
+def _describe_clock_change(direction: str, cases: Sequence[CaseComparison]) -> str:
     if not direction:
         return ""
     changes = sorted(

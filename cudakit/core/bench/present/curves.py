@@ -21,12 +21,12 @@ from cudakit.core.bench.result import CaseResult, GraphCosts
 from cudakit.document import Array, Chart, Columns, Node, Section, Series, View
 from cudakit.units import Unavailable
 
-# Fewer points make no curve.
+# Minimum number of points of a curve.
 _MIN_POINTS = 3
-# More lines in one chart would be hard to tell apart.
+# Maximum number of lines in a chart: more lines would be hard to distinguish.
 _MAX_LINES = 9
-# An axis with at least this ratio is logarithmic.
-_WIDE = 8
+# The x axis is logarithmic if its largest value is at least this multiple of its smallest one.
+_MIN_LOG_RATIO = 8
 # The axis of GEMMs with m = n = k.
 _SQUARE = "m=n=k"
 
@@ -37,8 +37,8 @@ class _Line:
 
     name: str
     points: tuple[CaseResult, ...]
-    colour: int  # the same for the same work in all libraries
-    library: int  # 0 is cudakit
+    colour: int  # Index of the colour: equal for the same work in all libraries.
+    library: int  # Index of the library: 0 is cudakit.
 
 
 def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> Iterator[Node]:
@@ -91,18 +91,20 @@ def _panels(
 ) -> Iterator[tuple[str, list[list[CaseResult]]]]:
     """Split many groups into titled charts, along the text axis that gives the fewest charts."""
     firsts = [group[0] for group in groups]
-    by: dict[str, dict[str, list[list[CaseResult]]]] = {}
+    panels_by_axis: dict[str, dict[str, list[list[CaseResult]]]] = {}
     for name in axis_names(firsts):
         panels: dict[str, list[list[CaseResult]]] = {}
         for group in groups:
             panels.setdefault(str(group[0].axes.get(name, "-")), []).append(group)
         if len(panels) > 1 and all(isinstance(first.axes.get(name), str) for first in firsts):
-            by[name] = panels
-    if len(groups) <= _MAX_LINES or not by:
+            panels_by_axis[name] = panels
+    if len(groups) <= _MAX_LINES or not panels_by_axis:
         yield "", list(groups)
         return
-    fitting = [charts for charts in by.values() if max(map(len, charts.values())) <= _MAX_LINES]
-    yield from min(fitting or by.values(), key=len).items()
+    fitting = [
+        charts for charts in panels_by_axis.values() if max(map(len, charts.values())) <= _MAX_LINES
+    ]
+    yield from min(fitting or panels_by_axis.values(), key=len).items()
 
 
 def _picture(
@@ -115,28 +117,28 @@ def _picture(
 
 def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
     firsts = [group[0] for group in groups]
-    without = _axes_of(name)
-    works = short_labels(firsts, without=without, library=False)
+    omitted_axes = _axes_of(name)
+    work_labels = short_labels(firsts, without=omitted_axes, library=False)
     libraries = list(dict.fromkeys([CUDAKIT, *(first.library for first in firsts)]))
-    colours = list(dict.fromkeys(works))
-    names = short_labels(firsts, without=without)
+    colours = list(dict.fromkeys(work_labels))
+    names = short_labels(firsts, without=omitted_axes)
     return [
         _Line(label, tuple(group), colours.index(work), libraries.index(group[0].library))
-        for label, work, group in zip(names, works, groups, strict=True)
+        for label, work, group in zip(names, work_labels, groups, strict=True)
     ]
 
 
 def _columns(
     title: str, name: str, lines: Sequence[_Line], graphs: Sequence[GraphCosts]
 ) -> Columns:
-    points = [(at, line, case) for at, line in enumerate(lines) for case in line.points]
+    points = [(index, line, case) for index, line in enumerate(lines) for case in line.points]
     cases = [case for _, _, case in points]
-    nowhere = (np.nan, np.nan)
-    intervals = [nowhere if isinstance(c.ci95_s, Unavailable) else c.ci95_s for c in cases]
+    no_interval = (np.nan, np.nan)
+    intervals = [no_interval if isinstance(c.ci95_s, Unavailable) else c.ci95_s for c in cases]
     return Columns(
         f"sweep {title}",
         {
-            "line": np.array([at for at, _, _ in points], np.int64),
+            "line": np.array([index for index, _, _ in points], np.int64),
             "colour": np.array([line.colour for _, line, _ in points], np.int64),
             "library": np.array([line.library for _, line, _ in points], np.int64),
             name: _floats(_position(case, name) for case in cases),
@@ -163,33 +165,38 @@ def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
 
 
 def _unit(cases: Sequence[CaseResult]) -> str:
-    """Return the unit of the rates; OP for mixed operations."""
+    """Return the unit of the rates, or OP if the cases have operations of several kinds."""
     units = {case.unit for case in cases}
     return units.pop() if len(units) == 1 else "OP"
 
 
 def _chart(name: str, lines: Sequence[_Line]) -> Chart:
-    """Chart the % of peak if all cases have one, else the time, for a terminal and for Markdown."""
+    """Return a chart for terminal and Markdown: of the % of peak if all cases have one, else of the time."""
     cases = [case for line in lines for case in line.points]
     positions = sorted({_position(case, name) for case in cases})
-    by_limit = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
-    wide = positions[0] > 0 and positions[-1] / positions[0] >= _WIDE
+    shows_percent_of_peak = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
+    is_logarithmic = positions[0] > 0 and positions[-1] / positions[0] >= _MIN_LOG_RATIO
     title = axis_title(name)
     return Chart(
-        title="% of peak" if by_limit else "Time",
-        x=np.log2(positions) if wide else np.array(positions, np.float64),
+        title="% of peak" if shows_percent_of_peak else "Time",
+        x=np.log2(positions) if is_logarithmic else np.array(positions, np.float64),
         series=tuple(
-            Series(line.name, _heights(line, name, positions, by_limit=by_limit), step=False)
+            Series(
+                line.name,
+                _heights(line, name, positions, percent_of_peak=shows_percent_of_peak),
+                step=False,
+            )
             for line in lines
         ),
-        x_label=f"log2 of {title}" if wide else title,
-        y_unit="ratio" if by_limit else "seconds",
+        x_label=f"log2 of {title}" if is_logarithmic else title,
+        y_unit="ratio" if shows_percent_of_peak else "seconds",
     )
 
 
-def _heights(line: _Line, name: str, positions: list[float], *, by_limit: bool) -> Array:
+def _heights(line: _Line, name: str, positions: list[float], *, percent_of_peak: bool) -> Array:
+    """Return the height of a line at each position, NaN where the line has no point."""
     heights = {
-        _position(case, name): number(case.ratio_to_limit if by_limit else case.median_s)
+        _position(case, name): number(case.ratio_to_limit if percent_of_peak else case.median_s)
         for case in line.points
     }
     return _floats(heights.get(position, np.nan) for position in positions)

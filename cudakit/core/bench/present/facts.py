@@ -1,4 +1,4 @@
-"""The method, libraries, versions and GPU state of a result."""
+"""The rows below a table of cases: method, libraries, versions and GPU state."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _FILLS = {
     "bits": "random bits",
     "no": "",
 }
-_MAX_NAMES = 7  # if there are more, their number is shown
+_MAX_NAMES = 7  # Longer lists of names are replaced by their count.
 
 
 def title(result: BenchResult) -> str:
-    """Return the title of a report: the bench and the GPU, behind "Simulated" if it is."""
+    """Return the title of a report: bench and GPU, with the prefix "Simulated: " for a simulated device."""
     text = f"{'Simulated: ' if result.simulated else ''}bench {result.bench}"
     if not result.results:
         return text
@@ -45,12 +45,12 @@ def title(result: BenchResult) -> str:
 
 
 def machine_facts(cases: Sequence[CaseResult]) -> Facts:
-    """Return the methods, libraries, versions and the GPU state at the end of the first case that was run."""
+    """Return rows with methods, libraries and versions, and with the GPU state after the first case."""
     supported = [case for case in cases if not case.is_unsupported] or cases
     first = supported[0]
     rows = [*method_rows(supported), *library_rows(supported)]
     rows += [("versions", Text(_versions(first.environment)))] if first.environment.versions else []
-    state = _state(first)
+    state = _gpu_state(first)
     return Facts((*rows, ("GPU state", Text(state))) if state else tuple(rows))
 
 
@@ -62,11 +62,15 @@ def library_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
 
 def _describe_library(case: CaseResult) -> str:
     settings = case.settings
-    named = " ".join(str(settings[name]) for name in ("library", "version") if name in settings)
-    allowed = settings.get("workspace_bytes")
+    library = " ".join(str(settings[name]) for name in ("library", "version") if name in settings)
+    workspace_bytes = settings.get("workspace_bytes")
     parts = [
-        named,
-        *([f"workspace up to {format_bytes(allowed)}"] if isinstance(allowed, int) else []),
+        library,
+        *(
+            [f"workspace up to {format_bytes(workspace_bytes)}"]
+            if isinstance(workspace_bytes, int)
+            else []
+        ),
         *([str(settings["asked"])] if settings.get("asked") else []),
     ]
     return ", ".join(parts)
@@ -77,21 +81,23 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     groups: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         method = case.method
-        alike = (method.mode, method.cache, method.fill)
-        groups.setdefault(alike, []).append(case)
+        key = (method.mode, method.cache, method.fill)
+        groups.setdefault(key, []).append(case)
     rows: list[tuple[str, Value]] = []
     for group in groups.values():
-        text = describe_method([case.method for case in group], own=_first_varying_values(group))
+        text = describe_method(
+            [case.method for case in group], cudakit_names=_first_varying_values(group)
+        )
         rows.append(
             ("method", Text(text if len(groups) == 1 else f"{_name_group(group, cases)}: {text}"))
         )
     return rows
 
 
-def describe_method(methods: Sequence[Method], *, own: Sequence[str] = ()) -> str:
-    """Describe methods that differ only in numbers, which become ranges.
+def describe_method(methods: Sequence[Method], *, cudakit_names: Sequence[str] = ()) -> str:
+    """Describe methods that differ only in their numbers: differing numbers are printed as ranges.
 
-    ``own`` names the interleaved workloads if all of them are cudakit's own.
+    ``cudakit_names`` are the names of the interleaved workloads if cudakit runs them all, without a baseline.
     """
     first = methods[0]
     warmup = _range(
@@ -100,7 +106,7 @@ def describe_method(methods: Sequence[Method], *, own: Sequence[str] = ()) -> st
     )
     executions = _range([method.executions for method in methods], str)
     parts = [
-        _MODES[first.mode].format(n=_counted(executions, "execution")),
+        _MODES[first.mode].format(n=_with_noun(executions, "execution")),
         _CACHES[first.cache].format(sets=_range([method.buffer_sets for method in methods], str)),
         *filter(None, (_FILLS.get(first.fill, f"data: {first.fill}"),)),
         f"warm-up {warmup}" if any(method.warmup_s for method in methods) else "no warm-up",
@@ -109,7 +115,7 @@ def describe_method(methods: Sequence[Method], *, own: Sequence[str] = ()) -> st
         rounds = _range([method.rounds for method in methods], str)
         parts.append(f"{rounds} rounds, each with new buffers")
     names = list(dict.fromkeys(name for method in methods for name in method.interleaved))
-    if names := list(own) if names == [CUDAKIT] else names:
+    if names := list(cudakit_names) if names == [CUDAKIT] else names:
         parts.append(f"interleaved: {', '.join(names)}")
     return "; ".join(parts)
 
@@ -126,47 +132,52 @@ def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:
 def _name_group(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str:
     """Name the cases of a group among all cases.
 
-    The name has values of an axis that only cases of the group have, then labels of its other cases; the axis
-    is the one that leaves the fewest. A group with too many names is counted.
+    The name lists values of one axis that only cases of the group have, then the labels of the cases without
+    such a value. The axis is the one with the fewest labels. If the list is too long, the name is a count.
     """
-    rest = [case for case in cases if not any(case is member for member in group)]
+    cases_outside = [case for case in cases if not any(case is member for member in group)]
     labels = dict(zip(map(id, cases), short_labels(cases), strict=True))
-    best: tuple[int, list[str]] | None = None
+    best_names: tuple[int, list[str]] | None = None
     values: list[Callable[[CaseResult], str]] = [lambda case: case.name]
-    values += [partial(_value, name) for name in axis_names(cases)]
+    values += [partial(_axis_text, name) for name in axis_names(cases)]
     for value in values:
-        elsewhere = {value(case) for case in rest}
-        whole = dict.fromkeys(value(case) for case in group if value(case) not in elsewhere)
-        single = [labels[id(case)] for case in group if value(case) in elsewhere]
-        if best is None or len(single) < best[0]:
-            best = len(single), [*whole, *single]
-    names = best[1] if best else []
+        values_outside = {value(case) for case in cases_outside}
+        unique_values = dict.fromkeys(
+            value(case) for case in group if value(case) not in values_outside
+        )
+        other_labels = [labels[id(case)] for case in group if value(case) in values_outside]
+        if best_names is None or len(other_labels) < best_names[0]:
+            best_names = len(other_labels), [*unique_values, *other_labels]
+    names = best_names[1] if best_names else []
     # A case that was measured by two methods has one label.
-    ambiguous = not {labels[id(case)] for case in rest}.isdisjoint(names)
+    ambiguous = not {labels[id(case)] for case in cases_outside}.isdisjoint(names)
     return _count_group(group) if ambiguous or len(names) > _MAX_NAMES else ", ".join(names)
 
 
 def _count_group(group: Sequence[CaseResult]) -> str:
     """Return the number of cases and their range of sizes."""
-    counted = _counted(str(len(group)), "case")
+    count = _with_noun(str(len(group)), "case")
     for name in varying_axes(group):
         sizes = [case.axes.get(name) for case in group]
         if name.endswith("_bytes") and all(isinstance(size, int) for size in sizes):
             numeric = [size for size in sizes if isinstance(size, int)]
-            return f"{counted} of {format_axis(name, min(numeric))} to {format_axis(name, max(numeric))}"
-    return counted
+            return (
+                f"{count} of {format_axis(name, min(numeric))} to {format_axis(name, max(numeric))}"
+            )
+    return count
 
 
-def _value(name: str, case: CaseResult) -> str:
+def _axis_text(name: str, case: CaseResult) -> str:
     return format_axis(name, case.axes.get(name))
 
 
-def _counted(number: str, noun: str) -> str:
+def _with_noun(number: str, noun: str) -> str:
     return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
-def _range(values: Sequence[float], show: Callable[[float], str]) -> str:
-    low, high = show(min(values)), show(max(values))
+def _range(values: Sequence[float], format_value: Callable[[float], str]) -> str:
+    """Return ``low to high``, or the single value if all are equal."""
+    low, high = format_value(min(values)), format_value(max(values))
     return low if low == high else f"{low} to {high}"
 
 
@@ -174,7 +185,7 @@ def _versions(environment: Environment) -> str:
     return ", ".join(f"{name} {version}" for name, version in environment.versions.items())
 
 
-def _state(case: CaseResult) -> str:
+def _gpu_state(case: CaseResult) -> str:
     moment = case.environment.after or case.environment.before
     if moment is None:
         return ""

@@ -10,16 +10,16 @@ from cudakit.core.bench.result import BreakEven, GraphCosts, StepCost
 from cudakit.document import Column, Count, Node, Ratio, Seconds, Section, Table, Text, Value
 from cudakit.units import Unavailable
 
-_GRAPH = (Column("topology", "text"), Column("node type", "text"))
-_STEPS = (
-    *_GRAPH,
+_GRAPH_COLUMNS = (Column("topology", "text"), Column("node type", "text"))
+_STEP_COLUMNS = (
+    *_GRAPH_COLUMNS,
     Column("step", "text"),
     Column("fixed", "number"),
     Column("per node", "number"),
     Column("max error", "number"),
 )
-_BREAK_EVENS = (
-    *_GRAPH,
+_BREAK_EVEN_COLUMNS = (
+    *_GRAPH_COLUMNS,
     Column("nodes", "number"),
     Column("creation", "number"),
     Column("saved per replay", "number"),
@@ -35,16 +35,18 @@ _BREAK_EVENS_CAPTION = (
     "if a replay saves no time."
 )
 
-_DECIMALS = 12  # shorter times than a picosecond are rounding errors of a subtraction
+_DECIMALS = 12  # Times below a picosecond are rounding errors of a subtraction.
 
 
 def graph_section(graphs: Sequence[GraphCosts]) -> Iterator[Node]:
     """Return a section with the costs of graphs, or nothing if no graph was measured."""
     steps = _table(
-        _STEPS, [_step(graph, step) for graph in graphs for step in graph.steps], _STEPS_CAPTION
+        _STEP_COLUMNS,
+        [_step(graph, step) for graph in graphs for step in graph.steps],
+        _STEPS_CAPTION,
     )
     payoffs = _table(
-        _BREAK_EVENS,
+        _BREAK_EVEN_COLUMNS,
         [_break_even(graph, payoff) for graph in graphs for payoff in graph.payoffs],
         _BREAK_EVENS_CAPTION,
     )
@@ -59,7 +61,7 @@ def _table(
     filled = tuple(
         row
         for row in rows
-        if not all(isinstance(value, Unavailable) for value in row[len(_GRAPH) + 1 :])
+        if not all(isinstance(value, Unavailable) for value in row[len(_GRAPH_COLUMNS) + 1 :])
     )
     if filled:
         yield Table(columns, filled, caption)
@@ -83,17 +85,17 @@ def _break_even(graph: GraphCosts, payoff: BreakEven) -> tuple[Value, ...]:
         Count(payoff.nodes),
         cell(_seconds, payoff.made_s),
         cell(_seconds, payoff.saved_s),
-        _replays(payoff),
+        _replays_to_break_even(payoff),
     )
 
 
-def _replays(payoff: BreakEven) -> Value:
+def _replays_to_break_even(payoff: BreakEven) -> Value:
     if not isinstance(payoff.replays, Unavailable):
         return Count(ceil(payoff.replays))
-    is_known = not isinstance(payoff.saved_s, Unavailable) and not isinstance(
+    are_times_known = not isinstance(payoff.saved_s, Unavailable) and not isinstance(
         payoff.made_s, Unavailable
     )
-    return Text("-") if is_known else payoff.replays
+    return Text("-") if are_times_known else payoff.replays
 
 
 def _seconds(value: float) -> Seconds:

@@ -15,12 +15,12 @@ from cudakit.core.bench.present.spread import sample_section
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.warnings import environment_warnings, environments
 from cudakit.document import Column, Document, Node, Note, Rate, Ratio, Seconds, Table, Text, Value
-from cudakit.units import Unavailable, format_ratio
+from cudakit.units import Unavailable, capitalized, format_ratio
 
-_MEASURED = (Column("figure", "text"), Column("measured", "number"))
-_EXPECTED = (Column("expected", "number"), Column("of expected", "number"))
-_PEAK = (Column("% of peak", "number"),)
-_VERDICT = (Column("verdict", "text"), Column("source", "text"))
+_MEASURED_COLUMNS = (Column("figure", "text"), Column("measured", "number"))
+_EXPECTED_COLUMNS = (Column("expected", "number"), Column("of expected", "number"))
+_PEAK_COLUMNS = (Column("% of peak", "number"),)
+_VERDICT_COLUMNS = (Column("verdict", "text"), Column("source", "text"))
 _CAPTION = (
     "Source of the expected value: measured (on another GPU of this model), derived (a fraction of the "
     "theoretical peak), or bound (a time that no healthy machine exceeds)."
@@ -34,13 +34,13 @@ _NEXT_STEPS = (
 def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
     """Return the report of a health check; ``detail`` adds the distribution of the samples, for a page.
 
-    The Columns are for exports, as in the reports of other benches.
+    The Columns are for exports such as CSV, as in the reports of other benches.
     """
     result = suite.bench
     nodes: list[Node] = [result_columns(result.results), _headline(suite), _table(suite)]
     # The headline says that the values are simulated.
-    others = [note for note in notes(_without_causes(result)) if note.text != SIMULATED]
-    nodes += [*_not_run(suite), *_without_expectation(suite), *others]
+    other_notes = [note for note in notes(_without_likely_causes(result)) if note.text != SIMULATED]
+    nodes += [*_not_run(suite), *_without_expectation(suite), *other_notes]
     if result.results:
         nodes += [
             machine_facts(result.results),
@@ -55,23 +55,23 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
 def _headline(suite: SuiteResult) -> Note:
     """Return the verdict, the figures outside of their bands, and likely causes."""
     assessed = [figure for figure in suite.figures if not isinstance(figure.health, Unavailable)]
-    bad = [figure for figure in assessed if figure.is_out_of_band]
+    out_of_band = [figure for figure in assessed if figure.is_out_of_band]
     if not assessed:
-        why = suite.health.reason if isinstance(suite.health, Unavailable) else "nothing was run"
-        return Note("info", f"{why[:1].upper()}{why[1:]}.")
-    if not bad:
+        reason = suite.health.reason if isinstance(suite.health, Unavailable) else "nothing was run"
+        return Note("info", f"{capitalized(reason)}.")
+    if not out_of_band:
         return Note("ok", f"Pass: all {len(assessed)} assessed figures are as expected.")
     verdict = "Fail" if suite.health == "fail" else "Warning"
-    worst_first = sorted(bad, key=lambda figure: figure.health != "fail")
-    names = first_few([_describe(figure) for figure in worst_first], 4)
-    text = f"{verdict}: {len(bad)} of {len(assessed)} figures are not as expected: {names}."
+    worst_first = sorted(out_of_band, key=lambda figure: figure.health != "fail")
+    names = first_few([_describe_figure(figure) for figure in worst_first], 4)
+    text = f"{verdict}: {len(out_of_band)} of {len(assessed)} figures are not as expected: {names}."
     if suite.causes:
         text += f" Likely causes: {'; '.join(suite.causes)}."
     remedies = () if suite.causes else _NEXT_STEPS
     return Note("error" if suite.health == "fail" else "warn", text, remedies)
 
 
-def _describe(figure: Figure) -> str:
+def _describe_figure(figure: Figure) -> str:
     if isinstance(figure.reached, Unavailable):
         return f"{figure.name} (not measured)"
     if isinstance(figure.band, Unavailable):
@@ -88,11 +88,16 @@ def _table(suite: SuiteResult) -> Table:
         for figure, case in zip(figures, suite.bench.results, strict=True)
     )
     if not is_assessed:
-        return Table((*_MEASURED, *_PEAK), rows)
+        return Table((*_MEASURED_COLUMNS, *_PEAK_COLUMNS), rows)
     unassessed = frozenset(
         i for i, figure in enumerate(figures) if isinstance(figure.health, Unavailable)
     )
-    return Table((*_MEASURED, *_EXPECTED, *_PEAK, *_VERDICT), rows, _CAPTION, faint=unassessed)
+    return Table(
+        (*_MEASURED_COLUMNS, *_EXPECTED_COLUMNS, *_PEAK_COLUMNS, *_VERDICT_COLUMNS),
+        rows,
+        _CAPTION,
+        faint=unassessed,
+    )
 
 
 def _row(figure: Figure, case: CaseResult, *, is_assessed: bool) -> tuple[Value, ...]:
@@ -129,21 +134,21 @@ def _not_run(suite: SuiteResult) -> Iterator[Note]:
 
 
 def _without_expectation(suite: SuiteResult) -> Iterator[Note]:
-    """Give the reason for each figure without an expected value, if others have one."""
+    """Yield the reason for each figure without an expected value, unless no figure has one."""
     reasons: dict[str, list[str]] = {}
     for figure in suite.figures:
         if isinstance(figure.band, Unavailable):
             reasons.setdefault(figure.band.reason, []).append(figure.name)
     if sum(map(len, reasons.values())) < len(suite.figures):
         for reason, names in reasons.items():
-            yield Note("info", f"No expected value for {_listed(names)}: {reason}.")
+            yield Note("info", f"No expected value for {_join_names(names)}: {reason}.")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return first_few(list(dict.fromkeys(names)))
 
 
-def _without_causes(result: BenchResult) -> BenchResult:
+def _without_likely_causes(result: BenchResult) -> BenchResult:
     """Return the result without the warnings that the headline gives as likely causes."""
     causes = environment_warnings(environments(result.results))
     return replace(

@@ -1,4 +1,4 @@
-"""Lanes: a row per case, its name on the left, its drawing over a common axis on the right."""
+"""A chart of lanes: a row per case, with its name on the left and its drawing over a common axis."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from cudakit.document.axis import Axis
 from cudakit.document.picture import Caption, Drawing, Shape, percent, shape
 
-# Width of the right part in drawing units; it is stretched to the page.
+# Width of the drawings in units, which are stretched to the width of the page.
 WIDTH = 2400
-# More cases are not drawn.
+# Maximum number of lanes; further cases are not drawn.
 MAX_LANES = 40
 
-# The left part: its share of the width of the page, and the number of letters that fit.
-_NAMES = 0.3
-_LETTERS = 34
-_TICKS = 26  # height of the labels of the axis in pixels
+# Names of cases: their share of the width of the page, and the number of letters that fit.
+_NAME_SHARE = 0.3
+_NAME_LETTERS = 34
+_TICK_PIXELS = 26  # Height of the axis labels.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +36,22 @@ class Mark:
     label: str
 
 
-def lanes(shown: Sequence[Lane], axis: Axis, mark: Mark, *, height: int, title: str) -> Drawing:
+def draw_lanes(
+    lanes: Sequence[Lane], axis: Axis, mark: Mark, *, height: int, title: str
+) -> Drawing:
     """Draw lanes of ``height`` pixels each above their axis."""
-    bottom = len(shown) * height
-    strips = shape(
+    bottom = len(lanes) * height
+    drawings = shape(
         "svg",
         *_grid(axis, mark, bottom),
-        *(_strip(lane, i * height, height) for i, lane in enumerate(shown)),
-        x=percent(_NAMES),
-        width=percent(1 - _NAMES),
-        height=bottom + _TICKS,
+        *(_lane_drawing(lane, i * height, height) for i, lane in enumerate(lanes)),
+        x=percent(_NAME_SHARE),
+        width=percent(1 - _NAME_SHARE),
+        height=bottom + _TICK_PIXELS,
         class_="strips",
     )
-    names = (_name(lane, i * height, height) for i, lane in enumerate(shown))
-    return Drawing(title, (strips, *names), height=bottom + _TICKS)
+    names = (_lane_name(lane, i * height, height) for i, lane in enumerate(lanes))
+    return Drawing(title, (drawings, *names), height=bottom + _TICK_PIXELS)
 
 
 def omitted_lanes(count: int) -> tuple[Caption, ...]:
@@ -59,24 +61,24 @@ def omitted_lanes(count: int) -> tuple[Caption, ...]:
 
 def _grid(axis: Axis, mark: Mark, bottom: int) -> Iterator[Shape]:
     for tick in axis.ticks:
-        at = percent(axis.share(tick.value))
+        x = percent(axis.share(tick.value))
         is_mark = abs(tick.value - mark.value) < 1e-9
         kind = "zero" if is_mark else "grid"
         label = mark.label if is_mark else tick.label
-        yield shape("line", class_=kind, x1=at, x2=at, y1=0, y2=bottom)
-        yield shape("text", label, class_="tick middle", x=at, y=bottom + 19)
+        yield shape("line", class_=kind, x1=x, x2=x, y1=0, y2=bottom)
+        yield shape("text", label, class_="tick middle", x=x, y=bottom + 19)
 
 
-def _strip(lane: Lane, top: int, height: int) -> Shape:
-    strip = shape("svg", lane.drawing, y=top + 4, width="100%", height=height - 8)
-    return shape("g", strip, title=f"{lane.name}: {lane.remark}")
+def _lane_drawing(lane: Lane, top: int, height: int) -> Shape:
+    drawing = shape("svg", lane.drawing, y=top + 4, width="100%", height=height - 8)
+    return shape("g", drawing, title=f"{lane.name}: {lane.remark}")
 
 
-def _name(lane: Lane, top: int, height: int) -> Shape:
+def _lane_name(lane: Lane, top: int, height: int) -> Shape:
     middle = top + height / 2
     return shape(
         "g",
-        shape("text", lane.name, longest=_LETTERS, class_="name", x=0, y=middle - 3),
-        shape("text", lane.remark, longest=2 * _LETTERS, class_="remark", x=0, y=middle + 12),
+        shape("text", lane.name, longest=_NAME_LETTERS, class_="name", x=0, y=middle - 3),
+        shape("text", lane.remark, longest=2 * _NAME_LETTERS, class_="remark", x=0, y=middle + 12),
         title=f"{lane.name}: {lane.remark}",
     )

@@ -1,55 +1,55 @@
-"""Notes below the tables: errors, cases that were not run, warnings, and the number of verified results."""
+"""The notes below a table of cases: errors, cases that were not run, warnings, number of verified results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from cudakit.core.bench.labels import count_cases, describe_some
+from cudakit.core.bench.labels import count_cases, describe_subset
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
-from cudakit.units import Unavailable, format_ratio
+from cudakit.units import Unavailable, capitalized, format_ratio
 
 SIMULATED = (
     "Simulated: all values are computed on the CPU, not measured on a GPU; default sizes are smaller than on "
     "a GPU."
 )
-# Smaller excesses over the peak are within the error of measurement and of the datasheet.
+# Maximum plausible share of the peak: smaller excesses are errors of the measurement or of the datasheet.
 _MAX_OF_PEAK = 1.02
 
 
 def notes(result: BenchResult) -> list[Note]:
-    """Return each error, reason and warning of a result once, with the cases that it concerns."""
+    """Return the notes of a result, each once, with the labels of the cases that it concerns."""
     cases = result.results
     heading = [Note("info", SIMULATED)] if result.simulated else []
     return [
         *heading,
-        *_wrong(cases),
-        *_not_run(cases),
-        *_missing_notes(cases),
-        *_warnings(result),
+        *_error_notes(cases),
+        *_not_run_notes(cases),
+        *_missing_figure_notes(cases),
+        *_warning_notes(result),
         *_verified_notes(cases),
     ]
 
 
-def _wrong(cases: Sequence[CaseResult]) -> Iterator[Note]:
+def _error_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     for case in cases:
         if isinstance(case.median_s, Unavailable) and not case.is_unsupported:
-            label = describe_some([case], cases)
+            label = describe_subset([case], cases)
             yield Note("error", f"{label}: {case.median_s.reason}; no time is reported.")
 
 
-def _not_run(cases: Sequence[CaseResult]) -> Iterator[Note]:
+def _not_run_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     reasons: dict[str, list[CaseResult]] = {}
     for case in cases:
         if case.is_unsupported and isinstance(case.median_s, Unavailable):
             reasons.setdefault(case.median_s.reason, []).append(case)
-    for reason, some in reasons.items():
-        yield Note("info", f"Not run: {describe_some(some, cases)}: {reason}.")
+    for reason, not_run in reasons.items():
+        yield Note("info", f"Not run: {describe_subset(not_run, cases)}: {reason}.")
 
 
-def _missing_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
-    """Give the reason for each figure that a measured case should have and does not have."""
+def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
+    """Yield the reason for each figure that a measured case should have but does not have."""
     timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     has_energy = any(not isinstance(case.energy_j, Unavailable) for case in timed)
     reasons: dict[tuple[str, str], list[CaseResult]] = {}
@@ -58,24 +58,24 @@ def _missing_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
             reasons.setdefault(("% of peak", case.ratio_to_limit.reason), []).append(case)
         if has_energy and case.operations and isinstance(case.energy_j, Unavailable):
             reasons.setdefault(("energy", case.energy_j.reason), []).append(case)
-    for (figure, reason), some in reasons.items():
-        yield Note("info", f"No {figure} for {describe_some(some, cases)}: {reason}.")
+    for (figure, reason), affected in reasons.items():
+        yield Note("info", f"No {figure} for {describe_subset(affected, cases)}: {reason}.")
 
 
-def _warnings(result: BenchResult) -> Iterator[Note]:
+def _warning_notes(result: BenchResult) -> Iterator[Note]:
     cases = result.results
     if not result.complete:
         yield Note("warn", f"Interrupted after {count_cases(len(cases))}.")
     for sentence in result.warnings:
-        yield Note("warn", f"{sentence[0].upper()}{sentence[1:]}.")
+        yield Note("warn", f"{capitalized(sentence)}.")
     summarized = [case for case in cases if isinstance(case.statistics, Summary)]
     for is_doubtful, text, remedy in _DOUBTS:
         if doubtful := [case for case in summarized if is_doubtful(case)]:
-            yield Note("warn", f"{text}: {describe_some(doubtful, cases)}.", (remedy,))
+            yield Note("warn", f"{text}: {describe_subset(doubtful, cases)}.", (remedy,))
 
 
 def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
-    """Count the cases whose values were verified, and all others, so that the sum is the number of cases."""
+    """Report how many cases were verified, not run, and without results; the sum is the number of cases."""
     verified = sum(case.verified for case in cases)
     wrong = sum(isinstance(c.median_s, Unavailable) and not c.is_unsupported for c in cases)
     if wrong or not verified:
@@ -85,16 +85,16 @@ def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
         yield Note("ok", f"Results verified for {subject}.")
         return
     not_run = sum(case.is_unsupported for case in cases)
-    without = len(cases) - verified - not_run
+    unverified = len(cases) - verified - not_run
     others = [f"{not_run} not run"] * bool(not_run) + [
-        f"{without} without results to verify"
-    ] * bool(without)
+        f"{unverified} without results to verify"
+    ] * bool(unverified)
     yield Note(
         "ok", f"Results verified for {verified} of {len(cases)} cases ({', '.join(others)})."
     )
 
 
-def _has(case: CaseResult, flag: str) -> bool:
+def _has_flag(case: CaseResult, flag: str) -> bool:
     return isinstance(case.statistics, Summary) and bool(getattr(case.statistics, flag))
 
 
@@ -110,12 +110,12 @@ _DOUBTS: tuple[tuple[Callable[[CaseResult], bool], str, str], ...] = (
         "allow more time with --timeout, or a wider interval with --precision",
     ),
     (
-        lambda case: _has(case, "trend"),
+        lambda case: _has_flag(case, "trend"),
         "Times drift between the first and the last third of the samples",
         "warm up longer with --warmup",
     ),
     (
-        lambda case: _has(case, "bimodal"),
+        lambda case: _has_flag(case, "bimodal"),
         "Times form two groups, so the median may jump between runs",
         "see the samples in the HTML report: -o bench.html",
     ),

@@ -20,7 +20,7 @@ _FIRST_FIGURE = "median_s"
 _Json: TypeAlias = dict[str, Any]
 _Row: TypeAlias = Mapping[str, Any]
 
-# Summaries that are one column: tag, name, hint, column.
+# Summaries with the value of one column: tag, name, hint, column.
 _SUMMARIES = (
     ("nv/cold/sample_size", "Samples", "sample_size", "samples"),
     ("nv/cold/time/gpu/min", "Min GPU Time", "duration", "minimum_s"),
@@ -34,15 +34,15 @@ _SUMMARIES = (
     ("nv/cold/bw/item_rate", "Elem/s", "item_rate", "operations_per_s"),
     ("nv/cold/bw/global/bytes_per_second", "GlobalMem BW", "byte_rate", "bytes_per_s"),
 )
-# Summaries that are a ratio: tag, name, numerator (one column or the difference of two), denominator.
-_SHARES = (
+# Summaries with a ratio of columns: tag, name, numerator (one column or the difference of two), denominator.
+_RATIO_SUMMARIES = (
     ("nv/cold/time/gpu/stdev/relative", "Noise", ("stdev_s",), "mean_s"),
     ("nv/cold/time/gpu/iqr/relative", "Rel IQR", ("q3_s", "q1_s"), "median_s"),
 )
 
 
 def nvbench(document: Document) -> str:
-    """Return the cases as nvbench's benchmarks and states; a case without a time is a skipped state.
+    """Return a document's cases as nvbench's JSON text; a case without a time is a skipped state.
 
     Raises UsageError if the document has no Columns ``results`` with figures.
     """
@@ -76,6 +76,7 @@ def _rows(columns: Columns) -> list[_Row]:
 
 
 def _cell(item: Any, texts: tuple[str, ...] | None) -> Any:
+    """Return an item of an array; with ``texts``, the item is an index in them."""
     if texts is not None:
         return texts[item] if 0 <= item < len(texts) else None
     return None if isinstance(item, float) and not math.isfinite(item) else item
@@ -84,23 +85,23 @@ def _cell(item: Any, texts: tuple[str, ...] | None) -> Any:
 def _device(row: _Row) -> _Json:
     capability = str(row.get("compute_capability") or "0.0").split(".")
     sm_version = int("".join(capability)) * 10 if all(map(str.isdigit, capability)) else 0
-    clock, width = _whole(row, "memory_clock_hz"), _whole(row, "memory_bus_bits")
+    clock, width = _rounded(row, "memory_clock_hz"), _rounded(row, "memory_bus_bits")
     return {
         "id": 0,
         "name": row.get("gpu") or "unknown",
         "sm_version": sm_version,
         "ptx_version": sm_version,
-        "sm_default_clock_rate": _whole(row, "sm_clock_max_hz"),
-        "number_of_sms": _whole(row, "multiprocessors"),
-        "global_memory_size": _whole(row, "memory_bytes"),
+        "sm_default_clock_rate": _rounded(row, "sm_clock_max_hz"),
+        "number_of_sms": _rounded(row, "multiprocessors"),
+        "global_memory_size": _rounded(row, "memory_bytes"),
         "global_memory_bus_peak_clock_rate": clock,
         "global_memory_bus_width": width,
         "global_memory_bus_bandwidth": 2 * clock * width // 8,
-        "l2_cache_size": _whole(row, "l2_bytes"),
+        "l2_cache_size": _rounded(row, "l2_bytes"),
     }
 
 
-def _whole(row: _Row, name: str) -> int:
+def _rounded(row: _Row, name: str) -> int:
     return round(row.get(name) or 0)
 
 
@@ -114,8 +115,8 @@ def _benchmarks(rows: list[_Row]) -> list[_Json]:
 
 def _benchmark(name: str, index: int, rows: list[_Row]) -> _Json:
     columns = list(rows[0])
-    between = columns[columns.index("name") + 1 : columns.index(_FIRST_FIGURE)]
-    axes = [axis for axis in between if any(row[axis] is not None for row in rows)]
+    axis_columns = columns[columns.index("name") + 1 : columns.index(_FIRST_FIGURE)]
+    axes = [axis for axis in axis_columns if any(row[axis] is not None for row in rows)]
     return {
         "name": name,
         "index": index,
@@ -150,27 +151,27 @@ def _kind(values: list[Any]) -> str:
 
 def _state(row: _Row, axes: list[str]) -> _Json:
     row_axes = [axis for axis in axes if row[axis] is not None]
-    skipped = row[_FIRST_FIGURE] is None
+    is_skipped = row[_FIRST_FIGURE] is None
     state: _Json = {
         "name": " ".join(["Device=0", *(f"{axis}={row[axis]}" for axis in row_axes)]),
         "device": 0,
         "type_config_index": 0,
         "axis_values": [_value(axis, row[axis]) for axis in row_axes],
-        "summaries": [] if skipped else list(_summaries(row)),
-        "is_skipped": skipped,
+        "summaries": [] if is_skipped else list(_summaries(row)),
+        "is_skipped": is_skipped,
     }
-    return {**state, "skip_reason": "no time was reported"} if skipped else state
+    return {**state, "skip_reason": "no time was reported"} if is_skipped else state
 
 
 def _summaries(row: _Row) -> Iterator[_Json]:
     for tag, name, hint, column in _SUMMARIES:
         if row.get(column) is not None:
             yield _summary(tag, name, hint, row[column])
-    for tag, name, parts, whole in _SHARES:
-        amounts = [row.get(part) for part in parts]
-        if None not in amounts and row.get(whole):
-            amount = float(amounts[0] or 0) - sum(float(part or 0) for part in amounts[1:])
-            yield _summary(tag, name, "percentage", amount / row[whole])
+    for tag, name, numerator, denominator in _RATIO_SUMMARIES:
+        terms = [row.get(column) for column in numerator]
+        if None not in terms and row.get(denominator):
+            difference = float(terms[0] or 0) - sum(float(term or 0) for term in terms[1:])
+            yield _summary(tag, name, "percentage", difference / row[denominator])
     if row.get("q1_s") is not None and row.get("q3_s") is not None:
         tag = "nv/cold/time/gpu/iqr/absolute"
         yield _summary(tag, "IQR", "duration", row["q3_s"] - row["q1_s"])

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.labels import short_labels
-from cudakit.core.bench.present.baselines import baselines
+from cudakit.core.bench.present.baselines import baseline_libraries
 from cudakit.core.bench.present.cases import rate
 from cudakit.core.bench.present.columns import number
 from cudakit.core.bench.result import CaseResult
@@ -33,20 +33,20 @@ from cudakit.units import Unavailable, format_rate
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 360
-# The factors by which the axes extend beyond points and ridges.
+# Factors by which the axes extend beyond the points and the ridge of the roofline.
 _MARGIN_X, _MARGIN_Y = 2.0, 1.6
 # The width of a letter as a share of a narrow plot, and the height of a line of text in pixels.
-_LETTER, _LINE = 0.011, 13
-_LONGEST = 40
+_LETTER_WIDTH, _LINE_PIXELS = 0.011, 13
+_MAX_LETTERS = 40  # Maximum length of a label.
 # The distance from a point to its label in pixels, and half the width of a dot as a share of the plot.
-_GAP, _DOT = 9, 0.009
+_LABEL_GAP, _DOT_RADIUS = 9, 0.009
 # The distance from a roof to the middle of its label, in pixels.
-_ABOVE = 10
+_ROOF_LABEL_GAP = 10
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """The area of a label or a dot: shares of the width, pixels of the height."""
+    """The area of a label or a dot: x is a share of the plot's width, y is in pixels."""
 
     left: float
     right: float
@@ -56,45 +56,48 @@ class _Box:
     def is_inside(self) -> bool:
         return self.left >= 0 and self.right <= 1
 
-    def touches(self, other: _Box) -> bool:
+    def overlaps(self, other: _Box) -> bool:
         is_apart = self.right <= other.left or other.right <= self.left
-        return not is_apart and abs(self.middle - other.middle) < _LINE
+        return not is_apart and abs(self.middle - other.middle) < _LINE_PIXELS
 
 
 @dataclass(frozen=True, slots=True)
 class _PointLabel:
-    """The label of a point; x is a share of the width, y is in pixels below the top of the plot."""
+    """The label of a point or of a roof, to the right or left of the point.
+
+    ``x_share`` is a share of the plot's width, ``y_pixels`` is the distance from the top of the plot.
+    """
 
     text: str
-    share: float
-    down: float
+    x_share: float
+    y_pixels: float
     is_left: bool = False
-    gap: int = _GAP  # in pixels, from the point
+    gap: int = _LABEL_GAP  # Distance from the point in pixels.
 
     @property
     def box(self) -> _Box:
-        wide = min(len(self.text), _LONGEST) * _LETTER
-        near = _DOT if self.gap else 0.0
+        width = min(len(self.text), _MAX_LETTERS) * _LETTER_WIDTH
+        offset = _DOT_RADIUS if self.gap else 0.0
         if self.is_left:
-            return _Box(self.share - near - wide, self.share - near, self.down)
-        return _Box(self.share + near, self.share + near + wide, self.down)
+            return _Box(self.x_share - offset - width, self.x_share - offset, self.y_pixels)
+        return _Box(self.x_share + offset, self.x_share + offset + width, self.y_pixels)
 
-    def drawn(self) -> Shape:
+    def draw(self) -> Shape:
         return shape(
             "text",
             self.text,
-            longest=_LONGEST,
+            longest=_MAX_LETTERS,
             class_="tick end outlined" if self.is_left else "tick outlined",
-            x=percent(self.share),
+            x=percent(self.x_share),
             dx=-self.gap if self.is_left else self.gap,
-            y=self.down,
+            y=self.y_pixels,
             dy="0.32em",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """The Columns of the plot, and its axes."""
+    """The Columns of the roofline plot, and its axes."""
 
     columns: Columns
     x: Axis
@@ -109,14 +112,14 @@ class _Picture:
         arrays = self.columns.arrays
         return np.stack((arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]), axis=1)
 
-    def down(self, rate: float) -> float:
+    def y_pixels(self, rate: float) -> float:
         """Return the distance of a rate from the top of the plot in pixels."""
         return _PIXELS * (1 - self.y.share(rate))
 
 
 def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
-    """Show the cases with arithmetic, memory traffic and known peaks."""
-    placed = [
+    """Return the roofline plot of the cases that have arithmetic, memory traffic and known peaks."""
+    cases_with_peak = [
         (case, case.limit)
         for case in cases
         if case.operations
@@ -126,21 +129,21 @@ def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
         and not isinstance(case.limit.operations_per_s, Unavailable)
         and not isinstance(case.limit.bytes_per_s, Unavailable)
     ]
-    if placed:
-        columns = _roofline_columns(placed)
-        picture = View("roofline", (columns.name,), draw_roofline, _roofline_table(placed))
+    if cases_with_peak:
+        columns = _roofline_columns(cases_with_peak)
+        picture = View("roofline", (columns.name,), draw_roofline, _roofline_table(cases_with_peak))
         yield Section("Roofline", (columns, picture))
 
 
 def draw_roofline(columns: Sequence[Columns]) -> Plot:
     """Draw a dot per case of ``roofline``, and the roofs above them (Williams et al., 2009).
 
-    The arrays are ``case``, ``kind`` (of the arithmetic) and ``near`` (the label of the dot), decoded by
-    ``text``, the ``library`` (the library; 0 is cudakit), ``operations_per_byte``, ``operations_per_s``,
-    ``peak_operations_per_s`` and ``peak_bytes_per_s``, all positive, and the ``unit`` of the operations.
+    The arrays that ``text`` decodes are ``case``, ``kind`` (the kind of arithmetic), ``near`` (the label of
+    the dot), ``library`` (0 is cudakit) and the ``unit`` of the operations. ``operations_per_byte``,
+    ``operations_per_s``, ``peak_operations_per_s`` and ``peak_bytes_per_s`` are positive numbers.
     """
-    (placed,) = columns
-    picture = _picture(placed)
+    (cases_with_peak,) = columns
+    picture = _picture(cases_with_peak)
     title = "Rate by arithmetic intensity, below the roofline"
     roofs, cases = (
         stretched(parts, width=_WIDTH, height=_HEIGHT)
@@ -153,7 +156,7 @@ def draw_roofline(columns: Sequence[Columns]) -> Plot:
         picture.y,
         shapes=(shape("g", roofs, *_draw_labels(picture), cases),),
         legend=tuple(_legend(picture)),
-        description=f"{title}: {', '.join(placed.text['case'][:8])}",
+        description=f"{title}: {', '.join(cases_with_peak.text['case'][:8])}",
         x_label=f"arithmetic intensity ({picture.unit} per byte)",
         height=_PIXELS,
     )
@@ -161,18 +164,21 @@ def draw_roofline(columns: Sequence[Columns]) -> Plot:
 
 def _picture(columns: Columns) -> _Picture:
     arrays = columns.arrays
-    at, reached = arrays["operations_per_byte"], arrays["operations_per_s"]
+    intensity, rate = arrays["operations_per_byte"], arrays["operations_per_s"]
     peak, bandwidth = arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]
-    x = _axis(np.concatenate((at, peak / bandwidth)), "count", _MARGIN_X)
-    y = _axis(np.concatenate((reached, peak)), "rate", _MARGIN_Y, of=columns.text["unit"][0])
+    x = _axis(np.concatenate((intensity, peak / bandwidth)), "count", _MARGIN_X)
+    y = _axis(np.concatenate((rate, peak)), "rate", _MARGIN_Y, of=columns.text["unit"][0])
     return _Picture(columns, x, y)
 
 
 def _legend(picture: _Picture) -> list[PlotKey]:
     kinds = picture.columns.text["kind"]
-    own_keys = [PlotKey(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)]
-    others = ", ".join(picture.columns.text["library"][1:])
-    return [*own_keys, PlotKey(others, classes="ring shared", hollow=True)] if others else own_keys
+    kind_keys = [
+        PlotKey(kind, classes=f"case {series_class(i, 0)}") for i, kind in enumerate(kinds)
+    ]
+    baselines = ", ".join(picture.columns.text["library"][1:])
+    baseline_keys = [PlotKey(baselines, classes="ring shared", hollow=True)] if baselines else []
+    return [*kind_keys, *baseline_keys]
 
 
 def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: str = "") -> Axis:
@@ -182,102 +188,103 @@ def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: s
 def _draw_roofs(picture: _Picture) -> Iterator[Shape]:
     """Draw each roof: bandwidth times intensity left of the ridge, the arithmetic peak right of it."""
     x, y = picture.x, picture.y
-    for per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
+    for operations_per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
         # The part below the plot is not drawn.
         start = max(x.low, y.low / bytes_per_s)
-        corners = np.array([start, per_s / bytes_per_s, x.high])
-        heights = np.minimum(corners * bytes_per_s, per_s)
+        corners = np.array([start, operations_per_s / bytes_per_s, x.high])
+        heights = np.minimum(corners * bytes_per_s, operations_per_s)
         path = polyline(
             to_units(x.shares(corners), _WIDTH), to_units(1 - y.shares(heights), _HEIGHT)
         )
         yield shape("path", class_="line roof", d=path)
 
 
-def _roof_labels(picture: _Picture, taken: Sequence[_Box]) -> Iterator[_PointLabel]:
+def _roof_labels(picture: _Picture, dots: Sequence[_Box]) -> Iterator[_PointLabel]:
     """Label the bandwidth, and each arithmetic peak: at its right end or, if dots cover that, at its left."""
     kinds, peaks = picture.columns.arrays["kind"], picture.peaks
     bytes_per_s = float(peaks[:, 1].max())
-    for per_s in np.unique(peaks[:, 0]).tolist():
-        under = np.unique(kinds[peaks[:, 0] == per_s]).tolist()
-        names = ", ".join(picture.columns.text["kind"][kind] for kind in under)
-        label = f"{names}: {format_rate(per_s, picture.unit)}"
-        height, ridge = picture.down(per_s) - _ABOVE, picture.x.share(per_s / bytes_per_s)
+    for operations_per_s in np.unique(peaks[:, 0]).tolist():
+        kinds_at_peak = np.unique(kinds[peaks[:, 0] == operations_per_s]).tolist()
+        names = ", ".join(picture.columns.text["kind"][kind] for kind in kinds_at_peak)
+        label = f"{names}: {format_rate(operations_per_s, picture.unit)}"
+        height = picture.y_pixels(operations_per_s) - _ROOF_LABEL_GAP
+        ridge = picture.x.share(operations_per_s / bytes_per_s)
         right, left = (
             _PointLabel(label, 1.0, height, is_left=True, gap=0),
             _PointLabel(label, ridge, height),
         )
-        yield left if any(map(right.box.touches, taken)) and left.box.is_inside else right
+        yield left if any(map(right.box.overlaps, dots)) and left.box.is_inside else right
     ridge = float(peaks[:, 0].max()) / bytes_per_s
     middle = (max(picture.x.low, picture.y.low / bytes_per_s) * ridge) ** 0.5
     label = f"memory: {format_rate(bytes_per_s, 'B')}"
-    height = picture.down(middle * bytes_per_s) - _ABOVE
+    height = picture.y_pixels(middle * bytes_per_s) - _ROOF_LABEL_GAP
     yield _PointLabel(label, picture.x.share(middle), height, is_left=True)
 
 
 def _draw_cases(picture: _Picture) -> Iterator[Shape]:
     """Draw cases of baselines as rings below the dots of cudakit, so that both are visible at one point."""
     arrays, names = picture.columns.arrays, picture.columns.text["case"]
-    across = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
-    down = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
+    dot_x = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
+    dot_y = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
     for i in np.argsort(arrays["library"] == 0, kind="stable").tolist():
         name = names[int(arrays["case"][i])]
         rate = format_rate(float(arrays["operations_per_s"][i]), picture.unit)
-        place, colour = dots([across[i]], [down[i]]), series_class(int(arrays["kind"][i]), 0)
+        dot, colour = dots([dot_x[i]], [dot_y[i]]), series_class(int(arrays["kind"][i]), 0)
         is_baseline = bool(arrays["library"][i])
         yield shape(
             "path",
             title=f"{name}: {rate}",
             class_=f"scatter {'ring' if is_baseline else 'case'} {colour}",
-            d=place,
+            d=dot,
         )
         if is_baseline:
-            yield shape("path", class_="scatter hole", d=place)
+            yield shape("path", class_="scatter hole", d=dot)
 
 
 def _draw_labels(picture: _Picture) -> Iterator[Shape]:
-    """Label the roofs, and the dots of cudakit if there is space: to the right, or to the left."""
+    """Label the roofs, and the dots of cudakit: to the right or to the left, or not at all without space."""
     arrays, near = picture.columns.arrays, picture.columns.text["near"]
     shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
-    heights = [picture.down(rate) for rate in arrays["operations_per_s"].tolist()]
-    dots = [_Box(x - _DOT, x + _DOT, y) for x, y in zip(shares, heights, strict=True)]
+    heights = [picture.y_pixels(rate) for rate in arrays["operations_per_s"].tolist()]
+    dots = [_Box(x - _DOT_RADIUS, x + _DOT_RADIUS, y) for x, y in zip(shares, heights, strict=True)]
     roofs = list(_roof_labels(picture, dots))
     occupied = [*dots, *(roof.box for roof in roofs)]
-    named: list[_Box] = []
-    yield from (roof.drawn() for roof in roofs)
+    labelled_dots: list[_Box] = []
+    yield from (roof.draw() for roof in roofs)
     for i in np.flatnonzero(arrays["library"] == 0).tolist():
-        # Overlapping dots have one label.
-        if any(map(dots[i].touches, named)):
+        # Of dots that overlap, only the first has a label.
+        if any(map(dots[i].overlaps, labelled_dots)):
             continue
         name = near[int(arrays["near"][i])]
         for is_left in (False, True):
             label = _PointLabel(name, shares[i], heights[i], is_left=is_left)
-            if label.box.is_inside and not any(map(label.box.touches, occupied)):
+            if label.box.is_inside and not any(map(label.box.overlaps, occupied)):
                 occupied.append(label.box)
-                named.append(dots[i])
-                yield label.drawn()
+                labelled_dots.append(dots[i])
+                yield label.draw()
                 break
 
 
-def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
-    cases = [case for case, _ in placed]
-    limits = [limit for _, limit in placed]
+def _roofline_columns(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Columns:
+    cases = [case for case, _ in cases_with_peak]
+    limits = [limit for _, limit in cases_with_peak]
     kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
     names = list(dict.fromkeys(kinds))
     near = short_labels(cases, without=("dtype",), library=False)
-    libraries = [CUDAKIT, *baselines(cases)]
+    libraries = [CUDAKIT, *baseline_libraries(cases)]
     units = {case.operation for case in cases}
     return Columns(
         "roofline",
         {
-            "case": np.arange(len(placed)),
+            "case": np.arange(len(cases_with_peak)),
             "kind": np.array([names.index(kind) for kind in kinds], np.int64),
-            "near": np.arange(len(placed)),
+            "near": np.arange(len(cases_with_peak)),
             "library": np.array([libraries.index(case.library) for case in cases], np.int64),
             "operations_per_byte": np.array([c.operations / c.bytes_moved for c in cases]),
             "operations_per_s": np.array([number(c.per_second(c.operations)) for c in cases]),
             "peak_operations_per_s": np.array([number(limit.operations_per_s) for limit in limits]),
             "peak_bytes_per_s": np.array([number(limit.bytes_per_s) for limit in limits]),
-            "unit": np.zeros(len(placed), np.int64),
+            "unit": np.zeros(len(cases_with_peak), np.int64),
         },
         {
             "case": tuple(short_labels(cases)),
@@ -289,8 +296,8 @@ def _roofline_columns(placed: Sequence[tuple[CaseResult, Limit]]) -> Columns:
     )
 
 
-def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
-    names = short_labels([case for case, _ in placed])
+def _roofline_table(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Table:
+    names = short_labels([case for case, _ in cases_with_peak])
     return Table(
         columns=(
             Column("case", "text"),
@@ -302,16 +309,16 @@ def _roofline_table(placed: Sequence[tuple[CaseResult, Limit]]) -> Table:
         rows=tuple(
             (
                 Text(name),
-                Text(_number(case.operations / case.bytes_moved)),
+                Text(_format_number(case.operations / case.bytes_moved)),
                 rate(case),
                 Rate(case.operations / limit.seconds, case.operation),
                 Ratio(number(case.ratio_to_limit)),
             )
-            for name, (case, limit) in zip(names, placed, strict=True)
+            for name, (case, limit) in zip(names, cases_with_peak, strict=True)
         ),
         caption="Peak: the lower of the arithmetic peak, and bandwidth times operations per byte.",
     )
 
 
-def _number(amount: float) -> str:
-    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
+def _format_number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

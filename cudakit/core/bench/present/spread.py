@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cudakit.core.bench.labels import short_labels
-from cudakit.core.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, lanes, omitted_lanes
+from cudakit.core.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, draw_lanes, omitted_lanes
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import (
@@ -39,17 +39,17 @@ from cudakit.units import format_seconds
 _TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
 _TIMES = ("minimum_s", "q1_s", "median_s", "q3_s", "p99_s", "maximum_s")
 
-# The height of a lane in pixels, and of its drawing in units.
-_LANE = 44
+# Height of a lane in pixels, and in the units of the lane's drawing.
+_LANE_PIXELS = 44
 _HEIGHT = 400
 
 _MAX_DOTS = 1000
-# Samples beyond these quantiles are counted, not drawn.
-_OUTER = (0.005, 0.995)
-_QUARTERS = (0.25, 0.75)
-# So are samples more than this many interquartile ranges beyond the quartiles: one outlier would compress the
-# scale for all others.
-_FENCE = 6.0
+# Samples beyond these quantiles are counted, but not drawn.
+_DRAWN_QUANTILES = (0.005, 0.995)
+_QUARTILES = (0.25, 0.75)
+# Samples that are this number of interquartile ranges beyond a quartile are not drawn either, because one
+# outlier would compress the scale for all other samples.
+_MAX_IQRS = 6.0
 _MIN_EXTENT = 0.005
 _CAPTION = (
     "A dot is a sample; time runs from top to bottom. Vertical lines: the median of each round. Shaded: the "
@@ -59,7 +59,7 @@ _CAPTION = (
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """The deviations of the samples of a case from their median, relative to it."""
+    """The relative deviations of a case's samples from their median."""
 
     name: str
     median_s: float
@@ -68,17 +68,18 @@ class _Case:
     interval: tuple[float, float]
 
     @property
-    def outer(self) -> tuple[float, float]:
-        # With few samples these quantiles are the extremes.
-        low = float(np.quantile(self.deviations, _OUTER[0], method="lower"))
-        high = float(np.quantile(self.deviations, _OUTER[1], method="higher"))
-        below, above = np.quantile(self.deviations, _QUARTERS)
-        fence = max(_FENCE * float(above - below), _MIN_EXTENT)
-        return max(low, float(below) - fence), min(high, float(above) + fence)
+    def drawn_range(self) -> tuple[float, float]:
+        """The lowest and the highest deviation that are drawn."""
+        # With few samples, the quantiles are the smallest and the largest deviation.
+        low = float(np.quantile(self.deviations, _DRAWN_QUANTILES[0], method="lower"))
+        high = float(np.quantile(self.deviations, _DRAWN_QUANTILES[1], method="higher"))
+        q1, q3 = map(float, np.quantile(self.deviations, _QUARTILES))
+        max_distance = max(_MAX_IQRS * (q3 - q1), _MIN_EXTENT)
+        return max(low, q1 - max_distance), min(high, q3 + max_distance)
 
 
 def sample_section(cases: Sequence[CaseResult]) -> Section:
-    """Show every sample of the Columns ``samples`` relative to the median of its case."""
+    """Return a chart of every sample, relative to the median of its case, and a table of quantiles."""
     view = View("sample-spread", ("samples", "results"), draw_samples, _spread_table(cases))
     return Section("Distribution of the samples", (view,))
 
@@ -97,56 +98,62 @@ def draw_samples(columns: Sequence[Columns]) -> Figure | NoData:
     axis = _axis(drawn)
     title = "Samples around the median of their case"
     rows = [_lane(case, axis) for case in drawn]
-    drawing = lanes(rows, axis, Mark(0.0, "median"), height=_LANE, title=title)
-    beyond = omitted_lanes(len(cases) - len(drawn))
-    return Figure("lanes spread", (drawing, Caption(_CAPTION), *beyond))
+    drawing = draw_lanes(rows, axis, Mark(0.0, "median"), height=_LANE_PIXELS, title=title)
+    omitted = omitted_lanes(len(cases) - len(drawn))
+    return Figure("lanes spread", (drawing, Caption(_CAPTION), *omitted))
 
 
 def _cases(columns: Columns, figures: Columns) -> Iterator[_Case]:
     arrays = columns.arrays
     for i, name in enumerate(columns.text["case"]):
-        of_case = arrays["case"] == i
-        times = arrays["time_s"][of_case]
+        is_of_case = arrays["case"] == i
+        times = arrays["time_s"][is_of_case]
         median = float(np.median(times)) if len(times) else 0.0
         if median > 0:
             low, high = (float(figures.arrays[f"ci95_{end}_s"][i]) for end in ("low", "high"))
             interval = (low / median - 1, high / median - 1)
-            yield _Case(name, median, times / median - 1, arrays["round"][of_case], interval)
+            yield _Case(name, median, times / median - 1, arrays["round"][is_of_case], interval)
 
 
 def _axis(cases: list[_Case]) -> Axis:
-    lows, highs = zip(*(case.outer for case in cases), strict=True)
+    lows, highs = zip(*(case.drawn_range for case in cases), strict=True)
     axis = tight_axis(min(*lows, -_MIN_EXTENT), max(*highs, _MIN_EXTENT), "ratio")
     ticks = (replace(t, label=f"+{t.label}") if t.value > 0 else t for t in axis.ticks)
     return replace(axis, ticks=tuple(ticks))
 
 
 def _lane(case: _Case, axis: Axis) -> Lane:
-    inside = (case.deviations >= axis.low) & (case.deviations <= axis.high)
-    beyond = len(inside) - int(inside.sum())
-    remark = f"{format_seconds(case.median_s, pad=True)}, {len(inside):,} samples" + (
+    is_inside = (case.deviations >= axis.low) & (case.deviations <= axis.high)
+    beyond = len(is_inside) - int(is_inside.sum())
+    remark = f"{format_seconds(case.median_s, pad=True)}, {len(is_inside):,} samples" + (
         f", {beyond:,} beyond" if beyond else ""
     )
-    parts = (*_boxes(case, axis), _cloud(case, axis, inside), *_draw_medians(case, axis))
+    parts = (
+        *_draw_intervals(case, axis),
+        _draw_dots(case, axis, is_inside),
+        *_draw_medians(case, axis),
+    )
     return Lane(case.name, remark, stretched(parts, width=WIDTH, height=_HEIGHT))
 
 
-def _boxes(case: _Case, axis: Axis) -> Iterator[Shape]:
-    quarters = np.quantile(case.deviations, _QUARTERS)
-    for kind, ends in (("half", quarters), ("interval", np.array(case.interval))):
+def _draw_intervals(case: _Case, axis: Axis) -> Iterator[Shape]:
+    """Draw the interquartile range and the CI of the median as rectangles."""
+    quartiles = np.quantile(case.deviations, _QUARTILES)
+    for kind, ends in (("half", quartiles), ("interval", np.array(case.interval))):
         if np.isfinite(ends).all():
             low, high = to_units(np.clip(axis.shares(ends), 0, 1), WIDTH)
             yield shape("rect", class_=kind, x=low, y=0, width=max(high - low, 1), height=_HEIGHT)
 
 
-def _cloud(case: _Case, axis: Axis, inside: Array) -> Shape:
-    heights = (np.arange(len(inside)) + 0.5) / len(inside)
-    every = max(-(-int(inside.sum()) // _MAX_DOTS), 1)
-    across = axis.shares(case.deviations[inside][::every])
+def _draw_dots(case: _Case, axis: Axis, is_inside: Array) -> Shape:
+    """Draw a dot per sample inside the axis, or one of several samples if there are more than _MAX_DOTS."""
+    heights = (np.arange(len(is_inside)) + 0.5) / len(is_inside)
+    step = max(-(-int(is_inside.sum()) // _MAX_DOTS), 1)
+    across = axis.shares(case.deviations[is_inside][::step])
     return shape(
         "path",
         class_="scatter s0",
-        d=dots(to_units(across, WIDTH), to_units(heights[inside][::every], _HEIGHT)),
+        d=dots(to_units(across, WIDTH), to_units(heights[is_inside][::step], _HEIGHT)),
     )
 
 
@@ -182,4 +189,4 @@ def _spread_row(name: str, summary: Summary) -> tuple[Value, ...]:
 
 def _describe_shape(summary: Summary) -> str:
     flags = (("drifts", summary.trend), ("two groups", summary.bimodal))
-    return ", ".join(word for word, set_ in flags if set_)
+    return ", ".join(word for word, is_set in flags if is_set)

@@ -25,8 +25,8 @@ from cudakit.document.picture import (
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PIXELS = 300
-# An x axis is logarithmic if its ends have at least this ratio; an axis of rates, if it reaches this many
-# times the highest rate of some line; an axis of times, if its ends have a larger ratio.
+# Ratios above which an axis is logarithmic. X axis: the largest to the smallest value. Axis of rates: the
+# highest rate to the highest rate of the slowest line. Axis of times: the longest to the shortest time.
 _LOG_X, _LOG_RATE, _LOG_TIME = 8, 5, 32
 # Ratio of the lowest value to the lower end of a logarithmic axis.
 _MARGIN = 1.5
@@ -34,7 +34,7 @@ _MARGIN = 1.5
 
 @dataclass(frozen=True, slots=True)
 class _Curves:
-    """Points in the order of their lines, each with the ends of its confidence interval, and its limit."""
+    """The points of all lines: x, y, the ends of the confidence interval, the peak and the fitted value."""
 
     line: Array
     x: Array
@@ -43,42 +43,42 @@ class _Curves:
     high: Array
     limit: Array
     fit: Array
-    classes: tuple[str, ...]  # of each line
+    classes: tuple[str, ...]  # CSS classes of each line.
 
 
 def draw_sweep(columns: Sequence[Columns]) -> Plot:
     """Draw a curve per line of ``sweep AXIS``: the rate and its peak, or the time.
 
     The arrays are ``line`` (decoded by ``text``), ``colour`` and ``library`` of the line, AXIS,
-    ``median_s``, ``ci95_low_s``, ``ci95_high_s``, ``limit_s``, ``fit_s``, and the ``amount`` processed in
-    that time, with its ``unit``. Bars span the confidence intervals; a line connects the points, or is
-    their fit. The part of the name after a colon is the title.
+    ``median_s``, ``ci95_low_s``, ``ci95_high_s``, ``limit_s``, ``fit_s``, and the ``amount`` of work per
+    execution with its ``unit``. Bars span the confidence intervals. A line connects the points or, if there
+    is a fit, shows the fit. The title of the plot is the text after the colon in the name of the Columns.
     """
     (points,) = columns
     name, _, panel = points.name.removeprefix("sweep ").partition(": ")
-    by_rate = bool(np.isfinite(points.arrays["amount"]).all())
-    curves = _curves(points, name, by_rate=by_rate)
-    x, y = _x_axis(curves.x, name), _y_axis(curves, points.text["unit"][0] if by_rate else "")
+    shows_rate = bool(np.isfinite(points.arrays["amount"]).all())
+    curves = _curves(points, name, shows_rate=shows_rate)
+    x, y = _x_axis(curves.x, name), _y_axis(curves, points.text["unit"][0] if shows_rate else "")
     names = points.text["line"]
-    limits = list(_draw_limits(curves, x, y)) if by_rate else []
-    paths = (path for i, words in enumerate(names) for path in _paths(curves, i, words, x, y))
-    fitted = "" if by_rate or np.isnan(curves.fit).all() else "; lines: fixed + per node * nodes"
-    title = ", ".join(filter(None, ("Rate" if by_rate else "Time", panel))) + fitted
-    along = axis_title(name).replace("=", " = ")
+    limits = list(_draw_limits(curves, x, y)) if shows_rate else []
+    paths = (path for i, label in enumerate(names) for path in _paths(curves, i, label, x, y))
+    fitted = "" if shows_rate or np.isnan(curves.fit).all() else "; lines: fixed + per node * nodes"
+    title = ", ".join(filter(None, ("Rate" if shows_rate else "Time", panel))) + fitted
+    x_title = axis_title(name).replace("=", " = ")
     return Plot(
         "line",
         title,
         x,
         y,
         shapes=(stretched([*limits, *paths], width=_WIDTH, height=_HEIGHT),),
-        legend=tuple(_legend(curves, names, limited=bool(limits))),
-        description=f"{title} along {along}: {', '.join(names[:8])}",
-        x_label=along,
+        legend=tuple(_legend(curves, names, has_limits=bool(limits))),
+        description=f"{title} along {x_title}:  {', '.join(names[:8])}",
+        x_label=x_title,
         height=_PIXELS,
     )
 
 
-def _curves(columns: Columns, name: str, *, by_rate: bool) -> _Curves:
+def _curves(columns: Columns, name: str, *, shows_rate: bool) -> _Curves:
     arrays = columns.arrays
     low, middle, high = (arrays[key] for key in ("ci95_low_s", "median_s", "ci95_high_s"))
     line, across, limit = arrays["line"], arrays[name].astype(np.float64), arrays["limit_s"]
@@ -87,7 +87,7 @@ def _curves(columns: Columns, name: str, *, by_rate: bool) -> _Curves:
     classes = tuple(
         series_class(int(arrays["colour"][at]), int(arrays["library"][at]) or None) for at in firsts
     )
-    if not by_rate:
+    if not shows_rate:
         return _Curves(line, across, middle, low, high, limit, fit, classes)
     # The shortest time is the highest rate.
     amount = arrays["amount"]
@@ -99,20 +99,22 @@ def _curves(columns: Columns, name: str, *, by_rate: bool) -> _Curves:
 def _x_axis(values: Array, name: str) -> Axis:
     low, high = float(values.min()), float(values.max())
     unit: Literal["bytes", "count"] = "bytes" if name.endswith("_bytes") else "count"
-    wide = low > 0 and high / low >= _LOG_X
-    axis = log_axis(low, high, unit) if wide else tight_axis(low, high, unit)
+    is_logarithmic = low > 0 and high / low >= _LOG_X
+    axis = log_axis(low, high, unit) if is_logarithmic else tight_axis(low, high, unit)
     return ticked_at(axis, values, unit)
 
 
 def _y_axis(curves: _Curves, unit: str) -> Axis:
-    """Return an axis that starts at 0, or a logarithmic one if some line would be flat on it."""
+    """Return an axis that starts at 0, or a logarithmic axis if a line would otherwise look flat."""
     values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
     finite = values[np.isfinite(values)]
     low, high = float(finite.min()), float(finite.max())
     if not unit:
-        long = low > 0 and high / low > _LOG_TIME
+        is_logarithmic = low > 0 and high / low > _LOG_TIME
         return (
-            log_axis(low / _MARGIN, high, "seconds") if long else rounded_axis(0, high, "seconds")
+            log_axis(low / _MARGIN, high, "seconds")
+            if is_logarithmic
+            else rounded_axis(0, high, "seconds")
         )
     peaks = [curves.y[curves.line == i].max() for i in range(len(curves.classes))]
     if low > 0 and high > _LOG_RATE * min(peaks):
@@ -121,17 +123,17 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
 
 
 def _draw_limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
-    """Draw equal peaks as one line, in the colour of their curves if these have one colour."""
+    """Draw the peaks. Curves with equal peaks have one line, in their colour if they have the same one."""
     merged: list[tuple[dict[int, int], set[str]]] = []
     for i, classes in enumerate(curves.classes):
-        of_line = (curves.line == i) & np.isfinite(curves.limit)
-        across = to_units(x.shares(curves.x[of_line]), _WIDTH)
-        down = to_units(1 - y.shares(curves.limit[of_line]), _HEIGHT)
+        is_of_line = (curves.line == i) & np.isfinite(curves.limit)
+        across = to_units(x.shares(curves.x[is_of_line]), _WIDTH)
+        down = to_units(1 - y.shares(curves.limit[is_of_line]), _HEIGHT)
         points = dict(zip(across, down, strict=True))
-        for others, colours in merged:
-            shared = points.keys() & others.keys()
-            if shared and all(points[at] == others[at] for at in shared):
-                others.update(points)
+        for limit_points, colours in merged:
+            common_x = points.keys() & limit_points.keys()
+            if common_x and all(points[at] == limit_points[at] for at in common_x):
+                limit_points.update(points)
                 colours.add(_colour(classes))
                 break
         else:
@@ -148,10 +150,10 @@ def _colour(classes: str) -> str:
 
 
 def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
-    of_line = curves.line == number
-    across = to_units(x.shares(curves.x[of_line]), _WIDTH)
+    is_of_line = curves.line == number
+    across = to_units(x.shares(curves.x[is_of_line]), _WIDTH)
     middle, low, high = (
-        to_units(1 - y.shares(heights[of_line]), _HEIGHT)
+        to_units(1 - y.shares(heights[is_of_line]), _HEIGHT)
         for heights in (curves.y, curves.low, curves.high)
     )
     bars = "".join(
@@ -160,24 +162,24 @@ def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterato
     classes = curves.classes[number]
     colour = _colour(classes)
     for kind, path in (
-        (f"line {classes}", _line(curves, of_line, across, middle, y)),
+        (f"line {classes}", _line(curves, is_of_line, across, middle, y)),
         (f"line {colour}", bars),
         (f"scatter {colour}", dots(across, middle)),
     ):
         yield shape("path", title=name, class_=kind, d=path)
 
 
-def _line(curves: _Curves, selected: Array, across: list[int], middle: list[int], y: Axis) -> str:
-    """Return the path of the fit to the points if it can be drawn, or of the points."""
-    fit = curves.fit[selected]
-    drawable = np.isfinite(fit).all() and bool((fit > 0).all())
-    return polyline(across, to_units(1 - y.shares(fit), _HEIGHT) if drawable else middle)
+def _line(curves: _Curves, is_of_line: Array, across: list[int], middle: list[int], y: Axis) -> str:
+    """Return the path of the fitted values or, without positive fitted values, of the points."""
+    fit = curves.fit[is_of_line]
+    has_fit = np.isfinite(fit).all() and bool((fit > 0).all())
+    return polyline(across, to_units(1 - y.shares(fit), _HEIGHT) if has_fit else middle)
 
 
-def _legend(curves: _Curves, names: tuple[str, ...], *, limited: bool) -> list[PlotKey]:
+def _legend(curves: _Curves, names: tuple[str, ...], *, has_limits: bool) -> list[PlotKey]:
     items = [
         PlotKey(name, classes=classes) for name, classes in zip(names, curves.classes, strict=True)
     ]
-    if limited:
+    if has_limits:
         return [*items, PlotKey("peak", classes="limit shared")]
     return items if len(items) > 1 else []

@@ -1,4 +1,4 @@
-"""Candidates: the algorithms that the library recommends, then all others that it offers."""
+"""Candidates of a search: the algorithms that the library recommends, then all others that it offers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import Algorithm, Blas, Gemm, GemmSettings, never
 
-# Beyond this number the order of the heuristics is not meaningful.
+# Number of algorithms to request from the library's heuristics, which rank only the first ones reliably.
 _RECOMMENDED = 32
 
 
@@ -18,7 +18,7 @@ class Candidates:
     """Algorithms in the order of trials; the first is the library's default."""
 
     algorithms: tuple[Algorithm, ...]
-    complete: bool  # whether all algorithms of the library are listed
+    complete: bool  # Whether all algorithms of the library are listed.
 
 
 def candidates(
@@ -31,7 +31,8 @@ def candidates(
 ) -> Candidates:
     """Return the recommended algorithms in order, then the others in random order, without duplicates.
 
-    ``is_over`` ends the listing, which can take seconds. Raises Unsupported if there is no algorithm.
+    Listing can take seconds, and ends early when ``is_over()`` is true. Raises Unsupported if the library has
+    no algorithm.
     """
     recommended = blas.heuristics(gemm, settings, _RECOMMENDED)
     if not recommended:
@@ -40,14 +41,14 @@ def candidates(
             hint="try another --layout, --padding or --workspace",
         )
     first = _distinct(recommended)
-    others = _distinct(blas.algorithms(gemm, settings, is_over))
-    rest = [algorithm for numbers, algorithm in others.items() if numbers not in first]
+    offered = _distinct(blas.algorithms(gemm, settings, is_over))
+    rest = [algorithm for parameters, algorithm in offered.items() if parameters not in first]
     random.Random(seed).shuffle(rest)  # noqa: S311 not for cryptography
     return Candidates((*first.values(), *rest), not is_over())
 
 
 def _distinct(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:
-    """Return the first algorithm of each set of parameters."""
+    """Return the first algorithm with each combination of parameters, by these parameters."""
     distinct: dict[Algorithm, Algorithm] = {}
     for algorithm in algorithms:
         # The workspace is a function of the other parameters.

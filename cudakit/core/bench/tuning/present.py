@@ -25,7 +25,7 @@ from cudakit.document import (
     Value,
 )
 from cudakit.gpu.api.gemm import Gemm
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, capitalized
 
 _COLUMNS = (
     Column("GEMM", "text"),
@@ -48,13 +48,14 @@ _CAPTION = (
 def present_tuned(
     tuned: Tuned, *, files: Sequence[str] = (), exported: TorchCsv | None = None
 ) -> Document:
-    """Return the report: a row per GEMM, then notes, then the method.
+    """Return the report of a tuning: a row per GEMM, then notes, then the method.
 
-    ``files`` are the files with the tuning, ``exported`` is the file for torch.
+    ``files`` are the files that were written, ``exported`` is the content of the file for torch.
     """
     nodes: list[Node] = [_table(tuned.gemms)] if tuned.gemms else []
-    nodes += [*_summary(tuned, files), *_missing_gains(tuned), *_wrong(tuned), *_warnings(tuned)]
-    nodes += _torch(exported)
+    nodes += [*_summary_notes(tuned, files), *_missing_gain_notes(tuned)]
+    nodes += [*_wrong_value_notes(tuned), *_warning_notes(tuned)]
+    nodes += _torch_notes(exported)
     if tuned.gemms:
         nodes.append(_facts(tuned))
     return Document(_title(tuned), tuple(nodes))
@@ -75,7 +76,7 @@ def _title(tuned: Tuned) -> str:
 
 
 def _facts(tuned: Tuned) -> Facts:
-    method = describe_method([entry.method for entry in tuned.gemms])
+    method = describe_method([result.method for result in tuned.gemms])
     return Facts((("method", Text(method)), ("library", Text(_library(tuned.machine)))))
 
 
@@ -84,71 +85,71 @@ def _library(machine: TunedMachine) -> str:
     return f"{machine.library} {machine.library_version}{driver}"
 
 
-def _table(entries: Sequence[TunedGemm]) -> Table:
+def _table(results: Sequence[TunedGemm]) -> Table:
     return Table(
         _COLUMNS,
-        tuple(map(_row, entries)),
+        tuple(map(_row, results)),
         caption=_CAPTION,
-        faint=frozenset(index for index, entry in enumerate(entries) if not entry.significant),
+        faint=frozenset(index for index, result in enumerate(results) if not result.significant),
     )
 
 
-def _row(entry: TunedGemm) -> tuple[Value, ...]:
-    gain, interval = entry.gain, entry.gain_interval
+def _row(result: TunedGemm) -> tuple[Value, ...]:
+    gain, interval = result.gain, result.gain_interval
     low, high = (interval, interval) if isinstance(interval, Unavailable) else interval
-    name = describe_gemm(entry.gemm)
+    name = describe_gemm(result.gemm)
     return (
-        Text(f"{entry.shape}: {name}" if entry.shape else name),
-        cell(Seconds, entry.default_s),
-        cell(Seconds, entry.winner_s),
+        Text(f"{result.shape}: {name}" if result.shape else name),
+        cell(Seconds, result.default_s),
+        cell(Seconds, result.winner_s),
         cell(Ratio, gain),
         cell(Ratio, low),
         cell(Ratio, high),
-        Text(_verdict(entry)),
-        Text(describe_algorithm(entry.winner)),
-        Text(_count_measured(entry)),
+        Text(_verdict(result)),
+        Text(describe_algorithm(result.winner)),
+        Text(_count_measured(result)),
     )
 
 
-def _verdict(entry: TunedGemm) -> str:
-    if entry.significant:
+def _verdict(result: TunedGemm) -> str:
+    if result.significant:
         return "faster"
-    return "interrupted" if entry.stopped == "interrupted" else "no significant gain"
+    return "interrupted" if result.stopped == "interrupted" else "no significant gain"
 
 
-def _count_measured(entry: TunedGemm) -> str:
-    return f"{entry.tried} of {entry.candidates}{'' if entry.all_listed else '+'}"
+def _count_measured(result: TunedGemm) -> str:
+    return f"{result.tried} of {result.candidates}{'' if result.all_listed else '+'}"
 
 
-def _missing_gains(tuned: Tuned) -> Iterator[Note]:
-    """Give each reason for a missing gain or CI once."""
+def _missing_gain_notes(tuned: Tuned) -> Iterator[Note]:
+    """Yield each reason for a missing gain or CI once, with its GEMMs."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for entry in tuned.gemms:
-        for figure, value in (("gain", entry.gain), ("CI of the gain", entry.gain_interval)):
-            if isinstance(value, Unavailable) and (figure == "gain" or value != entry.gain):
-                reasons.setdefault((figure, value.reason), []).append(describe_gemm(entry.gemm))
+    for result in tuned.gemms:
+        for figure, value in (("gain", result.gain), ("CI of the gain", result.gain_interval)):
+            if isinstance(value, Unavailable) and (figure == "gain" or value != result.gain):
+                reasons.setdefault((figure, value.reason), []).append(describe_gemm(result.gemm))
     for (figure, reason), gemms in reasons.items():
         yield Note("info", f"No {figure} for {first_few(gemms)}: {reason}.")
 
 
-def _wrong(tuned: Tuned) -> Iterator[Note]:
+def _wrong_value_notes(tuned: Tuned) -> Iterator[Note]:
     for untuned in tuned.untuned:
         sentence = f"{describe_gemm(untuned.gemm)} was not tuned: {untuned.reason}."
         yield Note("error" if untuned.wrong else "warn", sentence)
-    for entry in tuned.gemms:
-        gemm = describe_gemm(entry.gemm)
-        for algorithm in entry.wrong:
+    for result in tuned.gemms:
+        gemm = describe_gemm(result.gemm)
+        for algorithm in result.wrong:
             text = (
                 f"{gemm}: {describe_algorithm(algorithm)} computes wrong values and was excluded."
             )
             yield Note("warn", text)
-        if not entry.verification.passed:
-            detail = entry.verification.detail or "the error exceeds that of rounding"
+        if not result.verification.passed:
+            detail = result.verification.detail or "the error exceeds that of rounding"
             text = f"{gemm}: the library's default algorithm computes wrong values: {detail}."
             yield Note("error", text)
 
 
-def _warnings(tuned: Tuned) -> Iterator[Note]:
+def _warning_notes(tuned: Tuned) -> Iterator[Note]:
     if not tuned.complete:
         yield Note(
             "warn",
@@ -156,23 +157,24 @@ def _warnings(tuned: Tuned) -> Iterator[Note]:
             ("continue with --tune --tuned FILE, which keeps the complete searches",),
         )
     for sentence in tuned.warnings:
-        yield Note("warn", f"{sentence[0].upper()}{sentence[1:]}.")
-    short = [entry for entry in tuned.gemms if entry.stopped == "time"]
-    if short:
+        yield Note("warn", f"{capitalized(sentence)}.")
+    timed_out = [item for item in tuned.gemms if item.stopped == "time"]
+    if timed_out:
         yield Note(
             "warn",
-            f"The time limit ended the search before all algorithms of {_count(len(short))} were measured.",
+            "The time limit ended the search before all algorithms of "
+            f"{_count_gemms(len(timed_out))} were measured.",
             ("allow more time with --tune-time SEC",),
         )
 
 
-def _summary(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
+def _summary_notes(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
     if tuned.simulated:
         yield Note("info", SIMULATED)
-    faster = sum(entry.significant for entry in tuned.gemms)
+    faster = sum(result.significant for result in tuned.gemms)
     if not tuned.gemms:
         return
-    count = _count(len(tuned.gemms))
+    count = _count_gemms(len(tuned.gemms))
     if not faster:
         yield Note("ok", f"No significant gain for {count}: the default algorithm is used.")
         return
@@ -183,7 +185,7 @@ def _summary(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
     yield Note("ok", f"Found a faster algorithm for {faster} of {count}.", tuple(remedies))
 
 
-def _torch(exported: TorchCsv | None) -> Iterator[Note]:
+def _torch_notes(exported: TorchCsv | None) -> Iterator[Note]:
     if exported is None:
         return
     yield Note(
@@ -195,5 +197,5 @@ def _torch(exported: TorchCsv | None) -> Iterator[Note]:
         yield Note("warn", f"{describe_gemm(gemm)} was not exported for torch: {reason}.")
 
 
-def _count(number: int) -> str:
+def _count_gemms(number: int) -> str:
     return "1 GEMM" if number == 1 else f"{number} GEMMs"

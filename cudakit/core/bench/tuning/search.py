@@ -1,11 +1,11 @@
-"""The search for an algorithm that is faster than the default. Pure: ``Trials`` measure the candidates.
+"""The search for an algorithm that is faster than the library's default; ``Trials`` measure the candidates.
 
 A round measures some candidates and the default once each, in random order; a candidate is ranked by the
 ratios of its time to that of the default in the same round. Stages:
 
 screen    all candidates in small groups; one that is significantly not faster is dropped after a few rounds
-halving   the best ones again; the slower half is dropped each time (successive halving)
-final     the best three, with a fixed number of new samples, which alone decide
+halving   the best candidates again; the slower half is dropped each time (successive halving)
+final     the best three candidates, with a fixed number of new samples; only these samples decide
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from cudakit.core.bench.prepare import Progress
 from cudakit.core.bench.tuning.significance import MIN_GAIN, Final, is_median_above, median_or_inf
 from cudakit.errors import InputError
 
-# Half of the samples are for the final. Its three finalists need 9 pairs each: the probability that all
-# ratios are below 1 by chance is then 2 ** -9, less than FALSE_POSITIVE_RATE / 3.
+# Minimum value of --tune-iterations. Half of the samples are for the final, whose three finalists need 9
+# pairs each: the probability that all ratios are below 1 by chance is then 2 ** -9, less than
+# FALSE_POSITIVE_RATE / 3.
 MIN_ITERATIONS = 20
 
-DEFAULT = 0
+DEFAULT = 0  # Number of the candidate that is the library's default algorithm.
 FINALISTS = 3
 
-_GROUP = 8  # candidates per round while screening; few, so that a round is short
-_POOL = 16  # candidates that remain after screening
+_GROUP_SIZE = 8  # Candidates per round while screening; few, so that a round is short.
+_POOL_SIZE = 16  # Candidates that remain after screening.
 _SCREEN_ROUNDS = 6
 _HALVING_ROUNDS = 5
-# Parts of the final, each with its own buffers, because addresses affect which algorithm is faster.
+# Number of parts of the final. Each part has new buffers, because their addresses affect which algorithm is
+# faster.
 _PARTS = 3
-_FINAL_ROUNDS = 16  # of each part
+_FINAL_ROUNDS = 16  # Number of rounds in each part.
 # Shares of the time limit at which screening and halving end.
 _SCREEN_UNTIL, _HALVING_UNTIL = 0.55, 0.7
 # Significance level of dropping a candidate early: slower in 5 of 5 rounds, or in 7 of 8.
 _DROP_LEVEL = 0.05
-# A slowdown in the only round, or in all of several rounds, that noise cannot explain.
+# Minimum ratios to the default with which a candidate is dropped: in its only round, or in all of several
+# rounds.
 _SLOW_IN_ONE, _SLOW_IN_ALL = 1.5, 1.1
 
 StopReason: TypeAlias = Literal["complete", "time", "interrupted"]
@@ -49,8 +52,8 @@ StopReason: TypeAlias = Literal["complete", "time", "interrupted"]
 class Limits:
     """The limits of the search for one GEMM. Raises InputError for invalid values."""
 
-    time_s: float = 30.0  # approximate total time per GEMM
-    iterations: int = 100  # maximum number of samples of a candidate
+    time_s: float = 30.0  # Approximate total time per GEMM.
+    iterations: int = 100  # Maximum number of samples of a candidate.
 
     def __post_init__(self) -> None:
         if not 0 < self.time_s < math.inf:
@@ -63,14 +66,14 @@ class Limits:
 
 
 class Trials(Protocol):
-    """Measures candidates by number; 0 is the default."""
+    """The measurements of candidates, which have numbers; number 0 is the default algorithm."""
 
     def prepare(self, number: int) -> bool:
         """Prepare a candidate; return False if it cannot run or is several times slower than the default."""
         ...
 
     def release(self, number: int) -> None:
-        """Release a candidate."""
+        """Release the resources of a candidate."""
         ...
 
     def measure(self, order: Sequence[int]) -> Sequence[float]:
@@ -82,7 +85,7 @@ class Trials(Protocol):
         ...
 
     def reallocate(self) -> None:
-        """Continue with new buffers."""
+        """Replace the buffers by new ones with the same data."""
         ...
 
 
@@ -90,14 +93,15 @@ class Trials(Protocol):
 class Outcome:
     """The result of a search."""
 
-    winner: int  # DEFAULT if nothing is significantly faster
-    gain: float | None  # time saved by the fastest finalist: 0.05 is 5 %; None without a final
-    gain_interval: tuple[float, float] | None  # CI of the gain; None with too few samples
-    significant: bool  # whether the fastest finalist won
-    tried: int  # number of candidates that were measured, with the default
-    wrong: tuple[int, ...]  # finalists that computed wrong values
-    rounds: int  # of the final
-    stopped: StopReason  # why the search ended
+    winner: int  # DEFAULT if no candidate is significantly faster.
+    # Share of the time that the fastest finalist saves: 0.05 is 5 %; None without a final.
+    gain: float | None
+    gain_interval: tuple[float, float] | None  # CI of the gain; None with too few samples.
+    significant: bool  # Whether the fastest finalist won.
+    tried: int  # Number of candidates that were measured, including the default.
+    wrong: tuple[int, ...]  # Finalists that computed wrong values.
+    rounds: int  # Number of rounds of the final.
+    stopped: StopReason  # Reason why the search ended.
 
 
 def search(
@@ -112,9 +116,9 @@ def search(
 ) -> Outcome:
     """Search for a candidate that is significantly faster than the default, by MIN_GAIN or more.
 
-    ``count`` is the number of candidates; small numbers are measured first. The time limit starts at
-    ``begin_s``, by default now. ``progress`` is called before each round and may raise KeyboardInterrupt.
-    After that the outcome is the default, unless the final has a winner already.
+    ``count`` is the number of candidates; candidates with small numbers are measured first. The time limit
+    starts at ``begin_s``, by default now. ``progress`` is called before each round and may raise
+    KeyboardInterrupt. After an interrupt the outcome is the default, unless the final has a winner already.
     """
     begin_s = now() if begin_s is None else begin_s
     generator = random.Random(seed)  # noqa: S311 not for cryptography
@@ -142,57 +146,58 @@ class _Search:
     _stage: tuple[str, float] = ("", 0.0)
     _ratios: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     _samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    _pool: list[int] = field(default_factory=list)  # the best candidates, fastest first
-    _reserve: list[int] = field(default_factory=list)  # the best of those that left the pool
+    _pool: list[int] = field(default_factory=list)  # The best candidates, the fastest first.
+    _reserve: list[int] = field(default_factory=list)  # The best candidates that left the pool.
     _final: Final = field(default_factory=Final)
     _tried: int = 1
     _wrong: list[int] = field(default_factory=list)
 
     def screen(self, numbers: Sequence[int]) -> None:
-        """Measure all candidates a few times and keep the best."""
-        for at in range(0, len(numbers), _GROUP):
+        """Measure all candidates a few times, and keep the best candidates in the pool."""
+        for begin in range(0, len(numbers), _GROUP_SIZE):
             if self._is_over(_SCREEN_UNTIL):
                 self.stopped = "time"
                 return
-            self._stage = (f"{at} of {len(numbers)} algorithms", at / len(numbers))
-            group = [number for number in numbers[at : at + _GROUP] if self._trials.prepare(number)]
+            self._stage = (f"{begin} of {len(numbers)} algorithms", begin / len(numbers))
+            group_numbers = numbers[begin : begin + _GROUP_SIZE]
+            group = [number for number in group_numbers if self._trials.prepare(number)]
             self._tried += len(group)
             survivors = self._measure_rounds(group, _SCREEN_ROUNDS, _SCREEN_UNTIL)
-            ranked = self._ranked([*self._pool, *survivors])
-            self._pool = ranked[:_POOL]
-            self._release(ranked[_POOL:])
+            ranked = self._rank([*self._pool, *survivors])
+            self._pool = ranked[:_POOL_SIZE]
+            self._release(ranked[_POOL_SIZE:])
 
     def halve(self) -> None:
-        """Measure the best again and keep the faster half, until FINALISTS are left."""
+        """Measure the pool again and keep its faster half, until FINALISTS candidates are left."""
         while len(self._pool) > FINALISTS:
             self._stage = (f"the best {len(self._pool)} algorithms", FINALISTS / len(self._pool))
-            ranked = self._ranked(self._measure_rounds(self._pool, _HALVING_ROUNDS, _HALVING_UNTIL))
+            ranked = self._rank(self._measure_rounds(self._pool, _HALVING_ROUNDS, _HALVING_UNTIL))
             half = max(FINALISTS, math.ceil(len(self._pool) / 2))
-            self._pool, others = ranked[:half], [*ranked[half:], *self._reserve]
-            self._reserve = others[:FINALISTS]
-            self._release(others[FINALISTS:])
+            self._pool, dropped = ranked[:half], [*ranked[half:], *self._reserve]
+            self._reserve = dropped[:FINALISTS]
+            self._release(dropped[FINALISTS:])
 
     def run_final(self) -> None:
         """Measure the best correct candidates a fixed number of times."""
-        self._final = Final(self._verified())
+        self._final = Final(self._find_finalists())
         finalists = self._final.finalists
         if not finalists:
             return
-        used = max(self._samples[number] for number in finalists)
-        rounds = min(_FINAL_ROUNDS, (self._limits.iterations - used) // _PARTS)
+        samples_taken = max(self._samples[number] for number in finalists)
+        rounds = min(_FINAL_ROUNDS, (self._limits.iterations - samples_taken) // _PARTS)
         for part in range(_PARTS):
             if part:
                 self._trials.reallocate()
             self._final.begin_part()
-            for at in range(rounds):
+            for index in range(rounds):
                 if self._is_over(1.0):
                     self.stopped = "time"
                     return
-                self._stage = ("the final", (part + at / rounds) / _PARTS)
-                self._final.add(self._round(finalists))
+                self._stage = ("the final", (part + index / rounds) / _PARTS)
+                self._final.add(self._measure_round(finalists))
 
     def outcome(self) -> Outcome:
-        """Return the outcome, which the final alone decides."""
+        """Return the outcome. Only the samples of the final decide whether a candidate wins."""
         final = self._final
         ranked = final.ranked()
         for number in ranked:
@@ -203,15 +208,15 @@ class _Search:
         correct = [number for number in ranked if number not in self._wrong]
         return self._outcome(DEFAULT, correct[0] if correct else None)
 
-    def _is_worse(self, number: int) -> bool:
-        """Return whether a candidate is significantly not fast enough to win."""
+    def _is_too_slow(self, number: int) -> bool:
+        """Return whether a candidate is, with significance, too slow to win."""
         ratios = self._ratios[number]
         if not ratios:
             return False
-        slow = _SLOW_IN_ONE if len(ratios) == 1 else _SLOW_IN_ALL
-        return min(ratios) > slow or is_median_above(ratios, 1 - MIN_GAIN, _DROP_LEVEL)
+        max_ratio = _SLOW_IN_ONE if len(ratios) == 1 else _SLOW_IN_ALL
+        return min(ratios) > max_ratio or is_median_above(ratios, 1 - MIN_GAIN, _DROP_LEVEL)
 
-    def _verified(self) -> list[int]:
+    def _find_finalists(self) -> list[int]:
         """Return the best candidates that compute correct values."""
         correct: list[int] = []
         for number in (*self._pool, *self._reserve):
@@ -235,20 +240,22 @@ class _Search:
         )
 
     def _measure_rounds(self, numbers: Sequence[int], rounds: int, until: float) -> list[int]:
-        """Measure candidates in rounds, and return those that are not significantly worse than needed."""
+        """Measure candidates in rounds, and return the candidates that may still win."""
         survivors = list(numbers)
         for _ in range(rounds):
-            able = [number for number in survivors if self._samples[number] < self._max_samples]
-            if not able or self._is_over(until):
+            measurable = [
+                number for number in survivors if self._samples[number] < self._max_samples
+            ]
+            if not measurable or self._is_over(until):
                 break
-            for number, ratio in self._round(able).items():
+            for number, ratio in self._measure_round(measurable).items():
                 self._ratios[number].append(ratio)
-            worse = {number for number in able if self._is_worse(number)}
-            self._release(worse)
-            survivors = [number for number in survivors if number not in worse]
+            too_slow = {number for number in measurable if self._is_too_slow(number)}
+            self._release(too_slow)
+            survivors = [number for number in survivors if number not in too_slow]
         return survivors
 
-    def _round(self, numbers: Sequence[int]) -> dict[int, float]:
+    def _measure_round(self, numbers: Sequence[int]) -> dict[int, float]:
         """Measure each candidate and the default once, and return the valid ratios."""
         self._progress(*self._stage)
         order = [DEFAULT, *numbers]
@@ -263,7 +270,7 @@ class _Search:
         for number in numbers:
             self._trials.release(number)
 
-    def _ranked(self, numbers: Sequence[int]) -> list[int]:
+    def _rank(self, numbers: Sequence[int]) -> list[int]:
         measured = [number for number in numbers if self._ratios[number]]
         return sorted(measured, key=lambda number: median_or_inf(self._ratios[number]))
 

@@ -1,8 +1,7 @@
-"""Statistics of paired samples, and the final comparison that decides a search. Pure.
+"""Statistics of paired samples, and the final comparison that decides a search.
 
-Two algorithms are measured in the same round, at the same clock. The statistics use the signs of ratio - 1
-only: whatever the distribution, the ratios of equally fast algorithms are above 1 and below 1 with equal
-probability.
+Two algorithms are measured in the same round, at the same clock. The statistics only use whether the ratio of
+their times is above 1: if both are equally fast, that has a probability of 1/2 for every distribution.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MIN_GAIN = 0.01
 
 
 def sign_test(above: int, n: int) -> float:
-    """Return the probability that ``above`` or more of n fair coins show heads."""
+    """Return the probability that ``above`` or more of n ratios are above 1 by chance."""
     return sum(comb(n, k) for k in range(above, n + 1)) / 2.0**n
 
 
@@ -32,9 +31,10 @@ def is_median_above(ratios: Sequence[float], threshold: float, level: float) -> 
 
 
 def ratio_interval(ratios: Sequence[float], level: float) -> tuple[float, float] | None:
-    """Return a CI; the true median is below it, and above it, with a probability of at most ``level`` each.
+    """Return a CI of the median of ratios, or None if there are too few ratios.
 
-    None if there are too few ratios. See ``stats.median_ci``; correlated ratios widen the interval.
+    The true median is below the CI with a probability of at most ``level``, and above it likewise. Correlated
+    ratios widen the CI; see ``stats.median_ci``.
     """
     if not ratios:
         return None
@@ -45,16 +45,17 @@ def ratio_interval(ratios: Sequence[float], level: float) -> tuple[float, float]
 
 
 def median_or_inf(ratios: Sequence[float]) -> float:
-    """Return the median, or infinity without ratios."""
+    """Return the median of ratios, or infinity if there are none."""
     return median(ratios) if ratios else float("inf")
 
 
 class Final:
     """The ratios of finalists to the default, measured after the finalists were chosen.
 
-    Among thousands of algorithms, some of the fastest are so by chance. The final uses no earlier samples, so
-    only its few comparisons can be wrong: each has the level FALSE_POSITIVE_RATE divided by their number
-    (Bonferroni). Each part of the final has its own buffers.
+    Among thousands of algorithms, some are the fastest by chance. The final does not use the samples that
+    selected the finalists. It makes one comparison per finalist, each with the significance level
+    FALSE_POSITIVE_RATE divided by the number of finalists (Bonferroni). Each part of the final has new
+    buffers.
     """
 
     def __init__(self, finalists: Sequence[int] = ()) -> None:
@@ -63,39 +64,39 @@ class Final:
         self._parts: list[dict[int, list[float]]] = []
 
     def begin_part(self) -> None:
-        """Begin a part with new buffers."""
+        """Begin a part of the final, which is measured with new buffers."""
         self._parts.append(defaultdict(list))
 
     def add(self, ratios: dict[int, float]) -> None:
-        """Add the ratios of a round."""
+        """Add the ratio of each finalist in one round."""
         self.rounds += 1
         for number, ratio in ratios.items():
             self._parts[-1][number].append(ratio)
 
     def ranked(self) -> list[int]:
         """Return the finalists, the fastest first."""
-        return sorted(self.finalists, key=lambda number: median_or_inf(self._all(number)))
+        return sorted(self.finalists, key=lambda number: median_or_inf(self._ratios(number)))
 
     def gain(self, number: int) -> float | None:
         """Return the relative time saved compared with the default; None without samples."""
-        ratios = self._all(number)
+        ratios = self._ratios(number)
         return 1 - median_or_inf(ratios) if ratios else None
 
     def gain_interval(self, number: int) -> tuple[float, float] | None:
         """Return the CI of the gain; None for too few samples."""
-        interval = ratio_interval(self._all(number), FALSE_POSITIVE_RATE / len(self.finalists))
+        interval = ratio_interval(self._ratios(number), FALSE_POSITIVE_RATE / len(self.finalists))
         return (1 - interval[1], 1 - interval[0]) if interval else None
 
     def is_faster(self, number: int) -> bool:
         """Return whether a finalist is significantly faster than the default, by MIN_GAIN or more.
 
-        If it is slower in one of three parts, a third of its ratios is above 1, and it is not significantly
-        faster.
+        A finalist that is slower in one of three parts has a third of its ratios above 1, and is therefore
+        not significantly faster.
         """
         gain, interval = self.gain(number), self.gain_interval(number)
         if gain is None or interval is None:
             return False
         return interval[0] > 0 and gain >= MIN_GAIN
 
-    def _all(self, number: int) -> list[float]:
-        return [ratio for part in self._parts for ratio in part.get(number, ())]
+    def _ratios(self, number: int) -> list[float]:
+        return [ratio for ratios in self._parts for ratio in ratios.get(number, ())]

@@ -18,13 +18,13 @@ from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm
 from cudakit.units import Unavailable
 
-# The validators that every file of a torch with cuBLASLt tuning has.
-_TORCH, _LIBRARY = "PT_VERSION", "CUBLASLT_VERSION"
+# Validators that must be in the file. torch checks that their values are those of its own versions.
+_TORCH_VALIDATOR, _LIBRARY_VALIDATOR = "PT_VERSION", "CUBLASLT_VERSION"
 _TYPES = MappingProxyType(
     {"fp64": "double", "fp32": "float", "tf32": "tf32", "fp16": "Half", "bf16": "BFloat16"}
 )
 _HOW_TO_WRITE = "run torch with PYTORCH_TUNABLEOP_ENABLED=1, which writes such a file"
-_OPERATIONS = MappingProxyType({"none": "GemmTunableOp", "bias": "GemmAndBiasTunableOp"})
+_OPERATORS = MappingProxyType({"none": "GemmTunableOp", "bias": "GemmAndBiasTunableOp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TorchCsv:
     """The lines of a file for torch, and the GEMMs that the format cannot express."""
 
     lines: tuple[str, ...]
-    left_out: tuple[tuple[Gemm, str], ...]  # with the reason
+    left_out: tuple[tuple[Gemm, str], ...]  # GEMMs that are not in the file, with the reason.
 
     @property
     def text(self) -> str:
@@ -41,17 +41,17 @@ class TorchCsv:
 
 
 def torch_csv(tuned: Tuned, validators: Mapping[str, str]) -> TorchCsv:
-    """Return the algorithms that are faster than the default; torch uses its default for all other GEMMs."""
+    """Return a file for torch with the GEMMs whose tuned algorithm is faster than the default."""
     lines = [f"Validator,{name},{value}" for name, value in validators.items()]
     left_out: list[tuple[Gemm, str]] = []
-    for entry in tuned.gemms:
-        if not entry.significant:
+    for result in tuned.gemms:
+        if not result.significant:
             continue
-        reason = next(_reasons(entry), "")
+        reason = next(_unsupported_properties(result), "")
         if reason:
-            left_out.append((entry.gemm, reason))
+            left_out.append((result.gemm, reason))
         else:
-            lines.append(_line(entry))
+            lines.append(_line(result))
     return TorchCsv(tuple(lines), tuple(left_out))
 
 
@@ -60,16 +60,19 @@ def check_validators(validators: Mapping[str, str], machine: TunedMachine) -> No
 
     The parameters of an algorithm are only valid within one version of the library.
     """
-    for name in (_TORCH, _LIBRARY):
+    for name in (_TORCH_VALIDATOR, _LIBRARY_VALIDATOR):
         if name not in validators:
             raise InputError(
                 f"the validators of torch lack {name}, which torch 2.15 and newer for CUDA write",
                 hint="use a file of torch 2.15 or newer",
             )
-    torch_version, tuned_version = _version(validators[_LIBRARY]), _version(machine.library_version)
+    torch_version, tuned_version = (
+        _version(validators[_LIBRARY_VALIDATOR]),
+        _version(machine.library_version),
+    )
     if torch_version is not None and tuned_version is not None and torch_version != tuned_version:
         raise InputError(
-            f"torch uses cuBLASLt {validators[_LIBRARY]}, but {machine.library_version} was tuned",
+            f"torch uses cuBLASLt {validators[_LIBRARY_VALIDATOR]}, but {machine.library_version} was tuned",
             hint="tune with the nvidia-cublas that torch was installed with",
         )
 
@@ -77,8 +80,8 @@ def check_validators(validators: Mapping[str, str], machine: TunedMachine) -> No
 def read_validators(path: Path) -> Mapping[str, str]:
     """Return the validators of a file of torch.cuda.tunable. Raises InputError if it has none."""
     lines = read_text(path, hint=_HOW_TO_WRITE).splitlines()
-    parts = [line.split(",", 2) for line in lines if line.startswith("Validator,")]
-    validators = {part[1]: part[2].strip() for part in parts if len(part) == 3}
+    rows = [line.split(",", 2) for line in lines if line.startswith("Validator,")]
+    validators = {row[1]: row[2].strip() for row in rows if len(row) == 3}
     if not validators:
         raise InputError(
             f"{path} has no line that starts with 'Validator,'",
@@ -87,15 +90,17 @@ def read_validators(path: Path) -> Mapping[str, str]:
     return validators
 
 
-def _line(entry: TunedGemm) -> str:
-    seconds = entry.winner_s
+def _line(result: TunedGemm) -> str:
+    seconds = result.winner_s
     times = [] if isinstance(seconds, Unavailable) else [f"{seconds * 1e3:.6g}"]
-    gemm = entry.gemm
-    return ",".join((_operation(gemm), _parameters(gemm), solution(entry.winner), *times))
+    gemm = result.gemm
+    return ",".join(
+        (_operator_name(gemm), _parameters(gemm), algorithm_name(result.winner), *times)
+    )
 
 
-def _operation(gemm: Gemm) -> str:
-    name = "GemmStridedBatchedTunableOp" if gemm.batch > 1 else _OPERATIONS[gemm.epilogue]
+def _operator_name(gemm: Gemm) -> str:
+    name = "GemmStridedBatchedTunableOp" if gemm.batch > 1 else _OPERATORS[gemm.epilogue]
     return f"{name}_{_TYPES[gemm.dtype]}_{gemm.layout.upper()}"
 
 
@@ -105,7 +110,7 @@ def _parameters(gemm: Gemm) -> str:
     return f"{sizes}{batch}_ld_{gemm.a.leading}_{gemm.b.leading}_{gemm.d.leading}"
 
 
-def solution(algorithm: Algorithm) -> str:
+def algorithm_name(algorithm: Algorithm) -> str:
     """Return the name of an algorithm in torch."""
     numbers: Sequence[tuple[str, int]] = (
         ("id", algorithm.id),
@@ -121,13 +126,13 @@ def solution(algorithm: Algorithm) -> str:
     return "_".join(["Gemm_Cublaslt", *(f"{name}_{number}" for name, number in numbers)])
 
 
-def _reasons(entry: TunedGemm) -> Iterator[str]:
+def _unsupported_properties(result: TunedGemm) -> Iterator[str]:
     """Yield the properties of a GEMM that torch cannot express."""
-    gemm = entry.gemm
+    gemm = result.gemm
     kind = DATA_TYPES[gemm.dtype]
     if gemm.dtype not in _TYPES:
         yield f"torch's names of GEMMs in {gemm.dtype} contain their scales"
-    if gemm.epilogue not in _OPERATIONS:
+    if gemm.epilogue not in _OPERATORS:
         yield f"torch's names of GEMMs do not contain the epilogue {gemm.epilogue}"
     if gemm.batch > 1 and gemm.epilogue != "none":
         yield "torch has no batched GEMM with a bias"
@@ -140,7 +145,7 @@ def _reasons(entry: TunedGemm) -> Iterator[str]:
 
 
 def _version(text: str) -> tuple[int, ...] | None:
-    """Parse 13.1.0, or 130100 as of cublasLtGetVersion; None for anything else."""
+    """Parse a version such as 13.1.0, or 130100 as cublasLtGetVersion returns; None for other text."""
     if text.isdecimal() and int(text) >= 10_000:
         number = int(text)
         return number // 10_000, number // 100 % 100, number % 100

@@ -20,10 +20,10 @@ from cudakit.errors import CudakitError
 from cudakit.gpu.api import Stream
 from cudakit.gpu.api.gemm import Algorithm, GemmPlan
 
-# A candidate that is this many times slower than the default is not measured, because it would delay all
+# A candidate whose time is more than this multiple of the default's is not measured: it would delay all
 # rounds.
-_TOO_SLOW = 3.0
-_PILOTS = 2
+_MAX_SLOWDOWN = 3.0
+_PILOT_SAMPLES = 2  # Number of samples that estimate the time of a candidate.
 
 
 @dataclass
@@ -47,7 +47,7 @@ class _Candidate:
 
 
 class AlgorithmTrials:
-    """The algorithms of a GEMM by number; the first is the default.
+    """Measures the algorithms of a GEMM, which have numbers; number 0 is the library's default.
 
     Raises Unsupported if the library cannot compute the GEMM with the default.
     """
@@ -61,8 +61,8 @@ class AlgorithmTrials:
         *,
         seed: int,
     ) -> None:
-        self.verifications: dict[int, Verification] = {}  # the last one of each candidate
-        self.errors: dict[int, str] = {}  # why candidates cannot run
+        self.verifications: dict[int, Verification] = {}  # The last verification of each candidate.
+        self.errors: dict[int, str] = {}  # Reasons why candidates cannot run.
         self.rounds: list[dict[int, Reading]] = []
         self._timer, self._workload, self._method, self._seed = timer, workload, method, seed
         self._algorithms = algorithms
@@ -79,7 +79,7 @@ class AlgorithmTrials:
 
     @property
     def method(self) -> Method:
-        """The method of the samples, with actual values."""
+        """The method of the samples, with the values that were actually used."""
         work = self._candidates[DEFAULT].work
         return replace(
             self._method,
@@ -102,17 +102,17 @@ class AlgorithmTrials:
         try:
             candidate = self._load_candidate(number)
         except CudakitError as error:
-            self._timer.gpu.sync()  # raises if the device is lost
+            self._timer.gpu.sync()  # Raises if the device is lost.
             self.errors[number] = error.message
             return False
-        if candidate.estimate_s > _TOO_SLOW * self._candidates[DEFAULT].estimate_s:
+        if candidate.estimate_s > _MAX_SLOWDOWN * self._candidates[DEFAULT].estimate_s:
             candidate.close()
             return False
         self._candidates[number] = candidate
         return True
 
     def release(self, number: int) -> None:
-        """Release a candidate."""
+        """Release the resources of a candidate."""
         self._candidates.pop(number).close()
 
     def measure(self, order: Sequence[int]) -> Sequence[float]:
@@ -143,11 +143,11 @@ class AlgorithmTrials:
 
     def times_s(self, number: int, rounds: int) -> tuple[float, ...]:
         """Return the times of a candidate in the last ``rounds`` rounds, or in all rounds for 0."""
-        valid_readings = (readings.get(number) for readings in self.rounds[-rounds:])
-        return tuple(reading.time_s for reading in valid_readings if reading and reading.valid)
+        candidate_readings = (readings.get(number) for readings in self.rounds[-rounds:])
+        return tuple(reading.time_s for reading in candidate_readings if reading and reading.valid)
 
     def close(self) -> None:
-        """Release everything."""
+        """Release the candidates and their buffers."""
         self._cleanup.close()
 
     def _allocate(self) -> PreparedGemm:
@@ -166,7 +166,7 @@ class AlgorithmTrials:
             rotation = BufferRotation(enqueue, self._sets)
             pilot = SampleWork(rotation.run)
             self._timer.time(pilot)
-            times_s = [self._timer.time(pilot).time_s for _ in range(_PILOTS)]
+            times_s = [self._timer.time(pilot).time_s for _ in range(_PILOT_SAMPLES)]
         except BaseException:
             plan.close()
             raise

@@ -29,7 +29,8 @@ from cudakit.gpu.api.gemm import Gemm
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-# The resolution of events is 0.1 % of this time, which is short enough for thousands of candidates.
+# Duration of a sample: a thousand times the resolution of events, but short enough for thousands of
+# candidates.
 _SAMPLE_S = 2e-3
 # Shares of the time limit of a GEMM at which the listing of algorithms and the warm-up end.
 _LISTED_BY, _WARM_BY = 0.15, 0.3
@@ -37,7 +38,7 @@ _LISTED_BY, _WARM_BY = 0.15, 0.3
 _UNBLOCKED = (
     "samples include launch gaps, because an environment variable prevents the use of the blocker"
 )
-_NOT_REPORTED = Unavailable("the device does not report it")
+_NOT_REPORTED = Unavailable("the device does not report this property")
 _NO_FINAL = Unavailable("no other algorithm was fast enough to be measured again")
 _TOO_FEW = Unavailable("too few samples for a confidence interval")
 _NO_SAMPLE = Unavailable("no other algorithm was measured")
@@ -67,14 +68,14 @@ def tune(
     limits: Limits,
     progress: Progress = no_progress,
     *,
-    known: Tuned | None = None,
+    earlier: Tuned | None = None,
     run_context: RunContext | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Tuned:
-    """Search for the fastest algorithm of each GEMM, except those with a complete search in ``known``.
+    """Search for the fastest algorithm of each GEMM, unless ``earlier`` has a complete search for it.
 
     ``progress`` may raise KeyboardInterrupt: the result then has the searches so far. Raises UsageError for a
-    library other than cublaslt, InputError if a GEMM does not fit in memory or ``known`` is of another
+    library other than cublaslt, InputError if a GEMM does not fit in memory or ``earlier`` is of another
     machine, Unsupported if no GEMM can be tuned, and the errors of the device.
     """
     if spec.library != "cublaslt" or spec.baselines:
@@ -89,24 +90,28 @@ def tune(
     session = _Session(spec, gpu, limits, unblocked=unblocked)
     cases = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
-    earlier = known.entries_for(machine) if known else {}
+    earlier_results = earlier.results_for(machine) if earlier else {}
     complete = session.tune_all(
-        cases, {key: p for key, p in earlier.items() if _is_done(p)}, progress
+        cases,
+        {key: result for key, result in earlier_results.items() if _is_complete(result)},
+        progress,
     )
-    others = {key: entry for key, entry in earlier.items() if key not in session.gemms}
+    not_repeated = {
+        key: result for key, result in earlier_results.items() if key not in session.gemms
+    }
     return Tuned(
         simulated=gpu.simulated,
         time_ns=begin_ns,
         complete=complete,
         machine=machine,
         warnings=(_UNBLOCKED,) if unblocked else (),
-        gemms=(*others.values(), *session.gemms.values()),
+        gemms=(*not_repeated.values(), *session.gemms.values()),
         untuned=tuple(session.untuned),
     )
 
 
-def _is_done(entry: TunedGemm) -> bool:
-    return entry.stopped != "interrupted"
+def _is_complete(result: TunedGemm) -> bool:
+    return result.stopped != "interrupted"
 
 
 class _Session:
@@ -121,13 +126,14 @@ class _Session:
     def tune_all(
         self, cases: Mapping[Gemm, Case], skipped: Iterable[object], progress: Progress
     ) -> bool:
-        """Tune the GEMMs that are not in ``kept``; return whether all were tuned."""
-        missing = [gemm for gemm in cases if (gemm, self._spec.settings) not in skipped]
+        """Tune the GEMMs that are not in ``skipped``; return whether all were tuned."""
+        gemms = [gemm for gemm in cases if (gemm, self._spec.settings) not in skipped]
         try:
             with closing(Timer(self._gpu)) as timer:
-                for at, gemm in enumerate(missing):
-                    part = _titled(sub_progress(progress, at, len(missing)), cases[gemm].title)
-                    if self._tune_one(timer, gemm, self._method(cases[gemm].method), part):
+                for index, gemm in enumerate(gemms):
+                    gemm_progress = sub_progress(progress, index, len(gemms))
+                    titled = _titled(gemm_progress, cases[gemm].title)
+                    if self._tune_gemm(timer, gemm, self._method(cases[gemm].method), titled):
                         return False
         except KeyboardInterrupt:
             if not self.gemms:
@@ -137,8 +143,8 @@ class _Session:
             raise self._unsupported[0]
         return True
 
-    def _tune_one(self, timer: Timer, gemm: Gemm, method: Method, progress: Progress) -> bool:
-        """Tune a GEMM; return whether the user interrupted it."""
+    def _tune_gemm(self, timer: Timer, gemm: Gemm, method: Method, progress: Progress) -> bool:
+        """Tune a GEMM; return whether the user interrupted the search."""
         try:
             result = self._search(timer, gemm, method, progress)
         except Unsupported as reason:
@@ -160,15 +166,19 @@ class _Session:
             return timer.now_s() - begin_s >= share * limits.time_s
 
         with closing(self._gpu.blas(spec.library)) as blas:
-            listed = partial(is_over, _LISTED_BY)
-            candidate_list = candidates(blas, gemm, spec.settings, seed=spec.seed, is_over=listed)
+            is_listing_over = partial(is_over, _LISTED_BY)
+            candidate_list = candidates(
+                blas, gemm, spec.settings, seed=spec.seed, is_over=is_listing_over
+            )
         workload = GemmWorkload(gemm, spec.settings, spec.library, spec.fill)
         trials = AlgorithmTrials(timer, workload, method, candidate_list.algorithms, seed=spec.seed)
         with closing(trials), garbage_collection_off():
             if not trials.verify(DEFAULT):
-                why = trials.verifications[DEFAULT].detail or "the error exceeds that of rounding"
+                reason = (
+                    trials.verifications[DEFAULT].detail or "the error exceeds that of rounding"
+                )
                 return Untuned(
-                    gemm, f"the library's default algorithm computes wrong values: {why}", True
+                    gemm, f"the library's default algorithm computes wrong values: {reason}", True
                 )
             trials.warm_up(partial(is_over, _WARM_BY), partial(progress, "warming up"))
             outcome = search(
@@ -211,7 +221,7 @@ def _tuned_gemm(
     trials: AlgorithmTrials,
     outcome: Outcome,
 ) -> TunedGemm:
-    """Return the result for one GEMM."""
+    """Return the result of the search for one GEMM."""
     default_s = trials.times_s(DEFAULT, outcome.rounds)
     winner_s = trials.times_s(outcome.winner, outcome.rounds)
     return TunedGemm(

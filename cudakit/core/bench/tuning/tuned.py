@@ -1,4 +1,4 @@
-"""The result of tuning: an algorithm per GEMM, on one machine. Field order is the order of JSON keys."""
+"""The result of tuning: an algorithm per GEMM, for one machine. The order of fields is that of JSON keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cudakit.units import Unavailable
 
 _HINT = "give a file that --tune wrote: cudakit bench gemm --tune -o tuned.json"
 
-# Identifies a search. The settings restrict the algorithms.
+# The key of a search: the GEMM, and the settings, which restrict the algorithms.
 Key: TypeAlias = tuple[Gemm, GemmSettings]
 
 
@@ -27,7 +27,7 @@ Key: TypeAlias = tuple[Gemm, GemmSettings]
 class TunedMachine:
     """The device and library for which algorithms were tuned."""
 
-    gpu: str | Unavailable  # name of the model
+    gpu: str | Unavailable  # Name of the GPU model.
     compute_capability: str | Unavailable
     library: Library
     library_version: str
@@ -43,7 +43,7 @@ class TunedMachine:
             (f"{self.library} version", self.library_version, other.library_version),
         ):
             if tuned != current:
-                yield f"{name}: tuned {_shown(tuned)}, here {_shown(current)}"
+                yield f"{name}: tuned {_format(tuned)}, here {_format(current)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +51,28 @@ class TunedGemm:
     """The result of the search for one GEMM."""
 
     gemm: Gemm
-    shape: str  # name of the shape: "llama3-8b qkv", or ""
-    settings: GemmSettings  # restrict the algorithms
-    winner: Algorithm  # the default, unless another algorithm is significantly faster
-    default: Algorithm  # the library's default
-    significant: bool  # whether the winner is not the default
-    gain: float | Unavailable  # time saved by the fastest finalist: 0.05 is 5 %
-    gain_interval: tuple[float, float] | Unavailable  # CI of the gain
-    default_s: float | Unavailable  # median time of one execution, in the same rounds
+    shape: str  # Name of the shape: "llama3-8b qkv", or "".
+    settings: GemmSettings  # Settings, which restrict the algorithms.
+    winner: Algorithm  # The default, unless another algorithm is significantly faster.
+    default: Algorithm  # The library's default algorithm.
+    significant: bool  # Whether the winner is not the default.
+    gain: float | Unavailable  # Share of the time that the fastest finalist saves: 0.05 is 5 %.
+    gain_interval: tuple[float, float] | Unavailable  # CI of the gain.
+    # Median time of one execution by the default algorithm, in the same rounds as the winner.
+    default_s: float | Unavailable
     default_ci95_s: tuple[float, float] | Unavailable
     winner_s: float | Unavailable
     winner_ci95_s: tuple[float, float] | Unavailable
-    verification: Verification  # of the winner, after the last sample
-    tried: int  # number of algorithms that were measured
-    candidates: int  # number of algorithms that the library listed
-    all_listed: bool  # whether the library listed all its algorithms within the time
-    wrong: tuple[Algorithm, ...]  # finalists that computed wrong values
-    rounds: int  # of the final
-    stopped: StopReason  # why the search ended: "complete", "time" or "interrupted"
+    verification: Verification  # Verification of the winner after the last sample.
+    tried: int  # Number of algorithms that were measured.
+    candidates: int  # Number of algorithms that the library listed.
+    all_listed: bool  # Whether the library listed all its algorithms within the time.
+    wrong: tuple[Algorithm, ...]  # Finalists that computed wrong values.
+    rounds: int  # Number of rounds of the final.
+    stopped: StopReason  # Reason why the search ended: "complete", "time" or "interrupted".
     limits: Limits
     method: Method
-    seed: int  # of data and order
+    seed: int  # Seed of the data and of the order of trials.
 
     @property
     def key(self) -> Key:
@@ -81,58 +82,58 @@ class TunedGemm:
 
 @dataclass(frozen=True, slots=True)
 class Untuned:
-    """A GEMM without a result."""
+    """A GEMM that could not be tuned."""
 
     gemm: Gemm
     reason: str
-    wrong: bool  # whether the reason is that the default algorithm computes wrong values
+    wrong: bool  # Whether the reason is that the default algorithm computes wrong values.
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The results of one command, and those that it continued from."""
+    """The results of one tuning command, including the earlier results that the command continued from."""
 
     schema: ClassVar[str] = "cudakit.tuned/1"
     simulated: bool
-    time_ns: int  # start, since 1970
-    complete: bool  # False after an interrupt
+    time_ns: int  # Start of the command in nanoseconds since 1970.
+    complete: bool  # False if the user interrupted the command.
     machine: TunedMachine
-    warnings: tuple[str, ...]  # reasons to doubt the results
+    warnings: tuple[str, ...]  # Reasons to doubt the results.
     gemms: tuple[TunedGemm, ...] = field(metadata={"json": "products"})
     untuned: tuple[Untuned, ...] = ()
 
-    def entries_for(self, machine: TunedMachine) -> Mapping[Key, TunedGemm]:
-        """Return the results by key. Raises InputError if they are of another machine."""
+    def results_for(self, machine: TunedMachine) -> Mapping[Key, TunedGemm]:
+        """Return the results by key. Raises InputError if they were measured on another machine."""
         differences = list(self.machine.differences_from(machine))
         if differences:
             raise InputError(
                 f"the algorithms were tuned on another machine: {'; '.join(differences)}",
                 hint="tune on this machine: cudakit bench gemm --tune -o tuned.json",
             )
-        return {entry.key: entry for entry in self.gemms}
+        return {result.key: result for result in self.gemms}
 
     def algorithms_for(
         self, machine: TunedMachine, settings: GemmSettings | None = None
     ) -> Mapping[Gemm, Algorithm]:
-        """Return the algorithms that are faster than the default with these settings, or with any for None.
+        """Return the algorithms that are faster than the default, with these settings or, for None, with any.
 
-        Raises InputError if they are of another machine.
+        Raises InputError if they were tuned on another machine.
         """
         return {
-            entry.gemm: entry.winner
-            for entry in self.entries_for(machine).values()
-            if entry.significant and settings in (None, entry.settings)
+            result.gemm: result.winner
+            for result in self.results_for(machine).values()
+            if result.significant and settings in (None, result.settings)
         }
 
 
-def _shown(value: str | Unavailable) -> str:
+def _format(value: str | Unavailable) -> str:
     return "unknown" if isinstance(value, Unavailable) else value
 
 
 def load_tuned(path: Path) -> Tuned:
     """Read a file that ``cudakit bench gemm --tune -o`` wrote.
 
-    Raises InputError if the file is missing, damaged, of a newer schema or of another kind.
+    Raises InputError if the file is missing or damaged, or if its schema is newer or not that of a tuning.
     """
     plain = read_json(path, hint=_HINT)
     schema = plain.get("schema") if isinstance(plain, dict) else None
@@ -151,9 +152,9 @@ def load_tuned(path: Path) -> Tuned:
 
 
 def _read_each(kind: type[Any], items: object, name: str) -> None:
-    """Parse each item; raise Mismatch with the position of the first invalid one."""
-    for at, item in enumerate(items if isinstance(items, list) else ()):
-        position = f"{name}[{at}]"
+    """Parse each item of a list; raise Mismatch with the position of the first invalid item."""
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        position = f"{name}[{index}]"
         try:
             from_plain(kind, item, position)
         except InputError as problem:

@@ -1,4 +1,4 @@
-"""Alloc: the time to allocate and free memory, by allocator and size."""
+"""Benchmark of memory allocation: the time to allocate and free memory, by allocator and size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudakit.kernels.compare import Compare
 
 _SIZES_BYTES = (512, 64 << 10, 1 << 20, 32 << 20, 1 << 30)
 _SIMULATED_SIZES_BYTES = (512, 64 << 10, 1 << 20)
-_WORD = 0x0DDBA11
+_WORD = 0x0DDBA11  # Arbitrary value that verifies a block.
 _WORD_BYTES = 4
 
 
@@ -25,13 +25,13 @@ def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     default_sizes = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
     sizes_bytes = spec.sizes_bytes or default_sizes
     return tuple(
-        _case(spec, Alloc(name, size_bytes, open_))
-        for name, open_ in _openers(spec).items()
+        _case(spec, Alloc(name, size_bytes, factory))
+        for name, factory in _factories(spec).items()
         for size_bytes in sizes_bytes
     )
 
 
-def _openers(spec: AllocSpec) -> dict[str, AllocatorFactory]:
+def _factories(spec: AllocSpec) -> dict[str, AllocatorFactory]:
     """Return the factories of the requested allocators by name."""
     factories = {**_DRIVER_ALLOCATORS, **spec.others}
     return {name: factories[name] for name in spec.allocators or factories}
@@ -39,25 +39,25 @@ def _openers(spec: AllocSpec) -> dict[str, AllocatorFactory]:
 
 def _case(spec: AllocSpec, workload: Alloc) -> Case:
     on_device = workload.allocator != "pinned"
-    # Other allocators may cache two freed blocks: of the stream of the samples, and of the stream of the
-    # check.
-    caches = workload.allocator not in DRIVER_ALLOCATORS
+    # Allocators that cache freed blocks keep two: one for the stream of the samples, one for the default
+    # stream of the check.
+    may_cache = workload.allocator not in DRIVER_ALLOCATORS
     return Case(
         workload,
         spec.method("call", "hot"),
         size_bytes=workload.size_bytes,
-        buffers=int(on_device) + int(caches),
+        buffers=int(on_device) + int(may_cache),
         host_bytes=0 if on_device else workload.size_bytes,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """An allocation and its free by one allocator."""
+    """A workload that allocates and frees a block with one allocator."""
 
     allocator: str
     size_bytes: int
-    open: AllocatorFactory
+    factory: AllocatorFactory
     name: str = "alloc"
 
     @property
@@ -65,11 +65,11 @@ class Alloc:
         return {"allocator": self.allocator, "size_bytes": self.size_bytes}
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedAlloc:  # noqa: ARG002
-        return PreparedAlloc(gpu, self.open(gpu), self.size_bytes)
+        return PreparedAlloc(gpu, self.factory(gpu), self.size_bytes)
 
 
 class PreparedAlloc(PreparedLatency):
-    """An allocator, and the kernels that verify that its blocks are usable."""
+    """An allocator, and the kernels that verify that the allocator's blocks are usable."""
 
     def __init__(self, gpu: Gpu, allocator: Allocator, size_bytes: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class PreparedAlloc(PreparedLatency):
         self._allocator.free(self._allocator.alloc(self._size_bytes, stream), stream)
 
     def verify(self) -> Verification:
-        """Write to an allocation, and read it back."""
+        """Allocate a block, write to it, and check the values that a kernel reads back."""
         size_bytes = self._size_bytes // WIDTH_BYTES * WIDTH_BYTES
         words = size_bytes // _WORD_BYTES
         ptr = self._allocator.alloc(self._size_bytes, LEGACY)
@@ -141,22 +141,22 @@ class _VirtualMemory:
         self._live: dict[Ptr, tuple[Backing, int]] = {}
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
-        gpu, whole = self._gpu, -(-size_bytes // self._granularity) * self._granularity
-        ptr = gpu.reserve(whole)
+        gpu, mapped_bytes = self._gpu, -(-size_bytes // self._granularity) * self._granularity
+        ptr = gpu.reserve(mapped_bytes)
         try:
-            backing = gpu.create(whole)
+            backing = gpu.create(mapped_bytes)
         except BaseException:
-            gpu.unreserve(ptr, whole)
+            gpu.unreserve(ptr, mapped_bytes)
             raise
-        gpu.map(ptr, backing, whole)
-        self._live[ptr] = backing, whole
+        gpu.map(ptr, backing, mapped_bytes)
+        self._live[ptr] = backing, mapped_bytes
         return ptr
 
     def free(self, ptr: Ptr, stream: Stream) -> None:  # noqa: ARG002
-        backing, whole = self._live.pop(ptr)
-        self._gpu.unmap(ptr, whole)
+        backing, mapped_bytes = self._live.pop(ptr)
+        self._gpu.unmap(ptr, mapped_bytes)
         self._gpu.release(backing)
-        self._gpu.unreserve(ptr, whole)
+        self._gpu.unreserve(ptr, mapped_bytes)
 
     def close(self) -> None:
         """Do nothing: no memory is cached."""

@@ -19,32 +19,33 @@ from cudakit.kernels.compare import Compare
 POISON = 0xFF
 _POISONED_WORD = 0xFFFFFFFF
 _WORD_BYTES = 4
-_SAMPLED = 4096
-# A fused multiply-add is rounded once, by at most half a unit in the last place.
+_MAX_SAMPLED = 4096  # Maximum number of values to check with fp64.
+# Tolerance: a fused multiply-add is rounded once, by at most half a unit in the last place of fp32.
 _ROUNDING = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """One buffer set: the written buffer and the read ones."""
+    """One buffer set: the buffer that is written, and the buffers that are read."""
 
-    to: Ptr
+    target: Ptr
     sources: tuple[Ptr, ...]
 
 
-# Checks the written buffer, given the size of the buffers and the seed; synchronizes the device.
+# A function that checks the target of a buffer set, given the size of the buffers and the seed. The function
+# synchronizes the device.
 Check: TypeAlias = Callable[[Compare, Buffers, int, int], Verification]
 
 
 def check_copy(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
-    """Compare every word with its source."""
-    wrong = compare.count_different(buffers.to, buffers.sources[0], size_bytes, LEGACY)
+    """Check that every word of the target equals that of the source."""
+    wrong = compare.count_different(buffers.target, buffers.sources[0], size_bytes, LEGACY)
     return _compare_words(wrong, size_bytes // _WORD_BYTES, "all words of the source")
 
 
 def check_read(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Check that the kernel found the sentinel at the end of the buffer."""
-    missed = compare.count_not_equal(buffers.to, SENTINEL, _WORD_BYTES, LEGACY)
+    missed = compare.count_not_equal(buffers.target, SENTINEL, _WORD_BYTES, LEGACY)
     detail = "the end of the buffer was not read" if missed else ""
     return verification(float(missed), 0.0, "a sentinel at the end", detail)
 
@@ -53,22 +54,26 @@ def check_write(word: int) -> Check:
     """Return a check that compares every word with a constant."""
 
     def check(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
-        wrong = compare.count_not_equal(buffers.to, word, size_bytes, LEGACY)
+        wrong = compare.count_not_equal(buffers.target, word, size_bytes, LEGACY)
         return _compare_words(wrong, size_bytes // _WORD_BYTES, "the word written, all words")
 
     return check
 
 
 def check_linear(factors: Sequence[float]) -> Check:
-    """Return a check of a sample of values with fp64, and of all values for being written."""
+    """Return a check of a linear combination: some values are compared with fp64, all with POISON."""
 
     def check(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:
         words = size_bytes // _WORD_BYTES
         indices = _sample_indices(words, seed)
-        values = compare.sample(buffers.to, FP32, indices, LEGACY)
-        read = (compare.sample(source, FP32, indices, LEGACY) for source in buffers.sources)
-        expected = sum(f * x for f, x in zip(factors, read, strict=True))
-        unwritten = words - compare.count_not_equal(buffers.to, _POISONED_WORD, size_bytes, LEGACY)
+        values = compare.sample(buffers.target, FP32, indices, LEGACY)
+        source_values = (
+            compare.sample(source, FP32, indices, LEGACY) for source in buffers.sources
+        )
+        expected = sum(f * x for f, x in zip(factors, source_values, strict=True))
+        unwritten = words - compare.count_not_equal(
+            buffers.target, _POISONED_WORD, size_bytes, LEGACY
+        )
         detail = f"{unwritten} of {words} values were never written" if unwritten else ""
         error = float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
         return verification(error, _ROUNDING, f"fp64, {len(indices)} values", detail)
@@ -82,6 +87,6 @@ def _compare_words(wrong: int, words: int, against: str) -> Verification:
 
 
 def _sample_indices(count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return random indices with the first and the last one."""
-    inner = np.random.default_rng(seed).integers(0, count, min(_SAMPLED, count) - 2)
+    """Return sorted random indices that include the first and the last index."""
+    inner = np.random.default_rng(seed).integers(0, count, min(_MAX_SAMPLED, count) - 2)
     return np.unique(np.concatenate((np.array([0, count - 1]), inner)))

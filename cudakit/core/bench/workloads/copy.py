@@ -1,4 +1,4 @@
-"""Copy: the rate of the driver's copies between host and device, within the device, and between devices."""
+"""Benchmark of the driver's copies between host and device, within the device, and between devices."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from cudakit.kernels.fill import Fill
 Location: TypeAlias = Literal["device", "host", "pageable", "peer"]
 Access: TypeAlias = Literal["direct", "staged"]
 
-# Memory that kernels may not access. It is verified through a staging buffer in device memory.
+# Memory that kernels may be unable to access. Its content is copied to a staging buffer in device memory.
 _INACCESSIBLE = ("pageable", "peer")
-# The value of the staging buffer before a copy; it is neither poison nor random bits.
+# The byte that fills the staging buffer before a copy. It is neither POISON nor random, so that a copy that
+# did nothing is found.
 _STAGING_FILL = 0x5A
 _ALIGNMENT_BYTES = 16
 
 _SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30)
 _SIMULATED_SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20)
-_BLOCK_BYTES = 16  # of random bits
+_RANDOM_BLOCK_BYTES = 16  # The kernel generates random bits in blocks of this size.
 
-# Source and target of each copy of a direction; copies of one direction run concurrently.
+# Source and target of each copy of a direction; the copies of a direction run at the same time.
 _ROUTES: Mapping[str, tuple[tuple[Location, Location], ...]] = {
     "h2d": (("host", "device"),),
     "d2h": (("device", "host"),),
@@ -55,7 +56,7 @@ _ROUTES: Mapping[str, tuple[tuple[Location, Location], ...]] = {
 
 
 class _LinkedDevice(DeviceInfo, Peers, Protocol):
-    """A device with queries of its links to other devices."""
+    """A device that can be asked for its access to other devices."""
 
 
 def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
@@ -63,31 +64,31 @@ def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
 
     Raises Unsupported if copies to other devices are requested and CUDA has one device only.
     """
-    usual = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
+    default_sizes = _SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES
     l2_bytes = l2_size_bytes(gpu.facts().fields)
     return tuple(
         _case(spec, replace(copy, size_bytes=size_bytes), l2_bytes)
         for copy in _copies(spec, gpu)
-        for size_bytes in spec.sizes_bytes or usual
+        for size_bytes in spec.sizes_bytes or default_sizes
     )
 
 
 def _copies(spec: CopySpec, gpu: _LinkedDevice) -> Iterator[Copy]:
     """Yield the copies of each direction, with size 0."""
-    others = other_devices(gpu)
-    for direction in spec.directions or _usual_directions(spec.mode):
+    peers = other_devices(gpu)
+    for direction in spec.directions or _default_directions(spec.mode):
         if "peer" not in _locations(direction):
             yield Copy(direction, 0)
-        elif spec.directions and not others:
+        elif spec.directions and not peers:
             raise Unsupported(
                 f"--directions {direction} needs two GPUs, but CUDA has only one",
                 hint="CUDA_VISIBLE_DEVICES may hide GPUs; cudakit devices lists all of them",
             )
-        for peer, access in others.items() if "peer" in _locations(direction) else ():
+        for peer, access in peers.items() if "peer" in _locations(direction) else ():
             yield Copy(direction, 0, peer, access)
 
 
-def _usual_directions(mode: Mode | None) -> Iterator[str]:
+def _default_directions(mode: Mode | None) -> Iterator[str]:
     return (name for name in DIRECTIONS if mode != "graph" or not is_pageable(name))
 
 
@@ -111,10 +112,10 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
 
 
 def _default_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache:
-    """Return the default L2 state: cold for copies within the device; a link is slower than memory anyway.
+    """Return the default L2 state: rotate for copies within the device; hot for others, as links are slow.
 
-    The state is hot if copies are so small that no number of buffers fills the cache: their time is that of
-    the call.
+    The state is also hot if copies are so small that MAX_SETS buffer sets do not overwrite the cache: the
+    time of such copies is that of the call.
     """
     can_be_cold = is_cold(MAX_SETS, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
     return "rotate" if direction == "d2d" and can_be_cold else "hot"
@@ -123,8 +124,8 @@ def _default_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache
 def _method(spec: CopySpec, copy: Copy, cache: Cache) -> Method:
     """Return the method of a copy, without a blocking kernel if the copy may block the host.
 
-    Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"). Copies that
-    the driver stages between two devices may block it.
+    Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"). Copies between
+    two devices that the driver stages in host memory may block it.
     """
     pageable = "pageable" in _locations(copy.direction)
     method = spec.method(spec.mode or ("host" if pageable else "isolated"), cache, fill="bits")
@@ -137,12 +138,12 @@ def _locations(direction: str) -> list[Location]:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copies of a size in one direction, or in two at the same time; ``peer`` is the other device, if any."""
+    """Copies of one size in one direction, or in two at once; ``peer`` is the other device or None."""
 
     direction: str
     size_bytes: int
     peer: int | None = None
-    access: Access | None = None  # to its memory
+    access: Access | None = None  # Access to the memory of ``peer``.
     name: str = "copy"
 
     @property
@@ -162,7 +163,7 @@ class _Buffer:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    to: _Buffer
+    target: _Buffer
     source: _Buffer
 
 
@@ -173,8 +174,11 @@ class PreparedCopy:
 
     def __init__(self, gpu: Gpu, copy: Copy, seed: int) -> None:
         self._gpu, self._seed, self._size_bytes = gpu, seed, copy.size_bytes
-        self._ends = _ROUTES[copy.direction]
-        self.footprint_bytes = sum(e.count("device") for e in self._ends) * self._size_bytes
+        self._locations_of_copies = _ROUTES[copy.direction]
+        self.footprint_bytes = (
+            sum(locations.count("device") for locations in self._locations_of_copies)
+            * self._size_bytes
+        )
         self.bytes_moved = self.footprint_bytes
         self._sets: list[tuple[_Route, ...]] = []
         with ExitStack() as cleanup:
@@ -188,20 +192,23 @@ class PreparedCopy:
     def rotate(self, sets: int) -> None:
         with closing(Fill(self._gpu)) as fill:
             while len(self._sets) < sets:
-                first = len(self._sets) * len(self._ends)
-                made = (self._route(fill, first + at, *ends) for at, ends in enumerate(self._ends))
-                self._sets.append(tuple(made))
+                first = len(self._sets) * len(self._locations_of_copies)
+                routes = (
+                    self._make_route(fill, first + i, *locations)
+                    for i, locations in enumerate(self._locations_of_copies)
+                )
+                self._sets.append(tuple(routes))
 
     def enqueue(self, stream: Stream, index: int) -> None:
         gpu, size_bytes = self._gpu, self._size_bytes
-        route, *others = self._sets[index % len(self._sets)]
-        if others:
+        route, *concurrent_routes = self._sets[index % len(self._sets)]
+        if concurrent_routes:
             gpu.record(self._fork, stream)
             gpu.wait(self._second_stream, self._fork)
-        gpu.copy(route.to.ptr, route.source.ptr, size_bytes, stream)
-        for other in others:
-            gpu.copy(other.to.ptr, other.source.ptr, size_bytes, self._second_stream)
-        if others:
+        gpu.copy(route.target.ptr, route.source.ptr, size_bytes, stream)
+        for concurrent in concurrent_routes:
+            gpu.copy(concurrent.target.ptr, concurrent.source.ptr, size_bytes, self._second_stream)
+        if concurrent_routes:
             gpu.record(self._join, self._second_stream)
             gpu.wait(stream, self._join)
 
@@ -217,22 +224,27 @@ class PreparedCopy:
         return (route for routes in self._sets for route in routes)
 
     def _check(self, route: _Route) -> Verification:
-        # At most one of the two buffers is inaccessible, so one staging buffer suffices.
-        to, source = (
-            self._buffers.device_readable(end.ptr, end.location) for end in (route.to, route.source)
+        # Kernels can access at least one of the two buffers, so one staging buffer suffices.
+        target, source = (
+            self._buffers.device_readable(buffer.ptr, buffer.location)
+            for buffer in (route.target, route.source)
         )
-        return check_copy(self._compare, Buffers(to, (source,)), self._size_bytes, self._seed)
+        return check_copy(self._compare, Buffers(target, (source,)), self._size_bytes, self._seed)
 
-    def _route(self, fill: Fill, number: int, from_: Location, to: Location) -> _Route:
+    def _make_route(
+        self, fill: Fill, number: int, source_location: Location, target_location: Location
+    ) -> _Route:
+        """Allocate both buffers of a copy, fill the source with random bits and the target with POISON."""
         source, target = (
-            _Buffer(self._buffers.malloc(location), location) for location in (from_, to)
+            _Buffer(self._buffers.malloc(location), location)
+            for location in (source_location, target_location)
         )
-        # Random bits are generated in device memory, where each copy has a buffer.
-        made = source if from_ == "device" else target
-        blocks = -(-self._size_bytes // _BLOCK_BYTES)
-        fill.bits(made.ptr, blocks, LEGACY, seed=self._seed, sequence=number)
-        if made is not source:
-            self._gpu.copy(source.ptr, made.ptr, self._size_bytes, LEGACY)
+        # A kernel generates the random bits in device memory, where every copy has its source or its target.
+        device_buffer = source if source_location == "device" else target
+        blocks = -(-self._size_bytes // _RANDOM_BLOCK_BYTES)
+        fill.bits(device_buffer.ptr, blocks, LEGACY, seed=self._seed, sequence=number)
+        if device_buffer is not source:
+            self._gpu.copy(source.ptr, device_buffer.ptr, self._size_bytes, LEGACY)
         self._gpu.sync()
         route = _Route(target, source)
         self._poison([route])
@@ -240,15 +252,15 @@ class PreparedCopy:
 
     def _poison(self, routes: Iterable[_Route]) -> None:
         for route in routes:
-            self._buffers.poison(route.to.ptr, route.to.location)
+            self._buffers.poison(route.target.ptr, route.target.location)
         self._gpu.sync()
 
 
 def other_devices(gpu: _LinkedDevice) -> dict[int, Access]:
     """Return the index of each other device, and whether copies to it are direct or staged."""
-    own_index, access_by_device = gpu.facts().index, dict[int, Access]()
+    measured_index, access_by_device = gpu.facts().index, dict[int, Access]()
     for ordinal in count():
-        if ordinal == own_index:
+        if ordinal == measured_index:
             continue
         try:
             access_by_device[ordinal] = "direct" if gpu.can_access_peer(ordinal) else "staged"
@@ -268,7 +280,7 @@ class CopyBuffers:
         self._staging: Ptr | None = None
 
     def malloc(self, location: Location) -> Ptr:
-        """Allocate a buffer."""
+        """Allocate a buffer in a location."""
         gpu, peer = self._gpu, self._peer
         size_bytes = -(-self._size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         if location == "peer" and peer is not None:
@@ -282,7 +294,7 @@ class CopyBuffers:
         return ptr
 
     def poison(self, ptr: Ptr, location: Location) -> None:
-        """Poison a buffer; copies to the host must have finished."""
+        """Overwrite a buffer with POISON; earlier copies to a host buffer must have finished."""
         gpu, size_bytes = self._gpu, self._size_bytes
         if location in ("host", "pageable"):
             np.frombuffer(gpu.host_view(ptr, size_bytes), np.uint8)[:] = POISON
@@ -305,6 +317,7 @@ class CopyBuffers:
         return staging
 
     def _fill_staging(self, value: int) -> Ptr:
+        """Enqueue a fill of the staging buffer, and return its address."""
         if self._staging is None:
             self._staging = self.malloc("device")
         self._gpu.fill(self._staging, value, self._size_bytes, LEGACY)

@@ -1,4 +1,4 @@
-"""GEMM: one matrix multiplication by a library."""
+"""Benchmark of GEMMs: one matrix multiplication by one library."""
 
 from __future__ import annotations
 
@@ -34,20 +34,29 @@ from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 
 # The parameters of an algorithm besides its id, in the order of reports.
-_NUMBERS = ("tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner", "cluster")
+_ALGORITHM_PARAMETERS = (
+    "tile",
+    "stages",
+    "split_k",
+    "reduction",
+    "swizzle",
+    "custom",
+    "inner",
+    "cluster",
+)
 
-# In much shorter samples the device would idle, because launches by the host are slow.
+# Duration of a sample. In much shorter samples the device would idle, because launches by the host are slow.
 _SAMPLE_S = 10e-3
-# A power limit needs this time to take effect.
-_MIN_S = 2.0
-# Five updates of the energy counter of an H200, each of which is read a few milliseconds late.
+# Minimum sampling time: a power limit needs this time to take effect.
+_MIN_SAMPLING_S = 2.0
+# Minimum duration of the energy measurement: five updates of an H200's counter, each read a few ms late.
 _ENERGY_S = 0.5
-_EDGE = 256
+_EDGE_STEP = 256  # A recommended GEMM shape is a multiple of this size.
 _AXES = ("dtype", "m", "n", "k", "layout")
 
 
 def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case per GEMM."""
+    """Return one case per GEMM of the Spec."""
     fields = gpu.facts().fields
     return tuple(_case(spec, gemm, fields) for gemm in spec.gemms)
 
@@ -60,8 +69,8 @@ def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
         default,
         _method(spec),
         Work(gemm.operations, kind, gemm.bytes_moved),
-        more_bytes=_needed_bytes(spec, gemm),
-        fitting=partial(_fitting, spec, gemm),
+        other_buffer_bytes=_needed_bytes(spec, gemm),
+        describe_fitting=partial(_describe_fitting_gemm, spec, gemm),
         baselines=tuple(
             GemmWorkload(gemm, spec.settings, library, spec.fill) for library in spec.baselines
         ),
@@ -72,21 +81,21 @@ def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
 
 def _method(spec: GemmSpec) -> Method:
     method = spec.method(spec.mode, spec.cache, fill=spec.fill)
-    if spec.rule.min_time_s == Rule().min_time_s:  # the default
-        min_s = max(spec.rule.min_time_s, min(_MIN_S, spec.rule.timeout_s / 2))
+    if spec.rule.min_time_s == Rule().min_time_s:  # The user did not choose it.
+        min_s = max(spec.rule.min_time_s, min(_MIN_SAMPLING_S, spec.rule.timeout_s / 2))
         method = replace(method, rule=replace(spec.rule, min_time_s=min_s))
     energy_s = _ENERGY_S if spec.mode in ("batch", "graph") else 0.0
     return replace(method, sample_s=_SAMPLE_S, energy_s=energy_s)
 
 
 def _needed_bytes(spec: GemmSpec, gemm: Gemm) -> int:
-    """Return the bytes of one buffer set and one workspace per library."""
+    """Return the device memory that the case needs: per library, one buffer set and one workspace."""
     libraries = 1 + len(spec.baselines)
     return libraries * (operand_bytes(gemm) + spec.settings.workspace_bytes)
 
 
-def _fitting(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str:
-    """Describe the largest square GEMM that fits, rounded down."""
+def _describe_fitting_gemm(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str:
+    """Describe the largest GEMM with m = n = k that fits in ``usable_bytes``, rounded down."""
     low, high = 0, max(gemm.m, gemm.n, gemm.k)
     while high - low > 1:
         edge = (low + high) // 2
@@ -95,12 +104,12 @@ def _fitting(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str:
     if not low:
         return "a smaller --batch or --workspace"
     batch = f" with a batch of {gemm.batch}" if gemm.batch > 1 else ""
-    return f"a shape of {low // _EDGE * _EDGE or low}{batch}"
+    return f"a shape of {low // _EDGE_STEP * _EDGE_STEP or low}{batch}"
 
 
 @dataclass(frozen=True, slots=True)
 class GemmWorkload:
-    """A GEMM by one library, with its default or a given algorithm.
+    """A GEMM by one library, with the library's default algorithm or a given one.
 
     Two workloads with the same GEMM and seed have equal data in separate buffers.
     """
@@ -117,15 +126,15 @@ class GemmWorkload:
         return gemm_axes(self.gemm)
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedGemm:
-        """Raise Unsupported, before any allocation, for a GEMM that the library does not support."""
+        """Prepare the GEMM. Raises Unsupported, before any allocation, if the library does not support it."""
         return PreparedGemm(gpu, self, seed)
 
 
 def gemm_axes(gemm: Gemm) -> dict[str, Axis]:
-    """Return the axes of a GEMM, without those that have their default value."""
+    """Return the axes of a GEMM, without optional axes that have their default value."""
     kind = DATA_TYPES[gemm.dtype]
     axes: dict[str, Axis] = {name: getattr(gemm, name) for name in _AXES}
-    usual = {
+    defaults = {
         "batch": 1,
         "padding": 0,
         "epilogue": "none",
@@ -133,7 +142,9 @@ def gemm_axes(gemm: Gemm) -> dict[str, Axis]:
         "accumulate": kind.accumulators[0],
     }
     return axes | {
-        name: getattr(gemm, name) for name, value in usual.items() if getattr(gemm, name) != value
+        name: getattr(gemm, name)
+        for name, value in defaults.items()
+        if getattr(gemm, name) != value
     }
 
 
@@ -142,7 +153,7 @@ class PreparedGemm:
 
     def __init__(self, gpu: Gpu, workload: GemmWorkload, seed: int) -> None:
         self._gpu, self._workload, self._seed = gpu, workload, seed
-        self._made: list[OperandSets] = []
+        self._operands: list[OperandSets] = []
         self._sets: list[OperandSet] = []
         gemm, settings = workload.gemm, workload.settings
         self.footprint_bytes = operand_bytes(gemm)
@@ -163,14 +174,16 @@ class PreparedGemm:
 
     @property
     def algorithm(self) -> Algorithm | Unavailable:
-        """The algorithm, if the library reports it."""
+        """The algorithm that the library uses, or Unavailable if the library does not report it."""
         return self._plan.algorithm
 
     @property
     def settings(self) -> Mapping[str, Axis]:
         """Library, workspace and algorithm, which the result records."""
-        chosen = self.algorithm
-        algorithm = chosen.reason if isinstance(chosen, Unavailable) else describe_algorithm(chosen)
+        reported = self.algorithm
+        algorithm = (
+            reported.reason if isinstance(reported, Unavailable) else describe_algorithm(reported)
+        )
         return {
             "library": self._workload.library,
             "version": self._version,
@@ -186,23 +199,25 @@ class PreparedGemm:
             return
         operands = make_operands(gpu, workload.gemm, missing, self._cleanup)
         with closing(Fill(gpu)) as fill:
-            fill_operands(fill, operands, workload.fill, seed=self._seed, number=len(self._made))
+            fill_operands(
+                fill, operands, workload.fill, seed=self._seed, number=len(self._operands)
+            )
             self._checker.poison(operands)
             gpu.sync()
-        self._made.append(operands)
+        self._operands.append(operands)
         self._sets.extend(operands[number] for number in range(len(operands)))
 
     def enqueue(self, stream: Stream, index: int) -> None:
         self.enqueue_by(self._plan, stream, index)
 
     def enqueue_by(self, plan: GemmPlan, stream: Stream, index: int) -> None:
-        """Enqueue another plan of the same GEMM on a buffer set."""
+        """Enqueue a plan of the same GEMM, for example with another algorithm, on a buffer set."""
         plan.enqueue(self._sets[index % len(self._sets)], stream)
 
     def verify(self) -> Verification:
-        verification = worst(map(self._checker.check, self._made))
-        for made in self._made:
-            self._checker.poison(made)
+        verification = worst(map(self._checker.check, self._operands))
+        for operands in self._operands:
+            self._checker.poison(operands)
         self._gpu.sync()
         return verification
 
@@ -210,10 +225,10 @@ class PreparedGemm:
         self._cleanup.close()
 
     def _run_once(self) -> None:
-        """Compute once: some libraries only then report that a GEMM is unsupported, or load its kernels."""
+        """Execute the GEMM once: only then some libraries load the kernels, or report an unsupported GEMM."""
         self.enqueue(LEGACY, 0)
         self._gpu.sync()
-        self._checker.poison(self._made[0])
+        self._checker.poison(self._operands[0])
         self._gpu.sync()
 
 
@@ -229,6 +244,6 @@ def describe_settings(settings: GemmSettings) -> str:
 
 def describe_algorithm(algorithm: Algorithm) -> str:
     """Describe an algorithm by its parameters that are not 0: ``id 66, tile 20, stages 35``."""
-    numbers = ((name, getattr(algorithm, name)) for name in _NUMBERS)
+    numbers = ((name, getattr(algorithm, name)) for name in _ALGORITHM_PARAMETERS)
     words = (f"{name.replace('_', '-')} {value}" for name, value in numbers if value)
     return ", ".join((f"id {algorithm.id}", *words))

@@ -1,8 +1,9 @@
 """The check of a GEMM: a sample of D is compared with fp64, and all of D is checked for unwritten values.
 
-The sample is the intersection of some rows and columns, so that only these rows of A and columns of B are
-read. One row is chosen at random in each of equal parts, and the first and the last row; columns likewise. So
-all tiles of the usual sizes are sampled.
+The sample is the intersection of some rows and columns of D, so that only these rows of A and columns of B
+are read. The rows are divided into equal parts, and one row is chosen at random in each part; the first and
+the last row are always chosen. Columns are chosen likewise. So the sample has values of all tiles of usual
+sizes.
 
 Errors are relative Frobenius norms over the sample. The tolerance is the error that rounding explains:
 
@@ -37,35 +38,37 @@ from cudakit.kernels.poison import Poison
 
 _Indices: TypeAlias = npt.NDArray[np.int64]
 
-_MAX_LINES = 64  # maximum number of rows, and of columns
+_MAX_LINES = 64  # Maximum number of sampled rows, and of sampled columns.
 _MIN_LINES = 4
-_MAX_MATRICES = 4  # maximum number of sampled matrices of a batch
+_MAX_MATRICES = 4  # Maximum number of sampled matrices of a batch.
 # Maximum number of elements of A, and of B, that are read for all buffer sets.
-_BUDGET = 1 << 20
+_MAX_ELEMENTS_READ = 1 << 20
 # The maximum error of a single value, as a multiple of the tolerance times the root mean square of the
 # values.
 _OUTLIER = 16.0
 
-# For constants near 1 in the bounds, and for the variance of the sample.
-_SAFETY = 2.0
-# Terms that a tensor core adds per step, of the type with the fewest (PTX ISA, "mma": k of tf32).
-_STEP = 8
-# Sums of fp8 keep about 14 bits (DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.5.2),
-# for steps of 128 terms before they are added in fp32, or for all terms with fast accumulation.
+# Safety factor for constants near 1 in the bounds, and for the variance of the sample.
+_SAFETY_FACTOR = 2.0
+# Number of terms that a tensor core adds per step, for the type with the fewest (PTX ISA, "mma": k of tf32).
+_TERMS_PER_STEP = 8
+# Sums of fp8 products have about 14 bits (DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.5.2).
+# After 128 terms such a sum is added to one in fp32; with fast accumulation, all terms are summed with 14
+# bits.
 _FP8_ROUNDOFF = 2.0**-14
-_FP8_STEPS = 128
-# The maximum truncation of both factors to the 10 mantissa bits of tf32 (A100 white paper).
-_TF32_FACTORS = 2.0 * 2.0**-10
-# Square root of the number of roundings: cuBLASLt adds up to 16 split-k parts in the output type.
-_PARTS = 4.0
-# The difference between the erf and tanh forms of gelu, and the error of an approximate tanh.
-_GELU = 2.0**-9
+_FP8_STEP_TERMS = 128
+# Maximum relative error of a product whose two factors were truncated to the 10 mantissa bits of tf32 (A100
+# white paper).
+_TF32_TRUNCATION = 2.0 * 2.0**-10
+# Factor of the output's rounding error if cuBLASLt adds up to 16 split-k parts in the output type: sqrt(16).
+_SPLIT_K_FACTOR = 4.0
+# Maximum error of gelu: the difference between its erf and tanh forms, and the error of an approximate tanh.
+_GELU_ERROR = 2.0**-9
 _ROUNDOFFS = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11}
 _WITHOUT_TENSOR_CORES = ("fp64", "fp32")
 
 
 class Checker:
-    """Checks results of one GEMM on one device; ``fill`` is the data of its operands."""
+    """Checks the results of one GEMM on one device; ``fill`` is the kind of data of its operands."""
 
     def __init__(
         self, gpu: ComputeDevice, gemm: Gemm, settings: GemmSettings, *, fill: str, seed: int
@@ -78,7 +81,7 @@ class Checker:
             self._cleanup = cleanup.pop_all()
 
     def poison(self, sets: OperandSets) -> None:
-        """Enqueue a write of poison over all of D."""
+        """Enqueue a kernel that overwrites D with poison, which shows values that a GEMM never writes."""
         self._poison.fill(sets.d.ptr, sets.d.element, sets.d.elements, LEGACY)
 
     def check(self, sets: OperandSets) -> Verification:
@@ -86,31 +89,31 @@ class Checker:
         sample = _Sample(self._gemm, self._compare, sets, self._seed)
         results, sums = sample.computed(), sample.sums()
         expected = epilogue(self._gemm, sums, sample.bias())
-        damage = self._find_damage(sets)
+        write_errors = self._describe_write_errors(sets)
         return worst(
-            self._check_set(sample, damage, *arrays)
+            self._check_set(sample, write_errors, *arrays)
             for arrays in zip(results, expected, sums, strict=True)
         )
 
     def close(self) -> None:
-        """Release everything."""
+        """Unload the kernels."""
         self._cleanup.close()
 
     def _check_set(
-        self, sample: _Sample, damage: str, computed: Floats, expected: Floats, sums: Floats
+        self, sample: _Sample, write_errors: str, computed: Floats, expected: Floats, sums: Floats
     ) -> Verification:
         against = f"fp64, {len(sample.rows)} rows by {len(sample.columns)} columns"
         norm, error = (float(np.linalg.norm(values)) for values in (expected, computed - expected))
-        # NaN is an infinite error.
+        # A NaN among the values is an infinite error.
         error = error if np.isfinite(error) else inf
         if not norm:
-            return verification(error, 0.0, against, damage)
-        allowed = self._tolerance.of(float(np.linalg.norm(sums)), norm)
-        detail = damage or sample.outlier(computed, expected, allowed)
+            return verification(error, 0.0, against, write_errors)
+        allowed = self._tolerance.relative_to_result(float(np.linalg.norm(sums)), norm)
+        detail = write_errors or sample.describe_outlier(computed, expected, allowed)
         return verification(error / norm, allowed, against, detail)
 
-    def _find_damage(self, sets: OperandSets) -> str:
-        """Describe values that were never written, or padding that was overwritten; else return ""."""
+    def _describe_write_errors(self, sets: OperandSets) -> str:
+        """Describe values of D that were never written, or padding that was overwritten; else return ""."""
         matrix, slab = self._gemm.d, sets.d
         counts = self._poison.count(slab.ptr, matrix, slab.pitch, slab.sets, LEGACY)
         if counts.unwritten:
@@ -122,17 +125,17 @@ class Checker:
 
 
 class _Sample:
-    """The intersection of some rows and columns of the outputs, and its reference.
+    """The sampled values of D, which are the intersection of some rows and columns, and their reference.
 
-    Arrays have the shape (buffer sets, matrices of a batch, rows, columns).
+    All arrays have the shape (buffer sets, matrices of a batch, rows, columns).
     """
 
     def __init__(self, gemm: Gemm, compare: Compare, sets: OperandSets, seed: int) -> None:
         self._gemm, self._compare, self._sets = gemm, compare, sets
         random = np.random.default_rng(seed)
         self._matrices = stratified_sample(gemm.batch, _MAX_MATRICES, random)
-        budget = _BUDGET // (gemm.k * len(sets) * len(self._matrices))
-        lines = min(max(budget, _MIN_LINES), _MAX_LINES)
+        max_lines = _MAX_ELEMENTS_READ // (gemm.k * len(sets) * len(self._matrices))
+        lines = min(max(max_lines, _MIN_LINES), _MAX_LINES)
         self.rows, self.columns = (
             stratified_sample(count, lines, random) for count in (gemm.m, gemm.n)
         )
@@ -167,15 +170,20 @@ class _Sample:
         values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
         return values.reshape(slab.sets, 1, -1, 1)
 
-    def outlier(self, computed: Floats, expected: Floats, allowed: float) -> str:
-        """Describe the value with the largest error if rounding cannot explain it, else return ""."""
+    def describe_outlier(self, computed: Floats, expected: Floats, allowed: float) -> str:
+        """Describe the value of one buffer set with the largest error if rounding cannot explain it, else "".
+
+        The arrays have the shape (matrices of a batch, rows, columns).
+        """
         root_mean_square = float(np.sqrt(np.mean(expected**2)))
         errors = np.abs(computed - expected)
-        at = np.unravel_index(int(np.argmax(errors)), errors.shape)
-        if errors[at] <= _OUTLIER * allowed * root_mean_square:
+        index = np.unravel_index(int(np.argmax(errors)), errors.shape)
+        if errors[index] <= _OUTLIER * allowed * root_mean_square:
             return ""
-        row, column = self.rows[at[1]], self.columns[at[2]]
-        return f"row {row}, column {column} is {computed[at]:.6g} instead of {expected[at]:.6g}"
+        row, column = self.rows[index[1]], self.columns[index[2]]
+        return (
+            f"row {row}, column {column} is {computed[index]:.6g} instead of {expected[index]:.6g}"
+        )
 
     def _gather(self, slab: Slab, matrix: Matrix, rows: _Indices, columns: _Indices) -> Floats:
         """Read the intersection of rows and columns of a matrix."""
@@ -190,7 +198,7 @@ class _Sample:
 
 
 def stratified_sample(count: int, size: int, random: np.random.Generator) -> _Indices:
-    """Return up to ``size`` of range(count): a random one in each of equal parts, and both ends."""
+    """Return up to ``size`` numbers of range(count): one at random in each of equal parts, and both ends."""
     if count <= size:
         return np.arange(count)
     edges = np.linspace(0, count, size + 1).astype(np.int64)
@@ -216,25 +224,27 @@ def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
 class Tolerance:
     """The largest error that rounding explains."""
 
-    sums: float  # relative to the norm of the sums
-    result: float  # relative to the norm of the result
+    sums: float  # Tolerance relative to the norm of the sums A * B.
+    result: float  # Tolerance relative to the norm of the result D.
 
-    def of(self, sums_norm: float, result_norm: float) -> float:
+    def relative_to_result(self, sums_norm: float, result_norm: float) -> float:
         """Return the tolerance relative to the result, whose norm is not 0."""
         return self.result + self.sums * sums_norm / result_norm
 
 
 def tolerance_of(gemm: Gemm, settings: GemmSettings, *, random: bool) -> Tolerance:
-    """Return the tolerance of a GEMM, 0 for integers; ``random`` data has mean zero."""
+    """Return the tolerance of a GEMM, 0 for integers; ``random`` is true if the data has mean zero."""
     if gemm.accumulate == "int32":
         return Tolerance(0.0, 0.0)
-    factors = _TF32_FACTORS if gemm.dtype == "tf32" else 0.0
+    factors = _TF32_TRUNCATION if gemm.dtype == "tf32" else 0.0
     output = roundoff(gemm.d.element)
     if settings.reduced_precision and gemm.d.element in (FP16, BF16):
-        output *= _PARTS
+        output *= _SPLIT_K_FACTOR
     if gemm.epilogue.startswith("gelu"):
-        output += _GELU
-    return Tolerance(_SAFETY * _growth(gemm, settings, random=random) + factors, output)
+        output += _GELU_ERROR
+    return Tolerance(
+        _SAFETY_FACTOR * _sum_error_bound(gemm, settings, random=random) + factors, output
+    )
 
 
 def roundoff(element: Element) -> float:
@@ -244,16 +254,16 @@ def roundoff(element: Element) -> float:
     return 2.0 ** -(element.format.mantissa_bits + 1) if element.format else 0.0
 
 
-def _growth(gemm: Gemm, settings: GemmSettings, *, random: bool) -> float:
-    """Return the relative error of a sum of k terms."""
+def _sum_error_bound(gemm: Gemm, settings: GemmSettings, *, random: bool) -> float:
+    """Return a bound of the relative error of a sum of k products."""
     terms, u = gemm.k, _ROUNDOFFS[gemm.accumulate]
     if gemm.dtype.startswith("fp8"):
-        fp8_terms = min(terms, _FP8_STEPS) if not settings.fast_accumulate else terms
+        fp8_terms = min(terms, _FP8_STEP_TERMS) if not settings.fast_accumulate else terms
         return _sum_error(fp8_terms, 2 * _FP8_ROUNDOFF, random=random) + _sum_error(
             terms, u, random=random
         )
     truncation = 0.0 if gemm.dtype in _WITHOUT_TENSOR_CORES or gemm.accumulate == "fp16" else 2 * u
-    return _sum_error(terms, u, random=random) + terms / _STEP * truncation
+    return _sum_error(terms, u, random=random) + terms / _TERMS_PER_STEP * truncation
 
 
 def _sum_error(terms: int, u: float, *, random: bool) -> float:

@@ -13,53 +13,53 @@ from cudakit.gpu.api.elements import Element
 from cudakit.gpu.api.gemm import Gemm
 from cudakit.kernels.fill import Fill
 
-# Alignment of every operand: a multiple of the 256 bytes of cuMemAlloc, and the best for tensor cores.
+# Alignment of every operand. It is a multiple of cuMemAlloc's 256 bytes, and good for loads of tensor cores.
 _ALIGNMENT_BYTES = 512
-# The largest integer of ``int`` data: sums of a million products are exact in fp32.
-_SMALL = 4
-# Number of random sequences of a buffer set: A, B and the bias.
+# The largest integer of ``int`` data: sums of a million products of such integers are exact in fp32.
+_MAX_INTEGER = 4
+# Number of random sequences per buffer set: one for A, B and the bias each.
 _SEQUENCES = 3
 
-_RANDOM: Mapping[str, Callable[..., None]] = {
+_RANDOM_FILLS: Mapping[str, Callable[..., None]] = {
     "uniform": Fill.uniform,
     "normal": Fill.normal,
-    "int": partial(Fill.integers, low=-_SMALL, high=_SMALL),
+    "int": partial(Fill.integers, low=-_MAX_INTEGER, high=_MAX_INTEGER),
 }
 _CONSTANTS = {"zeros": 0.0, "ones": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
 class OperandSet:
-    """One buffer set."""
+    """The addresses of the operands of a GEMM in one buffer set."""
 
     a: Ptr
     b: Ptr
     d: Ptr
-    bias: Ptr  # 0 without a bias
+    bias: Ptr  # Address of the bias; 0 for a GEMM without a bias.
 
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """One operand of several buffer sets, which are ``pitch`` elements apart."""
+    """The memory of one operand of several buffer sets, whose distance is ``pitch`` elements."""
 
     ptr: Ptr
     element: Element
     pitch: int
     sets: int
 
-    def at(self, number: int) -> Ptr:
-        """Return the address of a buffer set's operand."""
+    def address(self, number: int) -> Ptr:
+        """Return the address of the operand of one buffer set."""
         return Ptr(self.ptr + number * self.pitch * self.element.size_bytes)
 
     @property
     def elements(self) -> int:
-        """Number of elements, with the padding between buffer sets."""
+        """Number of elements, including the padding between buffer sets."""
         return self.pitch * self.sets
 
 
 @dataclass(frozen=True, slots=True)
 class OperandSets:
-    """Several buffer sets."""
+    """The operands of a GEMM in several buffer sets."""
 
     a: Slab
     b: Slab
@@ -67,8 +67,10 @@ class OperandSets:
     bias: Slab | None
 
     def __getitem__(self, number: int) -> OperandSet:
-        bias = self.bias.at(number) if self.bias else Ptr(0)
-        return OperandSet(self.a.at(number), self.b.at(number), self.d.at(number), bias)
+        bias = self.bias.address(number) if self.bias else Ptr(0)
+        return OperandSet(
+            self.a.address(number), self.b.address(number), self.d.address(number), bias
+        )
 
     def __len__(self) -> int:
         return self.d.sets
@@ -92,16 +94,16 @@ def make_operands(gpu: Memory, gemm: Gemm, sets: int, cleanup: ExitStack) -> Ope
     return OperandSets(a, b, d, bias[0] if bias else None)
 
 
-def fill_operands(fill: Fill, sets: OperandSets, how: str, *, seed: int, number: int) -> None:
-    """Enqueue fills of A, B and bias; ``number`` selects the random sequences of a seed."""
+def fill_operands(fill: Fill, sets: OperandSets, kind: str, *, seed: int, number: int) -> None:
+    """Enqueue fills of A, B and bias; ``number`` selects the random sequences of the seed."""
     for i, slab in enumerate((sets.a, sets.b, sets.bias)):
         if slab is None:
             continue
-        where = (slab.ptr, slab.elements, slab.element, LEGACY)
-        if how in _CONSTANTS:
-            fill.constant(*where, value=_CONSTANTS[how])
+        target = (slab.ptr, slab.elements, slab.element, LEGACY)
+        if kind in _CONSTANTS:
+            fill.constant(*target, value=_CONSTANTS[kind])
         else:
-            _RANDOM[how](fill, *where, seed=seed, sequence=_SEQUENCES * number + i)
+            _RANDOM_FILLS[kind](fill, *target, seed=seed, sequence=_SEQUENCES * number + i)
 
 
 def _operands(gemm: Gemm) -> list[tuple[Element, int]]:

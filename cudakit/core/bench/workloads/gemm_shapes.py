@@ -1,4 +1,4 @@
-"""Shapes of GEMMs: parsing, files, and presets."""
+"""Shapes of GEMMs: parsing of command-line text and files, and presets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cudakit.errors import InputError
 
 _HINT = "write 4096, or MxNxK such as 4096x1024x8192"
 _FILE_HINT = "write one shape per line: m n k"
-# No size with more digits fits in memory.
+# A size with up to 18 digits; no size with more digits fits in memory.
 _INTEGER = re.compile(r"[0-9]{1,18}")
 _SEPARATOR = re.compile("[,;]")
-_MAX_QUOTED = 60  # characters of a line in an error message
+_MAX_QUOTED = 60  # Maximum number of characters of a line that an error message quotes.
 _COLUMNS = ("m", "n", "k", "batch")
-_NEEDED = _COLUMNS[:3]
+_REQUIRED_COLUMNS = _COLUMNS[:3]
 
-_CUBES = tuple(512 << i for i in range(6))
+_CUBE_EDGES = tuple(512 << i for i in range(6))  # Values of m = n = k of the preset "cubes".
 # Default values of m = n = k. Simulated devices compute on the CPU, so their default is smaller.
 _DEFAULT = (1024, 4096, 8192)
 _DEFAULT_SIMULATED = (256, 384, 512)
-# Tokens when decoding 16 sequences, and when prefilling a prompt.
-_TOKENS = (16, 4096)
+# Numbers of tokens: 16 sequences that are decoded together, and a prompt of 4096 tokens.
+_TOKEN_COUNTS = (16, 4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """The weight matrices of a transformer block."""
+    """The sizes that determine the weight matrices of a transformer block."""
 
     hidden: int
-    intermediate: int  # of the multilayer perceptron
-    heads: int
-    key_heads: int
-    gated: bool = True  # whether the perceptron has a gate matrix
+    intermediate: int  # Width of the multilayer perceptron.
+    heads: int  # Number of attention heads.
+    key_heads: int  # Number of key-value heads.
+    gated: bool = True  # Whether the perceptron has a gate matrix.
 
     def layers(self) -> Mapping[str, tuple[int, int]]:
         """Return the number of output and input features of each matrix."""
-        head = self.hidden // self.heads
+        head_size = self.hidden // self.heads
         up = "gate and up" if self.gated else "up"
         return {
-            "qkv": ((self.heads + 2 * self.key_heads) * head, self.hidden),
+            "qkv": ((self.heads + 2 * self.key_heads) * head_size, self.hidden),
             "attention output": (self.hidden, self.hidden),
             up: (self.intermediate * (2 if self.gated else 1), self.hidden),
             "down": (self.hidden, self.intermediate),
@@ -71,7 +71,7 @@ _MODELS: Mapping[str, _Model] = MappingProxyType(
         "gpt3-175b": _Model(12288, 4 * 12288, 96, 96, gated=False),
     }
 )
-_LLM = ("llama3-8b", "llama3-70b")
+_LLM_MODELS = ("llama3-8b", "llama3-70b")
 PRESETS = ("cubes", "llm", *_MODELS)
 
 
@@ -90,16 +90,16 @@ def preset(name: str) -> tuple[Shape, ...]:
     stored as in frameworks. Raises InputError for an unknown name.
     """
     if name == "cubes":
-        return tuple(Shape(n, n, n) for n in _CUBES)
+        return tuple(Shape(n, n, n) for n in _CUBE_EDGES)
     if name == "llm":
-        return tuple(shape for model in _LLM for shape in _layers(model))
+        return tuple(shape for model in _LLM_MODELS for shape in _layers(model))
     if name not in _MODELS:
         raise InputError(f"unknown preset {name!r}", hint=f"choose from {', '.join(PRESETS)}")
     return tuple(_layers(name))
 
 
 def default_shapes(*, simulated: bool) -> tuple[Shape, ...]:
-    """Return the default shapes."""
+    """Return the shapes that are measured if the user names none."""
     return tuple(Shape(n, n, n) for n in (_DEFAULT_SIMULATED if simulated else _DEFAULT))
 
 
@@ -119,7 +119,7 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
 
 
 def _layers(model: str) -> Iterator[Shape]:
-    for tokens in _TOKENS:
+    for tokens in _TOKEN_COUNTS:
         for layer, (outputs, inputs) in _MODELS[model].layers().items():
             yield Shape(outputs, tokens, inputs, name=f"{model} {layer}, {tokens} tokens")
 
@@ -134,7 +134,7 @@ def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
     names = tuple(word.lower() for word in words)
-    if missing := [name for name in _NEEDED if names.count(name) != 1]:
+    if missing := [name for name in _REQUIRED_COLUMNS if names.count(name) != 1]:
         raise InputError(
             f"{path}:{line}: {_quoted(' '.join(words))} is not a shape, and as a header it lacks "
             f"{', '.join(missing)}",
@@ -144,21 +144,23 @@ def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_row(path: Path, line: int, words: Sequence[str], columns: Sequence[str]) -> Shape:
-    where = f"{path}:{line}: {_quoted(' '.join(words))}"
+    position = f"{path}:{line}: {_quoted(' '.join(words))}"
     row = dict(zip(columns, words, strict=False))
-    fits = len(words) == len(columns) or (columns is _COLUMNS and len(words) == len(_NEEDED))
+    has_all_columns = len(words) == len(columns) or (
+        columns is _COLUMNS and len(words) == len(_REQUIRED_COLUMNS)
+    )
     numbers = [row[name] for name in _COLUMNS if name in row]
-    if not fits or not all(map(_INTEGER.fullmatch, numbers)):
-        raise InputError(f"{where} is not a shape", hint="write m n k, or m n k batch")
-    return _shape([int(number) for number in numbers], where)
+    if not has_all_columns or not all(map(_INTEGER.fullmatch, numbers)):
+        raise InputError(f"{position} is not a shape", hint="write m n k, or m n k batch")
+    return _shape([int(number) for number in numbers], position)
 
 
 def _quoted(text: str) -> str:
     return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}...")
 
 
-def _shape(numbers: Sequence[int], where: str) -> Shape:
+def _shape(numbers: Sequence[int], description: str) -> Shape:
     if min(numbers) < 1:
-        raise InputError(f"{where} has a dimension of 0")
+        raise InputError(f"{description} has a dimension of 0")
     m, n, k, *batch = numbers
     return Shape(m, n, k, batch[0] if batch else None)

@@ -1,6 +1,6 @@
-"""Graph: the time of each step to create and launch a CUDA graph, and the time that a replay saves.
+"""Benchmark of CUDA graphs: the time of each step to create and launch a graph, and the time a replay saves.
 
-Each step is verified: the graph that it created must run.
+Each step is verified by running the graph that the step created.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NODES = (1, 8, 64, 512, 4096)
 _SIMULATED_NODES = (1, 8, 64)
 _MODES: Mapping[str, Mode] = {"run": "isolated", "replay": "host", "eager": "host"}
 # Samples of these two steps are interleaved, so that both run at the same clock.
-_PAIR = ("replay", "eager")
-# A step keeps up to this number of graphs, because destroying each at once would be part of its time. One
-# sample in this number contains the destruction, which does not affect the median.
+_INTERLEAVED_STEPS = ("replay", "eager")
+# A step keeps up to this number of graphs. To destroy each graph at once would be part of the step's time.
+# One sample in this number contains the destruction of all graphs, which does not affect the median.
 _MAX_KEPT = 64
-_MAX_KEPT_NODES = 1 << 16  # of all kept graphs
+_MAX_KEPT_NODES = 1 << 16  # Maximum number of nodes in all graphs that a step keeps.
 
 
 class _GraphDevice(ComputeDevice, Graphs, Protocol):
@@ -36,24 +36,24 @@ class _GraphDevice(ComputeDevice, Graphs, Protocol):
 
 
 def graph_cases(spec: GraphSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case per topology, kind and number of nodes, and step."""
+    """Return a case per topology, node kind, number of nodes, and step."""
     counts = spec.nodes or (_SIMULATED_NODES if gpu.simulated else _NODES)
     graphs = product(spec.topologies, spec.kinds, counts)
     return tuple(case for graph in graphs for case in _cases_of(spec, *graph))
 
 
 def _cases_of(spec: GraphSpec, topology: str, kind: str, nodes: int) -> Iterator[Case]:
-    first, second = _PAIR
-    paired = set(_PAIR) <= set(spec.steps)
+    first, second = _INTERLEAVED_STEPS
+    is_paired = set(_INTERLEAVED_STEPS) <= set(spec.steps)
     for step in spec.steps:
-        if paired and step == second:
+        if is_paired and step == second:
             continue
-        # Names distinguish interleaved workloads.
-        other = GraphStep(second, topology, kind, nodes, name=f"graph {second}")
+        # The names of interleaved workloads must differ.
+        interleaved = GraphStep(second, topology, kind, nodes, name=f"graph {second}")
         yield Case(
             GraphStep(step, topology, kind, nodes),
             spec.method(_MODES.get(step, "call"), "hot"),
-            baselines=(other,) if paired and step == first else (),
+            baselines=(interleaved,) if is_paired and step == first else (),
         )
 
 
@@ -87,21 +87,21 @@ class GraphStep:
 
 
 class PreparedStep(PreparedLatency):
-    """A step and its nodes, all of which must have run when the step is verified."""
+    """A step and the nodes of its graph. Verification checks that all nodes have run."""
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__()
         self.gpu, self.nodes = gpu, nodes
-        self.byte = BYTES[0]  # that the nodes write
+        self.byte = BYTES[0]  # The byte that the nodes write.
         self.max_kept = max(4, min(_MAX_KEPT, _MAX_KEPT_NODES // nodes.count))
         self.cleanup.enter_context(closing(nodes))
 
     def enqueue(self, stream: Stream, index: int) -> None:
-        """Perform the step."""
+        """Enqueue or perform the step once; ``index`` is not used."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Run the nodes unless the step ran them."""
+        """Run the nodes, in steps that do not run them."""
 
     def verify(self) -> Verification:
         self.finish()
@@ -110,24 +110,24 @@ class PreparedStep(PreparedLatency):
         error = missing / self.nodes.count
         return Verification(not missing, error, 0.0, "the byte that each node writes", detail)
 
-    def captured(self, byte: int = BYTES[0]) -> Graph:
-        """Capture the nodes on a new stream."""
+    def capture_nodes(self, byte: int = BYTES[0]) -> Graph:
+        """Capture the nodes on a new stream, and return the graph, which the caller destroys."""
         stream = self.gpu.stream(blocking=False)
         try:
             return capture(self.gpu, stream, partial(self.nodes.enqueue, byte=byte))
         finally:
             self.gpu.destroy_stream(stream)
 
-    def instantiated(self) -> GraphExec:
+    def instantiate_nodes(self) -> GraphExec:
         """Capture and instantiate the nodes; ``cleanup`` destroys the executable graph."""
-        graph = self.captured()
+        graph = self.capture_nodes()
         executable = self.gpu.instantiate(graph)
         self.gpu.destroy_graph(graph)
         self.cleanup.callback(self.gpu.destroy_graph_exec, executable)
         return executable
 
     def run(self, executable: GraphExec) -> None:
-        """Launch an executable graph and wait for it."""
+        """Launch an executable graph, and wait for the device."""
         self.gpu.graph_launch(executable, LEGACY)
         self.gpu.sync()
 
@@ -140,7 +140,7 @@ class _Eager(PreparedStep):
 class _Replay(PreparedStep):
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
-        self._executable = self.instantiated()
+        self._executable = self.instantiate_nodes()
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         self.gpu.graph_launch(self._executable, stream)
@@ -149,52 +149,52 @@ class _Replay(PreparedStep):
 class _Capture(PreparedStep):
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
-        self._made: list[Graph] = []
-        self.cleanup.callback(self._destroy_executables)
+        self._graphs: list[Graph] = []
+        self.cleanup.callback(self._destroy_graphs)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
-        if len(self._made) >= self.max_kept:
-            self._destroy_executables()
-        self._made.append(capture(self.gpu, stream, self.nodes.enqueue))
+        if len(self._graphs) >= self.max_kept:
+            self._destroy_graphs()
+        self._graphs.append(capture(self.gpu, stream, self.nodes.enqueue))
 
     def finish(self) -> None:
-        executable = self.gpu.instantiate(self._made[-1])
+        executable = self.gpu.instantiate(self._graphs[-1])
         self.run(executable)
         self.gpu.destroy_graph_exec(executable)
 
-    def _destroy_executables(self) -> None:
-        while self._made:
-            self.gpu.destroy_graph(self._made.pop())
+    def _destroy_graphs(self) -> None:
+        while self._graphs:
+            self.gpu.destroy_graph(self._graphs.pop())
 
 
 class _Instantiate(PreparedStep):
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
-        self._graph = self.captured()
-        self._made: list[GraphExec] = []
+        self._graph = self.capture_nodes()
+        self._executables: list[GraphExec] = []
         self.cleanup.callback(gpu.destroy_graph, self._graph)
         self.cleanup.callback(self._destroy_executables)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
-        if len(self._made) >= self.max_kept:
+        if len(self._executables) >= self.max_kept:
             self._destroy_executables()
-        self._made.append(self.gpu.instantiate(self._graph))
+        self._executables.append(self.gpu.instantiate(self._graph))
 
     def finish(self) -> None:
-        self.run(self._made[-1])
+        self.run(self._executables[-1])
 
     def _destroy_executables(self) -> None:
-        while self._made:
-            self.gpu.destroy_graph_exec(self._made.pop())
+        while self._executables:
+            self.gpu.destroy_graph_exec(self._executables.pop())
 
 
 class _Update(PreparedStep):
-    """Updates to one of two graphs in turn, whose nodes write different bytes."""
+    """Updates an executable graph to two graphs in turn, whose nodes write different bytes."""
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)
-        self._executable = self.instantiated()
-        self._graphs = {byte: self.captured(byte) for byte in BYTES}
+        self._executable = self.instantiate_nodes()
+        self._graphs = {byte: self.capture_nodes(byte) for byte in BYTES}
         for graph in self._graphs.values():
             self.cleanup.callback(gpu.destroy_graph, graph)
 
@@ -206,25 +206,25 @@ class _Update(PreparedStep):
         self.run(self._executable)
 
 
-class _FromFresh(PreparedStep):
-    """Uploads or launches executable graphs for the first time; several are instantiated in advance."""
+class _FirstUse(PreparedStep):
+    """Uploads or launches executable graphs for the first time; the graphs are instantiated in advance."""
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes, *, uploads: bool) -> None:
         super().__init__(gpu, nodes)
         self._uploads = uploads
         self._call = gpu.graph_upload if uploads else gpu.graph_launch
-        self._graph = self.captured()
-        self._fresh: list[GraphExec] = []
+        self._graph = self.capture_nodes()
+        self._unused: list[GraphExec] = []
         self._used: list[GraphExec] = []
         self.cleanup.callback(gpu.destroy_graph, self._graph)
         self.cleanup.callback(self._destroy_executables)
         self._instantiate()
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
-        if not self._fresh:
+        if not self._unused:
             self._destroy_executables()
             self._instantiate()
-        self._used.append(self._fresh.pop())
+        self._used.append(self._unused.pop())
         self._call(self._used[-1], stream)
 
     def finish(self) -> None:
@@ -233,20 +233,20 @@ class _FromFresh(PreparedStep):
 
     def _instantiate(self) -> None:
         for _ in range(self.max_kept):
-            self._fresh.append(self.gpu.instantiate(self._graph))
+            self._unused.append(self.gpu.instantiate(self._graph))
 
     def _destroy_executables(self) -> None:
-        for stack in (self._used, self._fresh):
-            while stack:
-                self.gpu.destroy_graph_exec(stack.pop())
+        for executables in (self._used, self._unused):
+            while executables:
+                self.gpu.destroy_graph_exec(executables.pop())
 
 
 _STEPS: Mapping[str, Callable[[_GraphDevice, Nodes], PreparedStep]] = {
     "capture": _Capture,
     "instantiate": _Instantiate,
     "update": _Update,
-    "upload": partial(_FromFresh, uploads=True),
-    "first-launch": partial(_FromFresh, uploads=False),
+    "upload": partial(_FirstUse, uploads=True),
+    "first-launch": partial(_FirstUse, uploads=False),
     "launch": _Replay,
     "run": _Replay,
     "replay": _Replay,

@@ -1,4 +1,4 @@
-"""Costs of graphs: linear fits of the step times by number of nodes, and break-even points."""
+"""Costs of graphs: linear fits of step times against the number of nodes, and break-even points."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ONE_SIZE = Unavailable("a fit needs graphs of two sizes")
 
 
 def graph_costs(cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
-    """Return the costs by topology and kind of node; cases of other benches are ignored."""
+    """Return the costs of graphs by topology and node kind; cases of other benches are ignored."""
     graphs = [case for case in cases if case.axes.keys() >= {"step", "topology", "kind", "nodes"}]
     return tuple(
-        GraphCosts(topology, kind, tuple(_steps(part)), tuple(_payoffs(part)))
-        for (topology, kind), part in _grouped(graphs)
+        GraphCosts(topology, kind, tuple(_step_costs(group)), tuple(_break_even_points(group)))
+        for (topology, kind), group in _group_by_graph(graphs)
     )
 
 
@@ -43,23 +43,23 @@ def fit(nodes: Sequence[int], times_s: Sequence[float]) -> tuple[float, float]:
     return float(fixed_s), float(node_s)
 
 
-def _grouped(
+def _group_by_graph(
     cases: Sequence[CaseResult],
 ) -> Iterable[tuple[tuple[str, str], list[CaseResult]]]:
-    def kind(case: CaseResult) -> tuple[str, str]:
+    def graph_key(case: CaseResult) -> tuple[str, str]:
         return str(case.axes["topology"]), str(case.axes["kind"])
 
-    order = {key: at for at, key in enumerate(dict.fromkeys(map(kind, cases)))}
-    ordered = sorted(cases, key=lambda case: order[kind(case)])
-    return ((key, list(part)) for key, part in groupby(ordered, kind))
+    order = {key: i for i, key in enumerate(dict.fromkeys(map(graph_key, cases)))}
+    ordered = sorted(cases, key=lambda case: order[graph_key(case)])
+    return ((key, list(group)) for key, group in groupby(ordered, graph_key))
 
 
-def _steps(cases: Sequence[CaseResult]) -> Iterable[StepCost]:
+def _step_costs(cases: Sequence[CaseResult]) -> Iterable[StepCost]:
     for step in dict.fromkeys(str(case.axes["step"]) for case in cases):
-        yield _step(step, [case for case in cases if case.axes["step"] == step])
+        yield _step_cost(step, [case for case in cases if case.axes["step"] == step])
 
 
-def _step(step: str, cases: Sequence[CaseResult]) -> StepCost:
+def _step_cost(step: str, cases: Sequence[CaseResult]) -> StepCost:
     times = {_nodes(case): case.median_s for case in cases}
     valid = {n: s for n, s in times.items() if not isinstance(s, Unavailable) and s > 0}
     if len(valid) < 2:
@@ -69,31 +69,33 @@ def _step(step: str, cases: Sequence[CaseResult]) -> StepCost:
     return StepCost(step, fixed_s, node_s, max(deviations))
 
 
-def _payoffs(cases: Sequence[CaseResult]) -> Iterable[BreakEven]:
+def _break_even_points(cases: Sequence[CaseResult]) -> Iterable[BreakEven]:
     for nodes in sorted({_nodes(case) for case in cases}):
         steps = {str(c.axes["step"]): c.median_s for c in cases if _nodes(c) == nodes}
-        yield _payoff(nodes, steps)
+        yield _break_even_point(nodes, steps)
 
 
-def _payoff(nodes: int, steps: Mapping[str, _Time]) -> BreakEven:
-    made_s = _total(steps, capture=1, instantiate=1)
-    saved_s = _total(steps, eager=1, replay=-1)
-    return BreakEven(nodes, made_s, saved_s, _replays(made_s, saved_s, _total(steps, eager=1)))
+def _break_even_point(nodes: int, steps: Mapping[str, _Time]) -> BreakEven:
+    made_s = _signed_sum(steps, capture=1, instantiate=1)
+    saved_s = _signed_sum(steps, eager=1, replay=-1)
+    return BreakEven(
+        nodes, made_s, saved_s, _replays_to_break_even(made_s, saved_s, _signed_sum(steps, eager=1))
+    )
 
 
-def _replays(made_s: _Time, saved_s: _Time, eager_s: _Time) -> _Time:
+def _replays_to_break_even(made_s: _Time, saved_s: _Time, eager_s: _Time) -> _Time:
     if isinstance(saved_s, Unavailable):
         return saved_s
     if isinstance(made_s, Unavailable):
         return made_s
-    # A saving below the resolution of medians is not significant.
+    # A difference of two medians below RESOLUTION is not significant.
     if isinstance(eager_s, Unavailable) or saved_s <= RESOLUTION * eager_s:
         return Unavailable("a replay saves no time")
     return made_s / saved_s
 
 
-def _total(steps: Mapping[str, _Time], **signs: int) -> _Time:
-    """Add the times of steps with their signs."""
+def _signed_sum(steps: Mapping[str, _Time], **signs: int) -> _Time:
+    """Return the sum of the times of steps, each multiplied by its sign."""
     total_s = 0.0
     for name, sign in signs.items():
         time_s = steps.get(name, Unavailable(f"the step {name} was not measured"))

@@ -1,4 +1,4 @@
-"""Launch: the latencies of launches and waits, and of the creation of events and streams."""
+"""Benchmark of latencies: of launches and waits, and of the creation of events and streams."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cudakit.kernels.spin import Spin
 
 _Call: TypeAlias = Callable[[Stream], None]
 
-# Number of polls of pinned memory between two queries of the stream.
+# Number of times that the host polls pinned memory between two queries of the stream.
 _POLLS = 1000
 _WORD_BITS = 32
 
 
 def launch_cases(spec: LaunchSpec, gpu: DeviceInfo) -> tuple[Case, ...]:  # noqa: ARG001
-    """Return a case per call."""
+    """Return one case per driver call."""
     return tuple(Case(Launch(call), spec.method(_CALLS[call].mode, "hot")) for call in spec.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One driver call, or several that are timed together."""
+    """A workload of one driver call, or of several calls that are timed together."""
 
     call: str
     name: str = "launch"
@@ -43,7 +43,7 @@ class Launch:
 
 
 class PreparedLaunch(PreparedLatency):
-    """A call and the resources that it needs."""
+    """A driver call, and the resources that the call needs."""
 
     def __init__(
         self, gpu: ComputeDevice, make: Callable[[ComputeDevice, PreparedLatency], _Call]
@@ -56,7 +56,7 @@ class PreparedLaunch(PreparedLatency):
 
 
 class _LaunchToStart:
-    """Launches a kernel, and waits until the host reads the value that it writes to pinned memory."""
+    """Launches a kernel, and waits until the host reads the value that the kernel writes to pinned memory."""
 
     def __init__(self, gpu: ComputeDevice, prepared: PreparedLatency) -> None:
         self._gpu = gpu
@@ -90,23 +90,23 @@ def _record(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Timed:
+class _TimedCall:
     mode: Mode
     make: Callable[[ComputeDevice, PreparedLatency], _Call]
 
 
-_CALLS: Mapping[str, _Timed] = {
-    "launch": _Timed("call", _empty_kernel),
-    "launch-to-start": _Timed("call", _LaunchToStart),
-    "launch-to-finish": _Timed("host", _empty_kernel),
-    "launch-back-to-back": _Timed("batch", _empty_kernel),
-    "event-record": _Timed("call", _record),
-    "stream-synchronize": _Timed("call", lambda gpu, _: gpu.sync_stream),
-    "event-create-destroy": _Timed(
+_CALLS: Mapping[str, _TimedCall] = {
+    "launch": _TimedCall("call", _empty_kernel),
+    "launch-to-start": _TimedCall("call", _LaunchToStart),
+    "launch-to-finish": _TimedCall("host", _empty_kernel),
+    "launch-back-to-back": _TimedCall("batch", _empty_kernel),
+    "event-record": _TimedCall("call", _record),
+    "stream-synchronize": _TimedCall("call", lambda gpu, _: gpu.sync_stream),
+    "event-create-destroy": _TimedCall(
         "call",
         lambda gpu, _: lambda _: gpu.destroy_event(gpu.event()),
     ),
-    "stream-create-destroy": _Timed(
+    "stream-create-destroy": _TimedCall(
         "call",
         lambda gpu, _: lambda _: gpu.destroy_stream(gpu.stream(blocking=False)),
     ),

@@ -1,4 +1,4 @@
-"""Memory: the bandwidth of kernels that read, write, copy, scale and add device memory."""
+"""Benchmark of memory bandwidth: kernels that read, write, copy, scale and add device memory."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 
-# Arbitrary. The factor is not a power of two, so that results are rounded.
+# Arbitrary values. The factor is not a power of two, so that results are rounded.
 _WORD = 0x5EED1E55
 _FACTOR = float(np.float32(1.7))
 
 _IN_CACHE = Unavailable("the data stays in the L2 cache, and datasheets state no L2 bandwidth")
-# Default buffer sizes as shares of the L2 cache, and a size far beyond it.
-_SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 2, 4)
+# Default buffer sizes as shares of the L2 cache, and a size that exceeds the cache by far.
+_L2_SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 2, 4)
 _LARGE_BYTES = 1 << 30
-_ROUND_BYTES = 1 << 16
-# Simulated kernels run on the CPU.
+_ROUND_BYTES = 1 << 16  # Default sizes are multiples of this size.
+# Default sizes of simulated devices are smaller, because their kernels run on the CPU.
 _SIMULATED_SIZES_BYTES = (16 << 10, 128 << 10, 1 << 20)
 
 
@@ -51,28 +51,30 @@ class _Operation:
 
     @property
     def buffers(self) -> int:
-        """Number of buffers of the given size."""
+        """Number of buffers that the operation reads or writes."""
         return self.sources + self.targets
 
 
 def _read(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.read(buffers.to, buffers.sources[0], size_bytes, stream)
+    kernels.read(buffers.target, buffers.sources[0], size_bytes, stream)
 
 
 def _write(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.write(buffers.to, _WORD, size_bytes, stream)
+    kernels.write(buffers.target, _WORD, size_bytes, stream)
 
 
 def _copy(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.copy(buffers.to, buffers.sources[0], size_bytes, stream)
+    kernels.copy(buffers.target, buffers.sources[0], size_bytes, stream)
 
 
 def _scale(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.scale(buffers.to, buffers.sources[0], _FACTOR, size_bytes, stream)
+    kernels.scale(buffers.target, buffers.sources[0], _FACTOR, size_bytes, stream)
 
 
 def _triad(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.triad(buffers.to, buffers.sources[0], buffers.sources[1], _FACTOR, size_bytes, stream)
+    kernels.triad(
+        buffers.target, buffers.sources[0], buffers.sources[1], _FACTOR, size_bytes, stream
+    )
 
 
 _OPERATIONS: Mapping[str, _Operation] = {
@@ -85,9 +87,9 @@ _OPERATIONS: Mapping[str, _Operation] = {
 
 
 def memory_cases(spec: MemorySpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case per operation and size."""
+    """Return one case per operation and size."""
     l2_bytes = l2_size_bytes(gpu.facts().fields)
-    sizes_bytes = spec.sizes_bytes or _sizes(l2_bytes, simulated=gpu.simulated)
+    sizes_bytes = spec.sizes_bytes or _default_sizes(l2_bytes, simulated=gpu.simulated)
     return tuple(
         _case(spec, operation, size_bytes, l2_bytes)
         for operation in spec.operations
@@ -95,21 +97,23 @@ def memory_cases(spec: MemorySpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     )
 
 
-def _sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
+def _default_sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
     if simulated:
         return _SIMULATED_SIZES_BYTES
-    around = (max(int(share * l2_bytes) // _ROUND_BYTES, 1) * _ROUND_BYTES for share in _SHARES)
-    return (*dict.fromkeys(around), max(_LARGE_BYTES, 16 * l2_bytes))
+    l2_sizes = (
+        max(int(share * l2_bytes) // _ROUND_BYTES, 1) * _ROUND_BYTES for share in _L2_SHARES
+    )
+    return (*dict.fromkeys(l2_sizes), max(_LARGE_BYTES, 16 * l2_bytes))
 
 
 def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
     operation = _OPERATIONS[name]
     moved = operation.buffers * size_bytes
-    cold = spec.cache != "hot" or is_cold(1, l2_bytes=l2_bytes, footprint_bytes=moved)
+    is_cold_case = spec.cache != "hot" or is_cold(1, l2_bytes=l2_bytes, footprint_bytes=moved)
     return Case(
         Memory(name, size_bytes),
         spec.method(spec.mode, spec.cache, fill="uniform"),
-        Work(bytes_moved=moved) if cold else _IN_CACHE,
+        Work(bytes_moved=moved) if is_cold_case else _IN_CACHE,
         size_bytes,
         operation.buffers,
     )
@@ -117,7 +121,7 @@ def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A bandwidth kernel on buffers of a size."""
+    """A workload that runs a bandwidth kernel on buffers of one size."""
 
     operation: str
     size_bytes: int
@@ -152,7 +156,7 @@ class PreparedMemory:
     def rotate(self, sets: int) -> None:
         with closing(Fill(self._gpu)) as fill:
             while len(self._sets) < sets:
-                self._sets.append(self._buffers(fill, len(self._sets)))
+                self._sets.append(self._make_buffers(fill, len(self._sets)))
             self._gpu.sync()
 
     def enqueue(self, stream: Stream, index: int) -> None:
@@ -165,35 +169,35 @@ class PreparedMemory:
             check(self._compare, buffers, self._size_bytes, self._seed) for buffers in self._sets
         )
         for buffers in self._sets:
-            self._poison(buffers.to)
+            self._poison(buffers.target)
         self._gpu.sync()
         return verification
 
     def close(self) -> None:
         self._cleanup.close()
 
-    def _buffers(self, fill: Fill, number: int) -> Buffers:
+    def _make_buffers(self, fill: Fill, number: int) -> Buffers:
         gpu, cleanup = self._gpu, self._cleanup
-        to = allocate(gpu, cleanup, self._target_bytes)
+        target = allocate(gpu, cleanup, self._target_bytes)
         sources = tuple(
             allocate(gpu, cleanup, self._size_bytes) for _ in range(self._operation.sources)
         )
-        for at, source in enumerate(sources):
-            sequence = number * max(self._operation.sources, 1) + at
+        for i, source in enumerate(sources):
+            sequence = number * max(self._operation.sources, 1) + i
             floats = self._size_bytes // FP32.size_bytes
             fill.uniform(source, floats, FP32, LEGACY, seed=self._seed, sequence=sequence)
         if not self._operation.targets:
             self._write_sentinel(sources[0])
-        self._poison(to)
-        return Buffers(to, sources)
+        self._poison(target)
+        return Buffers(target, sources)
 
     @property
     def _target_bytes(self) -> int:
-        """Size of the written buffer; the read kernel only writes whether it found the sentinel."""
+        """Size of the target buffer. The read kernel writes only one value: whether it found the sentinel."""
         return self._size_bytes if self._operation.targets else WIDTH_BYTES
 
     def _write_sentinel(self, source: Ptr) -> None:
-        """Write the value that the read kernel searches for to the end of a buffer."""
+        """Write SENTINEL, which the read kernel searches, to the end of a buffer."""
         gpu, last = self._gpu, Ptr(source + self._size_bytes - WIDTH_BYTES)
         staging = gpu.host_malloc(WIDTH_BYTES)
         try:
@@ -204,5 +208,5 @@ class PreparedMemory:
         finally:
             gpu.host_free(staging)
 
-    def _poison(self, to: Ptr) -> None:
-        self._gpu.fill(to, POISON, self._target_bytes, LEGACY)
+    def _poison(self, target: Ptr) -> None:
+        self._gpu.fill(target, POISON, self._target_bytes, LEGACY)

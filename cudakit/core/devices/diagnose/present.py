@@ -28,7 +28,7 @@ from cudakit.document import (
     Text,
     Value,
 )
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, capitalized
 
 _LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
     Status.OK: "ok",
@@ -75,15 +75,17 @@ def paste(result: DoctorResult) -> Document:
 
 
 def _title(result: DoctorResult) -> str:
-    label = "Simulated: " if result.simulated else ""
+    verdict = _verdict(result)
+    return f"Simulated: {verdict}" if result.simulated else capitalized(verdict)
+
+
+def _verdict(result: DoctorResult) -> str:
     failed, warned = result.failures, result.warnings
     if failed or warned:
         parts = [count_of(failed, "check") + " failed"] if failed else []
         parts += [count_of(warned, "warning")] if warned else []
-        return f"{label}{', '.join(parts)}"
-    if result.is_unknown:
-        return f"{label}no check could be performed"
-    return f"{label}no problems found"
+        return ", ".join(parts)
+    return "no check could be performed" if result.is_unknown else "no problems found"
 
 
 def _summary(result: DoctorResult, *, show_all: bool) -> Note:

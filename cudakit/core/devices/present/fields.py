@@ -24,7 +24,7 @@ from cudakit.document import (
 )
 from cudakit.gpu.api.facts import Field, Scalar
 from cudakit.gpu.api.fields import FieldInfo
-from cudakit.units import Unavailable
+from cudakit.units import Unavailable, capitalized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,12 +122,8 @@ def listing(fields: Iterable[FieldInfo]) -> Document:
         unit = f", in {field.unit}" if field.unit not in ("", "bool") else ""
         meaning = Text(f"{field.description}{unit} ({field.source})")
         groups.setdefault(field.group, []).append((field.name, meaning))
-    sections = (Section(_heading(name), (Facts(tuple(rows)),)) for name, rows in groups.items())
+    sections = (Section(capitalized(name), (Facts(tuple(rows)),)) for name, rows in groups.items())
     return Document("Fields of a device", tuple(sections))
-
-
-def _heading(group: str) -> str:
-    return f"{group[:1].upper()}{group[1:]}"  # not capitalize(), which would change "MIG"
 
 
 def _is_number(field: FieldInfo) -> bool:
@@ -190,7 +186,7 @@ def properties(device: Device) -> Section:
             )
     return Section(
         label(device),
-        tuple(Section(_heading(group), (Facts(tuple(rows)),)) for group, rows in groups.items()),
+        tuple(Section(capitalized(group), (Facts(tuple(rows)),)) for group, rows in groups.items()),
     )
 
 

@@ -18,12 +18,14 @@ from cudakit.core.memory.analyze.holders import (
 )
 from cudakit.core.memory.analyze.leaks import find_leaks
 from cudakit.core.memory.analyze.moments import peak_of, state_at, time_of, timeline
-from cudakit.core.memory.analyze.oom import find_ooms
+from cudakit.core.memory.analyze.step_peaks import StepHistory, step_history, steps_of
 from cudakit.core.memory.filter import filter_trace
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.layout import live_at
-from cudakit.core.memory.result import SCHEMA, DeviceMemory, FileFacts, MemoryResult, Moment, Oom
+from cudakit.core.memory.result import SCHEMA, DeviceMemory, MemoryResult, Moment, Oom, file_facts
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
+from cudakit.core.memory.verdict import find_ooms
+from cudakit.core.memory.whatif.replay import NewAllocator
 from cudakit.errors import UsageError
 from cudakit.torch_rules.actions import Action
 
@@ -38,10 +40,13 @@ class MemorySpec:
     pool: tuple[int, int] | None = None
 
 
-def analyze(snapshots: Sequence[Snapshot], spec: MemorySpec) -> MemoryResult:
+def analyze(
+    snapshots: Sequence[Snapshot], spec: MemorySpec, new_allocator: NewAllocator | None = None
+) -> MemoryResult:
     """Return the result for one or more snapshots.
 
-    Raises UsageError if no snapshot has the chosen device, stream, pool or event.
+    With ``new_allocator``, remedies of failed allocations are replayed before they are recommended. Raises
+    UsageError if no snapshot has the chosen device, stream, pool or event.
     """
     chosen = select_devices(snapshots, spec)
     if spec.at == "oom" and not any(_has_oom(trace) for _, trace in chosen):
@@ -49,7 +54,9 @@ def analyze(snapshots: Sequence[Snapshot], spec: MemorySpec) -> MemoryResult:
     return MemoryResult(
         schema=SCHEMA,
         files=tuple(map(file_facts, snapshots)),
-        devices=tuple(_analyze_device(snapshot, trace, spec) for snapshot, trace in chosen),
+        devices=tuple(
+            _analyze_device(snapshot, trace, spec, new_allocator) for snapshot, trace in chosen
+        ),
     )
 
 
@@ -67,11 +74,6 @@ def select_devices(
     return chosen
 
 
-def file_facts(snapshot: Snapshot) -> FileFacts:
-    """Return the name, format, size and settings of a snapshot's file."""
-    return FileFacts(snapshot.source, snapshot.format, snapshot.size_bytes, snapshot.settings)
-
-
 def device_number(trace: DeviceTrace) -> int | None:
     """Return the device index for results; None: pinned host memory."""
     return None if trace.device == HOST else trace.device
@@ -81,7 +83,12 @@ def _has_oom(trace: DeviceTrace) -> bool:
     return bool((trace.events.action == Action.OOM).any())
 
 
-def _analyze_device(snapshot: Snapshot, full_trace: DeviceTrace, spec: MemorySpec) -> DeviceMemory:
+def _analyze_device(
+    snapshot: Snapshot,
+    full_trace: DeviceTrace,
+    spec: MemorySpec,
+    new_allocator: NewAllocator | None,
+) -> DeviceMemory:
     trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
     replayed = replay(snapshot, trace)
     allocations, n = replayed.allocations, replayed.n_events
@@ -89,7 +96,7 @@ def _analyze_device(snapshot: Snapshot, full_trace: DeviceTrace, spec: MemorySpe
     name, event = _chosen_event(trace, replayed, spec.at)
     layout, end = replayed.layout_at(event + 1), replayed.layout_at(n)
     live = live_at(allocations, event + 1)
-    steps, leaks = find_leaks(snapshot, trace, stacks, allocations)
+    history = step_history(snapshot, trace, replayed)
     return DeviceMemory(
         file=snapshot.source,
         device=device_number(trace),
@@ -102,15 +109,21 @@ def _analyze_device(snapshot: Snapshot, full_trace: DeviceTrace, spec: MemorySpe
             name, event, time_of(snapshot, trace, event), state_at(replayed, layout, event + 1)
         ),
         health=health(snapshot, trace, replayed),
-        ooms=_ooms(snapshot, full_trace, stacks, replayed if trace is full_trace else None),
+        ooms=_ooms(
+            snapshot,
+            full_trace,
+            stacks,
+            (replayed, history) if trace is full_trace else None,
+            new_allocator,
+        ),
         holders=holders_by_stack(stacks, allocations, live),
         lines=holders_by_line(stacks, allocations, live),
         facets=facets(snapshot, trace, allocations, live),
         segments=segment_groups(snapshot, layout),
         fragmentation=fragmentation(stacks, allocations, layout),
         churn=churn_by_stack(snapshot, trace, stacks, allocations),
-        steps=steps,
-        leaks=leaks,
+        steps=steps_of(history, snapshot, trace, stacks, replayed),
+        leaks=find_leaks(stacks, allocations, history.bounds, n),
         timeline=timeline(snapshot, trace, replayed.curves),
         layout=end,
         snapshot=snapshot,
@@ -120,12 +133,22 @@ def _analyze_device(snapshot: Snapshot, full_trace: DeviceTrace, spec: MemorySpe
 
 
 def _ooms(
-    snapshot: Snapshot, full_trace: DeviceTrace, stacks: StackTable, replayed: Replay | None
+    snapshot: Snapshot,
+    full_trace: DeviceTrace,
+    stacks: StackTable,
+    analyzed: tuple[Replay, StepHistory] | None,
+    new_allocator: NewAllocator | None,
 ) -> tuple[Oom, ...]:
-    """Explain failed allocations by all memory of the device, also if one stream or pool is selected."""
+    """Explain failed allocations by all memory of the device, also if one stream or pool is selected.
+
+    ``analyzed`` is the history of the full trace, if it was computed.
+    """
     if not _has_oom(full_trace):
         return ()
-    return find_ooms(snapshot, full_trace, stacks, replayed or replay(snapshot, full_trace))
+    if analyzed is None:
+        replayed = replay(snapshot, full_trace)
+        analyzed = replayed, step_history(snapshot, full_trace, replayed)
+    return find_ooms(snapshot, full_trace, stacks, *analyzed, new_allocator)
 
 
 def _chosen_event(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str, int]:

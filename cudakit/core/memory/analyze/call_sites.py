@@ -40,6 +40,13 @@ def site_rank(frame: Frame) -> int:
     return 2 if _ALLOCATOR_FRAME.match(frame.name) else 1
 
 
+def site_name(frame: Frame) -> str:
+    """Return a frame as ``folder/file.py:12 function``."""
+    path = "/".join(frame.filename.replace("\\", "/").split("/")[-2:])
+    location = f"{path}:{frame.line}" if frame.line else path
+    return f"{location} {frame.name}".strip()
+
+
 @dataclass(frozen=True)
 class StackTable:
     """The call stacks of a snapshot with their frames and call sites."""

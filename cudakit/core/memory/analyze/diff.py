@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cudakit.core.memory.analyze import MemorySpec, device_number, file_facts, select_devices
+from cudakit.core.memory.analyze import MemorySpec, device_number, select_devices
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.holders import holders_by_stack
 from cudakit.core.memory.analyze.moments import state_at, time_of
@@ -22,6 +22,7 @@ from cudakit.core.memory.result import (
     Holder,
     Moment,
     MomentDiff,
+    file_facts,
 )
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.document import Frame

@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 
 import numpy as np
 
+from cudakit.core.memory.analyze.loops import find_loop
 from cudakit.core.memory.snapshot import Annotation, DeviceTrace, Ids, Ints, Snapshot
 from cudakit.torch_rules.actions import Action
 
@@ -28,6 +29,10 @@ def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     markers = np.flatnonzero(trace.events.action == Action.SNAPSHOT)
     if len(markers) >= _MIN_STEPS:
         return "snapshot markers", markers
+    event = np.flatnonzero(trace.events.action == Action.ALLOC)
+    loop = find_loop(snapshot, trace.events.stack[event], _MIN_STEPS)
+    if loop is not None:
+        return f"loop in {loop.name}", event[loop.starts]
     moments = _period_starts(trace)
     if len(moments) >= _MIN_STEPS:
         return "repeating allocations", moments

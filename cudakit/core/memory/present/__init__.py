@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from cudakit.core.memory.present import call_sites, page, segments, summary
+from cudakit.core.memory.present import call_sites, page, segments, steps, summary
 from cudakit.core.memory.present.rows import device_name, files_name, moment_name, per_device
 from cudakit.core.memory.result import DeviceMemory, MemoryResult
 from cudakit.document import Document, Node, Note, Section
@@ -20,14 +21,14 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
     return Document(f"GPU memory of {files_name(result.files)}", (*overview, *parts))
 
 
-def brief(result: MemoryResult) -> tuple[str, ...]:
-    """Return the answer and the warnings, one line each; of several devices only the findings."""
+def brief(result: MemoryResult) -> tuple[Note, ...]:
+    """Return the answer and the warnings; of several devices only the findings, with file and device."""
     if len(result.devices) == 1:
         (device,) = result.devices
         notes = [*summary.answer(device), *summary.reliability(device)]
-        return tuple(note.text for note in (*notes[:3], *_warnings(notes[3:])))
+        return (*notes[:3], *_warnings(notes[3:]))
     return tuple(
-        f"{device.file} {device_name(device)}: {note.text}"
+        replace(note, text=f"{device.file} {device_name(device)}: {note.text}")
         for device in result.devices
         for note in (next(summary.answer(device)), *_warnings(summary.reliability(device)))
     )
@@ -46,6 +47,8 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     yield Section(
         "Memory", tuple(node for node in (summary.totals(device), summary.curves(device)) if node)
     )
+    if len(device.steps.peaks) > 1:
+        yield Section("Peak per step", tuple(steps.step_peaks(device, top)))
     when = moment_name(device)
     yield Section(
         f"Memory by call site {when}",

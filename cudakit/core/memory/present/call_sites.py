@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cudakit.core.memory.present.rows import NO_STACK, limited, stack_value
-from cudakit.core.memory.present.summary import growth_sentence
+from cudakit.core.memory.present.summary import growth_sentence, rising_sentence
 from cudakit.core.memory.result import Churn, DeviceMemory, Facet
 from cudakit.document import Bytes, Count, Node, Note, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable
@@ -81,7 +81,14 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
         return
     compared = f"{steps.count} moments compared; steps found by {steps.source}"
     if not device.leaks:
-        yield Note("ok", f"No call stack grows from step to step ({compared}).")
+        if device.steps.rising:
+            yield Note(
+                "info",
+                f"No call stack holds more memory after each step ({compared}), but"
+                f" {rising_sentence(device)} (section Peak per step).",
+            )
+        else:
+            yield Note("ok", f"No call stack grows from step to step ({compared}).")
         return
     yield Note("warn", f"{growth_sentence(device)[:-1]} ({compared}).")
     yield limited(

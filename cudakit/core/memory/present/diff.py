@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from cudakit.core.memory.analyze.call_sites import site_name
 from cudakit.core.memory.present.rows import device_name, limited, per_device, stack_value, table
-from cudakit.core.memory.present.summary import call_site
 from cudakit.core.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
 from cudakit.document import (
     Bytes,
@@ -46,7 +46,7 @@ def _answer(device: DeviceDiff) -> Note:
     largest = max(rows, key=lambda row: row.change_bytes, default=None)
     if largest is None or not largest.stack:
         return Note(level, f"Requested memory: {changes}.")
-    name, size = call_site(largest.stack[largest.site]), format_bytes(largest.change_bytes)
+    name, size = site_name(largest.stack[largest.site]), format_bytes(largest.change_bytes)
     return Note(
         level, f"Requested memory: {changes}. Largest increase at the peak: {name}, {size}."
     )

@@ -7,15 +7,23 @@ from dataclasses import fields
 
 import numpy as np
 
-from cudakit.core.memory.present.rows import NO_STACK, device_name, moment_name, stack_value, table
-from cudakit.core.memory.result import DeviceMemory, State
+from cudakit.core.memory.analyze.call_sites import site_name
+from cudakit.core.memory.present.rows import (
+    NO_STACK,
+    device_name,
+    moment_name,
+    pool_name,
+    stack_value,
+    table,
+)
+from cudakit.core.memory.result import DeviceMemory, Oom, State
+from cudakit.core.memory.verdict import replays_sentence
 from cudakit.document import (
     Bytes,
     Chart,
     Column,
     Count,
     Facts,
-    Frame,
     Marker,
     Node,
     Note,
@@ -24,27 +32,33 @@ from cudakit.document import (
     Text,
     Value,
 )
-from cudakit.units import format_bytes, format_ratio
+from cudakit.units import format_bytes, format_count, format_ratio
 
 # --- the answer ------------------------------------------------------------------------------------
 
 
 def answer(device: DeviceMemory) -> Iterator[Note]:
-    """Yield three notes: what happened, which call site holds the memory, and the next step."""
-    yield _finding(device)
-    yield Note("info", _holder(device))
-    yield Note("info", f"Next step: {_next_step(device)}")
+    """Yield three notes: the state, the cause, and the action."""
+    yield _state(device)
+    yield Note("info", _cause(device))
+    yield Note("info", f"Action: {_action(device)}")
 
 
-def _finding(device: DeviceMemory) -> Note:
+def _state(device: DeviceMemory) -> Note:
     if device.ooms:
-        n_earlier = len(device.ooms) - 1
+        oom, n_earlier = device.ooms[-1], len(device.ooms) - 1
         suffix = (
             f" ({n_earlier:,} earlier allocation{'s' * (n_earlier > 1)} failed too.)"
             if n_earlier
             else ""
         )
-        return Note("error", device.ooms[-1].sentence + suffix)
+        return Note(
+            "error",
+            f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
+            f" {format_count(oom.event)} ({pool_name(oom.pool)} pool, stream {oom.stream}):"
+            f" {format_bytes(oom.state.active_bytes)} in use, {format_bytes(oom.state.reserved_bytes)}"
+            f" reserved, {format_bytes(oom.device_free_bytes)}{_of_device(oom)} free.{suffix}",
+        )
     if device.leaks:
         return Note("warn", growth_sentence(device))
     peak = device.peak
@@ -59,12 +73,28 @@ def _finding(device: DeviceMemory) -> Note:
         f"peak {format_bytes(peak.requested_bytes)} requested,"
         f" {format_bytes(peak.highest_reserved_bytes)} reserved"
     )
+    if device.steps.rising:
+        return Note("warn", f"No allocation failed, but {rising_sentence(device)}: {sizes}.")
     growth = (
         "growth between steps was not checked"
         if device.steps.source == "none"
         else "no call stack grows from step to step"
     )
     return Note("ok", f"No allocation failed, and {growth}: {sizes}.")
+
+
+def _of_device(oom: Oom) -> str:
+    return "" if oom.device_total_bytes is None else f" of {format_bytes(oom.device_total_bytes)}"
+
+
+def rising_sentence(device: DeviceMemory) -> str:
+    """Return by how much the peaks of the steps rise, as a clause."""
+    steps = device.steps
+    return (
+        f"the peak of each step rises from {format_bytes(steps.peaks[0].requested_bytes)} to"
+        f" {format_bytes(steps.peaks[-1].requested_bytes)} over {format_count(steps.peaks[-1].step + 1)}"
+        " steps"
+    )
 
 
 def growth_sentence(device: DeviceMemory) -> str:
@@ -76,20 +106,23 @@ def growth_sentence(device: DeviceMemory) -> str:
     return f"{n:,} call stacks hold more after each step, {growth} in total."
 
 
-def _holder(device: DeviceMemory) -> str:
-    if device.leaks and not device.ooms:
+def _cause(device: DeviceMemory) -> str:
+    if device.ooms:
+        cause = device.ooms[-1].causes[0]
+        return f"Cause ({cause.id}): {cause.sentence}."
+    if device.leaks:
         leak = device.leaks[0]
-        site = call_site(leak.stack[leak.site]) if leak.stack else NO_STACK
+        site = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
         return f"Largest growth: {site}, {format_bytes(leak.bytes)} at the last step."
     if not device.lines:
         return f"No memory is in use {moment_name(device)}."
     largest = device.lines[0]
-    site = NO_STACK if largest.frame is None else call_site(largest.frame)
+    site = NO_STACK if largest.frame is None else site_name(largest.frame)
     size, share = format_bytes(largest.bytes), format_ratio(largest.share)
     return f"Largest call site {moment_name(device)}: {site}, {size} ({share})."
 
 
-def _next_step(device: DeviceMemory) -> str:
+def _action(device: DeviceMemory) -> str:
     calls = device.snapshot.calls
     if device.ooms:
         return f"{device.ooms[-1].remedies[0]}."
@@ -97,16 +130,11 @@ def _next_step(device: DeviceMemory) -> str:
         return "find the reference that keeps this memory alive."
     if not device.events:
         return f"record a trace: call {calls.record_trace} before the first allocation."
+    if device.steps.rising:
+        return "limit what grows: section Peak per step lists it by call site."
     if device.steps.source == "none":
         return f"mark each step with {calls.mark_step}, so that growth can be checked."
     return "to lower the peak, start with the largest call site."
-
-
-def call_site(frame: Frame) -> str:
-    """Return a frame as ``folder/file.py:12 function``."""
-    path = "/".join(frame.filename.replace("\\", "/").split("/")[-2:])
-    location = f"{path}:{frame.line}" if frame.line else path
-    return f"{location} {frame.name}".strip()
 
 
 # --- how reliable the file is ----------------------------------------------------------------------
@@ -166,17 +194,44 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
         yield Facts(
             (
                 ("requested", Bytes(oom.size_bytes)),
-                ("free on the device", Bytes(oom.device_free_bytes)),
+                ("in pool, stream", Text(f"{pool_name(oom.pool)}, {oom.stream}")),
+                ("event", Count(oom.event)),
+                (f"free on {device_name(device)}", Bytes(oom.device_free_bytes)),
                 ("allocated", Bytes(oom.state.allocated_bytes)),
                 ("reserved", Bytes(oom.state.reserved_bytes)),
+                ("pending free", Bytes(oom.state.pending_free_bytes)),
                 ("free in all segments", Bytes(oom.free_bytes)),
                 ("largest free block", Bytes(oom.largest_hole_bytes)),
-                ("pending free", Bytes(oom.state.pending_free_bytes)),
-                ("event", Count(oom.event)),
                 ("requested by", stack_value(oom.stack, oom.site)),
             )
         )
-        yield Note("info", "Remedies, the surest first:", remedies=oom.remedies)
+        yield Note(
+            "info",
+            "Causes, the deepest first:",
+            remedies=tuple(f"{cause.id}: {cause.sentence}" for cause in oom.causes),
+        )
+        yield Note("info", "Actions, the most useful first:", remedies=oom.remedies)
+        yield from _replays(oom)
+
+
+def _replays(oom: Oom) -> Iterator[Node]:
+    """Show what a replay of the events before the failure showed for each change."""
+    if not oom.replays:
+        return
+    yield table(
+        (
+            ("replayed with", "text", lambda replayed: Text(replayed.change)),
+            (
+                "the failed request",
+                "text",
+                lambda replayed: Text("succeeds" if replayed.helps else "fails"),
+            ),
+            ("peak reserved", "number", lambda replayed: Bytes(replayed.peak_reserved_bytes)),
+        ),
+        oom.replays,
+    )
+    if sentence := replays_sentence(oom):
+        yield Note("info", sentence)
 
 
 # --- several devices -------------------------------------------------------------------------------

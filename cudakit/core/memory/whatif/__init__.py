@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cudakit.core.memory.analyze import file_facts
+from cudakit.core.memory.result import file_facts
 from cudakit.core.memory.snapshot import HOST, DeviceTrace, Snapshot
 from cudakit.core.memory.whatif.program import EMPTY_PROGRAM, Recording, program_of, recording_of
 from cudakit.core.memory.whatif.recorded_outcome import limit_of, outcome_of, settings_of

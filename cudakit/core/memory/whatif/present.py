@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from cudakit.core.memory.present.rows import files_name, per_device, table
@@ -32,11 +33,13 @@ def report(result: WhatIfResult) -> Document:
     return Document(f"GPU memory of {files_name(result.files)} under other settings", parts)
 
 
-def brief(result: WhatIfResult) -> tuple[str, ...]:
-    """Return the headline and the warnings of each device, one line each."""
+def brief(result: WhatIfResult) -> tuple[Note, ...]:
+    """Return the headline and the warnings of each device; of several devices, with file and device."""
     has_several = len(result.devices) > 1
     return tuple(
-        f"{device.file} cuda:{device.device}: {note.text}" if has_several else note.text
+        replace(note, text=f"{device.file} cuda:{device.device}: {note.text}")
+        if has_several
+        else note
         for device in result.devices
         for note in (_headline(device), *_shortages(device), _reliability(device))
     )

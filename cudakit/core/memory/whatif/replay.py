@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -65,6 +66,29 @@ def replay(
     return replay.outcome(name, settings, limit_bytes, shortage), start
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayedRequest:
+    """The last request of a replayed program."""
+
+    succeeded: bool  # and so did every request that succeeded in the recording
+    peak_reserved_bytes: int
+
+
+def replay_request(
+    program: Program,
+    settings: Settings,
+    new_allocator: NewAllocator,
+    *,
+    limit_bytes: int | None,
+    addresses: Iterable[tuple[int, int]] = (),
+    search_again: bool = False,
+) -> ReplayedRequest:
+    """Replay a program whose last step is a failed request; arguments and errors as for ``replay``."""
+    device = ReplayDevice(limit_bytes, addresses)
+    replay = _Replay(program, device, new_allocator(device, settings, search_again))
+    return replay.last_request()
+
+
 class _OutOfMemory(Exception):
     """Raised if a request fails although it succeeded in the recording."""
 
@@ -99,6 +123,20 @@ class _Replay:
                 start = self._totals("current")
         self._allocator.process_events()
         return start, shortage
+
+    def last_request(self) -> ReplayedRequest:
+        """Run all steps; return whether the last one, a failed request, succeeded."""
+        *steps, (_, _, last) = self._program.steps
+        try:
+            self._allocate_initial()
+            for event, step, number in steps:
+                self._run_step(event, step, number)
+            ooms = self._ooms
+            self._failed_alloc(last)
+            succeeded = self._ooms == ooms
+        except _OutOfMemory:
+            succeeded = False
+        return ReplayedRequest(succeeded, self._totals("peak").reserved_bytes)
 
     def outcome(
         self, name: str, settings: Settings, limit_bytes: int | None, shortage: Shortage | None

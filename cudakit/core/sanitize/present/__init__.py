@@ -8,13 +8,13 @@ from cudakit.core.sanitize.present import coverage, races
 from cudakit.core.sanitize.races import RaceKind
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.document import Document, Node, Note, Section
-from cudakit.units import format_count
+from cudakit.units import capitalized, format_count
 
 
 def report(result: SanitizeResult, *, top: int = 20) -> Document:
     """Return the report with the first ``top`` races, 0 for all."""
     shown = result.races if top == 0 else result.races[:top]
-    nodes: list[Node] = [Note("error", text) for text in result.incomplete]
+    nodes: list[Node] = list(_incomplete(result))
     nodes += [
         races.race(race, number, several_processes=len(result.processes) > 1)
         for number, race in enumerate(shown, start=1)
@@ -23,13 +23,26 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
     if left_out:
         more = "1 more race is" if left_out == 1 else f"{left_out:,} more races are"
         nodes.append(Note("info", f"{more} not shown"))
-    seen = tuple(coverage.notes(result))
-    return Document(title(result), (*nodes, Section("Coverage", seen)) if nodes else seen)
+    notes = tuple(coverage.notes(result))
+    return Document(title(result), (*nodes, Section("Coverage", notes)) if nodes else notes)
+
+
+def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
+    """Return the verdict, the reasons why the recording is incomplete, the races and the notes."""
+    is_empty = coverage.is_empty(result) and not result.races
+    verdict = coverage.nothing_recorded(result) if is_empty else title(result)
+    found = map(races.race_note, result.races)
+    return (capitalized(verdict), *_incomplete(result), *found, *coverage.recorder_notes(result))
+
+
+def _incomplete(result: SanitizeResult) -> Iterator[Note]:
+    for reason in result.incomplete:
+        yield Note("error", capitalized(reason))
 
 
 def title(result: SanitizeResult) -> str:
     """Return the verdict: ``2 races between streams, found 1,204 times``."""
-    return ", ".join(_verdict(result))
+    return capitalized(", ".join(_verdict(result)))
 
 
 def _verdict(result: SanitizeResult) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from cudakit.core.sanitize.races import Coverage
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.document import Note
-from cudakit.units import format_bytes, format_count
+from cudakit.units import capitalized, format_bytes, format_count
 
 _MOST_GAPS = 8
 
@@ -17,8 +17,7 @@ NOTHING_RECORDED = "no GPU work was recorded, so nothing was checked"
 def notes(result: SanitizeResult) -> Iterator[Note]:
     """Yield the counts of recorded work, then everything that was not recorded, analyzed or shown."""
     yield from _recorded(result)
-    for text in result.notes:
-        yield Note("warn", text)
+    yield from recorder_notes(result)
     yield from _unknown_launches(result.coverage.launches_unknown)
     yield from _without_call_site(result.coverage)
     yield from _gaps(result)
@@ -26,7 +25,13 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
     if result.coverage.suspected:
         yield _hidden(result.coverage.suspected)
     if result.simulated:
-        yield Note("info", "simulated device: no GPU was used")
+        yield Note("info", "Simulated device: no GPU was used")
+
+
+def recorder_notes(result: SanitizeResult) -> Iterator[Note]:
+    """Yield what the recorder did not record, or recorded less exactly."""
+    for reason in result.notes:
+        yield Note("warn", capitalized(reason))
 
 
 def is_empty(result: SanitizeResult) -> bool:
@@ -36,12 +41,14 @@ def is_empty(result: SanitizeResult) -> bool:
 
 def nothing_recorded(result: SanitizeResult) -> str:
     """Return the verdict on a run without GPU work, with the reason if it is known."""
-    return f"{NOTHING_RECORDED} ({result.no_gpu_work})" if result.no_gpu_work else NOTHING_RECORDED
+    reason = f" ({result.no_gpu_work})" if result.no_gpu_work else ""
+    return f"{NOTHING_RECORDED}{reason}"
 
 
 def _recorded(result: SanitizeResult) -> Iterator[Note]:
     if is_empty(result):
-        yield Note("warn", nothing_recorded(result))
+        if result.no_gpu_work:
+            yield Note("warn", capitalized(result.no_gpu_work))
         return
     seen, gaps = result.coverage, sum(result.gaps.values())
     work = _nonzero(
@@ -53,10 +60,10 @@ def _recorded(result: SanitizeResult) -> Iterator[Note]:
     number = len(result.processes)
     across = f" in {number:,} processes" if number > 1 else ""
     analyzed = f"{_counted('event', gaps)} not analyzed" if gaps else "all events analyzed"
-    yield Note("info", f"recorded {_merged(work) or 'no work'}{across}; {analyzed}")
+    yield Note("info", f"Recorded {_merged(work) or 'no work'}{across}; {analyzed}")
     # If all are exact, the number of launches with exact accesses says so.
     if (accesses := _accesses(seen)) and seen.accesses_exact < _counted_accesses(seen):
-        yield Note("info", f"accesses of kernels: {', '.join(accesses)}")
+        yield Note("info", f"Accesses of kernels: {', '.join(accesses)}")
     yield from _exactness(seen)
 
 
@@ -103,7 +110,7 @@ def _exactness(seen: Coverage) -> Iterator[Note]:
 def _unknown_launches(unknown: int) -> Iterator[Note]:
     if unknown:
         launches = _counted("kernel launch", unknown)
-        yield Note("warn", f"accesses of {launches} are unknown: the arguments were not recorded")
+        yield Note("warn", f"Accesses of {launches} are unknown: the arguments were not recorded")
 
 
 def _without_call_site(seen: Coverage) -> Iterator[Note]:
@@ -116,10 +123,10 @@ def _without_call_site(seen: Coverage) -> Iterator[Note]:
 def _gaps(result: SanitizeResult) -> Iterator[Note]:
     gaps = list(result.gaps.items())
     for event, count in gaps[:_MOST_GAPS]:
-        yield Note("warn", f"not analyzed: {event} ({_times(count)})")
+        yield Note("warn", f"Not analyzed: {event} ({_times(count)})")
     if rest := gaps[_MOST_GAPS:]:
         times = _times(sum(count for _, count in rest))
-        yield Note("warn", f"not analyzed: {_counted('other kind', len(rest))} of events ({times})")
+        yield Note("warn", f"Not analyzed: {_counted('other kind', len(rest))} of events ({times})")
 
 
 def _suppressed(result: SanitizeResult) -> Iterator[Note]:

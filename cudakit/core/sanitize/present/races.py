@@ -19,7 +19,7 @@ from cudakit.document import (
     Value,
 )
 from cudakit.trace.kinds import AllocationKind, Precision
-from cudakit.units import Unavailable, format_bytes, format_count
+from cudakit.units import Unavailable, capitalized, format_bytes, format_count
 
 MEANINGS: Final = {
     RaceKind.READ_AFTER_WRITE: "An operation reads memory that another one may still be writing.",
@@ -99,7 +99,7 @@ _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
 def race(race: FoundRace, number: int, *, several_processes: bool) -> Section:
     """Return the section of one race, the ``number``-th of the report."""
     facts = Facts(tuple(_facts(race, several_processes=several_processes)))
-    return Section(_heading(race, number), (_note(race), *diagram(race, number), facts))
+    return Section(_heading(race, number), (race_note(race), *diagram(race, number), facts))
 
 
 def _heading(race: FoundRace, number: int) -> str:
@@ -107,14 +107,15 @@ def _heading(race: FoundRace, number: int) -> str:
     return f"{number}. {_HEADINGS.get(race.kind, race.kind.value)}, {race.confidence.value}{times}"
 
 
-def _note(race: FoundRace) -> Note:
+def race_note(race: FoundRace) -> Note:
+    """Return the sentence of a race with its remedies, and the finding for structured formats."""
     sides = (("later", race.current), ("earlier", race.previous))
     places = [(f"{when}: {_what(side)}", _stack(side)) for when, side in sides]
     if race.memory:
         places.append(("allocated", Stack(race.memory.stack, race.memory.site)))
     finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(places), race.count)
     level = _LEVELS[race.confidence]
-    return Note(level, race.sentence, (race.hint, *race.remedies), finding)
+    return Note(level, capitalized(race.sentence), (race.hint, *race.remedies), finding)
 
 
 def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:

@@ -1,12 +1,11 @@
 /* The device patch: the callbacks that an instrumented kernel calls before each access to global memory.
  *
  * Every thread of every kernel executes this code, so the rule is: test before set. An access whose bits are
- * already set costs two loads: the entry of its page, and the word of bits. Only if that test fails are bits
- * set: lanes of a warp that access consecutive memory send one word of bits, and no lane waits for the result.
- * All of that is one function, which calls no other and uses only the registers that it need not save (14 of
- * them, see "rematerialized" in primitives.h): a call, or one more register, would slow down every access.
- * Nothing here waits for a thread that may not be running, and nothing uses shared memory: the kernels
- * themselves behave as before.
+ * already set costs two loads: the entry of its page, and a word of the page's bitmap. Bits are set only if they are
+ * not set already: lanes of a warp that access consecutive memory send one word of bits, and no lane waits for the
+ * result. The fast path is one function that calls no other function and uses only the 14 registers that it need not
+ * save (see "rematerialized" in primitives.h). A call, or one more register, would slow down every access. The patch
+ * never waits for a thread that may not be running, and uses no shared memory, so the kernels behave as before.
  *
  * The signatures are those of sanitizer_patching.h of the Sanitizer API, 13.5, section "Sanitizer Patching API";
  * each function below names its callback type. A patch returns SANITIZER_PATCH_SUCCESS, 0.
@@ -15,7 +14,7 @@
 
 #ifdef __CUDACC__
 #include "primitives.h"
-#endif /* else: defined by the including file */
+#endif /* otherwise the including file defines the primitives */
 
 #include "page_table.h"
 #include "tensor_boxes.h"
@@ -24,12 +23,14 @@
 
 #define ALL_BITS (~0u)
 
+/* Return whether all these bits of a word are already set. */
 CK_INLINE bool bits_are_set(ck_u64 userdata, ck_u64 key, ck_u32 word, ck_u32 bits)
 {
     const ck_u64 bitmap = find_bitmap(userdata, key);
     return bitmap > CK_NO_PAGE && (load(bitmap + word * 4) & bits) == bits;
 }
 
+/* Set the summary bits of ``words`` bitmap words, from the one at address ``word`` on. */
 CK_INLINE void summarize(ck_u64 word, ck_u32 words)
 {
     const ck_u32 low_address = (ck_u32)word;
@@ -37,7 +38,7 @@ CK_INLINE void summarize(ck_u64 word, ck_u32 words)
              clipped_mask(CK_SUMMARY_BIT(low_address), words));
 }
 
-/* Level 0: whole granules of 4 bytes; level 1: single bytes. */
+/* Return level 0 for an access to whole granules of 4 bytes, level 1 for other accesses. */
 CK_INLINE ck_u32 level_of(ck_u64 address, ck_u32 bytes)
 {
     return (((ck_u32)address | bytes) & 3) != 0;
@@ -53,8 +54,8 @@ CK_INLINE ck_u32 word_index(ck_u64 granule)
     return (ck_u32)(granule >> 5) & (CK_BITMAP_WORDS - 1);
 }
 
-/* Record the bytes from ``address`` on that ``pattern`` selects: one bit per byte of 32 bytes, aligned to 32
- * bytes. */
+/* Record an access to the bytes that ``pattern`` selects. The pattern has one bit per byte, and repeats every 32
+ * bytes, from addresses that are multiples of 32. */
 CK_NOINLINE void record_bytes(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u64 address, ck_u32 bytes)
 {
     if (!has_arena(userdata) || !bytes)
@@ -66,7 +67,7 @@ CK_NOINLINE void record_bytes(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u
     }
     const ck_u32 level = level_of(address, bytes) || pattern != ALL_BITS;
     const ck_u64 end = (address + bytes) >> CK_GRANULE_SHIFT(level);
-    /* One word of the bitmap, 32 granules, per iteration. */
+    /* Each iteration sets bits of one word of the bitmap, which covers 32 granules. */
 #pragma unroll 1
     for (ck_u64 granule = address >> CK_GRANULE_SHIFT(level); granule < end; granule = (granule | 31) + 1) {
         const ck_u64 granules_left = end - (granule & ~31ull);
@@ -96,7 +97,7 @@ enum {
     FLAG_ATOMIC_WRITE_ONLY = 1 << 8,
 };
 
-/* Flags that need more work than choosing between read, write and atomic. */
+/* Flags of accesses whose mode is not simply read, write or atomic. */
 #define UNCOMMON_FLAGS (FLAG_PREFETCH | FLAG_ATOMIC_SYSTEM | FLAG_SCOPE_SYSTEM | FLAG_ATOMIC_WRITE_ONLY)
 
 CK_INLINE ck_u32 mode_of(ck_u32 flags)
@@ -104,7 +105,7 @@ CK_INLINE ck_u32 mode_of(ck_u32 flags)
     ck_u32 mode = flags & (FLAG_READ | FLAG_WRITE);
     if (flags & FLAG_ATOMIC_WRITE_ONLY)
         mode = CK_ATOMIC;
-    if (flags & (FLAG_ATOMIC_SYSTEM | FLAG_SCOPE_SYSTEM)) /* volatile accesses have system scope */
+    if (flags & (FLAG_ATOMIC_SYSTEM | FLAG_SCOPE_SYSTEM)) /* volatile accesses have system scope as well */
         mode = CK_SYNC;
     return mode;
 }
@@ -114,16 +115,15 @@ CK_INLINE ck_u64 word_address(ck_u64 bitmap, ck_u32 level, ck_u32 address)
     return bitmap | word_index(address >> CK_GRANULE_SHIFT(level)) * 4;
 }
 
-/* Set the bits of an access. Consecutive lanes of a warp mostly access consecutive memory: such lanes form a run.
- * The first lane of a run sets the bits of all its lanes; if the run continues into another word of the bitmap, so
- * does the first lane in each further word. Lanes exchange their positions while the current word is being
- * loaded. */
+/* Set the bits of an access. Consecutive lanes of a warp mostly access consecutive memory; such lanes form a run. The
+ * first lane of a run sets the bits of all its lanes. If a run extends over several words of the bitmap, the first
+ * lane in each word sets the bits of that word. Lanes exchange their positions while their words are being loaded. */
 CK_INLINE void set_runs(ck_u64 word, ck_u32 level, ck_u32 address, ck_u32 bytes)
 {
     const ck_u32 current_bits = load(word);
     const ck_u32 shift = CK_GRANULE_SHIFT(level), granules = bytes >> shift;
-    /* The position of the first bit, continuous across words. Adding the size to the upper bits gives a lane that
-     * copies fewer bytes a distant position, so that it does not join the run. */
+    /* The position of the first bit, counted across words. The size is added to the upper bits: a lane that accesses
+     * fewer bytes then has a distant position and does not join the run. */
     const ck_u32 first_bit = ((ck_u32)word << 3 | (address >> shift & 31)) + (granules << 28);
     const ck_u32 distance = first_bit - from_left_lane(first_bit);
     const ck_u32 active = active_lanes(), this_lane_bit = lane_bit();
@@ -141,8 +141,8 @@ CK_INLINE void set_runs(ck_u64 word, ck_u32 level, ck_u32 address, ck_u32 bytes)
         summarize(word, run_granules >> 5);
 }
 
-/* Fast path: look at the first entry of the access's key only. Return false if that entry is free or belongs to
- * another page; otherwise set ``word`` to the address of the access's word in the bitmap. */
+/* Fast path: load only the first entry of the access's key. Return false if this entry is free or belongs to another
+ * page; otherwise set ``word`` to the address of the access's word in the bitmap. */
 CK_INLINE bool find_word(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 address, ck_u64 *word)
 {
     const ck_u32 launch = CK_LAUNCH_OF(userdata);
@@ -153,7 +153,7 @@ CK_INLINE bool find_word(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 addr
     return entry.key == key && entry.bitmap >> 32;
 }
 
-/* Retry with a device-coherent load: our L1 copy may predate another SM's claim of this page. */
+/* Repeat find_word() with coherent loads: the L1 cache may hold the entry from before another SM claimed the page. */
 CK_INLINE bool find_word_coherent(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck_u64 address, ck_u64 *word)
 {
     const ck_u32 launch = CK_LAUNCH_OF(userdata);
@@ -167,7 +167,7 @@ CK_INLINE bool find_word_coherent(ck_u64 userdata, ck_u32 mode, ck_u32 level, ck
     return bitmap >> 32;
 }
 
-/* Slow path: search the page by probing, and claim one if there is none. */
+/* Slow path: search for the page by probing, and claim a page if there is none. */
 CK_INLINE void search_and_set(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u32 bytes)
 {
     const ck_u32 level = level_of(address, bytes);
@@ -183,8 +183,8 @@ CK_INLINE void search_and_set(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u
         set_runs(word, same_level, low_address, bytes);
 }
 
-/* Record the access of one instruction: at most 32 bytes, naturally aligned, so within one word. Most
- * accesses are plain and of whole granules, and need less work. */
+/* Record the access of one instruction: at most 32 bytes, naturally aligned, so that its bits are within one word.
+ * Most accesses have no uncommon flags and consist of whole granules; the first branch is for them. */
 CK_INLINE void record_access(ck_u64 userdata, ck_u32 flags, ck_u64 address, ck_u32 bytes)
 {
     ck_u64 word;
@@ -194,7 +194,7 @@ CK_INLINE void record_access(ck_u64 userdata, ck_u32 flags, ck_u64 address, ck_u
             set_runs(word, 0, (ck_u32)address, bytes);
             return;
         }
-        /* Compute derived values again: keeping them across the branch would exceed the registers. */
+        /* Compute derived values again: keeping them across the branch would need more registers. */
         userdata = rematerialized(userdata), mode = rematerialized(mode);
         address = make_u64((ck_u32)address, rematerialized((ck_u32)(address >> 32)));
         if (find_word_coherent(userdata, mode, 0, address, &word)) {
@@ -223,7 +223,8 @@ CK_PATCH ck_memory_access(ck_u64 userdata, ck_u64 pc, ck_u64 address, ck_u32 byt
     return 0;
 }
 
-/* SanitizerCallbackMemcpyAsync, of SANITIZER_INSTRUCTION_MEMCPY_ASYNC: zero-filled bytes are not read. */
+/* SanitizerCallbackMemcpyAsync, of SANITIZER_INSTRUCTION_MEMCPY_ASYNC: bytes that are filled with zeros are not
+ * read. */
 CK_PATCH ck_copy_async(ck_u64 userdata, ck_u64 pc, ck_u64 source, ck_u32 destination, ck_u32 bytes, ck_u32 zeros)
 {
     (void)pc, (void)destination;
@@ -232,7 +233,7 @@ CK_PATCH ck_copy_async(ck_u64 userdata, ck_u64 pc, ck_u64 source, ck_u32 destina
     return 0;
 }
 
-/* --- bulk copies: all lanes that arrive together have the same arguments ---------------------- */
+/* --- bulk copies: all lanes that call a callback together have the same arguments ---------------------- */
 
 #define BLOCK_BYTES 16u
 #define BLOCKS_OF(mask_and_size) ((mask_and_size) & 0xffff)
@@ -248,7 +249,7 @@ CK_PATCH ck_bulk_load(ck_u64 userdata, ck_u64 pc, ck_u64 source, ck_u32 destinat
 }
 
 /* SanitizerCallbackBulkCopySharedToGlobal, of SANITIZER_INSTRUCTION_BULK_COPY_SHARED_TO_GLOBAL: the mask has
- * a bit for each byte of a block. */
+ * a bit for each byte of a 16-byte block. */
 CK_PATCH ck_bulk_store(ck_u64 userdata, ck_u64 pc, ck_u64 destination, ck_u32 source, ck_u32 mask_and_size,
                        ck_u32 has_mask)
 {

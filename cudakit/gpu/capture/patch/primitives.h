@@ -1,5 +1,5 @@
-/* Device primitives of the patch: loads, atomics, and communication within a warp. Tests on the host define
- * their own. */
+/* Device primitives of the patch: loads, atomics, and communication within a warp. The tests, which compile the patch
+ * for the host, replace this file. */
 #ifndef CK_PRIMITIVES_H
 #define CK_PRIMITIVES_H
 
@@ -7,14 +7,14 @@
 
 #define CK_PATCH extern "C" __device__ __noinline__ int
 #define CK_INLINE static __device__ __forceinline__
-#ifdef CK_NO_CALLS /* for a patch without function calls */
+#ifdef CK_NO_CALLS /* builds a patch without function calls */
 #define CK_NOINLINE CK_INLINE
 #else
 #define CK_NOINLINE static __device__ __noinline__
 #endif
 
-/* Loads through the L1 cache may be stale, but only miss bits that were set since: then the access takes the
- * slow path. Bits are never cleared while a launch may still read them. */
+/* Loads through the L1 cache may be stale. A stale value can only lack bits that were set meanwhile; the access then
+ * takes the slow path. Bits are never cleared while a launch may still read them. */
 CK_INLINE ck_entry load_entry(ck_u64 address)
 {
     ck_entry entry;
@@ -46,7 +46,7 @@ CK_INLINE ck_u64 load_coherent64(ck_u64 address)
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
 }
-/* Each half is atomic by itself: the bitmap may be newer than the key. */
+/* Load an entry coherently. Each half is loaded atomically, but the bitmap may be newer than the key. */
 CK_INLINE ck_entry load_entry_coherent(ck_u64 address)
 {
     ck_entry entry;
@@ -79,11 +79,12 @@ CK_INLINE ck_u32 atomic_add(ck_u64 address, ck_u32 value)
                  : "memory");
     return old;
 }
-/* A reduction does not return the old value, so the thread does not wait for memory. */
+/* Set bits by a reduction, which returns no value, so that the thread does not wait for memory. */
 CK_INLINE void set_bits(ck_u64 address, ck_u32 bits)
 {
     asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 }
+/* Store a value if the word is 0, and return the old value. */
 CK_INLINE ck_u64 atomic_claim(ck_u64 address, ck_u64 value)
 {
     ck_u64 old;
@@ -94,7 +95,7 @@ CK_INLINE ck_u64 atomic_claim(ck_u64 address, ck_u64 value)
     return old;
 }
 
-/* The id of the launch, or of the node in a graph launch: gridId of Sanitizer_LaunchData. */
+/* Return the grid id of the launch or graph node, which the host gets as gridId of Sanitizer_LaunchData. */
 CK_INLINE ck_u32 grid_id(void)
 {
     ck_u64 id;
@@ -107,7 +108,7 @@ CK_INLINE ck_u32 lane_id(void)
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(id));
     return id;
 }
-/* The bit of this lane in a lane mask. */
+/* Return the bit of this lane in a lane mask. */
 CK_INLINE ck_u32 lane_bit(void)
 {
     ck_u32 lower_lanes;
@@ -115,7 +116,7 @@ CK_INLINE ck_u32 lane_bit(void)
     return lower_lanes + 1;
 }
 
-/* The lanes of this warp that are executing together. */
+/* Return the lanes of this warp that are executing together. */
 CK_INLINE ck_u32 active_lanes(void)
 {
     return __activemask();
@@ -124,11 +125,11 @@ CK_INLINE bool is_leader(ck_u32 lanes)
 {
     return lane_id() == (ck_u32)__ffs(lanes) - 1;
 }
-/* The following omit ".sync" on purpose. Patches are assembled without uniform registers, and then each such
- * instruction first gathers its threads (WARPSYNC.COLLECTIVE), which takes longer than all other work for an
- * access. Lanes that are together here stay together: there is no branch in between. */
+/* The functions below omit ".sync" on purpose. Patches are assembled without uniform registers; an instruction with
+ * ".sync" would then first gather its threads (WARPSYNC.COLLECTIVE), which takes longer than all other work for an
+ * access. Lanes that execute together stay together, because there is no branch between these instructions. */
 
-/* The active lanes with the same value. */
+/* Return the active lanes whose condition has the same value as that of this lane. */
 CK_INLINE ck_u32 active_lanes_with_same(bool condition)
 {
     ck_u32 matching_lanes;
@@ -138,7 +139,7 @@ CK_INLINE ck_u32 active_lanes_with_same(bool condition)
                  : "r"((ck_u32)condition));
     return matching_lanes;
 }
-/* The value of the lane to the left, if that lane is active. */
+/* Return the value of the lane to the left; meaningful only if that lane is active. */
 CK_INLINE ck_u32 from_left_lane(ck_u32 value)
 {
     ck_u32 left_value;
@@ -147,21 +148,21 @@ CK_INLINE ck_u32 from_left_lane(ck_u32 value)
 }
 CK_INLINE bool has_left_lane(ck_u32 lanes, ck_u32 this_lane_bit)
 {
-    return lanes & (this_lane_bit >> 1); /* lane 0: none */
+    return lanes & (this_lane_bit >> 1); /* 0 for lane 0 */
 }
-/* The lanes after this one, before the next of ``heads``. */
+/* Return the lanes after this lane and before the next lane of ``run_starts``. */
 CK_INLINE ck_u32 lanes_until_next(ck_u32 run_starts, ck_u32 this_lane_bit)
 {
     const ck_u32 later_lanes = 0u - this_lane_bit - this_lane_bit;
     const ck_u32 next_start = run_starts & later_lanes;
-    return later_lanes & ((next_start & -next_start) - 1); /* no next head: all lanes after this one */
+    return later_lanes & ((next_start & -next_start) - 1); /* if no run starts later: all later lanes */
 }
 CK_INLINE ck_u32 popcount(ck_u32 word)
 {
     return __popc(word);
 }
 
-/* ``width`` bits from ``position`` on, both modulo 32. */
+/* Return a mask of ``width`` bits, rotated left by ``position``; both are modulo 32. */
 CK_INLINE ck_u32 wrapping_mask(ck_u32 position, ck_u32 width)
 {
     ck_u32 bits;
@@ -171,7 +172,7 @@ CK_INLINE ck_u32 wrapping_mask(ck_u32 position, ck_u32 width)
         : "r"(position), "r"(width));
     return bits;
 }
-/* ``width`` bits from ``position`` modulo 32 on, cut at the end of the word. */
+/* Return a mask of ``width`` bits, shifted left by ``position`` modulo 32. Bits beyond the word are dropped. */
 CK_INLINE ck_u32 clipped_mask(ck_u32 position, ck_u32 width)
 {
     ck_u32 bits;
@@ -181,7 +182,7 @@ CK_INLINE ck_u32 clipped_mask(ck_u32 position, ck_u32 width)
     return bits;
 }
 
-/* Combines two registers without instructions. */
+/* Combine two registers, which costs no instruction. */
 CK_INLINE ck_u64 make_u64(ck_u32 low, ck_u32 high)
 {
     ck_u64 combined;
@@ -189,16 +190,16 @@ CK_INLINE ck_u64 make_u64(ck_u32 low, ck_u32 high)
     return combined;
 }
 
-/* Return the value unchanged, hidden from the compiler. */
+/* Return the value unchanged, but unknown to the compiler. */
 CK_INLINE ck_u32 opaque(ck_u32 value)
 {
     asm("" : "+r"(value));
     return value;
 }
 
-/* Return the same value as a new value: the result is selected by "some lane is active", which always holds, but the
- * assembler cannot know that. What was computed from the old value is then computed again instead of being kept in
- * registers. */
+/* Return the value unchanged, but as a new value for the assembler: it is selected by the condition "some lane is
+ * active", which always holds, but the assembler does not know that. Results derived from the old value are then
+ * computed again instead of being kept in registers. */
 CK_INLINE ck_u32 rematerialized(ck_u32 value)
 {
     ck_u32 copy;
@@ -214,8 +215,8 @@ CK_INLINE ck_u64 rematerialized(ck_u64 value)
     return make_u64(rematerialized((ck_u32)value), (ck_u32)(value >> 32));
 }
 
-/* Return the address of a local variable as a new value, so that the variable is reloaded from local memory and
- * occupies no register in between. As above, the assembler cannot know that the result equals the argument. */
+/* Return the address of a local variable as a new value for the assembler, as in rematerialized(). The variable is
+ * then reloaded from local memory, and occupies no register before that. */
 template <class type> CK_INLINE const type *reload(const type *variable)
 {
     ck_u64 address;

@@ -1,4 +1,4 @@
-/* Records uses of tensor maps: each map and each box once. Device code. */
+/* Device code: records the uses of tensor maps (boxes). Each map and each box is written once. */
 #ifndef CK_TENSOR_BOXES_H
 #define CK_TENSOR_BOXES_H
 
@@ -10,8 +10,8 @@ CK_INLINE ck_u64 hash_mix(ck_u64 hash, ck_u64 value)
     return hash ^ hash >> 32;
 }
 
-/* Return the slot of a key in a hash table of 2^n slots, or the number of slots if all probed slots are
- * taken. ``is_new``: the slot was claimed now, and the caller must write the entry. */
+/* Return the slot of a key in a hash table of 2^n slots, or the number of slots if all probed slots are taken. Set
+ * ``is_new`` if this call has claimed the slot; the caller must then write the map or box of the key. */
 CK_INLINE ck_u32 claim_slot(ck_u64 keys, ck_u32 slots, ck_u64 key, bool *is_new)
 {
     const ck_u32 step = (ck_u32)(key >> 44) | 1;
@@ -47,8 +47,8 @@ CK_INLINE void write_map(ck_u64 userdata, ck_u64 map, ck_u32 slot)
     store(address + OFFSET_OF(ck_map, slot), slot);
 }
 
-/* Return the slot of a tensor map by its content, writing a new map to the arena. A map that has a slot but
- * was not written, for lack of space, is missed by the host. */
+/* Return the slot of the key of a tensor map, which is a hash of its content; a new map is written to the arena. If no
+ * space is left, the map has a slot but is not written: the host then treats its boxes as unknown. */
 CK_INLINE ck_u32 slot_of_map(ck_u64 userdata, ck_u64 map)
 {
     ck_u64 hash = 0;
@@ -77,8 +77,8 @@ CK_INLINE void write_box(ck_u64 userdata, ck_u32 map_and_mode, const ck_u32 *wor
         store(address + OFFSET_OF(ck_box, word) + i * 4, i < words ? word[i] : 0);
 }
 
-/* Record each use of a map once. Words from ``first`` on distinguish uses; earlier words locate the box in
- * shared memory. */
+/* Record a use of a tensor map, unless it is already recorded. Two uses are the same if their words from
+ * ``first_distinguishing_word`` on are the same; the earlier words are addresses in shared memory. */
 CK_INLINE void record_box(ck_u64 userdata, ck_u32 mode, ck_u64 map, const ck_u32 *word, ck_u32 words,
                           ck_u32 first_distinguishing_word)
 {

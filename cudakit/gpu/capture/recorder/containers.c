@@ -16,13 +16,14 @@ void *array_reserve(void *items, size_t *capacity, size_t count, size_t item_byt
     return resized_items;
 }
 
-/* --- hash map --------------------------------------------------------------------------------- */
+/* --- hash table ------------------------------------------------------------------------------- */
 
 #define MIN_SLOT_COUNT 256
 
+/* Return the slot of a key, or the free slot where the key would be inserted. */
 static size_t find_slot(const hash_table *table, uint64_t key)
 {
-    /* Fibonacci hashing: addresses differ in their middle bits. */
+    /* Fibonacci hashing, without the lowest bits: keys are often addresses, which differ in their middle bits. */
     size_t slot = (size_t)((key * 0x9E3779B97F4A7C15ull) >> 20) & (table->slot_count - 1);
     while (table->keys[slot] && table->keys[slot] != key)
         slot = (slot + 1) & (table->slot_count - 1);
@@ -34,6 +35,7 @@ uint32_t hash_table_get(const hash_table *table, uint64_t key)
     return table->slot_count ? table->values[find_slot(table, key)] : 0;
 }
 
+/* Double the number of slots. Return 0, or -1 if no memory is left. */
 static int grow(hash_table *table)
 {
     hash_table larger = {NULL, NULL, table->slot_count ? table->slot_count * 2 : MIN_SLOT_COUNT, 0};
@@ -75,7 +77,7 @@ uint32_t hash_table_remove(hash_table *table, uint64_t key)
         return 0;
     size_t slot = find_slot(table, key);
     uint32_t value = table->values[slot];
-    table->values[slot] = 0; /* keep the key, so that keys probed past this slot are still found */
+    table->values[slot] = 0; /* the key stays, so that keys that were inserted behind this slot are still found */
     return value;
 }
 

@@ -1,4 +1,4 @@
-/* The Python module of the recorder. It uses the stable ABI: one build works on every CPython. */
+/* The Python module of the recorder. It uses the stable ABI, so that one build works with every version of CPython. */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -22,14 +22,17 @@ static PyObject *raise_error(const char *error)
     return NULL;
 }
 
-PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=())\n--\n\n"
-                        "Record what CUDA does into a directory, until stop().\n\n"
-                        "library is the path of libsanitizer-public.so, walker the address that\n"
-                        "of _frames.walker. patches are pairs of a compute capability, such as 90,\n"
-                        "and the bytes of its patch: with them, kernels report what they access.\n"
-                        "Call it before CUDA is used. Raises RuntimeError.");
+PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=(), memory_only=False)\n--\n\n"
+                        "Record the CUDA calls of this process into the directory spool, until stop().\n\n"
+                        "library is the path of libsanitizer-public.so. walker is the value of\n"
+                        "_frames.walker, or 0: then records have no call stacks. patches are pairs of\n"
+                        "a compute capability, such as 90, and the bytes of the device patch for it:\n"
+                        "patched kernels report their accesses. Call it before CUDA is used.\n"
+                        "Raises RuntimeError.\n\n"
+                        "memory_only records nothing but allocations and frees. An empty library then\n"
+                        "records only the blocks of alloc() and free().");
 
-/* Add the patches of a sequence of (capability, image) pairs; on failure return -1 with an exception set. */
+/* Add the patches of a sequence of (capability, image) pairs. Return 0, or -1 with an exception set. */
 static int add_patches(PyObject *patches)
 {
     Py_ssize_t count = patches ? PySequence_Size(patches) : 0;
@@ -51,19 +54,22 @@ static int add_patches(PyObject *patches)
 
 static PyObject *start(PyObject *self, PyObject *args, PyObject *keyword_arguments)
 {
-    static char *parameter_names[] = {"spool", "library", "walker", "patches", NULL};
+    static char *parameter_names[] = {"spool", "library", "walker", "patches", "memory_only", NULL};
     const char *spool, *library;
     unsigned long long walker = 0;
     PyObject *patches = NULL;
+    int memory_only = 0;
     char error[ERROR_BYTES];
     (void)self;
-    if (!PyArg_ParseTupleAndKeywords(args, keyword_arguments, "ss|KO", parameter_names, &spool, &library, &walker,
-                                     &patches) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keyword_arguments, "ss|KOp", parameter_names, &spool, &library, &walker,
+                                     &patches, &memory_only) ||
         add_patches(patches))
         return NULL;
     spool_open(spool);
     call_sites_set_walker((const struct ck_walker *)(uintptr_t)walker);
-    if (!subscription_begin(library, error, sizeof error))
+    if (memory_only && !*library)
+        subscription_register_handlers();
+    else if (!subscription_begin(library, memory_only, error, sizeof error))
         return raise_error(error);
     Py_RETURN_NONE;
 }
@@ -79,7 +85,7 @@ static PyObject *stop(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(read_doc, "read()\n--\n\nWait for all launches so far, and write what they accessed.");
+PyDoc_STRVAR(read_doc, "read()\n--\n\nWait for all launches so far, and write their accesses to the trace.");
 
 static PyObject *read_all(PyObject *self, PyObject *unused)
 {
@@ -91,8 +97,8 @@ static PyObject *read_all(PyObject *self, PyObject *unused)
 }
 
 PyDoc_STRVAR(finish_doc, "finish()\n--\n\n"
-                         "Write what kernels accessed so far, while CUDA still works; later kernels are not\n"
-                         "recorded. For the end of the program.");
+                         "Write the accesses of all kernels so far, while CUDA still works. Accesses of\n"
+                         "later kernels are not recorded. To be called at the end of the program.");
 
 static PyObject *finish(PyObject *self, PyObject *unused)
 {
@@ -104,7 +110,7 @@ static PyObject *finish(PyObject *self, PyObject *unused)
 }
 
 PyDoc_STRVAR(check_doc, "check(library)\n--\n\n"
-                        "Check whether a process can be recorded: subscribe, then unsubscribe at once.\n\n"
+                        "Check that this process can be recorded: subscribe, and unsubscribe at once.\n\n"
                         "Raises RuntimeError.");
 
 static PyObject *check(PyObject *self, PyObject *args)
@@ -114,14 +120,14 @@ static PyObject *check(PyObject *self, PyObject *args)
     (void)self;
     if (!PyArg_ParseTuple(args, "s", &library))
         return NULL;
-    if (!subscription_begin(library, error, sizeof error))
+    if (!subscription_begin(library, false, error, sizeof error))
         return raise_error(error);
     subscription_end();
     Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(counts_doc,
-             "counts()\n--\n\nReturn the numbers of records written and lost, and the errno of the loss.");
+             "counts()\n--\n\nReturn the numbers of written and lost records, and the errno of the last loss.");
 
 static PyObject *counts(PyObject *self, PyObject *unused)
 {
@@ -131,10 +137,71 @@ static PyObject *counts(PyObject *self, PyObject *unused)
     return Py_BuildValue("{s:K,s:K,s:i}", "written", written, "lost", lost, "errno", error_number);
 }
 
+/* --- pools ------------------------------------------------------------------------------------- */
+
+/* Read the arguments of alloc() and free(); on failure return false with an exception set. */
+static bool parse_block(PyObject *args, PyObject *keywords, pool_block *block)
+{
+    static char *names[] = {"pool", "device", "address", "size", "requested", "driver", "skip", NULL};
+    unsigned long long address, size, requested = 0;
+    int driver = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "siKK|Kpi", names, &block->pool, &block->device, &address,
+                                     &size, &requested, &driver, &block->skipped_frames))
+        return false;
+    block->address = address;
+    block->size_bytes = size;
+    block->requested_bytes = requested;
+    block->is_driver = driver;
+    return true;
+}
+
+PyDoc_STRVAR(alloc_doc, "alloc(pool, device, address, size, requested=0, driver=False, skip=0)\n--\n\n"
+                        "Record a block that a pool above the driver allocated: size bytes, of which the\n"
+                        "program requested some (0: all). With driver, record memory that the pool allocated\n"
+                        "from the driver. skip is the number of innermost frames that belong to cudakit.");
+
+static PyObject *pool_alloc(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    pool_block block = {0};
+    (void)self;
+    if (!parse_block(args, keywords, &block))
+        return NULL;
+    pools_record_alloc(&block);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(free_doc, "free(pool, device, address, size, requested=0, driver=False, skip=0)\n--\n\n"
+                       "Record that a pool freed a block: with the arguments of alloc().");
+
+static PyObject *pool_free(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    pool_block block = {0};
+    (void)self;
+    if (!parse_block(args, keywords, &block))
+        return NULL;
+    pools_record_free(&block);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(mark_doc, "mark(name, skip=0)\n--\n\n"
+                       "Record a named instant of the domain cudakit. skip is the number of innermost\n"
+                       "frames that belong to cudakit.");
+
+static PyObject *mark(PyObject *self, PyObject *args)
+{
+    const char *name;
+    int skipped_frames = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "s|i", &name, &skipped_frames))
+        return NULL;
+    pools_record_mark(name, skipped_frames);
+    Py_RETURN_NONE;
+}
+
 /* --- backward passes -------------------------------------------------------------------------- */
 
-/* Return whether the calling thread already works for a backward pass, by ``current_task``, torch's function that
- * returns the number of that pass, or -1. */
+/* Return whether the calling thread already runs a part of a backward pass. ``current_task`` is torch's function that
+ * returns the number of the pass that the thread works for, or -1. */
 static bool is_in_backward(PyObject *current_task)
 {
     PyObject *pass_number = current_task == Py_None ? NULL : PyObject_CallNoArgs(current_task);
@@ -144,7 +211,8 @@ static bool is_in_backward(PyObject *current_task)
     return is_running;
 }
 
-/* A nested pass is a part of the outer one, and its work counts as work of the outer one. */
+/* Call torch's function that runs a backward pass, and register the pass meanwhile. A nested pass is not registered:
+ * its work counts as work of the outer pass. */
 static PyObject *run_backward(PyObject *self, PyObject *args, PyObject *keyword_arguments)
 {
     backward_pass *pass = is_in_backward(PyTuple_GetItem(self, 1)) ? NULL : backward_begin();
@@ -154,19 +222,26 @@ static PyObject *run_backward(PyObject *self, PyObject *args, PyObject *keyword_
 }
 
 static PyMethodDef RUN_BACKWARD = {"_engine_run_backward", (PyCFunction)(void (*)(void))run_backward,
-                                   METH_VARARGS | METH_KEYWORDS, "Run a backward pass, as torch does."};
+                                   METH_VARARGS | METH_KEYWORDS,
+                                   "Run a backward pass by torch's function, with its call stack registered."};
 
-PyDoc_STRVAR(with_call_site_doc, "with_call_site(run_backward, current_task=None)\n--\n\n"
-                                 "Return a function that does the same as run_backward, which runs a backward\n"
-                                 "pass of torch. Work of autograd's threads gets the call stack of its caller.\n"
-                                 "current_task returns the pass that the calling thread works for, or -1.");
+PyDoc_STRVAR(with_call_site_doc,
+             "with_call_site(run_backward, current_task=None, ranges=False)\n--\n\n"
+             "Return a function that calls run_backward, torch's function that runs a backward\n"
+             "pass. Until it returns, work of autograd's threads gets the call stack of its\n"
+             "caller. current_task is a function that returns the number of the backward\n"
+             "pass that the calling thread works for, or -1.\n"
+             "With ranges, each pass is also recorded as a range of the domain cudakit.");
 
 static PyObject *with_call_site(PyObject *self, PyObject *args)
 {
     PyObject *run_backward_function, *current_task = Py_None;
+    int ranges = 0;
     (void)self;
-    if (!PyArg_ParseTuple(args, "O|O", &run_backward_function, &current_task))
+    if (!PyArg_ParseTuple(args, "O|Op", &run_backward_function, &current_task, &ranges))
         return NULL;
+    if (ranges)
+        backward_record_ranges();
     PyObject *bound_arguments = PyTuple_Pack(2, run_backward_function, current_task);
     PyObject *wrapped = bound_arguments ? PyCFunction_NewEx(&RUN_BACKWARD, bound_arguments, NULL) : NULL;
     Py_XDECREF(bound_arguments);
@@ -247,12 +322,13 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(Sanitizer_EventData, context) \
     X(Sanitizer_EventData, hStream)
 
-/* One line per kind of record. */
+/* The fields of each kind of record, at least one line per kind. */
 /* clang-format off */
 #define RECORD_FIELDS(X) \
     X(record, seq) X(record, time_ns) X(record, thread) X(record, stream) X(record, context) X(record, site) \
     X(record, device) X(record, kind) \
     X(record, memory.address) X(record, memory.size_bytes) X(record, memory.how) X(record, memory.layer) \
+    X(record, memory.pool) X(record, memory.requested_bytes) \
     X(record, launch.name) X(record, launch.grid) X(record, launch.block) X(record, launch.pending) \
     X(record, access.lo) X(record, access.hi) X(record, access.mode) X(record, access.known) \
     X(record, access.stride_bytes) X(record, access.count) X(record, access.node) \
@@ -270,10 +346,12 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, arenas.size_bytes) \
     X(record, memop.address) X(record, memop.flag) \
     X(record, host_call.phase) \
+    X(record, range_push.name) X(record, range_push.domain) X(record, range_pop.domain) \
+    X(record, mark.name) X(record, mark.domain) \
     X(record, gap.what) X(record, gap.count)
 /* clang-format on */
 
-/* Set all[structure][field] = offset; on failure return -1 with an exception set. */
+/* Set offset_dicts[structure][field] = offset. Return 0, or -1 with an exception set. */
 static int set_offset(PyObject *offset_dicts, const char *structure, const char *field, size_t offset)
 {
     PyObject *fields = PyDict_GetItemString(offset_dicts, structure); /* borrowed reference */
@@ -292,8 +370,8 @@ static int set_offset(PyObject *offset_dicts, const char *structure, const char 
 }
 
 PyDoc_STRVAR(offsets_doc, "offsets()\n--\n\n"
-                          "Return the offsets of the fields that the recorder reads and writes:\n"
-                          "by structure of the Sanitizer API, and by kind under 'record'.");
+                          "Return {struct: {field: byte offset}}: the structs of the Sanitizer API that\n"
+                          "the recorder reads, and 'record', which it writes.");
 
 static PyObject *offsets(PyObject *self, PyObject *unused)
 {
@@ -317,12 +395,15 @@ static PyMethodDef METHODS[] = {
     {"stop", stop, METH_NOARGS, stop_doc},
     {"check", check, METH_VARARGS, check_doc},
     {"counts", counts, METH_NOARGS, counts_doc},
+    {"alloc", (PyCFunction)(void (*)(void))pool_alloc, METH_VARARGS | METH_KEYWORDS, alloc_doc},
+    {"free", (PyCFunction)(void (*)(void))pool_free, METH_VARARGS | METH_KEYWORDS, free_doc},
+    {"mark", mark, METH_VARARGS, mark_doc},
     {"with_call_site", with_call_site, METH_VARARGS, with_call_site_doc},
     {"offsets", offsets, METH_NOARGS, offsets_doc},
     {NULL, NULL, 0, NULL},
 };
 
-/* No slots: the limited API of 3.11 has neither Py_mod_gil nor Py_mod_multiple_interpreters. */
+/* Without slots: the limited API of 3.11 has neither Py_mod_gil nor Py_mod_multiple_interpreters. */
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, .m_name = "_recorder", .m_doc = "Records what CUDA does in this process.",
     .m_size = 0,           .m_methods = METHODS,

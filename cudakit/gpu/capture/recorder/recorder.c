@@ -20,7 +20,7 @@ sanitizer_api sanitizer;
 #define MAX_DETAIL 256
 
 static uint64_t last_seq;
-static int16_t context_devices[MAX_CONTEXTS]; /* by context id */
+static int16_t context_devices[MAX_CONTEXTS]; /* device of each context, by context id */
 
 void set_context_device(uint32_t context, CUdevice device)
 {

@@ -1,8 +1,8 @@
 /* State that all parts of the recorder share: the lock, per-thread call state, and how records begin.
  *
  * Callbacks arrive on any thread, while frameworks and the driver hold locks of their own. Therefore nothing in
- * the recorder waits for the GIL, and no CUDA function is called while the recorder's lock is held: the lock
- * only protects short, bounded work.
+ * the recorder waits for the GIL, and no CUDA function is called while ``recorder_lock`` is held: that lock only
+ * protects short, bounded work. In the comments of all files, "the lock" is ``recorder_lock``.
  */
 #ifndef CK_RECORDER_H
 #define CK_RECORDER_H
@@ -22,35 +22,36 @@ struct launch_arena;
 /* A launch of a graph whose kernel nodes write their accesses to an arena. */
 typedef struct {
     record launch_record;
-    uint32_t executable, kernels, kernels_left; /* kernels_left: expected kernels that have not launched yet */
-    uint32_t first_index, index_count;          /* launch indices; capacity 0: not reserved yet */
-    uint64_t first_grid_id;                     /* %gridid that maps to first_index */
-    bool reservation_failed;
+    uint32_t executable;               /* id of the executable graph */
+    uint32_t kernels, kernels_left;    /* number of expected kernels; number of those that have not launched yet */
+    uint32_t first_index, index_count; /* reserved launch indices; index_count 0: none reserved yet */
+    uint64_t first_grid_id;            /* %gridid that maps to first_index */
+    bool reservation_failed;           /* the arena has too few launch indices left */
 } graph_launch;
 
 typedef struct {
     uint64_t id;           /* kernel thread id (gettid) */
-    bool in_recorder_call; /* inside a CUDA call that the recorder itself makes */
-    bool is_patching;      /* and that call patches a module */
-    bool in_graph_launch;  /* inside a graph launch, whose nodes are already recorded */
-    uint32_t cbid;         /* cbid of the current driver call; 0: one that is not subscribed */
+    bool in_recorder_call; /* the recorder itself makes a CUDA call, whose callbacks are ignored */
+    bool is_patching;      /* the CUDA call of the recorder patches a module */
+    bool in_graph_launch;  /* the thread launches a graph, whose nodes are already recorded */
+    uint32_t cbid;         /* callback id of the current driver call; 0 if its callbacks are not subscribed */
 
-    /* Kernel launch */
+    /* Kernel launch: arguments of cuLaunchKernel */
     void **parameters, **extra;
     const struct kernel_layout *parameter_layout;
-    uint64_t user_data;        /* passed to the device patch */
-    uint64_t launch_signature; /* of the launch that was prepared, for estimates of its space */
+    uint64_t user_data;        /* value that the device patch receives */
+    uint64_t launch_signature; /* signature of the prepared launch, by which its arena space is estimated */
     /* Stream creation */
     uint32_t stream_flags;
     int32_t stream_priority;
-    /* 3D copy: rows from one slice to the next */
+    /* 3D copy: number of rows from one slice to the next */
     uint64_t source_height, destination_height;
-    /* Graph instantiation: graph id and its number of kernel nodes */
+    /* Graph instantiation: id of the graph, and number of its kernel nodes */
     uint32_t instantiated_graph, instantiated_kernels;
     /* Graph launch */
     uint32_t expected_kernels, launched_kernels, launched_graph;
     graph_launch pending_graph_launch;
-    /* Launch that has a slot in an arena but may not be in its stream yet */
+    /* Launch that has a launch index in an arena but may not be enqueued on its stream yet */
     struct launch_arena *pending_arena;
     Sanitizer_StreamHandle pending_stream;
 } thread_state;
@@ -59,10 +60,11 @@ extern __thread thread_state this_thread;
 extern pthread_mutex_t recorder_lock;
 extern sanitizer_api sanitizer;
 
-/* Begin a record: fill in its common part, with a new ``seq`` and the given call site. The lock is held. */
+/* Return a record whose common fields are set, with a new ``seq``. ``site`` is the id of a call site. The lock is
+ * held. */
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site);
 
-/* Set the device that records of a context carry. The lock is held. */
+/* Set the device of a context, which record_begin() copies to records. The lock is held. */
 void set_context_device(uint32_t context, CUdevice device);
 
 /* Return the device of a context, or -1 if unknown. The lock is held. */
@@ -71,11 +73,13 @@ int context_device(CUcontext context);
 /* Append one record. The lock is held. */
 void record_append(const record *rec);
 
-/* Take the lock and begin a record of this thread's current call; append it and release the lock. */
+/* Take the lock and begin a record of this thread's current call. record_append_and_unlock() appends the record and
+ * releases the lock. */
 record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream);
 void record_append_and_unlock(const record *rec);
 
-/* Append a GAP record: ``what`` could not be recorded, ``count`` times. The lock is held. */
+/* Append a GAP record: work could not be recorded in full for this reason, ``count`` times. ``detail`` is appended
+ * to the reason. The lock is held. */
 void record_gap(const char *reason);
 void record_gaps(const char *reason, uint64_t count);
 void record_gap_detail(const char *reason, const char *detail);

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.bench.made import gemm, times
+from core.bench.example_results import gemm, samples_near
 
 from cudakit.core.bench.present.cases import are_graph_steps, cases_table
 from cudakit.core.bench.result import CaseResult
@@ -13,32 +13,32 @@ TIMES = {1: 2.0**-20, 8: 2.0**-18}
 
 def step(name: str, nodes: int, topology: str = "chain") -> CaseResult:
     axes = {"step": name, "topology": topology, "kind": "kernel", "nodes": nodes}
-    return replace(gemm(samples=times(TIMES[nodes])), name="graph", axes=axes)
+    return replace(gemm(samples=samples_near(TIMES[nodes])), name="graph", axes=axes)
 
 
-def both(name: str, topology: str = "chain") -> list[CaseResult]:
+def step_of_all_sizes(name: str, topology: str = "chain") -> list[CaseResult]:
     return [step(name, nodes, topology) for nodes in TIMES]
 
 
 def test_step_has_row_with_time_per_number_of_nodes() -> None:
-    found = cases_table([*both("capture"), *both("launch")])
+    table = cases_table([*step_of_all_sizes("capture"), *step_of_all_sizes("launch")])
 
-    assert [column.name for column in found.columns] == ["step", "1 node", "8 nodes"]
-    assert found.rows == tuple(
+    assert [column.name for column in table.columns] == ["step", "1 node", "8 nodes"]
+    assert table.rows == tuple(
         (Text(name), Seconds(TIMES[1]), Seconds(TIMES[8])) for name in ("capture", "launch")
     )
 
 
-def test_steps_of_one_graph_are_adjacent() -> None:
+def test_rows_of_steps_of_one_graph_are_adjacent() -> None:
     cases = [
         step(name, nodes, topology)
         for nodes in TIMES
         for topology in ("fork-join", "chain")
         for name in ("run", "launch")
     ]
-    found = cases_table(cases)
+    table = cases_table(cases)
 
-    assert [row[:2] for row in found.rows] == [
+    assert [row[:2] for row in table.rows] == [
         (Text("fork-join"), Text("run")),
         (Text("fork-join"), Text("launch")),
         (Text("chain"), Text("run")),
@@ -47,7 +47,7 @@ def test_steps_of_one_graph_are_adjacent() -> None:
 
 
 def test_steps_caption_has_ci_and_clock() -> None:
-    caption = cases_table([*both("run"), *both("launch")]).caption
+    caption = cases_table([*step_of_all_sizes("run"), *step_of_all_sizes("launch")]).caption
 
     assert caption.startswith(
         "Median time of each step. All cases: topology chain, node type kernel. ±: "
@@ -56,15 +56,15 @@ def test_steps_caption_has_ci_and_clock() -> None:
     assert caption.endswith("SM clock: 1755 MHz.")
 
 
-def test_missing_step_is_a_dash() -> None:
-    found = cases_table([*both("run"), step("launch", 1)])
+def test_missing_step_time_is_shown_as_dash() -> None:
+    table = cases_table([*step_of_all_sizes("run"), step("launch", 1)])
 
-    assert found.rows[1][1] == Seconds(TIMES[1])
-    assert found.rows[1][2] == Text("-")
+    assert table.rows[1][1] == Seconds(TIMES[1])
+    assert table.rows[1][2] == Text("-")
 
 
 def test_cases_of_one_size_or_step_are_listed() -> None:
-    assert not are_graph_steps([gemm(), *both("run")])
+    assert not are_graph_steps([gemm(), *step_of_all_sizes("run")])
     assert not are_graph_steps([step("run", 1), step("launch", 1)])
-    assert not are_graph_steps(both("run"))
+    assert not are_graph_steps(step_of_all_sizes("run"))
     assert len(cases_table([step("run", 1), step("launch", 1)]).rows) == 2

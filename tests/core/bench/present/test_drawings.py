@@ -29,27 +29,27 @@ DRAWINGS: dict[str, Callable[[Sequence[Columns]], Picture]] = {
 }
 
 
-def page_of(*made: Columns) -> Node:
-    """Draw Columns on a page by the function for the name of the first."""
-    draw = DRAWINGS[made[0].name.split(" ")[0]]
-    view = View("drawing", tuple(one.name for one in made), draw, Note("info", "no"))
-    return read(render(Document("bench", (*made, view)))).one("main")
+def render_page(*columns: Columns) -> Node:
+    """Render a page with one drawing of Columns; the name of the first Columns selects the function."""
+    draw = DRAWINGS[columns[0].name.split(" ")[0]]
+    view = View("drawing", tuple(item.name for item in columns), draw, Note("info", "no"))
+    return read(render(Document("bench", (*columns, view)))).one("main")
 
 
-def drawn(*made: Columns) -> Node:
-    return page_of(*made).one("figure")
+def render_figure(*columns: Columns) -> Node:
+    return render_page(*columns).one("figure")
 
 
 def points(path: Node) -> list[tuple[int, int]]:
-    found = re.findall(r"[ML](\d+) (\d+)", str(path.attributes["d"]))
-    return [(int(x), int(y)) for x, y in found]
+    matches = re.findall(r"[ML](\d+) (\d+)", str(path.attributes["d"]))
+    return [(int(x), int(y)) for x, y in matches]
 
 
 def ticks(picture: Node) -> list[str]:
     return [node.words for node in picture.all("text", "tick")]
 
 
-# --- a sweep
+# --- sweeps
 
 
 def sweep_columns(
@@ -84,9 +84,9 @@ def sweep_columns(
 
 
 def timed(**options: float) -> Columns:
-    made = sweep_columns(rates=(1e9, 1e9, 1e9), **options)
-    made.arrays["amount"][:] = NAN
-    return made
+    columns = sweep_columns(rates=(1e9, 1e9, 1e9), **options)
+    columns.arrays["amount"][:] = NAN
+    return columns
 
 
 def curves(picture: Node) -> list[Node]:
@@ -98,7 +98,7 @@ def curves(picture: Node) -> list[Node]:
 
 
 def test_wide_axis_is_logarithmic_with_ticks_at_data() -> None:
-    picture = drawn(sweep_columns())
+    picture = render_figure(sweep_columns())
 
     (curve,) = curves(picture)
     assert [x for x, _ in points(curve)] == [0, 1200, 2400]
@@ -107,27 +107,27 @@ def test_wide_axis_is_logarithmic_with_ticks_at_data() -> None:
 
 
 def test_narrow_axis_is_linear() -> None:
-    made = sweep_columns(name="nodes")
-    made.arrays["nodes"][:] = (10, 20, 40)
+    columns = sweep_columns(name="nodes")
+    columns.arrays["nodes"][:] = (10, 20, 40)
 
-    (curve,) = curves(drawn(made))
+    (curve,) = curves(render_figure(columns))
 
     assert [x for x, _ in points(curve)] == [0, 800, 2400]
 
 
 def test_axis_with_many_points_has_fewer_ticks() -> None:
-    made = sweep_columns(name="nodes")
-    made.arrays["nodes"][:] = (1000, 1001, 4000)
+    columns = sweep_columns(name="nodes")
+    columns.arrays["nodes"][:] = (1000, 1001, 4000)
 
-    assert "1,001" not in ticks(drawn(made))
+    assert "1,001" not in ticks(render_figure(columns))
 
 
 def test_sweep_draws_rates_with_interval_and_peak() -> None:
-    picture = drawn(sweep_columns())
+    picture = render_figure(sweep_columns())
     curve, bars = picture.one("svg", "plot").all("path", "line")[1:]
 
     assert picture.one("figcaption").words == "Rate"
-    assert "4 GB/s4 GB/s" in ticks(picture)  # with a tooltip
+    assert "4 GB/s4 GB/s" in ticks(picture)  # The text includes its tooltip.
     assert [y for _, y in points(curve)] == [800, 600, 200]
     # The longest time is the lowest rate: 1 / 1.25 at least, 1 / 0.8 at most.
     assert str(bars.attributes["d"]).startswith("M0 840V750")
@@ -135,56 +135,56 @@ def test_sweep_draws_rates_with_interval_and_peak() -> None:
     assert [item.words for item in picture.all("li")] == ["read", "peak"]
 
 
-def test_limits_that_agree_are_one_line_and_belong_to_no_curve() -> None:
-    made = sweep_columns(lines=2, limits=(NAN, 5e9, 5e9))
+def test_equal_peaks_are_one_line_in_shared_colour() -> None:
+    columns = sweep_columns(lines=2, limits=(NAN, 5e9, 5e9))
 
-    limit = drawn(made).one("svg", "plot").one("path", "limit")
+    limit = render_figure(columns).one("svg", "plot").one("path", "limit")
     assert "shared" in str(limit.attributes["class"])
     assert [x for x, _ in points(limit)] == [1200, 2400]
 
 
-def test_limits_that_differ_have_the_colours_of_their_curves() -> None:
-    made = sweep_columns(lines=2)
-    made.arrays["limit_s"][:3] /= 2
+def test_different_peaks_have_colours_of_their_curves() -> None:
+    columns = sweep_columns(lines=2)
+    columns.arrays["limit_s"][:3] /= 2
 
-    first, second = drawn(made).one("svg", "plot").all("path", "limit")
+    first, second = render_figure(columns).one("svg", "plot").all("path", "limit")
     assert "s0" in str(first.attributes["class"])
     assert "s1" in str(second.attributes["class"])
 
 
 def test_sweep_without_peaks_has_no_peak_in_legend() -> None:
-    picture = drawn(sweep_columns(limits=(NAN, NAN, NAN)))
+    picture = render_figure(sweep_columns(limits=(NAN, NAN, NAN)))
 
     assert picture.all("li") == []
     assert picture.all("path", "limit") == []
 
 
-def test_curves_of_unlike_height_share_a_logarithmic_axis() -> None:
-    made = sweep_columns(lines=2, limits=(NAN, NAN, NAN))
-    made.arrays["amount"][3:] *= 100
+def test_curves_of_different_height_share_logarithmic_axis() -> None:
+    columns = sweep_columns(lines=2, limits=(NAN, NAN, NAN))
+    columns.arrays["amount"][3:] *= 100
 
-    low, high = curves(drawn(made))
+    low, high = curves(render_figure(columns))
     heights = [y for _, y in points(low)]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=1)
     assert points(high)[0][1] < points(low)[2][1]
 
 
 def test_curve_far_below_peak_has_logarithmic_axis() -> None:
-    (curve,) = curves(drawn(sweep_columns(limits=(9e11, 9e11, 9e11))))
+    (curve,) = curves(render_figure(sweep_columns(limits=(9e11, 9e11, 9e11))))
 
     heights = [y for _, y in points(curve)]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=1)
 
 
 def test_sweep_of_latencies_draws_time() -> None:
-    picture = drawn(timed())
+    picture = render_figure(timed())
 
     assert picture.one("figcaption").words == "Time"
     assert "100 us100 us" in ticks(picture)
 
 
 def test_sweep_draws_fit_and_points() -> None:
-    picture = drawn(timed(fit=2.0))
+    picture = render_figure(timed(fit=2.0))
 
     assert picture.one("figcaption").words == "Time; lines: fixed + per node * nodes"
     (curve,) = curves(picture)
@@ -192,8 +192,8 @@ def test_sweep_draws_fit_and_points() -> None:
     assert all(y < mark for (_, y), (_, mark) in zip(points(curve), points(marks), strict=True))
 
 
-def test_several_lines_are_named_and_a_panel_has_its_title() -> None:
-    picture = drawn(sweep_columns(lines=2, name="size_bytes: pinned"))
+def test_legend_names_lines_and_title_names_panel() -> None:
+    picture = render_figure(sweep_columns(lines=2, name="size_bytes: pinned"))
 
     assert [item.words for item in picture.all("li")] == ["read", "write", "peak"]
     assert len(picture.one("svg", "plot").all("path", "s1")) == 3
@@ -201,17 +201,20 @@ def test_several_lines_are_named_and_a_panel_has_its_title() -> None:
 
 
 def test_baseline_has_same_colour_with_dashes() -> None:
-    own, peer = curves(drawn(sweep_columns(lines=2, library=1)))
+    cudakit_curve, baseline_curve = curves(render_figure(sweep_columns(lines=2, library=1)))
 
-    assert str(own.attributes["class"]) == "line s0 dash0"
-    assert str(peer.attributes["class"]) == "line s0 dash1"
+    assert str(cudakit_curve.attributes["class"]) == "line s0 dash0"
+    assert str(baseline_curve.attributes["class"]) == "line s0 dash1"
 
 
-# --- the roofline
+# --- roofline
 
 
 def roofline_columns(
-    *, reached: float = 700e12, peers: bool = False, at: tuple[float, ...] = (100.0, 2000.0)
+    *,
+    rate: float = 700e12,
+    baseline: bool = False,
+    intensities: tuple[float, ...] = (100.0, 2000.0),
 ) -> Columns:
     return Columns(
         "roofline",
@@ -219,9 +222,9 @@ def roofline_columns(
             "case": np.arange(2),
             "kind": np.arange(2),
             "near": np.arange(2),
-            "library": np.array([0, int(peers)]),
-            "operations_per_byte": np.array(at),
-            "operations_per_s": np.array([300e12, reached]),
+            "library": np.array([0, int(baseline)]),
+            "operations_per_byte": np.array(intensities),
+            "operations_per_s": np.array([300e12, rate]),
             "peak_operations_per_s": np.full(2, 800e12),
             "peak_bytes_per_s": np.full(2, 4e12),
             "unit": np.zeros(2, np.int64),
@@ -230,7 +233,7 @@ def roofline_columns(
             "case": ("bf16 256³", "fp16 8192³"),
             "kind": ("bf16", "fp16"),
             "near": ("256³", "8192³"),
-            "library": ("cudakit", "torch") if peers else ("cudakit",),
+            "library": ("cudakit", "torch") if baseline else ("cudakit",),
             "unit": ("FLOP",),
         },
     )
@@ -241,7 +244,7 @@ def labels(picture: Node) -> list[str]:
 
 
 def test_roof_bends_at_ridge_above_cases() -> None:
-    picture = drawn(roofline_columns())
+    picture = render_figure(roofline_columns())
 
     (left, rising), (ridge, roof), (right, flat) = points(picture.one("path", "roof"))
     dots = [points(path)[0] for path in picture.one("svg", "plot").all("path", "case")]
@@ -253,14 +256,14 @@ def test_roof_bends_at_ridge_above_cases() -> None:
 
 
 def test_case_at_peak_is_drawn_on_roof() -> None:
-    picture = drawn(roofline_columns(reached=800e12))
+    picture = render_figure(roofline_columns(rate=800e12))
 
     roof = points(picture.one("path", "roof"))[1][1]
     assert points(picture.one("svg", "plot").all("path", "case")[1])[0][1] == roof
 
 
-def test_roofs_and_dots_are_named_where_they_are() -> None:
-    picture = drawn(roofline_columns())
+def test_roofs_and_dots_have_labels() -> None:
+    picture = render_figure(roofline_columns())
 
     assert labels(picture) == [
         *("bf16, fp16: 800 TFLOP/s", "memory: 4 TB/s", "256³", "8192³"),
@@ -269,10 +272,10 @@ def test_roofs_and_dots_are_named_where_they_are() -> None:
     assert "300 TFLOP/s300 TFLOP/s" in ticks(picture)
 
 
-def test_dots_on_one_another_have_one_name_and_all_their_tooltips() -> None:
-    one = roofline_columns()
-    crowd = {key: np.repeat(array[:1], 9) for key, array in one.arrays.items()}
-    picture = drawn(Columns(one.name, crowd, one.text))
+def test_overlapping_dots_have_one_label_and_all_tooltips() -> None:
+    item = roofline_columns()
+    repeated_arrays = {key: np.repeat(array[:1], 9) for key, array in item.arrays.items()}
+    picture = render_figure(Columns(item.name, repeated_arrays, item.text))
 
     assert labels(picture)[2:] == ["256³"]
     message = [path.one("title").words for path in picture.one("svg", "plot").all("path", "case")]
@@ -280,7 +283,7 @@ def test_dots_on_one_another_have_one_name_and_all_their_tooltips() -> None:
 
 
 def test_baseline_is_ring_below_dot_with_one_label() -> None:
-    picture = drawn(roofline_columns(peers=True))
+    picture = render_figure(roofline_columns(baseline=True))
 
     kinds = [
         str(path.attributes["class"]).split()[1]
@@ -291,36 +294,36 @@ def test_baseline_is_ring_below_dot_with_one_label() -> None:
     assert labels(picture)[2:] == ["256³"]
 
 
-# --- beside a peer
+# --- relative rates
 
 
-def relative_rate_columns(*shares: tuple[float, float, float]) -> Columns:
-    low, ratio, high = np.array(shares).T
+def relative_rate_columns(*intervals: tuple[float, float, float]) -> Columns:
+    low, ratio, high = np.array(intervals).T
     return Columns(
         "vs torch",
-        {"case": np.arange(len(shares)), "low": low, "ratio": ratio, "high": high},
-        {"case": tuple(f"{64 << at}³" for at in range(len(shares)))},
+        {"case": np.arange(len(intervals)), "low": low, "ratio": ratio, "high": high},
+        {"case": tuple(f"{64 << intensities}³" for intensities in range(len(intervals)))},
     )
 
 
-def test_relative_rate_of_one_is_centred() -> None:
-    picture = drawn(
+def test_relative_rate_of_100_percent_is_centred() -> None:
+    picture = render_figure(
         relative_rate_columns((0.97, 0.98, 0.99), (0.999, 1.0, 1.001), (1.0, 1.02, 1.03))
     )
 
-    places = [points(path)[0][0] for path in picture.all("path", "case")]
-    assert places[0] < places[1] == 1200 < places[2]
+    positions = [points(path)[0][0] for path in picture.all("path", "case")]
+    assert positions[0] < positions[1] == 1200 < positions[2]
     assert "as fast as torch" in ticks(picture)
     assert picture.all("text", "remark")[0].words == "98.0% ± 1.0%"
 
 
 def test_relative_rate_axis_has_minimum_extent() -> None:
-    picture = drawn(relative_rate_columns((1.0, 1.0, 1.0)))
+    picture = render_figure(relative_rate_columns((1.0, 1.0, 1.0)))
 
     assert {"99%", "101%"} < set(ticks(picture)) or len(ticks(picture)) > 2
 
 
-# --- samples
+# --- distributions of samples
 
 
 def samples(
@@ -348,96 +351,98 @@ def extent(box: Node) -> tuple[int, int]:
 
 
 def test_lane_draws_samples_in_order_around_median() -> None:
-    picture = drawn(*samples())
+    picture = render_figure(*samples())
 
     (dots,) = picture.all("path", "scatter")
-    places = [x for x, _ in points(dots)]
+    positions = [x for x, _ in points(dots)]
     (median,) = (x for x, _ in points(picture.one("path", "line")))
-    assert sorted(places)[1:3] == [median, median]
+    assert sorted(positions)[1:3] == [median, median]
     assert [y for _, y in points(dots)] == [50, 150, 250, 350]
     assert {"median", "+10%", "-10%"} <= set(ticks(picture))
     assert picture.one("text", "remark").words == "1.00 ms, 4 samples"
 
 
 def test_lane_shades_interquartile_range_and_ci() -> None:
-    picture = drawn(*samples())
+    picture = render_figure(*samples())
 
-    half, interval = (extent(picture.one("rect", kind)) for kind in ("half", "interval"))
+    quartiles, interval = (extent(picture.one("rect", kind)) for kind in ("half", "interval"))
     (median,) = (x for x, _ in points(picture.one("path", "line")))
-    assert half[0] < median < half[1]
+    assert quartiles[0] < median < quartiles[1]
     assert median - interval[0] == pytest.approx(interval[1] - median, abs=1)
     unknown = samples()
     unknown[1].arrays["ci95_low_s"][:] = NAN
-    assert drawn(*unknown).all("rect", "interval") == []
+    assert render_figure(*unknown).all("rect", "interval") == []
 
 
-def test_each_round_has_the_line_of_its_median() -> None:
-    picture = drawn(*samples(times=(1e-3, 1e-3, 1.1e-3, 1.1e-3), rounds=(0, 0, 1, 1)))
+def test_each_round_has_line_at_its_median() -> None:
+    picture = render_figure(*samples(times=(1e-3, 1e-3, 1.1e-3, 1.1e-3), rounds=(0, 0, 1, 1)))
 
     (first, top), (second, bottom) = (points(path)[0] for path in picture.all("path", "line"))
     assert first < second
     assert top < 200 < bottom
 
 
-def test_samples_far_out_are_counted() -> None:
+def test_samples_beyond_axis_are_counted() -> None:
     times = (*np.linspace(1e-3, 1.01e-3, 999).tolist(), 5.0)
-    remark = drawn(*samples(times=times)).one("text", "remark").words
+    remark = render_figure(*samples(times=times)).one("text", "remark").words
 
     assert remark.endswith(", 1,000 samples, 1 beyond")
 
 
 def test_outliers_do_not_compress_lane() -> None:
     times = (*np.linspace(1e-3, 1.01e-3, 40).tolist(), 5e-3)
-    picture = drawn(*samples(times=times))
+    picture = render_figure(*samples(times=times))
 
     assert picture.one("text", "remark").words.endswith(", 41 samples, 1 beyond")
     assert "+100%" not in ticks(picture)
 
 
-def test_samples_that_are_all_the_same_have_a_picture() -> None:
-    picture = drawn(*samples(times=(1e-6,) * 20))
+def test_equal_samples_are_drawn_at_median() -> None:
+    picture = render_figure(*samples(times=(1e-6,) * 20))
 
     assert points(picture.one("path", "line"))[0][0] == 1200
 
 
-def test_beyond_forty_lanes_the_rest_is_counted() -> None:
-    picture = drawn(*samples(cases=45))
+def test_cases_beyond_forty_lanes_are_counted() -> None:
+    picture = render_figure(*samples(cases=45))
 
     assert len(picture.all("path", "scatter")) == 40
     assert picture.all("p")[-1].words == "5 more cases are not drawn."
 
 
 def test_cases_without_samples_have_no_lane() -> None:
-    made, figures = samples(cases=2)
-    made.arrays["case"][:] = 1
+    columns, figures = samples(cases=2)
+    columns.arrays["case"][:] = 1
 
-    assert [name.words for name in drawn(made, figures).all("text", "name")] == ["copy 1"]
-    made.arrays["time_s"][:] = 0
-    assert page_of(made, figures).one("p").words == "No samples."
+    assert [name.words for name in render_figure(columns, figures).all("text", "name")] == [
+        "copy 1"
+    ]
+    columns.arrays["time_s"][:] = 0
+    assert render_page(columns, figures).one("p").words == "No samples."
 
 
-# --- all of them
+# --- all drawings
 
 
 @pytest.mark.parametrize(
-    "made",
+    "columns",
     [
         (sweep_columns(),),
         (timed(),),
-        (roofline_columns(peers=True),),
+        (roofline_columns(baseline=True),),
         (relative_rate_columns((0.9, 1, 1.1)),),
         samples(),
     ],
 )
-def test_page_escapes_names_from_files(made: tuple[Columns, ...]) -> None:
-    first, *others = made
+def test_page_escapes_names_from_files(columns: tuple[Columns, ...]) -> None:
+    first, *others = columns
     hostile = {
         name: ("<script>", "\x1b[0m", "'\"&")[: len(words)] for name, words in first.text.items()
     }
     columns = (Columns(first.name, first.arrays, hostile), *others)
     view = View(
         "drawing",
-        tuple(one.name for one in columns),
+        tuple(item.name for item in columns),
         DRAWINGS[first.name.split(" ")[0]],
         Note("info", "no"),
     )

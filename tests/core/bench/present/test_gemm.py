@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from core.bench.made import gemm, launch, machine, result, times
+from core.bench.example_results import gemm, launch, machine, result, samples_near
 
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.pipeline import run
@@ -27,7 +27,7 @@ Golden = Callable[[str, str], None]
 REASON = Unavailable("cublas does not do that")
 
 
-def simulated() -> BenchResult:
+def simulated_result() -> BenchResult:
     cube = Gemm(dtype="bf16", m=128, n=128, k=128)
     gemms = (
         cube,
@@ -48,16 +48,18 @@ def simulated() -> BenchResult:
 
 
 def unsupported(case: CaseResult) -> CaseResult:
-    why = REASON
-    empty = replace(case, samples_s=(), sm_clock_hz=(), limit=why, verification=why, verified=False)
+    reason = REASON
+    empty = replace(
+        case, samples_s=(), sm_clock_hz=(), limit=reason, verification=reason, verified=False
+    )
     return replace(
         empty,
-        median_s=why,
-        ci95_s=why,
-        ratio_to_limit=why,
-        ratio_to_datasheet=why,
-        statistics=why,
-        energy_j=why,
+        median_s=reason,
+        ci95_s=reason,
+        ratio_to_limit=reason,
+        ratio_to_datasheet=reason,
+        statistics=reason,
+        energy_j=reason,
     )
 
 
@@ -65,7 +67,7 @@ def table(document: Document) -> Table:
     return next(node for node in document.nodes if isinstance(node, Table))
 
 
-def names(*cases: CaseResult) -> list[str]:
+def column_names(*cases: CaseResult) -> list[str]:
     return [column.name for column in table(present(result(*cases))).columns]
 
 
@@ -74,19 +76,19 @@ def caption(*cases: CaseResult) -> str:
 
 
 def notes(*cases: CaseResult) -> list[str]:
-    found = present(result(*cases)).nodes
-    return [f"{node.level}: {node.text}" for node in found if isinstance(node, Note)]
+    nodes = present(result(*cases)).nodes
+    return [f"{node.level}: {node.text}" for node in nodes if isinstance(node, Note)]
 
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_report_of_simulated_run_on_terminal(width: int, golden: Golden) -> None:
-    text = console.render(present(simulated()), width=width, color=False)
+    text = console.render(present(simulated_result()), width=width, color=False)
 
     golden(f"bench-gemm-sim-{width}.txt", text)
 
 
 def test_unsupported_case_renders_in_every_format() -> None:
-    document = present(simulated(), detail=True)
+    document = present(simulated_result(), detail=True)
 
     assert "n/a" in markdown.render(document)
     assert "Roofline" in "".join(html.render(document))
@@ -105,94 +107,107 @@ def test_cases_not_run_are_grouped_by_reason() -> None:
     ]
 
 
-def share(own: CaseResult, other: CaseResult) -> Value:
-    return relative_rate("torch", own, (own, other))
+def rate(cudakit_case: CaseResult, baseline_case: CaseResult) -> Value:
+    return relative_rate("torch", cudakit_case, (cudakit_case, baseline_case))
 
 
-def shown(own: CaseResult, other: CaseResult) -> str:
-    value = share(own, other)
+def rate_text(cudakit_case: CaseResult, baseline_case: CaseResult) -> str:
+    value = rate(cudakit_case, baseline_case)
     assert isinstance(value, Text)
     return value.value
 
 
 def test_relative_rate_of_pairs_ignores_common_drift() -> None:
     drifting = [1e-3 * (1 + 0.3 * (i % 13) / 13) for i in range(200)]
-    own = gemm(samples=Samples(tuple(drifting)))
+    cudakit_case = gemm(samples=Samples(tuple(drifting)))
     slower = gemm(library="torch", samples=Samples(tuple(1.02 * t for t in drifting)))
 
-    assert shown(own, slower) == "102.0% ± 0.0%"
+    assert rate_text(cudakit_case, slower) == "102.0% ± 0.0%"
 
 
 def test_relative_rate_has_ci_of_pairs() -> None:
-    own = gemm(samples=times(1e-3))
+    cudakit_case = gemm(samples=samples_near(1e-3))
     noisy = Samples(tuple(1e-3 * (1 + 0.1 * ((i * 37 % 64) / 32 - 1)) for i in range(64)))
 
-    share, _, reach = shown(own, gemm(library="torch", samples=noisy)).partition(" ± ")
+    rate, _, half_width = rate_text(cudakit_case, gemm(library="torch", samples=noisy)).partition(
+        " ± "
+    )
 
-    assert share.startswith(("100.", "99."))
-    assert 1 < float(reach.rstrip("%")) < 5
+    assert rate.startswith(("100.", "99."))
+    assert 1 < float(half_width.rstrip("%")) < 5
 
 
 def test_rounds_of_different_length_are_paired_separately() -> None:
-    own = gemm(samples=Samples((1.0, 1.0, 1.0, 2.0), rounds=(3, 1)))
-    other = gemm(library="torch", samples=Samples((1.1, 2.2, 2.2, 2.2), rounds=(1, 3)))
+    cudakit_case = gemm(samples=Samples((1.0, 1.0, 1.0, 2.0), rounds=(3, 1)))
+    baseline_case = gemm(library="torch", samples=Samples((1.1, 2.2, 2.2, 2.2), rounds=(1, 3)))
 
-    assert shown(own, other).startswith("110.0%")
+    assert rate_text(cudakit_case, baseline_case).startswith("110.0%")
 
 
 def test_case_without_time_has_no_relative_rate() -> None:
-    assert share(gemm(), unsupported(gemm(library="torch"))) == REASON
-    assert share(unsupported(gemm()), gemm(library="torch")) == REASON
-    assert isinstance(share(gemm(), gemm(4096, library="torch")), Unavailable)
-    assert share(gemm(library="torch"), gemm()) == Text("-")
+    assert rate(gemm(), unsupported(gemm(library="torch"))) == REASON
+    assert rate(unsupported(gemm()), gemm(library="torch")) == REASON
+    assert isinstance(rate(gemm(), gemm(4096, library="torch")), Unavailable)
+    assert rate(gemm(library="torch"), gemm()) == Text("-")
 
 
 def test_measured_baselines_have_columns_and_caption() -> None:
     cases = (gemm(), gemm(library="torch"), gemm(library="cupy"))
 
-    assert [name for name in names(*cases) if name.startswith(("vs ", "%"))] == [
+    assert [name for name in column_names(*cases) if name.startswith(("vs ", "%"))] == [
         *("vs torch", "vs cupy", "% of peak", "% of datasheet")
     ]
     assert "vs torch and vs cupy: rate relative to the baseline" in caption(*cases)
-    alone = (gemm(), unsupported(gemm(library="torch")))
-    assert "vs torch" not in names(*alone)
-    assert "baseline" not in caption(*alone)
+    without_baseline_time = (gemm(), unsupported(gemm(library="torch")))
+    assert "vs torch" not in column_names(*without_baseline_time)
+    assert "baseline" not in caption(*without_baseline_time)
 
 
 def without_clock(case: CaseResult) -> CaseResult:
-    found = case.limit
-    assert not isinstance(found, Unavailable)
+    nodes = case.limit
+    assert not isinstance(nodes, Unavailable)
     unknown = Unavailable("the clock was not measured")
     return replace(
-        case, sm_clock_hz=(), limit=replace(found, measured_s=unknown, measured_clock_hz=unknown)
+        case, sm_clock_hz=(), limit=replace(nodes, measured_s=unknown, measured_clock_hz=unknown)
     )
 
 
 def test_caption_names_clock_of_peak() -> None:
     assert "at the measured SM clock; datasheet:" in caption(gemm())
     assert "at the SM clock that was measured, if any" in caption(gemm(), without_clock(gemm(4096)))
-    blind = without_clock(gemm())
-    assert "at the SM clock of the datasheet, because the clock was not measured." in caption(blind)
-    assert "% of datasheet" not in names(blind)
-    moving = gemm(operations=0.0)
-    assert caption(moving).endswith("theoretical bandwidth of the memory or link.")
-    assert "% of datasheet" not in names(moving)
+    unknown_clock = without_clock(gemm())
+    assert "at the SM clock of the datasheet, because the clock was not measured." in caption(
+        unknown_clock
+    )
+    assert "% of datasheet" not in column_names(unknown_clock)
+    without_arithmetic = gemm(operations=0.0)
+    assert caption(without_arithmetic).endswith("theoretical bandwidth of the memory or link.")
+    assert "% of datasheet" not in column_names(without_arithmetic)
     assert "Peak" not in caption(launch())
 
 
 def test_named_shape_has_column() -> None:
     named = gemm(settings={"shape": "llama3-8b qkv, 16 tokens"})
-    found = table(present(result(named, gemm(4096))))
-    at = [column.name for column in found.columns].index("shape")
+    nodes = table(present(result(named, gemm(4096))))
+    index = [column.name for column in nodes.columns].index("shape")
 
-    assert found.rows[0][at] == Text("llama3-8b qkv, 16 tokens")
-    assert found.rows[1][at] == Text("-")
+    assert nodes.rows[0][index] == Text("llama3-8b qkv, 16 tokens")
+    assert nodes.rows[1][index] == Text("-")
 
 
 def test_libraries_are_listed_with_settings() -> None:
-    own = {"library": "cublaslt", "version": "13.1.0", "workspace_bytes": 32 << 20, "asked": ""}
-    peer = {"library": "torch", "version": "2.15.0", "asked": "deterministic"}
-    cases = (gemm(settings=own), gemm(4096, settings=own), gemm(library="torch", settings=peer))
+    cudakit_case = {
+        "library": "cublaslt",
+        "version": "13.1.0",
+        "workspace_bytes": 32 << 20,
+        "asked": "",
+    }
+    torch_settings = {"library": "torch", "version": "2.15.0", "asked": "deterministic"}
+    cases = (
+        gemm(settings=cudakit_case),
+        gemm(4096, settings=cudakit_case),
+        gemm(library="torch", settings=torch_settings),
+    )
 
     text = markdown.render(present(result(*cases)))
 

@@ -5,7 +5,7 @@ from cudakit.core.bench.result import BreakEven, GraphCosts, StepCost
 from cudakit.document import Count, Ratio, Seconds, Section, Table, Text
 from cudakit.units import Unavailable
 
-NOTHING = Unavailable("not measured")
+NOT_MEASURED = Unavailable("not measured")
 RUN = StepCost("run", 1e-6, 2e-6, 0.01)
 BREAK_EVEN = BreakEven(8, 1e-5, 2e-6, 4.3)
 
@@ -24,15 +24,15 @@ def test_step_has_row_with_its_fit() -> None:
     )
 
 
-def test_size_has_row_with_break_even_rounded_up() -> None:
-    _, payoffs = tables(GraphCosts("chain", "kernel", (RUN,), (BREAK_EVEN,)))
+def test_number_of_nodes_has_row_with_break_even_rounded_up() -> None:
+    _, break_evens = tables(GraphCosts("chain", "kernel", (RUN,), (BREAK_EVEN,)))
 
-    assert payoffs.rows == (
+    assert break_evens.rows == (
         (Text("chain"), Text("kernel"), Count(8), Seconds(1e-5), Seconds(2e-6), Count(5)),
     )
 
 
-def test_rounding_residue_is_shown_as_zero() -> None:
+def test_time_below_a_picosecond_is_shown_as_zero() -> None:
     step = StepCost("launch", 1e-6, 1e-21, 0.0)
     (steps,) = tables(GraphCosts("chain", "kernel", (step,), ()))
 
@@ -40,10 +40,15 @@ def test_rounding_residue_is_shown_as_zero() -> None:
 
 
 def test_rows_and_tables_without_values_are_omitted() -> None:
-    nothing = StepCost("run", NOTHING, NOTHING, NOTHING)
-    (only,) = tables(GraphCosts("chain", "kernel", (nothing,), (BREAK_EVEN,)))
+    unmeasured_step = StepCost("run", NOT_MEASURED, NOT_MEASURED, NOT_MEASURED)
+    (table,) = tables(GraphCosts("chain", "kernel", (unmeasured_step,), (BREAK_EVEN,)))
 
-    assert [column.name for column in only.columns][-1] == "break-even"
-    unknown = GraphCosts("chain", "kernel", (nothing,), (BreakEven(1, NOTHING, NOTHING, NOTHING),))
-    assert list(graph_section([unknown])) == []
+    assert [column.name for column in table.columns][-1] == "break-even"
+    unmeasured_graph = GraphCosts(
+        "chain",
+        "kernel",
+        (unmeasured_step,),
+        (BreakEven(1, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED),),
+    )
+    assert list(graph_section([unmeasured_graph])) == []
     assert list(graph_section([])) == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from core.bench.made import WRONG, gemm, launch, machine, result
+from core.bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, result
 
 from cudakit.core.bench.health import LeftOut, SuiteResult, assess
 from cudakit.core.bench.present.health import present_health
@@ -14,38 +14,42 @@ from cudakit.render import console, csv, html, markdown
 from cudakit.units import Unavailable
 
 Golden = Callable[[str, str], None]
-WITHOUT = LeftOut("gemm", "nvmath-python is not installed", "pip install 'nvmath-python>=1.0,<2'")
+GEMM_NOT_RUN = LeftOut(
+    "gemm", "nvmath-python is not installed", "pip install 'nvmath-python>=1.0,<2'"
+)
 
 
 def suite(*cases: CaseResult, **options: Any) -> SuiteResult:
     simulated = bool(cases) and cases[0].environment.simulated
-    measured = result(*cases, bench="suite", simulated=simulated)
-    return assess(measured, quick=True, fields={}, **options)
+    bench_result = result(*cases, bench="suite", simulated=simulated)
+    return assess(bench_result, quick=True, fields={}, **options)
 
 
-def headline(found: SuiteResult) -> Note:
-    return next(node for node in present_health(found).nodes if isinstance(node, Note))
+def headline(suite_result: SuiteResult) -> Note:
+    return next(node for node in present_health(suite_result).nodes if isinstance(node, Note))
 
 
 def test_health_check_on_terminal(golden: Golden) -> None:
     capped = machine(power_limit_w=400.0, other_processes=1)
-    found = suite(
+    suite_result = suite(
         gemm(),
         launch(),
         gemm(rate=5e14, environment=capped),
-        gemm(4096, rate=6e14, verification=WRONG),
-        left_out=[WITHOUT],
+        gemm(4096, rate=6e14, verification=FAILED_VERIFICATION),
+        left_out=[GEMM_NOT_RUN],
     )
 
-    golden("bench-suite-100.txt", console.render(present_health(found), width=100, color=False))
+    golden(
+        "bench-suite-100.txt", console.render(present_health(suite_result), width=100, color=False)
+    )
 
 
 def test_headline_has_verdict_bad_figures_and_causes() -> None:
     capped = machine(power_limit_w=400.0)
-    message = headline(suite(gemm(), gemm(rate=5e14, environment=capped)))
+    note = headline(suite(gemm(), gemm(rate=5e14, environment=capped)))
 
-    assert message.level == "error"
-    assert message.text == (
+    assert note.level == "error"
+    assert note.text == (
         "Fail: 1 of 2 figures are not as expected: gemm bf16 (63.0% of expected). Likely causes: the power "
         "limit "
         "is 400 W instead of the default 700 W."
@@ -53,16 +57,16 @@ def test_headline_has_verdict_bad_figures_and_causes() -> None:
 
 
 def test_failing_suite_without_cause_suggests_commands() -> None:
-    message = headline(suite(gemm(rate=720e12)))
+    note = headline(suite(gemm(rate=720e12)))
 
-    assert (message.level, message.text[:8]) == ("warn", "Warning:")
-    assert any("cudakit doctor" in remedy for remedy in message.remedies)
+    assert (note.level, note.text[:8]) == ("warn", "Warning:")
+    assert any("cudakit doctor" in remedy for remedy in note.remedies)
 
 
 def test_headline_of_healthy_gpu() -> None:
-    message = headline(suite(gemm(), launch()))
+    note = headline(suite(gemm(), launch()))
 
-    assert (message.level, message.text) == (
+    assert (note.level, note.text) == (
         "ok",
         "Pass: all 2 assessed figures are as expected.",
     )
@@ -79,18 +83,18 @@ def test_unassessed_suite_gives_reason() -> None:
 
 
 def test_bench_that_was_not_run_has_remedy() -> None:
-    found = present_health(suite(gemm(), left_out=[WITHOUT]))
-    notes = [node for node in found.nodes if isinstance(node, Note)]
+    suite_result = present_health(suite(gemm(), left_out=[GEMM_NOT_RUN]))
+    notes = [node for node in suite_result.nodes if isinstance(node, Note)]
 
-    (message,) = [note for note in notes if "was not run" in note.text]
-    assert message.remedies == ("pip install 'nvmath-python>=1.0,<2'",)
+    (note,) = [note for note in notes if "was not run" in note.text]
+    assert note.remedies == ("pip install 'nvmath-python>=1.0,<2'",)
 
 
 def test_health_check_renders_in_every_format() -> None:
-    found = present_health(suite(gemm(), launch()), detail=True)
+    suite_result = present_health(suite(gemm(), launch()), detail=True)
 
-    assert "Distribution of the samples" in html.render(found)
-    assert "gemm bf16" in markdown.render(found)
-    assert "median_s" in "".join(csv.render(found))
-    assert "gemm" in nvbench(found)
+    assert "Distribution of the samples" in html.render(suite_result)
+    assert "gemm bf16" in markdown.render(suite_result)
+    assert "median_s" in "".join(csv.render(suite_result))
+    assert "gemm" in nvbench(suite_result)
     assert present_health(suite()).nodes

@@ -20,7 +20,7 @@ FIGURES = {
 }
 
 
-def root_of(**axes: Any) -> Any:
+def nvbench_document(**axes: Any) -> Any:
     results = Columns(
         "results",
         {"name": np.array([0, 0]), **axes, **FIGURES},
@@ -42,15 +42,15 @@ def root_of(**axes: Any) -> Any:
 
 
 def summaries(state: Any) -> dict[str, str]:
-    return {one["tag"]: one["data"][0]["value"] for one in state["summaries"]}
+    return {summary["tag"]: summary["data"][0]["value"] for summary in state["summaries"]}
 
 
-def test_nvbench_version_of_format() -> None:
-    assert root_of()["meta"]["version"]["json"]["string"] == "1.0.0"
+def test_nvbench_document_has_format_version() -> None:
+    assert nvbench_document()["meta"]["version"]["json"]["string"] == "1.0.0"
 
 
 def test_case_is_nvbench_state_with_axes() -> None:
-    benchmark = root_of(m=np.array([64, 128]), dtype=np.array([0, -1]))["benchmarks"][0]
+    benchmark = nvbench_document(m=np.array([64, 128]), dtype=np.array([0, -1]))["benchmarks"][0]
 
     assert benchmark["name"] == "gemm"
     assert [(axis["name"], axis["type"]) for axis in benchmark["axes"]] == [
@@ -65,32 +65,32 @@ def test_case_is_nvbench_state_with_axes() -> None:
 
 
 def test_nvbench_summaries_have_tags_of_its_scripts() -> None:
-    found = summaries(root_of()["benchmarks"][0]["states"][0])
+    values = summaries(nvbench_document()["benchmarks"][0]["states"][0])
 
-    assert found["nv/cold/sample_size"] == "50"
-    assert float(found["nv/cold/time/gpu/mean"]) == 1.1e-3
-    assert float(found["nv/cold/time/gpu/stdev/relative"]) == pytest.approx(0.01)
-    assert float(found["nv/cold/time/gpu/iqr/absolute"]) == pytest.approx(0.3e-3)
-    assert float(found["nv/cold/time/gpu/iqr/relative"]) == pytest.approx(0.3)
-    assert "nv/cold/sm_clock_rate/mean" not in found
+    assert values["nv/cold/sample_size"] == "50"
+    assert float(values["nv/cold/time/gpu/mean"]) == 1.1e-3
+    assert float(values["nv/cold/time/gpu/stdev/relative"]) == pytest.approx(0.01)
+    assert float(values["nv/cold/time/gpu/iqr/absolute"]) == pytest.approx(0.3e-3)
+    assert float(values["nv/cold/time/gpu/iqr/relative"]) == pytest.approx(0.3)
+    assert "nv/cold/sm_clock_rate/mean" not in values
 
 
 def test_case_without_time_is_skipped_state() -> None:
-    state = root_of()["benchmarks"][0]["states"][1]
+    state = nvbench_document()["benchmarks"][0]["states"][1]
 
     assert (state["is_skipped"], state["summaries"]) == (True, [])
     assert state["skip_reason"]
 
 
 def test_unknown_device_properties_are_zero() -> None:
-    (device,) = root_of()["devices"]
+    (device,) = nvbench_document()["devices"]
 
     assert (device["name"], device["sm_version"]) == ("NVIDIA H200", 900)
     assert device["global_memory_bus_bandwidth"] == pytest.approx(4.814e12, rel=1e-3)
     assert device["l2_cache_size"] == 0
 
 
-def test_words_of_hostile_files_stay_inside_their_strings() -> None:
+def test_hostile_name_is_escaped_in_nvbench_json() -> None:
     results = Columns(
         "results",
         {"name": np.array([0]), **{k: v[:1] for k, v in FIGURES.items()}},
@@ -103,7 +103,7 @@ def test_words_of_hostile_files_stay_inside_their_strings() -> None:
 
 
 def test_document_without_results_is_rejected() -> None:
-    other = Columns("results", {"size": np.arange(3)})
-    for node in (Note("ok", "nothing"), other):
+    without_figures = Columns("results", {"size": np.arange(3)})
+    for node in (Note("ok", "nothing"), without_figures):
         with pytest.raises(UsageError, match="no results"):
             nvbench(Document("T", (node,)))

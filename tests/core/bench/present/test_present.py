@@ -4,7 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from core.bench.made import WRONG, gemm, launch, machine, result, times
+from core.bench.example_results import (
+    FAILED_VERIFICATION,
+    gemm,
+    launch,
+    machine,
+    result,
+    samples_near,
+)
 
 from cudakit.core.bench.compare import compare
 from cudakit.core.bench.measurement import Samples
@@ -44,10 +51,10 @@ def test_report_on_terminal(width: int, golden: Golden) -> None:
 
 
 def test_comparison_on_terminal(golden: Golden) -> None:
-    found = compare(CUBES, SLOWER)
+    report = compare(CUBES, SLOWER)
 
     golden(
-        "bench-compare-120.txt", console.render(present_comparison(found), width=120, color=False)
+        "bench-compare-120.txt", console.render(present_comparison(report), width=120, color=False)
     )
 
 
@@ -59,7 +66,7 @@ def test_results_as_csv(golden: Golden) -> None:
     golden("bench-gemm.csv", "".join(csv.render(present(AGAINST_TORCH))))
 
 
-def test_results_for_nvbench(golden: Golden) -> None:
+def test_results_in_nvbench_format(golden: Golden) -> None:
     golden("bench-gemm-nvbench.json", nvbench(present(AGAINST_TORCH)))
 
 
@@ -73,9 +80,9 @@ def test_detailed_report_renders_as_page() -> None:
 def test_views_name_existing_columns() -> None:
     document = present(CUBES, detail=True)
     sections = [node for node in document.nodes if isinstance(node, Section)]
-    inner = [*document.nodes, *(node for section in sections for node in section.nodes)]
-    columns = {node.name for node in inner if isinstance(node, Columns)}
-    views = [node for node in inner if isinstance(node, View)]
+    all_nodes = [*document.nodes, *(node for section in sections for node in section.nodes)]
+    columns = {node.name for node in all_nodes if isinstance(node, Columns)}
+    views = [node for node in all_nodes if isinstance(node, View)]
 
     assert {name for view in views for name in view.columns} <= columns
     assert [section.title for section in sections] == [
@@ -85,7 +92,8 @@ def test_views_name_existing_columns() -> None:
 
 def test_single_varying_axis_has_curve() -> None:
     cases = (
-        replace(gemm(size), axes={"size_bytes": 2**at}) for at, size in enumerate((64, 128, 256))
+        replace(gemm(size), axes={"size_bytes": 2**exponent})
+        for exponent, size in enumerate((64, 128, 256))
     )
     sections = [
         node.title
@@ -97,10 +105,10 @@ def test_single_varying_axis_has_curve() -> None:
 
 
 def test_common_axes_are_in_caption() -> None:
-    found = table(present(CUBES))
+    report = table(present(CUBES))
 
-    assert [column.name for column in found.columns][:3] == ["m", "n", "k"]
-    assert found.caption.startswith("All cases: dtype bf16.")
+    assert [column.name for column in report.columns][:3] == ["m", "n", "k"]
+    assert report.caption.startswith("All cases: dtype bf16.")
 
 
 def test_latency_has_neither_rate_nor_peak() -> None:
@@ -110,10 +118,10 @@ def test_latency_has_neither_rate_nor_peak() -> None:
 
 
 def test_baseline_is_faint_and_has_relative_rate() -> None:
-    found = table(present(AGAINST_TORCH))
+    report = table(present(AGAINST_TORCH))
 
-    assert found.faint == {1}
-    assert "vs torch" in [column.name for column in found.columns]
+    assert report.faint == {1}
+    assert "vs torch" in [column.name for column in report.columns]
 
 
 def test_simulated_result_is_labelled() -> None:
@@ -124,7 +132,7 @@ def test_simulated_result_is_labelled() -> None:
 
 
 def test_wrong_values_are_an_error() -> None:
-    document = present(result(gemm(verification=WRONG), gemm(4096)))
+    document = present(result(gemm(verification=FAILED_VERIFICATION), gemm(4096)))
     message = notes(document)
 
     assert message[0].startswith("error: 8192³: wrong results: relative error 0.7")
@@ -133,12 +141,12 @@ def test_wrong_values_are_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("bench_result", "expected"),
     [
         (result(gemm(), complete=False), "Interrupted after 1 case"),
         (result(gemm(), warnings=("the clock was held down",)), "The clock was held down."),
         (
-            result(gemm(samples=replace(times(1e-3), converged=False))),
+            result(gemm(samples=replace(samples_near(1e-3), converged=False))),
             "The time limit ended sampling",
         ),
         (result(gemm(samples=Samples(tuple(1 + i / 300 for i in range(300))))), "Times drift"),
@@ -149,10 +157,10 @@ def test_wrong_values_are_an_error() -> None:
         (result(gemm(rate=2e15)), "Over 2.0% above the peak"),
     ],
 )
-def test_doubtful_case_has_warning(made: BenchResult, words: str) -> None:
-    warnings = [line for line in notes(present(made)) if line.startswith("warn")]
+def test_doubtful_case_has_warning(bench_result: BenchResult, expected: str) -> None:
+    warnings = [line for line in notes(present(bench_result)) if line.startswith("warn")]
 
-    assert any(words in line for line in warnings), warnings
+    assert any(expected in line for line in warnings), warnings
 
 
 def test_verified_cases_are_counted() -> None:
@@ -160,7 +168,9 @@ def test_verified_cases_are_counted() -> None:
 
 
 def test_doubtful_cases_are_grouped() -> None:
-    cases = (gemm(size, samples=replace(times(1e-3), converged=False)) for size in range(64, 69))
+    cases = (
+        gemm(size, samples=replace(samples_near(1e-3), converged=False)) for size in range(64, 69)
+    )
     message = notes(present(result(gemm(), *cases)))
 
     assert any(line.endswith(": 64³, 65³, 66³ and 2 more.") for line in message)
@@ -209,9 +219,9 @@ def test_clock_change_behind_verdicts_is_noted_once() -> None:
     )
 
     message = notes(present_comparison(compare(CUBES, slower)))
-    (found,) = [note for note in message if "in cycles" in note]
-    assert "1024³" in found
-    assert "4096³" in found
-    assert found.endswith(
+    (report,) = [note for note in message if "in cycles" in note]
+    assert "1024³" in report
+    assert "4096³" in report
+    assert report.endswith(
         ": slower in time, the same in cycles, because the SM clock was 5.0% to 10.0% lower."
     )

@@ -25,16 +25,17 @@ _SPOILED_BYTES = 8
 
 @dataclass
 class Faults:
-    """The faults of algorithms, as predicates of the algorithm."""
+    """Predicates that select algorithms with wrong values, without support, or with an error."""
 
     wrong: Callable[[Algorithm], bool] = lambda _: False
-    refused: Callable[[Algorithm], bool] = lambda _: False
+    unsupported: Callable[[Algorithm], bool] = lambda _: False
     failing: Callable[[Algorithm], bool] = lambda _: False
-    runs: Mapping[Algorithm, int] = field(default_factory=dict)  # of a slow one, instead of one
+    # Number of executions per call, which makes an algorithm slow. Others have one.
+    runs: Mapping[Algorithm, int] = field(default_factory=dict)
 
 
 class FaultySim(Sim):
-    """A simulated device with such a library."""
+    """A simulated device whose BLAS library has faulty algorithms."""
 
     faults: Faults = Faults()
 
@@ -60,10 +61,10 @@ class _FaultyBlas:
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> GemmPlan:
         chosen = algorithm or self.blas.heuristics(gemm, settings, 1)[0]
-        if self.faults.refused(chosen):
+        if self.faults.unsupported(chosen):
             raise Unsupported("refused")
-        right = self.blas.prepare(gemm, settings, algorithm)
-        return _FaultyMultiplication(self.sim, right, chosen, self.faults)
+        plan = self.blas.prepare(gemm, settings, algorithm)
+        return _FaultyPlan(self.sim, plan, chosen, self.faults)
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
         return self.blas.heuristics(gemm, settings, most)
@@ -78,27 +79,27 @@ class _FaultyBlas:
 
 
 @dataclass
-class _FaultyMultiplication:
+class _FaultyPlan:
     sim: Sim
-    right: GemmPlan
+    plan: GemmPlan
     chosen: Algorithm
     faults: Faults
 
     @property
     def algorithm(self) -> Algorithm | Unavailable:
-        return self.right.algorithm
+        return self.plan.algorithm
 
     @property
     def settings(self) -> Mapping[str, str]:
-        return self.right.settings
+        return self.plan.settings
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         if self.faults.failing(self.chosen):
             raise CudaError(13, "CUBLAS_STATUS_EXECUTION_FAILED", "cublasLtMatmul failed")
         for _ in range(self.faults.runs.get(self.chosen, 1)):
-            self.right.enqueue(operands, stream)
+            self.plan.enqueue(operands, stream)
         if self.faults.wrong(self.chosen):
             self.sim.fill(operands.d, 0x42, _SPOILED_BYTES, stream)
 
     def close(self) -> None:
-        self.right.close()
+        self.plan.close()

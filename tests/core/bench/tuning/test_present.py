@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from core.bench.tuning.tunings import DEFAULT, FASTER, GEMM, product, tuned, unchanged
+from core.bench.tuning.tunings import DEFAULT, FASTER, GEMM, tuned, tuned_gemm, untuned_gemm
 
 from cudakit.core.bench.tuning.present import describe_gemm, present_tuned
 from cudakit.core.bench.tuning.torch_csv import TorchCsv
@@ -26,9 +26,9 @@ def table(document: Document) -> Table:
 
 
 def test_tuning_report_on_terminal(golden: Golden) -> None:
-    found = tuned(product(), unchanged(gemm=SMALL, shape="llama3-8b qkv"))
+    tuning = tuned(tuned_gemm(), untuned_gemm(gemm=SMALL, shape="llama3-8b qkv"))
 
-    text = console.render(present_tuned(found, files=["tuned.json"]), width=140, color=False)
+    text = console.render(present_tuned(tuning, files=["tuned.json"]), width=140, color=False)
     golden("bench-tune.txt", text)
 
 
@@ -38,11 +38,11 @@ def test_gemm_description_omits_defaults() -> None:
 
 
 def test_gemms_that_keep_default_are_faint() -> None:
-    assert table(present_tuned(tuned(product(), unchanged()))).faint == {1}
+    assert table(present_tuned(tuned(tuned_gemm(), untuned_gemm()))).faint == {1}
 
 
 def test_tuning_without_gain_is_reported() -> None:
-    document = present_tuned(tuned(unchanged()))
+    document = present_tuned(tuned(untuned_gemm()))
 
     assert notes(document, "ok") == [
         "No significant gain for 1 GEMM: the default algorithm is used."
@@ -52,33 +52,33 @@ def test_tuning_without_gain_is_reported() -> None:
 def test_unsaved_tuning_suggests_file_first() -> None:
     (note,) = (
         node
-        for node in present_tuned(tuned(product())).nodes
+        for node in present_tuned(tuned(tuned_gemm())).nodes
         if isinstance(node, Note) and node.level == "ok"
     )
 
     assert "-o tuned.json" in note.remedies[0]
 
 
-def doubtful() -> Iterator[tuple[Tuned, str, str]]:
-    yield tuned(product(), complete=False), "warn", "Interrupted"
-    yield tuned(product(stopped="time")), "warn", "time limit ended"
-    yield tuned(product(wrong=(DEFAULT,))), "warn", "computes wrong values and was excluded"
-    yield tuned(product(), warnings=("gaps count",)), "warn", "Gaps count."
-    yield tuned(product(), simulated=True), "info", "Simulated"
+def tunings_with_notes() -> Iterator[tuple[Tuned, str, str]]:
+    yield tuned(tuned_gemm(), complete=False), "warn", "Interrupted"
+    yield tuned(tuned_gemm(stopped="time")), "warn", "time limit ended"
+    yield tuned(tuned_gemm(wrong=(DEFAULT,))), "warn", "computes wrong values and was excluded"
+    yield tuned(tuned_gemm(), warnings=("gaps count",)), "warn", "Gaps count."
+    yield tuned(tuned_gemm(), simulated=True), "info", "Simulated"
     yield tuned(untuned=(Untuned(GEMM, "no such type", False),)), "warn", "not tuned: no such type"
     yield tuned(untuned=(Untuned(GEMM, "it is wrong", True),)), "error", "it is wrong"
     wrong = Verification(False, 1.0, 0.1, "fp64", "3 values were never written")
-    yield tuned(unchanged(verification=wrong)), "error", "3 values were never written"
+    yield tuned(untuned_gemm(verification=wrong)), "error", "3 values were never written"
 
 
-@pytest.mark.parametrize(("found", "level", "message"), list(doubtful()))
-def test_warnings_of_tuning_are_shown(found: Tuned, level: str, message: str) -> None:
-    assert any(message in text for text in notes(present_tuned(found), level))
+@pytest.mark.parametrize(("tuning", "level", "message"), list(tunings_with_notes()))
+def test_warnings_of_tuning_are_shown(tuning: Tuned, level: str, message: str) -> None:
+    assert any(message in text for text in notes(present_tuned(tuning), level))
 
 
 def test_torch_export_is_experimental_and_names_omissions() -> None:
     exported = TorchCsv((), ((SMALL, "it has padding"),))
-    document = present_tuned(tuned(product()), exported=exported)
+    document = present_tuned(tuned(tuned_gemm()), exported=exported)
 
     assert any("experimental" in text for text in notes(document, "info"))
     assert any("it has padding" in text for text in notes(document, "warn"))

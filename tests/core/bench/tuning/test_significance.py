@@ -23,7 +23,7 @@ def test_sign_test_probabilities(above: int, n: int, expected: float) -> None:
     assert sign_test(above, n) == pytest.approx(expected)
 
 
-def test_five_slower_rounds_drop_candidate_and_four_do_not() -> None:
+def test_five_slower_rounds_are_significant_and_four_are_not() -> None:
     assert is_median_above([1.01] * 5, 0.99, 0.05)
     assert not is_median_above([1.01] * 4, 0.99, 0.05)
     assert not is_median_above([1.01] * 5 + [0.9], 0.99, 0.05)
@@ -44,23 +44,23 @@ def test_too_few_ratios_give_no_interval() -> None:
 def test_ratio_interval_contains_median_and_grows_with_confidence(
     ratios: list[float], level: float
 ) -> None:
-    found, surer = ratio_interval(ratios, level), ratio_interval(ratios, level / 10)
+    interval, wider = ratio_interval(ratios, level), ratio_interval(ratios, level / 10)
 
-    if found is not None:
-        assert found[0] <= median(ratios) <= found[1]
-    if surer is not None:
-        assert found is not None
-        assert surer[0] <= found[0]
-        assert found[1] <= surer[1]
+    if interval is not None:
+        assert interval[0] <= median(ratios) <= interval[1]
+    if wider is not None:
+        assert interval is not None
+        assert wider[0] <= interval[0]
+        assert interval[1] <= wider[1]
 
 
 def test_ratio_interval_has_nominal_error_rate() -> None:
-    chances = random.Random(1)
+    generator = random.Random(1)
     missed = 0
     for _ in range(2000):
-        found = ratio_interval([chances.lognormvariate(0, 0.1) for _ in range(15)], 0.05)
-        assert found is not None
-        missed += found[1] < 1
+        interval = ratio_interval([generator.lognormvariate(0, 0.1) for _ in range(15)], 0.05)
+        assert interval is not None
+        missed += interval[1] < 1
 
     assert missed <= 2000 * 0.05
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core.bench.tuning.tunings import MACHINE, product, tuned, unchanged
+from core.bench.tuning.tunings import MACHINE, tuned, tuned_gemm, untuned_gemm
 
 from cudakit.core.bench.tuning.torch_csv import check_validators, read_validators, torch_csv
 from cudakit.errors import InputError
@@ -11,13 +11,13 @@ from cudakit.gpu.api.gemm import Gemm
 from cudakit.units import Unavailable
 
 VALIDATORS = {"PT_VERSION": "2.15.0", "CUBLASLT_VERSION": "130100"}
-SOLUTION = (
+ALGORITHM_NAME = (
     "Gemm_Cublaslt_id_66_tile_24_stages_36_splitk_2_red_2_swizzle_1_custom_3_inner_4_cluster_5"
 )
 
 
-def lines_of(gemm: Gemm) -> list[str]:
-    return list(torch_csv(tuned(product(gemm=gemm)), {}).lines)
+def exported_lines(gemm: Gemm) -> list[str]:
+    return list(torch_csv(tuned(tuned_gemm(gemm=gemm)), {}).lines)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def lines_of(gemm: Gemm) -> list[str]:
         ),
     ],
 )
-def test_gemms_have_names_of_torch(gemm: Gemm, begin: str) -> None:
-    assert lines_of(gemm) == [f"{begin},{SOLUTION},0.095"]
+def test_exported_gemm_has_name_that_torch_uses(gemm: Gemm, begin: str) -> None:
+    assert exported_lines(gemm) == [f"{begin},{ALGORITHM_NAME},0.095"]
 
 
 @pytest.mark.parametrize(
-    ("gemm", "why"),
+    ("gemm", "words"),
     [
         (Gemm(dtype="int8", m=8, n=4, k=2), "int8"),
         (Gemm(dtype="fp8_e4m3", m=16, n=16, k=16), "scales"),
@@ -62,34 +62,34 @@ def test_gemms_have_names_of_torch(gemm: Gemm, begin: str) -> None:
         (Gemm(dtype="fp16", m=8, n=4, k=2, accumulate="fp16"), "accumulation type is fp16"),
     ],
 )
-def test_gemm_without_name_in_torch_is_omitted_with_reason(gemm: Gemm, why: str) -> None:
-    found = torch_csv(tuned(product(gemm=gemm)), VALIDATORS)
+def test_gemm_without_name_in_torch_is_omitted_with_reason(gemm: Gemm, words: str) -> None:
+    exported = torch_csv(tuned(tuned_gemm(gemm=gemm)), VALIDATORS)
 
-    ((left_out, reason),) = found.left_out
+    ((left_out, reason),) = exported.left_out
     assert left_out == gemm
-    assert why in reason
-    assert len(found.lines) == len(VALIDATORS)
+    assert words in reason
+    assert len(exported.lines) == len(VALIDATORS)
 
 
 def test_file_has_validators_and_faster_algorithms_only() -> None:
-    found = torch_csv(tuned(unchanged(), product()), VALIDATORS)
+    exported = torch_csv(tuned(untuned_gemm(), tuned_gemm()), VALIDATORS)
 
-    assert found.text.splitlines()[:2] == [
+    assert exported.text.splitlines()[:2] == [
         "Validator,PT_VERSION,2.15.0",
         "Validator,CUBLASLT_VERSION,130100",
     ]
-    assert len(found.lines) == 3
-    assert found.left_out == ()
+    assert len(exported.lines) == 3
+    assert exported.left_out == ()
 
 
 def test_unknown_time_is_omitted_from_line() -> None:
-    unknown = product(winner_s=Unavailable("no sample"))
+    without_time = tuned_gemm(winner_s=Unavailable("no sample"))
 
-    assert torch_csv(tuned(unknown), {}).lines[0].endswith(SOLUTION)
+    assert torch_csv(tuned(without_time), {}).lines[0].endswith(ALGORITHM_NAME)
 
 
 @pytest.mark.parametrize("version", ["130100", "13.1.0", "13.1.0.20", "something"])
-def test_validators_of_the_same_library_are_accepted(version: str) -> None:
+def test_validators_of_same_library_version_are_accepted(version: str) -> None:
     check_validators({**VALIDATORS, "CUBLASLT_VERSION": version}, MACHINE)
 
 
@@ -102,25 +102,25 @@ def test_validators_of_the_same_library_are_accepted(version: str) -> None:
         ({"CUBLASLT_VERSION": "130100"}, "PT_VERSION"),
     ],
 )
-def test_validators_of_other_versions_are_rejected(
+def test_validators_of_other_library_version_are_rejected(
     validators: dict[str, str], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         check_validators(validators, MACHINE)
 
 
-def test_validators_are_read_from_a_file_of_torch(tmp_path: Path) -> None:
-    place = tmp_path / "tunableop_results0.csv"
-    place.write_text(torch_csv(tuned(product()), VALIDATORS).text)
+def test_validators_are_read_from_file_that_torch_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "tunableop_results0.csv"
+    path.write_text(torch_csv(tuned(tuned_gemm()), VALIDATORS).text)
 
-    assert read_validators(place) == VALIDATORS
+    assert read_validators(path) == VALIDATORS
 
 
 def test_file_without_validators_is_rejected(tmp_path: Path) -> None:
-    place = tmp_path / "other.csv"
-    place.write_text("a,b,c\nValidator,short\n")
+    path = tmp_path / "other.csv"
+    path.write_text("a,b,c\nValidator,short\n")
 
     with pytest.raises(InputError, match="no line that starts with 'Validator,'"):
-        read_validators(place)
+        read_validators(path)
     with pytest.raises(InputError, match="No such file"):
         read_validators(tmp_path / "none.csv")

@@ -31,46 +31,50 @@ def sim() -> Iterator[FaultySim]:
 def trials_of(sim: FaultySim, gemm: Gemm = GAINS, **changes: Any) -> Iterator[AlgorithmTrials]:
     workload = GemmWorkload(gemm, GemmSettings(), "cublaslt", "uniform")
     with closing(Timer(sim)) as timer:
-        algorithms = listed(sim, gemm)
-        made = AlgorithmTrials(timer, workload, replace(METHOD, **changes), algorithms, seed=0)
-        with closing(made) as trials:
+        algorithms = recommended(sim, gemm)
+        algorithm_trials = AlgorithmTrials(
+            timer, workload, replace(METHOD, **changes), algorithms, seed=0
+        )
+        with closing(algorithm_trials) as trials:
             yield trials
 
 
-def listed(sim: FaultySim, gemm: Gemm = GAINS) -> list[Algorithm]:
+def recommended(sim: FaultySim, gemm: Gemm = GAINS) -> list[Algorithm]:
     with closing(sim.blas()) as blas:
         return list(blas.heuristics(gemm, GemmSettings(), 100))
 
 
-def tuned(sim: FaultySim, gemm: Gemm = GAINS) -> TunedGemm:
-    (product,) = tune(spec(gemm), sim, QUICK).gemms
-    return product
+def tune_gemm(sim: FaultySim, gemm: Gemm = GAINS) -> TunedGemm:
+    (tuned_gemm,) = tune(spec(gemm), sim, QUICK).gemms
+    return tuned_gemm
 
 
-def test_candidates_share_operands_and_are_verified_each(sim: FaultySim) -> None:
-    sim.faults = Faults(wrong=lambda each: each.id == 4 and each.tile == 15)
+def test_candidates_share_operands_and_each_is_verified(sim: FaultySim) -> None:
+    sim.faults = Faults(wrong=lambda algorithm: algorithm.id == 4 and algorithm.tile == 15)
     with trials_of(sim) as trials:
-        expected = [not sim.faults.wrong(each) for each in listed(sim)]
-        entered = [number for number in range(1, len(expected)) if trials.prepare(number)]
+        expected = [not sim.faults.wrong(algorithm) for algorithm in recommended(sim)]
+        prepared = [number for number in range(1, len(expected)) if trials.prepare(number)]
 
-        assert len(entered) > 3
+        assert len(prepared) > 3
         assert trials.verify(0)
-        for number in (*entered, *reversed(entered)):
+        for number in (*prepared, *reversed(prepared)):
             assert trials.verify(number) is expected[number]
 
 
 @pytest.mark.parametrize("cache", ["hot", "rotate"])
-def test_buffers_are_renewed_in_between(cache: str) -> None:
+def test_reallocated_buffers_keep_times_and_values(cache: str) -> None:
     with (
-        closing(FaultySim("jetson")) as small,  # a small L2 cache, and few buffer sets
-        trials_of(small, Gemm(dtype="fp32", m=512, n=512, k=512), cache=cache) as trials,
+        closing(
+            FaultySim("jetson")
+        ) as jetson,  # This model has a small L2 cache, and needs few buffer sets.
+        trials_of(jetson, Gemm(dtype="fp32", m=512, n=512, k=512), cache=cache) as trials,
     ):
         assert trials.verify(0)
         first = trials.measure([0])
-        used = small.memory_info().free_bytes
+        free_bytes = jetson.memory_info().free_bytes
         trials.reallocate()
 
-        assert small.memory_info().free_bytes == used
+        assert jetson.memory_info().free_bytes == free_bytes
         assert trials.measure([0]) == pytest.approx(first, rel=1e-2)
         assert trials.verify(0)
         assert (trials.method.buffer_sets > 1) is (cache == "rotate")
@@ -85,7 +89,7 @@ def test_reallocate_captures_graph_again(sim: FaultySim) -> None:
         assert trials.verify(0)
 
 
-def test_times_are_those_of_the_last_rounds(sim: FaultySim) -> None:
+def test_times_of_last_rounds(sim: FaultySim) -> None:
     with trials_of(sim) as trials:
         assert trials.prepare(1)
         for order in ([0, 1], [1, 0], [0]):
@@ -105,60 +109,63 @@ def test_values_of_round_have_one_unit(sim: FaultySim) -> None:
         assert values[0] / values[1] == pytest.approx(times[0] / times[1], rel=1e-3)
 
 
-def test_candidate_that_cannot_run_is_skipped(sim: FaultySim) -> None:
-    best = tuned(sim).winner
-    sim.faults = Faults(refused=lambda each: each == best, failing=lambda each: each.tile == 24)
-    product = tuned(sim)
+def test_unsupported_or_failing_candidate_is_skipped(sim: FaultySim) -> None:
+    fastest = tune_gemm(sim).winner
+    sim.faults = Faults(
+        unsupported=lambda algorithm: algorithm == fastest,
+        failing=lambda algorithm: algorithm.tile == 24,
+    )
+    tuned_gemm = tune_gemm(sim)
 
-    assert product.winner != best
-    assert product.winner.tile != 24
-    assert product.tried < product.candidates
+    assert tuned_gemm.winner != fastest
+    assert tuned_gemm.winner.tile != 24
+    assert tuned_gemm.tried < tuned_gemm.candidates
     with trials_of(sim) as trials:
-        refused = listed(sim).index(best)
+        refused = recommended(sim).index(fastest)
         assert not trials.prepare(refused)
         assert trials.errors == {refused: "refused"}
 
 
 def test_far_slower_candidate_is_not_measured(sim: FaultySim) -> None:
-    best = tuned(sim).winner
-    sim.faults = Faults(runs={best: 20})
+    fastest = tune_gemm(sim).winner
+    sim.faults = Faults(runs={fastest: 20})
     with trials_of(sim) as trials:
-        assert not trials.prepare(listed(sim).index(best))
+        assert not trials.prepare(recommended(sim).index(fastest))
 
 
 def test_fast_algorithm_with_wrong_values_does_not_win(sim: FaultySim) -> None:
-    best = tuned(sim).winner
-    sim.faults = Faults(wrong=lambda each: each == best)
-    product = tuned(sim)
+    fastest = tune_gemm(sim).winner
+    sim.faults = Faults(wrong=lambda algorithm: algorithm == fastest)
+    tuned_gemm = tune_gemm(sim)
 
-    assert product.wrong == (best,)
-    assert product.winner != best
-    assert product.verification.passed
+    assert tuned_gemm.wrong == (fastest,)
+    assert tuned_gemm.winner != fastest
+    assert tuned_gemm.verification.passed
 
 
 def test_wrong_default_is_not_tuned(sim: FaultySim) -> None:
-    default = listed(sim)[0]
-    sim.faults = Faults(wrong=lambda each: each == default)
-    found = tune(spec(GAINS), sim, QUICK)
+    default = recommended(sim)[0]
+    sim.faults = Faults(wrong=lambda algorithm: algorithm == default)
+    tuning = tune(spec(GAINS), sim, QUICK)
 
-    assert found.gemms == ()
-    assert found.untuned[0].wrong
-    assert "wrong values" in found.untuned[0].reason
+    assert tuning.gemms == ()
+    assert tuning.untuned[0].wrong
+    assert "wrong values" in tuning.untuned[0].reason
 
 
 def test_trials_without_default_raise_unsupported(sim: FaultySim) -> None:
-    sim.faults = Faults(refused=lambda _: True)
-    before = sim.memory_info().free_bytes
+    sim.faults = Faults(unsupported=lambda _: True)
+    free_bytes = sim.memory_info().free_bytes
     with pytest.raises(Unsupported, match="refused"):
         tune(spec(EQUAL), sim, QUICK)
 
-    assert sim.memory_info().free_bytes == before
+    assert sim.memory_info().free_bytes == free_bytes
 
 
-def test_warming_up_ends_when_its_time_is_over(sim: FaultySim) -> None:
-    told: list[float] = []
+def test_warm_up_ends_at_time_limit(sim: FaultySim) -> None:
+    fractions: list[float] = []
     with trials_of(sim, warmup_s=10.0) as trials:
-        trials.warm_up(lambda: len(told) == 3, told.append)
+        trials.warm_up(lambda: len(fractions) == 3, fractions.append)
 
-    assert len(told) == 3
-    assert max(told) <= 1
+    assert len(fractions) == 3
+    assert max(fractions) <= 1

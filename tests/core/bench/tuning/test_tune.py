@@ -16,7 +16,7 @@ from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
 
 QUICK = Limits(iterations=20)
-# The heuristics of the simulated library choose an algorithm for it that takes a third longer than the best.
+# For this GEMM, the default algorithm of the simulated library takes a third longer than the fastest.
 GAINS = Gemm(dtype="fp32", m=256, n=768, k=256)
 EQUAL = Gemm(dtype="bf16", m=64, n=64, k=64)
 
@@ -32,31 +32,37 @@ def spec(*gemms: Gemm, **changes: Any) -> GemmSpec:
 
 
 def test_tune_finds_fastest_algorithm(sim: Sim) -> None:
-    found = tune(spec(GAINS), sim, QUICK)
+    tuning = tune(spec(GAINS), sim, QUICK)
 
-    (product,) = found.gemms
+    (tuned_gemm,) = tuning.gemms
     with closing(sim.blas()) as blas:
-        assert product.default == blas.heuristics(GAINS, GemmSettings(), 1)[0]
-        everything = list(blas.algorithms(GAINS, GemmSettings()))
-    assert product.significant
-    assert product.winner in everything
-    assert product.winner != product.default
-    assert isinstance(product.gain, float)
-    assert product.gain > 0.2
-    assert isinstance(product.winner_s, float)
-    assert isinstance(product.default_s, float)
-    assert product.winner_s == pytest.approx(product.default_s * (1 - product.gain), rel=0.01)
-    assert (product.candidates, product.all_listed) == (len(everything), True)
-    assert product.verification.passed
-    assert (found.simulated, found.complete, found.untuned) == (True, True, ())
+        assert tuned_gemm.default == blas.heuristics(GAINS, GemmSettings(), 1)[0]
+        algorithms = list(blas.algorithms(GAINS, GemmSettings()))
+    assert tuned_gemm.significant
+    assert tuned_gemm.winner in algorithms
+    assert tuned_gemm.winner != tuned_gemm.default
+    assert isinstance(tuned_gemm.gain, float)
+    assert tuned_gemm.gain > 0.2
+    assert isinstance(tuned_gemm.winner_s, float)
+    assert isinstance(tuned_gemm.default_s, float)
+    assert tuned_gemm.winner_s == pytest.approx(
+        tuned_gemm.default_s * (1 - tuned_gemm.gain), rel=0.01
+    )
+    assert (tuned_gemm.candidates, tuned_gemm.all_listed) == (len(algorithms), True)
+    assert tuned_gemm.verification.passed
+    assert (tuning.simulated, tuning.complete, tuning.untuned) == (True, True, ())
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tune_keeps_default_without_gain(sim: Sim, seed: int) -> None:
-    (product,) = tune(spec(EQUAL, seed=seed), sim, QUICK).gemms
+    (tuned_gemm,) = tune(spec(EQUAL, seed=seed), sim, QUICK).gemms
 
-    assert (product.significant, product.winner, product.seed) == (False, product.default, seed)
-    assert product.verification.passed
+    assert (tuned_gemm.significant, tuned_gemm.winner, tuned_gemm.seed) == (
+        False,
+        tuned_gemm.default,
+        seed,
+    )
+    assert tuned_gemm.verification.passed
 
 
 def test_tune_frees_all_memory(sim: Sim) -> None:
@@ -66,65 +72,69 @@ def test_tune_frees_all_memory(sim: Sim) -> None:
     assert sim.memory_info().free_bytes == before
 
 
-def test_known_gemms_are_not_searched(sim: Sim) -> None:
+def test_gemms_with_earlier_result_are_not_searched(sim: Sim) -> None:
     first = tune(spec(GAINS), sim, QUICK)
     stages: list[str] = []
-    both = tune(spec(GAINS, EQUAL), sim, QUICK, lambda stage, _: stages.append(stage), known=first)
-    other = tune(spec(EQUAL), sim, QUICK, known=first)
+    second_tuning = tune(
+        spec(GAINS, EQUAL), sim, QUICK, lambda stage, _: stages.append(stage), earlier=first
+    )
+    other_machine = tune(spec(EQUAL), sim, QUICK, earlier=first)
 
-    assert both.gemms[0] == first.gemms[0]
-    assert [product.gemm for product in both.gemms] == [GAINS, EQUAL]
+    assert second_tuning.gemms[0] == first.gemms[0]
+    assert [tuned_gemm.gemm for tuned_gemm in second_tuning.gemms] == [GAINS, EQUAL]
     assert not any("m=256" in stage for stage in stages)
-    assert {product.gemm for product in other.gemms} == {GAINS, EQUAL}
+    assert {tuned_gemm.gemm for tuned_gemm in other_machine.gemms} == {GAINS, EQUAL}
 
 
 def test_gemm_with_other_settings_is_searched(sim: Sim) -> None:
     first = tune(spec(GAINS), sim, QUICK)
     settings = GemmSettings(deterministic=True)
-    second = tune(spec(GAINS, settings=settings), sim, QUICK, known=first)
+    second = tune(spec(GAINS, settings=settings), sim, QUICK, earlier=first)
 
-    assert [product.settings for product in second.gemms] == [GemmSettings(), settings]
+    assert [tuned_gemm.settings for tuned_gemm in second.gemms] == [GemmSettings(), settings]
 
 
 def test_tuning_of_other_machine_is_rejected(sim: Sim) -> None:
-    with closing(Sim("jetson")) as other:
-        found = tune(spec(EQUAL), other, QUICK)
+    with closing(Sim("jetson")) as other_machine:
+        tuning = tune(spec(EQUAL), other_machine, QUICK)
 
     with pytest.raises(InputError, match="GPU: tuned"):
-        tune(spec(EQUAL), sim, QUICK, known=found)
+        tune(spec(EQUAL), sim, QUICK, earlier=tuning)
 
 
-def interrupted(sim: Sim, at: int, **options: Any) -> Tuned:
-    left = at
+def interrupted(sim: Sim, calls: int, **options: Any) -> Tuned:
+    calls_left = calls
 
     def progress(stage: str, fraction: float) -> None:  # noqa: ARG001
-        nonlocal left
-        left -= 1
-        if not left:
+        nonlocal calls_left
+        calls_left -= 1
+        if not calls_left:
             raise KeyboardInterrupt
 
     return tune(spec(EQUAL, GAINS), sim, QUICK, progress, **options)
 
 
 def test_interrupted_tuning_is_continued_from_result(sim: Sim) -> None:
-    found = interrupted(sim, 8)
+    tuning = interrupted(sim, 8)
 
-    assert not found.complete
-    assert [product.stopped for product in found.gemms] == ["complete", "interrupted"]
-    assert not found.gemms[1].significant
-    again = tune(spec(EQUAL, GAINS), sim, QUICK, known=found)
-    assert [product.stopped for product in again.gemms] == ["complete", "complete"]
-    assert again.gemms[1].significant
+    assert not tuning.complete
+    assert [tuned_gemm.stopped for tuned_gemm in tuning.gemms] == ["complete", "interrupted"]
+    assert not tuning.gemms[1].significant
+    continued = tune(spec(EQUAL, GAINS), sim, QUICK, earlier=tuning)
+    assert [tuned_gemm.stopped for tuned_gemm in continued.gemms] == ["complete", "complete"]
+    assert continued.gemms[1].significant
 
 
 def test_unsupported_gemm_is_reported_with_reason(sim: Sim) -> None:
-    odd = Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, layout="nn")
-    found = tune(spec(odd, EQUAL), sim, QUICK)
+    unsupported_gemm = Gemm(dtype="fp8_e4m3", m=16, n=16, k=16, layout="nn")
+    tuning = tune(spec(unsupported_gemm, EQUAL), sim, QUICK)
 
-    assert [(one.gemm, one.wrong) for one in found.untuned] == [(odd, False)]
-    assert [product.gemm for product in found.gemms] == [EQUAL]
+    assert [(untuned.gemm, untuned.wrong) for untuned in tuning.untuned] == [
+        (unsupported_gemm, False)
+    ]
+    assert [tuned_gemm.gemm for tuned_gemm in tuning.gemms] == [EQUAL]
     with pytest.raises(Unsupported):
-        tune(spec(odd), sim, QUICK)
+        tune(spec(unsupported_gemm), sim, QUICK)
 
 
 @pytest.mark.parametrize("changes", [{"library": "cublas"}, {"baselines": ("cublas",)}])
@@ -150,7 +160,7 @@ def test_tuned_machine_is_recorded(sim: Sim) -> None:
 
 def test_disabled_blocking_kernel_is_warned(sim: Sim) -> None:
     run_context = RunContext(variables={"CUDA_LAUNCH_BLOCKING": "1"})
-    found = tune(spec(EQUAL), sim, QUICK, run_context=run_context)
+    tuning = tune(spec(EQUAL), sim, QUICK, run_context=run_context)
 
-    assert "samples include launch gaps" in found.warnings[0]
-    assert not found.gemms[0].method.blocker
+    assert "samples include launch gaps" in tuning.warnings[0]
+    assert not tuning.gemms[0].method.blocker

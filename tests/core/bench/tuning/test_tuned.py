@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.bench.tuning.tunings import FASTER, GEMM, MACHINE, product, tuned, unchanged
+from core.bench.tuning.tunings import FASTER, GEMM, MACHINE, tuned, tuned_gemm, untuned_gemm
 
 from cudakit.core.bench.tuning.tuned import Tuned, Untuned, load_tuned
 from cudakit.errors import InputError
@@ -18,14 +18,14 @@ from cudakit.units import Unavailable
 OTHER = Gemm(dtype="bf16", m=64, n=64, k=64)
 
 
-def test_algorithms_that_beat_the_default_are_used() -> None:
-    found = tuned(product(), unchanged(gemm=OTHER))
+def test_only_algorithms_faster_than_default_are_used() -> None:
+    tuning = tuned(tuned_gemm(), untuned_gemm(gemm=OTHER))
 
-    assert found.algorithms_for(MACHINE) == {GEMM: FASTER}
+    assert tuning.algorithms_for(MACHINE) == {GEMM: FASTER}
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("other_machine", "message"),
     [
         (replace(MACHINE, gpu="NVIDIA H100"), "GPU: tuned NVIDIA H200, here NVIDIA H100"),
         (replace(MACHINE, compute_capability="10.0"), "tuned 9.0, here 10.0"),
@@ -33,44 +33,48 @@ def test_algorithms_that_beat_the_default_are_used() -> None:
         (replace(MACHINE, gpu=Unavailable("it does not say")), "here unknown"),
     ],
 )
-def test_tuned_algorithms_of_other_machine_are_rejected(other: object, message: str) -> None:
+def test_tuned_algorithms_of_other_machine_are_rejected(
+    other_machine: object, message: str
+) -> None:
     with pytest.raises(InputError, match="tuned on another machine") as caught:
-        tuned(product()).algorithms_for(other)  # type: ignore[arg-type]
+        tuned(tuned_gemm()).algorithms_for(other_machine)  # type: ignore[arg-type]
 
     assert message in caught.value.message
     assert "--tune" in caught.value.hint
 
 
-def test_another_driver_or_cudakit_is_no_reason_to_refuse() -> None:
+def test_other_driver_or_cudakit_version_is_accepted() -> None:
     newer = replace(MACHINE, driver="590.1", cudakit="0.2.0")
 
-    assert tuned(product()).algorithms_for(newer) == {GEMM: FASTER}
+    assert tuned(tuned_gemm()).algorithms_for(newer) == {GEMM: FASTER}
 
 
-def test_under_other_settings_an_algorithm_is_not_used() -> None:
+def test_algorithm_is_not_used_with_other_settings() -> None:
     deterministic = GemmSettings(deterministic=True)
 
-    assert tuned(product()).algorithms_for(MACHINE, deterministic) == {}
-    assert tuned(product()).algorithms_for(MACHINE, GemmSettings()) == {GEMM: FASTER}
+    assert tuned(tuned_gemm()).algorithms_for(MACHINE, deterministic) == {}
+    assert tuned(tuned_gemm()).algorithms_for(MACHINE, GemmSettings()) == {GEMM: FASTER}
 
 
-TUNED = tuned(product(), unchanged(shape="llama3-8b qkv"), untuned=(Untuned(GEMM, "why", True),))
+TUNED = tuned(
+    tuned_gemm(), untuned_gemm(shape="llama3-8b qkv"), untuned=(Untuned(GEMM, "why", True),)
+)
 
 
-def written(path: Path, found: Tuned = TUNED) -> Path:
-    path.write_text(json.render(found), encoding="utf-8")
+def write_tuning(path: Path, tuning: Tuned = TUNED) -> Path:
+    path.write_text(json.render(tuning), encoding="utf-8")
     return path
 
 
 def test_written_tuning_is_read_back(tmp_path: Path) -> None:
-    assert load_tuned(written(tmp_path / "tuned.json")) == TUNED
+    assert load_tuned(write_tuning(tmp_path / "tuned.json")) == TUNED
 
 
-def set_(*keys: str | int, to: object) -> Callable[[Any], None]:
-    def change(plain: Any) -> None:
+def set_value(*keys: str | int, value: object) -> Callable[[Any], None]:
+    def change(values: Any) -> None:
         for key in keys[:-1]:
-            plain = plain[key]
-        plain[keys[-1]] = to
+            values = values[key]
+        values[keys[-1]] = value
 
     return change
 
@@ -78,31 +82,37 @@ def set_(*keys: str | int, to: object) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_("products", 1, "gemm", "m", to=0), r"products\[1\]: m is 0"),
+        (set_value("products", 1, "gemm", "m", value=0), r"products\[1\]: m is 0"),
         (
-            set_("products", 0, "gemm", "dtype", to="fp7"),
+            set_value("products", 0, "gemm", "dtype", value="fp7"),
             r"products\[0\]: unknown data type 'fp7'",
         ),
-        (set_("products", 0, "winner", "id", to="x"), r"products\[0\].winner.id should be a whole"),
-        (set_("products", 0, "limits", "time_s", to=-1.0), r"products\[0\]: the tuning time"),
-        (set_("products", to={}), "products should be a list"),
-        (set_("untuned", 0, "gemm", "k", to=-1), r"untuned\[0\]: k is -1"),
-        (set_("machine", "library", to="torch7"), "machine.library should be"),
-        (set_("machine", to=[]), "machine should be an object"),
-        (set_("schema", to="cudakit.bench/1"), "contains no tuned algorithms"),
-        (set_("schema", to="cudakit.tuned/2"), "cudakit.tuned/2"),
+        (
+            set_value("products", 0, "winner", "id", value="x"),
+            r"products\[0\].winner.id should be a whole",
+        ),
+        (
+            set_value("products", 0, "limits", "time_s", value=-1.0),
+            r"products\[0\]: the tuning time",
+        ),
+        (set_value("products", value={}), "products should be a list"),
+        (set_value("untuned", 0, "gemm", "k", value=-1), r"untuned\[0\]: k is -1"),
+        (set_value("machine", "library", value="torch7"), "machine.library should be"),
+        (set_value("machine", value=[]), "machine should be an object"),
+        (set_value("schema", value="cudakit.bench/1"), "contains no tuned algorithms"),
+        (set_value("schema", value="cudakit.tuned/2"), "cudakit.tuned/2"),
     ],
 )
 def test_damaged_file_error_names_position(
     tmp_path: Path, change: Callable[[Any], None], message: str
 ) -> None:
-    place = written(tmp_path / "tuned.json")
-    plain = standard_json.loads(place.read_text())
-    change(plain)
-    place.write_text(standard_json.dumps(plain))
+    path = write_tuning(tmp_path / "tuned.json")
+    values = standard_json.loads(path.read_text())
+    change(values)
+    path.write_text(standard_json.dumps(values))
 
     with pytest.raises(InputError, match=message):
-        load_tuned(place)
+        load_tuned(path)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +125,11 @@ def test_damaged_file_error_names_position(
     ],
 )
 def test_file_of_other_kind_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:
-    place = tmp_path / "tuned.json"
-    place.write_bytes(content)
+    path = tmp_path / "tuned.json"
+    path.write_bytes(content)
 
     with pytest.raises(InputError, match=message):
-        load_tuned(place)
+        load_tuned(path)
 
 
 def test_missing_file_error_names_file(tmp_path: Path) -> None:

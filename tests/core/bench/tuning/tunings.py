@@ -1,4 +1,4 @@
-"""Tuning results for tests, made without a device."""
+"""Example results of tuning, which need no device."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MACHINE = TunedMachine("NVIDIA H200", "9.0", "cublaslt", "13.1.0", "580.159.04",
 NO_GAIN = Unavailable("no other algorithm was fast enough to be measured again")
 
 
-def product(**changes: Any) -> TunedGemm:
-    """Return a GEMM with a gain of 5 %."""
-    made = TunedGemm(
+def tuned_gemm(**changes: Any) -> TunedGemm:
+    """Return the result of a GEMM with a gain of 5 %."""
+    example = TunedGemm(
         gemm=GEMM,
         shape="",
         settings=GemmSettings(),
@@ -47,12 +47,12 @@ def product(**changes: Any) -> TunedGemm:
         method=Method("batch", "rotate", executions=20, buffer_sets=3),
         seed=0,
     )
-    return replace(made, **changes)
+    return replace(example, **changes)
 
 
-def unchanged(**changes: Any) -> TunedGemm:
-    """Return a GEMM that keeps the default."""
-    same: dict[str, Any] = {
+def untuned_gemm(**changes: Any) -> TunedGemm:
+    """Return the result of a GEMM without a gain, for which the default algorithm is used."""
+    no_gain: dict[str, Any] = {
         "winner": DEFAULT,
         "significant": False,
         "gain": NO_GAIN,
@@ -60,11 +60,11 @@ def unchanged(**changes: Any) -> TunedGemm:
         "winner_s": 100e-6,
         "winner_ci95_s": (99e-6, 101e-6),
     }
-    return product(**{**same, **changes})
+    return tuned_gemm(**{**no_gain, **changes})
 
 
 def tuned(*products: TunedGemm, **changes: Any) -> Tuned:
-    made = Tuned(
+    example = Tuned(
         simulated=False,
         time_ns=1_795_000_000_000_000_000,
         complete=True,
@@ -72,4 +72,4 @@ def tuned(*products: TunedGemm, **changes: Any) -> Tuned:
         warnings=(),
         gemms=products,
     )
-    return replace(made, **changes)
+    return replace(example, **changes)

@@ -22,7 +22,7 @@ def notes(owner: Section | Document) -> list[Note]:
 def test_report_without_problems_is_one_line_of_counts(machine: Machine) -> None:
     document = present.report(diagnose(machine()))
 
-    assert document.title == "no problems found"
+    assert document.title == "No problems found"
     assert [note.text for note in notes(document)] == ["37 checks: 0 failed, 0 warnings, 37 passed"]
     assert notes(document)[0].remedies == ("cudakit doctor --all lists every check",)
 
@@ -78,7 +78,7 @@ def test_summary_counts_checks_that_could_not_be_made(machine: Machine) -> None:
 def test_title_of_report_without_any_answer_claims_nothing(machine: Machine) -> None:
     result = diagnose(machine(nvml=Unavailable("silent")), only=("CK027",))
 
-    assert present.report(result).title == "no check could be performed"
+    assert present.report(result).title == "No check could be performed"
 
 
 def test_set_variables_are_named_in_one_line(machine: Machine) -> None:

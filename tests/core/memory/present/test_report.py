@@ -105,14 +105,14 @@ def test_page_of_several_devices_draws_the_layout_of_each() -> None:
         assert all(f"{address:#x}: " in page for address in device.layout.segments.address.tolist())
 
 
-def test_report_begins_with_the_finding_the_holder_and_the_next_step() -> None:
+def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
     notes = report(examined("tests/data/leak.pkl.gz")).nodes[:3]
 
     assert all(isinstance(note, Note) for note in notes)
-    finding, holder, next_step = (note.text for note in notes if isinstance(note, Note))
-    assert finding == "1 call stack holds 1.95 MiB more after each step."
-    assert "record_snapshots.py:96 _forgotten" in holder
-    assert next_step.startswith("Next step: find the reference")
+    state, cause, action = (note.text for note in notes if isinstance(note, Note))
+    assert state == "1 call stack holds 1.95 MiB more after each step."
+    assert "record_snapshots.py:96 _forgotten" in cause
+    assert action.startswith("Action: find the reference")
 
 
 def test_report_of_a_consistent_file_says_that_trace_and_state_agree() -> None:

@@ -24,7 +24,7 @@ from core.sanitize.sample_races import (
     work,
 )
 
-from cudakit.core.sanitize.present import report, title
+from cudakit.core.sanitize.present import brief, report, title
 from cudakit.core.sanitize.races import (
     Confidence,
     Coverage,
@@ -121,8 +121,7 @@ def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
 def test_report_without_gpu_work() -> None:
     text = read(Report().result(exit_status=0, coverage={}))
 
-    assert text.startswith("no GPU work was recorded, so nothing was checked\n")
-    assert "nothing was checked" in text
+    assert text.startswith("No GPU work was recorded, so nothing was checked\n")
 
 
 def test_incomplete_result_is_the_first_note_and_part_of_the_verdict() -> None:
@@ -136,13 +135,14 @@ def test_incomplete_result_is_the_first_note_and_part_of_the_verdict() -> None:
 def test_result_without_gpu_work_gives_the_reason() -> None:
     empty = Report().result(exit_status=0, coverage={}, no_gpu_work="no CUDA device")
 
-    assert "nothing was checked (no CUDA device)" in read(empty)
+    assert read(empty).endswith("! No CUDA device\n")
+    assert brief(empty) == ("No GPU work was recorded, so nothing was checked (no CUDA device)",)
 
 
 @pytest.mark.parametrize(
     ("races", "verdict"),
     [
-        ((), "no races found"),
+        ((), "No races found"),
         ((race(),), "1 race between streams"),
         ((race(), race()), "1 race between streams, found 2 times"),
         ((race(), OVERWRITTEN), "2 races between streams"),

@@ -7,22 +7,21 @@
 #include "write/spool.h"
 
 #define BUFFERED_RECORDS 1024
-/* Beyond this number of pieces per launch, pieces that are close are joined, and marked as a summary. */
+/* If a launch has more pieces, pieces at a distance below COALESCE_GAP_BYTES are joined, and marked as merged. */
 #define MAX_PIECES 16384
 #define COALESCE_GAP_BYTES (64u << 10)
-/* No allocation is below: a predicated-off instruction may still report an address. */
+/* No allocation is below this address. Lower addresses are reported by instructions whose predicate is false. */
 #define LOWEST_ADDRESS (64u << 10)
 
 typedef struct {
     arena_copy *copy;
     const arena_launch *launches;
-    uint32_t next_launch, launch_count; /* launches before ``next`` are done */
+    uint32_t next_launch, launch_count; /* the launches before ``next_launch`` are written */
     const tma_store_set *stores;
     size_t next_store;
     bool attribution_lost;
-    uint64_t lost_launches,
-        launches_with_unknown_stores; /* numbers of launches; of those, the ones whose stores are unknown */
-    size_t piece_count;               /* of the current launch */
+    uint64_t lost_launches, launches_with_unknown_stores; /* the first number includes the second */
+    size_t piece_count;                                   /* pieces of the current launch */
     size_t buffered_count;
 } emitter;
 
@@ -62,7 +61,7 @@ static bool is_lost(const emitter *out, uint32_t launch)
     return out->copy->top.header.lost_launches && out->copy->lost_bits[launch / 32] >> (launch & 31) & 1;
 }
 
-/* Append an access of the current launch; the caller sets mode and known. */
+/* Append an access of the current launch. The caller sets ``mode`` and ``known``. */
 static record *append_access(emitter *out, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
     const record *launch_record = &out->launches[out->next_launch].template_record;
@@ -83,7 +82,7 @@ static void append_store_row(void *context, uint64_t lo, uint64_t bytes, uint64_
     rec->access.known = KNOWN_SUMMARY;
 }
 
-/* Append the stores of the current launch through tensor maps. */
+/* Append the tensors that the current launch stores to through tensor maps. */
 static void emit_stores(emitter *out)
 {
     const tma_store_set *stores = out->stores;
@@ -93,6 +92,7 @@ static void emit_stores(emitter *out)
             tma_store_rows(stores->maps + out->next_store, append_store_row, out);
 }
 
+/* Write the stores and the ACCESSED records of the launches before index ``before``. */
 static void finish_launches(emitter *out, uint32_t before)
 {
     for (; out->next_launch < before; out->next_launch++) {
@@ -119,7 +119,7 @@ static void emit_range(void *context, const access_range *range)
 {
     emitter *out = context;
     if (range->launch >= out->launch_count || range->mode == CK_SYNC)
-        return; /* system-scope synchronisation variables, not data */
+        return; /* accesses at system scope are to synchronization variables, not to data */
     finish_launches(out, range->launch);
     uint64_t hi = range->lo + (range->count - 1) * range->stride + range->bytes;
     if (!out->launches[range->launch].template_record.kind || out->attribution_lost || hi <= LOWEST_ADDRESS)
@@ -147,8 +147,8 @@ static void mark_lost(void *context, uint32_t launch)
     out->copy->lost_bits[launch / 32] |= 1u << (launch & 31);
 }
 
-/* A launch that loads through all of its tensor maps stores through an unknown map, or through one of them,
- * too. */
+/* Mark launches as lost whose stores cannot be determined. A launch that loads through each of its tensor maps stores
+ * through an unknown map, or through one of these maps as well. */
 static void mark_unknown_stores_lost(emitter *out)
 {
     const tma_store *maps = out->stores->maps;

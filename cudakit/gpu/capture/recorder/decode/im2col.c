@@ -1,30 +1,31 @@
-/* Loads in im2col mode, by which cuDNN's convolutions read their input.
+/* Loads in im2col mode, with which cuDNN's convolutions read their input.
  *
  * The mode is described in the PTX ISA, "Tensor: im2col mode". The map has a bounding box in the spatial dimensions,
  * whose pixels are traversed in the order width, height, depth, batch, in steps of the traversal stride. A load reads
- * ``pixels`` consecutive pixels of the traversal, from its coordinates on, and some channels of each. The offset of
- * the load, the position in the filter, is added to the coordinates of each pixel. Pixels outside of the tensor are
- * filled with zeros and not read.
+ * ``pixels`` consecutive pixels of the traversal, beginning at its coordinates, and some channels of each. The offset
+ * of the load, which is the position in the filter, is added to the coordinates of each pixel. Pixels outside of the
+ * tensor are filled with zeros and not read.
  *
- * The loads of a convolution together read nearly all pixels, once for each offset. So the runs of pixels are merged
- * first: what remains are a few runs, whose rows are contiguous in memory.
+ * The loads of a convolution together read nearly all pixels, once for each offset. Therefore the runs of pixels are
+ * joined first. Only a few runs remain, whose rows are contiguous in memory.
  */
 #include "decode/tensor_maps.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SHARED_BYTES (1u << 18) /* upper limit of shared memory */
+#define MAX_SHARED_BYTES (1u << 18) /* upper limit of the shared memory of a block */
 
 /* --- the bounding box -------------------------------------------------------------------------- */
 
-/* Return the number of pixels that are traversed in a spatial dimension; 0 if the bounding box is empty. */
+/* Return the number of pixels that a load traverses in a spatial dimension; 0 if the bounding box is empty. */
 static uint64_t traversed_pixels(const tensor_map *map, unsigned i)
 {
     const int64_t last = (int64_t)map->dims[1 + i] - 1 + map->upper[i], length = last - map->lower[i];
     return length < 0 ? 0 : (uint64_t)length / map->steps[1 + i] + 1;
 }
 
+/* Return whether the memory of a load follows from the decoded fields with certainty. */
 static bool is_certain(const tensor_map *map)
 {
     uint64_t end;
@@ -55,7 +56,7 @@ bool im2col_run_compute(const tensor_map *map, const int32_t coordinates[MAX_RAN
     run->first_channel = (uint32_t)coordinates[0];
     run->channel_count = map->box[0];
     if (run->first_channel >= map->dims[0])
-        run->end_pixel = run->first_pixel; /* outside of the tensor */
+        run->end_pixel = run->first_pixel; /* the channels are outside of the tensor */
     else if (run->channel_count > map->dims[0] - run->first_channel)
         run->channel_count = (uint32_t)(map->dims[0] - run->first_channel);
     return true;
@@ -67,6 +68,7 @@ bool im2col_run_compute(const tensor_map *map, const int32_t coordinates[MAX_RAN
     if ((a) != (b)) \
         return (a) < (b) ? -1 : 1;
 
+/* Compare everything but the pixels and channels. */
 static int compare_load(const im2col_run *a, const im2col_run *b)
 {
     RETURN_IF_DIFFERENT(a->launch, b->launch)
@@ -150,7 +152,7 @@ static uint64_t row_address(const tensor_map *map, const im2col_run *run, uint64
     return address + row * map->strides[map->rank - 1];
 }
 
-/* Write the pixels from ``first`` to ``end`` of one row. */
+/* Mark the bytes of the pixels from ``first`` up to ``end`` of one row. */
 static bool write_row(page_writer *writer, const tensor_map *map, const im2col_run *run, uint64_t row,
                       uint64_t first, uint64_t end)
 {
@@ -178,7 +180,7 @@ static bool write_row(page_writer *writer, const tensor_map *map, const im2col_r
 static bool write_run(page_writer *writer, const im2col_run *run, const tensor_map *map)
 {
     const uint64_t pixels_per_row = traversed_pixels(map, 0);
-    bool succeeded = pixels_per_row > 0; /* there is no run in an empty bounding box */
+    bool succeeded = pixels_per_row > 0; /* an empty bounding box has no runs */
     for (uint64_t pixel = run->first_pixel, row_end; succeeded && pixel < run->end_pixel; pixel = row_end) {
         const uint64_t row = pixel / pixels_per_row;
         row_end = (row + 1) * pixels_per_row < run->end_pixel ? (row + 1) * pixels_per_row : run->end_pixel;

@@ -53,7 +53,7 @@ static void insert_page(page_writer *writer, size_t number)
     writer->page_numbers[slot] = (uint32_t)number + 1;
 }
 
-/* Keep at least half of the slots free. */
+/* Enlarge the hash table so that at least half of the slots are free. False if no memory is left. */
 static bool grow_hash_table(page_writer *writer)
 {
     const size_t page_count = writer->set->count - writer->first_page;
@@ -69,6 +69,7 @@ static bool grow_hash_table(page_writer *writer)
     return true;
 }
 
+/* Append an empty page. False if no memory is left. */
 static bool add_page(page_writer *writer, uint64_t key)
 {
     page_set *set = writer->set;
@@ -81,6 +82,7 @@ static bool add_page(page_writer *writer, uint64_t key)
     return true;
 }
 
+/* Set last_page to the page of a key, appending a page if the key is new. False if no memory is left. */
 static bool find_or_add(page_writer *writer, uint64_t key)
 {
     for (size_t slot = slot_of(writer, key); writer->slot_count && writer->page_numbers[slot];
@@ -93,7 +95,7 @@ static bool find_or_add(page_writer *writer, uint64_t key)
     return add_page(writer, key);
 }
 
-/* Return NULL if out of memory. */
+/* Return the bitmap of a key, appending a page if the key is new. Return NULL if no memory is left. */
 static uint64_t *bitmap_of(page_writer *writer, uint64_t key)
 {
     if (key != writer->last_key && !find_or_add(writer, key))
@@ -104,6 +106,7 @@ static uint64_t *bitmap_of(page_writer *writer, uint64_t key)
 
 /* --- bytes ------------------------------------------------------------------------------------ */
 
+/* Set the bits from ``first`` to ``last``, both included. */
 static void set_bits(uint64_t *words, size_t first, size_t last)
 {
     const uint64_t first_mask = ~0ull << (first & 63), last_mask = ~0ull >> (63 - (last & 63));

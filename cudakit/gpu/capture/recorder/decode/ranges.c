@@ -13,7 +13,8 @@ typedef struct {
     uint32_t page;
 } sort_entry;
 
-/* A window is the memory of one level-0 page; a quarter of it is the memory of one level-1 page. */
+/* Return the key by which pages are sorted. A window is the memory of one level-0 page (128 KiB); a quarter of a
+ * window is the memory of one level-1 page. */
 static uint64_t sort_key_of(uint64_t key)
 {
     uint64_t level = CK_KEY_LEVEL(key), quarter = CK_KEY_PAGE(key) << (level ? 0 : 2);
@@ -24,13 +25,15 @@ static uint64_t sort_key_of(uint64_t key)
 #define DIGIT_BITS 11
 #define DIGITS (1u << DIGIT_BITS)
 
+/* Compute the index at which each digit starts in the sorted array. False if all pages have the same digit, so that
+ * they need not be sorted by it. */
 static bool find_digit_starts(const sort_entry *pages, size_t count, unsigned shift, size_t starts[DIGITS])
 {
     memset(starts, 0, DIGITS * sizeof *starts);
     for (size_t i = 0; i < count; i++)
         starts[pages[i].sort_key >> shift & (DIGITS - 1)]++;
     if (starts[pages[0].sort_key >> shift & (DIGITS - 1)] == count)
-        return false; /* the same digit in all pages */
+        return false; /* all pages have the same digit */
     size_t offset = 0;
     for (size_t i = 0; i < DIGITS; i++) {
         size_t digit_count = starts[i];
@@ -40,8 +43,8 @@ static bool find_digit_starts(const sort_entry *pages, size_t count, unsigned sh
     return true;
 }
 
-/* Sort by digits, least significant first; most digits are equal in all pages. Return the array that holds
- * the result. */
+/* Sort by digits, the least significant digit first. Most digits are the same in all pages. Return the array that
+ * holds the result: ``pages`` or ``spare``. */
 static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count)
 {
     size_t starts[DIGITS];
@@ -63,8 +66,8 @@ static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count
 typedef struct {
     range_sink sink;
     void *context;
-    uint64_t lo, hi;    /* the piece that may still grow; empty if lo == hi */
-    access_range range; /* earlier pieces; count 0: none */
+    uint64_t lo, hi;    /* the last piece, which may still grow; empty if lo == hi */
+    access_range range; /* the pieces before it; count 0 if there are none */
 } range_writer;
 
 static void flush_range(range_writer *out)
@@ -74,7 +77,7 @@ static void flush_range(range_writer *out)
     out->range.count = 0;
 }
 
-/* Two pieces do not establish a stride: the second may be the first of a new range. */
+/* Emit the first of two pieces alone, and begin a new range with the second. Two pieces do not establish a stride. */
 static void emit_first_of_two(range_writer *out)
 {
     access_range second = out->range;
@@ -94,6 +97,7 @@ static bool continues_range(const access_range *range, uint64_t lo, uint64_t byt
     return range->count == 1 || lo == range->lo + range->count * range->stride;
 }
 
+/* Add the last piece to the range, or emit the range and begin a new one. */
 static void end_piece(range_writer *out)
 {
     access_range *range = &out->range;
@@ -115,6 +119,7 @@ static void end_piece(range_writer *out)
     range->count++;
 }
 
+/* Emit all pieces, at the end of the pages of one launch and mode. */
 static void end_mode(range_writer *out)
 {
     end_piece(out);
@@ -123,6 +128,7 @@ static void end_mode(range_writer *out)
     flush_range(out);
 }
 
+/* Add a piece, joined to the last piece if they are adjacent. */
 static inline void add_piece(range_writer *out, uint64_t lo, uint64_t hi)
 {
     if (out->hi != lo || out->hi == out->lo) {
@@ -134,6 +140,7 @@ static inline void add_piece(range_writer *out, uint64_t lo, uint64_t hi)
 
 /* --- bits to pieces --------------------------------------------------------------------------- */
 
+/* Add a piece for each run of set bits; a bit stands for 2^shift bytes. */
 static void add_bits(range_writer *out, uint64_t word, uint64_t base, unsigned shift)
 {
     unsigned at = 0;
@@ -162,7 +169,7 @@ static void add_bitmap(range_writer *out, const uint64_t *words, uint64_t base, 
 typedef struct {
     const ck_page *pages;
     unsigned char *bitmaps;
-    uint64_t quarter_words[WORDS]; /* one quarter at byte granularity */
+    uint64_t quarter_words[WORDS]; /* scratch memory: a quarter of a window, one bit per byte */
 } page_source;
 
 static uint64_t *bitmap_of(const page_source *source, uint32_t page)
@@ -175,7 +182,7 @@ static bool is_full(const page_source *source, uint32_t page)
     return source->pages[page].full;
 }
 
-/* Merge sorted pages of the same key. Return the number of pages left. */
+/* Merge sorted pages of the same key. Return the number of remaining pages. */
 static size_t merge_same_key(const page_source *source, sort_entry *pages, size_t count)
 {
     size_t page_count = 0;
@@ -220,6 +227,7 @@ static uint64_t spread_bits(uint64_t bits)
     return bits * 0xF;
 }
 
+/* Convert a quarter of a level-0 bitmap to one bit per byte. */
 static void spread_quarter(uint64_t *into, const uint64_t *bitmap, unsigned quarter)
 {
     const uint64_t *words = bitmap + quarter * (WORDS / QUARTERS);
@@ -227,7 +235,7 @@ static void spread_quarter(uint64_t *into, const uint64_t *bitmap, unsigned quar
         into[i] = spread_bits(words[i / 4] >> (i % 4 * 16) & 0xFFFF);
 }
 
-/* Emit a level-0 page together with the level-1 pages of the same memory. */
+/* Add a level-0 page combined with the level-1 pages of the same memory. */
 static void add_mixed_window(range_writer *out, page_source *source, const sort_entry *pages, size_t count)
 {
     uint64_t base = address_of(source, pages[0].page);
@@ -246,8 +254,8 @@ static void add_mixed_window(range_writer *out, page_source *source, const sort_
 
 #define WINDOW(sort_key) ((sort_key) >> 3)
 
-/* The sort key without its lowest 3 bits (quarter and level) identifies the window; a level-0 page sorts
- * first, because its quarter and level are 0. */
+/* Add the pages of one window. The sort key without its lowest 3 bits (quarter and level) identifies the window. The
+ * level-0 page is the first, because its quarter and level are 0. */
 static void add_window(range_writer *out, page_source *source, const sort_entry *pages, size_t count)
 {
     bool has_level_0_page = !(pages[0].sort_key & 1);

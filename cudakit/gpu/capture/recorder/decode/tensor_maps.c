@@ -2,26 +2,27 @@
 
 #include <string.h>
 
-/* Field positions in the map, as 32-bit words, derived from the fields that the PTX instruction
- * tensormap.replace writes; recorded maps agree. */
+/* Positions of the fields in a tensor map, in 32-bit words. They are derived from the fields that the PTX instruction
+ * tensormap.replace writes, and agree with maps that the driver encoded. */
 enum {
     ADDRESS = 0,
     FORM = 2,
-    STRIDES = 3,  /* of dimensions 1 to 4, in units of 16 bytes, without their upper 4 bits */
-    UPPER = 7,    /* upper bits of strides: 4 bits each */
-    DIMS = 8,     /* minus one */
-    STEPS = 13,   /* minus one: 3 bits each */
-    BOX = 13,     /* minus one: a byte each, from the top byte of this word on; im2col: of the first dimension */
+    STRIDES = 3, /* strides of dimensions 1 to 4, in units of 16 bytes, without their upper 4 bits */
+    UPPER = 7,   /* upper bits of the strides: 4 bits each */
+    DIMS = 8,    /* sizes of the dimensions minus one */
+    STEPS = 13,  /* steps minus one: 3 bits each */
+    BOX =
+        13, /* box sizes minus one: a byte each, from the top byte of this word on; im2col: one size, of the channels */
     CORNERS = 14, /* im2col: lower corner in the lower half, upper corner in the upper half */
-    PIXELS = 15,  /* im2col: minus one, in the lower 10 bits */
+    PIXELS = 15,  /* im2col: number of pixels minus one, in the lower 10 bits */
     WORDS = 16,
 };
 
 #define BITS(word, shift, count) ((word) >> (shift) & ((1u << (count)) - 1))
 
-/* Bits of the word FORM, from the lowest: format kind, rank minus one, element type, interleave; then the
- * shared memory swizzle, out-of-bounds fill, TF32 rounding and L2 promotion, which do not affect addresses;
- * the rest is always 0. */
+/* Fields of the word FORM, from the lowest bit: format kind, rank minus one, element type, interleave. The next
+ * fields do not affect addresses: swizzle, out-of-bounds fill, TF32 rounding, L2 promotion. The remaining bits are
+ * always 0. */
 #define FORMAT_KIND(form) BITS(form, 0, 4) /* bit 0: im2col; bit 1: set by cuBLAS and cuDNN, not by the driver */
 #define RANK(form) (BITS(form, 4, 3) + 1)
 #define TYPE(form) BITS(form, 7, 4)
@@ -33,7 +34,7 @@ static const uint8_t BYTES_OF_TYPE[16] = {
     2, 4, 4, 8, 2,    /* f16, f32 (and tf32), f32 and tf32 with denormals flushed to zero, f64, bf16 */
 };
 
-/* Decode the fields of im2col. A corner has 16, 8 or 5 signed bits for each of 1, 2 or 3 spatial dimensions
+/* Decode the fields of an im2col map. Corner coordinates have 16, 8 or 5 signed bits, for 1, 2 or 3 spatial dimensions
  * (CUDA Driver API, cuTensorMapEncodeIm2col). */
 static bool decode_im2col(const uint32_t words[WORDS], tensor_map *map)
 {
@@ -87,14 +88,15 @@ bool tensor_map_end(const tensor_map *map, uint64_t *end)
 
 /* --- boxes ---------------------------------------------------------------------------------------- */
 
-/* Of the elements of a box, every ``step``th is moved, from the first one on. */
+/* Return the number of elements of a box that are moved in one dimension: the first, and every ``steps``th after
+ * it. */
 static uint32_t moved_elements(const tensor_map *map, unsigned i)
 {
     return (map->box[i] + map->steps[i] - 1) / map->steps[i];
 }
 
-/* Return the number of elements of a box inside the tensor in one dimension, and the coordinate of the
- * first. */
+/* Return the number of moved elements of a box that are inside the tensor in one dimension, and set ``first`` to the
+ * coordinate of the first one. */
 static uint32_t clip_dimension(const tensor_map *map, unsigned i, int64_t coordinate, uint64_t *first)
 {
     const int64_t step = map->steps[i], count = moved_elements(map, i), end = (int64_t)map->dims[i];
@@ -106,9 +108,10 @@ static uint32_t clip_dimension(const tensor_map *map, unsigned i, int64_t coordi
     return end_moved > first_moved ? (uint32_t)(end_moved - first_moved) : 0;
 }
 
-/* Upper limit of shared memory. */
+/* Upper limit of the shared memory of a block. */
 #define MAX_SHARED_BYTES (1u << 18)
 
+/* Return whether the memory of a box follows from the decoded fields with certainty. */
 static bool is_certain(const tensor_map *map)
 {
     uint64_t bytes = map->strides[0] * map->box[0];
@@ -117,7 +120,7 @@ static bool is_certain(const tensor_map *map)
     return !map->interleave && !map->is_im2col && map->steps[0] == 1 && bytes <= MAX_SHARED_BYTES;
 }
 
-/* Add count * stride to ``to``; false on overflow. */
+/* Add count * stride to ``sum``; false on overflow. */
 static bool add_product(uint64_t *sum, uint64_t count, uint64_t stride)
 {
     uint64_t distance;

@@ -5,8 +5,7 @@
 
 /* --- boxes to bytes --------------------------------------------------------------------------- */
 
-/* Advance to the next row: to the next index in the second dimension, or back to its start and on in the
- * third. */
+/* Advance ``at`` and the address ``begin`` to the next row of a box. False after the last row. */
 static bool next_row(const box_extent *box, uint32_t row_index[MAX_RANK], uint64_t *begin)
 {
     for (unsigned i = 1; i < MAX_RANK && box->counts[i]; i++) {
@@ -21,11 +20,11 @@ static bool next_row(const box_extent *box, uint32_t row_index[MAX_RANK], uint64
 
 typedef struct {
     uint32_t launch;
-    uint16_t mode, map; /* map: index into the map table, from 1 */
+    uint16_t mode, map; /* map: index of the tensor map plus 1 */
     box_extent extent;
 } placed_box;
 
-/* Rows that are contiguous in memory are written as one. */
+/* Mark the bytes of a box. Rows that are contiguous in memory are marked together. */
 static bool write_box(page_writer *writer, const placed_box *box)
 {
     uint32_t row_index[MAX_RANK] = {0};
@@ -51,8 +50,8 @@ static int compare_boxes(const void *left, const void *right)
     return a->extent.begin < b->extent.begin ? -1 : a->extent.begin > b->extent.begin;
 }
 
-/* Join boxes that are adjacent in the first dimension, such as the tiles of a GEMM, to boxes with longer
- * rows. */
+/* Join two boxes that are adjacent in the first dimension, such as tiles of a GEMM, to one box with longer rows. False
+ * if they are not adjacent. */
 static bool merge_adjacent(placed_box *box, const placed_box *next)
 {
     box_extent *a = &box->extent;
@@ -81,15 +80,15 @@ static bool write_boxes(page_writer *writer, placed_box *boxes, size_t count)
 
 /* --- decoding boxes --------------------------------------------------------------------------- */
 
-typedef struct { /* decoded words of a ck_box */
+typedef struct { /* decoded words of a ck_box: the arguments of the device callback */
     int32_t coordinates[MAX_RANK];
     uint32_t rank, mode, offset_bits;
 } box_arguments;
 
 enum { TILED = 0, IM2COL = 1 }; /* Sanitizer_LoadMode */
 
-/* Load: destination and barrier precede the coordinates, and multicast fields follow the rank. Store:
- * assumed to be the source before, the mode behind. */
+/* Decode the words of a box. In a load, destination and barrier precede the coordinates, and multicast fields follow
+ * the rank. In a store, the source is assumed to precede the coordinates, and the mode to follow them. */
 static box_arguments decode_arguments(const ck_box *box)
 {
     const uint32_t *word = box->word;
@@ -100,7 +99,8 @@ static box_arguments decode_arguments(const ck_box *box)
     return arguments;
 }
 
-/* Coordinates beyond the rank must be 0; otherwise the assumed layout is wrong. */
+/* Return whether the arguments fit the tensor map. Coordinates beyond the rank must be 0; otherwise the assumed layout
+ * is wrong. */
 static bool is_plausible(const box_arguments *arguments, const tensor_map *map)
 {
     bool are_zero = true;
@@ -111,7 +111,7 @@ static bool is_plausible(const box_arguments *arguments, const tensor_map *map)
 
 typedef struct {
     tensor_map *maps;
-    uint16_t map_numbers[CK_MAP_KEYS]; /* index of the map with this key slot, from 1; 0: unknown */
+    uint16_t map_numbers[CK_MAP_KEYS]; /* by key slot: index of the tensor map plus 1; 0: unknown */
 } map_index;
 
 static map_index *map_index_create(const ck_map *maps, size_t count)
@@ -134,7 +134,7 @@ static void map_index_free(map_index *index)
     free(index);
 }
 
-/* The boxes of an arena, expanded: tiled ones and runs of pixels. */
+/* The memory of all boxes in an arena: tiles, and runs of pixels. */
 typedef struct {
     map_index *index;
     placed_box *tiles;

@@ -7,7 +7,7 @@
 #include "model/allocations.h"
 #include "model/kernels.h"
 
-/* More rows than this, of a tensor with gaps in several dimensions, are emitted as one range. */
+/* Maximum number of groups of rows of a tensor; a tensor with more groups is emitted as one range. */
 #define MAX_ROWS 4096
 
 static bool reserve_map(tma_store_set *set)
@@ -18,8 +18,8 @@ static bool reserve_map(tma_store_set *set)
     return maps;
 }
 
-/* Whether parameter words are a tensor map, and do not just look like one: the tensor must lie in a live
- * allocation. */
+/* Return whether parameter words are a tensor map. Words that only look like one are excluded: the tensor must be
+ * inside a live allocation. The lock is held. */
 static bool is_tensor_map(const ck_u64 content[CK_MAP_WORDS])
 {
     tensor_map map;
@@ -67,7 +67,7 @@ bool tma_stores_copy(tma_store_set *set, uint32_t launch, uint8_t mode, const tm
     return count > 0;
 }
 
-/* --- maps that are loaded through ------------------------------------------------------------- */
+/* --- maps through which launches load ------------------------------------------------------------- */
 
 static uint64_t load_key(uint32_t launch, uint32_t map_slot)
 {
@@ -118,7 +118,8 @@ void tma_store_rows(const tma_store *store,
         return;
     for (unsigned i = 1; i < map.rank; i++)
         if (!map.strides[i])
-            map.dims[i] = 1; /* cuBLAS adds dimensions of any length that do not move the address */
+            map.dims[i] =
+                1; /* cuBLAS adds dimensions of arbitrary size and stride 0, which do not change the address */
     unsigned row_dimension = 1;
     uint64_t bytes = map.dims[0] * map.strides[0], row_group_count = 1;
     while (row_dimension < map.rank && (map.strides[row_dimension] == bytes || map.dims[row_dimension] == 1))

@@ -6,10 +6,10 @@
 #include "model/ids.h"
 #include "recorder.h"
 
-/* The arenas of a context take a tenth of the memory that the program has allocated there, but at least two arenas of
- * 2^17 entries (361 MiB), at most 1 GiB, and at most half of the memory that is free. */
+/* Memory budget of the arenas of a context: a tenth of the device memory that the program has allocated, but at least
+ * 361 MiB (two arenas of 2^17 entries), at most 1 GiB, and at most half of the free device memory. */
 #define MIN_ENTRIES_LOG2 17
-#define MIN_ENTRIES_LOG2_IF_FULL 12 /* on a device without free memory */
+#define MIN_ENTRIES_LOG2_IF_FULL 12 /* minimum on a device with little free memory */
 #define MAX_BYTES (1ull << 30)
 
 Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream)
@@ -40,6 +40,7 @@ static void record_arena_size(const arena_pool *pool)
     pthread_mutex_unlock(&recorder_lock);
 }
 
+/* Return the size of an arena within the budget, without regard to free memory. */
 static unsigned target_entries_log2(void)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -53,6 +54,7 @@ static unsigned target_entries_log2(void)
     return log2;
 }
 
+/* Return the size of an arena within the budget and the free memory. */
 static unsigned affordable_entries_log2(const arena_pool *pool)
 {
     unsigned log2 = target_entries_log2();
@@ -82,7 +84,7 @@ bool arena_memory_provide(const arena_pool *pool, launch_arena *unused)
     if (unused->memory.allocated && unused->memory.entries_log2 >= entries_log2)
         return true;
     if (graphs_is_capturing() || !arena_create(&new_memory, pool->context, pool->stream, entries_log2))
-        return unused->memory.allocated; /* allocating could invalidate the capture */
+        return unused->memory.allocated; /* during a capture, an allocation could invalidate it */
     arena_free(&unused->memory);
     unused->memory = new_memory;
     record_arena_size(pool);

@@ -79,19 +79,22 @@ bool arena_copy_top(const arena_memory *arena, arena_top *top)
     return copy_to_host(arena, top, 0, sizeof *top);
 }
 
-/* Return the number of pages from ``page`` on, before ``end``, whose bitmaps are contiguous in their chunk. */
+/* Return the number of pages, from ``page`` up to ``end``, whose bitmaps are contiguous because they are in one
+ * chunk. */
 static uint32_t contiguous_pages(uint32_t page, uint32_t end)
 {
     return min_u32(end - page, CK_CHUNK_PAGES - page % CK_CHUNK_PAGES);
 }
 
-/* Copying a few bitmaps is faster than first checking which of them are full. */
+/* With fewer pages, copying all bitmaps is faster than copying the summaries first. */
 #define MIN_PAGES_FOR_SUMMARIES 128
 
+/* Copy the summaries of the pages, and set ``full`` of the pages whose bits are all set. */
 static bool find_full_pages(const arena_memory *arena, page_set *pages)
 {
     const uint32_t count = pages->count < MIN_PAGES_FOR_SUMMARIES ? 0 : (uint32_t)pages->count;
-    unsigned char *summaries = pages->bitmaps; /* not filled yet; used as scratch memory */
+    unsigned char *summaries =
+        pages->bitmaps; /* the bitmaps are not copied yet, so their memory holds the summaries */
     for (uint32_t page = 0, run_pages; page < count; page += run_pages) {
         run_pages = contiguous_pages(page, count);
         if (!copy_to_host(arena, summaries + page * CK_SUMMARY_BYTES, CK_SUMMARY_OFFSET(arena->entries_log2, page),
@@ -119,9 +122,11 @@ static bool copy_bitmap_run(const arena_memory *arena, page_set *pages, uint32_t
     return true;
 }
 
-/* Bitmaps of full pages are not needed, but a separate copy costs as much as copying this many of them. */
+/* Bitmaps of full pages are not needed. But a second copy costs as much as copying this number of bitmaps, so shorter
+ * runs of full pages are copied as well. */
 #define MIN_FULL_RUN 32
 
+/* Copy the bitmaps of the pages that are not full. */
 static bool copy_bitmaps_of_pages(const arena_memory *arena, page_set *pages)
 {
     const uint32_t count = (uint32_t)pages->count;
@@ -150,7 +155,7 @@ static bool copy_pages(const arena_memory *arena, uint32_t count, page_set *page
            find_full_pages(arena, pages) && copy_bitmaps_of_pages(arena, pages);
 }
 
-/* Copy tensor maps and boxes; most launches have none. */
+/* Copy the tensor maps and boxes, of which most arenas have none. */
 static bool copy_boxes(const arena_memory *arena, uint32_t maps, uint32_t boxes, arena_copy *copy)
 {
     if (!copy->maps)

@@ -1,7 +1,7 @@
-/* Device memory of one arena, in the layout of patch/arena.h, and the progress of the streams that write to it.
+/* The device memory of one arena, in the layout of patch/arena.h, and the progress of the streams that write to it.
  *
- * Functions of arenas call CUDA through the Sanitizer API only, which is allowed inside callbacks; the lock is
- * not held. Copies use a stream of the recorder's own, so that they wait for nothing of the program's.
+ * The functions on arenas call CUDA through the Sanitizer API only, which is allowed inside callbacks. The lock is not
+ * held, the reader lock is. Copies use a stream of the recorder, so that they do not wait for work of the program.
  */
 #ifndef CK_ARENA_MEMORY_H
 #define CK_ARENA_MEMORY_H
@@ -18,14 +18,16 @@
 
 typedef struct {
     CUcontext context;
-    Sanitizer_StreamHandle stream;     /* the recorder's own */
-    void *allocated;                   /* NULL: none */
-    uint64_t base_address, size_bytes; /* base: aligned as the user data of launches requires */
-    unsigned entries_log2;
-    uint32_t pages;
+    Sanitizer_StreamHandle stream; /* stream of the recorder, for copies and memsets */
+
+    void *allocated; /* device pointer; NULL if no memory is allocated */
+
+    uint64_t base_address, size_bytes; /* base_address: ``allocated``, rounded up to CK_ALIGNMENT */
+    unsigned entries_log2;             /* log2 of the number of hash table entries */
+    uint32_t pages;                    /* number of pages */
 } arena_memory;
 
-/* Words behind the header that streams set when they reach a marker. */
+/* Markers: words behind the header, each of which a stream sets to 1 when it has completed its launches so far. */
 #define MAX_MARKERS ((CK_LOST_OFFSET - sizeof(ck_header)) / sizeof(uint32_t))
 typedef union {
     ck_header header;
@@ -35,28 +37,29 @@ typedef union {
     };
 } arena_top;
 
-/* Host copy of an arena; its buffers are reused. */
+/* Host copy of an arena. Its buffers are reused for the next arena. */
 typedef struct {
     arena_top top;
-    uint32_t lost_bits[CK_MAX_LAUNCHES / 32]; /* one bit per launch with missing accesses */
+    uint32_t
+        lost_bits[CK_MAX_LAUNCHES / 32]; /* a bit per launch index, set if accesses of the launch are missing */
     page_set pages;
     ck_map *maps;
     ck_box *boxes;
     size_t box_capacity;
 } arena_copy;
 
-/* Allocate and clear an arena with a quarter as many pages as entries. */
+/* Allocate and clear an arena with 2^entries_log2 entries and a quarter as many pages. False if no memory is left. */
 bool arena_create(arena_memory *arena, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2);
 void arena_free(arena_memory *arena);
 
-/* Copy the header and the markers to the host; copy the whole arena. False if a copy failed or memory is out. */
+/* Copy the header and the markers, or the whole arena, to the host. False if a copy fails or no memory is left. */
 bool arena_copy_top(const arena_memory *arena, arena_top *top);
 bool arena_copy_all(const arena_memory *arena, arena_copy *copy);
 
-/* Clear the parts of the arena that launches wrote, as found in the copied header. */
+/* Clear the parts of an arena that launches have used, as the copied header shows. False on failure. */
 bool arena_clear(const arena_memory *arena, const ck_header *copied_header);
 
-/* Enqueue on ``stream`` the write of a marker. */
+/* Enqueue a memset that sets a marker on ``stream``. False on failure. */
 bool arena_enqueue_marker(const arena_memory *arena, uint32_t marker, Sanitizer_StreamHandle stream);
 
 /* Return the size in bytes of an arena with 2^entries_log2 entries. */
@@ -64,12 +67,14 @@ uint64_t arena_bytes(unsigned entries_log2);
 
 /* --- streams ------------------------------------------------------------------------------------- */
 
-/* Progress of one stream with its launches in an arena. */
+/* The launches of one stream in an arena, and how many of them are known to be complete. */
 typedef struct {
-    Sanitizer_StreamHandle stream;                 /* NULL: destroyed */
-    uint64_t launching_thread;                     /* that made all launches, or SEVERAL_THREADS */
-    uint32_t enqueued_launches, complete_launches; /* number of launches; done: those that the host waited for */
-    uint32_t marker, marked_launches; /* number of the marker (0: none); value of ``enqueued`` at that time */
+    Sanitizer_StreamHandle stream; /* NULL after the stream was destroyed */
+    uint64_t launching_thread;     /* id of the only thread that launched, or SEVERAL_THREADS */
+    uint32_t enqueued_launches,
+        complete_launches;    /* numbers of launches; complete: the host has waited for them */
+    uint32_t marker;          /* index of the stream's marker */
+    uint32_t marked_launches; /* number of launches before the marker; 0 if there is no marker */
 } arena_stream;
 
 #define SEVERAL_THREADS UINT64_MAX
@@ -80,30 +85,33 @@ typedef struct {
     uint32_t marker_count; /* markers in use */
 } arena_streams;
 
-/* Return the entry of a stream, adding one if needed; NULL if out of memory. The lock is held. */
+/* Return the entry of a stream; a new stream gets a new entry. Return NULL if no memory is left. The lock is held. */
 arena_stream *arena_streams_get(arena_streams *streams, Sanitizer_StreamHandle stream);
 
-/* Count a launch of this thread that is now in a stream. The lock is held. */
+/* Count a launch that this thread has enqueued on a stream. The lock is held. */
 void arena_streams_enqueued(arena_streams *streams, Sanitizer_StreamHandle stream);
 
-/* This thread synchronised with a stream; NULL: with all. The lock is held. */
+/* Mark the launches of this thread on a stream as complete, after a synchronization; NULL: on all streams. The lock is
+ * held. */
 void arena_streams_synchronized(arena_streams *streams, Sanitizer_StreamHandle stream);
 
-/* Forget the handle of a destroyed stream: it may be reused. The lock is held. */
+/* Forget the handle of a destroyed stream: the driver may reuse it. The lock is held. */
 void arena_streams_forget(arena_streams *streams, Sanitizer_StreamHandle stream);
 
-/* Whether a stream (NULL: any) has launches that the host has not waited for. The lock is held. */
+/* Return whether a stream has launches that the host has not waited for; NULL: whether any stream has. The lock is
+ * held. */
 bool arena_streams_pending(const arena_streams *streams, Sanitizer_StreamHandle stream);
 
-/* Whether all launches are complete, as known from waits and, if ``top`` is not NULL, from markers. */
+/* Return whether all launches are known to be complete: by waits and, unless ``top`` is NULL, by markers. Takes the
+ * lock. */
 bool arena_streams_complete(const arena_streams *streams, const arena_top *top);
 
-/* Enqueue markers on the streams without a wait of the host, or on ``only`` one. Calls CUDA: the lock is not held,
- * the reader lock is. */
+/* Enqueue a marker on each stream that the host has not waited for; if ``only_stream`` is not NULL, only on that
+ * stream. Calls CUDA: the lock is not held, the reader lock is. */
 void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only_stream);
 
-/* Synchronise with the streams without a marker; false if one cannot be synchronised with. Calls CUDA: the lock
- * is not held, the reader lock is. */
+/* Synchronize with all streams that have no marker. False if a synchronization fails. Calls CUDA: the lock is not
+ * held, the reader lock is. */
 bool arena_streams_wait_unmarked(arena_streams *streams);
 
 #endif

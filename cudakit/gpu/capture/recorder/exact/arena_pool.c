@@ -11,12 +11,12 @@
 #define MAX_POOLS 32
 #define POLL_INTERVAL_NS 20000000
 #define READ_INTERVAL_NS 100000000
-/* Minimum number of launches in an arena before it is read, and in the current arena while the other arena is
- * read. With fewer, a device that lags behind the host would run out of queued launches during the read; with
- * more, the bitmaps of two arenas no longer fit into the L2 cache. */
+/* Minimum number of launches in an arena before it is replaced, and in the current arena before the other one is read.
+ * With fewer, a device that lags behind the host would run out of queued launches during the read. With more, the
+ * bitmaps of two arenas no longer fit into the L2 cache. */
 #define MIN_LAUNCHES_PER_READ 256
-/* Maximum time that a launch is delayed while no arena has space; accesses that are lost then are reported
- * as gaps. */
+/* Maximum delay of a launch while no arena has space. After it the launch loses accesses, which is reported as a
+ * gap. */
 #define LAUNCH_WAIT_LIMIT_NS 500000000
 #define FINISH_WAIT_LIMIT_NS 5000000000
 
@@ -54,8 +54,8 @@ static void reset_arena(launch_arena *arena)
 
 /* --- creation --------------------------------------------------------------------------------- */
 
-/* Pools are never freed, because another thread may be about to use one. The pool of a destroyed context is
- * reused. */
+/* Return an empty pool. Pools are never freed, because another thread may be about to use one; the pool of a destroyed
+ * context is reused. The reader lock is held. */
 static arena_pool *new_pool(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -64,7 +64,7 @@ static arena_pool *new_pool(CUcontext context)
         pool->context = context;
     pthread_mutex_unlock(&recorder_lock);
     for (size_t i = 0; pool && i < ARENAS; i++) {
-        pool->arenas[i].memory.allocated = NULL; /* was destroyed with its context */
+        pool->arenas[i].memory.allocated = NULL; /* the memory was freed with its context */
         reset_arena(pool->arenas + i);
     }
     if (!pool && pool_count < MAX_POOLS && (pool = calloc(1, sizeof *pool)))
@@ -103,7 +103,7 @@ arena_pool *pool_open(CUcontext context)
     pthread_mutex_unlock(&recorder_lock);
     if (!must_create || !reader_lock_acquire(LAUNCH_WAIT_LIMIT_NS))
         return pool;
-    pool = pool_find(context); /* another thread may have created it meanwhile */
+    pool = pool_find(context); /* another thread may have created the pool meanwhile */
     if (!pool)
         pool = create_pool(context);
     reader_lock_release();
@@ -112,6 +112,7 @@ arena_pool *pool_open(CUcontext context)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
+/* Return whether all launches in an arena are complete. The reader lock is held. */
 static bool is_complete(const launch_arena *arena)
 {
     arena_top top;
@@ -124,7 +125,7 @@ static bool is_complete(const launch_arena *arena)
            arena_streams_complete(&arena->streams, &top);
 }
 
-/* Write the accesses in a retired arena to the trace and clear it for reuse. */
+/* Write the accesses in an arena to the trace and clear the arena for reuse. The reader lock is held. */
 static void read_arena(arena_pool *pool, launch_arena *arena)
 {
     bool is_copied = arena->memory.allocated && arena_copy_all(&arena->memory, &host_copy);
@@ -137,7 +138,7 @@ static void read_arena(arena_pool *pool, launch_arena *arena)
     emit_accesses(&host_copy, arena->launches, arena->launch_count, &arena->stores,
                   arena->attribution_lost || !is_copied);
     if (!is_copied || !arena_clear(&arena->memory, &host_copy.top.header))
-        arena_free(&arena->memory); /* the next launches get new memory */
+        arena_free(&arena->memory); /* the arena gets new memory before its next use */
     reset_arena(arena);
     pool->wait_timed_out = false;
     pool->read_ns = monotonic_now_ns();
@@ -145,7 +146,7 @@ static void read_arena(arena_pool *pool, launch_arena *arena)
 
 static void read_if_complete(arena_pool *pool, launch_arena *arena)
 {
-    arena_streams_mark(&arena->streams, &arena->memory, NULL); /* on streams that could not be marked before */
+    arena_streams_mark(&arena->streams, &arena->memory, NULL); /* enqueue markers on streams that have none yet */
     if (is_complete(arena))
         read_arena(pool, arena);
 }
@@ -157,14 +158,15 @@ static void read_retired(arena_pool *pool)
             read_if_complete(pool, pool->arenas + i);
 }
 
-/* Whether the next launches may need the space, and would be delayed. */
+/* Return whether an arena is so full that the next launches may need its space and would be delayed. */
 static bool is_large(const launch_arena *arena)
 {
     return arena->expected_space.pages > arena->memory.pages / 4 || arena->expected_space.boxes > CK_MAX_BOXES / 4;
 }
 
-/* When the host has just waited, the device is idle. Reading is deferred until new launches keep the device
- * busy, but not for long: there may be no further launches. */
+/* Return whether a retired arena should be read now. After the host has waited, the device is idle. Reading is then
+ * deferred until new launches keep the device busy, but at most by READ_INTERVAL_NS: there may be no further
+ * launches. */
 static bool is_due(const arena_pool *pool, const launch_arena *arena)
 {
     return is_large(arena) || !pool->current || pool->current->launch_count >= MIN_LAUNCHES_PER_READ ||
@@ -188,6 +190,8 @@ static launch_arena *unused_arena(arena_pool *pool)
     return NULL;
 }
 
+/* Retire the current arena and continue with the unused one. False if no arena is unused, or no memory is left. The
+ * reader lock is held. */
 static bool replace_current(arena_pool *pool)
 {
     launch_arena *next_arena = unused_arena(pool);
@@ -232,7 +236,8 @@ static int fill_level(const launch_arena *arena)
     return is_half_full || many_streams ? HALF_FULL : HAS_SPACE;
 }
 
-/* After a timeout, as behind a kernel that waits for the host, later launches are not delayed. */
+/* Delay the calling launch until the current arena can be replaced, or the time limit is over. After a timeout, later
+ * launches are not delayed: a kernel may be waiting for the host. The reader lock is held. */
 static void wait_for_free_arena(arena_pool *pool)
 {
     const int64_t deadline_ns = monotonic_now_ns() + LAUNCH_WAIT_LIMIT_NS;
@@ -279,7 +284,8 @@ void pool_poll(arena_pool *pool, bool host_waits)
     reader_lock_release();
 }
 
-/* Use an empty arena even if it is too small: the launch then loses accesses. */
+/* Return whether the next launch fits into an arena. An empty arena is used even if it is too small; the launch then
+ * loses accesses. The lock or the reader lock is held. */
 static bool has_space(const launch_arena *arena, arena_space needed)
 {
     return !arena->launch_count ||
@@ -327,8 +333,9 @@ void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* Read an arena at program end. Wait for markers, not for streams: a kernel that never ends must not keep
- * the process from exiting. Memory that such a kernel may still write to is not freed. */
+/* Wait for the launches in an arena, and read it. The wait is for markers and has a time limit, because a kernel that
+ * never ends must not keep the process from exiting. Memory that such a kernel may still write to is not freed. The
+ * reader lock is held. */
 static void finish_arena(arena_pool *pool, launch_arena *arena)
 {
     const int64_t deadline_ns = monotonic_now_ns() + FINISH_WAIT_LIMIT_NS;
@@ -368,7 +375,8 @@ void pool_read(void)
     reader_lock_release();
 }
 
-/* Another thread holds the reader lock for too long: the arenas are destroyed unread, with their context. */
+/* Disable a pool whose arenas could not be read, because another thread held the reader lock for too long. The driver
+ * frees the arenas with the context. */
 static void abandon_context(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -410,6 +418,6 @@ void pool_clear(void)
 {
     reader_lock_reset();
     space_clear();
-    memset(&host_copy, 0, sizeof host_copy); /* another thread may have been changing it during the fork */
+    memset(&host_copy, 0, sizeof host_copy); /* another thread may have been writing to it during the fork */
     pool_count = 0;
 }

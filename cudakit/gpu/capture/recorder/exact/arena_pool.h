@@ -1,4 +1,5 @@
-/* The two arenas of each context: which arena launches write to, and when the other can be read. */
+/* The two arenas of each context: the current one, to which launches write, and the other one, which is read when its
+ * launches are complete. */
 #ifndef CK_ARENA_POOL_H
 #define CK_ARENA_POOL_H
 
@@ -10,15 +11,15 @@
 #include "exact/arena_memory.h"
 #include "write/record.h"
 
-/* Space in an arena. */
+/* Amount of space in an arena. */
 typedef struct {
-    uint64_t pages, boxes, indices; /* number of launch indices */
+    uint64_t pages, boxes, indices; /* numbers of pages, of boxes and of launch indices */
 } arena_space;
 
-/* The launches of one call: one kernel, or the kernels of a graph. */
+/* The launch indices of one call: of one kernel, or of the kernels of a graph. */
 typedef struct {
-    uint32_t first_index, index_count; /* launch indices */
-    uint64_t signature;
+    uint32_t first_index, index_count; /* first launch index, and number of launch indices */
+    uint64_t signature;                /* key of the estimate of their space */
 } launch_group;
 
 typedef struct launch_arena {
@@ -26,102 +27,106 @@ typedef struct launch_arena {
     bool retired;               /* new launches no longer write to it */
     bool attribution_lost;      /* accesses can no longer be attributed to launches */
     uint32_t launch_count;      /* launch indices that were assigned */
-    uint32_t launches_entering; /* launches with an index that may not be in their stream yet */
-    arena_launch *launches;     /* by index */
-    launch_group *groups;
+    uint32_t launches_entering; /* launches with an index that may not be enqueued on their stream yet */
+    arena_launch *launches;     /* launches by launch index */
+    launch_group *groups;       /* all launch indices, grouped by call */
     size_t launch_capacity, group_count, group_capacity;
-    tma_store_set stores;
-    arena_space expected_space; /* by the launches so far; its indices are not used */
+    tma_store_set stores;       /* tensor maps through which launches may store */
+    arena_space expected_space; /* estimate for the launches so far; its indices are unused */
     arena_streams streams;
 } launch_arena;
 
 #define ARENAS 2
 
 typedef struct {
-    CUcontext context;             /* NULL: destroyed */
-    Sanitizer_StreamHandle stream; /* the recorder's own */
-    CUstream driver_stream;        /* the same stream, as a driver handle */
+    CUcontext context;             /* NULL after the context was destroyed */
+    Sanitizer_StreamHandle stream; /* stream of the recorder, for its CUDA calls */
+    CUstream driver_stream;        /* the driver handle of ``stream`` */
     bool disabled;                 /* accesses cannot be recorded in this context */
     uint64_t free_bytes;           /* device memory that was free at the last query */
-    bool wait_timed_out;           /* a wait for a free arena timed out, and no arena was read since */
+    bool wait_timed_out;           /* the last wait for a free arena timed out, and no arena was read since then */
     launch_arena arenas[ARENAS];
-    launch_arena *current; /* NULL: no arena is free. Changed with both the lock and the reader lock held */
+    launch_arena *
+        current; /* the arena to which launches write; NULL if no arena is free. Changed only with both the lock and
+                              the reader lock held */
     uint32_t launches_since_poll;
     int64_t polled_ns, read_ns; /* time of the last poll, and of the last read of an arena */
 } arena_pool;
 
-/* Return the pool of a context, or NULL; for NULL, a pool whose context was destroyed. The lock is held. */
+/* Return the pool of a context, or NULL. ``context`` NULL finds a pool whose context was destroyed. The lock is
+ * held. */
 arena_pool *pool_find(CUcontext context);
 
-/* Whether a stream is the recorder's own. The lock is held. */
+/* Return whether a stream belongs to the recorder. The lock is held. */
 bool pool_is_recorder_stream(Sanitizer_StreamHandle stream);
 
-/* Return the pool of a context, creating it if the patch is loaded there. Calls CUDA: the lock is not held. */
+/* Return the pool of a context; it is created if the patch is loaded into the context and no stream is being captured.
+ * Calls CUDA: the lock is not held. */
 arena_pool *pool_open(CUcontext context);
 
-/* Read complete arenas, and replace the current arena if the host waits or free pages get scarce. Does nothing
- * while another thread does this. Calls CUDA: the lock is not held. */
+/* Read complete arenas, and replace the current arena if the host waits for the device or few pages are left. If
+ * another thread holds the reader lock, do nothing. Calls CUDA: the lock is not held. */
 void pool_poll(arena_pool *pool, bool host_waits);
 
 /* Make sure that the current arena has space left for the next launch. Calls CUDA: the lock is not held. */
 void pool_reserve(arena_pool *pool, arena_space needed);
 
-/* A stream is about to be destroyed: enqueue a marker on it. Calls CUDA: the lock is not held. */
+/* Enqueue a marker on a stream that is about to be destroyed. Calls CUDA: the lock is not held. */
 void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream);
 
-/* Wait for the launches in the arenas of a context that is about to be destroyed, and read them. NULL: the
- * arenas of all contexts, at program end. Calls CUDA: the lock is not held. */
+/* Wait for all launches of a context that is about to be destroyed, and read its arenas. NULL does so for all
+ * contexts, at program end. Calls CUDA: the lock is not held. */
 void pool_finish(CUcontext context);
 
 /* Wait for all launches so far, and read their arenas. Calls CUDA: the lock is not held. */
 void pool_read(void);
 
-/* Forget all pools. */
+/* Forget all pools, in the child of a fork. */
 void pool_clear(void);
 
 /* --- estimates of space: the lock is held ---------------------------------------------------------- */
 
-/* Return a number that identifies launches of the same function, or executable graph, with as many threads. */
+/* Return the key of launches of one function, or of one executable graph, with the same number of threads. */
 uint64_t space_signature(const void *function, uint64_t threads);
 
-/* Return the space that a launch is expected to need: the maximum that launches of this signature needed so far, or
- * an estimate from its number of threads. */
+/* Return the space that a launch is expected to need: the maximum of the launches with this signature so far, or an
+ * estimate from the number of threads if there were none. */
 arena_space space_estimate(uint64_t signature, uint64_t threads);
 
-/* Remember the space that the launches in an arena needed. */
+/* Store the space that the launches in an arena needed, by their signatures. */
 void space_learn(const launch_arena *arena, const arena_copy *copy);
 
 /* Forget all signatures. */
 void space_clear(void);
 
-/* --- device memory. Calls CUDA: the lock is not held ----------------------------------------------- */
+/* --- device memory; calls CUDA: the lock is not held ----------------------------------------------- */
 
-/* Create a stream of the recorder's own in the current context; NULL on failure. */
+/* Create a stream for the recorder in the current context. Return NULL on failure. */
 Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream);
 
-/* Query the free device memory if the arenas of a pool may grow. Only where the driver holds no locks. */
+/* Query the free device memory if the arenas of a pool may grow. Must be called where the driver holds no locks. */
 void arena_budget_query(arena_pool *pool);
 
-/* Make sure that an unused arena has as much memory as the budget allows; false if it has none. */
+/* Make sure that an unused arena has as much memory as the budget allows. False if it has no memory. */
 bool arena_memory_provide(const arena_pool *pool, launch_arena *unused);
 
-/* Free all arenas, and destroy the stream if ``stream``: otherwise it is destroyed with its context. */
+/* Free all arenas. Also destroy the stream of the pool if ``destroy_stream``; otherwise it is destroyed with its
+ * context. */
 void arena_memory_release(arena_pool *pool, bool destroy_stream);
 
 /* --- reader lock --------------------------------------------------------------------------------- */
 
-/* One thread at a time creates, reads or clears arenas; its CUDA calls are not recorded until the release.
+/* The thread that holds the reader lock may create, read and clear arenas. Its CUDA calls are not recorded.
  *
- * Bounded try-lock: false if another thread holds the lock for longer than ``timeout_ns``. The holder makes CUDA
- * calls, and a blocked waiter may itself be inside a call that the holder depends on; waiting forever could
- * deadlock. */
+ * Return false if another thread holds the lock for longer than ``timeout_ns``. The holder makes CUDA calls, and a
+ * waiting thread may itself be inside a call that the holder depends on. Without a timeout both could deadlock. */
 bool reader_lock_acquire(int64_t timeout_ns);
 void reader_lock_release(void);
 
-/* Unlock in the child of a fork, which has no other threads. */
+/* Unlock the reader lock in the child of a fork, which has no other threads. */
 void reader_lock_reset(void);
 
-/* Return the monotonic time; sleep for a fraction of a millisecond. */
+/* Return the monotonic time in ns; sleep for 0.2 ms. */
 int64_t monotonic_now_ns(void);
 void sleep_briefly(void);
 

@@ -29,8 +29,8 @@ void arena_streams_enqueued(arena_streams *streams, Sanitizer_StreamHandle strea
         entry->launching_thread = this_thread.id;
 }
 
-/* Launches that other threads enqueued may be behind the point that this thread waited for; only a marker
- * shows when those are complete. */
+/* If other threads launched on the stream, too, their launches may be behind the point that this thread waited for.
+ * Then only a marker shows when all launches are complete. */
 void arena_streams_synchronized(arena_streams *streams, Sanitizer_StreamHandle stream)
 {
     for (arena_stream *entry = streams->entries; entry < streams->entries + streams->count; entry++)
@@ -53,8 +53,8 @@ bool arena_streams_pending(const arena_streams *streams, Sanitizer_StreamHandle 
     return false;
 }
 
-/* Wait for a pending marker even if the host has synchronised since: the marker would otherwise be written
- * to a reused arena. */
+/* Return whether the launches of a stream are complete. A stream with a marker is complete only when the marker is
+ * set, even if the host has synchronized with the stream: the marker would otherwise be written to a reused arena. */
 static bool is_complete(const arena_stream *entry, const arena_top *top)
 {
     if (entry->marked_launches)
@@ -72,7 +72,7 @@ bool arena_streams_complete(const arena_streams *streams, const arena_top *top)
     return all_complete;
 }
 
-/* --- calls into CUDA: another thread may reallocate the entries meanwhile, but indices stay valid --- */
+/* --- CUDA calls, during which other threads may reallocate the entries; indices stay valid --- */
 
 static bool copy_entry(const arena_streams *streams, size_t i, arena_stream *entry)
 {
@@ -84,7 +84,7 @@ static bool copy_entry(const arena_streams *streams, size_t i, arena_stream *ent
     return exists;
 }
 
-/* Captured work is not executed. */
+/* Return whether a marker must be enqueued on a stream. During a capture, no work may be enqueued. */
 static bool needs_marker(const arena_streams *streams, const arena_stream *entry)
 {
     return entry->stream && entry->complete_launches < entry->enqueued_launches &&

@@ -1,5 +1,5 @@
-/* Prepares launches for recording and reads their accesses back. exact.h has the contract of each function: the lock that
- * the caller holds, and whether CUDA is called. */
+/* Assigns launches to arenas. exact.h states for each function whether the lock is held and whether CUDA is called;
+ * the static functions need the lock, except prepare_launch() and active_pool(). */
 #include "exact/exact.h"
 
 #include <string.h>
@@ -12,11 +12,13 @@
 #include "model/ids.h"
 #include "recorder.h"
 
-/* The memory budget and the finished arenas are checked once per this number of launches: the check calls CUDA. */
+/* The memory budget and the complete arenas are checked once per this number of launches, because the check calls
+ * CUDA. */
 #define LAUNCHES_PER_POLL 64
 
 /* --- launch indices --------------------------------------------------------------------------- */
 
+/* Make sure that the arena can assign ``indices`` more launch indices. False if there are not as many left. */
 static bool reserve_indices(launch_arena *arena, size_t indices)
 {
     if (arena->launch_count + indices > CK_MAX_LAUNCHES)
@@ -35,7 +37,7 @@ static bool reserve_indices(launch_arena *arena, size_t indices)
     return true;
 }
 
-/* Assign the next ``indices`` launch indices, which were reserved, and return the first. */
+/* Assign the next ``indices`` launch indices, which must be reserved, and return the first of them. */
 static uint32_t assign_indices(launch_arena *arena, uint32_t indices)
 {
     const launch_group group = {arena->launch_count, indices, this_thread.launch_signature};
@@ -65,7 +67,8 @@ static void emit_unknown_node(graph_launch *graph, uint32_t node)
     emit_unknown_accesses(&graph->launch_record);
 }
 
-/* Write that the accesses of expected kernels of a graph that did not launch are unknown. */
+/* End this thread's pending launch. For kernels of a graph that were expected but did not launch, record unknown
+ * accesses. */
 static void finish_pending_launch(void)
 {
     launch_arena *arena = this_thread.pending_arena;
@@ -80,7 +83,7 @@ static void finish_pending_launch(void)
 
 static void begin_pending_launch(launch_arena *arena, Sanitizer_StreamHandle stream)
 {
-    finish_pending_launch(); /* a launch whose end was not reported */
+    finish_pending_launch(); /* ends an earlier launch whose end was not reported */
     arena->launches_entering++;
     this_thread.pending_arena = arena;
     this_thread.pending_stream = stream;
@@ -136,17 +139,19 @@ void exact_assign_failed(void)
 
 /* --- graphs ---------------------------------------------------------------------------------------- */
 
-/* All kernel nodes of a linear graph receive the user data that was set last. They are distinguished by
- * %gridid, which is the same in every launch of an executable: a launch index is a base plus %gridid. */
+/* The driver passes the user data that was set last to all kernel nodes of a linear graph. The patch distinguishes the
+ * nodes by %gridid, which is the same in every launch of an executable graph: the launch index of a node is a base
+ * plus its %gridid. */
 #define MAX_EXECUTABLES 65536
 static struct {
-    uint64_t lo, hi; /* range of %gridid of its kernels; 0: unknown */
+    uint64_t lo, hi; /* lowest and highest %gridid of the kernels; 0 if unknown */
 } grid_id_ranges[MAX_EXECUTABLES];
 
-/* Estimated range of %gridid around the first kernel, while the actual range is unknown. */
+/* Estimated range of %gridid before and after that of the first kernel, until the actual range is known. */
 #define GRID_IDS_BEFORE 64
 #define GRID_IDS_AFTER(kernels) (4 * (uint64_t)(kernels) + 256)
 
+/* Return the number of launch indices that a graph launch needs: one for each %gridid in the range. */
 static uint64_t needed_indices(uint32_t executable, uint32_t kernels)
 {
     const uint64_t lo = grid_id_ranges[executable].lo, hi = grid_id_ranges[executable].hi;
@@ -180,7 +185,8 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
     return kernels;
 }
 
-/* Reserve the launch indices of all kernel nodes when the first kernel launches. */
+/* Assign the launch indices of all kernel nodes. Called when the first kernel launches, whose %gridid is
+ * ``grid_id``. */
 static bool reserve_graph(launch_arena *arena, graph_launch *graph, uint64_t grid_id)
 {
     const uint32_t executable = graph->executable;
@@ -215,8 +221,8 @@ static void extend_grid_id_range(uint32_t executable, uint64_t grid_id)
         grid_id_ranges[executable].hi = grid_id;
 }
 
-/* Assign a kernel its index in the reserved range. False if it has none: then its accesses may be attributed
- * to other kernels. */
+/* Use the launch index of a kernel node in the assigned range. False if its %gridid is outside of the range: its
+ * accesses may then be attributed to other kernels. */
 static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid_id, uint32_t node,
                         bool is_incomplete)
 {
@@ -231,7 +237,7 @@ static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid_
     return node;
 }
 
-/* Add the tensors that a node stores to; false if its tensor maps are not known. */
+/* Add the tensors that a kernel node stores to through tensor maps. False if its tensor maps are unknown. */
 static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint64_t grid_id, uint32_t node,
                             uint8_t mode)
 {
@@ -242,7 +248,7 @@ static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint
                            maps, count);
 }
 
-/* Unexpected additional kernels receive user data, too: the user data may be shared by the others. */
+/* A kernel that was not expected gets user data as well, because the other kernels of the graph may share it. */
 uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 {
     launch_arena *arena = this_thread.pending_arena;
@@ -303,7 +309,7 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
     executable_graph(executable, &executable_id, &kernels);
     uint64_t indices = kernels && executable_id < MAX_EXECUTABLES ? needed_indices(executable_id, kernels) : 0;
     pthread_mutex_unlock(&recorder_lock);
-    if (indices) /* more than fits: do not wait */
+    if (indices) /* if an arena has too few indices, do not wait for one */
         prepare_launch(context, space_signature(executable, kernels), 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
 }
 

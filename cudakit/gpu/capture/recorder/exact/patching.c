@@ -27,10 +27,11 @@ static size_t context_count;
 
 /* The Sanitizer API requires that one thread at a time patches (sanitizer_patching.h). */
 static pthread_mutex_t patching_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Module ids, and the functions with unreported accesses. */
+/* Ids of patched modules, by handle; and the unreported accesses of functions, as bits of ``reasons``, by
+ * function_key(). */
 static hash_table module_ids, unreported_reasons;
 static uint32_t last_module;
-static bool multicast_used; /* atomic */
+static bool multicast_used; /* accessed atomically */
 
 static const struct {
     int instruction; /* Sanitizer_InstructionId */
@@ -88,7 +89,8 @@ static int *context_state(CUcontext context)
     return &contexts[context_count++].state;
 }
 
-/* Load the patch into a context, before its first module is patched. */
+/* Load the patch into a context before its first module is patched. False if there is no patch for the device. The
+ * patching lock is held. */
 static bool load_patch(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -133,7 +135,7 @@ static uint64_t function_key(uint32_t module, const char *function)
     return hash | 1;
 }
 
-static const char *reasons[32]; /* strings of machine_code.c; ``unreported`` has a bit for each */
+static const char *reasons[32]; /* strings of machine_code.c; the bit of a reason is its index */
 static uint32_t reason_count;
 
 static uint32_t reason_bit(const char *reason)
@@ -165,7 +167,7 @@ static bool patch_module(CUmodule module)
 void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
 {
     const bool was_in_recorder_call =
-        this_thread.in_recorder_call; /* a query of the recorder may load a module lazily */
+        this_thread.in_recorder_call; /* a query of the recorder may make the driver load a module lazily */
     this_thread.in_recorder_call = this_thread.is_patching = true;
     pthread_mutex_lock(&patching_lock);
     bool is_patched = load_patch(data->context) && patch_module(data->module);

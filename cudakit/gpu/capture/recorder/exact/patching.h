@@ -1,4 +1,4 @@
-/* The device patch: applied to every module that is loaded, so that kernels report their accesses. */
+/* Applies the device patch to every module that is loaded, so that its kernels report their accesses. */
 #ifndef CK_PATCHING_H
 #define CK_PATCHING_H
 
@@ -8,55 +8,57 @@
 
 #include "hooks/sanitizer_api.h"
 
-/* Add the patch image for a compute capability, such as 90. The image is copied; -1 if out of memory. */
+/* Add the patch image for a compute capability, such as 90. The image is copied. Return 0, or -1 if no memory is
+ * left. */
 int patching_add_image(int capability, const void *image, size_t bytes);
 
-/* Whether there is any patch image. */
+/* Return whether there is any patch image. */
 bool patching_is_enabled(void);
 
-/* A module was loaded: patch it. Calls CUDA: the lock is not held. */
+/* Patch a module that was loaded. Calls CUDA: the lock is not held. */
 void patching_module_loaded(const Sanitizer_ResourceModuleData *module);
 
-/* A module or context is about to be destroyed. The lock is held. */
+/* Forget a module or context that is about to be destroyed. The lock is held. */
 void patching_module_unloading(CUmodule module);
 void patching_context_destroying(CUcontext context);
 
-/* Whether the patch is loaded into a context, so that its launches need user data. The lock is held. */
+/* Return whether the patch is loaded into a context, so that launches in it need user data. The lock is held. */
 bool patching_is_active(CUcontext context);
 
 /* The accesses of a kernel that the Sanitizer API does not report. */
 typedef struct {
-    const char *reason;   /* an access that cannot be recovered; NULL: none */
-    uint8_t tensor_modes; /* MODE_* of stores and reductions by tensor maps, which are known from the arguments */
+    const char *reason; /* kind of an access that cannot be recorded; NULL if there is none */
+    uint8_t
+        tensor_modes; /* MODE_* of stores and reductions through tensor maps, which are among the kernel arguments */
 } unreported_accesses;
 
-/* This process has used a multicast object. */
+/* Note that this process has used a multicast object. */
 void patching_multicast_used(void);
 
-/* Return which accesses of a kernel are not reported. The lock is held. */
+/* Return the kinds of accesses that the Sanitizer API does not report for a kernel. The lock is held. */
 unreported_accesses patching_unreported(CUmodule module, const char *function);
 
-/* Forget all contexts and modules: after a fork they belong to the parent. */
+/* Forget all contexts and modules in the child of a fork: they belong to the parent. */
 void patching_clear(void);
 
 /* --- machine code -------------------------------------------------------------------------------- */
 
-/* The reason for all kernels of a module that is not patched. */
+/* Kind reported for all kernels of a module that is not patched. */
 #define MACHINE_CODE_NOT_PATCHED "machine code that could not be parsed or patched"
 
-/* Instructions that work on multicast objects only (multimem). NCCL's kernels contain them even if they are never
- * executed, so they count only in processes that use multicast objects. */
+/* Kind of instructions that access only multicast objects (multimem). NCCL's kernels contain such instructions even if
+ * they are never executed, so they count only in processes that use multicast objects. */
 #define MACHINE_CODE_MULTIMEM "multimem instructions"
 
 /* Kinds of unreported accesses whose addresses are known from kernel arguments instead. */
 #define MACHINE_CODE_TENSOR_STORES "tensor-map stores"
 #define MACHINE_CODE_TENSOR_REDUCTIONS "tensor-map reductions"
 
-/* Find instructions that access global memory but have no Sanitizer_InstructionId, or one whose callback never
- * comes, in a cubin of compute capability 7.0 or newer. Calls ``found`` once per function and kind; instructions
- * of a function that is not a kernel count for all functions.
+/* Find the instructions of a cubin that access global memory, but have no Sanitizer_InstructionId, or an id whose
+ * callback is never made. The cubin must be for compute capability 7.0 or newer. Calls ``report`` once per function
+ * and kind. Instructions of a function that is not a kernel count for all functions, which may call it.
  *
- * Returns the number of calls of ``found``, or -1 if the cubin cannot be parsed.
+ * Returns the number of calls of ``report``, or -1 if the cubin cannot be parsed.
  *
  * Not detected: reads of constant memory, and addresses of multicast objects. */
 int machine_code_find_unreported(const void *cubin, size_t bytes,

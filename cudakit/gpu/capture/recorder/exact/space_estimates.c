@@ -1,8 +1,8 @@
-/* How much space in an arena a launch will need.
+/* Estimates how much space in an arena a launch needs.
  *
- * A launch that finds no page left loses accesses, and cannot be repeated. So space is reserved before a launch: the
- * maximum that the same kernel has needed with the same number of threads. The number of threads alone is no estimate:
- * the foreach kernels of PyTorch touch a thousand pages with the threads of a small kernel.
+ * A launch that runs out of pages loses accesses and cannot be repeated. Therefore space is reserved before a launch:
+ * the maximum that the same kernel has needed with the same number of threads. The number of threads alone is a bad
+ * estimate: the foreach kernels of PyTorch access a thousand pages with few threads.
  */
 #include "exact/arena_pool.h"
 
@@ -11,15 +11,16 @@
 #include "containers.h"
 
 #define MAX_SIGNATURES 65536
-/* A streaming thread reads and writes 32 bytes. */
+/* A typical thread of a kernel that streams memory reads and writes 32 bytes. */
 #define THREADS_PER_PAGE (CK_BITMAP_BITS * 4 / 32 / 2)
-/* For kernels that were never seen: what most kernels of training programs need at most. */
+/* Estimate for new kernels: most kernels of training programs need fewer pages. */
 #define MIN_UNKNOWN_PAGES 256
 
-static hash_table signature_numbers; /* indices of ``known`` */
+static hash_table signature_numbers; /* indices of ``learned_space``, by signature */
 static arena_space learned_space[MAX_SIGNATURES];
 static uint32_t learned_count;
-static uint32_t launch_pages[CK_MAX_LAUNCHES], launch_boxes[CK_MAX_LAUNCHES]; /* by launch index */
+static uint32_t launch_pages[CK_MAX_LAUNCHES],
+    launch_boxes[CK_MAX_LAUNCHES]; /* numbers of pages and boxes, by launch index */
 
 uint64_t space_signature(const void *function, uint64_t threads)
 {
@@ -35,6 +36,7 @@ arena_space space_estimate(uint64_t signature, uint64_t threads)
     return (arena_space){.pages = pages < MIN_UNKNOWN_PAGES ? MIN_UNKNOWN_PAGES : pages};
 }
 
+/* Count the pages and boxes of each launch in an arena. */
 static void count_space(uint32_t launches, const arena_copy *copy)
 {
     const ck_header *header = &copy->top.header;
@@ -50,7 +52,7 @@ static void count_space(uint32_t launches, const arena_copy *copy)
 static void learn_space(uint64_t signature, arena_space needed)
 {
     if (!signature)
-        return; /* a launch by a call that is not subscribed */
+        return; /* the launch was made by a call that is not subscribed */
     uint32_t number = hash_table_get(&signature_numbers, signature);
     if (!number &&
         (learned_count + 1 >= MAX_SIGNATURES || hash_table_put(&signature_numbers, signature, learned_count + 1)))
@@ -75,7 +77,7 @@ void space_learn(const launch_arena *arena, const arena_copy *copy)
             is_lower_bound =
                 is_lower_bound || (copy->top.header.lost_launches && copy->lost_bits[i / 32] >> (i & 31) & 1);
         }
-        if (is_lower_bound) /* a lower bound: the launch lost accesses */
+        if (is_lower_bound) /* the launch lost accesses, so it needs more space than was counted */
             needed.pages *= 2, needed.boxes *= 2;
         learn_space(group->signature, needed);
     }

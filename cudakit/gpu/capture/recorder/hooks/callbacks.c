@@ -20,7 +20,8 @@ static bool set_user_data(const Sanitizer_LaunchData *launch, uint64_t data)
     return !sanitizer.set_launch_data(launch->hLaunch, launch->function, launch->hStream, (const void *)data);
 }
 
-/* The driver can split one launch into several. The launch has ended when the driver call returns. */
+/* Return whether the driver has split the launch into several parts. Its end is then the return of the driver call,
+ * not the launch-end callback. */
 static bool is_split_launch(const Sanitizer_LaunchData *launch)
 {
     return launch->splitLaunchPart > 0;
@@ -53,19 +54,21 @@ static void on_launch(const Sanitizer_LaunchData *launch)
 }
 
 static const uint8_t DIRECTION_OF[] = {
-    [0] = DEVICE_TO_DEVICE, /* unknown: a copy between managed allocations */
+    [0] = DEVICE_TO_DEVICE, /* direction unknown: a copy between managed allocations */
     [MEMCPY_HOST_TO_HOST] = HOST_TO_HOST,
     [MEMCPY_HOST_TO_DEVICE] = HOST_TO_DEVICE,
     [MEMCPY_DEVICE_TO_HOST] = DEVICE_TO_HOST,
     [MEMCPY_DEVICE_TO_DEVICE] = DEVICE_TO_DEVICE,
 };
 
+/* Return whether an address is in pinned or managed memory. The lock is held. */
 static bool is_pinned(uint64_t address)
 {
     const allocation *memory = allocations_find(address);
     return memory && (memory->how == HOW_PINNED || memory->how == HOW_MANAGED);
 }
 
+/* Return whether the host side of a copy is pinned memory. The lock is held. */
 static uint8_t host_side(uint8_t direction, const Sanitizer_MemcpyData *copy)
 {
     switch (direction) {

@@ -1,8 +1,7 @@
-/* The parts of the CUDA driver API that the recorder uses: callback ids, parameters, and functions that it
- * calls.
+/* The parts of the CUDA driver API that the recorder uses: callback ids, parameter structs, and functions.
  *
- * A callback passes the parameters of a function as a structure, in order. Callback ids are the same in every
- * version (cuda.h, and sanitizer_driver_cbid.h of the Sanitizer API). Names are the API's.
+ * A callback passes the parameters of a driver function as a struct, in their order. Callback ids are the same in
+ * every release (cuda.h, and sanitizer_driver_cbid.h of the Sanitizer API). Fields have their names in cuda.h.
  */
 #ifndef CK_DRIVER_API_H
 #define CK_DRIVER_API_H
@@ -12,7 +11,7 @@
 
 #include "hooks/sanitizer_api.h"
 
-/* X(name, number): every function whose calls are subscribed. */
+/* X(name, callback id) for every driver function whose calls are subscribed. */
 #define SUBSCRIBED_FUNCTIONS(X) \
     X(cuEventQuery, 120) \
     X(cuEventElapsedTime, 123) \
@@ -103,7 +102,7 @@ typedef struct {
     uint32_t grid[3], block[3], sharedMemBytes;
     CUstream hStream;
     void **kernelParams;
-    void **extra; /* cuLaunchCooperativeKernel has none */
+    void **extra; /* absent in cuLaunchCooperativeKernel */
 } launch_params;
 
 typedef struct {
@@ -148,13 +147,13 @@ typedef struct { /* the first parameters of cuGraphInstantiate and its variants 
 
 typedef struct { /* the first parameters of functions that change an executable graph */
     CUgraphExec hGraphExec;
-    void *second_parameter; /* cuGraphExecUpdate: the graph */
+    void *second_parameter; /* for cuGraphExecUpdate, the graph */
 } graph_exec_params;
 
 typedef struct { /* cuGraphExec*NodeSetParams */
     CUgraphExec hGraphExec;
     CUgraphNode hNode;
-    void *parameters; /* or the child graph */
+    void *parameters; /* for cuGraphExecChildGraphNodeSetParams, the child graph */
 } node_set_params;
 
 /* --- graph nodes ------------------------------------------------------------------------ */
@@ -186,7 +185,7 @@ typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
 
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_ARRAY = 3 }; /* CUmemorytype */
 
-typedef struct { /* half of CUDA_MEMCPY3D_v2 */
+typedef struct { /* source or destination in CUDA_MEMCPY3D_v2 */
     size_t x, y, z, lod;
     uint32_t type;
     const void *host;
@@ -236,7 +235,7 @@ typedef struct { /* CUgraphEdgeData */
 /* CUdevice_attribute */
 enum { COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 };
 
-/* X(return type, name in the driver, parameters) */
+/* X(name, parameter types) for every driver function that the recorder calls. */
 #define CALLED_FUNCTIONS(X) \
     X(cuFuncGetParamInfo, (CUfunction, size_t, size_t *, size_t *)) \
     X(cuKernelGetParamInfo, (void *, size_t, size_t *, size_t *)) \
@@ -265,7 +264,7 @@ typedef struct {
 #undef X
 } driver_functions;
 
-/* Return the functions of the driver that the program has loaded; NULL if one is missing. */
+/* Return the functions of the loaded driver, or NULL if a function is missing. */
 const driver_functions *driver_api(void);
 
 #endif

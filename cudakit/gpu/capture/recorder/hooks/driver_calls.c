@@ -1,4 +1,5 @@
-/* Driver API calls: captures what is known only at the entry or exit of a call. */
+/* Handles the entries and exits of driver calls: launch arguments, graph nodes, results and stream captures, which no
+ * other callback reports. */
 #include "hooks/hooks.h"
 
 #include <string.h>
@@ -21,7 +22,8 @@ static void enter_launch(CUcontext context, uint64_t threads, CUfunction functio
 {
     this_thread.parameters = parameters;
     this_thread.extra = extra;
-    this_thread.parameter_layout = kernels_layout(function); /* the module is loaded by now */
+    this_thread.parameter_layout =
+        kernels_layout(function); /* at the entry of the launch, the module is already loaded */
     exact_prepare(context, function, threads);
 }
 
@@ -256,8 +258,8 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
     if (data->functionReturnValue && *(const int *)data->functionReturnValue == 0)
         on_success(cbid, data->functionParams, data->context);
     if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
-        graphs_count_captures(-1); /* a failed capture has ended, too */
-    exact_enqueued();              /* a failed launch is no longer pending, too */
+        graphs_count_captures(-1); /* a capture that failed has ended as well */
+    exact_enqueued();              /* a launch that failed is no longer pending either */
     if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
         this_thread.in_graph_launch = false;
     this_thread.cbid = 0;

@@ -1,4 +1,4 @@
-/* Callbacks from CUDA: the subscription to the Sanitizer API, and the handlers it calls. */
+/* The subscription to callbacks of the Sanitizer API, and the handlers of these callbacks. */
 #ifndef CK_HOOKS_H
 #define CK_HOOKS_H
 
@@ -8,10 +8,14 @@
 
 #include "hooks/sanitizer_api.h"
 
-/* Load the library and start recording; on failure return false and write the reason to ``why``. */
-bool subscription_begin(const char *library, char *error, size_t error_bytes);
+/* Load the library of the Sanitizer API and start recording, with ``memory_only`` only allocations and frees. On failure
+ * return false and write the reason to ``error``. */
+bool subscription_begin(const char *library, bool memory_only, char *error, size_t error_bytes);
 
-/* Stop recording. Also runs at process exit: after the program, before the driver's own exit handlers. */
+/* Register the handlers of forks and of the process exit, once. */
+void subscription_register_handlers(void);
+
+/* Stop recording. Also runs at process exit: after the program, and before the driver's exit handlers. */
 void subscription_end(void);
 
 /* Handle a callback of the Sanitizer API. */
@@ -20,11 +24,27 @@ void on_callback(void *unused, int domain, uint32_t cbid, const void *data);
 /* Handle the entry or exit of a driver call. */
 void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data);
 
+/* A block that a pool above the driver, such as CuPy's, allocates or frees. */
+typedef struct {
+    const char *pool; /* name of the pool */
+    uint64_t address, size_bytes, requested_bytes;
+    int device;
+    bool is_driver;     /* the pool allocates from the driver, whose callbacks are not recorded */
+    int skipped_frames; /* innermost Python frames that belong to cudakit */
+} pool_block;
+
+/* Record an allocation or a free of a pool, with the call stack of this thread. Takes the lock. */
+void pools_record_alloc(const pool_block *block);
+void pools_record_free(const pool_block *block);
+
+/* Record a named instant of the domain "cudakit", with the call stack of this thread. Takes the lock. */
+void pools_record_mark(const char *name, int skipped_frames);
+
 /* Handle the creation or destruction of memory, contexts, streams and modules. */
 void on_resource(uint32_t cbid, const void *data);
 
-/* At the entry of a call that enqueues a host function: enqueue a function of our own before it, which records
- * that the stream reached this point. Calls CUDA: the lock is not held. */
+/* Enqueue a marker before a host function of the program: a host function of the recorder, which records that the
+ * stream has reached this point. Called at the entry of the program's call. Calls CUDA: the lock is not held. */
 void host_calls_enqueue_marker(CUcontext context, CUstream stream);
 
 #endif

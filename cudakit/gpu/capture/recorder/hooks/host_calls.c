@@ -12,9 +12,9 @@ typedef struct {
     uint32_t context, stream, site;
 } host_call;
 
-/* Code that waits for the host function, by a lock or a flag that we cannot observe, knows from here on that
- * the stream has reached this point. For the race analysis this is a synchronisation of the whole host with
- * the stream. */
+/* Record that a stream has reached a host function. The host function may set a flag or release a lock that a thread
+ * of the program waits for, which cannot be observed. Therefore the race analysis treats the record as a
+ * synchronization of all host threads with the stream. */
 static void record_host_call(const host_call *call)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -46,7 +46,7 @@ void host_calls_enqueue_marker(CUcontext context, CUstream stream)
     Sanitizer_StreamHandle handle = NULL;
     call_site stack;
     if (graphs_is_capturing() || sanitizer.stream_handle(context, stream, &handle) || !handle)
-        return; /* during capture it becomes a graph node */
+        return; /* during a capture, the marker would become a graph node */
     host_call *call = malloc(sizeof *call);
     if (!call)
         return;
@@ -57,5 +57,6 @@ void host_calls_enqueue_marker(CUcontext context, CUstream stream)
     call->site = call_site_id(&stack);
     pthread_mutex_unlock(&recorder_lock);
     if (!enqueue_marker(stream, call))
-        marker_function(call); /* record it early rather than report a false race */
+        marker_function(
+            call); /* recording the marker too early may hide a race; without it, a false race may be reported */
 }

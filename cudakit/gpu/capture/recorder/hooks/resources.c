@@ -11,6 +11,7 @@
 
 /* --- memory -------------------------------------------------------------------------------------- */
 
+/* Return the kind of an allocation, HOW_*. */
 static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 {
     switch (cbid) {
@@ -20,7 +21,7 @@ static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *
     }
     if (memory->flags & MEMORY_MANAGED)
         return HOW_MANAGED;
-    return memory->context ? HOW_SYNC : HOW_VIRTUAL; /* mapped virtual memory has no context */
+    return memory->context ? HOW_SYNC : HOW_VIRTUAL; /* only mapped virtual memory has no context */
 }
 
 static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
@@ -46,7 +47,7 @@ static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
     rec.device = (int16_t)memory->device;
     if (cbid == RESOURCE_FREE_ASYNC)
         rec.memory.how = HOW_STREAM_ORDERED;
-    else /* cuMemFree synchronises, also for stream-ordered allocations */
+    else /* cuMemFree synchronizes with the device, even if the memory is from cuMemAllocAsync */
         rec.memory.how = freed.how == HOW_PINNED || freed.how == HOW_VIRTUAL ? freed.how : HOW_SYNC;
     record_append_and_unlock(&rec);
 }
@@ -73,6 +74,7 @@ static void on_context_destroying(const Sanitizer_ResourceContextData *data)
     record_append_and_unlock(&rec);
 }
 
+/* Return the kind of a new stream, STREAM_*. */
 static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
 {
     switch (this_thread.cbid) {
@@ -81,8 +83,8 @@ static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
         return this_thread.stream_flags & STREAM_NON_BLOCKING ? STREAM_NONBLOCKING : STREAM_BLOCKING;
     case CBID_cuGreenCtxStreamCreate: return STREAM_NONBLOCKING;
     }
-    /* The per-thread default stream is created at its first use. The driver also creates internal streams,
-     * for a context under construction and for graphs. */
+    /* No call creates the per-thread default stream: it is created at its first use. The driver also creates streams
+     * of its own, while it creates a context and for graphs. */
     bool is_internal =
         !context_is_created(data->context) || this_thread.instantiated_graph || this_thread.in_graph_launch;
     return data->stream || is_internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;

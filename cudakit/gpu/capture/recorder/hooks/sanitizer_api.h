@@ -1,7 +1,8 @@
-/* The parts of NVIDIA's Sanitizer API, 13.4 and newer, that the recorder uses.
+/* The parts of NVIDIA's Sanitizer API, release 13.4 and newer, that the recorder uses.
  *
- * Declared here, so that no NVIDIA header is needed to build. ``offsets()`` of the module returns these layouts,
- * and ``struct_layouts.py`` compares them with the headers of the installed library. Names are the API's.
+ * They are declared here, so that no NVIDIA header is needed to build the recorder. ``offsets()`` in module.c returns
+ * the offsets of the fields, and ``struct_layouts.py`` compares these with the headers of the installed library.
+ * Structs and fields have their names in the API.
  */
 #ifndef CK_SANITIZER_API_H
 #define CK_SANITIZER_API_H
@@ -98,7 +99,7 @@ enum {
 };
 
 typedef struct {
-    int callbackSite; /* 0 enter, 1 exit */
+    int callbackSite; /* 0: entry of the call, 1: exit */
     const char *functionName;
     const void *functionParams;
     const void *functionReturnValue;
@@ -225,7 +226,7 @@ typedef struct {
     uint32_t launchId;
     CUgraphNode node;
     int nodeType;
-    union { /* and other members, none larger */
+    union { /* the API has further members, none of them larger */
         Sanitizer_LaunchData launchData;
         Sanitizer_MemcpyData memcpyData;
     };

@@ -19,23 +19,27 @@
 static Sanitizer_SubscriberHandle subscriber;
 static bool is_subscribed;
 
-/* The subscribed callbacks besides driver API functions; cbid 0: the whole domain. */
-static const struct {
+/* A callback to subscribe, except those of driver calls. cbid 0 subscribes all callbacks of the domain. */
+typedef struct {
     int domain;
     uint32_t cbid;
-} CALLBACKS[] = {
-    {DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED},
-    {DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING},
+} callback;
+
+/* Subscribed in every recording. A recording of memory alone subscribes to nothing else, so that other calls of the
+ * program cost nothing. */
+static const callback MEMORY_CALLBACKS[] = {
+    {DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED}, {DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING},
+    {DOMAIN_RESOURCE, RESOURCE_DEVICE_ALLOC},    {DOMAIN_RESOURCE, RESOURCE_DEVICE_FREE},
+    {DOMAIN_RESOURCE, RESOURCE_HOST_ALLOC},      {DOMAIN_RESOURCE, RESOURCE_HOST_FREE},
+    {DOMAIN_RESOURCE, RESOURCE_ALLOC_ASYNC},     {DOMAIN_RESOURCE, RESOURCE_FREE_ASYNC},
+    {DOMAIN_RESOURCE, RESOURCE_POOL_IMPORT},
+};
+
+/* Also subscribed when work on streams is recorded, besides driver API functions. */
+static const callback WORK_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED},
     {DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING},
     {DOMAIN_RESOURCE, RESOURCE_MODULE_UNLOADING},
-    {DOMAIN_RESOURCE, RESOURCE_DEVICE_ALLOC},
-    {DOMAIN_RESOURCE, RESOURCE_DEVICE_FREE},
-    {DOMAIN_RESOURCE, RESOURCE_HOST_ALLOC},
-    {DOMAIN_RESOURCE, RESOURCE_HOST_FREE},
-    {DOMAIN_RESOURCE, RESOURCE_ALLOC_ASYNC},
-    {DOMAIN_RESOURCE, RESOURCE_FREE_ASYNC},
-    {DOMAIN_RESOURCE, RESOURCE_POOL_IMPORT},
     {DOMAIN_SYNCHRONIZE, 0},
     {DOMAIN_LAUNCH, LAUNCH_BEGIN},
     {DOMAIN_MEMCPY, MEMCPY_STARTING},
@@ -50,16 +54,13 @@ static const struct {
     {DOMAIN_EVENTS, 0},
 };
 
-/* Also subscribed when there is a device patch. */
-static const struct {
-    int domain;
-    uint32_t cbid;
-} PATCH_CALLBACKS[] = {
+/* Callbacks that are subscribed only with a device patch. */
+static const callback PATCH_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_MODULE_LOADED},
     {DOMAIN_LAUNCH, LAUNCH_END},
 };
 
-/* cuCtxSynchronize_v2, of CUDA 13.0: every supported library knows it. */
+/* Callback id of cuCtxSynchronize_v2, a function of CUDA 13.0, which every supported library can report. */
 #define NEWEST_KNOWN_CBID 800
 
 static const uint32_t SUBSCRIBED_CBIDS[] = {
@@ -68,6 +69,7 @@ static const uint32_t SUBSCRIBED_CBIDS[] = {
 #undef X
 };
 
+/* Load the library and look up its functions. On failure return false and write the reason to ``error``. */
 static bool load_sanitizer_library(const char *path, char *error, size_t error_bytes)
 {
     static const char *const NAMES[] = {
@@ -104,6 +106,7 @@ static bool load_sanitizer_library(const char *path, char *error, size_t error_b
     return true;
 }
 
+/* Write the failed call and its result to ``error``. */
 static void format_error(const char *failed_call, int result, char *error, size_t error_bytes)
 {
     const char *description = NULL;
@@ -111,18 +114,27 @@ static void format_error(const char *failed_call, int result, char *error, size_
     snprintf(error, error_bytes, "%s: %s (%d)", failed_call, description ? description : "unknown result", result);
 }
 
-static int enable_callbacks(void)
+/* Subscribe callbacks. Return 0, or the result code of the first failure. */
+static int enable(const callback *callbacks, size_t count)
 {
     int failed = 0;
-    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS && !failed; i++)
-        failed = CALLBACKS[i].cbid
-                     ? sanitizer.enable_callback(1, subscriber, CALLBACKS[i].domain, CALLBACKS[i].cbid)
-                     : sanitizer.enable_domain(1, subscriber, CALLBACKS[i].domain);
-    for (size_t i = 0; i < sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS && patching_is_enabled() && !failed;
-         i++)
-        failed = sanitizer.enable_callback(1, subscriber, PATCH_CALLBACKS[i].domain, PATCH_CALLBACKS[i].cbid);
-    /* A library rejects functions that are newer than itself; a driver that matches the library does not
-     * have them either. */
+    for (const callback *each = callbacks; each < callbacks + count && !failed; each++)
+        failed = each->cbid ? sanitizer.enable_callback(1, subscriber, each->domain, each->cbid)
+                            : sanitizer.enable_domain(1, subscriber, each->domain);
+    return failed;
+}
+
+/* Subscribe all callbacks, with ``memory_only`` those of memory. Return 0, or the result code of the first failure. */
+static int enable_callbacks(bool memory_only)
+{
+    int failed = enable(MEMORY_CALLBACKS, sizeof MEMORY_CALLBACKS / sizeof *MEMORY_CALLBACKS);
+    if (failed || memory_only)
+        return failed;
+    failed = enable(WORK_CALLBACKS, sizeof WORK_CALLBACKS / sizeof *WORK_CALLBACKS);
+    if (patching_is_enabled() && !failed)
+        failed = enable(PATCH_CALLBACKS, sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS);
+    /* A library rejects the ids of functions that are newer than the library. A driver of the same release does not
+     * have these functions either, so the error is ignored. */
     for (size_t i = 0; i < sizeof SUBSCRIBED_CBIDS / sizeof *SUBSCRIBED_CBIDS && !failed; i++) {
         int result = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, SUBSCRIBED_CBIDS[i]);
         failed = SUBSCRIBED_CBIDS[i] <= NEWEST_KNOWN_CBID ? result : 0;
@@ -154,17 +166,22 @@ static void after_fork_in_child(void)
     exact_clear();
 }
 
-/* Exit handlers run in reverse order of registration. Ours is registered after the library is loaded, so it
- * runs before the library's own handler, which would find subscribed contexts that no longer exist. */
+/* Exit handlers run in reverse order of registration. This handler is registered after the library is loaded, so that
+ * it runs before the library's handler, which would otherwise access contexts that no longer exist. */
 static void register_process_handlers(void)
 {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     atexit(subscription_end);
 }
 
-bool subscription_begin(const char *library, char *error, size_t error_bytes)
+void subscription_register_handlers(void)
 {
     static pthread_once_t handlers_registered = PTHREAD_ONCE_INIT;
+    pthread_once(&handlers_registered, register_process_handlers);
+}
+
+bool subscription_begin(const char *library, bool memory_only, char *error, size_t error_bytes)
+{
     if (is_subscribed) {
         snprintf(error, error_bytes, "this process is being recorded already");
         return false;
@@ -177,13 +194,13 @@ bool subscription_begin(const char *library, char *error, size_t error_bytes)
         return false;
     }
     is_subscribed = true;
-    failed = enable_callbacks();
+    failed = enable_callbacks(memory_only);
     if (failed) {
         format_error("sanitizerEnableCallback", failed, error, error_bytes);
         subscription_end();
         return false;
     }
-    pthread_once(&handlers_registered, register_process_handlers);
+    subscription_register_handlers();
     return true;
 }
 

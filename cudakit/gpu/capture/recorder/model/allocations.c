@@ -6,7 +6,7 @@
 #include "containers.h"
 #include "write/record.h"
 
-static allocation *allocations; /* by address; they do not overlap */
+static allocation *allocations; /* sorted by address, without overlaps */
 static size_t allocation_count, allocation_capacity;
 static uint64_t device_bytes;
 
@@ -24,6 +24,7 @@ static size_t first_ending_after(uint64_t address)
     return low;
 }
 
+/* Return the bytes of device memory of an allocation. */
 static uint64_t device_size(const allocation *item)
 {
     return item->how == HOW_PINNED ? 0 : item->hi - item->lo;
@@ -32,7 +33,7 @@ static uint64_t device_size(const allocation *item)
 static void remove_range(size_t index, size_t removed_count)
 {
     if (!removed_count)
-        return; /* ``sorted`` may still be NULL */
+        return; /* ``allocations`` may still be NULL */
     for (size_t i = index; i < index + removed_count; i++)
         device_bytes -= device_size(allocations + i);
     memmove(allocations + index, allocations + index + removed_count,

@@ -1,16 +1,16 @@
-/* Live memory: looks up the allocation that contains an address. The lock is held in all calls. */
+/* Live allocations: look up the allocation that contains an address. Callers hold the lock. */
 #ifndef CK_ALLOCATIONS_H
 #define CK_ALLOCATIONS_H
 
 #include <stdint.h>
 
 typedef struct {
-    uint64_t lo, hi;
-    uint8_t how;
+    uint64_t lo, hi; /* first address, and first address behind the end */
+    uint8_t how;     /* HOW_*: the kind of memory */
 } allocation;
 
-/* Add an allocation; return -1 if out of memory. Allocations that it overlaps are removed: their free was not
- * seen. */
+/* Add an allocation. Return 0, or -1 if no memory is left. Allocations that it overlaps are removed: their free was
+ * not recorded. */
 int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t how);
 
 /* Remove the allocation that starts at an address and copy it to ``removed``; return 0 if there is none. */

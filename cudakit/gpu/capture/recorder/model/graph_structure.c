@@ -36,6 +36,7 @@ static void add_edge(graph_structure *structure, uint32_t before, uint32_t after
     structure->edges[structure->edge_count++] = (graph_edge){before, after};
 }
 
+/* Query the parameters of one node. */
 static void query_work(graph_structure *structure, graph_node *node)
 {
     const driver_functions *driver = structure->driver;
@@ -55,13 +56,15 @@ static void query_work(graph_structure *structure, graph_node *node)
 
 static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begin_node, uint32_t end_node);
 
-/* The nodes where edges to and from a node attach: a child graph has one node for each. */
+/* The node ids to which the edges of a node are attached: edges to the node end at ``first``, edges from the node
+ * begin at ``last``. The two differ only for a child graph. */
 typedef struct {
     CUgraphNode handle;
     uint32_t first, last;
     bool has_predecessor, has_successor;
 } node_span;
 
+/* Add one node, and the nodes of the child graph if it has one. */
 static node_span query_node(graph_structure *structure, CUgraphNode handle)
 {
     int type = NODE_EMPTY;
@@ -112,8 +115,8 @@ static void query_edges(graph_structure *structure, CUgraph graph, node_span *sp
     free(data);
 }
 
-/* Add the nodes of a graph. The nodes of a child graph go between the nodes ``begin`` and ``end`` that
- * represent it. */
+/* Add the nodes of a graph. The nodes of a child graph are placed between the nodes ``begin_node`` and ``end_node``
+ * that represent it; both are 0 for the outermost graph. */
 static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begin_node, uint32_t end_node)
 {
     size_t count = 0;
@@ -123,7 +126,7 @@ static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begi
         return;
     }
     if (!count)
-        return; /* the driver refuses a query for no nodes */
+        return; /* the driver rejects a query for 0 nodes */
     CUgraphNode *handles = calloc(count + 1, sizeof *handles);
     node_span *spans = calloc(count + 1, sizeof *spans);
     if (handles && spans && structure->driver->cuGraphGetNodes(graph, handles, &count) == 0) {
@@ -146,7 +149,7 @@ static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begi
     free(spans);
 }
 
-/* Query names and parameter layouts of the kernels, once structure nodes are known. */
+/* Query the names and parameter layouts of the kernel nodes, and return the number of kernel nodes. */
 static uint32_t query_kernels(graph_structure *structure)
 {
     uint32_t kernel_count = 0;

@@ -12,10 +12,10 @@
 #include "recorder.h"
 #include "write/spool.h"
 
-#define MAX_SLICES 64 /* per copy; more slices are recorded as one range */
+#define MAX_SLICES 64 /* maximum per copy; more slices are recorded as one range */
 
-static hash_table node_call_sites; /* of captured nodes, by node handle */
-static hash_table node_ids;        /* of kernels, copies, memsets and child graphs, by node_key() */
+static hash_table node_call_sites; /* call site ids of captured nodes, by node handle */
+static hash_table node_ids;        /* node ids of kernels, copies, memsets and child graphs, by node_key() */
 static int active_captures;
 
 /* --- records ---------------------------------------------------------------------------------- */
@@ -103,6 +103,7 @@ static void write_accesses(node_writer *writer, const graph_node *node)
     }
 }
 
+/* Return a hash of a graph id and a second key: the handle of a node, or its position among the kernels. */
 static uint64_t node_key(uint32_t graph, uint64_t key)
 {
     return (key * 0x9E3779B97F4A7C15ull ^ (uint64_t)graph << 40 ^ graph) | 1;
@@ -116,25 +117,26 @@ uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t kernel_po
 
 /* --- tensor maps of kernel nodes ----------------------------------------------------------------- */
 
-/* Found among the parameters when a graph is instantiated or a node is changed, because the callback of a node's launch
- * has no parameters. */
+/* The tensor maps among the parameters of one kernel node. They are stored when the graph is instantiated or the
+ * node is changed, because the callback of a node's launch has no parameters. */
 typedef struct {
     tma_store *maps;
     size_t count;
 } node_maps;
 
-static hash_table node_map_ids; /* indices of ``all_node_maps``, from 1 */
+static hash_table node_map_ids; /* values are indices of ``all_node_maps`` plus 1 */
 static node_maps *all_node_maps;
 static size_t node_map_count, node_map_capacity;
 
-/* The key of a node; ``executable`` 0: as instantiated, otherwise as changed in that executable. The graph of an
- * executable changes with cuGraphExecUpdate, which makes earlier changes void. */
+/* Return the key of a node's tensor maps. ``executable`` 0: the maps that the node was instantiated with, otherwise
+ * the maps that were changed in this executable graph. cuGraphExecUpdate gives the executable graph another graph
+ * id, so that earlier changes no longer apply. */
 static uint64_t tensor_map_key(uint32_t graph, uint32_t executable, uint32_t node)
 {
     return node_key(graph, (uint64_t)executable << 32 | node);
 }
 
-/* Return the entry of a key, adding one if needed; NULL if out of memory. */
+/* Return the tensor maps of a key, which are empty if the key is new. Return NULL if no memory is left. */
 static node_maps *node_maps_get(uint64_t key)
 {
     uint32_t id = hash_table_get(&node_map_ids, key);
@@ -196,8 +198,8 @@ static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node,
     spool_records(buffer, 1 + writer.count);
 }
 
-/* Remember a node for launches and changes: a kernel by its handle and its position among the kernels, a copy, a memset
- * and a child graph by their handles. */
+/* Remember a node for launches and changes: a kernel by its handle and its position among the kernels, a copy, a
+ * memset and a child graph by their handles. */
 static void index_node(uint32_t graph, uint32_t node_id, const graph_node *node, uint32_t *kernel_count)
 {
     if (!has_changeable_accesses(node) && !node->is_child_graph)
@@ -283,8 +285,9 @@ bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph
     return node_id != 0;
 }
 
-/* Write the nodes of a new child graph, which are in the same order as those that they replace. ``first_node`` is the id
- * of the first replaced node. Return false if there are nodes whose new parameters are unknown. The lock is held. */
+/* Write the nodes of a new child graph, which are in the same order as those that they replace. ``first_node`` is
+ * the id of the first replaced node. Return false if there are nodes whose new parameters are unknown. The lock is
+ * held. */
 static bool write_changed_child(const graph_structure *child, uint32_t graph, uint32_t executable,
                                 uint32_t first_node, uint32_t site, record *buffer)
 {

@@ -17,9 +17,10 @@
 struct kernel_layout;
 
 typedef struct {
-    CUgraphNode handle; /* NULL: the end of a child graph */
-    int type;
-    bool is_child_graph; /* represents a child graph; the end node and the nodes of the child follow */
+    CUgraphNode handle; /* NULL for the empty node that ends a child graph */
+    int type;           /* NODE_* */
+
+    bool is_child_graph; /* begins a child graph; the node that ends it, and the child's nodes, follow */
     const char *name;
     const struct kernel_layout *layout;
     union {
@@ -32,49 +33,53 @@ typedef struct {
 } graph_node;
 
 typedef struct {
-    uint32_t before, after;
+    uint32_t before, after; /* node ids */
 } graph_edge;
 
 typedef struct {
     const driver_functions *driver;
-    graph_node *nodes; /* node i has the id i + 1 */
+    graph_node *nodes; /* nodes[i] has the node id i + 1 */
     graph_edge *edges;
     size_t node_count, node_capacity, edge_count, edge_capacity;
-    bool failed, has_conditional;
+    bool failed;          /* the driver refused a query, or no memory is left */
+    bool has_conditional; /* the graph has a conditional node */
 } graph_structure;
 
-/* Query the nodes and edges of a graph; return its number of kernel nodes. Calls CUDA: the lock is not held. */
+/* Query the nodes and edges of a graph from the driver, and return its number of kernel nodes. Calls CUDA: the lock is
+ * not held. */
 uint32_t graph_structure_query(graph_structure *structure, CUgraph graph);
 
 void graph_structure_free(graph_structure *structure);
 
-/* Record the structure of a graph. Return its id, or 0 if it cannot be queried; set ``kernels`` to its number of
- * kernel nodes. Calls CUDA: the lock is not held. */
+/* Record the nodes and edges of a graph. Return its id, or 0 if the driver refuses the query. Set ``kernel_count`` to
+ * its number of kernel nodes. Calls CUDA: the lock is not held. */
 uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_count);
 
-/* Return the node id of the ``nth`` kernel of a graph launch, or 0 if unknown. The lock is held. */
+/* Return the id of a kernel node, or 0 if it is unknown. ``kernel_position`` counts the kernels of the graph launch
+ * from 1. The lock is held. */
 uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t kernel_position);
 
-/* Count stream captures: +1 when one begins, -1 when one ends. */
+/* Change the number of active stream captures: by +1 when a capture begins, by -1 when it ends. */
 void graphs_count_captures(int change);
 
-/* Whether any stream is being captured. */
+/* Return whether any stream is being captured. */
 bool graphs_is_capturing(void);
 
-/* After a call that may have added a node to a capture on ``stream``: remember the node's call site. Calls CUDA:
- * the lock is not held. */
+/* Store the call site of the node that a CUDA call has just added to a capture on ``stream``; if the stream is not
+ * captured, do nothing. Calls CUDA: the lock is not held. */
 void graphs_node_captured(CUstream stream);
 
-/* Return the tensor maps among the parameters of a kernel node, and their number. The lock is held. */
+/* Return the tensor maps among the parameters of a kernel node, and set ``count`` to their number. The lock is
+ * held. */
 const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node, size_t *count);
 
-/* Record the new parameters of a node of an executable graph: a kernel, copy or memset, of which ``changed`` has the type
- * and the parameters, or all those of a child graph. Return false if not all could be recorded. Calls CUDA: the lock is
- * not held. */
+/* Record the new parameters of a node of an executable graph: a kernel, copy or memset, of which ``changed`` has the
+ * type and the parameters, or all those of a child graph. Return false if not all could be recorded. Calls CUDA: the
+ * lock is not held. */
 bool graphs_node_changed(CUgraphExec executable, CUgraphNode node, const graph_node *changed);
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode node, CUgraph child);
 
-/* Forget the nodes and captures. */
+/* Remove all nodes and captures, in the child of a fork. */
 void graphs_clear(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* Ids for CUDA handles. The driver reuses handles; an id is never reused. The lock is held in all calls. */
+/* Ids of CUDA objects, by their handles. The driver reuses handles; an id is never reused. Callers hold the lock. */
 #ifndef CK_IDS_H
 #define CK_IDS_H
 
@@ -7,33 +7,39 @@
 
 #include "hooks/sanitizer_api.h"
 
-/* Return the id of a handle, assigning one to a handle that was not seen before; 0 for NULL. */
+/* Return the id of a handle; a new handle is assigned a new id. Return 0 for NULL. */
 uint32_t context_id(CUcontext context);
 uint32_t stream_id(Sanitizer_StreamHandle stream, CUcontext context);
 uint32_t event_id(CUevent event);
 
+/* Store the device of a new context. */
 void context_created(CUcontext context, CUdevice device);
+/* Return whether the creation of the context is complete. */
 bool context_is_created(CUcontext context);
+/* Remove the handle of a destroyed context: the driver may reuse it. */
 void context_forget(CUcontext context);
 
-/* Assign an id to a new stream and record its creation. */
+/* Assign an id to a new stream, record its creation, and return the id. */
 uint32_t stream_created(Sanitizer_StreamHandle stream, CUcontext context, uint8_t flag, int16_t priority,
                         uint32_t site);
+/* Remove the handle of a destroyed stream and return its id. */
 uint32_t stream_forget(Sanitizer_StreamHandle stream);
 
+/* Assign a new id to an event, and remove the handle of a destroyed event. */
 void event_created(CUevent event);
 void event_forget(CUevent event);
 
 uint32_t new_graph_id(void);
 
-/* Remember which graph an executable was instantiated from, and how many kernel nodes that graph has. */
+/* Store the graph id that an executable graph was instantiated from, and the number of kernel nodes of that graph. */
 void executable_created(CUgraphExec executable, uint32_t graph, uint32_t kernel_count);
 void executable_forget(CUgraphExec executable);
 
-/* Return the graph id of an executable, or 0 if unknown; set its own id and its number of kernel nodes. */
+/* Return the id of the graph that an executable graph was instantiated from, or 0 if it is unknown. Set ``id`` to the
+ * id of the executable graph, and ``kernel_count`` to its number of kernel nodes. */
 uint32_t executable_graph(CUgraphExec executable, uint32_t *id, uint32_t *kernel_count);
 
-/* Forget all handles and live allocations: after a fork they belong to the parent. */
+/* Remove all handles and live allocations: after a fork they belong to the parent. */
 void ids_clear(void);
 
 #endif

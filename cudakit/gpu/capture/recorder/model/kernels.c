@@ -17,7 +17,7 @@
  * descriptors of a single reduction or GEMM are smaller. */
 #define TABLE_BYTES 2048
 
-/* Keys of cuLaunchKernel's ``extra``. */
+/* Keys in cuLaunchKernel's ``extra`` array: CU_LAUNCH_PARAM_END and CU_LAUNCH_PARAM_BUFFER_POINTER. */
 #define EXTRA_END NULL
 #define EXTRA_BUFFER ((void *)1)
 
@@ -25,7 +25,7 @@ typedef struct {
     uint16_t parameter_index;
     uint16_t offset_in_parameter; /* byte offset in the parameter */
     uint16_t offset_in_buffer;    /* byte offset in the packed parameter buffer */
-    uint8_t certainty;            /* KNOWN_* of a pointer at this offset */
+    uint8_t certainty;            /* KNOWN_* value for a pointer at this offset */
 } parameter_word;
 
 struct kernel_layout {
@@ -33,7 +33,8 @@ struct kernel_layout {
     parameter_word words[];
 };
 
-static struct kernel_layout *layouts[MAX_LAYOUTS]; /* never freed: a launch may still read one */
+static struct kernel_layout
+    *layouts[MAX_LAYOUTS]; /* entries are never freed, because a launch may still read them */
 static uint32_t last_layout;
 static hash_table layout_numbers, name_ids;
 
@@ -52,7 +53,8 @@ static int parameter_info(const driver_functions *driver, CUfunction function, s
            driver->cuKernelGetParamInfo(function, i, offset, size) == 0;
 }
 
-/* Pointers are aligned to 8 bytes, also inside structures. */
+/* Append the words of a parameter that may hold a pointer: pointers are aligned to 8 bytes, also inside structs.
+ * ``words`` NULL: only count them. */
 static size_t append_pointer_words(uint16_t parameter_index, size_t offset, size_t size, parameter_word *words)
 {
     size_t count = 0;
@@ -66,6 +68,7 @@ static size_t append_pointer_words(uint16_t parameter_index, size_t offset, size
     return count;
 }
 
+/* Query the parameters of a kernel from the driver. Return NULL if no memory is left. */
 static struct kernel_layout *query_layout(const driver_functions *driver, CUfunction function)
 {
     size_t word_count = 0, offset, size;
@@ -123,6 +126,7 @@ const char *kernels_name(CUfunction function)
 
 /* --- pointers --------------------------------------------------------------------------------- */
 
+/* Return the packed parameters in cuLaunchKernel's ``extra`` array, or NULL. */
 static const char *packed_buffer(void **extra)
 {
     for (int i = 0; extra && i < 8 && extra[i] != EXTRA_END; i += 2)

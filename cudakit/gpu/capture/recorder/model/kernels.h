@@ -1,4 +1,4 @@
-/* Kernel arguments: at which parameter offsets a pointer can be, and which arguments are pointers. */
+/* Kernel arguments: the parameter offsets at which a pointer may be stored, and the arguments that are pointers. */
 #ifndef CK_KERNELS_H
 #define CK_KERNELS_H
 
@@ -8,18 +8,18 @@
 #include "hooks/sanitizer_api.h"
 #include "write/record.h"
 
-#define MAX_ACCESSES 512 /* per launch; a fused optimizer step has a few hundred tensors */
+#define MAX_ACCESSES 512 /* maximum per launch; a fused optimizer step has a few hundred tensors */
 
 struct kernel_layout;
 
-/* Return the parameter layout of a kernel; the driver is queried once per kernel. Calls CUDA: the lock is not
+/* Return the parameter layout of a kernel, or NULL. The driver is queried once per kernel. Calls CUDA: the lock is not
  * held. */
 const struct kernel_layout *kernels_layout(CUfunction function);
 
 /* Return the name of a kernel, or NULL. Calls CUDA: the lock is not held. */
 const char *kernels_name(CUfunction function);
 
-/* Find the pointer arguments that point into live allocations. The lock is held.
+/* Find the kernel arguments that point into live allocations. The lock is held.
  *
  * Writes one ACCESS record per pointer to ``accesses``, based on ``launch_record``, and returns the count.
  * ``parameters`` is the array passed to cuLaunchKernel, ``extra`` its packed form; one of them is NULL.
@@ -27,15 +27,16 @@ const char *kernels_name(CUfunction function);
 size_t kernels_find_pointers(const struct kernel_layout *layout, void **parameters, void **extra,
                              const record *launch_record, record *accesses, size_t limit);
 
-/* Read ``count`` consecutive 8-byte words of one parameter, starting at the ``index``th word of all parameters.
- * Returns 1; 0 and zeros if the words are not in one parameter; -1 if there is no such word. */
+/* Read ``count`` consecutive 8-byte words of the parameters. ``first_word`` counts the words of all parameters.
+ * Return 1 on success, 0 if the words belong to several parameters (``words`` is then zeroed), -1 if there are no such
+ * words. */
 int kernels_read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t first_word,
                        unsigned long long *words, size_t count);
 
-/* Return the string id of the name of a kernel that is being launched. The lock is held. */
+/* Return the string id of the name of a kernel. The lock is held. */
 uint32_t kernels_name_id(CUfunction function, const char *name);
 
-/* Forget all function handles: a module was unloaded, so handles may be reused. The lock is held. */
+/* Remove all function handles: a module was unloaded, so the driver may reuse them. The lock is held. */
 void kernels_clear(void);
 
 #endif

@@ -10,9 +10,9 @@
 #include "recorder.h"
 #include "write/spool.h"
 
-/* The innermost frame of stacks of backward passes; core/sanitize/names.py knows it. */
+/* Name of the innermost frame in stacks of backward passes. core/sanitize/names.py has the same name. */
 #define BACKWARD_FRAME "backward pass (autograd thread)"
-#define AUTOGRAD_THREAD "pt_autograd_" /* begins the names of autograd's threads, which torch sets */
+#define AUTOGRAD_THREAD "pt_autograd_" /* prefix of the thread names that torch gives to autograd's threads */
 #define THREAD_NAME_BYTES 16
 
 struct backward_pass {
@@ -22,8 +22,9 @@ struct backward_pass {
 };
 
 static const struct ck_walker *walker;
-static hash_table stack_ids; /* by hash */
+static hash_table stack_ids; /* ids of written stacks, by hash */
 static backward_pass *active_passes;
+static bool ranges_are_recorded;
 
 void call_sites_set_walker(const struct ck_walker *new_walker)
 {
@@ -32,15 +33,24 @@ void call_sites_set_walker(const struct ck_walker *new_walker)
 
 void call_site_read(call_site *stack)
 {
+    call_site_of_caller(stack, 0);
+}
+
+void call_site_of_caller(call_site *stack, int skipped_frames)
+{
     uint64_t keys[MAX_FRAMES];
     stack->depth = walker ? walker->walk(keys, stack->code, stack->offset, MAX_FRAMES) : 0;
+    int skipped = skipped_frames < stack->depth ? skipped_frames : stack->depth;
+    stack->depth -= skipped;
+    memmove(stack->code, stack->code + skipped, (size_t)stack->depth * sizeof *stack->code);
+    memmove(stack->offset, stack->offset + skipped, (size_t)stack->depth * sizeof *stack->offset);
     uint64_t hash = 0;
-    for (int i = 0; i < stack->depth; i++)
+    for (int i = skipped; i < skipped + stack->depth; i++)
         hash = (hash ^ keys[i]) * 0x9E3779B97F4A7C15ull + (hash >> 29);
     stack->hash = hash ? hash : 1;
 }
 
-/* Write the frames of a stack below ``used`` frames that are there already. */
+/* Write a stack and return its id. ``frames`` already contains the ``depth`` innermost frames. */
 static uint32_t write_stack(const call_site *stack, spool_frame *frames, uint32_t depth)
 {
     for (int i = 0; i < stack->depth && depth < MAX_FRAMES; i++) {
@@ -55,6 +65,7 @@ static uint32_t write_stack(const call_site *stack, spool_frame *frames, uint32_
     return spool_stack(frames, depth);
 }
 
+/* Return the id of a stack, with a frame for the backward pass on top if ``is_backward``. */
 static uint32_t stack_id(const call_site *stack, bool is_backward)
 {
     if (stack->depth <= 0)
@@ -78,8 +89,9 @@ static bool is_autograd_thread(void)
     return !prctl(PR_GET_NAME, name) && !strncmp(name, AUTOGRAD_THREAD, strlen(AUTOGRAD_THREAD));
 }
 
-/* With several passes it is unknown which of them a thread works for. The thread that started the only one is blocked
- * in it, so the code objects of its frames are alive while the lock is held. */
+/* Return the stack id of the running backward pass, or 0. If several passes are running, the pass of a thread is
+ * unknown. If one pass is running, the thread that started it is blocked, so that the code objects of its frames are
+ * alive while the lock is held. */
 static uint32_t backward_stack_id(void)
 {
     const backward_pass *pass = active_passes;
@@ -91,6 +103,24 @@ uint32_t call_site_id(const call_site *stack)
     return stack->depth > 0 ? stack_id(stack, false) : backward_stack_id();
 }
 
+void backward_record_ranges(void)
+{
+    ranges_are_recorded = true;
+}
+
+/* Record the begin or the end of a pass that the calling thread started. The lock is held. */
+static void record_range(uint16_t kind, const backward_pass *pass)
+{
+    if (!ranges_are_recorded)
+        return;
+    record rec = record_begin(kind, 0, 0, stack_id(&pass->start_stack, false));
+    if (kind == KIND_RANGE_PUSH)
+        rec.range_push.name = spool_text("backward pass");
+    *(kind == KIND_RANGE_PUSH ? &rec.range_push.domain : &rec.range_pop.domain) = spool_text("cudakit");
+    record_append(&rec);
+}
+
+/* Return whether a thread has not already started a backward pass, so that a new pass is not nested. */
 static bool starts_new_pass(pthread_t thread)
 {
     const backward_pass *pass = active_passes;
@@ -111,6 +141,7 @@ backward_pass *backward_begin(void)
     if (is_new) {
         pass->next_pass = active_passes;
         active_passes = pass;
+        record_range(KIND_RANGE_PUSH, pass);
     }
     pthread_mutex_unlock(&recorder_lock);
     if (is_new)
@@ -127,8 +158,10 @@ void backward_end(backward_pass *pass)
     backward_pass **link = &active_passes;
     while (*link && *link != pass)
         link = &(*link)->next_pass;
-    if (*link) /* in a forked child it is not there */
+    if (*link) { /* the child of a fork has no registered passes */
         *link = pass->next_pass;
+        record_range(KIND_RANGE_POP, pass);
+    }
     pthread_mutex_unlock(&recorder_lock);
     free(pass);
 }

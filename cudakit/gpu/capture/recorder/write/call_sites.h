@@ -1,4 +1,4 @@
-/* Call sites: the Python stack of a CUDA call, each distinct stack written once. */
+/* Call sites: the Python call stacks of CUDA calls. Each distinct stack is written to the trace once. */
 #ifndef CK_CALL_SITES_H
 #define CK_CALL_SITES_H
 
@@ -9,29 +9,36 @@
 #define MAX_FRAMES 64
 
 typedef struct {
-    int depth;
-    uint64_t hash; /* of all frames */
+    int depth; /* number of frames */
+
+    uint64_t hash; /* hash of all frames */
     uint64_t code[MAX_FRAMES], offset[MAX_FRAMES];
 } call_site;
 
-/* Set the functions that read frames; NULL: record no stacks. */
+/* Set the functions that read Python frames; NULL records no stacks. */
 void call_sites_set_walker(const struct ck_walker *walker);
 
-/* Read the stack of the calling thread. */
+/* Read the Python stack of the calling thread. */
 void call_site_read(call_site *stack);
 
-/* Return the id of a stack, writing a new stack to the trace. For an empty one return that of the backward pass that
- * this thread works for, or 0 if that is not certain. The lock is held. */
+/* Read the stack of the calling thread without its innermost frames, which belong to cudakit. */
+void call_site_of_caller(call_site *stack, int skipped_frames);
+
+/* Return the id of a stack; a stack without an id is written to the trace first. For an empty stack, return the id
+ * of the stack of the backward pass that this thread works for, or 0 if the pass is not certain. The lock is held. */
 uint32_t call_site_id(const call_site *stack);
 
-/* Register a backward pass that the calling thread starts, until backward_end. Autograd's threads work for it; they
- * have no Python frames of their own. Return NULL if it belongs to a pass that this thread started before, or if no
- * memory is left. Takes the lock. */
+/* Register a backward pass that the calling thread starts, until backward_end(). Autograd's threads, which have no
+ * Python frames, execute the pass. Return NULL if the pass is nested in another pass of this thread, or if no memory
+ * is left. Takes the lock. */
 typedef struct backward_pass backward_pass;
 backward_pass *backward_begin(void);
-void backward_end(backward_pass *pass); /* NULL: does nothing */
+void backward_end(backward_pass *pass); /* does nothing if ``pass`` is NULL */
 
-/* Forget all ids and backward passes: a forked process has its own trace, and none of autograd's threads. */
+/* From now on, also record each backward pass as a range of the domain "cudakit". */
+void backward_record_ranges(void);
+
+/* Remove all ids and backward passes: a forked process has its own trace, and none of autograd's threads. */
 void call_sites_clear(void);
 
 #endif

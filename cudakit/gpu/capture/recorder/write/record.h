@@ -1,4 +1,5 @@
-/* The records of a trace, in the layout of ``cudakit/trace/layout.py``: 96 bytes, the common part first. */
+/* The records of a trace, in the layout of ``cudakit/trace/layout.py``, which documents each field. A record has 96
+ * bytes: 40 bytes of common fields, then the fields of its kind. Other ids refer to ids.h, graphs.h and spool.h. */
 #ifndef CK_RECORD_H
 #define CK_RECORD_H
 
@@ -24,6 +25,9 @@ enum {
     KIND_GRAPH_EDGE = 20,
     KIND_GRAPH_LAUNCH = 21,
     KIND_MEMOP = 22,
+    KIND_RANGE_PUSH = 23,
+    KIND_RANGE_POP = 24,
+    KIND_MARK = 25,
     KIND_GAP = 26,
     KIND_ACCESSED = 27,
     KIND_ARENAS = 28,
@@ -31,7 +35,7 @@ enum {
 
 enum { HOW_SYNC = 1, HOW_STREAM_ORDERED = 2, HOW_VIRTUAL = 3, HOW_PINNED = 4, HOW_MANAGED = 5 };
 enum { HOW_GRAPH = 6 };
-enum { LAYER_DRIVER = 1 };
+enum { LAYER_DRIVER = 1, LAYER_POOL = 2 };
 enum { MODE_READ = 1, MODE_WRITE = 2, MODE_ATOMIC = 4 };
 enum { KNOWN_MERGED = 0, KNOWN_EXACT = 1, KNOWN_SUMMARY = 2, KNOWN_ASSUMED = 3, KNOWN_UNCERTAIN = 4 };
 enum { STREAM_BLOCKING = 1, STREAM_NONBLOCKING = 2, STREAM_PER_THREAD = 3, STREAM_LEGACY = 4 };
@@ -52,6 +56,8 @@ typedef struct {
         struct {
             uint64_t address, size_bytes;
             uint8_t how, layer;
+            uint32_t pool;            /* text id of the pool's name; 0 for the driver */
+            uint64_t requested_bytes; /* 0: all bytes of the block; allocations only */
         } memory;
         struct {
             uint32_t name, grid[3], block[3];
@@ -99,6 +105,12 @@ typedef struct {
             uint8_t phase;
         } host_call;
         struct {
+            uint32_t name, domain; /* text ids */
+        } range_push, mark;
+        struct {
+            uint32_t domain; /* text id */
+        } range_pop;
+        struct {
             uint32_t what;
             uint64_t count;
         } gap;
@@ -109,7 +121,7 @@ typedef struct {
         struct {
             uint64_t size_bytes;
         } arenas;
-        uint8_t kind_fields[56];
+        uint8_t kind_fields[56]; /* the fields of any kind, to clear them */
     };
 } record;
 

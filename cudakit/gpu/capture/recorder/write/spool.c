@@ -14,12 +14,12 @@
 
 #include "containers.h"
 
-/* A smaller file is better than none on a disk that is almost full. */
+/* Sizes of a segment: if the disk is almost full, smaller segments are tried, down to the minimum. */
 #define SEGMENT_BYTES ((size_t)4 << 20)
 #define MIN_SEGMENT_BYTES ((size_t)64 << 10)
-/* Creating a file on a full disk takes far longer than a record should. */
+/* After a failure, a new segment is tried once per this number of records: creating a file on a full disk is slow. */
 #define FAILURES_PER_TRIAL 256
-#define TEXT_LIMIT 65536 /* longer than any kernel name */
+#define TEXT_LIMIT 65536 /* maximum length in bytes; kernel names are shorter */
 
 typedef struct {
     char magic[8];
@@ -34,14 +34,14 @@ typedef struct __attribute__((packed)) {
 } block_header;
 
 static char directory[PATH_MAX - 64];
-static char *segment; /* NULL: no open segment */
+static char *segment; /* start of the mapped file; NULL if no segment is open */
 static size_t end_offset, segment_bytes;
-static bool reader_is_gone; /* the reader no longer exists */
-static unsigned segment_count,
-    chain_number; /* chain: incremented when this process id has already written a trace (exec) */
+static bool reader_is_gone; /* the process that reads the trace was killed */
+static unsigned segment_count;
+static unsigned chain_number; /* > 0 if a program before exec wrote a trace under this process id */
 static uint32_t string_count, stack_count;
-static uint32_t segment_failures; /* to begin a segment, since the last success */
-static hash_table string_ids;     /* by hash */
+static uint32_t segment_failures; /* number of failures to begin a segment, since the last success */
+static hash_table string_ids;     /* ids of written strings, by hash */
 static uint64_t lost_count, reported_lost_count, written_count;
 static int loss_errno;
 
@@ -67,14 +67,14 @@ void spool_forked(void)
     lost_count = reported_lost_count = written_count = 0;
 }
 
-/* Create and map a file; on failure return NULL and set ``why`` to the errno. */
+/* Create and map a file. On failure return NULL and set ``error_number`` to the errno. */
 static char *map_file(const char *path, size_t bytes, int *error_number)
 {
     int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     *error_number = file < 0 ? errno : 0;
     if (file < 0)
         return NULL;
-    /* Allocate the file now: a full disk is an error here, but would be SIGBUS in the user's program later. */
+    /* Allocate the disk space now: a full disk is an error here, but a SIGBUS in the user's program later. */
     *error_number = posix_fallocate(file, 0, (off_t)bytes);
     void *mapped = MAP_FAILED;
     if (!*error_number) {
@@ -87,8 +87,7 @@ static char *map_file(const char *path, size_t bytes, int *error_number)
     return *error_number ? NULL : mapped;
 }
 
-/* Build the path of the next segment. After exec, a process finds the segments of the previous program under
- * its own process id. */
+/* Build the path of the next segment. After exec, segments of the previous program exist under the same process id. */
 static void name_segment(char *path, size_t bytes)
 {
     char name[32];
@@ -98,6 +97,7 @@ static void name_segment(char *path, size_t bytes)
     } while (!segment_count && !access(path, F_OK) && ++chain_number);
 }
 
+/* Create and map the largest file that the disk has space for; on failure return NULL with errno set. */
 static char *map_file_that_fits(const char *path, size_t *bytes)
 {
     int error_number = ENOSPC;
@@ -113,7 +113,7 @@ static char *map_file_that_fits(const char *path, size_t *bytes)
     return mapped;
 }
 
-/* Delete the directory of a reader that no longer exists. All of its files are cudakit's. */
+/* Delete the directory after its reader was killed. It contains only files of cudakit. */
 static void delete_directory(void)
 {
     DIR *open_directory = opendir(directory);
@@ -126,7 +126,7 @@ static void delete_directory(void)
     rmdir(directory);
 }
 
-/* Open the file in which a supervisor expects the losses; -1: there is no supervisor. */
+/* Open the file in which the reader expects the number of lost records. Return -1 if there is no such file. */
 static int open_losses(void)
 {
     char path[PATH_MAX];
@@ -134,6 +134,7 @@ static int open_losses(void)
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
+/* Return whether the reader still exists. If it was killed, delete the directory. */
 static bool has_reader(void)
 {
     int losses_file = reader_is_gone ? -1 : open_losses();
@@ -155,6 +156,7 @@ static uint64_t hash_of(const char *text, size_t length)
     return hash ? hash : 1;
 }
 
+/* Begin a new segment. Return 0, or -1 if there is no reader or no file can be created. */
 static int begin_segment(void)
 {
     char path[PATH_MAX], temporary_path[PATH_MAX + sizeof ".new"];
@@ -186,13 +188,13 @@ static int begin_segment(void)
     return 0;
 }
 
-/* Append a block so that a reader sees all of it or nothing. */
+/* Append a block so that a reader sees all of it or nothing. Return 0, or -1 with errno set. */
 static int append(const char *tag, uint32_t items, const void *payload, size_t bytes)
 {
     size_t block_bytes = sizeof(block_header) + bytes;
     if ((!segment || end_offset + block_bytes > segment_bytes) && begin_segment())
         return -1;
-    if (end_offset + block_bytes > segment_bytes) { /* a small segment, on a disk that is almost full */
+    if (end_offset + block_bytes > segment_bytes) { /* the segment is small, because the disk is almost full */
         errno = ENOSPC;
         return -1;
     }
@@ -206,8 +208,8 @@ static int append(const char *tag, uint32_t items, const void *payload, size_t b
 
 #define LOSS_SLOTS 256
 
-/* Write the number of lost records to this process's slot of the file ``losses``, which needs no new disk space: when the
- * number has doubled, and at the end. */
+/* Write the number of lost records to this process's slot of the file ``losses``, which needs no new disk space. To
+ * save time, this is done only when the number has doubled, and at the end (``is_last``). */
 static void report_loss(bool is_last)
 {
     const uint64_t loss[3] = {(uint64_t)getpid(), lost_count, (uint64_t)loss_errno};

@@ -10,9 +10,9 @@ from core.memory.builders import GIB, KIB, MIB, Block, Segment, oom
 from core.memory.simulator import Allocator
 
 from cudakit.core.memory.analyze import MemorySpec, analyze
-from cudakit.core.memory.analyze.oom import MAX_OOMS
 from cudakit.core.memory.result import Oom
 from cudakit.core.memory.snapshot import BlockState, SegmentKind, Snapshot
+from cudakit.core.memory.verdict import MAX_OOMS
 
 BASE = 0x7F00_0000_0000
 
@@ -130,13 +130,14 @@ def test_verdict_names_the_cause(
     [
         (
             fills_the_device,
-            "Allocating 30.0 MiB failed: 50.0 MiB was in use; 0 B was free in segments and 14.0 MiB on "
-            "the device, 16.0 MiB less than needed.",
+            "Allocating 30.0 MiB failed: the program needs this memory: 50.0 MiB was in use, 0 B was free in "
+            "segments and 14.0 MiB on the device, 16.0 MiB less than needed; no growth from step to step "
+            "and no single phase explains it.",
         ),
         (
             leaves_free_blocks,
-            "Allocating 30.0 MiB failed: 54.0 MiB is free in the segments that can serve it, but the "
-            "largest free block is 9.00 MiB (fragmentation).",
+            "Allocating 30.0 MiB failed: 54.0 MiB is free in the segments that can serve the request, but "
+            "the largest free block is 9.00 MiB (fragmentation).",
         ),
         (
             caches_in_a_private_pool,
@@ -155,13 +156,13 @@ def test_verdict_names_the_cause(
         ),
         (
             has_free_memory_on_another_stream,
-            "Allocating 30.0 MiB failed: 35.0 MiB is free in segments of other pools or streams, which "
-            "cannot serve it (pool).",
+            "Allocating 30.0 MiB failed: 35.0 MiB is free in segments of other pools, streams or size "
+            "classes, which cannot serve the request (pool).",
         ),
         (
             has_free_memory_in_several_pools,
-            "Allocating 32.0 MiB failed: 35.0 MiB is free in segments of other pools or streams, which "
-            "cannot serve it (pool).",
+            "Allocating 32.0 MiB failed: 35.0 MiB is free in segments of other pools, streams or size "
+            "classes, which cannot serve the request (pool).",
         ),
     ],
 )
@@ -172,11 +173,8 @@ def test_sentence_states_the_cause_with_sizes(program: Program, sentence: str) -
 def test_sentence_of_a_limited_process_names_the_free_device_memory() -> None:
     limit = {"capacity": GIB, "limit": 64 * MIB}
     assert failed(fills_the_device, **limit).sentence == (
-        "Allocating 30.0 MiB failed: a limit of this process refused it. The device had 974 MiB free, "
-        "and this process had reserved 50.0 MiB."
-    )
-    assert failed(leaves_free_blocks, **limit).sentence.endswith(
-        " The device had 964 MiB free: a limit of this process refused a new segment."
+        "Allocating 30.0 MiB failed: a limit of this process refused a new segment of 30.0 MiB: 50.0 MiB was "
+        "reserved, and 974 MiB of the device was free."
     )
 
 
@@ -190,7 +188,7 @@ def test_sentence_names_free_device_memory_if_free_blocks_alone_are_too_small() 
     found = failed(program)
     assert found.verdict == "fragmentation"
     assert (
-        "36.0 MiB is free in the segments that can serve it and 24.0 MiB on the device"
+        "36.0 MiB is free in the segments that can serve the request and 24.0 MiB on the device"
         in found.sentence
     )
 
@@ -219,29 +217,13 @@ def test_oom_has_the_state_before_the_failure_and_the_stack_of_the_request() -> 
     assert found.stack[found.site].name == "place1"
 
 
-def test_suggested_limit_includes_the_whole_new_segment() -> None:
+def test_suggested_limit_includes_the_whole_new_segment_as_a_factor_of_the_fraction() -> None:
     def program(allocator: Allocator) -> None:
         allocated(allocator, 50 * MIB)
         allocator.alloc(2 * MIB)
 
-    found = failed(program, capacity=GIB, limit=60 * MIB)
-    assert "at least 70.0 MiB" in found.remedies[0]
-
-
-# The remedies.
-
-
-def test_expandable_segments_are_not_suggested_if_already_in_use() -> None:
-    plain, expandable = failed(leaves_free_blocks), failed(leaves_free_blocks, expandable=True)
-    assert "expandable_segments:True" in plain.remedies[0]
-    assert expandable.verdict == "fragmentation"
-    assert not any("expandable_segments" in remedy for remedy in expandable.remedies)
-
-
-def test_split_limit_is_not_suggested_if_already_set() -> None:
-    assert any("max_split_size_mb:30" in remedy for remedy in failed(leaves_free_blocks).remedies)
-    limited = failed(leaves_free_blocks, max_split=40 * MIB)
-    assert not any("max_split_size_mb" in remedy for remedy in limited.remedies)
+    (remedy,) = failed(program, capacity=GIB, limit=60 * MIB).remedies
+    assert "at least 1.40 times the present fraction (70.0 MiB;" in remedy
 
 
 def test_cache_remedy_of_private_pools_is_to_delete_the_pools() -> None:
@@ -251,9 +233,9 @@ def test_cache_remedy_of_private_pools_is_to_delete_the_pools() -> None:
     assert "empty_cache" in default
 
 
-def test_expandable_segments_are_not_suggested_without_free_memory() -> None:
+def test_remedy_without_free_memory_is_to_use_less() -> None:
     (remedy,) = failed(fills_the_device).remedies
-    assert remedy.startswith("use 16.0 MiB less")
+    assert remedy.startswith("use at least 16.0 MiB less")
 
 
 # Facts that files do not record.

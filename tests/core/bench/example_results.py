@@ -1,4 +1,4 @@
-"""Results for tests, made without a device."""
+"""Example results for tests, which need no device."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-# Facts of CUDA and NVML of an H200.
-FIELDS: Mapping[str, Field] = {
+# Facts of an H200 that CUDA reports.
+CUDA_FIELDS: Mapping[str, Field] = {
     "name": "NVIDIA H200",
     "compute_capability": "9.0",
     "multiprocessor_count": 132,
@@ -32,7 +32,7 @@ FIELDS: Mapping[str, Field] = {
     "mps_enabled": False,
     "integrated": False,
 }
-MANAGEMENT: Mapping[str, Field] = {
+NVML_FIELDS: Mapping[str, Field] = {
     "pcie_generation_max": 5,
     "pcie_width_max": 16,
     "power_limit_default_w": 700.0,
@@ -40,12 +40,12 @@ MANAGEMENT: Mapping[str, Field] = {
     "mig_mode": Unavailable("not supported by this device"),
 }
 VERSIONS = {"driver": "580.159.04", "CUDA": "13.0", "cublas": "13.1.0", "cudakit": "0.1.0"}
-RIGHT = Verification(True, 2.1e-3, 1e-2, "float64, 64 rows")
-WRONG = Verification(False, 0.7, 1e-2, "float64, 64 rows")
+PASSED_VERIFICATION = Verification(True, 2.1e-3, 1e-2, "float64, 64 rows")
+FAILED_VERIFICATION = Verification(False, 0.7, 1e-2, "float64, 64 rows")
 
 
 def facts(**changes: Field) -> DeviceFacts:
-    return DeviceFacts(0, "GPU-0", "0000:65:00.0", {**FIELDS, **changes})
+    return DeviceFacts(0, "GPU-0", "0000:65:00.0", {**CUDA_FIELDS, **changes})
 
 
 def telemetry(time_ns: int = 0, **changes: Field) -> Telemetry:
@@ -63,11 +63,11 @@ def telemetry(time_ns: int = 0, **changes: Field) -> Telemetry:
 
 
 def machine(**changes: Any) -> Environment:
-    made = environment(
+    example = environment(
         facts(),
         RunContext(
             versions=VERSIONS,
-            nvml_device=DeviceFacts(0, "GPU-0", "0000:65:00.0", MANAGEMENT),
+            nvml_device=DeviceFacts(0, "GPU-0", "0000:65:00.0", NVML_FIELDS),
             other_processes=0,
             variables={"CUDA_VISIBLE_DEVICES": "0", "HOME": "/home/user"},
             command=("cudakit", "bench", "gemm"),
@@ -76,52 +76,54 @@ def machine(**changes: Any) -> Environment:
         before=telemetry(),
         after=telemetry(2_000_000_000),
     )
-    return replace(made, **changes)
+    return replace(example, **changes)
 
 
-def times(median_s: float) -> Samples:
-    """Return 64 samples evenly within 2 % of a time, in mixed order, at clocks near 1755 MHz.
+def samples_near(median_s: float) -> Samples:
+    """Return 64 samples, evenly within 2 % of a time and in mixed order, at clocks near 1755 MHz.
 
-    All are multiples of a power of two, so that sums are exact and golden files the same everywhere.
+    All times are multiples of a power of two: sums are exact, and golden files are the same everywhere.
     """
-    tick = 2.0 ** (math.floor(math.log2(median_s)) - 11)
-    middle = round(median_s / tick) * tick
-    mixed = [i * 37 % 64 - 31.5 for i in range(64)]
+    step_s = 2.0 ** (math.floor(math.log2(median_s)) - 11)
+    middle = round(median_s / step_s) * step_s
+    steps = [i * 37 % 64 - 31.5 for i in range(64)]
     return Samples(
-        tuple(middle + tick * step for step in mixed),
-        tuple(1.755e9 + 1e5 * step for step in mixed),
+        tuple(middle + step_s * step for step in steps),
+        tuple(1.755e9 + 1e5 * step for step in steps),
     )
 
 
 def gemm(size: int = 8192, *, rate: float = 790e12, **changes: Any) -> CaseResult:
     """Return the result of a GEMM that ran at a rate."""
     operations, moved = 2.0 * size**3, 3 * 2.0 * size**2
-    samples = changes.pop("samples", times(operations / rate))
-    given: dict[str, Any] = {
+    samples = changes.pop("samples", samples_near(operations / rate))
+    defaults: dict[str, Any] = {
         "method": Method("isolated", "rotate", warmup_s=3.0, buffer_sets=2),
         "environment": machine(),
-        "limit": limit(Work(operations, "bf16", moved), {**MANAGEMENT, **FIELDS}, 1.755e9),
-        "verification": RIGHT,
+        "limit": limit(Work(operations, "bf16", moved), {**NVML_FIELDS, **CUDA_FIELDS}, 1.755e9),
+        "verification": PASSED_VERIFICATION,
         "operations": operations,
         "bytes_moved": moved,
         "energy_j": operations * 0.8e-12,
     }
     axes = {"m": size, "n": size, "k": size, "dtype": "bf16"}
-    return case_result("gemm", axes, samples, **{**given, **changes})
+    return case_result("gemm", axes, samples, **{**defaults, **changes})
 
 
 def launch(**changes: Any) -> CaseResult:
     """Return the result of a latency."""
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "method": Method("host", "hot", blocker=False),
         "environment": machine(),
         "limit": Unavailable("no limit is known for what a latency has no theoretical peak"),
     }
-    return case_result("launch", {"kernel": "empty"}, times(2.1e-6), **{**given, **changes})
+    return case_result(
+        "launch", {"kernel": "empty"}, samples_near(2.1e-6), **{**defaults, **changes}
+    )
 
 
 def result(*cases: CaseResult, **changes: Any) -> BenchResult:
-    made = BenchResult(
+    example = BenchResult(
         simulated=False,
         bench=cases[0].name if cases else "gemm",
         time_ns=1_795_000_000_000_000_000,
@@ -129,4 +131,4 @@ def result(*cases: CaseResult, **changes: Any) -> BenchResult:
         warnings=(),
         results=cases,
     )
-    return replace(made, **changes)
+    return replace(example, **changes)

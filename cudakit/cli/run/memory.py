@@ -1,0 +1,203 @@
+"""The memory of a program that ``run --memory`` records: its files, and the limit that it may have passed."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cudakit.errors import EnvironmentUnusable, InputError, SnapshotError
+from cudakit.run.protocol import About, Notice
+from cudakit.units import format_bytes
+
+if TYPE_CHECKING:
+    from cudakit.core.memory.record.limit import LimitPassed
+    from cudakit.core.memory.record.process import ProcessMemory
+    from cudakit.trace.spool import Batch
+
+# Call stacks are shown from their innermost frame outside of these directories.
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFiles:
+    """The snapshots of a program, and where its processes passed the limit."""
+
+    paths: tuple[str, ...]
+    limits_passed: tuple[str, ...]  # one sentence per process and device
+
+
+class MemoryMonitor:
+    """Collects the memory of all processes of a program, and writes one snapshot for each.
+
+    ``path`` is that of the process that cudakit started; the agents choose the names for others.
+    ``limit_bytes`` is the limit of memory that a process may reserve on one device, None for no limit.
+    """
+
+    def __init__(
+        self, path: Path, *, limit_bytes: int | None, add_note: Callable[[str], None]
+    ) -> None:
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._add_note = add_note
+        # By PID and the number of the trace within the process.
+        self._processes: dict[tuple[int, int], ProcessMemory] = {}
+        self._paths: defaultdict[int, list[str]] = defaultdict(list)  # by PID
+        self._torch_paths: list[str] = []  # files that PyTorch wrote
+        self._unix_offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def consume(self, batch: Batch) -> None:
+        """Apply the records of a batch; those of simulated devices are ignored."""
+        if not batch.simulated:
+            self._memory(batch.process, batch.chain).feed(batch)
+
+    def notify(self, notice: Notice) -> bool:
+        """Handle a message of an agent about memory; return False for other messages."""
+        if notice.about is About.MEMORY:
+            self._paths[notice.process].append(notice.text)
+        elif notice.about is About.SNAPSHOTS:
+            self._torch_paths.append(notice.text)
+            if notice.text not in self._paths[notice.process]:
+                # The snapshot at an out-of-memory error: the program has not continued for long.
+                self._add_to_torch_file(notice.process, notice.text)
+        elif notice.about is About.JAX:
+            self._add_jax_arrays(notice)
+        else:
+            return False
+        return True
+
+    def finish(self) -> MemoryFiles:
+        """Write the files of all processes, and check the limit."""
+        paths = list(self._torch_paths)
+        limits_passed: list[str] = []
+        unread = set(paths)
+        for (process, chain), memory in self._processes.items():
+            path = self._path_of(process, chain)
+            unread.discard(path)
+            if memory.is_empty:
+                continue
+            snapshot = self._write(memory, path, has_torch=path in self._torch_paths)
+            if snapshot is not None and path not in paths:
+                paths.append(path)
+            limits_passed += self._check_limit(snapshot, process)
+        for path in sorted(unread) if self._limit_bytes is not None else ():
+            limits_passed += self._check_limit(self._read(path), 0)
+        return MemoryFiles(tuple(paths), tuple(dict.fromkeys(limits_passed)))
+
+    def _memory(self, process: int, chain: int) -> ProcessMemory:
+        from cudakit.core.memory.record.process import ProcessMemory
+
+        if (process, chain) not in self._processes:
+            self._processes[process, chain] = ProcessMemory()
+        return self._processes[process, chain]
+
+    def _path_of(self, process: int, chain: int) -> str:
+        """Return the path that the agent of a process chose; without one, a name with the PID."""
+        paths = self._paths[process]
+        if paths:
+            return paths[min(chain, len(paths) - 1)]
+        return str(self._path.with_stem(f"{self._path.stem}-{process}").absolute())
+
+    def _add_jax_arrays(self, notice: Notice) -> None:
+        from cudakit.core.memory.record.jax_profile import arrays_of_message
+        from cudakit.core.memory.record.pools import JAX
+
+        chain = max((c for process, c in self._processes if process == notice.process), default=0)
+        try:
+            time_ns, arrays = arrays_of_message(notice.text)
+        except InputError as error:
+            self._add_note(error.message)
+            return
+        self._memory(notice.process, chain).model.replace_blocks(JAX, arrays, time_ns)
+
+    def _add_to_torch_file(self, process: int, path: str) -> None:
+        chains = [chain for pid, chain in self._processes if pid == process]
+        memory = self._processes[process, max(chains)] if chains else None
+        if memory is not None and not memory.is_empty:
+            self._write(memory, path, has_torch=True)
+
+    def _write(self, memory: ProcessMemory, path: str, *, has_torch: bool) -> dict[str, Any] | None:
+        """Write the snapshot of a process; return None, with a note, if that is impossible."""
+        from cudakit.core.memory.record.snapshot_file import build_snapshot, write_snapshot
+
+        torch = self._read(path) if has_torch else None
+        if has_torch and torch is None:
+            return None
+        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=torch)
+        try:
+            write_snapshot(snapshot, Path(path))
+        except OSError as error:
+            self._add_note(f"cannot write {path}: {error.strerror}")
+            return None
+        return snapshot
+
+    def _read(self, path: str) -> dict[str, Any] | None:
+        from cudakit.core.memory.record.snapshot_file import read_snapshot
+
+        try:
+            return read_snapshot(Path(path))
+        except SnapshotError as error:
+            self._add_note(f"memory outside of PyTorch is missing: {error.message}")
+            return None
+
+    def _check_limit(self, snapshot: dict[str, Any] | None, process: int) -> list[str]:
+        from cudakit.core.memory.record.limit import find_limit_passed
+
+        if snapshot is None or self._limit_bytes is None:
+            return []
+        several = len(self._processes) > 1 and process
+        prefix = f"process {process}: " if several else ""
+        passed = find_limit_passed(snapshot, self._limit_bytes)
+        return [f"{prefix}{_sentence(each, self._limit_bytes)}" for each in passed]
+
+
+def _sentence(passed: LimitPassed, limit_bytes: int) -> str:
+    """Return a sentence such as "cuda:0 passed the limit of 20 GiB: ... at train.py:33 in forward"."""
+    text = f"memory on cuda:{passed.device} passed the limit of {format_bytes(limit_bytes)}"
+    if not passed.pool:
+        return f"{text} before the recorded events; peak {format_bytes(passed.peak_bytes)}"
+    text += (
+        f": {format_bytes(passed.reserved_bytes)} after {passed.pool} allocated"
+        f" {format_bytes(passed.size_bytes)}{_place(passed)}"
+    )
+    return f"{text}; peak {format_bytes(passed.peak_bytes)}"
+
+
+def _place(passed: LimitPassed) -> str:
+    in_program = [
+        frame
+        for frame in passed.stack
+        if frame.file and not any(directory in frame.file for directory in _LIBRARIES)
+    ]
+    frame = next(iter(in_program or passed.stack), None)
+    return f" at {frame.file}:{frame.line} in {frame.function}" if frame else ""
+
+
+def recorder_settings(python: str | None, add_note: Callable[[str], None]) -> dict[str, Any]:
+    """Return the settings of the recorder for memory alone, and add a note about what is not recorded.
+
+    Without NVIDIA's Sanitizer API, or with another tool attached, only the hooks of pools are used.
+    """
+    from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
+    from cudakit.gpu.capture.preflight import Ready, preflight
+    from cudakit.gpu.cuda.current import device_count
+
+    found = preflight(python)
+    if isinstance(found, Ready):
+        return found.settings()
+    paths = SearchPaths.of_this_process()
+    try:
+        recorder = find_recorder(paths)
+    except EnvironmentUnusable as error:
+        add_note(f"only PyTorch's memory is recorded: {error.message}; {error.hint}")
+        return {}
+    if device_count():
+        add_note(
+            "only PyTorch's memory and the pools of CuPy, Numba, RMM and JAX are recorded:"
+            f" {found.message}; {found.hint}"
+        )
+    frames = {tag: str(path) for tag, path in find_frame_readers(paths).items()}
+    return {"recorder": str(recorder), "frames": frames}

@@ -1,0 +1,96 @@
+"""Find the loop of the program that runs its steps, from the call stacks of the allocations.
+
+Line numbers within one call of a function rise, until a loop starts its next iteration. So in the outermost
+function whose allocations go back to an earlier line several times, each such jump starts a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudakit.core.memory.snapshot import Ids, Ints, Snapshot
+
+# The search ends at calls of a network, of the backward pass and of an optimizer: loops in these run over
+# layers or parameters, not over steps.
+_INNER_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "backward", "profile_hook_step"})
+_INNER_FILES = ("torch/nn/", "torch/optim/", "torch/autograd/")
+_MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The loop that runs the steps of a program."""
+
+    name: str  # function and file, such as "train (train.py)"
+    starts: Ints  # index of the first allocation of each iteration
+
+
+def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | None:
+    """Return the outermost loop with enough iterations in a sequence of call stacks; None: no such loop."""
+    index = np.flatnonzero(stacks)  # stack 0 is empty
+    # Frame ids by depth: column 0 is the outermost frame; -1 is beyond the innermost frame.
+    frames = _frames_by_depth(snapshot, stacks[index])
+    for depth in range(frames.shape[1]):
+        function, line = _busiest_function(snapshot, frames[:, depth])
+        in_function = line >= 0
+        if not function or _is_inner(function):
+            return None
+        index, frames, line = index[in_function], frames[in_function], line[in_function]
+        starts = _iteration_starts(line)
+        if len(starts) >= min_iterations:
+            name, path = function
+            return Loop(f"{name} ({path.replace(chr(92), '/').rpartition('/')[2]})", index[starts])
+        is_busiest = frames[:, depth] == np.bincount(frames[:, depth]).argmax()
+        index, frames = index[is_busiest], frames[is_busiest]
+    return None
+
+
+def _frames_by_depth(snapshot: Snapshot, stacks: Ids) -> Ids:
+    distinct, row = np.unique(stacks, return_inverse=True)
+    paths = [snapshot.stacks[stack][::-1][:_MAX_DEPTH] for stack in distinct.tolist()]
+    table = np.full((len(paths), max(map(len, paths), default=0)), -1, np.int32)
+    for path_row, path in zip(table, paths, strict=True):
+        path_row[: len(path)] = path
+    return table[row.reshape(-1)]
+
+
+def _busiest_function(snapshot: Snapshot, frames: Ids) -> tuple[tuple[str, str] | None, Ints]:
+    """Return the function with most allocations, as name and file, and the line of each allocation in it.
+
+    The line is -1 for allocations in other functions.
+    """
+    counts = np.bincount(frames + 1)[1:]
+    by_function: dict[tuple[str, str], int] = {}
+    used = np.flatnonzero(counts).tolist()
+    for frame in used:
+        key = snapshot.frames[frame].name, snapshot.frames[frame].filename
+        by_function[key] = by_function.get(key, 0) + int(counts[frame])
+    function = max(by_function, key=lambda key: by_function[key], default=None)
+    line_of = np.full(len(counts) + 1, -1, np.int64)  # the last item is for frame -1
+    for frame in used:
+        if (snapshot.frames[frame].name, snapshot.frames[frame].filename) == function:
+            line_of[frame] = snapshot.frames[frame].line
+    return function, line_of[frames]
+
+
+def _is_inner(function: tuple[str, str]) -> bool:
+    name, path = function
+    return name in _INNER_CALLS or any(part in path for part in _INNER_FILES)
+
+
+def _iteration_starts(line: Ints) -> Ints:
+    """Return the indices at which an iteration starts.
+
+    A nested loop jumps back too, but not as far up: only the jumps to the uppermost line count.
+    """
+    jumps = np.flatnonzero(np.diff(line) < 0) + 1
+    if not len(jumps):
+        return jumps
+    targets, counts = np.unique(line[jumps], return_counts=True)
+    frequent = targets[counts >= min(2, int(counts.max()))]
+    jumps = jumps[line[jumps] == frequent.min()]
+    # The first iteration starts at its first line, without a jump.
+    first = np.flatnonzero(line[: jumps[0]] == line[jumps[0]])
+    return np.append(first[:1], jumps)

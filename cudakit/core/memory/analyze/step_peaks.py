@@ -1,0 +1,200 @@
+"""The peak of each step, and the growth from step to step by call site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudakit.core.memory.analyze.call_sites import StackTable
+from cudakit.core.memory.analyze.moments import time_of
+from cudakit.core.memory.analyze.steps import step_moments
+from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.replay.allocations import Allocations
+from cudakit.core.memory.replay.layout import live_at
+from cudakit.core.memory.result import DiffRow, StepPeak, Steps
+from cudakit.core.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot
+
+# The median slope is taken over all pairs of steps.
+_MAX_COMPARED = 256
+_MAX_LISTED = 1000
+# Slower growth of the peaks, as a share of the last one per program, counts as noise.
+_MIN_RISE = 0.1
+# Share of the later steps whose peak must be the highest until then.
+_MIN_RECORDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class StepHistory:
+    """The steps of a trace, with the peak of each; arrays have one item per step.
+
+    A step lasts from one moment between steps until before the next one. The last one lasts to the end.
+    """
+
+    source: str  # as in ``Steps``
+    bounds: Ints  # the moments between steps, as found
+    first: Ints  # the moment at which each step starts
+    peak: Ints  # requested bytes at the peak of each step
+    requested: Ints  # requested bytes at every moment of the trace
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def number_at(self, moment: int) -> int:
+        """Return the number of the step that contains a moment; -1: before the first step."""
+        return int(np.searchsorted(self.first, moment, side="right")) - 1
+
+    def end(self, step: int) -> int:
+        """Return the moment at which a step ends."""
+        return int(self.first[step + 1]) if step + 1 < len(self) else len(self.requested)
+
+    def peak_moment(self, step: int) -> int:
+        """Return the moment of the peak of a step."""
+        start = int(self.first[step])
+        return start + int(self.requested[start : self.end(step)].argmax())
+
+
+def step_history(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> StepHistory:
+    """Return the steps of a trace, which are none if the trace shows no steps."""
+    source, bounds = step_moments(snapshot, trace)
+    requested = replayed.curves.requested
+    first = np.unique(bounds[bounds < replayed.n_events])
+    peak = np.maximum.reduceat(requested, first) if len(first) else first
+    return StepHistory(source, bounds, first, peak, requested)
+
+
+def is_rising(peaks: Ints) -> bool:
+    """Return whether the peaks of consecutive steps keep rising, including the last steps.
+
+    A single high peak at the end, or a rise of the first steps only, is not growth.
+    """
+    if len(peaks) < 3:
+        return False
+    half, highest = len(peaks) // 2, np.maximum.accumulate(peaks)
+    is_record = peaks[half:] > np.maximum(highest[half - 1 : -1], 1)
+    rise = int(peaks[half:].max() - highest[half - 1])
+    last_jump = int(peaks[-1] - highest[-2])
+    return bool(
+        np.count_nonzero(is_record) >= max(2, _MIN_RECORDS * len(is_record))
+        and rise >= _MIN_RISE * peaks[-1]
+        and last_jump <= 0.7 * (peaks[-1] - peaks.min())
+        and peaks[-1] >= 0.9 * peaks.max()
+    )
+
+
+def theil_sen(step: Ints, value: Ints) -> float:
+    """Return the median slope over all pairs (Sen 1968), which is robust against outliers."""
+    first, second = np.triu_indices(len(step), 1)
+    return float(np.median((value[second] - value[first]) / (step[second] - step[first])))
+
+
+def evenly_spaced(n: int, count: int) -> Ints:
+    """Return at most ``count`` indices below n, evenly spaced, with the first and the last."""
+    if n == 0:
+        return np.zeros(0, np.int64)
+    return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
+
+
+def steps_of(
+    history: StepHistory,
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    stacks: StackTable,
+    replayed: Replay,
+) -> Steps:
+    """Return the result for the steps: the peak of each, and what grew between the first and the last."""
+    compared = evenly_spaced(len(history), _MAX_COMPARED)
+    slope = theil_sen(compared, history.peak[compared]) if len(history) > 1 else 0.0
+    listed = evenly_spaced(len(history), _MAX_LISTED).tolist()
+    return Steps(
+        source=history.source,
+        count=len(history.bounds),
+        peaks=tuple(_step_peak(history, snapshot, trace, replayed, step) for step in listed),
+        rising=is_rising(history.peak),
+        growth_bytes_per_step=round(slope),
+        site_growth=_growth_of_sites(stacks, replayed.allocations, history),
+    )
+
+
+def _step_peak(
+    history: StepHistory, snapshot: Snapshot, trace: DeviceTrace, replayed: Replay, step: int
+) -> StepPeak:
+    start, end = int(history.first[step]), history.end(step)
+    return StepPeak(
+        step=step,
+        first_event=start,
+        last_event=min(end, replayed.n_events) - 1,
+        peak_event=history.peak_moment(step) - 1,
+        time_us=time_of(snapshot, trace, start),
+        requested_bytes=int(history.peak[step]),
+        start_bytes=int(history.requested[start]),
+        reserved_bytes=int(replayed.curves.reserved[start:end].max()),
+    )
+
+
+def _growth_of_sites(
+    stacks: StackTable, allocations: Allocations, history: StepHistory
+) -> tuple[DiffRow, ...]:
+    if len(history) < 2:
+        return ()
+    before, after = history.peak_moment(0), history.peak_moment(len(history) - 1)
+    return growth_between(stacks, allocations, before, after)
+
+
+def growth_between(
+    stacks: StackTable, allocations: Allocations, before: int, after: int
+) -> tuple[DiffRow, ...]:
+    """Return the requested bytes by call stack at two moments, the largest growth first."""
+    n = len(stacks.snapshot.stacks)
+    held = []
+    for moment in (before, after):
+        live = live_at(allocations, moment)
+        stack = allocations.stack[live]
+        size = np.bincount(stack, weights=allocations.requested[live], minlength=n)
+        held.append((size.astype(np.int64), np.bincount(stack, minlength=n)))
+    (bytes_before, count_before), (bytes_after, count_after) = held
+    change = bytes_after - bytes_before
+    changed = np.flatnonzero(change)
+    return tuple(
+        DiffRow(
+            change_bytes=int(change[stack]),
+            before_bytes=int(bytes_before[stack]),
+            after_bytes=int(bytes_after[stack]),
+            before_count=int(count_before[stack]),
+            after_count=int(count_after[stack]),
+            stack=stacks.frames(stack),
+            site=stacks.site(stack),
+        )
+        for stack in changed[np.argsort(-change[changed], kind="stable")].tolist()
+    )
+
+
+def held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return stack ids, and their live bytes and counts as arrays of (stacks, moments)."""
+    ids, row = np.unique(allocations.stack, return_inverse=True)
+    row = row.reshape(-1)
+    # Live at a moment: begin < moment <= end. Add at the first such moment, subtract after the last.
+    first_live = np.searchsorted(moments, allocations.begin, side="right")
+    first_dead = np.searchsorted(moments, allocations.end, side="right")
+    shape = len(ids), len(moments) + 1
+    live_bytes, live_count = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
+    for moment, sign in ((first_live, 1), (first_dead, -1)):
+        cell = row * shape[1] + moment
+        live_bytes += sign * np.bincount(cell, weights=allocations.size, minlength=len(live_bytes))
+        live_count += sign * np.bincount(cell, minlength=len(live_count))
+    return (
+        ids.astype(np.int64),
+        np.cumsum(live_bytes.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+        np.cumsum(live_count.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+    )
+
+
+def is_growing(held: Ints) -> Mask:
+    """Return which rows of (stacks, moments) never shrink and grow in most intervals, also the later ones."""
+    change = np.diff(held, axis=1)
+    second_half = change[:, change.shape[1] // 2 :]
+    never_shrinks = (change >= 0).all(axis=1)
+    mostly_grows = (change > 0).mean(axis=1) >= 0.5
+    still_grows = (second_half > 0).mean(axis=1) >= 0.5
+    growing: Mask = never_shrinks & mostly_grows & still_grows
+    return growing

@@ -1,0 +1,56 @@
+"""The peak of each step: a chart, a table, and the growth by call site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cudakit.core.memory.analyze.step_peaks import evenly_spaced
+from cudakit.core.memory.present.rows import limited, stack_value, table
+from cudakit.core.memory.result import DeviceMemory
+from cudakit.document import Bytes, Change, Chart, Count, Node, Series
+from cudakit.units import format_count
+
+
+def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
+    """Show the peaks of the steps, and what grew between the first and the last step."""
+    peaks = device.steps.peaks
+    first = peaks[0].requested_bytes
+    yield Chart(
+        title="Requested memory of each step",
+        x=np.array([peak.step for peak in peaks], np.float64),
+        series=(
+            Series("peak", np.array([peak.requested_bytes for peak in peaks], np.int64)),
+            Series("at the start", np.array([peak.start_bytes for peak in peaks], np.int64)),
+        ),
+        x_label="step",
+    )
+    listed = peaks if top == 0 else [peaks[i] for i in evenly_spaced(len(peaks), max(top, 2))]
+    n_omitted = len(peaks) - len(listed)
+    yield table(
+        (
+            ("step", "number", lambda peak: Count(peak.step)),
+            ("peak", "number", lambda peak: Bytes(peak.requested_bytes)),
+            ("change", "number", lambda peak: Change(peak.requested_bytes - first)),
+            ("at the start", "number", lambda peak: Bytes(peak.start_bytes)),
+            ("reserved", "number", lambda peak: Bytes(peak.reserved_bytes)),
+            ("event of the peak", "number", lambda peak: Count(peak.peak_event)),
+        ),
+        listed,
+        f"steps found by {device.steps.source}; requested bytes; change: since the first step"
+        + (f"; {format_count(n_omitted)} more steps: --top 0 shows all" if n_omitted else ""),
+    )
+    if device.steps.site_growth:
+        yield limited(
+            (
+                ("change", "number", lambda row: Change(row.change_bytes)),
+                ("first step", "number", lambda row: Bytes(row.before_bytes)),
+                ("last step", "number", lambda row: Bytes(row.after_bytes)),
+                ("blocks", "number", lambda row: Count(row.after_count)),
+                ("call stack", "stack", lambda row: stack_value(row.stack, row.site)),
+            ),
+            device.steps.site_growth,
+            top,
+            caption="requested bytes at the peak of the first and of the last step",
+        )

@@ -1,0 +1,70 @@
+"""Find where a program passed a limit of reserved device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cudakit.core.memory.record.pools import POOL_NAMES
+from cudakit.trace.trace_file import Frame, Stack
+
+_GROWTH = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPassed:
+    """The first moment at which a process had reserved more memory of a device than the limit."""
+
+    device: int
+    reserved_bytes: int  # at this moment
+    peak_bytes: int  # most bytes that were reserved at one time
+    size_bytes: int  # allocated at this moment; 0: before the trace begins
+    pool: str  # name of the pool that allocated it; empty: before the trace begins
+    stack: Stack
+
+
+def find_limit_passed(snapshot: dict[str, Any], limit_bytes: int) -> list[LimitPassed]:
+    """Return the first moment above the limit for each device that passed it.
+
+    Reserved memory is the segments of all allocators in the process, without the CUDA context.
+    """
+    results = (
+        _first_above(device, trace, _reserved(snapshot, device), limit_bytes)
+        for device, trace in enumerate(snapshot["device_traces"])
+    )
+    return [result for result in results if result]
+
+
+def _reserved(snapshot: dict[str, Any], device: int) -> int:
+    """Return the bytes reserved at the end."""
+    return sum(each["total_size"] for each in snapshot["segments"] if each["device"] == device)
+
+
+def _first_above(
+    device: int, trace: Sequence[dict[str, Any]], reserved_at_end: int, limit_bytes: int
+) -> LimitPassed | None:
+    changes = [_GROWTH.get(entry["action"], 0) * entry["size"] for entry in trace]
+    reserved = reserved_at_end - sum(changes)
+    first: LimitPassed | None = None
+    peak = reserved
+    if reserved > limit_bytes:
+        first = LimitPassed(device, reserved, peak, 0, "", ())
+    for entry, change in zip(trace, changes, strict=True):
+        reserved += change
+        peak = max(peak, reserved)
+        if reserved > limit_bytes and first is None:
+            pool = POOL_NAMES.get(entry.get("pool_id", (0, 0)), "PyTorch")
+            first = LimitPassed(device, reserved, 0, change, pool, _stack(entry))
+    if first is None:
+        return None
+    return LimitPassed(
+        device, first.reserved_bytes, peak, first.size_bytes, first.pool, first.stack
+    )
+
+
+def _stack(entry: dict[str, Any]) -> Stack:
+    return tuple(
+        Frame(frame["name"], frame["filename"], frame["line"])
+        for frame in entry.get("frames") or ()
+    )

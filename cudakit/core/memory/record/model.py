@@ -1,0 +1,268 @@
+"""The memory of one process, replayed from its trace: driver allocations, and the blocks of pools in them.
+
+A segment is memory that was allocated from the driver; a block is what a pool above the driver hands out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from cudakit.core.memory.record.pools import DRIVER, MANAGED
+from cudakit.trace.kinds import AllocationKind
+from cudakit.trace.trace_file import Stack
+
+Action: TypeAlias = Literal[
+    "segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"
+]
+
+# The device number of pinned host memory.
+HOST = -1
+# Sizes are rounded up to this multiple, as by CuPy (ALLOCATION_UNIT_SIZE) and PyTorch (kMinBlockSize).
+_ROUND_BYTES = 512
+
+
+class BlockInUse(NamedTuple):
+    """A block of a pool that is in use."""
+
+    size_bytes: int
+    requested_bytes: int
+    pool: str
+    stack: Stack
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Memory that was allocated from the driver; ``end_ns`` is None until it is freed."""
+
+    device: int
+    address: int
+    size_bytes: int
+    requested_bytes: int
+    stream: int
+    stack: Stack
+    begin_ns: int
+    pool: str = DRIVER
+    # False: no driver allocation of this memory was recorded, only a block of a pool.
+    is_recorded: bool = True
+    end_ns: int | None = None
+    blocks: dict[int, BlockInUse] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """The first address after the segment."""
+        return self.address + self.size_bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no pool divides the segment: the program uses all of it."""
+        return self.pool in (DRIVER, MANAGED)
+
+
+class Entry(NamedTuple):
+    """One event of the trace of a snapshot."""
+
+    action: Action
+    address: int
+    size_bytes: int
+    time_ns: int
+    stack: Stack
+    segment: Segment
+    # Whether the event is about the whole segment as a block: it counts only if no pool divides the segment.
+    is_whole: bool = False
+
+
+class MemoryModel:
+    """The segments and blocks of one process, and the last events of each device.
+
+    ``max_entries`` is the number of events that are kept for each device.
+    """
+
+    def __init__(self, *, max_entries: int) -> None:
+        self.max_entries = max_entries
+        self.entries: dict[int, deque[Entry]] = {}
+        self.overflowed: set[int] = set()  # devices whose oldest events were dropped
+        self._segments: dict[int, Segment] = {}  # by address
+        self._addresses: list[int] = []  # of segments, ascending
+
+    @property
+    def segments(self) -> Iterable[Segment]:
+        """The segments in use, by address."""
+        return (self._segments[address] for address in self._addresses)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no memory was ever allocated."""
+        return not self.entries and not self._segments
+
+    def forget_entries(self) -> None:
+        """Drop the events so far; the segments and blocks in use stay."""
+        self.entries.clear()
+        self.overflowed.clear()
+
+    # --- the driver
+
+    def driver_alloc(
+        self,
+        *,
+        device: int,
+        address: int,
+        size_bytes: int,
+        how: AllocationKind,
+        pool: str,
+        stream: int,
+        stack: Stack,
+        time_ns: int,
+    ) -> None:
+        """Add an allocation from the driver; ``pool`` is the pool that made it, if known."""
+        segment = Segment(
+            device=HOST if how is AllocationKind.PINNED else device,
+            address=address,
+            size_bytes=_rounded(size_bytes),
+            requested_bytes=size_bytes,
+            stream=stream,
+            stack=stack,
+            begin_ns=time_ns,
+            pool=pool or (MANAGED if how is AllocationKind.MANAGED else DRIVER),
+        )
+        self._add_segment(segment)
+
+    def driver_free(self, *, address: int, stack: Stack, time_ns: int) -> None:
+        """Remove an allocation from the driver; an unknown one is ignored."""
+        if address in self._segments:
+            self._remove_segment(self._segments[address], stack, time_ns)
+
+    # --- pools
+
+    def pool_alloc(
+        self,
+        *,
+        device: int,
+        address: int,
+        size_bytes: int,
+        requested_bytes: int,
+        pool: str,
+        stack: Stack,
+        time_ns: int,
+    ) -> None:
+        """Add a block of a pool; ignore one that is at the address of a block of another pool.
+
+        Numba, for example, reports the blocks that it gets from RMM.
+        """
+        block = BlockInUse(_rounded(size_bytes), requested_bytes or size_bytes, pool, stack)
+        segment = self._segment_at(address)
+        if segment is None:
+            segment = Segment(
+                device,
+                address,
+                block.size_bytes,
+                block.requested_bytes,
+                0,
+                stack,
+                time_ns,
+                pool,
+                False,
+            )
+            self._add_segment(segment)
+        if address in segment.blocks:
+            if segment.blocks[address].pool != pool:
+                return
+            self._free_block(segment, address, stack, time_ns)  # its free was not recorded
+        segment.pool = pool
+        block = block._replace(size_bytes=min(block.size_bytes, segment.end - address))
+        segment.blocks[address] = block
+        self._append("alloc", segment, address, block.requested_bytes, stack, time_ns)
+
+    def pool_free(self, *, address: int, pool: str, stack: Stack, time_ns: int) -> None:
+        """Remove a block of a pool; an unknown block, or one of another pool, is ignored."""
+        segment = self._segment_at(address)
+        if segment is None or address not in segment.blocks or segment.blocks[address].pool != pool:
+            return
+        self._free_block(segment, address, stack, time_ns)
+        if not segment.is_recorded and not segment.blocks:
+            self._remove_segment(segment, stack, time_ns)
+
+    def replace_blocks(
+        self, pool: str, blocks: Mapping[tuple[int, int], tuple[int, Stack]], time_ns: int
+    ) -> None:
+        """Set all blocks of a pool that has no history: (device, address) to size and call stack."""
+        for segment in list(self.segments):
+            for address, block in list(segment.blocks.items()):
+                size_stack = blocks.get((segment.device, address))
+                if block.pool == pool and size_stack != (block.requested_bytes, block.stack):
+                    self.pool_free(address=address, pool=pool, stack=(), time_ns=time_ns)
+        for (device, address), (size_bytes, stack) in blocks.items():
+            segment_at = self._segment_at(address)
+            if segment_at is None or address not in segment_at.blocks:
+                self.pool_alloc(
+                    device=device,
+                    address=address,
+                    size_bytes=size_bytes,
+                    requested_bytes=size_bytes,
+                    pool=pool,
+                    stack=stack,
+                    time_ns=time_ns,
+                )
+
+    # --- segments
+
+    def _segment_at(self, address: int) -> Segment | None:
+        index = bisect_right(self._addresses, address) - 1
+        segment = self._segments[self._addresses[index]] if index >= 0 else None
+        return segment if segment and address < segment.end else None
+
+    def _add_segment(self, segment: Segment) -> None:
+        for overlapping in self._overlapping(segment.address, segment.end):
+            self._remove_segment(overlapping, (), segment.begin_ns)  # its free was not recorded
+        self._segments[segment.address] = segment
+        insort(self._addresses, segment.address)
+        at, size, stack, time = segment.address, segment.size_bytes, segment.stack, segment.begin_ns
+        self._append("segment_alloc", segment, at, size, stack, time)
+        self._append("alloc", segment, at, segment.requested_bytes, stack, time, is_whole=True)
+
+    def _remove_segment(self, segment: Segment, stack: Stack, time_ns: int) -> None:
+        for address in list(segment.blocks):
+            self._free_block(segment, address, stack, time_ns)
+        at, size = segment.address, segment.requested_bytes
+        self._append("free_requested", segment, at, size, stack, time_ns, is_whole=True)
+        self._append("free_completed", segment, at, size, stack, time_ns, is_whole=True)
+        self._append("segment_free", segment, at, segment.size_bytes, stack, time_ns)
+        segment.end_ns = time_ns
+        del self._segments[segment.address]
+        del self._addresses[bisect_right(self._addresses, segment.address) - 1]
+
+    def _overlapping(self, begin: int, end: int) -> list[Segment]:
+        first = bisect_right(self._addresses, begin) - 1
+        last = bisect_right(self._addresses, end - 1)
+        candidates = (self._segments[address] for address in self._addresses[max(first, 0) : last])
+        return [segment for segment in candidates if segment.end > begin]
+
+    def _free_block(self, segment: Segment, address: int, stack: Stack, time_ns: int) -> None:
+        block = segment.blocks.pop(address)
+        for action in ("free_requested", "free_completed"):
+            self._append(action, segment, address, block.requested_bytes, stack, time_ns)
+
+    def _append(
+        self,
+        action: Action,
+        segment: Segment,
+        address: int,
+        size_bytes: int,
+        stack: Stack,
+        time_ns: int,
+        *,
+        is_whole: bool = False,
+    ) -> None:
+        kept = self.entries.get(segment.device)
+        if kept is None:
+            kept = self.entries[segment.device] = deque(maxlen=self.max_entries)
+        if len(kept) == self.max_entries:
+            self.overflowed.add(segment.device)
+        kept.append(Entry(action, address, size_bytes, time_ns, stack, segment, is_whole))
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // _ROUND_BYTES) * _ROUND_BYTES

@@ -1,0 +1,135 @@
+"""Collect the memory of one process from the batches of its trace."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudakit.core.memory.record.model import MemoryModel
+from cudakit.trace.kinds import AllocationKind, AllocationLayer, EventKind
+from cudakit.trace.layout import Records, view
+from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Stack
+
+# Events kept per device, as in the history of PyTorch that cudakit records.
+MAX_EVENTS = 200_000
+_MAX_RANGES = 100_000
+
+# The domain of ranges and marks that cudakit records itself.
+OWN_DOMAIN = "cudakit"
+BACKWARD_RANGE = "backward pass"
+# The mark of the moment that the final snapshot shows; later frees belong to the end of the process.
+END_MARK = "end of the program"
+
+_KINDS = (
+    EventKind.ALLOC,
+    EventKind.FREE,
+    EventKind.RANGE_PUSH,
+    EventKind.RANGE_POP,
+    EventKind.MARK,
+)
+
+
+@dataclass(slots=True)
+class NamedRange:
+    """A named range of a thread; ``end_ns`` is None until it ends."""
+
+    name: str
+    domain: str
+    stack: Stack
+    begin_ns: int
+    end_ns: int | None = None
+
+    @property
+    def is_backward_pass(self) -> bool:
+        """Whether cudakit recorded this range for a backward pass of PyTorch."""
+        return self.domain == OWN_DOMAIN and self.name == BACKWARD_RANGE
+
+
+@dataclass(slots=True)
+class ProcessMemory:
+    """The memory of one process, and the ranges in which it was allocated."""
+
+    model: MemoryModel = field(default_factory=lambda: MemoryModel(max_entries=MAX_EVENTS))
+    ranges: deque[NamedRange] = field(default_factory=lambda: deque(maxlen=_MAX_RANGES))
+    has_ended: bool = False
+    _open_ranges: dict[tuple[int, str], list[NamedRange]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no memory and no range was recorded."""
+        return self.model.is_empty and not self.ranges
+
+    def feed(self, batch: Batch) -> None:
+        """Apply the records of a batch."""
+        records = batch.records[np.isin(batch.records["kind"], _KINDS)]
+        kinds = records["kind"].tolist()
+        rows = {kind: iter(_rows(records, kind)) for kind in set(kinds)}
+        for kind in kinds:
+            if self.has_ended:
+                return
+            fields = next(rows[kind])
+            stack = batch.stacks[fields["site"]]
+            if kind == EventKind.ALLOC:
+                self._alloc(fields, stack, batch.strings)
+            elif kind == EventKind.FREE:
+                self._free(fields, stack, batch.strings)
+            else:
+                self._annotate(EventKind(kind), fields, stack, batch.strings)
+
+    def _alloc(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
+        pool = strings[fields["pool"]]
+        if fields["layer"] == AllocationLayer.POOL:
+            self.model.pool_alloc(
+                device=fields["device"],
+                address=fields["address"],
+                size_bytes=fields["size_bytes"],
+                requested_bytes=fields["requested_bytes"],
+                pool=pool,
+                stack=stack,
+                time_ns=fields["time_ns"],
+            )
+        else:
+            self.model.driver_alloc(
+                device=fields["device"],
+                address=fields["address"],
+                size_bytes=fields["size_bytes"],
+                how=AllocationKind(fields["how"]),
+                pool=pool,
+                stream=fields["stream"],
+                stack=stack,
+                time_ns=fields["time_ns"],
+            )
+
+    def _free(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
+        address, time_ns = fields["address"], fields["time_ns"]
+        if fields["layer"] == AllocationLayer.POOL:
+            pool = strings[fields["pool"]]
+            self.model.pool_free(address=address, pool=pool, stack=stack, time_ns=time_ns)
+        else:
+            self.model.driver_free(address=address, stack=stack, time_ns=time_ns)
+
+    def _annotate(
+        self, kind: EventKind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
+    ) -> None:
+        domain, time_ns = strings[fields["domain"]], fields["time_ns"]
+        open_ranges = self._open_ranges.setdefault((fields["thread"], domain), [])
+        if kind == EventKind.RANGE_PUSH:
+            pushed = NamedRange(strings[fields["name"]], domain, stack, time_ns)
+            open_ranges.append(pushed)
+            self.ranges.append(pushed)
+        elif kind == EventKind.RANGE_POP and open_ranges:
+            open_ranges.pop().end_ns = time_ns
+        elif kind == EventKind.MARK:
+            self.has_ended = domain == OWN_DOMAIN and strings[fields["name"]] == END_MARK
+
+
+def _rows(records: Records, kind: int) -> list[dict[str, int]]:
+    """Return the fields of the records of one kind."""
+    rows = view(records[records["kind"] == kind], EventKind(kind))
+    names = rows.dtype.names or ()
+    columns = [rows[name].tolist() for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -1,0 +1,386 @@
+"""Build a snapshot in PyTorch's format from the memory of a process, and merge it with PyTorch's own.
+
+Format: torch/csrc/cuda/memory_snapshot.cpp of torch 2.15. Viewers ignore keys that they do not know.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from cudakit.core.memory.record.model import HOST, Entry, MemoryModel, Segment
+from cudakit.core.memory.record.pools import POOL_IDS
+from cudakit.core.memory.record.process import MAX_EVENTS, NamedRange, ProcessMemory
+from cudakit.errors import SnapshotError
+from cudakit.trace.trace_file import Stack
+
+# A snapshot as ``torch.cuda.memory._snapshot`` returns it.
+Snapshot: TypeAlias = dict[str, Any]
+_FrameDict: TypeAlias = dict[str, Any]
+
+_BEGINS = ("segment_alloc", "segment_map")
+_ENDS = ("segment_free", "segment_unmap")
+# The innermost frame of memory that a thread of autograd allocated; core/sanitize/names.py has the same.
+_BACKWARD_FRAME = {"name": "backward pass (autograd thread)", "filename": "", "line": 0}
+
+
+def build_snapshot(
+    memory: ProcessMemory, *, unix_offset_ns: int, torch: Snapshot | None
+) -> Snapshot:
+    """Return the snapshot of a process. ``torch`` is the snapshot of its PyTorch, which is changed.
+
+    ``unix_offset_ns`` added to a time of the trace is Unix time.
+    """
+    writer = _Writer(memory, unix_offset_ns)
+    result = torch if torch is not None else _empty_snapshot()
+    if torch is not None:
+        _attribute_backward_passes(result, writer)
+    claimed = _TorchRanges(result)
+    writer.add_devices(result, claimed)
+    writer.add_pinned(result, claimed)
+    writer.add_ranges(result)
+    return result
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Read a snapshot that PyTorch wrote.
+
+    Raises SnapshotError for a file that cannot be read, or contains anything but builtin types.
+    """
+    try:
+        snapshot = _Unpickler(io.BytesIO(path.read_bytes())).load()
+    except (OSError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        raise SnapshotError(f"cannot read {path}: {error}") from error
+    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
+        raise SnapshotError(f"{path} is not a snapshot of PyTorch")
+    return snapshot
+
+
+def write_snapshot(snapshot: Snapshot, path: Path) -> None:
+    """Write a snapshot; an existing file is replaced at once. Raises OSError."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            pickle.dump(snapshot, file, protocol=4)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads builtin containers only."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise pickle.UnpicklingError(f"the file refers to {module_name}.{global_name}")
+
+
+def _empty_snapshot() -> Snapshot:
+    return {
+        "segments": [],
+        "device_traces": [],
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+
+
+class _Writer:
+    """Converts the memory of a process to the dictionaries of a snapshot."""
+
+    def __init__(self, memory: ProcessMemory, unix_offset_ns: int) -> None:
+        self.memory = memory
+        self.unix_offset_ns = unix_offset_ns
+        self._frames: dict[int, list[_FrameDict]] = {}  # by the id of a call stack
+
+    def add_devices(self, result: Snapshot, claimed: _TorchRanges) -> None:
+        """Add the segments and events of devices that are not PyTorch's."""
+        model = self.memory.model
+        segments = [segment for segment in model.segments if segment.device != HOST]
+        own_segments = [each for each in segments if not self._is_claimed(each, claimed)]
+        result["segments"] = sorted(
+            [*result["segments"], *map(self._segment, own_segments)], key=itemgetter("address")
+        )
+        traces = result.setdefault("device_traces", [])
+        devices = [device for device in model.entries if device != HOST]
+        while len(traces) <= max([*devices, *(each.device for each in own_segments)], default=-1):
+            traces.append([])
+        overflowed = [len(trace) >= MAX_EVENTS for trace in traces]
+        for device in devices:
+            recorded = self._entries(model, device, claimed)
+            own_overflow = device in model.overflowed and bool(recorded)
+            traces[device], overflowed[device] = _merged(
+                traces[device], recorded, overflows=(overflowed[device], own_overflow)
+            )
+        result["trace_alloc_overflowed"] = overflowed
+
+    def add_pinned(self, result: Snapshot, claimed: _TorchRanges) -> None:
+        """Add pinned host memory, unless PyTorch has recorded its own."""
+        model = self.memory.model
+        if result.get("host_traces") or result.get("host_segments") or HOST not in model.entries:
+            return
+        pinned = [segment for segment in model.segments if segment.device == HOST]
+        result["host_segments"] = [self._host_segment(segment) for segment in pinned]
+        result["host_traces"] = self._entries(model, HOST, claimed)
+
+    def add_ranges(self, result: Snapshot) -> None:
+        """Add named ranges as annotations of every device that has a trace."""
+        devices = [number for number, trace in enumerate(result["device_traces"]) if trace]
+        annotations = [
+            {"name": each.name, "stage": stage, "device": device, "time_us": self.unix_us(time_ns)}
+            for each in self.memory.ranges
+            for stage, time_ns in (("START", each.begin_ns), ("END", each.end_ns))
+            if time_ns is not None
+            for device in devices
+        ]
+        known = result.setdefault("external_annotations", [])
+        known += annotations
+        if annotations and all(isinstance(each.get("time_us"), int) for each in known):
+            known.sort(key=itemgetter("time_us"))
+
+    def frames(self, stack: Stack) -> list[_FrameDict]:
+        """Return a call stack, innermost frame first. Equal stacks share their frames."""
+        if id(stack) not in self._frames:
+            self._frames[id(stack)] = [
+                {"name": frame.function, "filename": frame.file, "line": frame.line}
+                for frame in stack
+            ]
+        return list(self._frames[id(stack)])
+
+    def unix_us(self, time_ns: int) -> int:
+        """Return the Unix time in microseconds of a time in the trace."""
+        return (time_ns + self.unix_offset_ns) // 1000
+
+    def _is_claimed(self, segment: Segment, claimed: _TorchRanges) -> bool:
+        end_us = None if segment.end_ns is None else self.unix_us(segment.end_ns)
+        return claimed.includes(segment, self.unix_us(segment.begin_ns), end_us)
+
+    def _entries(
+        self, model: MemoryModel, device: int, claimed: _TorchRanges
+    ) -> list[dict[str, Any]]:
+        """Return the events of a device without those of PyTorch's segments."""
+        is_claimed: dict[int, bool] = {}
+        entries = []
+        for entry in model.entries[device]:
+            segment = entry.segment
+            if id(segment) not in is_claimed:
+                is_claimed[id(segment)] = self._is_claimed(segment, claimed)
+            if not is_claimed[id(segment)] and (segment.is_whole or not entry.is_whole):
+                entries.append(self._entry(entry))
+        entries.sort(key=itemgetter("time_us"))
+        return entries
+
+    def _entry(self, entry: Entry) -> dict[str, Any]:
+        return {
+            "action": entry.action,
+            "addr": entry.address,
+            "size": entry.size_bytes,
+            "stream": entry.segment.stream,
+            "time_us": self.unix_us(entry.time_ns),
+            "compile_context": "N/A",
+            "user_metadata": entry.segment.pool,
+            "pool_id": POOL_IDS.get(entry.segment.pool, (0, 0)),
+            "frames": self.frames(entry.stack),
+        }
+
+    def _segment(self, segment: Segment) -> dict[str, Any]:
+        blocks = list(self._blocks(segment))
+        in_use = [block for block in blocks if block["state"] == "active_allocated"]
+        used_bytes = sum(block["size"] for block in in_use)
+        return {
+            "device": segment.device,
+            "address": segment.address,
+            "total_size": segment.size_bytes,
+            "allocated_size": used_bytes,
+            "active_size": used_bytes,
+            "requested_size": sum(block["requested_size"] for block in in_use),
+            "stream": segment.stream,
+            "segment_type": "large",
+            "segment_pool_id": POOL_IDS.get(segment.pool, (0, 0)),
+            "is_expandable": False,
+            "frames": self.frames(segment.stack),
+            "blocks": blocks,
+        }
+
+    def _blocks(self, segment: Segment) -> Iterable[dict[str, Any]]:
+        """Yield the blocks of a segment by address, with the free ranges between them."""
+        if segment.is_whole:
+            size = segment.size_bytes
+            yield _block(segment.address, size, segment.requested_bytes, self.frames(segment.stack))
+            return
+        end = segment.address
+        for address, block in sorted(segment.blocks.items()):
+            if address > end:
+                yield _block(end, address - end, 0, [])
+            yield _block(address, block.size_bytes, block.requested_bytes, self.frames(block.stack))
+            end = address + block.size_bytes
+        if segment.end > end:
+            yield _block(end, segment.end - end, 0, [])
+
+    def _host_segment(self, segment: Segment) -> dict[str, Any]:
+        return {
+            "address": segment.address,
+            "size": segment.size_bytes,
+            "requested_size": segment.requested_bytes,
+            "allocated": 1,
+            "active": 1,
+            "segment_pool_id": POOL_IDS.get(segment.pool, (0, 0)),
+            "frames": self.frames(segment.stack),
+        }
+
+
+def _block(
+    address: int, size_bytes: int, requested_bytes: int, frames: list[_FrameDict]
+) -> dict[str, Any]:
+    """Return a block; one without requested bytes is free."""
+    return {
+        "address": address,
+        "size": size_bytes,
+        "requested_size": requested_bytes,
+        "state": "active_allocated" if requested_bytes else "inactive",
+        "frames": frames,
+    }
+
+
+def _merged(
+    torch: list[dict[str, Any]], recorded: list[dict[str, Any]], *, overflows: tuple[bool, bool]
+) -> tuple[list[dict[str, Any]], bool]:
+    """Merge two traces by time, and return whether old events are missing.
+
+    Where one trace lost its old events, the other is cut at the same time: a trace must be complete.
+    """
+    if not torch or not all("time_us" in entry for entry in torch):
+        return [*torch, *recorded], any(overflows)
+    incomplete = zip((torch, recorded), overflows, strict=True)
+    begin = max((trace[0]["time_us"] for trace, is_cut in incomplete if is_cut), default=0)
+    kept = ([entry for entry in trace if entry["time_us"] >= begin] for trace in (torch, recorded))
+    return list(merge(*kept, key=itemgetter("time_us"))), any(overflows)
+
+
+# --- PyTorch's own memory
+
+
+@dataclass(frozen=True, slots=True)
+class _TorchRange:
+    begin: int  # first address
+    end: int
+    begin_us: float
+    end_us: float
+
+
+class _TorchRanges:
+    """The address ranges that PyTorch's allocator took from the driver, and when."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        ranges: list[_TorchRange] = []
+        for trace in snapshot.get("device_traces", []):
+            ranges += _ranges_of_trace(trace)
+        begun = {(each.begin, each.end_us) for each in ranges}
+        for segment in snapshot["segments"]:
+            begin, size = segment["address"], segment["total_size"]
+            if (begin, _NEVER) not in begun:
+                ranges.append(_TorchRange(begin, begin + size, -_NEVER, _NEVER))
+        self._ranges = sorted(ranges, key=lambda each: each.begin)
+        self._begins = [each.begin for each in self._ranges]
+        self._longest = max((each.end - each.begin for each in ranges), default=0)
+
+    def includes(self, segment: Segment, begin_us: float, end_us: float | None) -> bool:
+        """Return whether PyTorch has allocated a segment of the driver.
+
+        The two clocks differ by microseconds, and PyTorch records a segment some time after the driver. So
+        the two intervals in time must overlap by half of the shorter one.
+        """
+        end_us = _NEVER if end_us is None else end_us
+        first = bisect_left(self._begins, segment.address - self._longest)
+        last = bisect_right(self._begins, segment.end - 1)
+        return any(
+            each.end > segment.address and _overlap(each, begin_us, end_us)
+            for each in self._ranges[first:last]
+        )
+
+
+# In microseconds of Unix time: later than any event, yet finite, so that differences are defined.
+_NEVER = 1e18
+
+
+def _overlap(range_: _TorchRange, begin_us: float, end_us: float) -> bool:
+    common = min(range_.end_us, end_us) - max(range_.begin_us, begin_us)
+    shorter = min(range_.end_us - range_.begin_us, end_us - begin_us)
+    return common > 0 and common >= shorter / 2
+
+
+def _ranges_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[_TorchRange]:
+    ranges: list[_TorchRange] = []
+    open_ranges: dict[int, tuple[int, float]] = {}
+    for entry in trace:
+        action, address = entry["action"], entry.get("addr", 0)
+        time_us = entry.get("time_us", 0)
+        if action in _BEGINS:
+            open_ranges[address] = (entry["size"], time_us)
+        elif action in _ENDS:
+            size, begin_us = open_ranges.pop(address, (entry["size"], -_NEVER))
+            ranges.append(_TorchRange(address, address + size, begin_us, time_us))
+    for address, (size, begin_us) in open_ranges.items():
+        ranges.append(_TorchRange(address, address + size, begin_us, _NEVER))
+    return ranges
+
+
+def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
+    """Give memory without a call stack that of the backward pass during which it was allocated.
+
+    Autograd's threads have no Python frames. Where two passes ran at once, the memory keeps no call stack.
+    """
+    passes = _Passes(writer)
+    if passes.is_empty:
+        return
+    for device, trace in enumerate(snapshot.get("device_traces", [])):
+        frames_by_address: dict[int, list[_FrameDict]] = {}
+        for entry in trace:
+            if not entry.get("frames") and "time_us" in entry:
+                entry["frames"] = passes.frames_at(entry["time_us"])
+            if entry["action"] == "alloc":
+                frames_by_address[entry["addr"]] = entry.get("frames") or []
+        for segment in snapshot["segments"]:
+            for block in segment["blocks"] if segment["device"] == device else ():
+                if not block.get("frames") and block["state"] != "inactive":
+                    block["frames"] = list(frames_by_address.get(block.get("address"), []))
+
+
+class _Passes:
+    """The backward passes of a process, for queries by time."""
+
+    def __init__(self, writer: _Writer) -> None:
+        passes = [each for each in writer.memory.ranges if each.is_backward_pass]
+        bounds = sorted(
+            (time_us, change, index)
+            for index, each in enumerate(passes)
+            for time_us, change in _bounds(each, writer)
+        )
+        self._times: list[int] = []
+        self._frames: list[list[_FrameDict]] = []  # from the time of the same index on
+        active: set[int] = set()
+        for time_us, change, index in bounds:
+            active.add(index) if change > 0 else active.discard(index)
+            stack = passes[next(iter(active))].stack if len(active) == 1 else ()
+            self._times.append(time_us)
+            self._frames.append([_BACKWARD_FRAME, *writer.frames(stack)] if stack else [])
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._times
+
+    def frames_at(self, time_us: int) -> list[_FrameDict]:
+        """Return the call stack of the only backward pass at a time; empty without one."""
+        index = bisect_right(self._times, time_us) - 1
+        return list(self._frames[index]) if index >= 0 else []
+
+
+def _bounds(each: NamedRange, writer: _Writer) -> Iterable[tuple[int, int]]:
+    yield writer.unix_us(each.begin_ns), 1
+    if each.end_ns is not None:
+        yield writer.unix_us(each.end_ns), -1

@@ -1,0 +1,132 @@
+"""Explain each failed allocation: its causes, the deepest first, and the remedies that help.
+
+``failure`` gathers what is known about a failed request, ``causes`` finds its causes, and ``trials`` replays
+the events before it with other settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cudakit.core.memory.analyze.call_sites import StackTable
+from cudakit.core.memory.analyze.moments import state_at, time_of
+from cudakit.core.memory.analyze.step_peaks import StepHistory
+from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.result import Cause, Oom, ReplayedRemedy
+from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
+from cudakit.core.memory.verdict.causes import causes_of
+from cudakit.core.memory.verdict.failure import Failure, failure_at
+from cudakit.core.memory.verdict.trials import replay_changes
+from cudakit.core.memory.whatif.replay import NewAllocator
+from cudakit.torch_rules.actions import Action
+from cudakit.torch_rules.oom_verdict import AllocatorCalls, verdict_of
+from cudakit.units import format_bytes, format_count
+
+# A program that retries can fail thousands of times, and computing the layout of each failure is slow.
+MAX_OOMS = 100
+
+
+def find_ooms(
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    stacks: StackTable,
+    replayed: Replay,
+    steps: StepHistory,
+    new_allocator: NewAllocator | None,
+) -> tuple[Oom, ...]:
+    """Return the failed allocations of a trace; of more than MAX_OOMS, the first and the latest.
+
+    With ``new_allocator``, the remedies of the last one are replayed.
+    """
+    events = np.flatnonzero(trace.events.action == Action.OOM)
+    if len(events) > MAX_OOMS:
+        events = np.concatenate((events[:1], events[1 - MAX_OOMS :]))
+    ooms = []
+    for event in events.tolist():
+        failure = failure_at(
+            event, snapshot=snapshot, trace=trace, replayed=replayed, steps=steps, stacks=stacks
+        )
+        replays: tuple[ReplayedRemedy, ...] = ()
+        if new_allocator is not None and event == events[-1]:
+            replays = replay_changes(failure, snapshot, trace, new_allocator)
+        ooms.append(_explain(failure, snapshot, trace, replays))
+    return tuple(ooms)
+
+
+def _explain(
+    failure: Failure, snapshot: Snapshot, trace: DeviceTrace, replays: tuple[ReplayedRemedy, ...]
+) -> Oom:
+    request, causes = failure.request, causes_of(failure)
+    replays = _with_recommendations(causes[0], replays)
+    return Oom(
+        event=failure.event,
+        time_us=time_of(snapshot, trace, failure.event),
+        size_bytes=request.size,
+        device_free_bytes=request.device_free,
+        state=state_at(failure.replayed, failure.layout, failure.event),
+        largest_hole_bytes=int(failure.layout.free_size.max(initial=0)),
+        free_bytes=request.free,
+        short_bytes=request.short,
+        fit=request.fit,
+        limited=request.limited,
+        verdict=verdict_of(request).code,
+        sentence=f"Allocating {format_bytes(request.size)} failed: {causes[0].sentence}.",
+        remedies=_remedies(causes, replays, request.calls),
+        stack=failure.stacks.frames(failure.stack),
+        site=failure.stacks.site(failure.stack),
+        stream=failure.stream,
+        pool=failure.pool,
+        device_total_bytes=failure.device_total,
+        causes=causes,
+        replays=replays,
+    )
+
+
+def _with_recommendations(
+    first: Cause, replays: tuple[ReplayedRemedy, ...]
+) -> tuple[ReplayedRemedy, ...]:
+    """Recommend changes that help, if unusable free memory is the cause.
+
+    For other causes a change of the allocator only delays the failure.
+    """
+    if first.id != "fragmentation":
+        return replays
+    return tuple(replace(replayed, recommended=replayed.helps) for replayed in replays)
+
+
+def _remedies(
+    causes: tuple[Cause, ...], replays: tuple[ReplayedRemedy, ...], calls: AllocatorCalls
+) -> tuple[str, ...]:
+    """Return the actions: what a replay confirmed first, then the action for each cause."""
+    confirmed = [
+        f"{_action(replayed, calls)} (replayed: the request fits, peak reserved"
+        f" {format_bytes(replayed.peak_reserved_bytes)})"
+        for replayed in replays
+        if replayed.recommended
+    ]
+    return (*confirmed, *(cause.remedy for cause in causes))
+
+
+def _action(replayed: ReplayedRemedy, calls: AllocatorCalls) -> str:
+    if replayed.settings is not None:
+        return f"set {calls.settings_variable}={replayed.settings}"
+    return f"change the program: {replayed.change}"
+
+
+def replays_sentence(oom: Oom) -> str:
+    """Return what the replays showed, in one sentence; "" if nothing was replayed."""
+    settings = [replayed for replayed in oom.replays if replayed.settings is not None]
+    if not settings:
+        return ""
+    helping = [replayed.change for replayed in settings if replayed.helps]
+    if not helping:
+        return (
+            f"No allocator setting helps: {format_count(len(settings))} were replayed, and the request"
+            " fails with each."
+        )
+    if oom.causes[0].id == "fragmentation":
+        return ""
+    helpful = " or ".join(helping[:2])
+    return f"{helpful} would have let this request succeed, but would only delay the failure."

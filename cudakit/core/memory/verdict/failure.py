@@ -1,0 +1,170 @@
+"""A failed allocation with the memory at that moment and the history before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.memory.analyze.call_sites import StackTable
+from cudakit.core.memory.analyze.step_peaks import StepHistory
+from cudakit.core.memory.replay import Replay
+from cudakit.core.memory.replay.layout import Layout
+from cudakit.core.memory.snapshot import DeviceTrace, Ints, Mask, SegmentKind, Snapshot
+from cudakit.torch_rules.oom_verdict import FailedRequest
+from cudakit.torch_rules.sizes import MAX_SMALL_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed allocation: the input of every cause. Sizes are in bytes."""
+
+    request: FailedRequest
+    event: int  # also the moment before the event
+    stream: int  # stream number
+    pool: tuple[int, int]
+    stack: int  # call stack of the request
+    device_total: int | None  # None: not recorded
+    memory_fraction: (
+        float | None
+    )  # limit of the process as a fraction of the device; None: not recorded
+    layout: Layout  # before the request
+    replayed: Replay
+    steps: StepHistory
+    stacks: StackTable
+
+    @property
+    def needed(self) -> int:
+        """Requested bytes in use at the failure, and the request."""
+        return int(self.replayed.curves.requested[self.event]) + self.request.size
+
+    @property
+    def earlier_peaks(self) -> Ints:
+        """The peaks of the steps that ended before the failure."""
+        return self.steps.peak[: max(self.steps.number_at(self.event), 0)]
+
+    @property
+    def available(self) -> int:
+        """The most memory that this process could have if it freed everything."""
+        reachable = self.request.reserved + self.request.device_free
+        return reachable if self.device_total is None else max(self.device_total, reachable)
+
+    @property
+    def outside(self) -> int:
+        """Memory of the device in use outside this allocator; 0 if the file does not record the total."""
+        return self.available - self.request.reserved - self.request.device_free
+
+
+def failure_at(
+    event: int,
+    *,
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    replayed: Replay,
+    steps: StepHistory,
+    stacks: StackTable,
+) -> Failure:
+    """Return the failed allocation of an OOM event."""
+    layout = replayed.layout_at(event)
+    usable = _usable_segments(trace, layout, event)
+    pool = int(trace.events.pool[event])
+    if pool < 0:  # before torch 2.12
+        pool = int(layout.segments.pool[usable].max(initial=0))
+    total = of_device(snapshot.settings, "device_total_bytes", trace.device)
+    fraction = of_device(snapshot.settings, "memory_fraction", trace.device)
+    return Failure(
+        request=_failed_request(snapshot, trace, replayed, layout, usable, event),
+        event=event,
+        stream=int(trace.events.stream[event]),
+        pool=snapshot.pools[pool],
+        stack=int(trace.events.stack[event]),
+        device_total=int(total) if total else None,
+        memory_fraction=fraction,
+        layout=layout,
+        replayed=replayed,
+        steps=steps,
+        stacks=stacks,
+    )
+
+
+def of_device(settings: Mapping[str, Any], name: str, device: int) -> float | None:
+    """Return the item of a device of a list that cudakit records in the settings; None: not recorded."""
+    recorded = settings.get(name)
+    if not isinstance(recorded, list) or not 0 <= device < len(recorded):
+        return None
+    value = recorded[device]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and 0 < value < 1 << 62 else None
+
+
+def _failed_request(
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    replayed: Replay,
+    layout: Layout,
+    usable: Mask,
+    event: int,
+) -> FailedRequest:
+    events, segments = trace.events, layout.segments
+    is_usable = usable[layout.free_segment]
+    empty = layout.used_by_segment() == 0
+    return FailedRequest(
+        size=int(events.size[event]),
+        device_free=int(events.address[event]),
+        reserved=int(replayed.curves.reserved[event]),
+        active=int(replayed.curves.active[event]),
+        free=int(layout.free_size.sum()),
+        own_free=int(layout.free_size[is_usable].sum()),
+        own_largest=_largest(layout.free_size[is_usable]),
+        later_largest=_largest_after_pending(layout, usable),
+        other_largest=_largest(layout.free_size[~is_usable]),
+        releasable=int(segments.size[empty].sum()),
+        releasable_private=int(segments.size[empty & (segments.pool != 0)].sum()),
+        pending=int(layout.block_size[layout.block_pending].sum()),
+        expandable=bool(segments.expandable.any()),
+        split_limited=snapshot.settings.get("max_split_size", -1) not in (-1, None),
+        calls=snapshot.calls,
+    )
+
+
+def _usable_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
+    """Return a mask of the segments that can serve the request: its stream, pool and size class."""
+    events, segments = trace.events, layout.segments
+    size, pool = int(events.size[event]), int(events.pool[event])
+    kind = SegmentKind.SMALL if size <= MAX_SMALL_BYTES else SegmentKind.LARGE
+    fits_kind = (segments.kind == kind) | (segments.kind == SegmentKind.UNKNOWN)
+    usable: Mask = fits_kind & (segments.stream == events.stream[event])
+    is_private: Mask = segments.pool != 0
+    if pool >= 0:
+        usable &= segments.pool == pool
+        return usable
+    # Before torch 2.12 events do not name the pool. If a free block of the default pool is large enough, the
+    # request was made in a private pool.
+    in_default_pool = usable & ~is_private
+    default_fits = _largest(layout.free_size[in_default_pool[layout.free_segment]]) >= size
+    return usable & is_private if default_fits and is_private.any() else in_default_pool
+
+
+def _largest_after_pending(layout: Layout, usable: Mask) -> int:
+    """Return the largest free block after all pending frees, merged with adjacent free blocks.
+
+    Includes blocks that were already free, because PyTorch does not search them again after it has waited for
+    pending frees (pytorch issue 189504).
+    """
+    blocks = layout.block_pending & usable[layout.block_segment]
+    is_free = usable[layout.free_segment]
+    segment = np.concatenate((layout.block_segment[blocks], layout.free_segment[is_free]))
+    offset = np.concatenate((layout.block_offset[blocks], layout.free_offset[is_free]))
+    length = np.concatenate((layout.block_size[blocks], layout.free_size[is_free]))
+    order = np.lexsort((offset, segment))
+    segment, offset, length = segment[order], offset[order], length[order]
+    is_adjacent = np.zeros(len(order), np.bool_)
+    is_adjacent[1:] = (segment[1:] == segment[:-1]) & (offset[1:] == (offset + length)[:-1])
+    return _largest(np.bincount(np.cumsum(~is_adjacent), weights=length))
+
+
+def _largest(sizes: npt.NDArray[np.generic]) -> int:
+    return int(sizes.max(initial=0)) if len(sizes) else 0

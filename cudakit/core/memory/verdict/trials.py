@@ -1,0 +1,176 @@
+"""Replay the events before a failed allocation with changes that could have let the request succeed.
+
+The replay starts ``_EVENTS`` events before the failure: it allocates the memory in use at that moment again,
+and repeats every event until the failed request. Changes are compared with a replay of the recorded settings,
+which must fail as the recording did; otherwise the replay shows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from cudakit.core.memory.result import ReplayedRemedy
+from cudakit.core.memory.snapshot import DeviceTrace, Events, Snapshot, take
+from cudakit.core.memory.verdict.failure import Failure
+from cudakit.core.memory.whatif.program import (
+    NO_WAIT,
+    Program,
+    Recording,
+    Step,
+    program_of,
+    recording_of,
+)
+from cudakit.core.memory.whatif.recorded_outcome import limit_of, settings_of
+from cudakit.core.memory.whatif.replay import NewAllocator, ReplayedRequest, replay_request
+from cudakit.errors import CudakitError
+from cudakit.torch_rules.settings import Settings, with_changes
+from cudakit.torch_rules.sizes import MIB
+
+# Replayed events before the failure; the second number if the failure does not recur with the first.
+_EVENTS: Final = (20_000, 200_000)
+# PyTorch rejects max_split_size_mb up to 20.
+_MIN_SPLIT_MB: Final = 21
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change to try."""
+
+    text: str
+    settings_text: str | None  # for PYTORCH_CUDA_ALLOC_CONF; None: not a setting
+    settings: Settings
+    program: Callable[[Program], Program] = lambda program: program
+
+
+def replay_changes(
+    failure: Failure, snapshot: Snapshot, trace: DeviceTrace, new_allocator: NewAllocator
+) -> tuple[ReplayedRemedy, ...]:
+    """Return the changes with the result of their replays; empty if the failure does not recur."""
+    for n_events in _EVENTS:
+        recording = _recording_before(failure, snapshot, trace, n_events)
+        settings = settings_of(recording)
+        program = _until_failure(
+            program_of(recording, garbage_collects=settings.garbage_collection_threshold > 0)
+        )
+        limit_bytes = _limit_bytes(failure, recording, program, settings)
+        retry = partial(_retry, recording, program, new_allocator, limit_bytes)
+        if not retry(Change("recorded settings", None, settings)).succeeded:
+            return tuple(_tried(change, retry) for change in _changes(failure, program, settings))
+        if n_events >= failure.event:
+            break
+    return ()
+
+
+def _retry(
+    recording: Recording,
+    program: Program,
+    new_allocator: NewAllocator,
+    limit_bytes: int | None,
+    change: Change,
+) -> ReplayedRequest:
+    return replay_request(
+        change.program(program),
+        change.settings,
+        new_allocator,
+        limit_bytes=limit_bytes,
+        addresses=recording.segment_addresses(),
+        search_again=recording.snapshot.settings.get("cudakit_search_again") is True,
+    )
+
+
+def _tried(change: Change, retry: Callable[[Change], ReplayedRequest]) -> ReplayedRemedy:
+    try:
+        replayed = retry(change)
+    except CudakitError:  # the allocator lacks the setting
+        replayed = ReplayedRequest(succeeded=False, peak_reserved_bytes=0)
+    return ReplayedRemedy(
+        change=change.text,
+        settings=change.settings_text,
+        helps=replayed.succeeded,
+        recommended=False,
+        peak_reserved_bytes=replayed.peak_reserved_bytes,
+    )
+
+
+def _recording_before(
+    failure: Failure, snapshot: Snapshot, trace: DeviceTrace, n_events: int
+) -> Recording:
+    first = max(failure.event - n_events, 0)
+    if first == 0:
+        return Recording(snapshot, trace, failure.replayed)
+    events: Events = take(trace.events, np.arange(first, len(trace.events)))
+    return recording_of(snapshot, replace(trace, events=events))
+
+
+def _until_failure(program: Program) -> Program:
+    """Return a program that ends with its last failed request."""
+    last = max(i for i, (_, step, _) in enumerate(program.steps) if step == Step.FAILED_ALLOC)
+    return replace(program, steps=program.steps[: last + 1])
+
+
+def _limit_bytes(
+    failure: Failure, recording: Recording, program: Program, settings: Settings
+) -> int | None:
+    if not failure.request.limited:
+        return failure.request.reserved + failure.request.device_free
+    if failure.device_total and failure.memory_fraction:
+        return int(failure.memory_fraction * failure.device_total)
+    limit = limit_of(recording, program, settings)
+    return None if limit is None else limit.bytes
+
+
+def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator[Change]:
+    """Yield the changes to try, those that change least first."""
+    for text, field, value in _setting_changes(failure, settings):
+        changed = with_changes(settings, {field: value})
+        if changed != settings:
+            yield Change(text, changed.as_text(), changed)
+    if any(stream != NO_WAIT for stream in program.wait_streams):
+        yield Change("frees that do not wait for other streams", None, settings, _without_waits)
+    if any(stream != program.requests[0][1] for _, stream, _ in program.requests):
+        yield Change("all requests on one stream", None, settings, _on_one_stream)
+    if any(pool for _, _, pool in program.requests):
+        yield Change("all requests in the default pool", None, settings, _in_default_pool)
+
+
+def _setting_changes(failure: Failure, settings: Settings) -> Iterator[tuple[str, str, object]]:
+    if not settings.expandable_segments:
+        yield "expandable_segments:True", "expandable_segments", True
+    split_mb = max(failure.request.size // MIB, _MIN_SPLIT_MB)
+    if settings.max_split_size_bytes is not None:
+        yield "no max_split_size_mb", "max_split_size_bytes", None
+    else:
+        for megabytes in sorted({_MIN_SPLIT_MB, 128, split_mb}):
+            yield f"max_split_size_mb:{megabytes}", "max_split_size_bytes", megabytes * MIB
+    if not any(settings.roundup_power2_divisions):
+        divisions = (4,) * len(settings.roundup_power2_divisions)
+        yield "roundup_power2_divisions:4", "roundup_power2_divisions", divisions
+    if not settings.garbage_collection_threshold:
+        yield "garbage_collection_threshold:0.8", "garbage_collection_threshold", 0.8
+
+
+def _without_waits(program: Program) -> Program:
+    return replace(
+        program,
+        wait_streams=(NO_WAIT,) * len(program.wait_streams),
+        steps=tuple(step for step in program.steps if step[1] != Step.COMPLETE_FREE),
+    )
+
+
+def _on_one_stream(program: Program) -> Program:
+    return replace(program, requests=tuple((size, 0, pool) for size, _, pool in program.requests))
+
+
+def _in_default_pool(program: Program) -> Program:
+    return replace(
+        program,
+        requests=tuple((size, stream, 0) for size, stream, _ in program.requests),
+        steps=tuple(
+            step for step in program.steps if step[1] not in (Step.RELEASE_POOL, Step.EMPTY_POOL)
+        ),
+    )

@@ -1,0 +1,266 @@
+"""Record the memory pools of CuPy, Numba and RMM by their own hooks, and the arrays of JAX by its profile.
+
+The agent of ``cudakit run`` loads this file by path, into programs that may not have cudakit installed. Like
+the agent, it imports only modules that Python itself has already imported, and never one of these libraries:
+``watch`` waits for the program to do so.
+"""
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False  # as in typing, which is not imported for it
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeAlias
+
+    Attempt: TypeAlias = Callable[[Callable[[], None]], None]
+    AfterImport: TypeAlias = Callable[[str, Callable[[], None]], None]
+
+# The innermost frame of each call stack is a function of this file.
+_OWN_FRAMES = 1
+_JAX_POLL_SECONDS = 0.1
+# JAX's arrays are also profiled when they take at least this factor more memory than ever before.
+_JAX_GROWTH = 1.05
+
+
+class PoolHooks:
+    """Passes the blocks of pools to the native recorder.
+
+    With ``driver_is_recorded`` the recorder gets the allocations from the driver by itself. ``attempt`` runs
+    an action and reports its failure. ``report_jax`` gets a profile of JAX as JSON text.
+    """
+
+    def __init__(
+        self,
+        recorder: "Any",
+        attempt: "Attempt",
+        report_jax: "Callable[[str], None]",
+        *,
+        driver_is_recorded: bool,
+    ) -> None:
+        self._recorder = recorder
+        self._attempt = attempt
+        self._report_jax = report_jax
+        self._driver_is_recorded = driver_is_recorded
+
+    def watch(self, after_import: "AfterImport") -> None:
+        """Install the hook of each library after the program has imported it."""
+        hooks = {
+            "cupy": self._watch_cupy,
+            "numba.cuda.cudadrv.driver": self._watch_numba,
+            "rmm": self._watch_rmm,
+            "jax": self._watch_jax,
+        }
+        for name, install in hooks.items():
+            after_import(name, lambda install=install: self._attempt(install))  # type: ignore[misc]
+
+    # --- CuPy
+
+    def _watch_cupy(self) -> None:
+        """Install a MemoryHook in this thread and in all threads that the program starts later."""
+        alloc, free = self._recorder.alloc, self._recorder.free
+        driver_is_recorded = self._driver_is_recorded
+
+        class Hook(sys.modules["cupy"].cuda.MemoryHook):  # type: ignore[misc,name-defined,unused-ignore]
+            """Reports each block before it can be used by another thread, or after it could be."""
+
+            name = "cudakit"
+
+            def alloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int) -> None:
+                if mem_ptr and not driver_is_recorded:
+                    alloc("cupy", device_id, mem_ptr, mem_size, 0, True, _OWN_FRAMES)
+
+            def malloc_postprocess(
+                self, device_id: int, size: int, mem_size: int, mem_ptr: int, **_: object
+            ) -> None:
+                if mem_ptr and mem_size:
+                    alloc("cupy", device_id, mem_ptr, mem_size, size, False, _OWN_FRAMES)
+
+            def free_preprocess(
+                self, device_id: int, mem_size: int, mem_ptr: int, **_: object
+            ) -> None:
+                free("cupy", device_id, mem_ptr, mem_size, 0, False, _OWN_FRAMES)
+
+        hook = Hook()
+        hook.__enter__()
+        self._enter_in_new_threads(hook.__enter__)
+
+    def _enter_in_new_threads(self, enter: "Callable[[], object]") -> None:
+        """Call a function at the start of each new thread: CuPy keeps its hooks per thread."""
+        thread_class = sys.modules["threading"].Thread
+        bootstrap, attempt = thread_class._bootstrap_inner, self._attempt
+
+        def _bootstrap_inner(thread: "Any") -> None:
+            attempt(enter)  # type: ignore[arg-type]
+            bootstrap(thread)
+
+        thread_class._bootstrap_inner = _bootstrap_inner
+
+    # --- Numba
+
+    def _watch_numba(self) -> None:
+        """Report each MemoryPointer with a finalizer, which memory managers of the EMM interface create.
+
+        Numba frees memory some time after the finalizer has run (``_PendingDeallocs``): until then it is
+        reserved, but not in use.
+        """
+        driver = sys.modules["numba.cuda.cudadrv.driver"]
+        alloc, free = self._recorder.alloc, self._recorder.free
+        initialize = driver.MemoryPointer.__init__
+
+        def __init__(  # noqa: N807
+            self: "Any",
+            context: "Any",
+            pointer: "Any",
+            size: int,
+            owner: "Any" = None,
+            finalizer: "Any" = None,
+        ) -> None:
+            if finalizer is None or not size or isinstance(self, driver.MappedMemory):
+                initialize(self, context, pointer, size, owner, finalizer)
+                return
+            block: list[Any] = []
+
+            def finalize() -> None:
+                if block:
+                    free(*block, 0, False, _OWN_FRAMES)
+                finalizer()
+
+            initialize(self, context, pointer, size, owner, finalize)
+            block += ("numba", context.device.id, int(self.device_pointer_value or 0), size)
+            alloc(*block, size, False, _OWN_FRAMES)
+
+        driver.MemoryPointer.__init__ = __init__
+
+    # --- RMM
+
+    def _watch_rmm(self) -> None:
+        """Wrap each memory resource that the program sets, as rmm.statistics does.
+
+        RMM's default resource, which calls the driver for each block, is not a pool and is not wrapped.
+        """
+        rmm: Any = sys.modules["rmm"]
+        names = ("set_per_device_resource", "get_per_device_resource")
+        set_resource, get_resource = (getattr(rmm.mr, name) for name in names)
+        current_device = self._rmm_current_device
+        upstreams: dict[
+            int, Any
+        ] = {}  # the program's resources, by the id of the resource around each
+
+        def set_per_device_resource(device: int, mr: "Any") -> None:
+            wrapped = self._rmm_resource(rmm.mr, device, mr)
+            upstreams[id(wrapped)] = (mr, wrapped)
+            set_resource(device, wrapped)
+
+        def get_per_device_resource(device: int) -> "Any":
+            mr = get_resource(device)
+            return upstreams[id(mr)][0] if id(mr) in upstreams else mr
+
+        replacements = {
+            "set_per_device_resource": set_per_device_resource,
+            "get_per_device_resource": get_per_device_resource,
+            "set_current_device_resource": lambda mr: set_per_device_resource(current_device(), mr),
+            "get_current_device_resource": lambda: get_per_device_resource(current_device()),
+        }
+        for module in (rmm.mr, sys.modules.get("rmm.pylibrmm.memory_resource")):
+            for name, function in replacements.items():
+                if hasattr(module, name):
+                    setattr(module, name, function)
+        reinitialize = rmm.reinitialize
+
+        def reinitialize_and_wrap(*args: "Any", **options: "Any") -> None:
+            reinitialize(*args, **options)
+            devices = options.get("devices", args[4] if len(args) > 4 else 0)
+            for device in (devices,) if isinstance(devices, int) else devices or (0,):
+                set_per_device_resource(device, get_resource(device))
+
+        rmm.reinitialize = reinitialize_and_wrap
+
+    def _rmm_resource(self, mr: "Any", device: int, upstream: "Any") -> "Any":
+        alloc, free = self._recorder.alloc, self._recorder.free
+
+        def allocate(size: int, stream: "Any") -> int:
+            address: int = upstream.allocate(size, stream)
+            if address:
+                alloc("rmm", device, address, size, size, False, _OWN_FRAMES)
+            return address
+
+        def deallocate(address: int, size: int, stream: "Any") -> None:
+            free("rmm", device, address, size, 0, False, _OWN_FRAMES)
+            upstream.deallocate(address, size, stream)
+
+        return mr.CallbackMemoryResource(allocate, deallocate)
+
+    def _rmm_current_device(self) -> int:
+        import rmm._cuda.gpu  # type: ignore[import-not-found,unused-ignore]
+
+        return int(rmm._cuda.gpu.getDevice())
+
+    # --- JAX
+
+    def _watch_jax(self) -> None:
+        """Profile the arrays of JAX at exit, and whenever they take more memory than ever before.
+
+        The exit handler runs before that of JAX, which was registered earlier and deletes the arrays.
+        """
+        import atexit
+        import threading
+
+        exiting = threading.Event()
+
+        def at_exit() -> None:
+            exiting.set()
+            self._attempt(self._profile_jax)
+
+        atexit.register(at_exit)
+        arguments = (exiting, os.getpid())
+        thread = threading.Thread(
+            target=self._poll_jax, args=arguments, name="cudakit-jax", daemon=True
+        )
+        thread.start()
+
+    def _poll_jax(self, exiting: "Any", process: int) -> None:
+        highest = 0.0
+        while not exiting.wait(_JAX_POLL_SECONDS) and os.getpid() == process:
+            in_use = sum(self._jax_bytes_in_use(device) for device in self._jax_devices())
+            if in_use > highest * _JAX_GROWTH:
+                highest = in_use
+                self._attempt(self._profile_jax)
+
+    def _jax_bytes_in_use(self, device: "Any") -> int:
+        return int((device.memory_stats() or {}).get("bytes_in_use", 0))
+
+    def _jax_devices(self) -> "list[Any]":
+        """Return the GPUs of JAX; none before the program itself uses them."""
+        bridge = sys.modules.get("jax._src.xla_bridge")
+        if bridge is None or not bridge.backends_are_initialized():
+            return []
+        devices: list[Any] = sys.modules["jax"].local_devices()
+        return [device for device in devices if device.platform in ("gpu", "cuda")]
+
+    def _profile_jax(self) -> None:
+        devices = self._jax_devices()
+        if not devices:
+            return
+        from base64 import b64encode
+        from json import dumps
+
+        jax = sys.modules["jax"]
+        numbers = {device.id: device.local_hardware_id or 0 for device in devices}
+        buffers = {}  # several arrays can share a buffer
+        time_ns = time.monotonic_ns()
+        for array in jax.live_arrays():
+            # The address of an array that is still being computed would block until it is ready.
+            usable = not array.is_deleted() and array.is_ready()
+            for shard in array.addressable_shards if usable else ():
+                if shard.device.id in numbers and shard.data.nbytes:
+                    device, address = numbers[shard.device.id], shard.data.unsafe_buffer_pointer()
+                    buffers[device, address] = [device, address, shard.data.nbytes]
+        message = {
+            "time_ns": time_ns,
+            "profile": b64encode(jax.profiler.device_memory_profile()).decode(),
+            "buffers": list(buffers.values()),
+            "devices": numbers,
+        }
+        self._report_jax(dumps(message))

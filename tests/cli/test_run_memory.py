@@ -1,0 +1,276 @@
+"""``run --memory`` with a fake CUDA, and with packages that have the hooks of CuPy and Numba."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu.capture.recorded import build_library
+from run.programs import supervised
+
+import cudakit
+from cudakit.cli.run.memory import MemoryFiles, MemoryMonitor
+from cudakit.core.memory.record.pools import POOL_IDS
+from cudakit.core.memory.record.snapshot_file import read_snapshot
+from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
+from cudakit.run.protocol import Notice, Settings
+
+pytest.importorskip("cudakit.gpu.capture._frames", reason="the frame reader was not built")
+
+STAND_IN = Path(__file__).parents[1] / "run" / "memory_stand_in" / "site-packages"
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("library"))
+
+
+@dataclass
+class Run:
+    """A program that was run with --memory."""
+
+    stdout: str
+    files: MemoryFiles
+    notes: list[str] = field(default_factory=list)
+
+    def snapshot(self, index: int = 0) -> dict[str, Any]:
+        return read_snapshot(Path(self.files.paths[index]))
+
+
+@dataclass
+class Runner:
+    """Runs programs in a directory."""
+
+    library: Path
+    directory: Path
+
+    def __call__(
+        self, code: str, *, limit: int | None = None, driver: bool = True, **env: str
+    ) -> Run:
+        (self.directory / "program.py").write_text(code)
+        notes: list[str] = []
+        monitor = MemoryMonitor(
+            self.directory / "out.pickle", limit_bytes=limit, add_note=notes.append
+        )
+        paths = SearchPaths.of_this_process()
+
+        def notify(notice: Notice) -> None:
+            if not monitor.notify(notice):
+                notes.append(notice.text)
+
+        def consume(batch: Any) -> bool:
+            monitor.consume(batch)
+            return False
+
+        done = supervised(
+            ["program.py"],
+            cwd=self.directory,
+            settings=Settings(
+                memory=self.directory / "out.pickle",
+                library=str(self.library) if driver else "",
+                recorder=str(find_recorder(paths)),
+                frames={tag: str(path) for tag, path in find_frame_readers(paths).items()},
+            ),
+            consume=consume,
+            notify=notify,
+            **{"PYTHONPATH": str(STAND_IN), "FAKE_CUDA": str(self.library), **env},
+        )
+        assert (done.status, done.stderr) == (0, "")
+        return Run(done.stdout, monitor.finish(), notes)
+
+
+@pytest.fixture
+def run(library: Path, tmp_path: Path) -> Runner:
+    return Runner(library, tmp_path)
+
+
+def blocks(snapshot: dict[str, Any], pool: str) -> list[tuple[int, int, str]]:
+    """List (size, requested size, function in the program) of the blocks in use of a pool."""
+    return [
+        (block["size"], block["requested_size"], function(block["frames"]))
+        for segment in snapshot["segments"]
+        if segment["segment_pool_id"] == POOL_IDS[pool]
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    ]
+
+
+def function(frames: list[dict[str, Any]]) -> str:
+    """Return the innermost function of the program in a call stack."""
+    return next((frame["name"] for frame in frames if frame["filename"].endswith("program.py")), "")
+
+
+def reserved(snapshot: dict[str, Any], pool: str) -> int:
+    pool_id = POOL_IDS[pool]
+    return sum(s["total_size"] for s in snapshot["segments"] if s["segment_pool_id"] == pool_id)
+
+
+CUPY = """
+import cupy
+
+def weights():
+    return cupy.pool.malloc(1000)
+
+def temporary():
+    return cupy.pool.malloc(3 << 20)
+
+kept = weights()
+cupy.pool.free(temporary())
+print(cupy.pool.used_bytes, cupy.pool.total_bytes)
+"""
+
+
+@pytest.mark.parametrize("driver", [True, False], ids=["recorder", "hooks-only"])
+def test_cupy_pool_has_segments_blocks_and_call_stacks(run: Runner, driver: bool) -> None:
+    done = run(CUPY, driver=driver)
+
+    snapshot = done.snapshot()
+    used, total = map(int, done.stdout.split())
+    assert blocks(snapshot, "cupy") == [(1024, 1000, "weights")]
+    assert (used, total) == (1024, reserved(snapshot, "cupy"))
+    assert [entry["action"] for entry in snapshot["device_traces"][0]] == [
+        "segment_alloc", "alloc", "segment_alloc", "alloc", "free_requested", "free_completed",
+    ]  # fmt: skip
+    assert done.notes == []
+
+
+def test_memviz_reads_the_snapshot(run: Runner) -> None:
+    result = cudakit.memviz(run(CUPY).files.paths[0])
+
+    (device,) = result.devices
+    assert device.end.requested_bytes == 1000
+    assert device.end.reserved_bytes == 5 * MIB
+    assert device.peak.requested_bytes == 1000 + 3 * MIB
+
+
+def test_memory_of_threads_is_recorded(run: Runner) -> None:
+    done = run(
+        """
+import threading
+import cupy
+
+def work():
+    kept.append(cupy.pool.malloc(512))
+
+kept = []
+thread = threading.Thread(target=work)
+thread.start(); thread.join()
+"""
+    )
+
+    assert blocks(done.snapshot(), "cupy") == [(512, 512, "work")]
+
+
+def test_freed_segments_are_not_reserved(run: Runner) -> None:
+    done = run(CUPY + "cupy.pool.free(kept); cupy.pool.free_all_blocks()\n")
+
+    assert done.snapshot()["segments"] == []
+    assert cudakit.memviz(done.files.paths[0]).devices[0].peak.reserved_bytes == 5 * MIB
+
+
+def test_memory_without_pool_belongs_to_the_driver(run: Runner) -> None:
+    done = run(
+        """
+import fake_driver
+
+def workspace():
+    return fake_driver.malloc(4 << 20)
+
+fake_driver.use_cuda()
+workspace()
+fake_driver.free(fake_driver.malloc(1 << 20))
+fake_driver.malloc(3 << 20, "pinned")
+"""
+    )
+
+    snapshot = done.snapshot()
+    assert blocks(snapshot, "driver") == [(4 * MIB, 4 * MIB, "workspace")]
+    assert [entry["action"] for entry in snapshot["device_traces"][0]] == [
+        "segment_alloc", "alloc", "segment_alloc", "alloc", "free_requested", "free_completed",
+        "segment_free",
+    ]  # fmt: skip
+    (pinned,) = snapshot["host_segments"]
+    assert (pinned["size"], function(pinned["frames"])) == (3 * MIB, "<module>")
+    assert {device.device for device in cudakit.memviz(done.files.paths[0]).devices} == {0, None}
+
+
+NUMBA = """
+from numba.cuda.cudadrv import driver
+
+def array():
+    return driver.memalloc(1 << 20)
+
+kept, dropped = array(), array()
+del dropped
+"""
+
+
+def test_memory_that_numba_has_not_freed_yet_is_reserved_but_not_in_use(run: Runner) -> None:
+    snapshot = run(NUMBA).snapshot()
+
+    assert [size for size, _, _ in blocks(snapshot, "numba")] == [MIB]
+    assert reserved(snapshot, "numba") == 2 * MIB
+    assert reserved(run(NUMBA + "driver.clear()\n", RANK="1").snapshot(), "numba") == MIB
+
+
+def test_several_libraries_in_one_program_are_told_apart(run: Runner) -> None:
+    snapshot = run(CUPY + NUMBA).snapshot()
+
+    assert len(blocks(snapshot, "cupy")) == len(blocks(snapshot, "numba")) == 1
+    assert blocks(snapshot, "driver") == []
+
+
+def test_mapped_memory_of_numba_is_not_device_memory_of_its_pool(run: Runner) -> None:
+    code = NUMBA + "mapped = driver.memalloc(512, driver.MappedMemory)\n"
+
+    assert len(blocks(run(code).snapshot(), "numba")) == 1
+
+
+def test_killed_program_has_a_snapshot_up_to_its_death(run: Runner) -> None:
+    done = run(CUPY + "import os; sys_exit = os._exit(0)\n")
+
+    assert blocks(done.snapshot(), "cupy") == [(1024, 1000, "weights")]
+
+
+def test_child_processes_and_ranks_have_files_of_their_own(run: Runner) -> None:
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CUPY!r}])\n{CUPY}"
+
+    done = run(code)
+    names = {Path(path).name for path in done.files.paths}
+    assert "out.pickle" in names
+    assert len(names) == 2
+    assert all(name.startswith("out") for name in names)
+    assert Path(run(CUPY, RANK="3").files.paths[0]).name == "out-rank003.pickle"
+
+
+def test_frees_at_the_end_of_the_process_are_not_in_the_snapshot(run: Runner) -> None:
+    code = (
+        CUPY
+        + "import atexit\nclass Last:\n    def __del__(self): cupy.pool.free(kept)\nlast = Last()\n"
+    )
+
+    assert len(blocks(run(code).snapshot(), "cupy")) == 1
+
+
+def test_limit_names_the_allocation_that_passed_it(run: Runner) -> None:
+    done = run(CUPY, limit=4 * MIB)
+
+    (sentence,) = done.files.limits_passed
+    assert (
+        "memory on cuda:0 passed the limit of 4.00 MiB: 5.00 MiB after cupy allocated" in sentence
+    )
+    assert "3.00 MiB at " in sentence
+    assert sentence.endswith("program.py:8 in temporary; peak 5.00 MiB")
+    assert run(CUPY, limit=5 * MIB).files.limits_passed == ()
+
+
+def test_damaged_jax_profile_is_reported(run: Runner) -> None:
+    code = "import os, glob\n"
+    code += "spool = __import__('json').loads(os.environ['CUDAKIT_AGENT'])['spool']\n"
+    code += f"open(f'{{spool}}/{{os.getpid()}}.jax', 'w').write({json.dumps('{}')!r} + chr(10))\n"
+
+    assert "JAX cannot be read" in run(CUPY + code).notes[0]
