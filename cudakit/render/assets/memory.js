@@ -16,7 +16,7 @@ const NEEDED = ["DecompressionStream", "ResizeObserver", "PointerEvent"];
 const SHORTEST_VIEW = 8; // events
 
 class MemoryExplorer {
-  constructor(model, element) {
+  constructor(model, element, prefix) {
     this.model = model;
     this.tooltip = new Tooltip();
     const last = Math.max(model.events, 1);
@@ -33,6 +33,7 @@ class MemoryExplorer {
         filter: (text) => text.slice(0, 200),
         flame: choiceReader(Object.keys(FLAME_KINDS)),
       },
+      prefix,
     );
     this.#group();
     this.time = new TimeView(this);
@@ -184,19 +185,19 @@ class MemoryExplorer {
   }
 }
 
-async function start(element) {
+async function start(element, prefix) {
   const missing = NEEDED.filter((name) => !(name in globalThis));
   if (missing.length) throw new Error(`this browser lacks ${missing.join(", ")}`);
   const facts = JSON.parse(element.querySelector("script.explorer-facts").textContent);
   const arrays = await unpackArrays(facts.arrays, element.querySelector("script.explorer-data").textContent.trim());
   const model = new MemoryModel(arrays, facts.facts);
   if (!model.events) throw new Error("the trace has no events");
-  element.explorer = new MemoryExplorer(model, element.querySelector(".explorer-views"));
+  element.explorer = new MemoryExplorer(model, element.querySelector(".explorer-views"), prefix);
   element.dataset.ready = "true";
 }
 
-for (const element of document.querySelectorAll('.explorer[data-kind="memory"]')) {
-  start(element).catch((error) => {
+for (const [index, element] of document.querySelectorAll('.explorer[data-kind="memory"]').entries()) {
+  start(element, index ? `${index + 1}.` : "").catch((error) => {
     element.querySelector(".explorer-views").replaceChildren(make("p", { class: "muted" }, `The interactive views cannot be drawn: ${error.message}.`));
     element.dataset.ready = "failed";
   });

@@ -3,6 +3,7 @@
 import { VirtualList, formatBytes, formatCount, formatMicroseconds, formatShare, make } from "./canvas.js";
 
 const ROW = 24;
+const MOST_DISTINCT = 60;
 const COLUMNS = [
   ["bytes", "bytes"],
   ["share", "share"],
@@ -30,13 +31,15 @@ export class HoldersView {
     const before = new Map();
     const brush = state.get("brush");
     if (brush) for (const group of model.groupsAt(brush[0], grouping, mask)) before.set(group.id, group.bytes);
+    this.element.classList.toggle("with-window", brush !== null);
     const after = brush ? new Map(model.groupsAt(brush[1], grouping, mask).map((group) => [group.id, group.bytes])) : before;
-    const names = grouping.names && groups.length < 2000 ? grouping.names(groups.map((group) => group.id)) : groups.map((group) => grouping.name(group.id));
+    // Only the largest are told apart: that compares all pairs.
+    const distinct = grouping.names ? grouping.names(groups.slice(0, MOST_DISTINCT).map((group) => group.id)) : [];
     this.rows = groups.map((group, i) => ({
       ...group,
       share: total ? group.bytes / total : 0,
       change: brush ? (after.get(group.id) || 0) - (before.get(group.id) || 0) : null,
-      name: names[i],
+      name: distinct[i] ?? grouping.name(group.id),
     }));
     const { column, down } = this.sort;
     const sign = down ? -1 : 1;

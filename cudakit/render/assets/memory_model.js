@@ -3,17 +3,11 @@
 // An instant is the index of an event: the state after it; -1 is before the first one. The arrays come from
 // core/memory/present/page.py.
 
+import { CallTree } from "./flame.js";
+
 // Events that are summarized together for drawings of long traces.
 const BUCKET = 64;
 const NO_STACK = "no call stack recorded";
-
-/** Return a function that gives the site of a frame as text: "train.py:12 forward". */
-function frameText([name, file, line]) {
-  const parts = file.split("/");
-  const place = parts.slice(-2).join("/");
-  if (!place) return name;
-  return line ? `${place}:${line} ${name}` : `${place} ${name}`;
-}
 
 export class MemoryModel {
   constructor(arrays, facts) {
@@ -36,9 +30,8 @@ export class MemoryModel {
     this.byEnd = orderBy(this.end, this.events);
     this.eventAllocation = this.#allocationOfEvents();
     this.curves = this.#curves();
-    this.frameTexts = facts.frames.map(frameText);
-    this.childStarts = childStarts(arrays.node_parent);
-    this.childNodes = childNodes(arrays.node_parent, this.childStarts);
+    this.tree = new CallTree(arrays.node_parent, arrays.node_frame, facts.frames);
+    this.frameTexts = this.tree.texts;
   }
 
   #allocationOfEvents() {
@@ -53,16 +46,10 @@ export class MemoryModel {
 
   /** Bytes at each instant; item e + 1 is the state after event e. */
   #curves() {
-    const { segment_begin: begins, segment_end: ends, segment_size: sizes } = this.arrays;
-    const reserved = new Float64Array(this.events + 2);
-    for (let i = 0; i < begins.length; i++) {
-      reserved[begins[i]] += sizes[i];
-      reserved[Math.min(ends[i], this.events) + 1] -= sizes[i];
-    }
     const curves = { requested: this.#sums(this.requested, this.end) };
     curves.allocated = this.#sums(this.size, this.pending);
     curves.active = this.#sums(this.size, this.end);
-    curves.reserved = accumulate(reserved);
+    curves.reserved = this.arrays.reserved;
     return curves;
   }
 
@@ -142,7 +129,7 @@ export class MemoryModel {
   distinctTexts(stacks) {
     const texts = stacks.map((stack) => this.stackText(stack));
     const frames = new Map();
-    const framesOf = (stack) => frames.get(stack) || frames.set(stack, this.#frameIds(stack)).get(stack);
+    const framesOf = (stack) => frames.get(stack) || frames.set(stack, this.tree.path(this.arrays.stack_node[stack])).get(stack);
     return texts.map((text, i) => {
       const alike = stacks.filter((stack, j) => stack !== stacks[i] && texts[j] === text).slice(0, 50);
       if (!alike.length) return text;
@@ -152,22 +139,12 @@ export class MemoryModel {
     });
   }
 
-  #frameIds(stack) {
-    const { node_parent: parent, node_frame: frame, stack_node: leaf } = this.arrays;
-    const found = [];
-    for (let node = leaf[stack]; node; node = parent[node]) found.push(frame[node]);
-    return found;
-  }
-
   /** Return the frames of a stack as texts, innermost first. */
   stackFrames(stack) {
-    const { node_parent: parent, node_frame: frame, stack_node: leaf } = this.arrays;
-    const frames = [];
-    for (let node = leaf[stack]; node; node = parent[node]) {
-      const [name, file, line] = this.facts.frames[frame[node]];
-      frames.push(file ? `${file}${line ? `:${line}` : ""} ${name}` : name);
-    }
-    return frames;
+    return this.tree.path(this.arrays.stack_node[stack]).map((frame) => {
+      const [name, file, line] = this.facts.frames[frame];
+      return file ? `${file}${line ? `:${line}` : ""} ${name}` : name;
+    });
   }
 
   /** Return a mask of the stacks one of whose frames contains a text; null if the text is empty. */
@@ -210,37 +187,12 @@ export class MemoryModel {
     return masked(bytes, mask);
   }
 
-  /** Return the children of a node of the call tree with memory, the largest first. */
-  childrenOf(node, total) {
-    const children = this.childNodes.subarray(this.childStarts[node], this.childStarts[node + 1]);
-    return Array.from(children).filter((child) => total[child] > 0).sort((a, b) => total[b] - total[a]);
+  /** Return the own bytes of each node of the call tree. */
+  ownBytes(stackBytes) {
+    const own = new Float64Array(this.tree.parent.length);
+    for (let stack = 0; stack < stackBytes.length; stack++) own[this.arrays.stack_node[stack]] += stackBytes[stack];
+    return own;
   }
-
-  /** Return the total and own bytes of each node of the call tree. */
-  treeBytes(stackBytes) {
-    const { node_parent: parent, stack_node: leaf } = this.arrays;
-    const own = new Float64Array(parent.length);
-    for (let stack = 0; stack < leaf.length; stack++) own[leaf[stack]] += stackBytes[stack];
-    const total = own.slice();
-    // A node comes after its parent.
-    for (let node = parent.length - 1; node > 0; node--) total[parent[node]] += total[node];
-    return { own, total };
-  }
-}
-
-/** Return for each node where its children start in the array of childNodes(). */
-function childStarts(parent) {
-  const starts = new Uint32Array(parent.length + 1);
-  for (let node = 1; node < parent.length; node++) starts[parent[node] + 1]++;
-  for (let i = 1; i < starts.length; i++) starts[i] += starts[i - 1];
-  return starts;
-}
-
-function childNodes(parent, starts) {
-  const next = starts.slice();
-  const nodes = new Uint32Array(Math.max(parent.length - 1, 0));
-  for (let node = 1; node < parent.length; node++) nodes[next[parent[node]]++] = node;
-  return nodes;
 }
 
 function siteOfEach({ stack, stack_site: site }) {

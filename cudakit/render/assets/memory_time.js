@@ -99,8 +99,8 @@ export class TimeView {
     const bands = this.app.bands.sample(first, last, columns);
     this.top = Math.max(1, this.#highest(reserved, bands)) * 1.04;
     this.sampled = { bands, columns };
-    this.#drawAxis(context, width, colors);
     this.#drawBands(context, bands, columns, colors);
+    this.#drawAxis(context, width, colors);
     for (const [name, dash] of [["reserved", []], ["allocated", [5, 3]], ["requested", [1, 3]]]) {
       const values = name === "reserved" ? reserved : this.curves[name].sample(first, last, columns);
       this.#drawCurve(context, values, name === "reserved" ? colors.muted : colors.ink, dash);
@@ -127,6 +127,7 @@ export class TimeView {
   }
 
   #drawAxis(context, width, colors) {
+    context.globalAlpha = 1;
     const [first, last] = this.app.state.get("view");
     const bottom = TOP + this.plotHeight;
     context.lineWidth = 1;
@@ -154,8 +155,8 @@ export class TimeView {
     const scale = this.surface.scale;
     const wide = Math.round(columns * scale);
     const tall = Math.round(this.plotHeight * scale);
-    const image = context.getImageData(Math.round(this.scale.left * scale), Math.round(TOP * scale), wide, tall);
-    const pixels = new Uint32Array(image.data.buffer);
+    const image = context.createImageData(wide, tall);
+    const pixels = new Uint32Array(image.data.buffer).fill(pixelOf(context, colors.surface));
     const count = this.app.bands.names.length;
     const picked = this.app.pickedBand();
     const dim = pixelOf(context, colors.line);

@@ -2,7 +2,9 @@
 
 /** Values by name, with functions to call when they change. */
 export class PageState {
-  constructor(defaults, readers) {
+  /** A prefix tells the values of several explorers of one page apart. */
+  constructor(defaults, readers, prefix = "") {
+    this.prefix = prefix;
     this.defaults = { ...defaults };
     this.readers = readers;
     this.values = { ...defaults, ...this.#fromHash() };
@@ -44,20 +46,25 @@ export class PageState {
   }
 
   #save() {
-    const parts = [];
+    const parts = location.hash.slice(1).split("&").filter((part) => part && !this.#isOwn(part.split("=")[0]));
     for (const [name, value] of Object.entries(this.values)) {
       if (JSON.stringify(value) === JSON.stringify(this.defaults[name])) continue;
-      parts.push(`${name}=${encodeURIComponent(Array.isArray(value) ? value.join("-") : value)}`);
+      parts.push(`${this.prefix}${name}=${encodeURIComponent(Array.isArray(value) ? value.join("-") : value)}`);
     }
     history.replaceState(null, "", parts.length ? `#${parts.join("&")}` : location.pathname + location.search);
+  }
+
+  #isOwn(prefixed) {
+    return prefixed.startsWith(this.prefix) && Object.hasOwn(this.readers, prefixed.slice(this.prefix.length));
   }
 
   /** Return the valid values of the hash: a reader returns undefined for anything else. */
   #fromHash() {
     const found = {};
     for (const part of location.hash.slice(1).split("&")) {
-      const [name, text] = part.split("=");
-      if (text === undefined || !Object.hasOwn(this.readers, name)) continue;
+      const [prefixed, text] = part.split("=");
+      if (text === undefined || !this.#isOwn(prefixed)) continue;
+      const name = prefixed.slice(this.prefix.length);
       let value;
       try {
         value = this.readers[name](decodeURIComponent(text));

@@ -17,16 +17,16 @@ from cudakit.document import Array
 
 # zlib's default: level 9 takes several times as long for 1 % fewer bytes.
 _LEVEL = 6
-_TYPES = {"u1": np.uint8, "i4": np.int32, "u4": np.uint32, "u8": np.uint64}
+_TYPES = {"u1": np.uint8, "i4": np.int32, "u4": np.uint32, "u8": np.uint64, "i8": np.int64}
 
 
 def pack(arrays: Mapping[str, Array]) -> tuple[list[dict[str, Any]], str]:
     """Return the description of each array, and all arrays as one base64 text.
 
-    An array becomes unsigned or signed integers of 1, 4 or 8 bytes. If it never decreases, its differences
+    An array of integers becomes integers of 1, 4 or 8 bytes. If it never decreases, its differences
     are stored instead of its values. The bytes of one significance are stored together (byte planes), because
-    deflate finds more repetitions in them than in whole numbers. Raises ValueError for numbers that no type
-    holds, such as negative ones below -2**31.
+    deflate finds more repetitions in them than in whole numbers. The script reads numbers of 8 bytes as
+    floating-point numbers, which are exact below 2**53.
     """
     described, planes = [], []
     for name, array in arrays.items():
@@ -52,7 +52,5 @@ def _kind(values: npt.NDArray[Any]) -> str:
         return "u1"
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     if low < 0:
-        if low < -(1 << 31) or high >= 1 << 31:
-            raise ValueError(f"no type of a packed array holds {low} to {high}")
-        return "i4"
+        return "i4" if low >= -(1 << 31) and high < 1 << 31 else "i8"
     return "u4" if high < 1 << 32 else "u8"

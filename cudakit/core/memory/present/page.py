@@ -6,7 +6,7 @@ is in use from its ``begin`` to before its ``end``, as in ``Allocations``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ import numpy as np
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.steps import active_annotation, non_decreasing
 from cudakit.core.memory.present.rows import device_name, pool_name
-from cudakit.core.memory.result import DeviceMemory
+from cudakit.core.memory.result import DeviceDiff, DeviceMemory
 from cudakit.core.memory.snapshot import DeviceTrace, Ids, Ints, SegmentKind, Snapshot
-from cudakit.document import Array, Explorer, ExplorerData
+from cudakit.document import Array, Explorer, ExplorerData, Frame
 from cudakit.torch_rules.actions import Action
 
 # Names from files are cut to this number of characters; no name that a person reads is longer.
@@ -39,7 +39,7 @@ def _arrays(device: DeviceMemory) -> Mapping[str, Array]:
     source = allocations.source[order]
     ranges, _ = active_annotation(device.snapshot, trace)
     oom = np.flatnonzero(trace.events.action == Action.OOM)
-    parent, frame, leaf = _call_tree(device.snapshot)
+    parent, frame, leaf = _call_tree(device.snapshot.stacks)
     times = non_decreasing(trace.events.time_us)
     return {
         # Event -1 becomes 0, so that no number is negative; the script subtracts 1.
@@ -55,6 +55,8 @@ def _arrays(device: DeviceMemory) -> Mapping[str, Array]:
         "category": _by_event(trace.events.category, source),
         "range": _by_event(ranges, source),
         **_segment_arrays(device),
+        # Contradicting events make it differ from the sum of the segments.
+        "reserved": device.replay.curves.reserved,
         "action": trace.events.action,
         "time_us": times - times[0] if len(times) else times,
         "oom_event": oom,
@@ -65,6 +67,41 @@ def _arrays(device: DeviceMemory) -> Mapping[str, Array]:
         "stack_node": leaf,
         "stack_site": StackTable(device.snapshot).site_frames + 1,
     }
+
+
+def difference(device: DeviceDiff) -> Explorer:
+    """Return the interactive flame graph of the changes between two snapshots."""
+    return Explorer("memory_difference", lambda: _difference_data(device))
+
+
+def _difference_data(device: DeviceDiff) -> ExplorerData:
+    moments = {"peak": device.peak, "end": device.end}
+    rows = {
+        name: (*moment.grown, *moment.appeared, *moment.shrunk, *moment.vanished)
+        for name, moment in moments.items()
+    }
+    frames: dict[Frame, int] = {}
+    stacks = [
+        tuple(frames.setdefault(frame, len(frames)) for frame in row.stack)
+        for moment_rows in rows.values()
+        for row in moment_rows
+    ]
+    parent, frame, leaf = _call_tree(stacks)
+    arrays: dict[str, Array] = {"node_parent": parent, "node_frame": frame}
+    first = 0
+    for name, moment_rows in rows.items():
+        change = np.array([row.change_bytes for row in moment_rows], np.int64)
+        leaves = leaf[first : first + len(moment_rows)]
+        first += len(moment_rows)
+        for kind, amounts in (("grown", change.clip(min=0)), ("shrunk", (-change).clip(min=0))):
+            own = np.zeros(len(parent), np.int64)
+            np.add.at(own, leaves, amounts)
+            arrays[f"{name}_{kind}"] = own
+    return ExplorerData(arrays, {"frames": _frame_rows(frames)})
+
+
+def _frame_rows(frames: Iterable[Frame]) -> list[tuple[str, str, int]]:
+    return [(_cut(frame.name), _cut(frame.filename), frame.line) for frame in frames]
 
 
 def _by_event(ids: Ids, source: Ints) -> Ids:
@@ -93,15 +130,15 @@ def _segment_arrays(device: DeviceMemory) -> dict[str, Array]:
     }
 
 
-def _call_tree(snapshot: Snapshot) -> tuple[Ints, Ints, Ints]:
-    """Return the call tree of all stacks: the parent and the frame of each node, and the node of each stack.
+def _call_tree(stacks: Sequence[Sequence[int]]) -> tuple[Ints, Ints, Ints]:
+    """Return the call tree of stacks: the parent and the frame of each node, and the node of each stack.
 
-    Node 0 is the root. Outer calls are nearer to the root.
+    Stacks are frame indices, innermost first. Node 0 is the root; outer calls are nearer to it.
     """
     parents, frames = [0], [0]
     children: dict[tuple[int, int], int] = {}
     leaves = []
-    for stack in snapshot.stacks:
+    for stack in stacks:
         node = 0
         for frame in reversed(stack):
             child = children.get((node, frame))
@@ -127,9 +164,7 @@ def _facts(device: DeviceMemory) -> dict[str, Any]:
         "first_us": first_us,
         "peak_event": device.replay.peak_moment() - 1,
         "shown_event": device.at.event,
-        "frames": [
-            [_cut(frame.name), _cut(frame.filename), frame.line] for frame in snapshot.frames
-        ],
+        "frames": _frame_rows(snapshot.frames),
         "texts": [_cut(text) for text in snapshot.texts],
         "range_names": [_cut(name) for name in range_names],
         "ranges": _ranges(snapshot, trace, range_names),
