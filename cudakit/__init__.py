@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         memviz as memviz,
         memviz_diff as memviz_diff,
         memviz_what_if as memviz_what_if,
-        record_memory as record_memory,
     )
     from cudakit.api.plugs import (
         cupy_allocator as cupy_allocator,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         rmm_resource as rmm_resource,
         torch_pool as torch_pool,
     )
+    from cudakit.api.record_memory import record_memory as record_memory
     from cudakit.api.sanitize import sanitize as sanitize
     from cudakit.errors import (
         CudaError as CudaError,
@@ -74,7 +74,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
+# The module that defines each public name.
+_MODULES = {
     "CachingAllocator": "cudakit.api.allocator",
     "CachingMemoryResource": "cudakit.api.cuda_core",
     "CudaError": "cudakit.errors",
@@ -120,7 +121,7 @@ _HOMES = {
     "profiler": "cudakit.api",
     "push_range": "cudakit.gpu.nvtx",
     "range": "cudakit.gpu.nvtx",
-    "record_memory": "cudakit.api.memory",
+    "record_memory": "cudakit.api.record_memory",
     "rmm_resource": "cudakit.api.plugs",
     "sanitize": "cudakit.api.sanitize",
     "set_device": "cudakit.gpu.cuda.current",
@@ -129,7 +130,7 @@ _HOMES = {
     "torch_pool": "cudakit.api.plugs",
 }
 
-__all__ = sorted(("__version__", *_HOMES))
+__all__ = sorted(("__version__", *_MODULES))
 
 
 def __getattr__(name: str) -> object:
@@ -137,12 +138,12 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("cudakit")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'cudakit' has no attribute {name!r}")
     from importlib import import_module
 
-    # Stored, so that the next use finds the name without this function.
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    # The value is stored, so that Python finds it without this function when it is used again.
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 

@@ -1,7 +1,7 @@
 """The errors that cudakit raises, each with the exit code of a command that it ends.
 
-All of them derive from ``cudakit.CudakitError``. ``message`` is one line: what happened, and the value that
-was seen. ``hint`` is one line: what to do.
+All errors derive from ``cudakit.CudakitError``. ``message`` is one line that states the problem and the
+actual value; ``hint`` is one line that states the remedy.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 
 def one_of(names: Sequence[str]) -> str:
-    """Return the alternatives of a hint: ``a``, ``a or b``, ``a, b or c``."""
-    *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
+    """Join the alternatives in a hint: ``a``, ``a or b``, ``a, b or c``."""
+    *all_but_last, last = names
+    return f"{', '.join(all_but_last)} or {last}" if all_but_last else last
 
 
 class CudakitError(Exception):
-    """The base of all errors; raised itself only for a bug in cudakit."""
+    """The base class of all errors. An instance of the base class itself reports a bug in cudakit."""
 
     exit_code = 4
 
@@ -27,7 +27,7 @@ class CudakitError(Exception):
 
 
 class RaceError(CudakitError):
-    """Two operations on the GPU access the same bytes without synchronization; the message is the report."""
+    """Two GPU operations access the same bytes without synchronization. The message is the report."""
 
     exit_code = 1
 
@@ -53,7 +53,7 @@ class Unsupported(InputError):
 
 
 class EnvironmentUnusable(CudakitError):
-    """The machine lacks a driver, a GPU, a library, memory or disk space that is needed."""
+    """The machine lacks a required driver, GPU, library, memory or disk space."""
 
     exit_code = 3
 

@@ -23,8 +23,8 @@ _NAME = "cudakit-sanitizer"
 _MARKER = "cuda_sanitize"
 _REQUIRE_GPU = "--cuda-sanitize-require-gpu"
 _SUPPRESS = "cuda_sanitize_suppress"
-# The counts of the summary: singular and plural.
-_COUNTED = {
+# The nouns of the counts in the summary, in singular and plural.
+_NOUNS = {
     "tests": ("test", "tests"),
     "raced": ("test with races", "tests with races"),
     "launches": ("kernel launch", "kernel launches"),
@@ -34,12 +34,12 @@ _COUNTED = {
     "elsewhere": ("race outside the checked tests", "races outside the checked tests"),
 }
 
-# A hook wrapper: returns the result of the wrapped hooks.
+# The type of a hook wrapper, a generator that returns the result of the wrapped hooks.
 Wrapper: TypeAlias = Generator[None, object, object]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
+    """Add the options of the plugin."""
     group = parser.getgroup("cudakit")
     group.addoption(
         "--cuda-sanitize",
@@ -71,19 +71,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start before any test module is imported, which may use CUDA."""
+    """Start recording for ``--cuda-sanitize``, before pytest imports test modules, which may use CUDA."""
     config.addinivalue_line("markers", f"{_MARKER}: fail this test if its CUDA streams race")
     config.pluginmanager.register(_Summary(), f"{_NAME}-summary")
     if config.getoption("--cuda-sanitize") and not _distributes_tests(config):
-        _start(config, everything=True)
+        _start(config, every_test=True)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start if a test has the marker: no fixture has run yet."""
+    """Start recording if a test has the marker. No fixture has run yet, so none has used CUDA."""
     config = session.config
-    wanted = any(item.get_closest_marker(_MARKER) for item in session.items)
-    if wanted and not config.pluginmanager.has_plugin(_NAME) and not _distributes_tests(config):
-        _start(config, everything=False)
+    is_marked = any(item.get_closest_marker(_MARKER) for item in session.items)
+    if is_marked and not config.pluginmanager.has_plugin(_NAME) and not _distributes_tests(config):
+        _start(config, every_test=False)
 
 
 def _distributes_tests(config: pytest.Config) -> bool:
@@ -92,54 +92,54 @@ def _distributes_tests(config: pytest.Config) -> bool:
     return distributes and not hasattr(config, "workerinput")
 
 
-def _start(config: pytest.Config, *, everything: bool) -> None:
+def _start(config: pytest.Config, *, every_test: bool) -> None:
     from cudakit.errors import CudakitError
 
     try:
-        sanitizer = _Sanitizer(config, everything=everything)
+        sanitizer = _Sanitizer(config, every_test=every_test)
     except CudakitError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         raise pytest.UsageError(f"{error.message}{hint}") from error
     config.pluginmanager.register(sanitizer, _NAME)
 
 
-class _CallOwners:
+class _TestsByCall:
     """The test of each CUDA call, by the call's number in one trace."""
 
     def __init__(self) -> None:
-        self._lasts: list[int] = []
+        self._last_calls: list[int] = []
         self._tests: list[str] = []
 
     def add(self, last: int, test: str) -> None:
-        """Record that the test made all calls up to ``last`` since the previous entry."""
+        """Record that a test made the calls after the last recorded call, up to the call ``last``."""
         if self._tests and self._tests[-1] == test:
-            self._lasts[-1] = max(self._lasts[-1], last)
+            self._last_calls[-1] = max(self._last_calls[-1], last)
         else:
-            self._lasts.append(last)
+            self._last_calls.append(last)
             self._tests.append(test)
 
     def test_of(self, seq: int) -> str:
-        """Return the test that made a call; empty if no test was running."""
-        return self._tests[min(bisect_left(self._lasts, seq), len(self._tests) - 1)]
+        """Return the id of the test that made a call, or an empty string if no test was running."""
+        return self._tests[min(bisect_left(self._last_calls, seq), len(self._tests) - 1)]
 
 
 class _Sanitizer:
     """Records this process, and attributes each race to the running test."""
 
-    def __init__(self, config: pytest.Config, *, everything: bool) -> None:
+    def __init__(self, config: pytest.Config, *, every_test: bool) -> None:
         from cudakit.core.sanitize.detector import RaceDetector
         from cudakit.core.sanitize.suppressions import suppressions
         from cudakit.gpu.capture.recording import begin
 
-        self._everything = everything
+        self._checks_every_test = every_test
         self._suppressions = suppressions(config.getini(_SUPPRESS), origin=_SUPPRESS)
         self._detector = RaceDetector()
-        self._outside = self._report = self._new_report()
-        self._test = ""  # the running test, if it is checked
-        self._tests = 0
-        self._raced: set[str] = set()
-        self._calls: defaultdict[tuple[int, int], _CallOwners] = defaultdict(_CallOwners)
-        self._shared: list[str] = []  # races of this test with an operation of an earlier test
+        self._report_outside_tests = self._report = self._new_report()
+        self._test = ""  # id of the running test; empty if it is not checked
+        self._test_count = 0
+        self._tests_with_races: set[str] = set()
+        self._tests_by_call: defaultdict[tuple[int, int], _TestsByCall] = defaultdict(_TestsByCall)
+        self._shared_race_notes: list[str] = []  # notes on races with operations of earlier tests
         self._recording = begin(
             self._feed,
             accesses=config.getoption("--cuda-sanitize-accesses"),
@@ -149,11 +149,11 @@ class _Sanitizer:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Wrapper:
-        if self._everything or item.get_closest_marker(_MARKER):
-            with self._settled():
+        if self._checks_every_test or item.get_closest_marker(_MARKER):
+            with self._all_work_checked():
                 self._report = self._new_report()
                 self._test = item.nodeid
-                self._tests += 1
+                self._test_count += 1
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -165,21 +165,21 @@ class _Sanitizer:
         try:
             return (yield from self._check_phase(item, "teardown"))
         finally:
-            self._report, self._test = self._outside, ""
+            self._report, self._test = self._report_outside_tests, ""
 
     def summary(self) -> dict[str, int]:
-        """Return the counts of the summary by the keys of ``_COUNTED``, and if a real GPU did any work."""
+        """Return the counts of the summary by the keys of ``_NOUNS``, and whether a real GPU did any work."""
         from cudakit.core.sanitize.report import findings
 
-        with self._settled():
-            result = self._detector.result(self._outside)
-        seen = result.coverage
+        with self._all_work_checked():
+            result = self._detector.result(self._report_outside_tests)
+        coverage = result.coverage
         return {
-            "tests": self._tests,
-            "raced": len(self._raced),
-            "launches": seen.launches + seen.graph_launches,
-            "copies": seen.copies,
-            "fills": seen.fills,
+            "tests": self._test_count,
+            "raced": len(self._tests_with_races),
+            "launches": coverage.launches + coverage.graph_launches,
+            "copies": coverage.copies,
+            "fills": coverage.fills,
             "gaps": sum(result.gaps.values()),
             "elsewhere": len(findings(result)),
             "real_gpu": self._detector.recorded_gpu_work,
@@ -187,7 +187,7 @@ class _Sanitizer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why CUDA is not recorded, or accesses are not exact; empty without problems."""
+        """The reasons why CUDA is not recorded, or why accesses are not exact."""
         return self._recording.cuda.notes
 
     @property
@@ -196,7 +196,7 @@ class _Sanitizer:
         return self._recording.incomplete
 
     def _check_phase(self, item: pytest.Item, when: str) -> Wrapper:
-        """Fail the test for a race in this phase; a failure of the test itself comes first."""
+        """Fail the test if it has a race in this phase. If it fails anyway, add the race to its report."""
         try:
             result = yield
         except BaseException:
@@ -211,16 +211,16 @@ class _Sanitizer:
         """Return the message for the races since the last call, or an empty string."""
         from cudakit.core.sanitize.report import findings, message
 
-        if self._report is self._outside:
+        if self._report is self._report_outside_tests:
             return ""
-        with self._settled():
+        with self._all_work_checked():
             races = findings(self._detector.result(self._report))
-            shared, self._shared = self._shared, []
+            shared_race_notes, self._shared_race_notes = self._shared_race_notes, []
             self._report = self._new_report()
         if not races:
             return ""
-        self._raced.add(self._test)
-        return "\n\n".join([message(races), *dict.fromkeys(shared)])
+        self._tests_with_races.add(self._test)
+        return "\n\n".join([message(races), *dict.fromkeys(shared_race_notes)])
 
     def _new_report(self) -> Report:
         from cudakit.core.sanitize.report import Report
@@ -229,25 +229,27 @@ class _Sanitizer:
         return Report(suppressions=self._suppressions, demangle=demangle)
 
     @contextmanager
-    def _settled(self) -> Iterator[None]:
-        """Check all work enqueued so far; nothing is recorded inside the block."""
+    def _all_work_checked(self) -> Iterator[None]:
+        """Check all work that was enqueued so far. Inside the ``with`` block, nothing is recorded."""
         with self._recording.synchronized():
             for trace, races in self._detector.finish(self._report).items():
-                self._note_shared_races(self._calls[trace], races)
+                self._add_shared_races(self._tests_by_call[trace], races)
             yield
 
     def _feed(self, batch: Batch) -> None:
-        calls = self._calls[batch.process, batch.chain]
-        calls.add(int(batch.records["seq"].max()), self._test)
-        self._note_shared_races(calls, self._detector.feed(batch, self._report))
+        tests_by_call = self._tests_by_call[batch.process, batch.chain]
+        tests_by_call.add(int(batch.records["seq"].max()), self._test)
+        self._add_shared_races(tests_by_call, self._detector.feed(batch, self._report))
 
-    def _note_shared_races(self, calls: _CallOwners, races: Iterable[Race]) -> None:
-        """Record races with operations of other tests."""
+    def _add_shared_races(self, tests_by_call: _TestsByCall, races: Iterable[Race]) -> None:
+        """Add a note for each race with an operation of another test."""
         for race in races:
-            owner = calls.test_of(race.previous.seq)
-            if race.previous.seq and owner != self._test:
-                where = f"in {owner}" if owner else "outside the checked tests"
-                self._shared.append(f"the earlier operation of the race was enqueued {where}")
+            test = tests_by_call.test_of(race.previous.seq)
+            if race.previous.seq and test != self._test:
+                where = f"in {test}" if test else "outside the checked tests"
+                self._shared_race_notes.append(
+                    f"the earlier operation of the race was enqueued {where}"
+                )
 
 
 class _Summary:
@@ -255,20 +257,21 @@ class _Summary:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._notes: dict[str, None] = {}  # each once, in order
+        # Dicts instead of sets, because they keep the order.
+        self._notes: dict[str, None] = {}
         self._incomplete: dict[str, None] = {}
 
     @pytest.hookimpl(trylast=True)  # after pytest-xdist has collected the output of its workers
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if sanitizer := session.config.pluginmanager.get_plugin(_NAME):
-            counted = {
+            summary = {
                 "counts": sanitizer.summary(),
                 "notes": sanitizer.notes,
                 "incomplete": sanitizer.incomplete,
             }
             if hasattr(session.config, "workeroutput"):
-                session.config.workeroutput[_NAME] = counted
-            self._add(counted)
+                session.config.workeroutput[_NAME] = summary
+            self._add(summary)
         if self._errors(session.config) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -280,9 +283,9 @@ class _Summary:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._counts["tests"]:
             terminalreporter.section("CUDA races", sep="-")
-            counts = {name: self._counts[name] for name in _COUNTED if self._counts[name]}
-            parts = (_counted(name, count) for name, count in counts.items())
-            terminalreporter.write_line(f"checked: {', '.join(parts)}")
+            counts = {name: self._counts[name] for name in _NOUNS if self._counts[name]}
+            counts_with_nouns = (_count_with_noun(name, count) for name, count in counts.items())
+            terminalreporter.write_line(f"checked: {', '.join(counts_with_nouns)}")
             if not counts.keys() & {"launches", "copies", "fills"}:
                 terminalreporter.write_line("no GPU work was recorded, so nothing was checked")
         for note in self._notes:
@@ -297,11 +300,11 @@ class _Summary:
             errors.append(f"no work of a real GPU was recorded ({_REQUIRE_GPU})")
         return errors
 
-    def _add(self, counted: dict[str, Any]) -> None:
-        self._counts.update(counted.get("counts", {}))
-        self._notes |= dict.fromkeys(counted.get("notes", ()))
-        self._incomplete |= dict.fromkeys(counted.get("incomplete", ()))
+    def _add(self, summary: dict[str, Any]) -> None:
+        self._counts.update(summary.get("counts", {}))
+        self._notes |= dict.fromkeys(summary.get("notes", ()))
+        self._incomplete |= dict.fromkeys(summary.get("incomplete", ()))
 
 
-def _counted(name: str, count: int) -> str:
-    return f"{count:,} {_COUNTED[name][count != 1]}"
+def _count_with_noun(name: str, count: int) -> str:
+    return f"{count:,} {_NOUNS[name][count != 1]}"

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _T = TypeVar("_T")
-_Reasons: TypeAlias = dict[str, str]  # reasons by path; None instead if they are inline
-_REASONS = "unavailable"  # the key of a record under which reasons are stored
+_Reasons: TypeAlias = dict[str, str]  # the reasons why values are unavailable, by path
+_REASONS = "unavailable"  # the key of a record that has the reasons
 
-# --- to plain values -------------------------------------------------------------------------------
+# --- from dataclasses to plain values --------------------------------------------------------------
 
 
 def to_plain(record: object, *, inline_reasons: bool = False) -> dict[str, object]:
@@ -88,7 +88,10 @@ def _json_members(record: Any) -> Iterator[tuple[str, object]]:
 
 
 def _plain_value(value: object, path: str, reasons: _Reasons | None) -> object:
-    """Return the JSON form of a value; ``path`` is its path in the record that contains it."""
+    """Return the JSON form of a value; ``path`` is the path of the value in its record.
+
+    Reasons of unavailable values are added to ``reasons``, or are inline if ``reasons`` is None.
+    """
     match value:
         case Enum():
             return value.name.lower()
@@ -101,7 +104,7 @@ def _plain_value(value: object, path: str, reasons: _Reasons | None) -> object:
                 return {_REASONS: reason}
             reasons[path] = reason
             return None
-        case _ if _is_numpy(value):
+        case _ if _is_numpy_value(value):
             return _plain_array(value, path, reasons)
         case Mapping():
             return _plain_mapping(value, path, reasons)
@@ -112,8 +115,8 @@ def _plain_value(value: object, path: str, reasons: _Reasons | None) -> object:
     raise TypeError(f"{path}: JSON has no form for {type(value).__name__}")
 
 
-def _is_numpy(value: object) -> bool:
-    # numpy is slow to import. If numpy is not imported, the value cannot be an array.
+def _is_numpy_value(value: object) -> bool:
+    # numpy is not imported here, because that is slow. Without numpy, no value is an array.
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
@@ -151,18 +154,19 @@ def _json_key(key: object, path: str) -> str:
     raise TypeError(f"{path}: a JSON key is a word or an integer, not {type(key).__name__}")
 
 
-# --- from plain values --------------------------------------------------------------------------------------
+# --- from plain values to dataclasses --------------------------------------------------------------
 
 
 class Mismatch(ValueError):
-    """A plain value does not fit the annotation of its field; the message has its path."""
+    """A plain value does not fit the annotation of its field. The message has the path of the value."""
 
 
 def from_plain(kind: type[_T], plain: object, location: str = "", *, strict: bool = False) -> _T:
-    """Return the dataclass instance that ``to_plain`` converted, with either form of reasons.
+    """Return the dataclass instance that ``to_plain`` converted, with or without inline reasons.
 
-    A missing key gives the default of its field. An unknown key is ignored, so that files of newer versions
-    can be read; with ``strict`` it raises Mismatch. Raises Mismatch with the path of the first wrong value.
+    A field whose key is missing gets its default value. Unknown keys are ignored, so that files of newer
+    versions can be read; with ``strict``, they raise Mismatch. Raises Mismatch with the path of the first
+    wrong value.
     """
     if not isinstance(plain, dict):
         raise _mismatch(location, "an object", plain)
@@ -194,7 +198,8 @@ def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
 class _Reader:
     """Reads the fields of one record by their annotations.
 
-    ``location`` is the path of a value in the file, ``path`` its path in the record and key in ``reasons``.
+    ``location`` is the path of a value in the file. ``path`` is the path of the value in its record, which is
+    the key of its reason.
     """
 
     def __init__(self, reasons: Mapping[str, object], strict: bool) -> None:
@@ -236,14 +241,14 @@ class _Reader:
         if Unavailable in kinds and isinstance(plain, dict) and plain.keys() == {_REASONS}:
             return Unavailable(_read_scalar(str, plain[_REASONS], location))
         problems = []
-        # If int and float are allowed, an integer stays an int.
+        # The type of the value is tried first, so that an integer stays an int if int and float are allowed.
         for kind in sorted(kinds, key=lambda kind: kind is not type(plain)):
             if kind not in (Unavailable, types.NoneType):
                 try:
                     return self._value(kind, plain, location, path)
                 except Mismatch as problem:
                     problems.append(problem)
-        # Report the problem with the longest path: the value fits this kind best.
+        # The type whose problem has the longest path fits the value best, so its problem is reported.
         raise max(problems, key=lambda problem: str(problem).count("."))
 
     def _null(self, kinds: tuple[Any, ...], location: str, path: str) -> Unavailable | None:
@@ -261,7 +266,8 @@ class _Reader:
             raise _mismatch(location, "a list", plain)
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             if kinds[0] is float and set(map(type, plain)) <= {float, int}:
-                # Fast path for samples. An OverflowError is reported below, with its path.
+                # A fast path for long lists of numbers. The code below reports an OverflowError with its
+                # path.
                 with suppress(OverflowError):
                     return tuple(map(float, plain))
             kinds = (kinds[0],) * len(plain)
@@ -292,10 +298,10 @@ def _read_scalar(kind: Any, plain: object, location: str) -> Any:
             return float(plain)
     elif type(plain) is kind:
         return plain
-    raise _mismatch(location, _KINDS.get(kind, str(kind)), plain)
+    raise _mismatch(location, _TYPE_NAMES.get(kind, str(kind)), plain)
 
 
-_KINDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+_TYPE_NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 
 
 def _mismatch(location: str, expected: str, actual: object) -> Mismatch:

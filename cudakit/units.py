@@ -14,7 +14,8 @@ class Unavailable:
 
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-# The limit of digits exceeds any memory size and is below the limits of int() and float().
+# The pattern accepts at most 40 digits, which is more than any size of memory has, and less than int() and
+# float() accept.
 _SIZE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([KMGTPE]?)(i?)(B?)\s*", re.IGNORECASE)
 
 
@@ -28,7 +29,7 @@ def format_bytes(size_bytes: int) -> str:
         magnitude /= 1024
     if unit == "B":
         return f"{sign}{int(magnitude)} B"
-    # 1023.996 would be shown as 1024 of this unit: use the next unit.
+    # 1023.996 KiB would be shown as 1024 KiB, so it is shown as 1.00 MiB.
     if round(magnitude) >= 1024 and unit != _BINARY[-1]:
         magnitude, unit = 1.0, _BINARY[_BINARY.index(unit) + 1]
     places = 2 if magnitude < 10 else 1 if magnitude < 100 else 0
@@ -51,7 +52,7 @@ def parse_bytes(text: str) -> int:
 def format_seconds(seconds: float, *, pad: bool = False) -> str:
     """Format a duration with the unit that fits: ``1.2 ms``, ``3.4 s``, ``2 min 05 s``.
 
-    ``pad`` keeps trailing zeros, ``1.20 ms``: numbers of a column have the same number of significant digits.
+    ``pad`` keeps trailing zeros, as in ``1.20 ms``, so that all numbers of a column have three digits.
     """
     magnitude = abs(seconds)
     sign = "-" if seconds < 0 else ""
@@ -62,7 +63,7 @@ def format_seconds(seconds: float, *, pad: bool = False) -> str:
             f"{sign}{hours} h {minutes:02d} min" if hours else f"{sign}{minutes} min {rest:02d} s"
         )
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")):
-        text = _three_digits(magnitude * factor, pad=pad)  # 0.9999 of a unit is shown as 1
+        text = _three_digits(magnitude * factor, pad=pad)  # rounds 0.9999 to 1
         if float(text) >= 1 or unit == "ns":
             return f"{sign}{text} {unit}"
     raise AssertionError("unreachable")
@@ -70,7 +71,7 @@ def format_seconds(seconds: float, *, pad: bool = False) -> str:
 
 def _three_digits(amount: float, *, pad: bool) -> str:
     text = f"{amount:.3g}"
-    # Larger amounts have three digits; smaller ones have none to keep.
+    # Amounts from 100 on have three digits anyway, and amounts below 1 are not padded.
     if not pad or not 1 <= float(text) < 100:
         return text
     return f"{float(text):.{1 if float(text) >= 10 else 2}f}"

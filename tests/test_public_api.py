@@ -17,7 +17,7 @@ def test_public_names_are_listed_once_and_sorted() -> None:
 
 
 def test_every_public_name_has_a_defining_module() -> None:
-    assert set(cudakit.__all__) == {"__version__", *cudakit._HOMES}
+    assert set(cudakit.__all__) == {"__version__", *cudakit._MODULES}
 
 
 @pytest.mark.parametrize("name", cudakit.__all__)
@@ -25,8 +25,8 @@ def test_public_name_is_that_of_its_defining_module(name: str) -> None:
     public = getattr(cudakit, name)
 
     assert name in dir(cudakit)
-    if name in cudakit._HOMES:
-        assert public is getattr(importlib.import_module(cudakit._HOMES[name]), name)
+    if name in cudakit._MODULES:
+        assert public is getattr(importlib.import_module(cudakit._MODULES[name]), name)
 
 
 def test_version_is_that_of_the_installed_package() -> None:

@@ -62,45 +62,47 @@ class CachingAllocator(DeviceAllocator):
     ) -> None:
         if front_cache < 0:
             raise InputError(f"a front cache of {front_cache} blocks", hint="leave front_cache out")
-        chosen = _settings(settings)  # before a context is created: the settings may be invalid
-        gpu, number, owned = _opened(device)
+        # Parsed before a context is created, so that invalid settings create none.
+        parsed_settings = _parse_settings(settings)
+        gpu, ordinal, owned = _open_device(device)
         super().__init__(
             gpu,
-            chosen,
-            device=number,
+            parsed_settings,
+            device=ordinal,
             owned=owned,
             shares=_shares_pages(),
         )
-        if _caches_nothing():
+        if _is_caching_off():
             self.enable_caching(enabled=False)
-        if hasattr(gpu, "processes"):  # a real device: NVML lists its processes
+        if hasattr(gpu, "processes"):  # only real devices have processes, which NVML lists
             self.ask_processes(gpu.processes)
 
 
-def _settings(text: str | None) -> Settings:
+def _parse_settings(text: str | None) -> Settings:
+    """Return the settings of a text, or of the environment if the text is None."""
     return effective(os.environ) if text is None else parse_config(text, variable="settings")
 
 
 def _shares_pages() -> bool:
-    """Return whether pages get handles for other processes, by PyTorch's environment variable."""
+    """Return whether PyTorch's environment variable allows sharing pages with other processes."""
     return os.environ.get("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC") != "0"
 
 
-def _caches_nothing() -> bool:
-    """Return whether caching is off, by PyTorch's environment variable."""
+def _is_caching_off() -> bool:
+    """Return whether PyTorch's environment variable turns caching off."""
     return os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
 
 
-def _opened(device: int | str | Gpu | None) -> tuple[Gpu, int, bool]:
-    """Return a device, its ordinal, and whether it was opened here."""
+def _open_device(device: int | str | Gpu | None) -> tuple[Gpu, int, bool]:
+    """Return the device, its ordinal, and whether this function opened it."""
     if isinstance(device, str):
-        return _simulated(device), 0, True
+        return _open_simulated(device), 0, True
     if device is None or isinstance(device, int):
-        return _real(device)
+        return _open_real(device)
     return device, int(getattr(device, "ordinal", 0)), False
 
 
-def _simulated(name: str) -> Gpu:
+def _open_simulated(name: str) -> Gpu:
     if name.partition(":")[0] != "sim":
         raise UsageError(
             f"no such device: {name!r}", hint="give a CUDA ordinal such as 0, sim or sim:MODEL"
@@ -108,9 +110,9 @@ def _simulated(name: str) -> Gpu:
     return open_gpu(name)
 
 
-def _real(device: int | None) -> tuple[Gpu, int, bool]:
+def _open_real(device: int | None) -> tuple[Gpu, int, bool]:
     from cudakit.gpu.cuda.current import current_device
     from cudakit.gpu.cuda.device import Cuda
 
-    number = current_device() if device is None else device
-    return Cuda(number, foreign_streams=True), number, True
+    ordinal = current_device() if device is None else device
+    return Cuda(ordinal, foreign_streams=True), ordinal, True

@@ -15,21 +15,20 @@ else:
     try:
         from cudakit.gpu.plugs.cuda_core import AllocatorResource
     except MissingDependency as error:
-        _missing = error
+        _import_error = error
 
         class AllocatorResource:
-            """The base class if cuda.core is missing: raises MissingDependency."""
+            """The base class without cuda.core: creating an instance raises MissingDependency."""
 
             def __new__(cls, *_: object, **__: object) -> NoReturn:
-                raise _missing
+                raise _import_error
 
 
 class CachingMemoryResource(AllocatorResource):
     """The caching allocator as a MemoryResource of cuda.core, to be set as ``Device.memory_resource``.
 
-    ``device``, ``settings`` and ``front_cache`` are those of the ``CachingAllocator`` that is created, unless
-    ``allocator`` is given. ``resource.allocator`` is that allocator. Raises MissingDependency without
-    cuda.core.
+    The resource uses ``allocator``, or creates a ``CachingAllocator`` with ``device``, ``settings`` and
+    ``front_cache``. ``resource.allocator`` is the allocator. Raises MissingDependency without cuda.core.
 
     >>> resource = cudakit.CachingMemoryResource(0)  # doctest: +SKIP
     >>> with resource.allocate(1 << 20, stream=stream) as buffer:  # doctest: +SKIP

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cudakit.core.memory.result import DiffResult, MemoryResult
@@ -22,15 +21,17 @@ if TYPE_CHECKING:
 def load_snapshot(path: Path) -> Snapshot:
     """Read a memory snapshot into columns. Nothing in the file is executed.
 
-    Raises SnapshotError if the file is not a memory snapshot.
+    Raises SnapshotError if the file is not a memory snapshot, or needs more time or memory than a snapshot of
+    its size can.
 
     >>> snapshot = load_snapshot("examples/oom.pkl.gz")
     >>> len(snapshot.devices[0].events)
     7713
     """
     from cudakit.core.memory.load import load
+    from cudakit.gpu.host_memory import available_host_memory
 
-    return load(fspath(path))
+    return load(fspath(path), available_host_memory())
 
 
 def memviz(
@@ -73,9 +74,10 @@ def memviz_what_if(
 ) -> WhatIfResult:
     """Replay a trace with other settings: return the result of ``cudakit memviz --what-if SETTINGS --json``.
 
-    Settings have the format of PYTORCH_CUDA_ALLOC_CONF; "" is the defaults. ``limit_bytes`` is the memory of
-    the device; None: the limit of the recording, if memory ran out. Raises InputError for invalid settings,
-    SnapshotError for a bad file or one without a trace, UsageError if the file lacks the device.
+    Settings have the format of PYTORCH_CUDA_ALLOC_CONF; "" stands for the default settings. ``limit_bytes``
+    is the memory of the device; if it is None, and memory ran out in the recording, the limit of the
+    recording applies. Raises InputError for invalid settings, SnapshotError for a bad file or a file without
+    a trace, UsageError if the file lacks the device.
 
     >>> result = memviz_what_if("examples/train_python.pkl.gz", "expandable_segments:True")
     >>> result.devices[0].headline
@@ -102,27 +104,3 @@ def new_allocator(device: ReplayDevice, settings: Settings, search_again: bool) 
     from cudakit.core.allocator.allocator import CachingAllocator
 
     return CachingAllocator(device, settings, search_again=search_again)
-
-
-def record_memory(
-    path: Path = "cudakit-memory.pickle",
-    *,
-    max_entries: int = 200_000,
-    stacks: Literal["python", "all"] = "python",
-) -> AbstractContextManager[None]:
-    """Record PyTorch's memory in a ``with`` block, for ``cudakit memviz``; also a decorator.
-
-    The snapshot is written to ``path`` when the block ends, also after an exception. When memory first runs
-    out in the block, another snapshot is written before the error is raised, to a name with ``-oom``, such as
-    ``cudakit-memory-oom.pickle``. Existing files are replaced. The snapshot has the last ``max_entries``
-    events of each device; with ``stacks`` "all" also C++ frames.
-
-    Uses ``torch.cuda.memory._record_memory_history``, which has one state per process: do not nest blocks or
-    call it in the block. Raises MissingDependency without PyTorch.
-
-    >>> with cudakit.record_memory("step.pickle"):  # doctest: +SKIP
-    ...     train_step()
-    """
-    from cudakit.gpu.capture.torch_memory import record
-
-    return record(fspath(path), max_entries=max_entries, stacks=stacks)

@@ -27,14 +27,14 @@ def cupy_allocator(*allocators: Allocator) -> Callable[[int], Any]:
 def numba_memory_manager(*allocators: Allocator, default_stream_only: bool = False) -> type:
     """Return a class for ``numba.cuda.set_memory_manager``; call that before Numba creates a context.
 
-    Give one allocator for each device. Without any, each context creates its own, with settings from the
-    environment: ``numba.cuda.current_context().memory_manager.allocator``. The environment variable
-    ``NUMBA_CUDA_MEMORY_MANAGER=cudakit.api.numba`` does that without a change to the program.
+    Give one allocator for each device. Without allocators, each context creates an allocator with settings
+    from the environment: ``numba.cuda.current_context().memory_manager.allocator``. The environment variable
+    ``NUMBA_CUDA_MEMORY_MANAGER=cudakit.api.numba`` has the same effect without a change to the program.
 
-    Numba does not report which streams use its memory. So freed memory is reused only after all work that was
-    enqueued before the free on the default stream, and on the streams that wait for it. Non-blocking streams
-    are not waited for. With ``default_stream_only`` the program promises to use the default stream alone, and
-    freed memory is reused at once. Raises MissingDependency without Numba.
+    Numba does not report which streams use its memory. Therefore freed memory is reused only after all work
+    that was enqueued before the free on the default stream and on blocking streams. Work on non-blocking
+    streams is not waited for. With ``default_stream_only``, the program must use only the default stream, and
+    freed memory is reused immediately. Raises MissingDependency without Numba.
 
     >>> allocator = cudakit.CachingAllocator()  # doctest: +SKIP
     >>> numba.cuda.set_memory_manager(cudakit.numba_memory_manager(allocator))  # doctest: +SKIP

@@ -17,31 +17,31 @@ from cudakit.gpu.capture.recording import begin
 from cudakit.gpu.demangle import demangle
 from cudakit.trace.spool import Batch
 
-Which: TypeAlias = Literal["auto", "sim"]
+GpuChoice: TypeAlias = Literal["auto", "sim"]
 Accesses: TypeAlias = Literal["exact", "arguments"]
 
 
 class Sanitized:
-    """The result of a block: inside the block up to now, afterwards of the whole block."""
+    """The result of a ``with`` block. Inside the block, the result covers the work so far."""
 
     def __init__(self, session: _Session, report: Report) -> None:
         self._session = session
         self._report = report
-        self._final: SanitizeResult | None = None
+        self._final_result: SanitizeResult | None = None
 
     @property
     def result(self) -> SanitizeResult:
         """The result that ``cudakit run --sanitize -o FILE.json`` writes."""
-        return self._final or self._session.result(self._report)
+        return self._final_result or self._session.result(self._report)
 
     @property
     def races(self) -> tuple[FoundRace, ...]:
-        """The races found, in order of decreasing confidence."""
+        """The races, in order of decreasing confidence."""
         return self.result.races
 
     def close(self) -> None:
-        """Keep the result: the block has ended."""
-        self._final = self._session.result(self._report)
+        """Store the result, because the block has ended."""
+        self._final_result = self._session.result(self._report)
 
 
 @contextmanager
@@ -51,17 +51,17 @@ def sanitize(
     suppress: Iterable[str] = (),
     show: Literal["likely", "possible"] = "likely",
     accesses: Accesses | None = None,
-    gpu: Which = "auto",
+    gpu: GpuChoice = "auto",
 ) -> Iterator[Sanitized]:
     """Find races between streams in the GPU work that all threads of this process enqueue in a block.
 
-    Enter the first block before CUDA is initialized: ``import torch`` before it is allowed, creating a CUDA
-    tensor is not. The process is recorded from the first block until it ends, so that later blocks know the
-    earlier work. With ``raise_on_race``, a race or a lost event raises RaceError at the end of the block,
-    with the report as its message. ``suppress``, ``show`` and ``accesses`` are options of ``cudakit run``;
-    the first block sets ``accesses`` for the whole process. Simulated devices opened in the block are
-    recorded too; ``gpu="sim"`` records nothing else. With exact accesses, reading ``races`` or ``result`` and
-    leaving the block wait for the GPU.
+    Enter the first block before CUDA is initialized: the program may import torch before the block, but may
+    not create a CUDA tensor. The process is recorded from the first block until the process ends, so that
+    later blocks also find races with earlier work. With ``raise_on_race``, a race or a lost event raises
+    RaceError at the end of the block; the message is the report. ``suppress``, ``show`` and ``accesses`` are
+    options of ``cudakit run``; the first block sets ``accesses`` for the whole process. Simulated devices
+    that are opened in the block are recorded, too; with ``gpu="sim"``, real devices are not. With exact
+    accesses, reading ``races`` or ``result`` and leaving the block wait for the GPU.
 
     Raises UsageError if CUDA is already initialized, inside another block, and under ``cudakit run
     --sanitize``; EnvironmentUnusable if CUDA cannot be recorded, or not with the requested accesses.
@@ -71,8 +71,8 @@ def sanitize(
     >>> report.races
     ()
     """
-    hidden = suppressions(suppress, origin="suppress")
-    report = Report(show=Confidence(show), suppressions=hidden, demangle=demangle)
+    patterns = suppressions(suppress, origin="suppress")
+    report = Report(show=Confidence(show), suppressions=patterns, demangle=demangle)
     session = _session(gpu, accesses)
     session.enter(report)
     sanitized = Sanitized(session, report)
@@ -89,13 +89,13 @@ def sanitize(
 class _Session:
     """The recording of this process, with the report of the current block."""
 
-    def __init__(self, gpu: Which, accesses: Accesses | None) -> None:
+    def __init__(self, gpu: GpuChoice, accesses: Accesses | None) -> None:
         self._detector = RaceDetector()
-        self._outside = self._report = Report()
+        self._report_outside_blocks = self._report = Report()
         self._recording = begin(self._feed, gpu=gpu, accesses=accesses)
 
     def enter(self, report: Report) -> None:
-        if self._report is not self._outside:
+        if self._report is not self._report_outside_blocks:
             raise UsageError(
                 "cudakit.sanitize() cannot be nested",
                 hint="remove the inner block: the outer one reports the races of both",
@@ -107,7 +107,7 @@ class _Session:
 
     def leave(self) -> None:
         self._recording.record_simulated(enabled=False)
-        self._report = self._outside
+        self._report = self._report_outside_blocks
 
     def result(self, report: Report) -> SanitizeResult:
         with self._recording.synchronized():
@@ -130,8 +130,8 @@ class _Session:
         self._detector.feed(batch, self._report)
 
 
-def _session(gpu: Which, accesses: Accesses | None) -> _Session:
-    """Return the session of this process, shared by all blocks: a process is recorded once."""
+def _session(gpu: GpuChoice, accesses: Accesses | None) -> _Session:
+    """Return the session of this process. All blocks share it, because a process is recorded only once."""
     sessions = _sessions()
     if gpu not in sessions:
         sessions[gpu] = _Session(gpu, accesses)
@@ -140,5 +140,5 @@ def _session(gpu: Which, accesses: Accesses | None) -> _Session:
 
 
 @cache
-def _sessions() -> dict[Which, _Session]:
+def _sessions() -> dict[GpuChoice, _Session]:
     return {}

@@ -41,7 +41,7 @@ def _parse_ids(text: str) -> tuple[str, ...]:
     return ids
 
 
-def _known_ids() -> list[str]:
+def _check_ids() -> list[str]:
     from cudakit.core.devices.diagnose.checks import SELF_TEST, THEMES
 
     return [check.id for checks in {**THEMES, **SELF_TEST}.values() for check in checks]
@@ -51,14 +51,14 @@ _CHECKS = option_group(
     "Checks",
     option(
         "--only",
-        type=Value(_known_ids, _parse_ids, many=True),
+        type=Value(_check_ids, _parse_ids, many=True),
         default=(),
         metavar="ID,...",
         help="Run only these checks.",
     ),
     option(
         "--skip",
-        type=Value(_known_ids, _parse_ids, many=True),
+        type=Value(_check_ids, _parse_ids, many=True),
         default=(),
         metavar="ID,...",
         help="Skip these checks.",
@@ -70,8 +70,8 @@ _CHECKS = option_group(
     ),
     option(
         "--explain",
-        "explained",
-        type=Value(_known_ids),
+        "explained_id",
+        type=Value(_check_ids),
         metavar="ID",
         hidden=True,  # the earlier spelling of cudakit explain
     ),
@@ -87,7 +87,7 @@ _RESULT = option_group(
     ),
     option(
         "--report",
-        "for_others",
+        "for_issue",
         is_flag=True,
         help="Print a report to paste into an issue: versions, GPUs and all checks with their evidence, "
         "without UUIDs, serial numbers, host name, user name and home directories.",
@@ -114,10 +114,10 @@ def doctor(
     *,
     only: tuple[str, ...],
     skip: tuple[str, ...],
-    explained: str | None,
+    explained_id: str | None,
     deep: bool,
     show_all: bool,
-    for_others: bool,
+    for_issue: bool,
     fail_on: str | None,
     strict: bool,
     gpu: str,
@@ -136,8 +136,8 @@ def doctor(
     cudakit explain CK005
     cudakit doctor --report -o report.txt
     """
-    if explained is not None:
-        return explain_terms((explained,), output, for_doctor=True)
+    if explained_id is not None:
+        return explain_terms((explained_id,), output, for_doctor=True)
     from cudakit.core.devices.diagnose import diagnose, present, selected_ids
     from cudakit.core.devices.diagnose.redact import redacted
 
@@ -156,10 +156,10 @@ def doctor(
             self_test=_run_self_test(machine, quiet=output.quiet) if deep else (),
         )
         result = diagnose(context, only=only, skip=skip, deep=deep)
-        if for_others:
+        if for_issue:
             result = redacted(result, _identity(context))
         document = partial(present.report, show_all=show_all, selected=bool(only))
-        layout = present.paste if for_others else document
+        layout = present.paste if for_issue else document
         outputs.write(Report(result=result, document=lambda: layout(result)))
     if result.failures or ((strict or fail_on) and result.warnings):
         return ExitCode.FINDINGS

@@ -67,9 +67,15 @@ def _device(text: str) -> int:
 
 
 def _pool(text: str) -> tuple[int, int]:
+    from cudakit.core.memory.record.pools import POOL_IDS
+
+    if text in POOL_IDS:
+        return POOL_IDS[text]
     first, _, second = text.partition(",")
     if not (first.isdecimal() and second.isdecimal()):
-        raise click.BadParameter(f"{text!r} is not a pool; use two numbers, for example 0,1")
+        raise click.BadParameter(
+            f"{text!r} is not a pool; use two numbers, for example 0,1, or cupy"
+        )
     return int(first), int(second)
 
 
@@ -103,7 +109,8 @@ _VIEW = option_group(
         "--pool",
         type=_pool,
         metavar="A,B",
-        help="Show one pool only: its two numbers in the report; 0,0 is the default pool.",
+        help="Show one pool only: its two numbers in the report, or its name, such as cupy; 0,0 is "
+        "the default pool of PyTorch.",
     ),
     option(
         "--top",
@@ -284,13 +291,13 @@ def _replay(
 
 
 def _load(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
-    from cudakit.core.memory.load import load
+    from cudakit.api.memory import load_snapshot
 
     snapshots = []
     with progress_line(quiet=quiet) as progress:
         for number, file in enumerate(files):
             progress(f"reading {file}", number / len(files))
-            snapshots.append(load(file))
+            snapshots.append(load_snapshot(file))
     return snapshots
 
 

@@ -76,8 +76,8 @@ class _Formatter(click.HelpFormatter):
     def write_dl(
         self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
     ) -> None:
-        kept = [(name, text.replace("-", self._NO_BREAK)) for name, text in rows]
-        super().write_dl(kept, col_max, col_spacing)
+        unbroken = [(name, text.replace("-", self._NO_BREAK)) for name, text in rows]
+        super().write_dl(unbroken, col_max, col_spacing)
 
     def getvalue(self) -> str:
         return super().getvalue().replace(self._NO_BREAK, "-")
@@ -145,9 +145,9 @@ def collect_options(
     """Add options to a command, which receives them as the keyword ``name``: a dataclass of them."""
 
     @functools.wraps(command)
-    def collecting(**given: Any) -> Any:
-        parts = {field.name: given.pop(field.name) for field in fields(kind)}
-        return command(**{name: kind(**parts)}, **given)
+    def collecting(**values: Any) -> Any:
+        collected = {field.name: values.pop(field.name) for field in fields(kind)}
+        return command(**{name: kind(**collected)}, **values)
 
     return with_options(options, collecting)
 
@@ -159,7 +159,7 @@ class Value(click.ParamType[Any]):
     """A value that ``parse`` converts, and for which the shell offers ``choices``.
 
     ``choices`` is a sequence of texts, a function that returns one, or "module:NAME" of one, which is
-    imported for completion only. With ``many`` the value is a comma-separated list, completed part by part.
+    imported for completion only. With ``many`` the value is a comma-separated list, completed item by item.
     """
 
     name = "value"
@@ -192,11 +192,11 @@ class Value(click.ParamType[Any]):
     ) -> list[CompletionItem]:
         """Offer the choices that begin with the incomplete word, or with the part after its last comma."""
         before, comma, last = incomplete.rpartition(",") if self._many else ("", "", incomplete)
-        taken = before.split(",")
+        earlier_values = before.split(",")
         return [
             CompletionItem(f"{before}{comma}{choice}")
             for choice in self.choices()
-            if choice.startswith(last) and choice not in taken
+            if choice.startswith(last) and choice not in earlier_values
         ]
 
     def choices(self) -> Iterable[str]:
@@ -253,7 +253,7 @@ class OutputOptions:
     targets: tuple[Target, ...]
     force: bool  # replace existing files
     quiet: bool  # print only the verdict and the findings
-    formats: tuple[str, ...]  # that the command can write
+    formats: tuple[str, ...]  # suffixes of the formats that the command can write
 
     def __post_init__(self) -> None:
         if self.json and any(target.path == "-" for target in self.targets):

@@ -59,7 +59,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A number of things."""
+    """A count, such as the number of kernel launches."""
 
     value: int
 
@@ -133,7 +133,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A labelled amount of memory and its parts: the data of a flame graph, for exports only."""
+    """A node of a flame graph, for exports only; ``size_bytes`` includes the children."""
 
     label: str
     size_bytes: int
@@ -176,7 +176,7 @@ class Finding:
     """A defect of the program with its locations, for structured formats such as SARIF."""
 
     rule: str  # a stable name: "read-after-write"
-    meaning: str  # of the rule, one sentence
+    meaning: str  # one sentence that explains the rule
     places: tuple[tuple[str, Stack], ...]  # label and stack; the most relevant one first
     count: int = 1  # number of occurrences
 

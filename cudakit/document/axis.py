@@ -19,8 +19,8 @@ Unit: TypeAlias = Literal["bytes", "seconds", "count", "ratio", "rate"]
 LogUnit: TypeAlias = Literal["bytes", "seconds", "count", "rate"]
 
 # The intended number of ticks, and the number of labels that fit in 700 pixels.
-_TICKS = 5
-_MOST_AT = 12
+_TICK_COUNT = 5
+_MAX_LABELS = 12
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _CLOCK_STEPS: Final = (
     *(_MINUTE * minutes for minutes in (1, 2, 5, 10, 15, 30)),
@@ -66,29 +66,29 @@ def tight_axis(low: float, high: float, unit: Unit) -> Axis:
     return Axis(low, high, _ticks(low, high, unit))
 
 
-def rounded_axis(low: float, high: float, unit: Unit, *, of: str = "") -> Axis:
+def rounded_axis(low: float, high: float, unit: Unit, *, amount_unit: str = "") -> Axis:
     """Return an axis that contains 0 and ends at ticks, such as an axis of bytes.
 
-    ``of`` is the unit of the amount of a rate: ``B``, ``FLOP``.
+    ``amount_unit`` is the unit of the amount of a rate: ``B``, ``FLOP``.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     if not _is_range(low, high):
         low, high = 0.0, 1.0
     step = _step(high - low, unit)
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step
-    return Axis(low, high, _ticks(low, high, unit, step, of))
+    return Axis(low, high, _ticks(low, high, unit, step, amount_unit))
 
 
-def log_axis(low: float, high: float, unit: LogUnit, *, of: str = "") -> Axis:
+def log_axis(low: float, high: float, unit: LogUnit, *, amount_unit: str = "") -> Axis:
     """Return a logarithmic axis of positive values that covers at least a factor of two.
 
     Ticks of bytes are powers of two. Other ticks are powers of ten, with multiples between them if those are
-    few. ``of`` is the unit of the amount of a rate.
+    few. ``amount_unit`` is the unit of the amount of a rate.
     """
     if high < 2 * low:
         low, high = low / 2, high * 2
     values = _binary_ticks(low, high) if unit == "bytes" else _decimal_ticks(low, high)
-    label = partial(_rate_label, of=of) if unit == "rate" else _LOG_LABELS[unit]
+    label = partial(_rate_label, amount_unit=amount_unit) if unit == "rate" else _LOG_LABELS[unit]
     return Axis(low, high, tuple(Tick(value, label(value)) for value in values), logarithmic=True)
 
 
@@ -96,16 +96,16 @@ def ticked_at(axis: Axis, values: Array, unit: Literal["bytes", "count"]) -> Axi
     """Return the axis with a tick at each value, if the labels do not overlap."""
     places = np.unique(values)
     shares = axis.shares(places)
-    if len(places) > _MOST_AT or (len(places) > 1 and np.diff(shares).min() < 1 / _MOST_AT):
+    if len(places) > _MAX_LABELS or (len(places) > 1 and np.diff(shares).min() < 1 / _MAX_LABELS):
         return axis
     label = _LOG_LABELS[unit]
     return replace(axis, ticks=tuple(Tick(value, label(value)) for value in places.tolist()))
 
 
 def _binary_ticks(low: float, high: float) -> list[float]:
-    first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
-    step = max(math.ceil((last - first) / (2 * _TICKS)), 1)
-    return [2.0**power for power in range(first, last + 1, step)]
+    first_index, last_index = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
+    step = max(math.ceil((last_index - first_index) / (2 * _TICK_COUNT)), 1)
+    return [2.0**power for power in range(first_index, last_index + 1, step)]
 
 
 def _decimal_ticks(low: float, high: float) -> list[float]:
@@ -113,9 +113,9 @@ def _decimal_ticks(low: float, high: float) -> list[float]:
     for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
         values = [factor * 10.0**power for power in powers for factor in factors]
         inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
-        if len(inside) >= _TICKS - 1:
+        if len(inside) >= _TICK_COUNT - 1:
             break
-    return inside[:: math.ceil(len(inside) / (2 * _TICKS))]
+    return inside[:: math.ceil(len(inside) / (2 * _TICK_COUNT))]
 
 
 def _is_range(low: float, high: float) -> bool:
@@ -124,41 +124,43 @@ def _is_range(low: float, high: float) -> bool:
 
 
 def _ticks(
-    low: float, high: float, unit: Unit, step: float | None = None, of: str = ""
+    low: float, high: float, unit: Unit, step: float | None = None, amount_unit: str = ""
 ) -> tuple[Tick, ...]:
     step = step or _step(high - low, unit)
     # The tolerance keeps a tick that a rounding error would drop.
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    label = _labels(unit, step, of)
-    return tuple(Tick(i * step, label(i * step)) for i in range(first, last + 1))
+    first_index, last_index = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    label = _labels(unit, step, amount_unit)
+    return tuple(Tick(i * step, label(i * step)) for i in range(first_index, last_index + 1))
 
 
 def _step(span: float, unit: Unit) -> float:
-    rough = span / _TICKS
+    rough_step = span / _TICK_COUNT
     match unit:
         case "bytes":
-            return 2.0 ** max(math.ceil(math.log2(rough)), 0)
+            return 2.0 ** max(math.ceil(math.log2(rough_step)), 0)
         case "count":
-            return max(_decimal_step(rough), 1.0)
-        case "seconds" if rough > _MINUTE / 2:
-            return _clock_step(rough)
+            return max(_decimal_step(rough_step), 1.0)
+        case "seconds" if rough_step > _MINUTE / 2:
+            return _clock_step(rough_step)
         case _:
-            return _decimal_step(rough)
+            return _decimal_step(rough_step)
 
 
-def _decimal_step(rough: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``rough``."""
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+def _decimal_step(rough_step: float) -> float:
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``rough_step``."""
+    power = 10.0 ** math.floor(math.log10(rough_step))
+    return next(
+        factor * power for factor in (1, 2, 5, 10) if factor * power >= rough_step * (1 - 1e-9)
+    )
 
 
-def _clock_step(rough: float) -> float:
-    if rough > _DAY:
-        return _decimal_step(rough / _DAY) * _DAY
-    return _CLOCK_STEPS[bisect_left(_CLOCK_STEPS, rough)]
+def _clock_step(rough_step: float) -> float:
+    if rough_step > _DAY:
+        return _decimal_step(rough_step / _DAY) * _DAY
+    return _CLOCK_STEPS[bisect_left(_CLOCK_STEPS, rough_step)]
 
 
-def _labels(unit: Unit, step: float, of: str) -> Callable[[float], str]:
+def _labels(unit: Unit, step: float, amount_unit: str) -> Callable[[float], str]:
     match unit:
         case "bytes":
             return _bytes_label
@@ -167,7 +169,7 @@ def _labels(unit: Unit, step: float, of: str) -> Callable[[float], str]:
         case "ratio":
             return lambda value: f"{_plain(value * 100)}%"
         case "rate":
-            return partial(_rate_label, of=of)
+            return partial(_rate_label, amount_unit=amount_unit)
         case "seconds":
             return _seconds_labels(step)
 
@@ -184,8 +186,8 @@ def _seconds_labels(step: float) -> Callable[[float], str]:
     return lambda value: f"{_plain(value / size)} {name}"
 
 
-def _rate_label(value: float, of: str = "") -> str:
-    return format_rate(value, of) if value else "0"
+def _rate_label(value: float, amount_unit: str = "") -> str:
+    return format_rate(value, amount_unit) if value else "0"
 
 
 def _plain(number: float) -> str:

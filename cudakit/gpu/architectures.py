@@ -8,8 +8,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-_EXACT = MappingProxyType({(7, 5): "Turing", (8, 9): "Ada Lovelace"})
-_BY_MAJOR = MappingProxyType(
+_NAME_BY_CAPABILITY = MappingProxyType({(7, 5): "Turing", (8, 9): "Ada Lovelace"})
+_NAME_BY_MAJOR = MappingProxyType(
     {
         5: "Maxwell",
         6: "Pascal",
@@ -32,7 +32,7 @@ class Capability(NamedTuple):
     @property
     def architecture(self) -> str:
         """The architecture name, such as "Hopper"; "unknown" if it is newer than this table."""
-        return _EXACT.get(self) or _BY_MAJOR.get(self.major, "unknown")
+        return _NAME_BY_CAPABILITY.get(self) or _NAME_BY_MAJOR.get(self.major, "unknown")
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"

@@ -18,8 +18,8 @@ def compile_cuda(
 ) -> bytes:
     """Compile CUDA C++ to a cubin for a compute capability such as (9, 0).
 
-    If NVRTC is older than the device, the result is PTX for its newest architecture, which the driver
-    compiles. ``cache`` stores results. Raises CudaError with the compiler log
+    If NVRTC is too old for the device, the result is PTX for the newest architecture that NVRTC supports,
+    which the driver compiles. Results are stored in ``cache``. Raises CudaError with the compiler log
     if compilation fails, MissingDependency without NVRTC.
     """
     nvrtc = Nvrtc()

@@ -50,7 +50,7 @@ class _Delegate(Generic[_P, _R]):
 
     def __get__(self, device: Device, owner: type[Device]) -> Callable[_P, _R]:
         bound: Callable[_P, _R] = getattr(getattr(device, self._component), self._name)
-        # After a super() call, a cached attribute would hide the override of the subclass.
+        # If a subclass overrides the method and calls super(), a cached attribute would hide the override.
         if getattr_static(owner, self._name) is self:
             device.__dict__[self._name] = bound
         return bound
@@ -68,7 +68,7 @@ _COMPONENTS = {
 
 
 class Device:
-    """The components of a device, and their methods."""
+    """A device, whose methods are those of its components."""
 
     context: DeviceContext
     memory: Memory
@@ -96,7 +96,7 @@ class Device:
 
     @property
     def process(self) -> ProcessId:
-        """The id of this process; after a fork, that of the child."""
+        """The id of this process, which differs in the child of a fork."""
         return self.ipc.process
 
     memory_info = _Delegate(Memory.memory_info)

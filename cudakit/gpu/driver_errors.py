@@ -342,7 +342,7 @@ STICKY = frozenset(
     map(Status, (214, 220, 226, 700, 702, 710, *range(714, 720), 721, 810, 911)),
 )
 
-# Names of cudaError that do not follow from the driver's name.
+# Names of cudaError values that cannot be derived from the name of the CUresult, by code.
 _RUNTIME_NAMES = {
     2: "MemoryAllocation",
     3: "InitializationError",
@@ -361,10 +361,10 @@ _RUNTIME_NAMES = {
     708: "SetOnActiveProcess",
     719: "LaunchFailure",
 }
-# CUresult values without a cudaError.
+# Codes of CUresult that have no cudaError.
 _DRIVER_ONLY = (47, 916)
 
-# cudaError values without a CUresult: name, meaning, action.
+# Name, meaning and action of the cudaError values that have no CUresult, by code.
 RUNTIME_ONLY: dict[int, tuple[str, str, str]] = {
     9: (
         "cudaErrorInvalidConfiguration",
@@ -407,7 +407,7 @@ def remedy_of(code: int) -> str:
 
 
 def cuda_error(code: int, *, detail: str = "", name: str = "", text: str = "") -> CudaError:
-    """Return the CudaError of a CUresult; ``detail`` are observed values to append to its message.
+    """Return the CudaError for a CUresult. ``detail`` is appended to its message.
 
     ``name`` and ``text`` come from the driver, and are used for codes that are not in this module.
     """

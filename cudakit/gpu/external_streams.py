@@ -9,7 +9,7 @@ class StreamHandle(int):
     """A driver stream handle: an int that also implements ``__cuda_stream__`` of cuda.core."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return protocol version and handle (cuda.core, "Stream protocol")."""
+        """Return the protocol version and the handle (cuda.core, "Stream protocol")."""
         return 0, int(self)
 
 

@@ -17,7 +17,8 @@ from cudakit.gpu.api import DescriptorHandle, ProcessId
 
 # System call number, the same on all architectures of CUDA (include/uapi/asm-generic/unistd.h).
 _PIDFD_GETFD = 438
-# Index of starttime in /proc/PID/stat after the process name (proc_pid_stat(5): field 22, the name is 2).
+# Index of starttime, field 22 of /proc/PID/stat, among the fields after the process name, field 2
+# (proc_pid_stat(5)).
 _START_TIME = 22 - 3
 
 
@@ -34,7 +35,7 @@ def duplicate(
     ``pidfd_getfd`` replaces the system call. Raises EnvironmentUnusable if the process has ended, has closed
     the descriptor, or denies access; Unsupported if the system lacks pidfd_open.
     """
-    process, getfd = descriptor.process, pidfd_getfd or _pidfd_getfd
+    process, copy_descriptor = descriptor.process, pidfd_getfd or _pidfd_getfd
     if not hasattr(os, "pidfd_open"):
         raise Unsupported(
             "this system cannot pass file descriptors between processes (no pidfd_open)",
@@ -46,7 +47,7 @@ def duplicate(
             # The open pidfd prevents reuse of the pid.
             if _start_time(process.pid) != process.started:
                 raise ended_error(process)
-            return getfd(pidfd, descriptor.number)
+            return copy_descriptor(pidfd, descriptor.number)
         finally:
             os.close(pidfd)
     except OSError as error:
@@ -83,15 +84,15 @@ def _copy_error(descriptor: DescriptorHandle, error: OSError) -> CudakitError:
     )
 
 
-def _errno_hint(number: int | None) -> str:
-    """Return a hint for an errno (pidfd_getfd(2), "ERRORS"; it needs ptrace attach permission)."""
+def _errno_hint(error_number: int | None) -> str:
+    """Return a hint for an errno of pidfd_getfd(2), which needs permission to attach by ptrace."""
     alternative = "share memory without expandable segments: expandable_segments:False"
-    if number in (errno.EPERM, errno.EACCES):
+    if error_number in (errno.EPERM, errno.EACCES):
         return (
             "run both processes as the same user, in a container with --cap-add=SYS_PTRACE, and set "
             f"kernel.yama.ptrace_scope to 0; or {alternative}"
         )
-    if number == errno.ENOSYS:
+    if error_number == errno.ENOSYS:
         return (
             f"pidfd_getfd needs Linux 5.6, and a container that permits the call; or {alternative}"
         )

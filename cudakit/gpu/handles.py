@@ -18,11 +18,11 @@ _POINTER_BYTES = 8
 
 
 class Handles(Generic[_T]):
-    """Objects of one kind by their id. Ids are never reused."""
+    """Objects of one kind, by id. Ids are never reused."""
 
     def __init__(self, kind: str, *, first: int = 1) -> None:
         self._kind = kind
-        self._numbers = count(first)  # atomic, so that threads need no lock
+        self._ids = count(first)  # atomic, so that threads need no lock
         self._objects: dict[int, _T] = {}
 
     def __len__(self) -> int:
@@ -30,33 +30,33 @@ class Handles(Generic[_T]):
 
     def add(self, item: _T) -> int:
         """Store an object, and return its id."""
-        number = next(self._numbers)
-        self._objects[number] = item
-        return number
+        id_ = next(self._ids)
+        self._objects[id_] = item
+        return id_
 
     def make(self, factory: Callable[[int], _T]) -> _T:
         """Create, store and return an object that is constructed with its id."""
-        number = next(self._numbers)
-        item = self._objects[number] = factory(number)
+        id_ = next(self._ids)
+        item = self._objects[id_] = factory(id_)
         return item
 
-    def __getitem__(self, number: int) -> _T:
+    def __getitem__(self, id_: int) -> _T:
         try:
-            return self._objects[number]
+            return self._objects[id_]
         except KeyError:
-            raise self._unknown(number) from None
+            raise self._unknown_id_error(id_) from None
 
-    def remove(self, number: int) -> _T:
+    def remove(self, id_: int) -> _T:
         """Remove and return an object. Raises CUDA_ERROR_INVALID_HANDLE for an unknown id."""
         try:
-            return self._objects.pop(number)
+            return self._objects.pop(id_)
         except KeyError:
-            raise self._unknown(number) from None
+            raise self._unknown_id_error(id_) from None
 
-    def discard(self, is_unwanted: Callable[[_T], bool]) -> None:
+    def discard(self, predicate: Callable[[_T], bool]) -> None:
         """Remove the objects for which a predicate is true."""
-        for number in [number for number, item in self._objects.items() if is_unwanted(item)]:
-            self._objects.pop(number, None)
+        for id_ in [id_ for id_, item in self._objects.items() if predicate(item)]:
+            self._objects.pop(id_, None)
 
     def clear(self) -> list[_T]:
         """Remove and return all objects, the newest first."""
@@ -64,10 +64,10 @@ class Handles(Generic[_T]):
         self._objects.clear()
         return objects
 
-    def _unknown(self, number: int) -> Exception:
+    def _unknown_id_error(self, id_: int) -> Exception:
         return cuda_error(
             Status.INVALID_HANDLE,
-            detail=f"{self._kind} {number} does not exist on this device, or was destroyed",
+            detail=f"{self._kind} {id_} does not exist on this device, or was destroyed",
         )
 
 
@@ -92,8 +92,8 @@ def pop_allocation(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, detail: str
 def check_arguments(name: str, sizes: tuple[int, ...] | None, args: Sequence[Argument]) -> None:
     """Raise CUDA_ERROR_INVALID_VALUE unless arguments have the sizes of the kernel's parameters.
 
-    The driver copies the declared size of each parameter, not that of the argument. ``sizes`` are bytes per
-    parameter, None if unknown.
+    The driver copies the declared size of each parameter, not the size of the argument. ``sizes`` are the
+    parameter sizes in bytes; None if they are unknown.
     """
     argument_sizes = tuple([_argument_bytes(arg) for arg in args])
     if sizes is not None and argument_sizes != sizes:

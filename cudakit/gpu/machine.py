@@ -1,4 +1,4 @@
-"""The machine of this process, or a recorded machine; records as JSON."""
+"""The machine that this process runs on, or a recorded machine; and recordings of machines as JSON."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def model_record(model: str) -> Record:
 
 @dataclass
 class RealMachine:
-    """NVML in this process, and CUDA in a child process at the same time, each queried once."""
+    """The machine of this process. NVML is queried here, CUDA in a child process; each is queried once."""
 
     probe: Probe
     simulated: bool = False
     _nvml: NvmlView | None = None
 
     @cached_property
-    def _library(self) -> Nvml | Unavailable:
+    def _nvml_library(self) -> Nvml | Unavailable:
         return open_nvml()
 
     @cached_property
@@ -71,7 +71,7 @@ class RealMachine:
         return self.probe.answer()
 
     def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
-        library = self._library
+        library = self._nvml_library
         if isinstance(library, Unavailable):
             return library
         if self._nvml is None:
@@ -86,15 +86,15 @@ class RealMachine:
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
-        library = self._library
+        library = self._nvml_library
         return library if isinstance(library, Unavailable) else library.telemetry(device, names)
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        library = self._library
+        library = self._nvml_library
         return library if isinstance(library, Unavailable) else library.activity(device, names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
-        library = self._library
+        library = self._nvml_library
         return library if isinstance(library, Unavailable) else library.processes(device)
 
 
@@ -120,14 +120,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The state of one machine at one time; all tuples are in the order of ``nvml.devices``."""
+    """The state of a machine at one time. Tuples have one item per device of ``nvml.devices``."""
 
     nvml: NvmlView | Unavailable
     cuda: CudaView | Unavailable
     telemetry: tuple[Telemetry | Unavailable, ...] = ()
     activity: tuple[Telemetry | Unavailable, ...] = ()
     processes: tuple[tuple[Process, ...] | Unavailable, ...] = ()
-    about: Mapping[str, str] = field(default_factory=dict)  # notes: date, driver, machine
+    about: Mapping[str, str] = field(default_factory=dict)  # when and where it was recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def dumps(record: Record) -> str:
 
 
 def loads(text: str, *, name: str = "record") -> Record:
-    """Parse the JSON of ``dumps``. Raises InputError, which contains ``name``, for anything else."""
+    """Parse the JSON of ``dumps``. Raises InputError, whose message contains ``name``, for other text."""
     try:
         return from_plain(Record, json.loads(text), strict=True)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Named ranges and marks for profilers attached through NVTX; nearly free without one.
+"""Named ranges and marks for profilers that are attached through NVTX; they cost little without a profiler.
 
 NVTX injects the profiler at the first call of the process and never later, so a domain is looked up once.
 """

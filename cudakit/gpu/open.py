@@ -1,4 +1,4 @@
-"""The device for a value of ``--gpu``."""
+"""Opens the device for a value of ``--gpu``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cudakit.gpu.machine import DEFAULT_MODEL, unknown_choice
 
 
 def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
-    """Open a device: ``auto`` and ``cuda`` the real one, ``sim`` or ``sim:MODEL`` a simulated one.
+    """Open a real device (``auto``, ``cuda``) or a simulated one (``sim``, ``sim:MODEL``).
 
     ``ordinal`` is the CUDA device index. ``auto`` never falls back to simulation. Raises EnvironmentUnusable
     without a GPU, UsageError for an unknown name or model.

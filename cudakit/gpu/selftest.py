@@ -1,4 +1,4 @@
-"""The self-test of the visible devices: create a context, compile with NVRTC, run a kernel, copy.
+"""The self-test of the visible devices: create a context, compile with NVRTC, run a kernel, copy memory.
 
 Results are compared with expected values, because broken hardware may report no error. The test runs in a
 child process, so that crashes and hangs do not affect the caller. It allocates about 20 MiB per device.
@@ -24,9 +24,9 @@ from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
 _STEPS = ("context", "compile", "kernel", "copy")
-_VALUE_COUNT = 1 << 20  # number of threads: several waves on every device
+_VALUE_COUNT = 1 << 20  # one thread each: several waves on every device
 _SEED = 0x9E3779B9
-_ROUNDS = 64  # number of rounds in _SOURCE
+_ROUNDS = 64  # iterations of the loop in _SOURCE
 _SOURCE = """
 extern "C" __global__ void hash_values(unsigned *out, unsigned count, unsigned seed) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -47,7 +47,7 @@ def run_self_test(
     """
     path = os.pathsep.join(filter(None, sys.path))
     try:
-        result = subprocess.run(  # noqa: S603 this interpreter, with our function
+        result = subprocess.run(  # noqa: S603 runs a function of cudakit with this interpreter
             [*command] or [sys.executable, "-c", "from cudakit.gpu.selftest import child; child()"],
             env={**without_variables(os.environ, *INJECTION_VARIABLES), "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
@@ -83,19 +83,19 @@ def child() -> None:
     pipe = os.dup(1)
     os.dup2(2, 1)  # redirect output of libraries to stderr
     with open(pipe, "w", encoding="utf-8") as stream:
-        for step in run_steps(_open_all):
+        for step in run_steps(_open_all_devices):
             fields = {name: getattr(step, name) for name in ("name", "error", "hint")}
             stream.write(json.dumps({**fields, "details": dict(step.details)}) + "\n")
             stream.flush()
 
 
-def _open_all() -> list[Gpu]:
+def _open_all_devices() -> list[Gpu]:
     from cudakit.gpu.cuda.driver import check, cu
     from cudakit.gpu.open import open_gpu
 
-    first = open_gpu("cuda", 0)
+    first_gpu = open_gpu("cuda", 0)
     count = int(check(cu.cuDeviceGetCount()))
-    return [first, *(open_gpu("cuda", ordinal) for ordinal in range(1, count))]
+    return [first_gpu, *(open_gpu("cuda", ordinal) for ordinal in range(1, count))]
 
 
 def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
@@ -134,13 +134,13 @@ def _run_step(name: str, step: Callable[[], Iterator[str]]) -> SelfTestStep:
             details[f"cuda:{len(details)}"] = detail
     except CudakitError as error:
         return SelfTestStep(name, f"cuda:{len(details)}: {error.message}", error.hint, details)
-    except _WrongValues as wrong:
+    except _WrongValuesError as wrong:
         hint = "the hardware may be broken: run dcgmi diag -r 3"
         return SelfTestStep(name, f"cuda:{len(details)}: {wrong}", hint, details)
     return SelfTestStep(name, details=details)
 
 
-class _WrongValues(Exception):
+class _WrongValuesError(Exception):
     """The device computed or copied incorrect values."""
 
 
@@ -200,7 +200,7 @@ def _compare(actual: npt.NDArray[Any], expected: npt.NDArray[Any], source: str) 
     mismatches = np.flatnonzero(actual != expected)
     if mismatches.size:
         index = int(mismatches[0])
-        raise _WrongValues(
+        raise _WrongValuesError(
             f"{source} {mismatches.size:,} wrong values of {expected.size:,}; "
             f"index {index}: {int(actual[index]):#010x}, expected {int(expected[index]):#010x}"
         )

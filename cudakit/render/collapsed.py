@@ -38,19 +38,19 @@ def trees(document: Document) -> tuple[Tree, ...]:
 
 
 def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_Frame], int]]:
-    """Walk a tree in pre-order: the path from the root to a node, and the node's own bytes.
+    """Walk a tree in pre-order; yield the path from the root to each node, and the bytes of the node alone.
 
     ``frame`` makes an item of the path from a label; the yielded list is reused after each step. A node
-    without bytes of its own, or whose parts exceed it, is left out.
+    is left out if its children have all of its bytes, or more.
     """
     path: list[_Frame] = []
     pending = [(tree, 0)]
     while pending:
         node, depth = pending.pop()
         path[depth:] = [frame(node.label)]
-        own = node.size_bytes - sum(child.size_bytes for child in node.children)
-        if own > 0:
-            yield path, own
+        own_bytes = node.size_bytes - sum(child.size_bytes for child in node.children)
+        if own_bytes > 0:
+            yield path, own_bytes
         pending += [(child, depth + 1) for child in reversed(node.children)]
 
 

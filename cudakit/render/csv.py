@@ -43,51 +43,55 @@ def render(document: Document) -> Iterator[str]:
 
 
 def _chunks(columns: Columns, *, rows: int) -> Iterator[str]:
-    yield ",".join(map(_word, columns.arrays)) + "\r\n"
+    yield ",".join(map(_text_cell, columns.arrays)) + "\r\n"
     writers = [
         (array, _cells(name, array, columns.text.get(name)))
         for name, array in columns.arrays.items()
     ]
     for start in range(0, rows, _CHUNK_ROWS):
-        block = [cells(array[start : start + _CHUNK_ROWS]) for array, cells in writers]
+        cells_by_column = [cells(array[start : start + _CHUNK_ROWS]) for array, cells in writers]
         # Readers skip empty lines, so an empty cell alone in its line is quoted.
-        yield "".join([(",".join(row) or '""') + "\r\n" for row in zip(*block, strict=True)])
+        yield "".join(
+            [(",".join(row) or '""') + "\r\n" for row in zip(*cells_by_column, strict=True)]
+        )
 
 
-def _cells(name: str, array: Array, words: tuple[str, ...] | None) -> Texts:
+def _cells(name: str, array: Array, texts: tuple[str, ...] | None) -> Texts:
     """Return the function that formats the items of one column."""
-    if words is not None:
-        return decoder(map(_word, words), unknown="")
+    if texts is not None:
+        return decoder(map(_text_cell, texts), unknown="")
     if is_address(name, array):
-        return _addresses
+        return _address_cells
     kind = array.dtype.kind
-    return {"b": _truths, "i": _integers, "u": _integers, "f": _decimals}.get(kind, _words)
+    return {"b": _bool_cells, "i": _int_cells, "u": _int_cells, "f": _float_cells}.get(
+        kind, _text_cells
+    )
 
 
-def _addresses(array: Array) -> list[str]:
+def _address_cells(array: Array) -> list[str]:
     return list(map(hex, array.tolist()))
 
 
-def _truths(array: Array) -> list[str]:
+def _bool_cells(array: Array) -> list[str]:
     return ["true" if item else "false" for item in array.tolist()]
 
 
-def _integers(array: Array) -> list[str]:
+def _int_cells(array: Array) -> list[str]:
     # tolist() returns None for a masked item.
     return ["" if item is None else str(item) for item in array.tolist()]
 
 
-def _decimals(array: Array) -> list[str]:
+def _float_cells(array: Array) -> list[str]:
     return ["" if math.isnan(item) else str(item) for item in array.tolist()]
 
 
-def _words(array: Array) -> list[str]:
-    return [_word(str(item)) for item in array.tolist()]
+def _text_cells(array: Array) -> list[str]:
+    return [_text_cell(str(item)) for item in array.tolist()]
 
 
-def _word(word: str) -> str:
+def _text_cell(text: str) -> str:
     """Format text as a cell: no formula, no invisible characters, quoted if it has separators."""
-    cell = escape_invisible(word)
+    cell = escape_invisible(text)
     if cell.startswith(_FORMULA):
         cell = "'" + cell
     return '"' + cell.replace('"', '""') + '"' if _NEEDS_QUOTES.search(cell) else cell

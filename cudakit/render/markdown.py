@@ -25,7 +25,7 @@ from cudakit.render.values import LEVELS, NO_STACK, format_frame, format_value, 
 
 _ALIGNED = {"number": "---:", "bar": "---:", "text": "---", "stack": "---"}
 _DEEPEST_HEADING = 6
-_MOST_POINTS = 40
+_MAX_POINTS = 40
 
 # Syntax of CommonMark and GitHub's dialect anywhere in a line; links too.
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~#$&]|(?<=[A-Za-z])(?=://)|(?<=www)(?=\.)")
@@ -62,10 +62,10 @@ def _node(node: Node, level: int) -> Iterator[str]:
 
 def _section(title: str, nodes: Sequence[Node], level: int) -> Iterator[str]:
     """Yield a heading and the nodes of a section; nothing for an empty section."""
-    inner = list(_nodes(nodes, level + 1))
-    if inner:
+    content = list(_nodes(nodes, level + 1))
+    if content:
         yield f"{'#' * min(level, _DEEPEST_HEADING)} {_escape(title)}"
-        yield from inner
+        yield from content
 
 
 def _table(table: Table) -> str:
@@ -84,7 +84,7 @@ def _chart(chart: Chart) -> str:
     title = f"**{_escape(chart.title)}**"
     if not len(chart.x) or not chart.series:
         return f"{title}: no data"
-    places = range(0, len(chart.x), -(-len(chart.x) // _MOST_POINTS))
+    places = range(0, len(chart.x), -(-len(chart.x) // _MAX_POINTS))
     lines = [
         _line((_escape(chart.x_label), *(_escape(series.name) for series in chart.series))),
         _line("---:" for _ in range(len(chart.series) + 1)),

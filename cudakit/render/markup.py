@@ -66,7 +66,7 @@ def _attribute(key: str, value: Attribute) -> str:
     if value is True:
         return f" {name}"
     text = str(value) if isinstance(value, str | int) else f"{value:.6g}"
-    if name == "style" or name.startswith("on") or (name == "href" and not _is_inside(text)):
+    if name == "style" or name.startswith("on") or (name == "href" and not _is_local_link(text)):
         raise ValueError(f'{name}="{text}" violates the page\'s content-security policy')
     return f' {name}="{escape(text, limit=_limit(name))}"'
 
@@ -76,5 +76,5 @@ def _limit(attribute: str) -> int:
     return 1 << 30 if attribute == "d" else TITLE_LIMIT
 
 
-def _is_inside(link: str) -> bool:
+def _is_local_link(link: str) -> bool:
     return link.startswith(("#", "data:,"))

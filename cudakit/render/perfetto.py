@@ -42,9 +42,8 @@ def render(document: Document) -> Iterator[str]:
     * Each series of a Chart is a counter track with an event for each change of its value. Each marker is an
       instant. ``x`` is time; a count is shown as microseconds.
     * Columns with ``start_us``, ``duration_us``, ``track`` and a ``name`` decoded by ``text`` are slices;
-    their other
-      arrays are arguments. Overlapping spans of a track are on numbered lanes, each lane a thread. A negative
-      duration counts as 0. A row with a NaN or infinite time is left out.
+      all further arrays are arguments. Overlapping spans of a track are on numbered lanes, each of which is a
+      thread. A negative duration counts as 0. A row with a NaN or infinite time is left out.
 
     All Charts and Columns of a document must count time from the same instant. Raises UsageError if the
     document has neither.
@@ -174,11 +173,11 @@ def _lanes(track: Array, start_ns: Array, end_ns: Array, *, tracks: int) -> Arra
     for block in _blocks(len(track)):
         chosen = []
         spans = zip(*(array[block].tolist() for array in (track, start_ns, end_ns)), strict=True)
-        for on, start, end in spans:
-            while busy[on] and busy[on][0][0] <= start:
-                heappush(free[on], heappop(busy[on])[1])
-            lane = heappop(free[on]) if free[on] else len(busy[on])
-            heappush(busy[on], (end, lane))
+        for track_index, start, end in spans:
+            while busy[track_index] and busy[track_index][0][0] <= start:
+                heappush(free[track_index], heappop(busy[track_index])[1])
+            lane = heappop(free[track_index]) if free[track_index] else len(busy[track_index])
+            heappush(busy[track_index], (end, lane))
             chosen.append(lane)
         lanes[block] = chosen
     return lanes
@@ -199,9 +198,9 @@ def _lane_names(tracks: list[str], lanes: list[int]) -> Iterator[str]:
 
 def _slice_events(slices: _Slices) -> Iterator[_Event]:
     columns = slices.columns
-    others = [name for name in columns.arrays if name not in _SLICE_ARRAYS]
-    encoders = {name: _encoder(name, columns) for name in ("name", *others)}
-    keys = ",".join(f"{_quote(name).replace('%', '%%')}:%s" for name in others)
+    argument_names = [name for name in columns.arrays if name not in _SLICE_ARRAYS]
+    encoders = {name: _encoder(name, columns) for name in ("name", *argument_names)}
+    keys = ",".join(f"{_quote(name).replace('%', '%%')}:%s" for name in argument_names)
     template = f'{{"ph":"X","ts":%s,"dur":%s,"pid":{_PID},"tid":%d,"name":%s,"args":{{{keys}}}}}'
     for block in _blocks(len(slices.row)):
         row, start_ns = slices.row[block], slices.start_ns[block]
@@ -238,13 +237,13 @@ def _times(at_ns: Array) -> list[str]:
 
 def _durations(span_ns: Array) -> list[str]:
     """Format nanoseconds as microseconds, with three decimals unless they are integers."""
-    whole, rest = np.divmod(np.abs(span_ns), 1_000)
-    if not rest.any():
+    whole_us, rest_ns = np.divmod(np.abs(span_ns), 1_000)
+    if not rest_ns.any():
         return list(map(str, (span_ns // 1_000).tolist()))
-    parts = zip((span_ns < 0).tolist(), whole.tolist(), rest.tolist(), strict=True)
+    numbers = zip((span_ns < 0).tolist(), whole_us.tolist(), rest_ns.tolist(), strict=True)
     return [
-        f"{'-' if minus else ''}{us}.{ns:03d}" if ns else f"{'-' if minus else ''}{us}"
-        for minus, us, ns in parts
+        f"{'-' if is_negative else ''}{us}.{ns:03d}" if ns else f"{'-' if is_negative else ''}{us}"
+        for is_negative, us, ns in numbers
     ]
 
 

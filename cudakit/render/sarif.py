@@ -50,7 +50,7 @@ def render(document: Document, *, root: str = "") -> str:
         ],
     }
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(_clean(log), indent=2) + "\n"
+    return json.dumps(_escape_texts(log), indent=2) + "\n"
 
 
 def _rule(finding: Finding) -> _Object:
@@ -132,13 +132,13 @@ def _quote_path(path: str) -> str:
     return quote(raw, safe="/")
 
 
-def _clean(value: Any) -> Any:
+def _escape_texts(value: Any) -> Any:
     """Escape invisible characters in all texts, except line ends."""
     match value:
         case str():
             return "\n".join(map(escape_invisible, value.split("\n")))
         case dict():
-            return {key: _clean(item) for key, item in value.items()}
+            return {key: _escape_texts(item) for key, item in value.items()}
         case list():
-            return [_clean(item) for item in value]
+            return [_escape_texts(item) for item in value]
     return value

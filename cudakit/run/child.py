@@ -11,9 +11,10 @@ from signal import Signals
 
 from cudakit.run.command import Command, CommandNotExecutable, CommandNotFound
 
-# Stop signals of a terminal. SIGSTOP is not among them: its sender wants to stop the program alone.
+# Stop signals that a terminal sends. SIGSTOP is not one of them; if a user sends it to the program, only the
+# program stops.
 _JOB_CONTROL = frozenset({Signals.SIGTSTP, Signals.SIGTTIN, Signals.SIGTTOU})
-# Ignored by Python; reset for the program.
+# Signals that Python ignores. The program gets their default actions, as it does without cudakit.
 _IGNORED_BY_PYTHON = (Signals.SIGPIPE, Signals.SIGXFSZ)
 
 
@@ -23,11 +24,12 @@ class Child:
     def __init__(
         self, command: Command, environment: Mapping[str, str], *, mask: Iterable[Signals]
     ) -> None:
-        self.status: int | None = None  # as in subprocess: -N if signal N ended the program
+        # Exit status of the program, as in subprocess: -N if signal N ended it; None while it runs.
+        self.status: int | None = None
         self.process = _spawn(command, environment, mask)
 
     def poll(self) -> int | None:
-        """Return the status if the program has ended. If a terminal stopped the program, stop as well."""
+        """Return the status if the program has ended. If a terminal stopped it, stop this process, too."""
         while self.status is None:
             process, status = os.waitpid(self.process, os.WNOHANG | os.WUNTRACED)
             if not process:
@@ -54,7 +56,7 @@ def _spawn(command: Command, environment: Mapping[str, str], mask: Iterable[Sign
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise CommandNotExecutable(f"{command.program}: {error.strerror}") from error
-    # A script without a shebang line: run by sh, as shells and execvp do.
+    # The program is a script without a shebang line. Run it with sh, as shells and execvp do.
     argv = ("/bin/sh", command.program, *command.argv[1:])
     return _posix_spawn(argv[0], argv, environment, mask)
 
@@ -68,15 +70,15 @@ def _posix_spawn(
 def finish(status: int) -> int:
     """Return the program's exit code, or end this process by the signal that ended the program.
 
-    Flush all buffers before. If the signal does not end this process, return 128 plus its number, as a shell.
+    The caller must flush all buffers before. If the signal does not end this process, returns 128 plus the
+    number of the signal, as a shell does.
     """
     if status >= 0:
         return status
     number = -status
-    _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, most)
-    )  # this process has no core dump worth keeping
+    # Only the core dump of the program is useful, so this process writes none.
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard_limit))
     if number not in (Signals.SIGKILL, Signals.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -16,10 +16,10 @@ from cudakit.errors import UsageError
 _USAGE = "cudakit run [options] script.py | -m module | -c code | command [arguments]"
 
 _PYTHON_NAME = re.compile(r"python(\d+(\.\d+)*)?t?")
-_LONGEST_SHEBANG = 256  # bytes read by the kernel (BINPRM_BUF_SIZE)
+_MAX_SHEBANG_BYTES = 256  # the kernel reads this number of bytes (BINPRM_BUF_SIZE)
 
-# Options with which Python does not start the agent, and why.
-_ISOLATING = {
+# Options with which Python does not start the agent, each with the reason.
+_ISOLATING_OPTIONS = {
     "I": "ignores PYTHONPATH",
     "E": "ignores PYTHONPATH",
     "S": "does not import sitecustomize",
@@ -29,7 +29,7 @@ _ISOLATING = {
 class CommandNotFound(UsageError):
     """The program does not exist."""
 
-    exit_code = 127  # as a shell, env and timeout return
+    exit_code = 127  # the exit code of a shell, env and timeout in this case
 
 
 class CommandNotExecutable(UsageError):
@@ -42,10 +42,14 @@ class CommandNotExecutable(UsageError):
 class Command:
     """A program and its arguments, ready to be started."""
 
-    program: str  # the path of the executable
-    argv: tuple[str, ...]  # with the program's own name
-    python: str | None = None  # the interpreter, if the program is known to run in Python
-    not_instrumented: str = ""  # why the agent does not start in it; empty if it does
+    program: str  # path of the executable file
+    argv: tuple[str, ...]  # arguments; the first one is the name of the program
+    python: str | None = (
+        None  # path of the Python interpreter; None if the program is not run by Python
+    )
+    not_instrumented: str = (
+        ""  # reason why the agent does not start in the program; empty if it does
+    )
 
 
 def resolve(
@@ -69,11 +73,12 @@ def resolve(
             hint=f"pass options of Python after its name: cudakit run -- python {first} ...",
         )
     program = _executable(first, environment)
-    running = interpreter(program)
-    is_python = running == (program,)
-    line = (program, *words[1:]) if is_python else running
-    reason = why_not_instrumented(line or ("",))
-    return Command(program, tuple(words), running[0] if running else None, reason)
+    interpreter_words = interpreter(program)
+    is_python = interpreter_words == (program,)
+    python_words = (program, *words[1:]) if is_python else interpreter_words
+    reason = why_not_instrumented(python_words or ("",))
+    python_path = interpreter_words[0] if interpreter_words else None
+    return Command(program, tuple(words), python_path, reason)
 
 
 def _requested_python(python: str | None, environment: Mapping[str, str]) -> str:
@@ -81,7 +86,7 @@ def _requested_python(python: str | None, environment: Mapping[str, str]) -> str
 
 
 def _is_script(word: str, environment: Mapping[str, str]) -> bool:
-    """Return whether Python is to run a file: a Python file, or one that is not executable."""
+    """Return whether Python must run a file: a Python file, or a file that is not executable."""
     path = Path(word)
     if path.is_dir():
         return (path / "__main__.py").is_file()
@@ -111,41 +116,44 @@ def _on_path(word: str, environment: Mapping[str, str]) -> str | None:
     return shutil.which(word, path=environment.get("PATH"))
 
 
-# --- which Python
+# --- the Python interpreter
 
 
 def active_python(
-    environment: Mapping[str, str], *, own: str = sys.executable, started_as: str = ""
+    environment: Mapping[str, str], *, cudakit_python: str = sys.executable, started_as: str = ""
 ) -> str:
     """Return the Python of the active environment, as a shell starts it for ``python3``.
 
-    It is the Python of VIRTUAL_ENV, else the first in PATH. ``own`` is the Python that runs cudakit, possibly
-    in another environment; it is returned if the user named it: ``python -m cudakit``, or
+    It is the Python of VIRTUAL_ENV, else the first one in PATH. ``cudakit_python`` is the Python that runs
+    cudakit, possibly in another environment. It is returned if the user named it: ``python -m cudakit``, or
     ``.venv/bin/cudakit`` of an inactive environment. ``started_as`` replaces sys.argv[0].
     """
-    if _is_named_by_user(started_as or sys.argv[0], own, environment):
-        return own
+    if _is_named_by_user(started_as or sys.argv[0], cudakit_python, environment):
+        return cudakit_python
     if environment.get("VIRTUAL_ENV"):
         candidate: str | None = os.path.join(environment["VIRTUAL_ENV"], "bin", "python")
         if os.access(str(candidate), os.X_OK):
-            return _own_if_same(str(candidate), own)
+            return _cudakit_python_if_same(str(candidate), cudakit_python)
     path = environment.get("PATH")
     candidate = shutil.which("python3", path=path) or shutil.which("python", path=path)
-    return _own_if_same(candidate, own) if candidate else own
+    return _cudakit_python_if_same(candidate, cudakit_python) if candidate else cudakit_python
 
 
-def _is_named_by_user(started_as: str, own: str, environment: Mapping[str, str]) -> bool:
+def _is_named_by_user(started_as: str, cudakit_python: str, environment: Mapping[str, str]) -> bool:
     if os.path.basename(started_as) == "__main__.py":
         return True
-    home = os.path.dirname(os.path.abspath(started_as))
-    on_path = environment.get("PATH", "").split(os.pathsep)
-    active = os.path.join(environment.get("VIRTUAL_ENV", ""), "bin")
-    return home == os.path.dirname(own) and home not in (*on_path, active)
+    directory = os.path.dirname(os.path.abspath(started_as))
+    path_directories = environment.get("PATH", "").split(os.pathsep)
+    active_directory = os.path.join(environment.get("VIRTUAL_ENV", ""), "bin")
+    is_beside_python = directory == os.path.dirname(cudakit_python)
+    return is_beside_python and directory not in (*path_directories, active_directory)
 
 
-def _own_if_same(candidate: str, own: str) -> str:
-    same = os.path.dirname(os.path.abspath(candidate)) == os.path.dirname(own)
-    return own if same else os.path.abspath(candidate)
+def _cudakit_python_if_same(candidate: str, cudakit_python: str) -> str:
+    """Return cudakit's Python if a candidate is in the same directory, else the path of the candidate."""
+    directory = os.path.dirname(os.path.abspath(candidate))
+    is_same = directory == os.path.dirname(cudakit_python)
+    return cudakit_python if is_same else os.path.abspath(candidate)
 
 
 def interpreter(program: str) -> tuple[str, ...]:
@@ -154,15 +162,15 @@ def interpreter(program: str) -> tuple[str, ...]:
         return (program,)
     try:
         with Path(program).open("rb") as file:
-            line = file.readline(_LONGEST_SHEBANG)
+            line = file.readline(_MAX_SHEBANG_BYTES)
     except OSError:
         return ()
-    words = _shebang(line) if line.startswith(b"#!") else []
+    words = _split_shebang(line) if line.startswith(b"#!") else []
     return tuple(words) if words and _PYTHON_NAME.fullmatch(os.path.basename(words[0])) else ()
 
 
-def _shebang(line: bytes) -> list[str]:
-    """Split a line like ``#!/usr/bin/env -S python3 -I``, without the env."""
+def _split_shebang(line: bytes) -> list[str]:
+    """Split a line like ``#!/usr/bin/env -S python3 -I`` into words, without env and its options."""
     words = line[2:].decode(errors="replace").split()
     if words and os.path.basename(words[0]) == "env":
         words = [word for word in words[1:] if word != "-S" and "=" not in word]
@@ -172,9 +180,9 @@ def _shebang(line: bytes) -> list[str]:
 def why_not_instrumented(command: Sequence[str]) -> str:
     """Return why the agent does not start in a Python with these arguments; empty if it does."""
     for option in _options(command[1:]):
-        if option in _ISOLATING:
+        if option in _ISOLATING_OPTIONS:
             python = shlex.join((os.path.basename(command[0]), f"-{option}"))
-            return f"the program is not recorded: {python} {_ISOLATING[option]}"
+            return f"the program is not recorded: {python} {_ISOLATING_OPTIONS[option]}"
     return ""
 
 
@@ -187,19 +195,19 @@ def _options(arguments: Sequence[str]) -> list[str]:
             next(words, None)
         elif word.startswith("--"):
             continue
-        elif not word.startswith("-") or word == "-" or _ends_options(word, options):
+        elif not word.startswith("-") or word == "-" or _append_options(word, options):
             break
         elif options[-1] in "WX" and word.endswith(options[-1]):
-            next(words, None)  # the value of the option
+            next(words, None)  # skip the value of the option
     return options
 
 
-def _ends_options(word: str, options: list[str]) -> bool:
-    """Append the options of one word; return whether -c or -m is among them: the program follows."""
+def _append_options(word: str, options: list[str]) -> bool:
+    """Append the options of one word. Return True for -c and -m, because the program follows them."""
     for letter in word[1:]:
         options.append(letter)
         if letter in "cm":
             return True
-        if letter in "WX":  # the rest of the word is the value
+        if letter in "WX":  # the rest of the word is the value of the option
             break
     return False

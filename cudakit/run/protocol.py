@@ -10,29 +10,33 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from cudakit.gpu.capture.installed import is_recorder
+
 # The only directory added to the program's PYTHONPATH; it contains sitecustomize.py and nothing else.
 AGENT = Path(__file__).parent / "agent" / "path"
+# The library that NVTX loads at its first call.
+_NVTX_TOOL = "NVTX_INJECTION64_PATH"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The task of the agent in each process."""
+    """The settings of the agent in each process."""
 
-    sanitize: bool = False  # record GPU work, on simulated devices too
-    memory: Path | None = None  # record memory and save snapshots under this name
-    library: str = ""  # path of the Sanitizer API's library; empty: record no calls of CUDA
-    recorder: str = ""  # path of the native recorder; empty: record simulated devices only
+    sanitize: bool = False  # whether to record GPU work, also on simulated devices
+    memory: Path | None = None  # path of memory snapshots; None to record no memory
+    library: str = ""  # path of the Sanitizer API's library; empty to record no calls of CUDA
+    recorder: str = ""  # path of the native recorder; empty to record simulated devices only
     # Paths of the extensions that read Python stacks, by sys.implementation.cache_tag.
     frames: Mapping[str, str] = field(default_factory=dict)
-    # Paths of the device patches, by compute capability: "90".
+    # Paths of the device patches, by compute capability, such as "90".
     patches: Mapping[str, str] = field(default_factory=dict)
-    follow: bool = True  # record child processes too
+    follow: bool = True  # whether to record child processes
 
 
 def child_environment(
     environment: Mapping[str, str], settings: Settings, spool: Path
 ) -> dict[str, str]:
-    """Return an environment in which every Python starts the agent."""
+    """Return an environment in which every Python process starts the agent."""
     child = _without_agent(environment)
     paths = [str(AGENT), *filter(None, [child.get("PYTHONPATH")])]
     child["PYTHONPATH"] = os.pathsep.join(paths)
@@ -53,36 +57,42 @@ def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:
 
 
 def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of an outer supervisor: a program has only one."""
-    rest = {name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")}
-    if "PYTHONPATH" in rest:
-        entries = rest["PYTHONPATH"].split(os.pathsep)
-        rest["PYTHONPATH"] = os.pathsep.join(path for path in entries if path != str(AGENT))
-    return rest
+    """Return the environment without the variables of another supervisor, since a program has only one."""
+    variables = {
+        name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")
+    }
+    if is_recorder(
+        variables.get(_NVTX_TOOL, "")
+    ):  # the other supervisor's recorder set the variable
+        del variables[_NVTX_TOOL]
+    if "PYTHONPATH" in variables:
+        paths = variables["PYTHONPATH"].split(os.pathsep)
+        variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != str(AGENT))
+    return variables
 
 
-# --- from the agents
+# --- messages of the agents
 
 _PID_DIGITS = 7  # Linux allows PIDs up to 2^22
 
 
-class About(StrEnum):
-    """The subject of a message, and the suffix of the files with such messages."""
+class NoticeKind(StrEnum):
+    """The kind of a message, which is also the suffix of the files with such messages."""
 
-    FAILED = "failed"  # the agent cannot perform a task; the text says why
-    UNRECORDED = "unrecorded"  # the process runs without being recorded; the text says why
-    INCOMPLETE = "incomplete"  # recorded events are missing; the text says which and why
-    SNAPSHOTS = "snapshots"  # torch saved a memory snapshot; the text is its path
+    FAILED = "failed"  # the agent cannot perform a task; the text is the reason
+    UNRECORDED = "unrecorded"  # the process is not recorded; the text is the reason
+    INCOMPLETE = "incomplete"  # recorded events are missing; the text describes them and the reason
+    SNAPSHOTS = "snapshots"  # torch saved a memory snapshot; the text is the path of the snapshot
     MEMORY = "memory"  # memory is recorded; the text is the path for the snapshot of the process
-    JAX = "jax"  # a profile of the arrays of JAX; the text is JSON (core/memory/record/jax_profile.py)
+    JAX = "jax"  # JAX has arrays; the text is their profile in JSON (core/memory/record/jax_profile.py)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message from an agent: one line in a file of its process."""
+    """A message from an agent: one line in a file of the agent's process."""
 
-    process: int  # PID; 0: the supervisor itself
-    about: About
+    process: int  # PID of the agent's process; 0 for a message of the supervisor
+    kind: NoticeKind
     text: str
 
 
@@ -91,22 +101,23 @@ class Notices:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._read: dict[str, int] = {}
+        self._read_bytes: dict[str, int] = {}  # number of bytes read of each file
 
     def new(self) -> Iterator[Notice]:
-        """Yield the complete messages since the last call."""
+        """Yield the complete messages that were written since the last call."""
         for name in sorted(os.listdir(self._directory)):
             process, _, suffix = name.partition(".")
-            if process.isdecimal() and len(process) <= _PID_DIGITS and suffix in set(About):
-                for line in self._lines(name):
-                    yield Notice(int(process), About(suffix), line)
+            if process.isdecimal() and len(process) <= _PID_DIGITS and suffix in set(NoticeKind):
+                for line in self._new_lines(name):
+                    yield Notice(int(process), NoticeKind(suffix), line)
 
-    def _lines(self, name: str) -> Iterator[str]:
+    def _new_lines(self, name: str) -> Iterator[str]:
         path = self._directory / name
         if path.is_symlink() or not path.is_file():
             return
-        content = path.read_bytes()[self._read.get(name, 0) :]
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read[name] = self._read.get(name, 0) + len(whole)
-        for line in whole.splitlines():
+        offset = self._read_bytes.get(name, 0)
+        content = path.read_bytes()[offset:]
+        complete_lines = content[: content.rfind(b"\n") + 1]
+        self._read_bytes[name] = offset + len(complete_lines)
+        for line in complete_lines.splitlines():
             yield line.decode("utf-8", "surrogateescape")

@@ -15,8 +15,9 @@ from signal import Signals
 from types import FrameType
 from typing import Any
 
-# Origin of signals from the kernel, such as those of its terminal driver (asm-generic/siginfo.h).
+# Code of a signal that the kernel sent, for example its terminal driver (asm-generic/siginfo.h).
 _SI_KERNEL = 0x80
+# Signals that a terminal can send.
 _FROM_TERMINALS = frozenset({Signals.SIGINT, Signals.SIGQUIT, Signals.SIGTSTP, Signals.SIGWINCH})
 _RELAYED = _FROM_TERMINALS | {
     Signals.SIGTERM,
@@ -28,10 +29,10 @@ _RELAYED = _FROM_TERMINALS | {
 
 
 class SignalRelay:
-    """Inside the ``with`` block, receives signals in place of their default actions.
+    """Receives signals inside the ``with`` block, instead of their default actions.
 
-    ``mask`` is the previous signal mask, for programs started in the block. Ignored signals stay ignored, as
-    ``nohup`` requires.
+    ``mask`` is the previous signal mask, for programs that are started in the block. Ignored signals stay
+    ignored, as ``nohup`` requires.
     """
 
     def __init__(self) -> None:
@@ -44,9 +45,9 @@ class SignalRelay:
 
     def __enter__(self) -> SignalRelay:
         awaited = self._handled | {Signals.SIGCHLD}
-        self._handlers = {number: signal.signal(number, self._note) for number in awaited}
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-        self.mask = {Signals(number) for number in before if number in set(Signals)}
+        self._handlers = {number: signal.signal(number, self._receive) for number in awaited}
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+        self.mask = {Signals(number) for number in previous_mask if number in set(Signals)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,7 +56,7 @@ class SignalRelay:
             signal.signal(number, handler)
 
     def pending(self, seconds: float) -> Iterator[Signals]:
-        """Yield the signals to relay until a child changes state, or for a number of seconds."""
+        """Yield the signals to relay. Return when a child changes state, or after a number of seconds."""
         while self._from_other_threads:
             number = self._from_other_threads.popleft()
             if number in self._handled and not (number in _FROM_TERMINALS and _is_in_foreground()):
@@ -68,8 +69,9 @@ class SignalRelay:
             if info.si_code != _SI_KERNEL:
                 yield Signals(info.si_signo)
 
-    def _note(self, number: int, _: FrameType | None) -> None:
-        # The signal was delivered to a thread of a library, which has not blocked it: the sender is unknown.
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        # The operating system delivered the signal to a library's thread, which does not block the signal.
+        # The sender of such a signal is unknown.
         self._from_other_threads.append(Signals(number))
 
 

@@ -1,4 +1,4 @@
-"""Run a program as it runs without cudakit, and read the records of its agents."""
+"""Run a program as it runs without cudakit, and read the records that its processes write."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory, gettempdir
 
 from cudakit.run.child import Child
 from cudakit.run.command import Command
-from cudakit.run.protocol import About, Notice, Notices, Settings, child_environment
+from cudakit.run.protocol import Notice, NoticeKind, Notices, Settings, child_environment
 from cudakit.run.signals import SignalRelay
 from cudakit.trace.losses import PREFIX, Losses, delete_abandoned
 from cudakit.trace.spool import Batch, Spool
 
 _SECONDS_BETWEEN_READS = 0.05
-_SECONDS_TO_END = 5.0
+_SECONDS_TO_END = 5.0  # time between SIGTERM and SIGKILL
 
 
 def supervise(
@@ -33,9 +33,9 @@ def supervise(
 ) -> int:
     """Run a command in the foreground, and pass its records to ``consume`` while it runs.
 
-    ``consume`` gets the batches of each process, and returns True to stop the program: with SIGTERM, and
-    after ``seconds_to_end`` with SIGKILL. ``stopping`` is called if the program was still running at the
-    SIGTERM. ``notify`` gets the messages of agents. Returns the status as subprocess does: -N if signal N
+    ``consume`` gets the batches of each process. It returns True to stop the program: with SIGTERM, and after
+    ``seconds_to_end`` with SIGKILL. ``stopping`` is called after the SIGTERM, unless the program had already
+    ended. ``notify`` gets the messages of agents. Returns the exit status as subprocess does: -N if signal N
     ended the program (``finish``, ``shell_status``). Does not wait for processes that outlive the program. An
     exception of ``consume`` is raised after the program has ended. Must be called in the main thread. Raises
     CommandNotFound and CommandNotExecutable.
@@ -52,12 +52,12 @@ def supervise(
             SignalRelay() as relay,
         ):
             child = Child(command, child_env, mask=relay.mask)
-            reading = _SpoolReader(spool, Notices(directory), consume, notify)
-            _wait_for_exit(child, relay, reading, stopping, seconds_to_end)
+            reader = _SpoolReader(spool, Notices(directory), consume, notify)
+            _wait_for_exit(child, relay, reader, stopping, seconds_to_end)
             for loss in losses.all():
-                notify(Notice(loss.process, About.INCOMPLETE, str(loss)))
-    if reading.failure:
-        raise reading.failure
+                notify(Notice(loss.process, NoticeKind.INCOMPLETE, str(loss)))
+    if reader.failure:
+        raise reader.failure
     return child.status or 0
 
 
@@ -71,8 +71,8 @@ class _SpoolReader:
         consume: Callable[[Batch], bool],
         notify: Callable[[Notice], None],
     ) -> None:
-        self.enough = False
-        self.failure: Exception | None = None
+        self.is_stopped = False  # whether ``consume`` has asked to stop the program
+        self.failure: Exception | None = None  # the first exception of a callback
         self._spool = spool
         self._notices = notices
         self._consume = consume
@@ -82,29 +82,29 @@ class _SpoolReader:
         """Pass on the new records and messages; call ``between`` after each batch."""
         try:
             for batch in self._spool.batches():
-                # Later batches are read and dropped, so that the spool does not grow.
-                if not self.enough and not self.failure:
-                    self.enough = self._consume(batch)
+                # After a stop or a failure, batches are read and dropped, so that the spool does not grow.
+                if not self.is_stopped and not self.failure:
+                    self.is_stopped = self._consume(batch)
                 between()
             self._notify_messages()
-        except Exception as failure:  # noqa: BLE001 must not disturb the program
+        except Exception as failure:  # noqa: BLE001 an error of cudakit must not disturb the program
             self.failure = self.failure or failure
 
     def _notify_messages(self) -> None:
         for notice in self._notices.new():
             self._notify(notice)
         while self._spool.damaged:
-            self._notify(Notice(0, About.INCOMPLETE, self._spool.damaged.pop()))
+            self._notify(Notice(0, NoticeKind.INCOMPLETE, self._spool.damaged.pop()))
 
 
 def _wait_for_exit(
     child: Child,
     relay: SignalRelay,
-    reading: _SpoolReader,
+    reader: _SpoolReader,
     stopping: Callable[[], None],
     seconds_to_end: float,
 ) -> None:
-    """Relay signals and read the spool until the program has ended and everything is read."""
+    """Relay signals and read the spool, until the program has ended and all its records are read."""
     deadline: float | None = None
 
     def relay_signals(seconds: float = 0.0) -> None:
@@ -113,11 +113,11 @@ def _wait_for_exit(
 
     while child.poll() is None:
         relay_signals(_SECONDS_BETWEEN_READS)
-        reading.read(relay_signals)
-        if reading.enough and deadline is None and child.poll() is None:
+        reader.read(relay_signals)
+        if reader.is_stopped and deadline is None and child.poll() is None:
             child.send(Signals.SIGTERM)
             stopping()
             deadline = time.monotonic() + seconds_to_end
         if deadline is not None and time.monotonic() > deadline:
             child.send(Signals.SIGKILL)
-    reading.read(lambda: None)
+    reader.read(lambda: None)

@@ -274,19 +274,24 @@ class Memop:
 
 @dataclass(frozen=True, slots=True)
 class RangePush:
-    """A named NVTX range of the thread began. Reserved: no recorder writes NVTX ranges and marks yet."""
+    """A named NVTX range of the thread began or, with a number, one of the whole process."""
 
     kind: ClassVar[EventKind] = EventKind.RANGE_PUSH
     name: Text
-    domain: Text = ""
+    domain: Text = ""  # empty: NVTX's default domain
+    number: U64 = 0  # number of a range that any thread may end; 0 is a range of the thread
+    # Whether autograd's thread got a copy of a range of the thread that called ``backward()``.
+    is_copy: Annotated[bool, "?"] = False
 
 
 @dataclass(frozen=True, slots=True)
 class RangePop:
-    """The innermost NVTX range of the thread ended."""
+    """The thread's innermost NVTX range in a domain ended or, with a number, that range of the process."""
 
     kind: ClassVar[EventKind] = EventKind.RANGE_POP
     domain: Text = ""
+    number: U64 = 0  # number of a range of the process; 0 is a range of the thread
+    is_copy: Annotated[bool, "?"] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ class EventKind(IntEnum):
     GRAPH_EDGE = 20
     GRAPH_LAUNCH = 21
     MEMOP = 22
-    RANGE_PUSH = 23  # reserved for NVTX: no recorder writes it yet
-    RANGE_POP = 24  # reserved for NVTX: no recorder writes it yet
-    MARK = 25  # reserved for NVTX: no recorder writes it yet
+    RANGE_PUSH = 23  # this and the next two are those of NVTX
+    RANGE_POP = 24
+    MARK = 25
     GAP = 26
     ACCESSED = 27
     ARENAS = 28

@@ -143,7 +143,9 @@ class LogReader:
         try:
             self._file = path.open("rb")
         except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from error
+            raise InputError(
+                f"{path} cannot be read: {error.strerror}", hint="check the file name"
+            ) from error
         try:
             self._read_header()
         except BaseException:
@@ -172,7 +174,10 @@ class LogReader:
         if self._is_version_1:
             return
         if len(header) < _HEADER.size or not header.startswith(MAGIC):
-            raise InputError(f"{self._path} is not a log of cudakit run --sanitize --log")
+            raise InputError(
+                f"{self._path} is not a log of cudakit run --sanitize --log",
+                hint="write one: cudakit run --sanitize --log FILE PROGRAM",
+            )
         _, version = _HEADER.unpack(header)
         if version != VERSION:
             raise InputError(
@@ -257,7 +262,10 @@ class LogReader:
                         batch_columns = columns[:, begin : begin + _ITEMS_PER_BLOCK]
                         yield self._transposed_batch(trace, batch_columns)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, *_JSON_ERRORS) as error:
-            raise InputError(f"{self._path} is not a log of cudakit, or is damaged") from error
+            raise InputError(
+                f"{self._path} is not a log of cudakit, or is damaged",
+                hint="write one: cudakit run --sanitize --log FILE PROGRAM",
+            ) from error
         self._file.seek(0, os.SEEK_END)
 
     def _transposed_batch(

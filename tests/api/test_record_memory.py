@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gpu.capture.recorded import build_library
 
 import cudakit
+from cudakit.core.memory.record.snapshot_file import read_snapshot
 
 
 class Torch(SimpleNamespace):
@@ -91,11 +95,59 @@ def test_a_function_can_be_recorded_at_each_call(torch: Torch) -> None:
     assert torch.asked == ["all", None, "all", None]
 
 
-def test_without_torch_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_other_memory_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
+    path = tmp_path / "x.pickle"
 
-    with pytest.raises(cudakit.MissingDependency, match="torch"), cudakit.record_memory("x.pickle"):
+    with cudakit.record_memory(path) as recording:
         pass
+
+    assert recording.files == [recording.path] == [path]
+    assert read_snapshot(path)["segments"] == []
+
+
+STAND_IN = Path(__file__).parents[1] / "run" / "memory_stand_in" / "site-packages"
+PROGRAM = """
+import sys; sys.path.insert(0, sys.argv[1])
+import cudakit
+from cudakit.core.memory.record.snapshot_file import read_snapshot
+from cudakit.core.memory.record.snapshot_file import read_snapshot
+
+def sizes(snapshot):
+    return [[block["requested_size"] for block in segment["blocks"] if block["requested_size"]]
+            for segment in snapshot["segments"]]
+
+with cudakit.record_memory("first.pickle") as recording:
+    import cupy
+    first = cupy.pool.malloc(1000)
+second = cupy.pool.malloc(2000)
+with cudakit.record_memory("second.pickle"):
+    cupy.pool.free(first)
+    third = cupy.pool.malloc(3000)
+print(recording.notes, file=sys.stderr)
+first, second = (read_snapshot(recording.path.with_name(f"{name}.pickle")) for name in ("first", "second"))
+assert sizes(first) == [[1000]], first
+assert sizes(second) == [[2000, 3000]], second
+actions = [entry["action"] for entry in second["device_traces"][0]]
+assert actions == ["free_requested", "free_completed", "alloc"], actions
+"""
+
+
+def test_blocks_record_pools_of_other_libraries(tmp_path: Path) -> None:
+    library = build_library(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "error", "-c", PROGRAM, str(STAND_IN)],
+        cwd=tmp_path,
+        env=os.environ | {"FAKE_CUDA": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr == "()\n"
 
 
 def test_snapshot_has_the_memory_and_the_limit_of_each_device(torch: Torch) -> None:  # noqa: ARG001

@@ -23,7 +23,7 @@ from cudakit.cli.failure import ExitCode
         (("NCCL_DEBUG",), "NCCL_DEBUG (environment variable of NCCL)"),
     ],
 )
-def test_term_is_explained(cli: Cli, arguments: tuple[str, ...], title: str) -> None:
+def test_explain_finds_each_kind_of_term(cli: Cli, arguments: tuple[str, ...], title: str) -> None:
     run = cli("explain", *arguments)
 
     assert (run.exit_code, run.stderr) == (ExitCode.OK, "")

@@ -274,3 +274,34 @@ def test_damaged_jax_profile_is_reported(run: Runner) -> None:
     code += f"open(f'{{spool}}/{{os.getpid()}}.jax', 'w').write({json.dumps('{}')!r} + chr(10))\n"
 
     assert "JAX cannot be read" in run(CUPY + code).notes[0]
+
+
+NVTX = f"""{CUPY}
+import nvtx
+with nvtx.annotate("step 7"), nvtx.annotate("backward", domain="mine"):
+    kept = cupy.pool.malloc(8 << 20)
+epoch = nvtx.start_range("epoch")
+small = weights()
+nvtx.end_range(epoch)
+"""
+
+
+def test_nvtx_ranges_are_annotations_and_name_the_peak(run: Runner) -> None:
+    recorded = run(NVTX)
+    snapshot = recorded.snapshot()
+    entries = [(each["name"], each["stage"]) for each in snapshot["external_annotations"]]
+    device = cudakit.memviz(recorded.files.paths[0]).devices[0]
+
+    assert entries == [
+        ("step 7", "START"), ("backward", "START"), ("backward", "END"), ("step 7", "END"),
+        ("epoch", "START"), ("epoch", "END"),
+    ]  # fmt: skip
+    assert device.peak.ranges == ("epoch",)
+    assert recorded.notes == []
+
+
+def test_injection_library_of_user_is_kept_and_reported(run: Runner) -> None:
+    recorded = run(CUPY, NVTX_INJECTION64_PATH="/opt/tool.so")
+
+    (note,) = recorded.notes
+    assert note == "NVTX ranges are not recorded: NVTX_INJECTION64_PATH is /opt/tool.so"

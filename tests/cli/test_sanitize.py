@@ -52,7 +52,7 @@ def test_same_log_gives_same_report(cli: Cli) -> None:
     assert first.stdout.startswith("1 race between streams")
 
 
-def test_other_options_give_another_report(cli: Cli) -> None:
+def test_sanitize_applies_suppressions_to_the_log(cli: Cli) -> None:
     cli("run", "--sanitize", "--log", LOG, RACES / "sim_kernels_race.py")
 
     done = cli("sanitize", LOG, "--suppress", "kernel:add", "--json")
@@ -72,7 +72,7 @@ def test_failed_program_and_its_status_are_in_the_log(cli: Cli) -> None:
     assert (done.exit_code, json.loads(done.stdout)["exit_status"]) == (0, 7)
 
 
-def test_run_without_gpu_work_says_so_again(cli: Cli) -> None:
+def test_log_without_gpu_work_is_reported_as_incomplete(cli: Cli) -> None:
     Path("program.py").write_text("")
     cli("run", "--sanitize", "--require-gpu", "--log", LOG, "program.py")
 
@@ -106,12 +106,13 @@ def test_damaged_log_is_one_line_and_exit_code_2(cli: Cli) -> None:
     assert done.stderr == "cudakit: error: races.log is damaged: it is truncated\n"
 
 
-def test_foreign_file_is_one_line_and_exit_code_2(cli: Cli) -> None:
+def test_foreign_file_is_rejected_with_the_command_that_writes_a_log(cli: Cli) -> None:
     done = cli("sanitize", RACES / "sim_copies_race.py")
 
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert "is not a log of cudakit run --sanitize --log" in done.stderr
+    error, hint = done.stderr.splitlines()
+    assert error.endswith("is not a log of cudakit run --sanitize --log")
+    assert hint == "hint: write one: cudakit run --sanitize --log FILE PROGRAM"
 
 
 def test_existing_log_is_replaced_only_with_force(cli: Cli) -> None:

@@ -53,6 +53,75 @@ def test_read_only_directory_is_ignored(cache: CompileCache) -> None:
     assert cache.get("a") is None
 
 
+def _stored(cache: CompileCache) -> Path:
+    """Store an image under the key "a", and return its file."""
+    cache.keep("a", b"machine code")
+    assert cache.get("a") == b"machine code"
+    return cache.directory / "a.image"
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_image_that_others_can_write_is_ignored(cache: CompileCache, mode: int) -> None:
+    _stored(cache).chmod(mode)
+
+    assert cache.get("a") is None
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_directory_that_others_can_write_is_ignored(cache: CompileCache, mode: int) -> None:
+    image = _stored(cache)
+    cache.directory.chmod(mode)
+    cache.keep("b", b"machine code")
+
+    assert cache.get("a") is None
+    assert [*cache.directory.iterdir()] == [image]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+@pytest.mark.parametrize("is_file", [True, False])
+def test_image_of_another_user_is_ignored(cache: CompileCache, is_file: bool) -> None:
+    image = _stored(cache)
+    os.chown(image if is_file else cache.directory, 12345, -1)
+
+    assert cache.get("a") is None
+
+
+def test_symbolic_link_to_an_image_is_ignored(cache: CompileCache, tmp_path: Path) -> None:
+    image = _stored(cache)
+    image.rename(tmp_path / "image")
+    image.symlink_to(tmp_path / "image")
+
+    assert cache.get("a") is None
+
+
+def test_symbolic_link_to_a_directory_is_ignored(cache: CompileCache, tmp_path: Path) -> None:
+    _stored(cache)
+    cache.directory.rename(tmp_path / "kernels")
+    cache.directory.symlink_to(tmp_path / "kernels")
+    cache.keep("b", b"machine code")
+
+    assert cache.get("a") is None
+    assert not (tmp_path / "kernels" / "b.image").exists()
+
+
+def test_pipe_in_place_of_an_image_is_ignored(cache: CompileCache) -> None:
+    image = _stored(cache)
+    image.unlink()
+    os.mkfifo(image)
+
+    assert cache.get("a") is None
+
+
+def test_new_directories_are_private_whatever_the_umask(cache: CompileCache) -> None:
+    umask = os.umask(0)
+    try:
+        image = _stored(cache)
+    finally:
+        os.umask(umask)
+
+    assert [path.stat().st_mode & 0o077 for path in (image, *image.parents[:2])] == [0, 0, 0]
+
+
 def test_nothing_but_images_is_left_behind(cache: CompileCache) -> None:
     cache.keep("a", b"one")
     cache.keep("a", b"two")

@@ -233,6 +233,6 @@ def test_render_line_is_the_same_json_on_one_line() -> None:
     assert "\\u009b" in line
 
 
-def test_line_is_of_a_result_too() -> None:
+def test_render_line_rejects_a_value_that_is_not_a_result() -> None:
     with pytest.raises(TypeError, match="a Result is a dataclass instance"):
         render_line({"a": 1})

@@ -56,7 +56,7 @@ def test_table_aligns_numbers_and_closes_with_its_total_and_caption() -> None:
     ]
 
 
-def test_sections_facts_notes_and_views() -> None:
+def test_markdown_has_sections_facts_notes_and_fallbacks_of_views() -> None:
     counts = Facts((("count", Count(3)),))
     section = Section(
         "Inside", (Facts((("time", Seconds(0.5)),)), View("picture", (), no_picture, counts))

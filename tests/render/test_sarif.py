@@ -162,7 +162,7 @@ def test_generated_code_has_a_name_and_no_file(filename: str) -> None:
     assert location == {"logicalLocations": [{"fullyQualifiedName": "f", "kind": "function"}]}
 
 
-def test_place_without_a_stack_is_left_out() -> None:
+def test_sarif_omits_a_place_without_a_stack() -> None:
     one = result(note(stacks=(("here", Stack(())), ("there", EARLIER))))
     assert uris(one["locations"]) == ["file:///p/data/loader.py"]
     assert len(one["relatedLocations"]) == 1

@@ -123,7 +123,7 @@ def test_label_of_a_marker_at_the_right_end_points_left() -> None:
     assert flag.one("text").words == "✗ OOM"
 
 
-def test_first_markers_are_drawn_and_the_rest_counted() -> None:
+def test_plot_draws_the_first_markers_and_counts_the_others() -> None:
     figure = draw_shape(curve(markers=(Marker(1, "m"),) * 1200))
     assert len(figure.all("g", "marker")) == 200
     assert figure.one("p").words == "1,000 more markers are not drawn."

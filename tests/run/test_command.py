@@ -144,48 +144,68 @@ def python(directory: Path, name: str = "python3") -> str:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> str:
+def cudakit_python(tmp_path: Path) -> str:
     return python(tmp_path / "pipx/venvs/cudakit/bin", "python")
 
 
 LAUNCHER = "/home/me/.local/bin/cudakit"
 
 
-def test_python_of_the_active_environment_is_used(tmp_path: Path, own: str) -> None:
+def test_python_of_the_active_environment_is_used(tmp_path: Path, cudakit_python: str) -> None:
     venv = python(tmp_path / "venv/bin", "python")
     environment = {"VIRTUAL_ENV": str(tmp_path / "venv"), "PATH": "/usr/bin"}
 
-    assert active_python(environment, own=own, started_as=LAUNCHER) == venv
+    assert active_python(environment, cudakit_python=cudakit_python, started_as=LAUNCHER) == venv
 
 
 @pytest.mark.parametrize("names", [["python3"], ["python"], ["python3", "python"]])
 def test_first_python_in_path_is_used_without_virtual_env(
-    tmp_path: Path, own: str, names: list[str]
+    tmp_path: Path, cudakit_python: str, names: list[str]
 ) -> None:
     first, *_ = [python(tmp_path / "conda/bin", name) for name in names]
     environment = {"PATH": f"{tmp_path}/none:{tmp_path}/conda/bin"}
 
-    assert active_python(environment, own=own, started_as=LAUNCHER) == first
+    assert active_python(environment, cudakit_python=cudakit_python, started_as=LAUNCHER) == first
 
 
-def test_own_python_is_used_in_its_own_environment(own: str) -> None:
-    home = Path(own).parent
+def test_own_python_is_used_in_its_own_environment(cudakit_python: str) -> None:
+    home = Path(cudakit_python).parent
     python(home, "python3")
 
-    assert active_python({"PATH": str(home)}, own=own, started_as=str(home / "cudakit")) == own
-    assert active_python({"VIRTUAL_ENV": str(home.parent)}, own=own, started_as=LAUNCHER) == own
+    assert (
+        active_python(
+            {"PATH": str(home)}, cudakit_python=cudakit_python, started_as=str(home / "cudakit")
+        )
+        == cudakit_python
+    )
+    assert (
+        active_python(
+            {"VIRTUAL_ENV": str(home.parent)}, cudakit_python=cudakit_python, started_as=LAUNCHER
+        )
+        == cudakit_python
+    )
 
 
-def test_own_python_is_used_if_path_has_none(own: str) -> None:
-    assert active_python({"PATH": "/nowhere"}, own=own, started_as=LAUNCHER) == own
+def test_own_python_is_used_if_path_has_none(cudakit_python: str) -> None:
+    assert (
+        active_python({"PATH": "/nowhere"}, cudakit_python=cudakit_python, started_as=LAUNCHER)
+        == cudakit_python
+    )
 
 
 @pytest.mark.parametrize("started_as", ["lib/cudakit/__main__.py", "{home}/cudakit"])
-def test_own_python_is_used_if_the_user_named_it(tmp_path: Path, own: str, started_as: str) -> None:
+def test_own_python_is_used_if_the_user_named_it(
+    tmp_path: Path, cudakit_python: str, started_as: str
+) -> None:
     python(tmp_path / "other", "python3")
-    started_as = started_as.format(home=Path(own).parent)
+    started_as = started_as.format(home=Path(cudakit_python).parent)
 
-    assert active_python({"PATH": f"{tmp_path}/other"}, own=own, started_as=started_as) == own
+    assert (
+        active_python(
+            {"PATH": f"{tmp_path}/other"}, cudakit_python=cudakit_python, started_as=started_as
+        )
+        == cudakit_python
+    )
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ WAYS = {
     "directory": (["python", "app"], ["app"]),
     "python": (["python", "-X", "dev", "sub/s.py"], [sys.executable, "-X", "dev", "sub/s.py"]),
 }
-BODIES = (
+FACTS = (
     *(
         "argv",
         "orig_argv",
@@ -114,17 +114,17 @@ def portraits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("fact", BODIES)
+@pytest.mark.parametrize("fact", FACTS)
 def test_program_sees_the_same_environment_as_without_cudakit(
-    portraits: Callable[[str], tuple[Any, Any]], way: str, body: str
+    portraits: Callable[[str], tuple[Any, Any]], way: str, fact: str
 ) -> None:
     expected, seen = portraits(way)
 
-    assert seen[body] == expected[body]
+    assert seen[fact] == expected[fact]
 
 
 def test_matrix_covers_every_fact(portraits: Callable[[str], tuple[Any, Any]]) -> None:
-    assert set(portraits("script")[0]) - {"group"} == set(BODIES)
+    assert set(portraits("script")[0]) - {"group"} == set(FACTS)
     assert portraits("script")[0]["argv"] == ["sub/s.py", *ARGUMENTS]
     assert portraits("script")[0]["stdin"] == "given\n"
 

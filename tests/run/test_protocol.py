@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cudakit.run.protocol import (
     AGENT,
-    About,
     Notice,
+    NoticeKind,
     Notices,
     Settings,
     child_environment,
@@ -80,10 +80,10 @@ def test_notices_are_complete_lines_read_once(tmp_path: Path) -> None:
     with (tmp_path / "7.failed").open("w") as file:
         file.write("first\nsec")
         file.flush()
-        assert list(notices.new()) == [Notice(7, About.FAILED, "first")]
+        assert list(notices.new()) == [Notice(7, NoticeKind.FAILED, "first")]
         file.write("ond\n")
         file.flush()
-        assert list(notices.new()) == [Notice(7, About.FAILED, "second")]
+        assert list(notices.new()) == [Notice(7, NoticeKind.FAILED, "second")]
     assert list(notices.new()) == []
 
 
@@ -94,5 +94,5 @@ def test_notices_ignore_other_files_of_the_spool(tmp_path: Path) -> None:
 
     (notice,) = Notices(tmp_path).new()
 
-    assert notice.about is About.SNAPSHOTS
+    assert notice.kind is NoticeKind.SNAPSHOTS
     assert notice.text == b"/caf\xe9.pkl".decode("utf-8", "surrogateescape")

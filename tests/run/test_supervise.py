@@ -13,7 +13,7 @@ import pytest
 from run.programs import RECORDING, plain, supervised
 
 from cudakit.run.command import Command, CommandNotExecutable, CommandNotFound
-from cudakit.run.protocol import About, Notice, Settings
+from cudakit.run.protocol import Notice, NoticeKind, Settings
 from cudakit.run.supervise import supervise
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.spool import Batch
@@ -240,7 +240,7 @@ def test_damaged_spool_is_reported_or_ignored(tmp_path: Path, code: str, message
     done = supervised(["-c", script], cwd=tmp_path, notify=notices.append)
 
     assert done.status == 0
-    assert [notice.about for notice in notices] == [About.INCOMPLETE] * bool(message)
+    assert [notice.kind for notice in notices] == [NoticeKind.INCOMPLETE] * bool(message)
     assert all(message in notice.text for notice in notices)
 
 
@@ -248,7 +248,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from cudakit.run.command import resolve
-from cudakit.run.protocol import About, Notice, Settings
+from cudakit.run.protocol import NoticeKind, Notice, Settings
 from cudakit.run.supervise import supervise
 supervise(resolve(["-c", sys.argv[1]]), settings=Settings(sanitize=True), consume=lambda _: False)
 """

@@ -117,10 +117,10 @@ def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **options: Any
     from cudakit.core.bench.pipeline import run
 
     spec = gemm_spec(**options)
-    if tuning.wanted:
+    if tuning.search:
         return tune(spec, gpu, output, tuning)
-    if tuning.known:
-        spec = use_tuned(spec, tuning.known, gpu)
+    if tuning.tuned_path:
+        spec = use_tuned(spec, tuning.tuned_path, gpu)
     return exit_code(measure(partial(run, spec), gpu, output))
 
 

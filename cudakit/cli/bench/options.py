@@ -21,7 +21,7 @@ from cudakit.cli.options import (
 # Arguments of a Spec for precision and time; options that were not given are absent.
 Effort: TypeAlias = dict[str, Any]
 
-_MAX_SIZES = 64  # of a range
+_MAX_SIZES = 64  # most sizes of a range
 
 
 def given_options(**options: Any) -> dict[str, Any]:
@@ -29,41 +29,41 @@ def given_options(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 
-def names(text: str) -> tuple[str, ...]:
+def parse_names(text: str) -> tuple[str, ...]:
     """Parse ``read,write`` as names; the Spec validates them."""
-    return tuple(dict.fromkeys(_parts(text)))
+    return tuple(dict.fromkeys(_split_list(text)))
 
 
 def name_list(choices: str | Sequence[str] | Callable[[], Iterable[str]]) -> Value:
     """Return the type of a comma-separated list of names, completed from ``choices``."""
-    return Value(choices, names, many=True)
+    return Value(choices, parse_names, many=True)
 
 
-def sizes(text: str) -> tuple[int, ...]:
-    """Parse ``64KiB,1MiB..1GiB`` as bytes; sizes of a range double."""
-    sizes_bytes = [size for part in _parts(text) for size in _range(part)]
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Parse ``64KiB,1MiB..1GiB`` as bytes; the sizes of a range double."""
+    sizes_bytes = [size for item in _split_list(text) for size in _parse_range(item)]
     return tuple(dict.fromkeys(sizes_bytes))
 
 
-def counts(text: str) -> tuple[int, ...]:
+def parse_counts(text: str) -> tuple[int, ...]:
     """Parse ``1,10,100`` as numbers."""
     try:
-        return tuple(dict.fromkeys(map(int, _parts(text))))
+        return tuple(dict.fromkeys(map(int, _split_list(text))))
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is not a list of numbers; write for example 1,10,100"
         ) from None
 
 
-def _parts(text: str) -> list[str]:
+def _split_list(text: str) -> list[str]:
     """Split a list. An empty one is an error: it may come from an unset shell variable."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not items:
         raise click.BadParameter(f"{text!r} is an empty list; leave out the option for the default")
-    return parts
+    return items
 
 
-def _range(text: str) -> list[int]:
+def _parse_range(text: str) -> list[int]:
     low, dots, high = text.partition("..")
     first, last = byte_size(low), byte_size(high) if dots else byte_size(low)
     if dots and not 0 < first <= last:
@@ -79,7 +79,7 @@ def sizes_option(what: str) -> Decorator:
     return option(
         "--sizes",
         "sizes_bytes",
-        type=Value((), sizes),
+        type=Value((), parse_sizes),
         metavar="SIZE,...",
         help=f"{what}: a list (64KiB,1MiB) or a range that doubles (1MiB..1GiB).",
     )
@@ -168,15 +168,15 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def collecting(**options: Any) -> Any:
-        parts = {name: options.pop(name) for name in ("warmup_s", "seed", "rounds", "budget_s")}
+        times = {name: options.pop(name) for name in ("warmup_s", "seed", "rounds", "budget_s")}
         limits = {name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")}
-        effort = given_options(**parts, blocker=False if options.pop("no_blocker") else None)
-        return command(effort=effort | _rule(given_options(**limits)), **options)
+        effort = given_options(**times, blocker=False if options.pop("no_blocker") else None)
+        return command(effort=effort | _stopping_rule(given_options(**limits)), **options)
 
     return with_options(EFFORT_OPTIONS, collecting)
 
 
-def _rule(limits: dict[str, Any]) -> Effort:
+def _stopping_rule(limits: dict[str, Any]) -> Effort:
     from cudakit.core.bench.method import Rule
 
     return {"rule": Rule(**limits)} if limits else {}

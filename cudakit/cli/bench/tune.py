@@ -31,7 +31,7 @@ _OPTIONS = option_group(
     "Tuning",
     option(
         "--tune",
-        "wanted",
+        "search",
         is_flag=True,
         help="Find the fastest cuBLASLt algorithm of each GEMM. -o tuned.json saves the algorithms.",
     ),
@@ -51,7 +51,7 @@ _OPTIONS = option_group(
     ),
     option(
         "--tuned",
-        "known",
+        "tuned_path",
         type=FILE,
         metavar="FILE",
         help="Use the algorithms in FILE, which --tune wrote. With --tune, search only GEMMs that FILE "
@@ -59,14 +59,14 @@ _OPTIONS = option_group(
     ),
     option(
         "--export",
-        "export",
+        "export_path",
         type=FILE,
         metavar="FILE.csv",
         help="Also write the algorithms for torch.cuda.tunable (experimental; torch 2.15 or newer).",
     ),
     option(
         "--torch-validators",
-        "validators",
+        "validators_path",
         type=FILE,
         metavar="FILE",
         help="With --export: take the Validator lines from FILE, which torch.cuda.tunable wrote, not from "
@@ -79,23 +79,23 @@ _OPTIONS = option_group(
 class TuneOptions:
     """The options of tuning."""
 
-    wanted: bool  # whether to search
+    search: bool  # whether --tune was given
     time_s: float | None
     iterations: int | None
-    known: str | None  # file with tuned algorithms
-    export: str | None  # file for torch
-    validators: str | None  # file of torch
+    tuned_path: str | None  # file of --tuned, which has tuned algorithms
+    export_path: str | None  # file for torch.cuda.tunable
+    validators_path: str | None  # file that torch.cuda.tunable wrote
 
     def __post_init__(self) -> None:
         """Raise UsageError for options of tuning without --tune."""
         for name, value in (
             ("--tune-time", self.time_s),
             ("--tune-iterations", self.iterations),
-            ("--export", self.export),
+            ("--export", self.export_path),
         ):
-            if value is not None and not self.wanted:
+            if value is not None and not self.search:
                 raise UsageError(f"{name} needs --tune", hint="add --tune")
-        if self.validators and not self.export:
+        if self.validators_path and not self.export_path:
             raise UsageError("--torch-validators needs --export", hint="add --export FILE.csv")
 
     def limits(self) -> Limits:
@@ -157,9 +157,9 @@ def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tuning: TuneOptions) -
     limits = tuning.limits()
     with open_outputs(output, COMMON_FORMATS) as outputs, ExitStack() as stack:
         export = None
-        if tuning.export is not None:
-            format_of(tuning.export, ("csv",))
-            export = stack.enter_context(open_file(tuning.export, force=output.force))
+        if tuning.export_path is not None:
+            format_of(tuning.export_path, ("csv",))
+            export = stack.enter_context(open_file(tuning.export_path, force=output.force))
         tuned, exported = _search(spec, gpu, limits, tuning, quiet=output.quiet)
         if export and exported:
             export.write(exported.text)
@@ -177,10 +177,10 @@ def _search(
     from cudakit.core.bench.tuning.tune import tune as search
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    earlier = load_tuned(Path(tuning.known)) if tuning.known else None
+    earlier = load_tuned(Path(tuning.tuned_path)) if tuning.tuned_path else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # Checked first, because an export that is impossible should not be reported after the long search.
-        validators = _validators(tuning, device, run_context) if tuning.export else None
+        validators = _validators(tuning, device, run_context) if tuning.export_path else None
         tuned = search(spec, device, limits, progress, earlier=earlier, run_context=run_context)
     return tuned, torch_csv(tuned, validators) if validators else None
 
@@ -194,7 +194,9 @@ def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Ma
             "torch cannot use the algorithms of a simulated GPU", hint="remove --export"
         )
     accepted = (
-        read_validators(Path(tuning.validators)) if tuning.validators else _installed_validators()
+        read_validators(Path(tuning.validators_path))
+        if tuning.validators_path
+        else _installed_validators()
     )
     check_validators(accepted, tuning_machine(device, run_context))
     return accepted

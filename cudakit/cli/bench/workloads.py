@@ -13,10 +13,10 @@ from cudakit.cli.bench.options import (
     DESCRIBED_IN,
     Effort,
     cache_option,
-    counts,
     given_options,
     mode_option,
     name_list,
+    parse_counts,
     sizes_option,
 )
 from cudakit.cli.failure import ExitCode
@@ -154,7 +154,7 @@ def _caching(gpu: Gpu) -> Allocator:
 )
 @option(
     "--nodes",
-    type=Value((), counts),
+    type=Value((), parse_counts),
     metavar="N,...",
     help="Number of nodes per graph, for example 1,10,100.  [default: 1,8,64,512,4096; simulated: 1,8,64]",
 )

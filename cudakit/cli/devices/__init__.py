@@ -77,7 +77,7 @@ def devices(
         raise click.UsageError("--watch cannot be combined with --long, --topology or --select")
     from cudakit.core.devices.fields import fields_by_name
 
-    wanted = fields_by_name(view.names)
+    selected_fields = fields_by_name(view.names)
     formats = _WATCH_FORMATS if watch else _SELECT_FORMATS if spec else None
     with open_outputs(output, formats) as outputs:
         from cudakit.gpu.machine import open_machine
@@ -93,10 +93,12 @@ def devices(
         elif watch:
             from cudakit.cli.devices.watch import Writer, keyboard, watch_devices
 
-            writers = [Writer(target, form, view, wanted) for form, target in outputs.streams()]
+            writers = [
+                Writer(target, form, view, selected_fields) for form, target in outputs.streams()
+            ]
             with keyboard() as wait_for_keys:
                 watch_devices(machine, writers, watch, wait_for_keys)
             outputs.close()
         else:
-            show.show_once(machine, outputs, view, wanted)
+            show.show_once(machine, outputs, view, selected_fields)
     return ExitCode.OK

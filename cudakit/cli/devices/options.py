@@ -29,7 +29,7 @@ class View:
     """The devices and fields to show."""
 
     ids: tuple[str, ...]
-    names: tuple[str, ...]  # of fields; none for a report
+    names: tuple[str, ...]  # names of fields; empty for the full report
     long: bool
     processes: bool
     topology: bool
@@ -49,9 +49,11 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError(f"--json and --format {form} exclude each other")
         if form == "csv":
             output = replace(output, targets=(*output.targets, Target("-", "csv")))
-        parts = {name: rest.pop(name) for name in ("ids", "names", "long", "processes", "topology")}
+        values = {
+            name: rest.pop(name) for name in ("ids", "names", "long", "processes", "topology")
+        }
         output = replace(output, json=output.json or form == "json")
-        return command(view=View(**parts), output=output, **rest)
+        return command(view=View(**values), output=output, **rest)
 
     return with_options(_VIEW, collecting)
 
@@ -110,7 +112,7 @@ def _parse_utilization(text: str) -> float:
     return ratio
 
 
-def _known_names() -> list[str]:
+def _field_names() -> list[str]:
     from cudakit.core.devices.fields import registry
 
     return list(registry())
@@ -148,7 +150,7 @@ _VIEW = option_group(
     option(
         "--fields",
         "names",
-        type=Value(_known_names, _parse_names, many=True),
+        type=Value(_field_names, _parse_names, many=True),
         default=(),
         metavar="NAME,...",
         help="Show only these fields; --list-fields lists them.",

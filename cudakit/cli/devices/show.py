@@ -48,20 +48,20 @@ def print_selection(machine: Machine, outputs: Outputs, view: View, spec: Select
 
 
 def show_once(
-    machine: Machine, outputs: Outputs, view: View, wanted: tuple[FieldInfo, ...]
+    machine: Machine, outputs: Outputs, view: View, selected_fields: tuple[FieldInfo, ...]
 ) -> None:
     """Write the current state of the devices."""
     result = open_query(machine).read(
-        activity=counts_activity(wanted), processes=view.processes, topology=view.topology
+        activity=counts_activity(selected_fields), processes=view.processes, topology=view.topology
     )
     filtered = replace(result, devices=filter_devices(result, view.ids))
-    outputs.write(report_of(filtered, view, wanted, warn=lambda: _warn_simulated(machine)))
+    outputs.write(report_of(filtered, view, selected_fields, warn=lambda: _warn_simulated(machine)))
 
 
-def counts_activity(wanted: tuple[FieldInfo, ...], *, watching: bool = False) -> bool:
+def counts_activity(selected_fields: tuple[FieldInfo, ...], *, watching: bool = False) -> bool:
     """Return whether the output includes activity since the last read."""
-    if wanted:
-        return any(field.kind == "activity" for field in wanted)
+    if selected_fields:
+        return any(field.kind == "activity" for field in selected_fields)
     return watching
 
 
@@ -74,12 +74,12 @@ def _warn_simulated(machine: Machine) -> None:
 def report_of(
     result: DevicesResult,
     view: View,
-    wanted: tuple[FieldInfo, ...],
+    selected_fields: tuple[FieldInfo, ...],
     *,
     watching: bool = False,
     warn: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Return the report of the devices, or of the wanted fields."""
+    """Return the report of the devices, or of the selected fields."""
     from cudakit.core.devices.present import report
     from cudakit.core.devices.present.fields import table
 
@@ -88,19 +88,22 @@ def report_of(
         from cudakit.render import csv
 
         warn()
-        return csv.render(columns(wanted or tuple(registry().values()), result))
+        return csv.render(columns(selected_fields or tuple(registry().values()), result))
 
     return Report(
-        result=_chosen_fields(result, wanted) if wanted else result,
+        result=_chosen_fields(result, selected_fields) if selected_fields else result,
         document=lambda: (
-            table(wanted, result) if wanted else report(result, long=view.long, activity=watching)
+            table(selected_fields, result)
+            if selected_fields
+            else report(result, long=view.long, activity=watching)
         ),
         exports={"csv": csv},
     )
 
 
-def _chosen_fields(result: DevicesResult, wanted: tuple[FieldInfo, ...]) -> FieldsResult:
+def _chosen_fields(result: DevicesResult, selected_fields: tuple[FieldInfo, ...]) -> FieldsResult:
     devices = tuple(
-        {field.name: device.field(field.name) for field in wanted} for device in result.devices
+        {field.name: device.field(field.name) for field in selected_fields}
+        for device in result.devices
     )
     return FieldsResult(result.simulated, result.time_ns, devices)

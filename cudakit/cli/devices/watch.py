@@ -38,7 +38,7 @@ def watch_devices(
     Raises EnvironmentUnusable if a device has fallen off the bus.
     """
     query, (first, *_) = open_query(machine), writers
-    activity = counts_activity(first.wanted, watching=True)
+    activity = counts_activity(first.selected_fields, watching=True)
     session = _Session(writers, WatchView(processes=first.view.processes), wait_for_keys)
     try:
         for number in ticks(seconds, quick_first=activity, wait=session.wait):
@@ -90,17 +90,17 @@ class _Session:
             time.sleep(seconds)
             return
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            keys = self.wait_for_keys(left)
-            before = self.view
+        while (remaining := end - time.monotonic()) > 0:
+            keys = self.wait_for_keys(remaining)
+            earlier_view = self.view
             for key in keys:
                 self.view = self.view.press(key)
-            if self.view == before:
+            if self.view == earlier_view:
                 continue
             if self._last:
                 for writer in self.writers:
                     writer.redraw(self._last, self._live)
-            if self.view.processes != before.processes:
+            if self.view.processes != earlier_view.processes:
                 return  # read the processes now
 
 
@@ -120,8 +120,8 @@ class Writer:
     target: Output
     form: str
     view: View
-    wanted: tuple[FieldInfo, ...]  # none for a report
-    _lines_above: int = 0  # of the last text on a terminal
+    selected_fields: tuple[FieldInfo, ...]  # those of --fields; empty for the full report
+    _lines_above: int = 0  # number of lines of the last text, if it is on a terminal
 
     def show(self, result: DevicesResult, live: Live, *, first: bool = True) -> None:
         """Write a result; on a terminal it replaces the last one. The ``first`` CSV output has a header."""
@@ -146,14 +146,14 @@ class Writer:
 
     @property
     def _is_live(self) -> bool:
-        is_report = self.form == "txt" and not self.wanted
+        is_report = self.form == "txt" and not self.selected_fields
         return is_report and is_capable_terminal(self.target.stream)
 
     def _shown(self, result: DevicesResult) -> DevicesResult:
         return replace(result, devices=filter_devices(result, self.view.ids))
 
     def _text(self, result: DevicesResult, *, first: bool) -> str:
-        report = report_of(self._shown(result), self.view, self.wanted, watching=True)
+        report = report_of(self._shown(result), self.view, self.selected_fields, watching=True)
         if self.form == "json":
             from cudakit.render import json
 
@@ -185,7 +185,7 @@ _HOME = "\x1b[H"
 
 # --- time and keys ---------------------------------------------------------------------------------
 
-# Between the first two reads of the counters: activity is a difference.
+# The time between the first two reads of the counters: activity is the difference of two reads.
 _FIRST_INTERVAL_SECONDS = 0.2
 
 
@@ -221,12 +221,12 @@ def keyboard() -> Iterator[WaitForKeys | None]:
     import tty
 
     number = sys.stdin.fileno()
-    before = termios.tcgetattr(number)
+    saved_mode = termios.tcgetattr(number)
     try:
         tty.setcbreak(number)
         yield lambda seconds: _read_keys(number, seconds)
     finally:
-        termios.tcsetattr(number, termios.TCSADRAIN, before)
+        termios.tcsetattr(number, termios.TCSADRAIN, saved_mode)
 
 
 def _read_keys(number: int, seconds: float) -> str:

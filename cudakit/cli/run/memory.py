@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudakit.errors import EnvironmentUnusable, InputError, SnapshotError
-from cudakit.run.protocol import About, Notice
+from cudakit.run.protocol import Notice, NoticeKind
 from cudakit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class MemoryMonitor:
 
     def notify(self, notice: Notice) -> bool:
         """Handle a message of an agent about memory; return False for other messages."""
-        if notice.about is About.MEMORY:
+        if notice.kind is NoticeKind.MEMORY:
             self._paths[notice.process].append(notice.text)
-        elif notice.about is About.SNAPSHOTS:
+        elif notice.kind is NoticeKind.SNAPSHOTS:
             self._torch_paths.append(notice.text)
             if notice.text not in self._paths[notice.process]:
                 # The snapshot at an out-of-memory error: the program has not continued for long.
                 self._add_to_torch_file(notice.process, notice.text)
-        elif notice.about is About.JAX:
+        elif notice.kind is NoticeKind.JAX:
             self._add_jax_arrays(notice)
         else:
             return False

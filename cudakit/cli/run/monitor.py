@@ -11,7 +11,7 @@ from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report, findings
 from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.gpu.demangle import demangle
-from cudakit.run.protocol import About, Notice
+from cudakit.run.protocol import Notice, NoticeKind
 
 if TYPE_CHECKING:
     from cudakit.core.sanitize.result import SanitizeResult
@@ -56,8 +56,8 @@ class Monitor:
 
     def notify(self, notice: Notice) -> None:
         """Consume a message of an agent."""
-        fails = notice.about is About.INCOMPLETE or (
-            notice.about is About.UNRECORDED and not self._accept_unrecorded
+        fails = notice.kind is NoticeKind.INCOMPLETE or (
+            notice.kind is NoticeKind.UNRECORDED and not self._accept_unrecorded
         )
         if fails:
             self._incomplete[notice.text] += 1

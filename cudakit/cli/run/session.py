@@ -26,7 +26,7 @@ from cudakit.gpu.capture.device_patch import add_device_patches
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.run.child import finish, shell_status
 from cudakit.run.command import Command, resolve
-from cudakit.run.protocol import About, Notice, Settings
+from cudakit.run.protocol import Notice, NoticeKind, Settings
 from cudakit.run.supervise import supervise
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
@@ -110,7 +110,7 @@ class _Prepared:
         """Handle a message of an agent."""
         if self.memory and self.memory.notify(notice):
             return
-        if notice.about is About.INCOMPLETE and not self.settings.sanitize:
+        if notice.kind is NoticeKind.INCOMPLETE and not self.settings.sanitize:
             self.monitor.add_note(notice.text)
         else:
             self.monitor.notify(notice)

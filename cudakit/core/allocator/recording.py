@@ -267,10 +267,11 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
 
 def save(snapshot: dict[str, Any], path: Path) -> None:
     """Write a snapshot, or leave the existing file. Raises UsageError if it cannot be written."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # A random name and mode "x": another user could place a symbolic link at a predictable name.
+    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
         try:
-            with part.open("wb") as file:
+            with part.open("xb") as file:
                 pickle.dump(snapshot, file, protocol=4)
             part.replace(path)
         finally:

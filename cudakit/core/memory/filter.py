@@ -1,4 +1,4 @@
-"""Select one stream or one pool of a trace."""
+"""Select one stream or one pool of a trace, or PyTorch's pools."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.replay.segments import segment_history
 from cudakit.core.memory.snapshot import Blocks, DeviceTrace, Snapshot, take
 from cudakit.errors import UsageError
@@ -43,6 +44,24 @@ def filter_trace(
         derived = segment_history(trace).pool_at(trace.events.address, np.arange(len(recorded)))
         keep_event &= np.where(recorded >= 0, recorded, derived) == pool_id
         keep_segment &= trace.segments.pool == pool_id
+    return _select(trace, keep_event, keep_segment)
+
+
+def pytorch_trace(snapshot: Snapshot, trace: DeviceTrace) -> DeviceTrace:
+    """Return the part of a trace in PyTorch's pools: a replay of its allocator must not see other memory."""
+    other_pools = [pool_id for pool_id, pool in enumerate(snapshot.pools) if pool in POOL_NAMES]
+    if not other_pools:
+        return trace
+    keep_event = ~np.isin(trace.events.pool, other_pools)
+    return _select(trace, keep_event, ~np.isin(trace.segments.pool, other_pools))
+
+
+def _select(
+    trace: DeviceTrace,
+    keep_event: np.typing.NDArray[np.bool_],
+    keep_segment: np.typing.NDArray[np.bool_],
+) -> DeviceTrace:
+    """Return a trace with some of its segments, in which the action of other events is unknown."""
     action = np.where(
         keep_event | (trace.events.action >= Action.SNAPSHOT), trace.events.action, Action.UNKNOWN
     ).astype(np.uint8)

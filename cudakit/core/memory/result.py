@@ -49,6 +49,7 @@ class Peak:
     highest_allocated_bytes: int  # as torch.cuda.max_memory_allocated()
     highest_active_bytes: int
     highest_reserved_bytes: int
+    ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
 
 
 @dataclass(frozen=True, slots=True)

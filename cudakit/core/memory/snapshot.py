@@ -100,8 +100,8 @@ class _Dataclass(Protocol):
 _Arrays = TypeVar("_Arrays", bound=_Dataclass)
 
 
-def take(arrays: _Arrays, index: npt.NDArray[Any]) -> _Arrays:
-    """Select items of every array of a dataclass, by indices or by a mask."""
+def take(arrays: _Arrays, index: npt.NDArray[Any] | slice) -> _Arrays:
+    """Select items of every array of a dataclass, by indices, a mask or a range."""
     return type(arrays)(*(getattr(arrays, field.name)[index] for field in fields(arrays)))
 
 

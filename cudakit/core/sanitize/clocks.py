@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from cudakit.core.sanitize.races import Sync
 from cudakit.trace.kinds import AccessMode, Precision
+from cudakit.trace.ranges import OpenRange
 
 # A clock has for each slot the last tick of that timeline that happens before the operation.
 Clock: TypeAlias = list[int]
@@ -111,6 +112,7 @@ class Call:
     device: int
     thread: int
     site: int  # index of the call stack in the stack table
+    innermost_range: OpenRange | None = None  # the innermost NVTX range that was open at the call
     graph: int = 0  # number of the graph that has the node; 0 outside of graphs
     node: int = 0  # number of the graph node; 0 outside of graphs
     # The release of a stream-ordered free: the driver orders the next allocation of the memory after it.

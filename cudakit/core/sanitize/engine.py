@@ -23,6 +23,7 @@ from cudakit.core.sanitize.races import (
     Confidence,
     Coverage,
     LaunchPrecision,
+    NamedRange,
     Operation,
     Race,
     RaceKind,
@@ -31,6 +32,7 @@ from cudakit.core.sanitize.record_batch import AccessRow, RecordBatch, sorted_by
 from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES, Shadow, coarsen, prune
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
 from cudakit.trace.layout import Records
+from cudakit.trace.ranges import RangeTracker
 
 
 class RaceDescriber:
@@ -108,7 +110,14 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
         hi=access.hi,
         graph=call.graph,
         node=call.node,
+        ranges=tuple(_ranges(call, strings)),
     )
+
+
+def _ranges(call: Call, strings: Sequence[str]) -> Iterator[NamedRange]:
+    """Yield the NVTX ranges that were open at a call, outermost first."""
+    for each in reversed(list(call.innermost_range or ())):
+        yield NamedRange(strings[each.name], strings[each.domain])
 
 
 _LAUNCH: Final = int(EventKind.LAUNCH)
@@ -161,6 +170,7 @@ class Engine:
         }
         # The function that adds the accesses of the last launch, graph node or graph launch.
         self._add_accesses: _AccessHandler = self._work.add_accesses
+        self._ranges = RangeTracker()
         self._last_seq = 0
         # LaunchPrecision of the last call; None if it was not a launch.
         self._last_precision: int | None = None
@@ -178,7 +188,7 @@ class Engine:
         records = sorted_by_call(records)
         for begin in range(0, len(records), _RECORDS_AT_ONCE):
             for thread_records in self._split_by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
-                self._analyze(RecordBatch(thread_records, self._last_seq))
+                self._analyze(RecordBatch(thread_records, self._last_seq, self._ranges))
                 self._last_seq = int(thread_records["seq"][-1])
             self._prune_states()
         self._graphs.finish_launch()

@@ -121,8 +121,13 @@ class GraphLaunch:
             node_call = self.graph.node(number).call
             accesses = self._accesses(number)
             if accesses:
-                site = node_call.site or launch.site
-                call = replace(node_call, seq=launch.seq, stream=launch.stream, site=site)
+                call = replace(
+                    node_call,
+                    seq=launch.seq,
+                    stream=launch.stream,
+                    site=node_call.site or launch.site,
+                    innermost_range=launch.innermost_range,
+                )
                 yield call, accesses
 
     def launch_precision(self, number: int) -> LaunchPrecision:

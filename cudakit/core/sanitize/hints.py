@@ -1,4 +1,4 @@
-"""Sentences about a race, and its fix in terms of CUDA and of the frameworks involved."""
+"""Describe a race in sentences, and its fix in terms of CUDA and of the frameworks involved."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from cudakit.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """The fixes in terms of one framework; ``a`` is the stream of the earlier side, ``b`` of the later."""
+    """The fixes in terms of one framework.
+
+    In the code of a fix, ``a`` is the stream of the earlier operation, ``b`` the stream of the later one.
+    """
 
     name: str
-    files: re.Pattern[str]  # matches the files of its frames
-    kernels: re.Pattern[str]  # matches the demangled names of its kernels
-    order: str  # makes b wait for a
-    keep: str  # keeps the memory allocated while a uses it
-    wait: str  # makes the host wait for a
+    files: re.Pattern[str]  # pattern of the framework's file names
+    kernels: re.Pattern[str]  # pattern of the demangled names of the framework's kernels
+    order_fix: str  # code that makes stream b wait for stream a
+    lifetime_fix: str  # code that keeps the memory allocated while stream a uses it
+    host_wait_fix: str  # code that makes the host wait for stream a
 
 
 def _framework(
-    name: str, modules: str, kernels: str, *, order: str, keep: str, wait: str
+    name: str, modules: str, kernels: str, *, order_fix: str, lifetime_fix: str, host_wait_fix: str
 ) -> Framework:
     files = re.compile(rf"(?:^|/)(?:{modules})/")
-    return Framework(name, files, re.compile(kernels), order, keep, wait)
+    return Framework(name, files, re.compile(kernels), order_fix, lifetime_fix, host_wait_fix)
 
 
 FRAMEWORKS: Final = (
@@ -39,61 +42,61 @@ FRAMEWORKS: Final = (
         "torch",
         "torch|triton",
         r"(?:void )?(?:at|c10)::|triton_",
-        order="b.wait_stream(a)",
-        keep="tensor.record_stream(a) before the tensor is dropped",
-        wait="a.synchronize(), or event.synchronize(), or a copy with non_blocking=False",
+        order_fix="b.wait_stream(a)",
+        lifetime_fix="tensor.record_stream(a) before the tensor is dropped",
+        host_wait_fix="a.synchronize(), or event.synchronize(), or a copy with non_blocking=False",
     ),
     _framework(
         "CuPy",
         "cupy|cupyx",
         r"cupy_",
-        order="b.wait_event(a.record())",
-        keep="b.wait_event(a.record()) before the array is dropped",
-        wait="a.synchronize(), or array.get(blocking=True)",
+        order_fix="b.wait_event(a.record())",
+        lifetime_fix="b.wait_event(a.record()) before the array is dropped",
+        host_wait_fix="a.synchronize(), or array.get(blocking=True)",
     ),
     _framework(
         "Numba",
         "numba|numba_cuda",
         r"cudapy::",
-        order="event = cuda.event(); event.record(a); event.wait(b)",
-        keep="keep a reference to the array until a.synchronize()",
-        wait="a.synchronize()",
+        order_fix="event = cuda.event(); event.record(a); event.wait(b)",
+        lifetime_fix="keep a reference to the array until a.synchronize()",
+        host_wait_fix="a.synchronize()",
     ),
     _framework(
         "JAX",
         "jax|jaxlib",
         r"$.",
-        order="jax.block_until_ready(array) before another library uses it on its own stream",
-        keep="keep a reference to the array until the other library's stream has finished with it",
-        wait="jax.block_until_ready(array)",
+        order_fix="jax.block_until_ready(array) before another library uses it on its own stream",
+        lifetime_fix="keep a reference to the array until the other library's stream has finished with it",
+        host_wait_fix="jax.block_until_ready(array)",
     ),
     _framework(
         "cuda.core",
         "cuda/core",
         r"$.",
-        order="b.wait(a)",
-        keep="buffer.close(a)",
-        wait="a.sync()",
+        order_fix="b.wait(a)",
+        lifetime_fix="buffer.close(a)",
+        host_wait_fix="a.sync()",
     ),
     _framework(
         "cudakit",
         "cudakit/gpu",
         r"$.",
-        order="gpu.record(event, a); gpu.wait(b, event)",
-        keep="gpu.free(address, a)",
-        wait="gpu.sync_stream(a)",
+        order_fix="gpu.record(event, a); gpu.wait(b, event)",
+        lifetime_fix="gpu.free(address, a)",
+        host_wait_fix="gpu.sync_stream(a)",
     ),
 )
 
 
 def remedies(
-    kind: RaceKind, current: Side, previous: Side, more: Iterable[Frame] = ()
+    kind: RaceKind, current: Side, previous: Side, allocation_frames: Iterable[Frame] = ()
 ) -> tuple[str, ...]:
-    """Return the fix for each framework that the kernels, the stacks or the frames ``more`` belong to."""
-    frames = [*more, *current.stack, *previous.stack]
+    """Return the fix for each framework that the kernels, call stacks or allocation frames belong to."""
+    frames = [*allocation_frames, *current.stack, *previous.stack]
     kernels = [side.kernel for side in (current, previous) if side.kernel is not None]
     return tuple(
-        f"{framework.name}: {code}{_where(code, current, previous)}"
+        f"{framework.name}: {code}{_explain_streams(code, current, previous)}"
         for framework in FRAMEWORKS
         if _is_involved(framework, frames, kernels)
         for code in (_fix_for(framework, kind, current),)
@@ -102,9 +105,9 @@ def remedies(
 
 def _fix_for(framework: Framework, kind: RaceKind, current: Side) -> str:
     if kind is RaceKind.HOST or current.stream_number == HOST:
-        return framework.wait
+        return framework.host_wait_fix
     reused = kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE)
-    return framework.keep if reused else framework.order
+    return framework.lifetime_fix if reused else framework.order_fix
 
 
 def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterable[str]) -> bool:
@@ -113,26 +116,26 @@ def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterabl
     )
 
 
-def _where(code: str, current: Side, previous: Side) -> str:
-    """Return the legend of a fix: ``, where a is stream 7``."""
-    # After a free, the side that still uses the memory is the later one: the memory must be kept for it.
-    earlier = current if previous.operation == "free" else previous
-    streams = {"a": short_stream_name(earlier), "b": short_stream_name(current)}
+def _explain_streams(code: str, current: Side, previous: Side) -> str:
+    """Return the meaning of the streams in the code of a fix: ``, where a is stream 7``."""
+    # After a free, the later operation still uses the memory: the memory must be kept for its stream.
+    user = current if previous.operation == "free" else previous
+    streams = {"a": short_stream_name(user), "b": short_stream_name(current)}
     if short_stream_name(previous) == short_stream_name(current):
         streams = {
             "a": "the stream of the earlier operation",
             "b": "the stream of the later operation",
         }
-    legend = [f"{letter} is {name}" for letter, name in streams.items() if _uses(code, letter)]
-    return f", where {' and '.join(legend)}" if legend else ""
+    meanings = [f"{letter} is {name}" for letter, name in streams.items() if _uses(code, letter)]
+    return f", where {' and '.join(meanings)}" if meanings else ""
 
 
-def _uses(code: str, letter: str) -> bool:
-    return re.search(rf"\b{letter}[.,)]", code) is not None
+def _uses(code: str, stream_letter: str) -> bool:
+    return re.search(rf"\b{stream_letter}[.,)]", code) is not None
 
 
 def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> str:
-    """Return the race in one sentence: which operations access how much memory, and how."""
+    """Return the race in one sentence: the operations, the kind of access and the size of the memory."""
     later, earlier, size = _subject(current), _subject(previous), format_bytes(size_bytes)
     uses = _RECEIVES if current.known >= Precision.ASSUMED else "uses"
     match kind:
@@ -153,7 +156,7 @@ def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> 
 
 def fix(kind: RaceKind, current: Side, previous: Side) -> str:
     """Return the smallest fix in terms of CUDA."""
-    a, b = short_stream_name(previous), short_stream_name(current)
+    earlier_stream, later_stream = short_stream_name(previous), short_stream_name(current)
     earlier, later = operation_at(previous), operation_at(current)
     if current.graph and current.graph == previous.graph:
         return (
@@ -163,36 +166,43 @@ def fix(kind: RaceKind, current: Side, previous: Side) -> str:
     if previous.stream_number == HOST:
         return f"synchronize the host threads: {earlier} must finish before {later} is enqueued"
     if kind is RaceKind.HOST or current.stream_number == HOST:
-        then = "frees" if current.operation == "free" else "uses"
+        verb = "frees" if current.operation == "free" else "uses"
         return (
-            f"make the host wait for {a}, or for an event recorded there after {earlier}, before "
-            f"the host {then} the memory{_at(call_site(current.stack))}"
+            f"make the host wait for {earlier_stream}, or for an event recorded there after {earlier}, "
+            f"before the host {verb} the memory{_at(call_site(current.stack))}"
         )
     if kind is RaceKind.USE_AFTER_FREE and previous.operation == "free":
         return f"free the memory after its last use: move {earlier} after {later}"
-    order = f"record an event on {a} after {earlier} and make {b} wait for it before {later}"
+    order_fix = (
+        f"record an event on {earlier_stream} after {earlier} and make {later_stream} wait for it "
+        f"before {later}"
+    )
     if kind is RaceKind.USE_AFTER_FREE:
-        return f"{order}, or free the memory on {a}"
+        return f"{order_fix}, or free the memory on {earlier_stream}"
     if kind is RaceKind.REUSE:
-        return f"keep a reference to the memory until {a} has finished with it, or {order}"
-    return order
+        return f"keep a reference to the memory until {earlier_stream} has finished with it, or {order_fix}"
+    return order_fix
 
 
 def why_not_covered(
     kind: SyncKind, current: Side, previous: Side, recorded: str, waited: str
 ) -> str:
-    """Return why the last synchronization was too early; ``recorded`` and ``waited`` are call sites."""
-    a, b = short_stream_name(previous), short_stream_name(current)
+    """Return why the last synchronization was too early.
+
+    ``recorded`` is the call site of the event record, ``waited`` that of the wait.
+    """
+    earlier_stream, later_stream = short_stream_name(previous), short_stream_name(current)
     before = f"before {operation_at(previous)} was enqueued"
+    awaited = f"{earlier_stream}{_at(waited)}"
     match kind:
         case SyncKind.EVENT:
             event = f"an event recorded{_at(recorded)}"
-            return f"too early: {b} last waited for {a}{_at(waited)}, for {event} {before}"
+            return f"too early: {later_stream} last waited for {awaited}, for {event} {before}"
         case SyncKind.HOST:
-            return f"too early: the host last waited for {a}{_at(waited)}, {before}"
+            return f"too early: the host last waited for {awaited}, {before}"
         case SyncKind.DEFAULT_STREAM:
             implicit = "the implicit synchronization of the default stream"
-            return f"too early: {implicit} last made {b} wait for {a}{_at(waited)}, {before}"
+            return f"too early: {implicit} last made {later_stream} wait for {awaited}, {before}"
 
 
 def short_stream_name(side: Side) -> str:
@@ -201,25 +211,26 @@ def short_stream_name(side: Side) -> str:
 
 
 def operation_at(side: Side) -> str:
-    """Return the operation with its call site, or else by its name."""
+    """Return the operation with its call site. Without a call site, return its name."""
     site = call_site(side.stack)
     operation = "kernel" if side.kernel is not None else side.operation
-    start = "backward pass started at " if is_backward(side.stack) else ""
-    return f"the {operation} ({start}{site})" if site else _operation(side)
+    prefix = "backward pass started at " if is_backward(side.stack) else ""
+    return f"the {operation} ({prefix}{site})" if site else _operation_name(side)
 
 
 def _subject(side: Side) -> str:
     if side.stream_number == HOST:
         return f"the host, for {operation_at(side)},"
     node = f" (node {side.node} of graph {side.graph})" if side.graph else ""
-    return f"{_operation(side)}{node} on {short_stream_name(side)}"
+    return f"{_operation_name(side)}{node} on {short_stream_name(side)}"
 
 
-def _operation(side: Side) -> str:
+def _operation_name(side: Side) -> str:
     return side.operation if side.kernel is not None else f"the {side.operation}"
 
 
-# Not "reads" or "writes": a kernel may not access the memory behind a pointer argument.
+# The verb of an assumed access. "reads" or "writes" could be wrong: the kernel may not use its pointer
+# argument.
 _RECEIVES: Final = "receives a pointer to"
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from cudakit.core.sanitize.races import NamedRange
 from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
@@ -14,11 +15,11 @@ Demangle: TypeAlias = Callable[[str], str]
 
 HOST = 0  # the stream number of the host
 
-SHORT = 80
+MAX_KERNEL_NAME_LENGTH = 80
 
-# Levels of detail, the longest first: nesting of template arguments, types per level, whether with
-# namespaces.
-_DETAIL = (
+# The levels of detail of a shortened name, the most detailed first: the depth to which template arguments are
+# shown, the number of types per depth, and whether the namespaces are shown.
+_DETAIL_LEVELS = (
     (9, 99, True),
     (2, 1, True),
     (2, 1, False),
@@ -31,11 +32,11 @@ _OPENING, _CLOSING = "<({[", ">)}]"
 _OPERATOR = re.compile(r"\boperator\s*(?:\(\)|\[\]|->\*?|<=>|<<=?|>>=?|[<>]=?)\s?")
 _ABI_TAG = re.compile(r"\[abi:[^\]]*\]")
 _NUMBER = re.compile(r"(-?\d+)u?l{0,2}")
-_CAST = re.compile(r"\([^()]*\)(?=\w)")  # of an enumerator: (Mode)2
+_CAST = re.compile(r"\([^()]*\)(?=\w)")  # the cast in an enumerator such as (Mode)2
 _AFTER_PARAMETERS = re.compile(r"\)( const| \[clone [^\]]*\])*$")
 
 
-def short_kernel(name: str, *, longest: int = SHORT) -> str:
+def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:
     """Shorten a demangled kernel name: ``at::native::vectorized_kernel<4, add<float>, …>``.
 
     Drops the parameters, the namespaces of template arguments, and template arguments until the name fits.
@@ -43,21 +44,23 @@ def short_kernel(name: str, *, longest: int = SHORT) -> str:
     """
     text = _OPERATOR.sub("operator", _ABI_TAG.sub("", name))
     if not _is_balanced(text):
-        return cut(text, longest)
-    *around, last = _scopes(_without_signature(text))
-    for levels, most, qualified in _DETAIL:
-        short = "::".join((*(around if qualified else ()), _template(last, levels, most)))
-        if len(short) <= longest:
+        return cut(text, max_length)
+    *enclosing, last = _scopes(_without_signature(text))
+    for levels, max_types, qualified in _DETAIL_LEVELS:
+        short = "::".join(
+            (*(enclosing if qualified else ()), _shorten_template(last, levels, max_types))
+        )
+        if len(short) <= max_length:
             return short
-    return cut(short, longest)
+    return cut(short, max_length)
 
 
-def cut(text: str, longest: int) -> str:
+def cut(text: str, max_length: int) -> str:
     """Cut the middle out of a text that is too long, because kernel names differ at both ends."""
-    if len(text) <= longest:
+    if len(text) <= max_length:
         return text
-    head = (longest - 1) // 2
-    return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
+    head = (max_length - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (max_length - 1 - head) :]}"
 
 
 def stream_name(number: int, flag: StreamFlag | None) -> str:
@@ -75,21 +78,36 @@ def stream_name(number: int, flag: StreamFlag | None) -> str:
             return f"stream {number}"
 
 
+MAX_RANGE_NAME_LENGTH = 60
+MAX_SHOWN_RANGES = 3  # the innermost ones
+
+
+def in_range(ranges: Sequence[NamedRange]) -> str:
+    """Return the innermost NVTX ranges: ``, in range 'step 7 / backward'``; empty without any."""
+    if not ranges:
+        return ""
+    names = [
+        cut(named.name, MAX_RANGE_NAME_LENGTH) or "unnamed" for named in ranges[-MAX_SHOWN_RANGES:]
+    ]
+    outer_names = ["…"] if len(ranges) > MAX_SHOWN_RANGES else []
+    return f", in range '{' / '.join(outer_names + names)}'"
+
+
 def _without_signature(text: str) -> str:
     """Remove the result type and the parameters: ``void f<int>(int)`` becomes ``f<int>``."""
     if _AFTER_PARAMETERS.search(text):
-        text = text[: _positions(text, "(")[-1]]
-    return text[max(_positions(text, " "), default=-1) + 1 :]
+        text = text[: _positions_outside_brackets(text, "(")[-1]]
+    return text[max(_positions_outside_brackets(text, " "), default=-1) + 1 :]
 
 
 def _scopes(text: str) -> list[str]:
-    """Split a qualified name; all parts but the last lose their template arguments."""
-    *around, last = _split(text, "::")
-    named = (scope.partition("<")[0] for scope in around if not scope.startswith("("))
-    return [*named, last]
+    """Split a qualified name, and remove the template arguments of all scopes but the last."""
+    *enclosing, last = _split_outside_brackets(text, "::")
+    names = (scope.partition("<")[0] for scope in enclosing if not scope.startswith("("))
+    return [*names, last]
 
 
-def _template(text: str, levels: int, most: int) -> str:
+def _shorten_template(text: str, levels: int, max_types: int) -> str:
     """Return a name with its template arguments, at most ``most`` of them types."""
     name, opening, rest = text.partition("<")
     if not opening or ">" not in rest:
@@ -97,37 +115,39 @@ def _template(text: str, levels: int, most: int) -> str:
     inside, _, tail = rest.rpartition(">")
     if levels == 0:
         return f"{name}<…>{tail}"
-    arguments = [argument.strip() for argument in _split(inside, ",")]
+    arguments = [argument.strip() for argument in _split_outside_brackets(inside, ",")]
     types = [index for index, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)]
-    end = types[most] if len(types) > most else len(arguments)
-    shown = [_argument(argument, levels - 1, most) for argument in arguments[:end]]
+    end = types[max_types] if len(types) > max_types else len(arguments)
+    shown_arguments = [
+        _shorten_argument(argument, levels - 1, max_types) for argument in arguments[:end]
+    ]
     more = ["…"] if end < len(arguments) else []
-    return f"{name}<{', '.join(shown + more)}>{tail}"
+    return f"{name}<{', '.join(shown_arguments + more)}>{tail}"
 
 
-def _argument(text: str, levels: int, most: int) -> str:
+def _shorten_argument(text: str, levels: int, max_types: int) -> str:
     """Return a template argument without namespaces."""
     if number := _NUMBER.fullmatch(text):
         return number[1]
-    scopes = _split(_CAST.sub("", text), "::")
+    scopes = _split_outside_brackets(_CAST.sub("", text), "::")
     local = next((scope for scope in scopes if _is_function(scope)), None)
     if local is None:
-        return _template(scopes[-1], levels, most)
-    return _template(_without_signature(local), levels, most)
+        return _shorten_template(scopes[-1], levels, max_types)
+    return _shorten_template(_without_signature(local), levels, max_types)
 
 
 def _is_function(scope: str) -> bool:
     return not scope.startswith(("(", "{")) and bool(_AFTER_PARAMETERS.search(scope))
 
 
-def _split(text: str, separator: str) -> list[str]:
-    ends = [*_positions(text, separator), len(text)]
+def _split_outside_brackets(text: str, separator: str) -> list[str]:
+    ends = [*_positions_outside_brackets(text, separator), len(text)]
     begins = [0, *(end + len(separator) for end in ends[:-1])]
     return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
-def _positions(text: str, part: str) -> list[int]:
-    """Return the positions of a part of a text outside all brackets."""
+def _positions_outside_brackets(text: str, part: str) -> list[int]:
+    """Return the positions at which a text contains ``part`` outside all brackets."""
     depth, positions = 0, []
     for index, character in enumerate(text):
         if depth == 0 and text.startswith(part, index):
@@ -153,14 +173,14 @@ _LIBRARY = re.compile(
     | /lib/python3[.\d]*/                             # the standard library
     | /cudakit/(?:api|core|gpu|run)/                  # cudakit itself, also outside site-packages
     | ^<(?!stdin>|string>|ipython)                    # generated code, unless a person typed it
-    | ^$                                              # unknown
+    | ^$                                              # a frame without a file
     """,
     re.VERBOSE,
 )
 
 
-# The innermost frame of work that a thread of autograd enqueued: the recorder writes it, in call_sites.c. The
-# frames below it are those of the call that started the backward pass.
+# Name of the innermost frame of work that a thread of autograd enqueued; call_sites.c of the recorder writes
+# it. The outer frames are those of the call that started the backward pass.
 BACKWARD_FRAME = "backward pass (autograd thread)"
 
 
@@ -171,8 +191,9 @@ def is_backward(frames: Sequence[Frame]) -> bool:
 
 def call_site_index(frames: Sequence[Frame]) -> int:
     """Return the index of the call site: the innermost frame outside libraries, else the innermost one."""
-    innermost = int(is_backward(frames) and len(frames) > 1)
-    return next((at for at, frame in enumerate(frames) if is_program_frame(frame)), innermost)
+    innermost_index = int(is_backward(frames) and len(frames) > 1)
+    program_indices = (index for index, frame in enumerate(frames) if is_program_frame(frame))
+    return next(program_indices, innermost_index)
 
 
 def is_program_frame(frame: Frame) -> bool:

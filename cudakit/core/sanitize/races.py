@@ -40,6 +40,14 @@ class Confidence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class NamedRange:
+    """A range of NVTX, which a program or a library opened around an operation."""
+
+    name: str  # as the program named it; may be empty
+    domain: str  # the NVTX domain; empty for the default domain
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One of the two operations of a race, which accesses the bytes from ``lo`` up to ``hi``."""
 
@@ -57,6 +65,7 @@ class Operation:
     hi: int
     graph: int = 0  # number of the graph; 0 outside of graphs
     node: int = 0  # number of the graph node; 0 outside of graphs
+    ranges: tuple[NamedRange, ...] = ()  # NVTX ranges that were open at the call, outermost first
 
 
 class SyncKind(StrEnum):

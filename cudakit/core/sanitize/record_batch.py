@@ -13,6 +13,7 @@ from cudakit.core.sanitize.clocks import Call
 from cudakit.core.sanitize.races import LaunchPrecision
 from cudakit.trace.kinds import EventKind, Precision
 from cudakit.trace.layout import Records, view
+from cudakit.trace.ranges import OpenRanges, RangeTracker
 
 # For each event kind that the engine handles, the fields that its handler takes after the call, in order. The
 # engine skips events of other kinds.
@@ -63,6 +64,7 @@ class RecordBatch:
     """Consecutive records of one trace, decoded.
 
     ``last_seq`` is the number of the call before the first record, to which the first accesses may belong.
+    ``ranges`` follows the NVTX ranges of the trace.
 
     * ``kinds``: the event kind of each call.
     * ``following_accesses``: the number of accesses after each call.
@@ -75,7 +77,8 @@ class RecordBatch:
     * ``accesses``: the fields of all accesses; ``precision_counts`` counts them by precision.
     """
 
-    def __init__(self, records: Records, last_seq: int) -> None:
+    def __init__(self, records: Records, last_seq: int, ranges: RangeTracker) -> None:
+        innermost = ranges.follow(records)
         belongs_to_previous = _belongs_to_previous_call(records)
         is_stray = _stray_accesses(records, belongs_to_previous, last_seq)
         handled = _IS_HANDLED[records["kind"]] & ~is_stray
@@ -85,6 +88,7 @@ class RecordBatch:
                 np.count_nonzero(records["kind"][~handled] == EventKind.ACCESS)
             )
             records, belongs_to_previous = records[handled], belongs_to_previous[handled]
+            innermost = None if innermost is None else innermost[handled]
         kinds = records["kind"]
         is_access = kinds == EventKind.ACCESS
         calls = np.flatnonzero(~belongs_to_previous)
@@ -101,7 +105,7 @@ class RecordBatch:
         self.launches_without_call_site = int(np.count_nonzero(no_stack))
         self.following_accesses: list[int] = following_accesses.tolist()
         self.rows: dict[int, Iterator[tuple[Any, ...]]] = {
-            kind: _calls(view(records[(kinds == kind) & ~belongs_to_previous], kind), kind)
+            kind: _calls(records, innermost, (kinds == kind) & ~belongs_to_previous, kind)
             for kind in map(EventKind, set(self.kinds))
         }
         accesses = view(records[is_access], EventKind.ACCESS)
@@ -165,13 +169,16 @@ def _by_call(
     return reduction.reduceat(values.view(np.uint8), calls, dtype=np.int64)
 
 
-def _calls(records: Records, kind: EventKind) -> Iterator[tuple[Any, ...]]:
-    """Return the call of each record, followed by the fields of the record's body."""
+def _calls(
+    records: Records, innermost: OpenRanges | None, is_kind: _Mask, kind: EventKind
+) -> Iterator[tuple[Any, ...]]:
+    """Return the call of each marked record, all of one kind, followed by the fields of the record's body."""
+    records = view(records[is_kind], kind)
     has_name = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE)
     names = records["name"].tolist() if has_name else repeat(0)
-    calls = map(
-        Call, records["seq"].tolist(), repeat(int(kind)), names, *_columns(records, _CALL_FIELDS)
-    )
+    ranges = repeat(None) if innermost is None else innermost[is_kind].tolist()
+    numbers = _columns(records, _CALL_FIELDS)
+    calls = map(Call, records["seq"].tolist(), repeat(int(kind)), names, *numbers, ranges)
     return zip(calls, *_columns(records, FIELDS[kind]), strict=False)
 
 

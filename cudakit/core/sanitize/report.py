@@ -1,4 +1,4 @@
-"""Collect the races of all processes of a program, each once, as the result and as plain text."""
+"""Collect the races of all processes, count each race once, and format races as plain text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Protocol, TypeAlias
 
 from cudakit.core.sanitize.hints import fix, remedies, sentence, why_not_covered
@@ -14,6 +14,7 @@ from cudakit.core.sanitize.names import (
     Demangle,
     call_site,
     call_site_index,
+    in_range,
     is_program_frame,
     short_kernel,
     stream_name,
@@ -34,7 +35,7 @@ from cudakit.trace.kinds import AccessMode, EventKind, StreamFlag
 from cudakit.trace.trace_file import Stack
 from cudakit.units import format_bytes
 
-_OPERATIONS = {
+_OPERATION_NAMES = {
     EventKind.COPY: "copy",
     EventKind.FILL: "fill",
     EventKind.ALLOC: "allocation",
@@ -50,7 +51,7 @@ class Stacks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RaceDecoder:
-    """Decodes the races of one process: numbers of the trace become names, call stacks and sentences."""
+    """Decodes the races of one process: replaces numbers of the trace by names, call stacks and sentences."""
 
     process: int
     stacks: Stacks
@@ -58,7 +59,7 @@ class RaceDecoder:
     demangle: Demangle
 
     def decode(self, race: Race) -> FoundRace:
-        """Return a race as in the report, with a count of one."""
+        """Return a race in the form of the report, with a count of one."""
         current, previous = self.side(race.current), self.side(race.previous)
         memory = self._memory(race.allocation)
         size_bytes = race.hi - race.lo
@@ -86,7 +87,7 @@ class RaceDecoder:
         kernel = self.demangle(operation.name) if operation.kind is EventKind.LAUNCH else None
         return Side(
             stream=stream_name(operation.stream, self.streams.get(operation.stream)),
-            operation=_operation(operation.kind, kernel),
+            operation=_operation_text(operation.kind, kernel),
             stack=stack,
             site=call_site_index(stack),
             stream_number=operation.stream,
@@ -104,6 +105,7 @@ class RaceDecoder:
             size_bytes=operation.hi - operation.lo,
             graph=operation.graph,
             node=operation.node,
+            ranges=operation.ranges,
         )
 
     def _memory(self, allocation: Allocation | None) -> Memory | None:
@@ -137,23 +139,23 @@ class RaceDecoder:
         )
 
 
-def _operation(kind: EventKind, kernel: str | None) -> str:
+def _operation_text(kind: EventKind, kernel: str | None) -> str:
     if kernel is None:
-        return _OPERATIONS.get(kind, kind.name.lower().replace("_", " "))
+        return _OPERATION_NAMES.get(kind, kind.name.lower().replace("_", " "))
     return f"kernel {short_kernel(kernel)}" if kernel else "a kernel without a name"
 
 
 _Frames: TypeAlias = tuple[Frame, ...]
 _Key: TypeAlias = tuple[object, ...]
 
-_BY_CONFIDENCE = tuple(Confidence)  # certain, likely, possible
+_CONFIDENCE_ORDER = tuple(Confidence)  # certain, likely, possible
 
 
 class Report:
-    """The races found so far, each with its count.
+    """Collects races and counts their occurrences.
 
     Races with the same kind, operations and call stacks are one race, also in different processes. Races with
-    less confidence than ``show`` are only counted.
+    less confidence than ``show`` are counted, but not reported.
     """
 
     def __init__(
@@ -163,16 +165,17 @@ class Report:
         suppressions: Sequence[Suppression] = (),
         demangle: Demangle = str,
     ) -> None:
-        self._shown = _BY_CONFIDENCE[: _BY_CONFIDENCE.index(show) + 1]
+        self._shown_confidences = _CONFIDENCE_ORDER[: _CONFIDENCE_ORDER.index(show) + 1]
         self._suppressions = suppressions
         self._demangle = demangle
-        self._found: dict[_Key, FoundRace] = {}
-        self._suppressed: dict[_Key, int] = {}  # index of the suppression
+        self._races: dict[_Key, FoundRace] = {}
+        self._suppressed: dict[_Key, int] = {}  # index of the suppression of each suppressed race
         self._counts: Counter[_Key] = Counter()
-        self._found_in: Counter[int] = Counter()  # by process
-        self._hidden = 0
-        self._frames: dict[tuple[int, int, int], _Frames] = {}  # by trace and number of the stack
-        self._stacks: dict[_Frames, _Frames] = {}  # interned
+        self._occurrences_by_process: Counter[int] = Counter()
+        self._hidden_count = 0  # number of occurrences with less confidence than is shown
+        # The frames of a call stack by PID, trace number and index in the stack table.
+        self._frames: dict[tuple[int, int, int], _Frames] = {}
+        self._interned_stacks: dict[_Frames, _Frames] = {}  # one object for all equal stacks
 
     def add(
         self,
@@ -183,10 +186,10 @@ class Report:
         streams: Mapping[int, StreamFlag],
         chain: int = 0,
     ) -> int:
-        """Add the races of one trace; return the number of those neither hidden nor suppressed.
+        """Add the races of one trace; return the number of races that are reported.
 
-        ``stacks`` is the stack table of the trace, ``streams`` has its streams; ``chain`` is the number of
-        the trace within the process.
+        ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by their numbers.
+        ``chain`` is the number of the trace within the process.
         """
         stack = partial(self._stack, (process, chain), stacks)
         decoder = RaceDecoder(process, stack, streams, self._demangle)
@@ -204,18 +207,18 @@ class Report:
         incomplete: Sequence[str] = (),
         no_gpu_work: str | None = None,
     ) -> SanitizeResult:
-        """Return the result; ``coverage`` has one entry per process, ``gaps`` any number."""
-        whole = sum(coverage.values(), Coverage())
+        """Return the result. ``coverage`` is by PID, ``gaps`` are the counts of each trace."""
+        total = sum(coverage.values(), Coverage())
         return SanitizeResult(
             exit_status=exit_status,
             simulated=simulated,
             stopped=stopped,
-            races=tuple(sorted(self._counted(), key=_order)),
-            coverage=replace(whole, suspected=whole.suspected + self._hidden),
+            races=tuple(sorted(self._races_with_counts(), key=_sort_key)),
+            coverage=replace(total, suspected=total.suspected + self._hidden_count),
             gaps=dict(sum(map(Counter, gaps), Counter[str]()).most_common()),
             suppressed=tuple(self._suppressed_counts()),
             processes=tuple(
-                Process(process, coverage[process].launches, self._found_in[process])
+                Process(process, coverage[process].launches, self._occurrences_by_process[process])
                 for process in sorted(coverage)
             ),
             notes=tuple(notes),
@@ -224,8 +227,9 @@ class Report:
         )
 
     def _add(self, decoder: RaceDecoder, race: Race) -> bool:
-        if race.confidence not in self._shown:
-            self._hidden += 1
+        """Count a race, and store it if it is new. Return whether it is reported."""
+        if race.confidence not in self._shown_confidences:
+            self._hidden_count += 1
             return False
         key = self._key(decoder, race)
         if key not in self._counts:
@@ -233,21 +237,23 @@ class Report:
         self._counts[key] += 1
         if key in self._suppressed:
             return False
-        self._found_in[decoder.process] += 1
-        if _is_better_example(race, self._found[key]):
-            self._found[key] = decoder.decode(race)
+        self._occurrences_by_process[decoder.process] += 1
+        if _is_better_example(race, self._races[key]):
+            self._races[key] = decoder.decode(race)
         return True
 
     def _add_new(self, key: _Key, reported: FoundRace) -> None:
+        """Store a new race, or the index of the suppression that covers it."""
         for number, suppression in enumerate(self._suppressions):
             if suppression.covers(reported.current, reported.previous):
                 self._suppressed[key] = number
                 return
-        self._found[key] = reported
+        self._races[key] = reported
 
     def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)
-        return (race.kind, *(part for side in sides for part in self._identity(decoder, side)))
+        identities = (self._identity(decoder, side) for side in sides)
+        return (race.kind, *chain.from_iterable(identities))
 
     def _identity(self, decoder: RaceDecoder, operation: Operation) -> tuple[object, ...]:
         # Equal stacks are one object, so their identity replaces a comparison of all frames.
@@ -256,61 +262,63 @@ class Report:
     def _stack(self, trace: tuple[int, int], stacks: Sequence[Stack], number: int) -> _Frames:
         if not 0 <= number < len(stacks):
             return ()
-        known = self._frames.get((*trace, number))
-        if known is None:
-            known = self._frames[(*trace, number)] = self._interned(stacks[number])
-        return known
+        frames = self._frames.get((*trace, number))
+        if frames is None:
+            frames = self._frames[(*trace, number)] = self._interned(stacks[number])
+        return frames
 
     def _interned(self, stack: Stack) -> _Frames:
         frames = tuple(Frame(frame.function, frame.file, frame.line) for frame in stack)
-        return self._stacks.setdefault(frames, frames)
+        return self._interned_stacks.setdefault(frames, frames)
 
-    def _counted(self) -> Iterable[FoundRace]:
-        return (replace(reported, count=self._counts[key]) for key, reported in self._found.items())
+    def _races_with_counts(self) -> Iterable[FoundRace]:
+        return (replace(reported, count=self._counts[key]) for key, reported in self._races.items())
 
     def _suppressed_counts(self) -> Iterable[Suppressed]:
         for number, suppression in enumerate(self._suppressions):
-            hidden = [self._counts[key] for key, by in self._suppressed.items() if by == number]
-            yield Suppressed(suppression.pattern, suppression.origin, len(hidden), sum(hidden))
+            counts = [
+                self._counts[key] for key, index in self._suppressed.items() if index == number
+            ]
+            yield Suppressed(suppression.pattern, suppression.origin, len(counts), sum(counts))
 
 
-def _order(reported: FoundRace) -> tuple[int, ...]:
-    """Return the position of a race in the report, which does not depend on addresses."""
-    memory = (reported.memory.seq, reported.offset_bytes or 0) if reported.memory else (0, 0)
-    return _confidence_rank(reported), reported.current.seq, reported.previous.seq, *memory
+def _sort_key(reported: FoundRace) -> tuple[int, ...]:
+    """Return the sort key of a race. It does not depend on addresses, because they differ between runs."""
+    location = (reported.memory.seq, reported.offset_bytes or 0) if reported.memory else (0, 0)
+    return _confidence_rank(reported), reported.current.seq, reported.previous.seq, *location
 
 
 def _is_better_example(race: Race, reported: FoundRace) -> bool:
-    """Return whether to report a race instead of an earlier one between the same call sites.
+    """Return whether to report a race instead of an earlier race between the same call sites.
 
-    It is if it is more certain. Among several that one operation causes, the order of their addresses, which
-    differs between runs, must not decide: the first allocation does.
+    A more certain race is better. Among the races of one operation, the race on the earliest allocation is
+    better, because the order of the addresses differs between runs.
     """
-    rank = _BY_CONFIDENCE.index(race.confidence)
+    rank = _CONFIDENCE_ORDER.index(race.confidence)
     if rank != _confidence_rank(reported) or not (race.allocation and reported.memory):
         return rank < _confidence_rank(reported)
     if race.current.seq != reported.current.seq:
         return False
     allocation = race.allocation
-    memory = allocation.seq, race.lo - allocation.address
-    return (race.previous.seq, *memory) < _order(reported)[2:]
+    location = allocation.seq, race.lo - allocation.address
+    return (race.previous.seq, *location) < _sort_key(reported)[2:]
 
 
 def _confidence_rank(reported: FoundRace) -> int:
-    return _BY_CONFIDENCE.index(reported.confidence)
+    return _CONFIDENCE_ORDER.index(reported.confidence)
 
 
-_FRAMES = 4  # frames shown in plain text, from the call site outwards
+_MAX_FRAMES = 4  # maximum number of frames that plain text shows, from the call site outwards
 
 
 def findings(result: SanitizeResult) -> tuple[FoundRace, ...]:
-    """Return the races that are findings: certain and likely ones."""
+    """Return the races that are findings: certain and likely races."""
     return tuple(race for race in result.races if race.confidence.is_finding)
 
 
 def message(races: Sequence[FoundRace]) -> str:
-    """Return races as plain text, below a line with their number."""
-    return "\n\n".join((headline(races), *map(_race, races)))
+    """Return races as plain text, after a line with the number of races."""
+    return "\n\n".join((headline(races), *map(_race_text, races)))
 
 
 def headline(races: Sequence[FoundRace]) -> str:
@@ -318,25 +326,27 @@ def headline(races: Sequence[FoundRace]) -> str:
     return f"{len(races)} race{'' if len(races) == 1 else 's'} between operations on the GPU"
 
 
-def _race(race: FoundRace) -> str:
+def _race_text(race: FoundRace) -> str:
     times = f", {race.count} times" if race.count > 1 else ""
     lines = [f"{race.kind} ({race.confidence}{times}): {race.sentence}"]
     lines += _side("later", race.current) + _side("earlier", race.previous)
     if memory := race.memory:
-        size, whole = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)
-        place = f"memory:  {size} at offset {race.offset_bytes or 0:,} B of {whole}"
-        lines += _with_stack(place, memory)
+        size, allocation_size = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)
+        line = f"memory:  {size} at offset {race.offset_bytes or 0:,} B of {allocation_size}"
+        lines += _with_stack(line, memory)
     if race.last_sync:
         lines.append(f"  sync:    {race.last_sync.sentence}")
     return "\n".join([*lines, f"  fix:     {race.hint}"])
 
 
 def _side(when: str, side: Side) -> list[str]:
-    return _with_stack(f"{when + ':':8} {side.operation} on {side.stream}", side)
+    place = in_range(side.ranges)
+    return _with_stack(f"{when + ':':8} {side.operation} on {side.stream}{place}", side)
 
 
-def _with_stack(line: str, holder: Side | Memory) -> list[str]:
+def _with_stack(line: str, source: Side | Memory) -> list[str]:
     """Return a line followed by the frames of the program, from the call site to the first library frame."""
-    own = tuple(takewhile(is_program_frame, holder.stack[holder.site :])) or holder.stack[:1]
-    places = (f"{frame.filename}:{frame.line} {frame.name}" for frame in own[:_FRAMES])
-    return [f"  {line}", *(f"           {place}" for place in places)]
+    program_frames = tuple(takewhile(is_program_frame, source.stack[source.site :]))
+    frames = program_frames or source.stack[:1]
+    locations = (f"{frame.filename}:{frame.line} {frame.name}" for frame in frames[:_MAX_FRAMES])
+    return [f"  {line}", *(f"           {location}" for location in locations)]

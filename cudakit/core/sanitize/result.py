@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cudakit.core.sanitize.races import Confidence, Coverage, RaceKind, SyncKind
+from cudakit.core.sanitize.races import Confidence, Coverage, NamedRange, RaceKind, SyncKind
 from cudakit.document import Frame
 from cudakit.trace.kinds import AllocationKind, Precision
 
@@ -39,6 +39,7 @@ class Side:
     size_bytes: int  # size of the access; an upper bound unless it is exact
     graph: int  # number of the CUDA graph that contains the operation; 0 if none does
     node: int  # number of the graph node, from 1
+    ranges: tuple[NamedRange, ...] = ()  # open NVTX ranges at the call, outermost first
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from cudakit.errors import UsageError
 COMMAND_LINE = "--suppress"
 
 _FORMS = "use kernel:GLOB or site:FILE[:FUNCTION], for example kernel:nccl* or site:loader.py"
+_MAX_FILE_BYTES = 1 << 20
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 
 
@@ -23,11 +24,11 @@ _COMMENT = re.compile(r"(?:^|\s)#.*")
 class Suppression:
     """A pattern that hides races, by a kernel name or a stack frame of either side."""
 
-    pattern: str
-    origin: str
-    kernel: str = ""  # glob of a kernel name
-    file: str = ""  # glob of a path, or of the end of a path
-    function: str = "*"  # glob of a function name
+    pattern: str  # pattern, as the user wrote it
+    origin: str  # option of the pattern, or its file and line
+    kernel: str = ""  # glob that a kernel name must match
+    file: str = ""  # glob that the path of a frame's file, or the end of the path, must match
+    function: str = "*"  # glob that the function name of the frame must match
 
     def covers(self, *sides: Side) -> bool:
         """Return whether the pattern hides a race between these sides."""
@@ -36,17 +37,18 @@ class Suppression:
     def _covers(self, side: Side) -> bool:
         if self.kernel:
             return any(fnmatchcase(name, self.kernel) for name in _kernel_names(side))
-        return any(self._is_at(frame) for frame in side.stack)
+        return any(self._matches_frame(frame) for frame in side.stack)
 
-    def _is_at(self, frame: Frame) -> bool:
-        in_file = any(fnmatchcase(frame.filename, glob) for glob in (self.file, f"*/{self.file}"))
-        return in_file and fnmatchcase(frame.name, self.function)
+    def _matches_frame(self, frame: Frame) -> bool:
+        globs = (self.file, f"*/{self.file}")
+        matches_file = any(fnmatchcase(frame.filename, glob) for glob in globs)
+        return matches_file and fnmatchcase(frame.name, self.function)
 
 
 def suppressions(
     arguments: Iterable[str], *, origin: str = COMMAND_LINE
 ) -> tuple[Suppression, ...]:
-    """Parse suppressions: a pattern each, or ``@FILE`` with one pattern per line and ``#`` comments.
+    """Parse arguments of ``--suppress``: a pattern, or ``@FILE`` with a pattern per line and ``#`` comments.
 
     ``kernel:GLOB`` matches the demangled, the shortened or the mangled name of a kernel.
     ``site:FILE[:FUNCTION]`` matches any frame of a call stack; FILE may be the end of a path. Raises
@@ -56,7 +58,7 @@ def suppressions(
         suppression
         for argument in arguments
         for suppression in (
-            _in_file(argument[1:])
+            _patterns_in_file(argument[1:])
             if argument.startswith("@")
             else (parse(argument, origin=origin),)
         )
@@ -64,19 +66,26 @@ def suppressions(
 
 
 def parse(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
-    """Parse one pattern. Raises UsageError with the origin if it is invalid."""
-    kind, _, rest = pattern.partition(":")
-    if kind == "kernel" and rest:
-        return Suppression(pattern, origin, kernel=rest)
-    file, _, function = rest.rpartition(":") if ":" in rest else (rest, "", "*")
+    """Parse one pattern. Raises UsageError, which names the origin, if the pattern is invalid."""
+    kind, _, glob = pattern.partition(":")
+    if kind == "kernel" and glob:
+        return Suppression(pattern, origin, kernel=glob)
+    file, _, function = glob.rpartition(":") if ":" in glob else (glob, "", "*")
     if kind == "site" and file and function:
         return Suppression(pattern, origin, file=file, function=function)
     raise UsageError(f"{origin}: {pattern!r} is not a suppression pattern", hint=_FORMS)
 
 
-def _in_file(name: str) -> Iterator[Suppression]:
+def _patterns_in_file(name: str) -> Iterator[Suppression]:
     try:
-        lines = Path(name).read_text(encoding="utf-8").splitlines()
+        with Path(name).open("rb") as file:  # can be endless: a pipe or a device
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise UsageError(
+                f"{name} has more than {_MAX_FILE_BYTES >> 20} MiB, which is too long for suppressions",
+                hint="use a text file with one pattern per line",
+            )
+        lines = content.decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
         raise UsageError(

@@ -176,7 +176,7 @@ class VirtualMemory(Protocol):
         """Reserve an address range (cuMemAddressReserve)."""
 
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
-        """Free a whole reservation without mappings (cuMemAddressFree)."""
+        """Free a reservation, which must be complete and have no mappings (cuMemAddressFree)."""
 
     def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
         """Allocate physical memory, exportable by one kind of handle or by none (cuMemCreate)."""
@@ -191,7 +191,7 @@ class VirtualMemory(Protocol):
         """Map physical memory into a reservation, accessible to this device only (cuMemMap)."""
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
-        """Remove all mappings of a range (cuMemUnmap). Raises CUDA_ERROR_INVALID_VALUE if it cuts one."""
+        """Remove the mappings in a range (cuMemUnmap). Raises CUDA_ERROR_INVALID_VALUE if it splits one."""
 
     def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
         """Allow or deny a device to read and write whole mappings (cuMemSetAccess)."""
@@ -208,28 +208,28 @@ class Ipc(Protocol):
 
     @property
     def process(self) -> ProcessId:
-        """The id of this process; after a fork, that of the child."""
+        """The id of this process, which differs in the child of a fork."""
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
-        """Return the handle of a ``malloc`` allocation (cuIpcGetMemHandle), the same each time."""
+        """Return the handle of a ``malloc`` allocation (cuIpcGetMemHandle), which is always the same."""
 
     def ipc_open(self, handle: bytes) -> Ptr:
         """Map another process's allocation (cuIpcOpenMemHandle); repeated calls return the same address."""
 
     def ipc_close(self, ptr: Ptr) -> None:
-        """Undo one ``ipc_open``; the last one unmaps the memory (cuIpcCloseMemHandle)."""
+        """Undo one ``ipc_open`` (cuIpcCloseMemHandle). The memory is unmapped when all are undone."""
 
     def handle_kinds(self) -> tuple[HandleKind, ...]:
         """Return the kinds of shareable handles that the device supports, preferred ones first."""
 
     def export(self, backing: Backing) -> ShareableHandle:
-        """Export physical memory, which then lives until ``revoke`` (cuMemExportToShareableHandle).
+        """Export physical memory, which stays allocated until ``revoke`` (cuMemExportToShareableHandle).
 
         Raises Unsupported if the memory was created without a kind of handle.
         """
 
     def revoke(self, exported: ShareableHandle) -> None:
-        """End an export of this process. Has no effect the second time."""
+        """Undo an ``export`` of this process. Has no effect the second time."""
 
     def import_backing(self, exported: ShareableHandle) -> Backing:
         """Return a reference to another process's memory (cuMemImportFromShareableHandle)."""
@@ -244,7 +244,7 @@ class Streams(Protocol):
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
         """Create a stream (cuStreamCreateWithPriority); a blocking one synchronizes with LEGACY.
 
-        A lower ``priority`` runs first; it is clamped to the range of the device.
+        Streams with a lower ``priority`` run first; the value is clamped to the range of the device.
         """
 
     def priority(self, stream: Stream) -> int:
@@ -266,7 +266,7 @@ class Streams(Protocol):
         """Create an event (cuEventCreate)."""
 
     def destroy_event(self, event: Event) -> None:
-        """Destroy an event; waits enqueued before stay valid (cuEventDestroy)."""
+        """Destroy an event; waits that are already enqueued stay valid (cuEventDestroy)."""
 
     def record(self, event: Event, stream: Stream) -> None:
         """Record the current work of a stream in an event (cuEventRecord)."""
@@ -275,10 +275,10 @@ class Streams(Protocol):
         """Make later work of a stream wait for the last record of an event (cuStreamWaitEvent)."""
 
     def query_event(self, event: Event) -> bool:
-        """Return whether the recorded work has completed; True if never recorded (cuEventQuery)."""
+        """Return whether the recorded work has completed, or nothing was recorded (cuEventQuery)."""
 
     def sync_event(self, event: Event) -> None:
-        """Wait for the recorded work (cuEventSynchronize)."""
+        """Wait for the work that an event has recorded (cuEventSynchronize)."""
 
     def elapsed(self, begin: Event, end: Event) -> float:
         """Return the seconds between two completed events with timing (cuEventElapsedTime)."""
@@ -339,7 +339,7 @@ class Graphs(Protocol):
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
         """Apply the parameters of a graph with the same topology to an executable (cuGraphExecUpdate).
 
-        Raises CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE for a different topology; nothing changes then.
+        Raises CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, with the executable unchanged, if the topology differs.
         """
 
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:

@@ -14,11 +14,11 @@ Bits = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A binary floating-point format without a numpy or CUDA C++ base type."""
+    """A binary floating-point format that is not a base type of numpy or CUDA C++."""
 
     mantissa_bits: int
     bias: int  # exponent bias
-    largest: float  # largest finite value; greater values are clamped to it
+    largest: float  # largest finite value, to which larger values are clamped
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,12 @@ class Element:
 
     @property
     def size_bytes(self) -> int:
+        """The size of an element."""
         return self.bits.itemsize
 
     @property
     def is_integer(self) -> bool:
+        """Whether the elements are integers."""
         return self.format is None and self.bits.kind == "i"
 
 
@@ -70,7 +72,7 @@ def encode(values: npt.ArrayLike, element: Element) -> Bits:
 
 
 def decode(bits: Bits, element: Element) -> Floats:
-    """Return the values of bits, exactly, as fp64."""
+    """Return the exact values of bits as fp64."""
     if element.format is None:
         return bits.astype(np.float64)
     if element is BF16:

@@ -23,7 +23,8 @@ NOT_QUERIED = Unavailable("not queried")
 class DeviceFacts:
     """The facts of a device from one library. Field names carry their units."""
 
-    index: int  # index in this library (of a MIG instance: in its GPU), -1 if none
+    # Index in this library; for a MIG instance, its index in its GPU; -1 if there is none.
+    index: int
     uuid: str | Unavailable  # "GPU-..." or "MIG-..."
     # "0000:65:00.0" in lower case; a MIG instance has the address of its GPU.
     pci_bus_id: str | Unavailable
@@ -35,7 +36,7 @@ class DeviceFacts:
 class Telemetry:
     """Changing values: clocks, power, temperature, utilization, memory in use."""
 
-    time_ns: int  # since 1970
+    time_ns: int  # time of the query in ns since 1970-01-01
     fields: Mapping[str, Field]
 
 
@@ -48,17 +49,18 @@ class Process:
     used_bytes: int | Unavailable
     name: str | Unavailable  # the command line
     user: str | Unavailable
-    sm_percent: int | Unavailable = _NOT_RECORDED  # share of time with a kernel of this process
-    runtime_s: float | Unavailable = _NOT_RECORDED  # since the process started
+    sm_percent: int | Unavailable = _NOT_RECORDED  # share of time in which its kernels ran
+    runtime_s: float | Unavailable = _NOT_RECORDED  # seconds since the process started
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """The connection of two devices according to NVML (``nvidia-smi topo -m``, ``-p2p``)."""
 
-    first: int  # NVML index
-    second: int
-    path: str | Unavailable  # "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"
+    first: int  # NVML index of one device
+    second: int  # NVML index of the other device
+    # Topology as nvidia-smi abbreviates it: "NV18", "PIX", "PXB", "PHB", "NODE", "SYS".
+    path: str | Unavailable
     nvlinks: int | Unavailable
     p2p_read: str | Unavailable  # "ok", or NVML's reason
     p2p_write: str | Unavailable
@@ -76,7 +78,7 @@ class CudaView:
     peer_access: tuple[tuple[int, int], ...]  # pairs of ordinals with peer access
     peer_atomics: tuple[tuple[int, int], ...]  # pairs of ordinals with native peer atomics
     error: tuple[int, str, str] | None  # code, name and explanation of a failed cuInit
-    libcuda: str | Unavailable  # path of the loaded library
+    libcuda: str | Unavailable  # path of the loaded libcuda
     visible_devices: str | None  # CUDA_VISIBLE_DEVICES at the query
     device_order: str | None  # CUDA_DEVICE_ORDER at the query
     order: tuple[str, ...] = ()  # UUIDs of all devices in CUDA's order without CUDA_VISIBLE_DEVICES

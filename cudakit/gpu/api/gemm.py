@@ -180,8 +180,8 @@ class Gemm:
 class GemmSettings:
     """Options for a library, which ignores unsupported options; ``GemmPlan.settings`` has those in effect."""
 
-    workspace_bytes: int = WORKSPACE_BYTES  # maximum
-    deterministic: bool = False  # bitwise reproducible: no reductions in varying order
+    workspace_bytes: int = WORKSPACE_BYTES  # maximum size of the workspace
+    deterministic: bool = False  # bitwise reproducible results
     reduced_precision: bool = True  # allow reductions in fp16 or bf16
     # fp8: accumulate with fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM)
     fast_accumulate: bool = False
@@ -189,22 +189,25 @@ class GemmSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """A cuBLASLt algorithm configuration (cuBLAS Library, "cublasLtMatmulAlgoConfigAttributes_t")."""
+    """A cuBLASLt algorithm and its configuration.
+
+    Field names follow cublasLtMatmulAlgoConfigAttributes_t (cuBLAS Library), which documents the values.
+    """
 
     id: int
     tile: int = 0
     stages: int = 0
     split_k: int = 1
-    reduction: int = 0  # split-k reduction, cublasLtReductionScheme_t
+    reduction: int = 0  # how split-k results are added: a cublasLtReductionScheme_t
     swizzle: int = 0
     custom: int = 0
     inner: int = 0
     cluster: int = 0
-    workspace_bytes: int = 0  # required workspace
+    workspace_bytes: int = 0  # required size of the workspace
 
 
 class Operands(Protocol):
-    """Device addresses of the matrices; ``bias`` is used only if the epilogue has one."""
+    """The device addresses of the matrices A, B and D, and of the bias, if the epilogue has one."""
 
     @property
     def a(self) -> Ptr: ...
@@ -235,7 +238,7 @@ class GemmPlan(Protocol):
 
 
 def never() -> bool:
-    """Return False: the default of ``is_over``."""
+    """Return False: the default ``is_over`` callback, which never ends a search."""
     return False
 
 
@@ -243,7 +246,8 @@ class Blas(Protocol):
     """A GEMM library on one device. Raises Unsupported, with the reason, for an unsupported GEMM."""
 
     @property
-    def library(self) -> Library: ...
+    def library(self) -> Library:
+        """The name of the library."""
 
     @property
     def version(self) -> str:
@@ -265,7 +269,8 @@ class Blas(Protocol):
         The search stops once ``is_over`` returns True, which is checked even if nothing is yielded.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the library's handle and reject later calls. Has no effect the second time."""
 
 
 def _check_name(kind: str, name: str, valid: Mapping[str, object] | Sequence[str]) -> None:

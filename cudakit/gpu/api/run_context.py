@@ -20,7 +20,7 @@ MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 the default of CUDA_MPS_PIPE_DIR
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The operating system and CPU. Unknown texts are ""."""
+    """The operating system and CPU. Unknown text fields are ""."""
 
     cpu: str = ""  # model name
     system: str = ""  # "Linux"
@@ -30,7 +30,7 @@ class Host:
     container: str = ""  # container runtime: "docker"; "" outside containers
     is_wsl: bool = False  # Windows Subsystem for Linux, with the GPU behind /dev/dxg
     is_jetson: bool = False  # Tegra system; its GPU is not a PCI device
-    secure_boot: bool = False  # only signed kernel modules load
+    secure_boot: bool = False  # the kernel loads only signed modules
     overcommit_memory: str = ""  # vm.overcommit_memory
     infiniband: tuple[str, ...] = ()  # names of adapters
     available_bytes: int | Unavailable = NOT_QUERIED  # memory available without swapping
@@ -47,7 +47,7 @@ class KernelModule:
     """The loaded NVIDIA kernel module."""
 
     version: str  # "580.65.06"
-    is_open: bool  # the open-source variant
+    is_open: bool  # True for the open-source variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class PciGpu:
 
     address: str  # "0000:65:00.0"
     driver: str  # bound kernel driver, "" if none
-    is_gone: bool  # registers read as all ones: fallen off the bus
+    is_gone: bool  # fallen off the bus: registers read as all ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,8 @@ class Build:
 
     framework: str
     version: str
-    cuda: (
-        tuple[int, int | None] | None
-    )  # major and minor version, None if unknown; None if built without CUDA
+    # Major and minor CUDA version; the minor version is None if it is unknown. None if built without CUDA.
+    cuda: tuple[int, int | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +129,7 @@ class Software:
     libraries: tuple[Library, ...] | Unavailable = ()  # in dynamic loader order
     toolkits: tuple[Toolkit, ...] = ()
     nccl_conf: Mapping[str, str] = field(default_factory=dict)  # variables set by /etc/nccl.conf
-    missing_extensions: tuple[
-        str, ...
-    ] = ()  # C extensions of cudakit that are not built: "core/allocator/_fast"
+    missing_extensions: tuple[str, ...] = ()  # C extensions of cudakit that are not built
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class ProcessId:
     """A process of this machine; ``started`` distinguishes processes that reuse a pid."""
 
     pid: int
-    started: int  # in clock ticks since boot (proc_pid_stat(5), starttime)
+    started: int  # start time in clock ticks since boot (proc_pid_stat(5), starttime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class DescriptorHandle:
     """A shareable handle: a POSIX file descriptor of the exporting process."""
 
     process: ProcessId
-    number: int
+    number: int  # file descriptor number in the exporting process
     serial: int  # unique id of the export, because descriptor numbers are reused
 
 
 @dataclass(frozen=True, slots=True)
 class FabricHandle:
-    """A shareable handle for all processes of the NVLink fabric, also on other machines."""
+    """A shareable handle that all processes on the NVLink fabric can import, also on other machines."""
 
     data: bytes
 

@@ -176,6 +176,11 @@ def find_recorder(paths: SearchPaths) -> Path:
     return Path(spec.origin)
 
 
+def is_recorder(path: str) -> bool:
+    """Return whether a path, as of an injection library, is that of a recorder of cudakit."""
+    return os.path.basename(path).startswith("_recorder.")
+
+
 def find_frame_readers(paths: SearchPaths) -> dict[str, Path]:
     """Return the paths of the native modules that read Python frames, by the interpreter they were built for.
 

@@ -211,7 +211,7 @@ class PoolHooks:
 
         def at_exit() -> None:
             exiting.set()
-            self._attempt(self._profile_jax)
+            self._attempt(self.profile_jax)
 
         atexit.register(at_exit)
         arguments = (exiting, os.getpid())
@@ -226,7 +226,7 @@ class PoolHooks:
             in_use = sum(self._jax_bytes_in_use(device) for device in self._jax_devices())
             if in_use > highest * _JAX_GROWTH:
                 highest = in_use
-                self._attempt(self._profile_jax)
+                self._attempt(self.profile_jax)
 
     def _jax_bytes_in_use(self, device: "Any") -> int:
         return int((device.memory_stats() or {}).get("bytes_in_use", 0))
@@ -239,7 +239,7 @@ class PoolHooks:
         devices: list[Any] = sys.modules["jax"].local_devices()
         return [device for device in devices if device.platform in ("gpu", "cuda")]
 
-    def _profile_jax(self) -> None:
+    def profile_jax(self) -> None:
         devices = self._jax_devices()
         if not devices:
             return

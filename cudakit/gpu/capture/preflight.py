@@ -19,6 +19,7 @@ from cudakit.gpu.capture.installed import (
     find_frame_readers,
     find_recorder,
     find_sanitizer_library,
+    is_recorder,
 )
 from cudakit.gpu.capture.struct_layouts import Layout, check_structures
 
@@ -106,8 +107,9 @@ def _refuse_other_tools(environment: Mapping[str, str]) -> None:
     if tool := environment.get(_INJECTION_VARIABLE):
         raise _other_tool_error(_INJECTION_VARIABLE, f"loads {tool} into CUDA programs")
     for name in _PRELOAD_VARIABLES:
-        if _TOOL_NAMES.search(environment.get(name, "")):
-            raise _other_tool_error(name, f"loads another tool: {environment[name]}")
+        value = environment.get(name, "")
+        if _TOOL_NAMES.search(value) and not is_recorder(value):
+            raise _other_tool_error(name, f"loads another tool: {value}")
     for name, tool in _TOOL_VARIABLES.items():
         if name in environment:
             raise _other_tool_error(name, f"is set, so {tool} is attached to this program")

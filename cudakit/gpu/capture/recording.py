@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +39,7 @@ class CudaRecording:
     accesses: Accesses | None = None  # source of the accesses; None if CUDA is not recorded
     notes: tuple[str, ...] = ()  # reasons why CUDA is not recorded, or why accesses are not exact
     flush: Callable[[], None] | None = None  # waits for all launches and records their accesses
+    memory_only: bool = False  # whether only allocations and frees are recorded
 
 
 NOT_RECORDED = CudaRecording()
@@ -63,7 +64,7 @@ class Recording:
         self._lock = threading.Lock()
         self._closed = False
         atexit.register(self.close)
-        if cuda.accesses:
+        if cuda.accesses or cuda.memory_only:
             threading.Thread(target=self._read_periodically, name="cudakit", daemon=True).start()
 
     @property
@@ -167,10 +168,10 @@ def _record_cuda(
     readiness = readiness or preflight(None)
     if isinstance(readiness, Ready):
         ready, note = add_device_patches(readiness, accesses, directory)
-        recorder = _start_recorder(ready, directory)
+        recorder, why_no_ranges = _start_recorder(ready, directory)
         return CudaRecording(
             accesses="exact" if ready.patches else "arguments",
-            notes=(note,) if note else (),
+            notes=tuple(filter(None, (note, why_no_ranges))),
             flush=getattr(recorder, "read", None),
         )
     if device_count():
@@ -178,24 +179,30 @@ def _record_cuda(
     return NOT_RECORDED
 
 
-def _start_recorder(ready: Ready, directory: Path) -> Any:
-    """Start the recorder and return its module."""
-    frames = ready.frames.get(sys.implementation.cache_tag)
-    walker = _load_native_module("_frames", frames).walker if frames else 0
+def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
+    """Start the recorder; return its module, and why NVTX ranges are not recorded, if so."""
+    walker = frame_walker(ready.frames)
     patches = [(capability, path.read_bytes()) for capability, path in ready.patches.items()]
-    recorder = _load_native_module("_recorder", ready.recorder)
+    recorder = load_native_module("_recorder", ready.recorder)
     try:
-        recorder.start(str(directory), str(ready.library), walker, *([patches] if patches else []))
+        other = recorder.start(str(directory), str(ready.library), walker, patches)
     except RuntimeError as error:
         raise EnvironmentUnusable(
             f"the recorder does not work in this process: {error}",
             hint="try the whole program: cudakit run --sanitize SCRIPT",
         ) from error
     after_torch_import(partial(attribute_backward, recorder))
-    return recorder
+    return recorder, other and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other}"
 
 
-def _load_native_module(name: str, path: Path) -> Any:
+def frame_walker(frame_readers: Mapping[str, Path]) -> int:
+    """Return the address of the stack reader for this interpreter, or 0."""
+    path = frame_readers.get(str(sys.implementation.cache_tag))
+    return int(load_native_module("_frames", path).walker) if path else 0
+
+
+def load_native_module(name: str, path: Path) -> Any:
+    """Load an extension module by its path. Raises EnvironmentUnusable."""
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise EnvironmentUnusable(f"{path} is no extension module of this Python")

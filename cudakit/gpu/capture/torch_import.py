@@ -40,7 +40,7 @@ def after_torch_import(action: "Callable[[], None]") -> None:
 
 def after_import(name: str, action: "Callable[[], None]") -> None:
     """Run an action as soon as a module is imported, which may already be the case."""
-    if name in sys.modules:
+    if sys.modules.get(name) is not None:
         action()
     else:
         sys.meta_path.insert(0, _ImportHook(name, action))

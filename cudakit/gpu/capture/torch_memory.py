@@ -1,59 +1,57 @@
-"""Record memory snapshots of PyTorch in this process."""
+"""Record the memory history of PyTorch in this process."""
 
 from __future__ import annotations
 
-import os
-import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import sys
+from collections.abc import Callable
 from typing import Any
-
-from cudakit.errors import MissingDependency
 
 # Names of PyTorch's function that attaches an observer: since torch 2.5, and before.
 _ATTACH_FUNCTIONS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
 
 
-@contextmanager
-def record(path: str, *, max_entries: int, stacks: str) -> Iterator[None]:
-    """Record PyTorch's GPU allocations in the block, and write a snapshot; see ``cudakit.record_memory``."""
-    memory = _torch().cuda.memory
-    memory._record_memory_history(stacks=stacks, max_entries=max_entries)
-    try:
-        with _snapshot_on_out_of_memory("-oom".join(os.path.splitext(path))):
-            yield
-    finally:
+class TorchHistory:
+    """PyTorch's memory history, which has one state per process.
+
+    ``write_oom`` gets the snapshot of the first out-of-memory error, before the error is raised.
+    """
+
+    def __init__(
+        self, *, max_entries: int, stacks: str, write_oom: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._options = {"stacks": stacks, "max_entries": max_entries}
+        self._write_oom = write_oom
+        self._observes = False
+        self._is_recording = False
+
+    def start(self) -> None:
+        """Begin recording; torch is imported."""
+        torch = sys.modules["torch"]
+        torch.cuda.memory._record_memory_history(**self._options)
+        self._is_recording = self._observes = True
+        _attach_out_of_memory_observer(torch, self._out_of_memory)
+
+    def stop(self) -> dict[str, Any] | None:
+        """Stop recording, and return the snapshot; None if torch was never imported."""
+        self._observes = False  # disables the observer, which PyTorch cannot remove
+        if not self._is_recording:
+            return None
         try:
-            _write_snapshot(path)
+            return _snapshot(sys.modules["torch"])
         finally:
-            memory._record_memory_history(enabled=None)
+            sys.modules["torch"].cuda.memory._record_memory_history(enabled=None)
+
+    def _out_of_memory(self, *_: int) -> None:
+        if self._observes:
+            self._observes = False
+            self._write_oom(_snapshot(sys.modules["torch"]))
 
 
-@contextmanager
-def _snapshot_on_out_of_memory(path: str) -> Iterator[None]:
-    is_first = True
-
-    def observe(*_: int) -> None:
-        nonlocal is_first
-        if is_first:
-            is_first = False
-            _write_snapshot(path)
-
-    _attach_out_of_memory_observer(_torch(), observe)
-    try:
-        yield
-    finally:
-        is_first = False  # disables the observer, which PyTorch cannot remove
-
-
-def _write_snapshot(path: str) -> None:
-    """Write a snapshot with the memory and the limit of each device in its settings."""
-    torch = _torch()
-    snapshot = torch.cuda.memory._snapshot()
+def _snapshot(torch: Any) -> dict[str, Any]:
+    """Return a snapshot with the memory and the limit of each device in its settings."""
+    snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
     snapshot.setdefault("allocator_settings", {}).update(_device_memory(torch))
-    with Path(path).open("wb") as file:
-        pickle.dump(snapshot, file)
+    return snapshot
 
 
 def _device_memory(torch: Any) -> dict[str, list[float]]:
@@ -67,14 +65,6 @@ def _device_memory(torch: Any) -> dict[str, list[float]]:
     if hasattr(cuda.memory, "get_per_process_memory_fraction"):  # torch 2.7
         facts["memory_fraction"] = [cuda.memory.get_per_process_memory_fraction(i) for i in devices]
     return facts
-
-
-def _torch() -> Any:
-    try:
-        import torch  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise MissingDependency("torch", purpose="recording its memory") from error
-    return torch
 
 
 def _attach_out_of_memory_observer(torch: Any, observer: Callable[..., None]) -> None:

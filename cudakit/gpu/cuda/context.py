@@ -11,7 +11,7 @@ from cudakit.gpu.driver_errors import Status, cuda_error
 
 _T = TypeVar("_T")
 
-_CLOSED = -1
+_CLOSED_ADDRESS = -1
 
 
 class Context:
@@ -37,14 +37,14 @@ class Context:
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
-        return self._address == _CLOSED
+        return self._address == _CLOSED_ADDRESS
 
     def in_context(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with this context current in this thread; restore the previous context."""
         status, current = cu.cuCtxGetCurrent()
         if not status and int(current) == self._address:
             return function(*args)
-        self._enter()
+        self._push()
         try:
             return function(*args)
         finally:
@@ -61,11 +61,11 @@ class Context:
 
     def close(self) -> None:
         """Release the context; the last release in the process destroys it and its resources."""
-        self._address = _CLOSED
-        # The status is ignored: it repeats sticky errors of earlier work.
+        self._address = _CLOSED_ADDRESS
+        # The status is ignored, because it repeats sticky errors of earlier work.
         cu.cuDevicePrimaryCtxRelease(self.device)
 
-    def _enter(self) -> None:
+    def _push(self) -> None:
         if self.closed:
             raise cuda_error(Status.CONTEXT_IS_DESTROYED, detail=f"{self.name} was closed")
         check(cu.cuCtxPushCurrent(self.handle))

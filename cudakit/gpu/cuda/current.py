@@ -88,7 +88,7 @@ def device(device: int) -> AbstractContextManager[int]:
     >>> with cudakit.device(0):  # doctest: +SKIP
     ...     cudakit.synchronize()
     """
-    return _device_entered(device)
+    return _use_device(device)
 
 
 def stream(stream: object) -> AbstractContextManager[int]:
@@ -103,7 +103,7 @@ def stream(stream: object) -> AbstractContextManager[int]:
     ...     cudakit.current_stream()
     2
     """
-    return _stream_entered(stream)
+    return _use_stream(stream)
 
 
 def current_stream() -> int:
@@ -145,7 +145,7 @@ def synchronize(device: int | None = None) -> None:
     >>> import cudakit
     >>> cudakit.synchronize()  # doctest: +SKIP
     """
-    with _current_context(_context_of(device)):
+    with _use_context(_context_of(device)):
         check(cu.cuCtxSynchronize())
 
 
@@ -157,7 +157,7 @@ def mem_get_info(device: int | None = None) -> MemoryInfo:
     >>> 0 < info.free_bytes < info.total_bytes  # doctest: +SKIP
     True
     """
-    with _current_context(_context_of(device)):
+    with _use_context(_context_of(device)):
         free_bytes, total_bytes = check(cu.cuMemGetInfo())
     return MemoryInfo(free_bytes=free_bytes, total_bytes=total_bytes)
 
@@ -174,26 +174,26 @@ def can_access_peer(device: int, peer: int) -> bool:
 
 def profiler_start() -> None:
     """Start data collection of an attached profiler (cuProfilerStart)."""
-    with _current_context(_context_of(None)):
+    with _use_context(_context_of(None)):
         check(cu.cuProfilerStart())
 
 
 def profiler_stop() -> None:
     """Stop data collection of an attached profiler (cuProfilerStop)."""
-    with _current_context(_context_of(None)):
+    with _use_context(_context_of(None)):
         check(cu.cuProfilerStop())
 
 
 @contextmanager
-def _device_entered(device: int) -> Iterator[int]:
-    with _current_context(_context_of(device)):
+def _use_device(device: int) -> Iterator[int]:
+    with _use_context(_context_of(device)):
         yield device
 
 
 @contextmanager
-def _stream_entered(stream: object) -> Iterator[int]:
+def _use_stream(stream: object) -> Iterator[int]:
     handle = _stream_handle(stream)
-    with _in_context_of(handle):
+    with _use_context_of_stream(handle):
         token = _STREAM.set(handle)
         try:
             yield handle
@@ -208,17 +208,17 @@ def _device_handle(device: int | None) -> Any:
 
 
 def _context_of(device: int | None) -> Any:
-    """Return the primary context of a device; for None, the current context if set."""
+    """Return the primary context of a device; None is the current context, if there is one."""
     if device is None and driver.is_initialized():
         current = check(cu.cuCtxGetCurrent())
         if int(current):
             return current
-    # The context is never released, as in the runtime: its resources must stay valid.
+    # The context is never released, as in the CUDA runtime, because its resources must stay valid.
     return check(cu.cuDevicePrimaryCtxRetain(_device_handle(device)))
 
 
 @contextmanager
-def _current_context(context: Any) -> Iterator[None]:
+def _use_context(context: Any) -> Iterator[None]:
     check(cu.cuCtxPushCurrent(context))
     try:
         yield
@@ -227,7 +227,7 @@ def _current_context(context: Any) -> Iterator[None]:
 
 
 def _stream_handle(stream: object) -> int:
-    """Return the driver handle of a stream of any library, or given as an int."""
+    """Return the driver handle of a stream object of any library, or of an int."""
     if hasattr(stream, "__cuda_stream__"):  # stream protocol of cuda.core: version and handle
         _, stream = stream.__cuda_stream__()
     for attribute in ("cuda_stream", "ptr"):  # torch, CuPy
@@ -239,11 +239,11 @@ def _stream_handle(stream: object) -> int:
 
 
 @contextmanager
-def _in_context_of(handle: int) -> Iterator[None]:
+def _use_context_of_stream(handle: int) -> Iterator[None]:
     """Make the context of a stream current; default streams belong to the current context."""
     if handle in (LEGACY, PER_THREAD):
         yield
         return
     initialize()
-    with _current_context(check(cu.cuStreamGetCtx(handle))):
+    with _use_context(check(cu.cuStreamGetCtx(handle))):
         yield

@@ -81,12 +81,12 @@ class Cuda(Device):
         if self._read_telemetry is None:
             nvml_device = self._find_in_nvml()  # initializes NVML
             self._read_telemetry = (
-                partial(_unavailable, nvml_device)
+                partial(_return_unavailable, nvml_device)
                 if isinstance(nvml_device, Unavailable)
                 else partial(nvml_device[0].telemetry, nvml_device[1])
             )
         answer = self._read_telemetry(names)
-        return self._memory_only() if isinstance(answer, Unavailable) else answer
+        return self._memory_telemetry() if isinstance(answer, Unavailable) else answer
 
     def processes(self) -> tuple[Process, ...] | Unavailable:
         """Return the processes that use the device, from NVML."""
@@ -115,13 +115,14 @@ class Cuda(Device):
         """Wait for work that uses remaining resources, and release them. Has no effect the second time.
 
         cuCtxSynchronize would invalidate stream captures of other libraries, and is called only if modules,
-        mappings, IPC memory, or registered or pageable host memory remain: cuMemFree waits by itself.
+        mappings, IPC memory, or registered or pageable host memory remain; cuMemFree waits for all work
+        itself.
         """
         if self.closed:
             return
         must_sync = self.ipc.in_use or self.virtual.in_use or self.kernels.in_use
         with ExitStack() as stack:
-            with suppress(CudaError):  # a sticky error of the context
+            with suppress(CudaError):  # the context may have a sticky error
                 stack.enter_context(self.streams.relaxed())
             if must_sync or self.memory.has_unsynchronized_host_memory:
                 self.in_context(cu.cuCtxSynchronize)
@@ -134,7 +135,7 @@ class Cuda(Device):
             self.streams.close()
         self.context.close()
 
-    def _memory_only(self) -> Telemetry:
+    def _memory_telemetry(self) -> Telemetry:
         info = self.memory_info()
         fields = {
             "memory_free_bytes": info.free_bytes,
@@ -154,5 +155,5 @@ class Cuda(Device):
         return Unavailable("NVML does not list the device")
 
 
-def _unavailable(reason: Unavailable, names: Collection[str]) -> Unavailable:  # noqa: ARG001
+def _return_unavailable(reason: Unavailable, names: Collection[str]) -> Unavailable:  # noqa: ARG001
     return reason

@@ -14,7 +14,7 @@ from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.driver_errors import cuda_error
 
-__all__ = ["capability", "check", "cu", "initialize", "is_initialized", "optional"]
+__all__ = ["call_if_available", "capability", "check", "cu", "initialize", "is_initialized"]
 
 Result = tuple[Any, ...]
 
@@ -53,7 +53,7 @@ def check(result: Result, detail: Callable[[], str] | None = None) -> Any:
     return result[1] if len(result) == 2 else result[1:] or None
 
 
-def optional(name: str, *args: object) -> Result | None:
+def call_if_available(name: str, *args: object) -> Result | None:
     """Call a function that older drivers lack; return status and results, or None if it is missing."""
     try:
         result: Result = getattr(cu, name)(*args)

@@ -8,17 +8,17 @@ from typing import Any
 
 from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
 from cudakit.gpu.cuda.context import Context
-from cudakit.gpu.cuda.driver import check, cu, optional
+from cudakit.gpu.cuda.driver import call_if_available, check, cu
 from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.handles import Handles
 
 _ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 
-# The first available function is called. Functions since CUDA 12.3 support edge data of programmatic
-# dependent launches, for which the older ones return CUDA_ERROR_LOSSY_QUERY. The bindings of CUDA 13 have
-# only the new functions, under the old names.
-_INFO_FUNCTIONS = "cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo"
+# Names of the same function, of which the first that exists is called. The new functions, since CUDA 12.3,
+# support edge data of programmatic dependent launches; the old ones return CUDA_ERROR_LOSSY_QUERY for such
+# graphs. The bindings of CUDA 13 have only the new functions, under the old names.
+_CAPTURE_INFO_FUNCTIONS = "cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo"
 _DEPENDENCY_FUNCTIONS = "cuGraphNodeGetDependencies_v2", "cuGraphNodeGetDependencies"
 # First CUDA version whose cuGraphExecUpdate fills a CUgraphExecUpdateResultInfo (cuda.h of CUDA 12).
 _RESULT_INFO_VERSION = 12000
@@ -53,7 +53,7 @@ class CudaGraphs:
         failed_update = int(result[0]) == Status.GRAPH_EXEC_UPDATE_FAILURE
         check(
             result,
-            (lambda: self._context.in_context(_update_failure, *handles))
+            (lambda: self._context.in_context(_update_failure_reason, *handles))
             if failed_update
             else None,
         )
@@ -78,12 +78,12 @@ class CudaGraphs:
         return int(count)
 
     def capture_id(self, stream: Stream) -> int | None:
-        if stream == LEGACY:  # it never captures, and the query would invalidate other captures
+        if stream == LEGACY:  # never captured; the query would invalidate other captures
             return None
-        return self._capture(stream)[0]
+        return self._query_capture(stream)[0]
 
     def capture_dependencies(self, stream: Stream) -> tuple[GraphNode, ...]:
-        return () if stream == LEGACY else self._capture(stream)[1]
+        return () if stream == LEGACY else self._query_capture(stream)[1]
 
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         handle = cu.CUgraphNode(node)
@@ -101,16 +101,16 @@ class CudaGraphs:
         for graph in self._graphs.clear():
             self._context.in_context(cu.cuGraphDestroy, graph)
 
-    def _capture(self, stream: Stream) -> tuple[int | None, tuple[GraphNode, ...]]:
+    def _query_capture(self, stream: Stream) -> tuple[int | None, tuple[GraphNode, ...]]:
         """Return the id of a stream's valid capture and the dependencies of its next node."""
         status, capture_id, _, nodes, *_ = self._call_newest(
-            _INFO_FUNCTIONS, self._streams.handle(stream)
+            _CAPTURE_INFO_FUNCTIONS, self._streams.handle(stream)
         )
         return (int(capture_id), _node_ids(nodes)) if status == _ACTIVE else (None, ())
 
     def _call_newest(self, names: tuple[str, str], *args: object) -> Any:
         new_name, old_name = names
-        result = self._context.in_context(optional, new_name, *args)
+        result = self._context.in_context(call_if_available, new_name, *args)
         return self._context.call(getattr(cu, old_name), *args) if result is None else check(result)
 
 
@@ -122,7 +122,7 @@ class _ResultInfo(ctypes.Structure):
     )
 
 
-def _update_failure(executable: Any, graph: Any) -> str:
+def _update_failure_reason(executable: Any, graph: Any) -> str:
     """Return the name of the CUgraphExecUpdateResult of a failed update.
 
     The driver function is called again through ctypes, because cuda-bindings (12.9, 13) drop the

@@ -42,13 +42,13 @@ class CudaIpc:
 
     def __init__(self, context: Context, memory: CudaMemory, virtual: CudaVirtualMemory) -> None:
         self._context, self._memory, self._virtual = context, memory, virtual
-        self._opened: Counter[Ptr] = Counter()
+        self._open_counts: Counter[Ptr] = Counter()  # ``ipc_open`` calls per mapping, by address
         self._exported: set[DescriptorHandle] = set()
         self._serials = count(1)
 
     @property
     def process(self) -> ProcessId:
-        """The id of this process; after a fork, that of the child."""
+        """The id of this process, which differs in the child of a fork."""
         return file_descriptors.this_process()
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
@@ -70,24 +70,26 @@ class CudaIpc:
                     cu.cuIpcOpenMemHandle,
                     ipc_handle,
                     _LAZY_PEER_ACCESS,
-                    detail=lambda: _UNAVAILABLE,
+                    detail=lambda: _UNAVAILABLE_MEMORY,
                 )
             )
         )
-        self._opened[ptr] += 1
+        self._open_counts[ptr] += 1
         return ptr
 
     def ipc_close(self, ptr: Ptr) -> None:
-        if not self._opened[ptr]:
+        if not self._open_counts[ptr]:
             raise cuda_error(
                 Status.INVALID_VALUE,
                 detail=f"no open mapping begins at {ptr:#x}; it may already be closed",
             )
         self._context.call(cu.cuIpcCloseMemHandle, ptr, detail=lambda: f"{ptr:#x}")
-        self._opened[ptr] -= 1
+        self._open_counts[ptr] -= 1
 
     def handle_kinds(self) -> tuple[HandleKind, ...]:
-        return tuple(kind for kind in HANDLE_TYPES if self._supports(_SUPPORT_ATTRIBUTES[kind]))
+        return tuple(
+            kind for kind in HANDLE_TYPES if self._has_attribute(_SUPPORT_ATTRIBUTES[kind])
+        )
 
     def export(self, backing: Backing) -> ShareableHandle:
         handle = self._virtual.backings[backing]
@@ -119,7 +121,7 @@ class CudaIpc:
     def import_backing(self, exported: ShareableHandle) -> Backing:
         if isinstance(exported, FabricHandle):
             return self._import(_check_size(exported.data), "fabric")
-        descriptor = self._own_descriptor(exported)
+        descriptor = self._local_descriptor(exported)
         try:
             return self._import(descriptor, "descriptor")
         finally:
@@ -128,18 +130,18 @@ class CudaIpc:
     @property
     def in_use(self) -> bool:
         """Whether memory of another process is open."""
-        return any(self._opened.values())
+        return any(self._open_counts.values())
 
     def close(self) -> None:
-        """Close all mappings, and end all exports."""
-        for ptr in self._opened.elements():
+        """Close all mappings, and revoke all exports."""
+        for ptr in self._open_counts.elements():
             self._context.in_context(cu.cuIpcCloseMemHandle, ptr)
-        self._opened.clear()
+        self._open_counts.clear()
         for exported in [*self._exported]:
             self.revoke(exported)
 
-    def _own_descriptor(self, exported: DescriptorHandle) -> int:
-        """Return a new descriptor of this process for an exported one; the caller closes it."""
+    def _local_descriptor(self, exported: DescriptorHandle) -> int:
+        """Return a new file descriptor of this process for exported memory, which the caller must close."""
         if exported not in self._exported:
             return file_descriptors.duplicate(exported)
         return os.dup(exported.number)
@@ -149,19 +151,21 @@ class CudaIpc:
             cu.cuMemImportFromShareableHandle,
             system_handle,
             HANDLE_TYPES[kind],
-            detail=lambda: _UNAVAILABLE,
+            detail=lambda: _UNAVAILABLE_MEMORY,
         )
         return Backing(self._virtual.backings.add(imported))
 
-    def _supports(self, attribute: Any) -> bool:
-        """Return a boolean device attribute; False if the driver lacks it."""
+    def _has_attribute(self, attribute: Any) -> bool:
+        """Return whether a boolean device attribute is set; False if the driver does not know it."""
         result = cu.cuDeviceGetAttribute(attribute, self._context.device)
         if result[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE:
             return False
         return bool(check(result))
 
 
-_UNAVAILABLE = "the exporting process may have freed the memory, may have ended, or is this process"
+_UNAVAILABLE_MEMORY = (
+    "the exporting process may have freed the memory, may have ended, or is this process"
+)
 
 
 def _handle_bytes(handle: Any) -> bytes:

@@ -14,14 +14,14 @@ from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
 from cudakit.gpu.compile import compile_cuda
 from cudakit.gpu.compile_cache import user_cache
 from cudakit.gpu.cuda.context import Context
-from cudakit.gpu.cuda.driver import check, cu, optional
+from cudakit.gpu.cuda.driver import call_if_available, check, cu
 from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles, check_arguments
 
 _WORD_BYTES = 8
 
-# More dynamic shared memory requires an opt-in per kernel (CUDA C++ Programming Guide,
+# A kernel that uses more dynamic shared memory needs an opt-in (CUDA C++ Programming Guide,
 # "Shared Memory" of each compute capability).
 _SHARED_WITHOUT_OPT_IN_BYTES = 48 << 10
 
@@ -30,7 +30,8 @@ class _LoadedKernel(NamedTuple):
     module: Module
     name: str
     function: Any
-    sizes: tuple[int, ...] | None  # bytes per parameter; None if the driver does not report them
+    # Parameter sizes in bytes; None if the driver does not report them.
+    sizes: tuple[int, ...] | None
 
 
 class CudaKernels:
@@ -59,10 +60,13 @@ class CudaKernels:
             name.encode(),
             detail=lambda: f'kernel {name}; declare it extern "C" to keep its name unmangled',
         )
-        # Lazy loading at the first launch synchronizes, and could deadlock with a polling kernel.
-        self._context.in_context(optional, "cuFuncLoad", function)
+        # Load the kernel now: lazy loading at its first launch would synchronize, and deadlock with a polling
+        # kernel.
+        self._context.in_context(call_if_available, "cuFuncLoad", function)
         return Kernel(
-            self._kernels.add(_LoadedKernel(module, name, function, self._sizes(function)))
+            self._kernels.add(
+                _LoadedKernel(module, name, function, self._parameter_sizes(function))
+            )
         )
 
     def launch(
@@ -79,8 +83,8 @@ class CudaKernels:
         check_arguments(loaded.name, loaded.sizes, args)
         _check_shape(loaded.name, grid, block)
         if shared_bytes > _SHARED_WITHOUT_OPT_IN_BYTES:
-            self._opt_in_shared(loaded, shared_bytes)
-        parameters = _kernel_params(args)  # must live until the driver returns
+            self._allow_shared_memory(loaded, shared_bytes)
+        parameters = _kernel_params(args)  # must stay referenced until the driver returns
         self._context.call(
             cu.cuLaunchKernel,
             loaded.function,
@@ -104,13 +108,15 @@ class CudaKernels:
         for module in self._modules.clear():
             self._context.in_context(cu.cuModuleUnload, module)
 
-    def _sizes(self, function: Any) -> tuple[int, ...] | None:
-        # Older drivers do not report the count: query parameters until an error.
-        count_result = self._context.in_context(optional, "cuFuncGetParamCount", function)
+    def _parameter_sizes(self, function: Any) -> tuple[int, ...] | None:
+        # Older drivers do not report the number of parameters: query parameters until an error.
+        count_result = self._context.in_context(call_if_available, "cuFuncGetParamCount", function)
         count = check(count_result) if count_result else sys.maxsize
         sizes: list[int] = []
         while len(sizes) < count:
-            answer = self._context.in_context(optional, "cuFuncGetParamInfo", function, len(sizes))
+            answer = self._context.in_context(
+                call_if_available, "cuFuncGetParamInfo", function, len(sizes)
+            )
             if answer is None:
                 return None
             if answer[0]:
@@ -118,7 +124,7 @@ class CudaKernels:
             sizes.append(answer[2])
         return tuple(sizes)
 
-    def _opt_in_shared(self, loaded: _LoadedKernel, shared_bytes: int) -> None:
+    def _allow_shared_memory(self, loaded: _LoadedKernel, shared_bytes: int) -> None:
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._context.call(
             cu.cuFuncSetAttribute,

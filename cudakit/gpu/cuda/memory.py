@@ -49,7 +49,7 @@ class CudaMemory:
 
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
         stream_args = () if stream is None else (self._streams.handle(stream),)
-        # Remove the entry first: after the free, another thread may get the same address.
+        # Remove the allocation from the table first: after the free, another thread may get the same address.
         size_bytes = pop_allocation(self.allocated, ptr, f"no allocation of {self._context.name}")
         try:
             self._context.call(
@@ -65,7 +65,7 @@ class CudaMemory:
 
     def host_free(self, ptr: Ptr) -> None:
         if ptr in self._pageable:
-            # cuMemFreeHost waits for device work; pageable memory is unknown to the driver.
+            # cuMemFreeHost waits for device work, but the driver does not know of pageable memory.
             self._streams.sync()
             del self._pageable[ptr]
             return
@@ -84,7 +84,7 @@ class CudaMemory:
     def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
         memory = pop_allocation(self._pageable, ptr, "no pageable host allocation")
         try:
-            _populate(memory, threads)
+            _populate_pages(memory, threads)
             self._register(ptr, len(memory))
         except BaseException:
             self._pageable[ptr] = memory
@@ -194,7 +194,7 @@ class CudaMemory:
             )
 
     def _malloc_pageable(self, size_bytes: int) -> Ptr:
-        """Map private anonymous pages, which the system populates when touched."""
+        """Map private anonymous pages, which the system populates at the first access."""
         try:
             pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError):
@@ -210,7 +210,7 @@ class CudaMemory:
         return ptr
 
 
-def _populate(memory: ctypes.Array[Any], threads: int) -> None:
+def _populate_pages(memory: ctypes.Array[Any], threads: int) -> None:
     """Populate pages with several threads, because the driver uses one; contents are preserved.
 
     Without MADV_POPULATE_WRITE (before Linux 5.14) the driver populates them.

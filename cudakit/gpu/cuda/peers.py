@@ -52,6 +52,7 @@ class CudaPeers:
         peer.memory.free(ptr)
 
     def close(self) -> None:
+        """Free all remaining allocations, and release the contexts of the peers."""
         for peer in self._peers.values():
             peer.memory.close()
             peer.context.close()
@@ -75,17 +76,17 @@ class CudaPeers:
 
 def _enable_both_directions(context: Context, peer: Context) -> None:
     """Enable peer access in both directions, if supported."""
-    enabled = _enable_access(context, peer)
+    was_disabled = _enable_access(context, peer)
     try:
         _enable_access(peer, context)
     except CudaError:
-        if enabled:
+        if was_disabled:
             context.in_context(cu.cuCtxDisablePeerAccess, peer.handle)
         raise
 
 
 def _enable_access(context: Context, peer: Context) -> bool:
-    """Enable access of a context to memory of another, if supported; return whether it was disabled before.
+    """Let a context access memory of a peer, if supported; return whether it could not do so before.
 
     Without peer access, copies are staged through the host (CUDA C++ Programming Guide, "Peer-to-Peer Memory
     Copy"). Access is never disabled again, because other libraries in this process may rely on it.

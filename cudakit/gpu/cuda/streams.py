@@ -28,13 +28,15 @@ class CudaStreams:
         self._timed_events: set[Event] = set()
 
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
-        options = cu.CUstream_flags
-        flags = options.CU_STREAM_DEFAULT if blocking else options.CU_STREAM_NON_BLOCKING
+        flag_names = cu.CUstream_flags
+        flags = flag_names.CU_STREAM_DEFAULT if blocking else flag_names.CU_STREAM_NON_BLOCKING
         # The highest priority has the lowest number.
         lowest, highest = self._context.call(cu.cuCtxGetStreamPriorityRange)
-        clamped = max(highest, min(lowest, priority))
+        clamped_priority = max(highest, min(lowest, priority))
         return Stream(
-            self._streams.add(self._context.call(cu.cuStreamCreateWithPriority, flags, clamped))
+            self._streams.add(
+                self._context.call(cu.cuStreamCreateWithPriority, flags, clamped_priority)
+            )
         )
 
     def priority(self, stream: Stream) -> int:
@@ -59,8 +61,8 @@ class CudaStreams:
         self._context.call(cu.cuCtxSynchronize)
 
     def event(self, *, timing: bool = True) -> Event:
-        options = cu.CUevent_flags
-        flags = options.CU_EVENT_DEFAULT if timing else options.CU_EVENT_DISABLE_TIMING
+        flag_names = cu.CUevent_flags
+        flags = flag_names.CU_EVENT_DEFAULT if timing else flag_names.CU_EVENT_DISABLE_TIMING
         event = Event(self._events.add(self._context.call(cu.cuEventCreate, flags)))
         if timing:
             self._timed_events.add(event)
@@ -83,7 +85,7 @@ class CudaStreams:
         self._context.call(cu.cuEventSynchronize, self._events[event])
 
     def elapsed(self, begin: Event, end: Event) -> float:
-        first, last = self._events[begin], self._events[end]
+        begin_event, end_event = self._events[begin], self._events[end]
         for event in (begin, end):
             if event not in self._timed_events:
                 raise cuda_error(
@@ -91,8 +93,8 @@ class CudaStreams:
                 )
         milliseconds: float = self._context.call(
             cu.cuEventElapsedTime,
-            first,
-            last,
+            begin_event,
+            end_event,
             detail=lambda: f"events {begin} and {end} must both be recorded and complete",
         )
         return milliseconds / 1e3
@@ -111,7 +113,7 @@ class CudaStreams:
             self._context.call(cu.cuThreadExchangeStreamCaptureMode, mode)
 
     def external(self, handle: int) -> Stream:
-        """Return the id of another library's stream, given its handle; ``close`` does not destroy it."""
+        """Return an id for the handle of another library's stream, which ``close`` does not destroy."""
         if handle in _DEFAULT_BY_HANDLE:
             return _DEFAULT_BY_HANDLE[handle]
         if handle not in self._external:
@@ -125,7 +127,7 @@ class CudaStreams:
     def close(self) -> None:
         """Destroy all remaining streams and events that this object created.
 
-        Errors are ignored: a lost context makes every call fail, and frees everything anyway.
+        Errors are ignored: if the context is lost, all calls fail, and the driver has freed the objects.
         """
         for event in self._events.clear():
             self._context.in_context(cu.cuEventDestroy, event)

@@ -109,7 +109,7 @@ class CudaVirtualMemory:
         return int(flags) == int(_READ_AND_WRITE)
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
-        # cuMemUnmap accepts unmapped ranges without an error.
+        # Check the range here, because cuMemUnmap accepts unmapped ranges without an error.
         starts = self._mappings(ptr, size_bytes)
         self._context.call(
             cu.cuMemUnmap, ptr, size_bytes, detail=lambda: _range_text(ptr, size_bytes)
@@ -134,7 +134,7 @@ class CudaVirtualMemory:
         self._reserved.clear()
 
     def _mappings(self, ptr: Ptr, size_bytes: int) -> list[Ptr]:
-        """Return the starts of the mappings of a range. Raises CUDA_ERROR_INVALID_VALUE if it cuts one."""
+        """Return the starts of the mappings in a range. Raises CUDA_ERROR_INVALID_VALUE if it splits one."""
         starts, address = [], ptr
         while address < ptr + size_bytes and address in self._mapped:
             starts.append(address)

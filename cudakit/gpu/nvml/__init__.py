@@ -23,12 +23,12 @@ from cudakit.gpu.nvml.readings import FACTS, INSTANCE, OLD_MEMORY, TELEMETRY
 from cudakit.units import Unavailable
 
 _WSL_REASONS = {UNKNOWN: "the WSL driver does not report it (NVML: Unknown Error)"}
-_SEE_GPU = "not reported for a MIG instance: see its GPU"
-_MIG_REASONS = {NOT_SUPPORTED: _SEE_GPU, INVALID_ARGUMENT: _SEE_GPU}
+_NOT_FOR_MIG = "not reported for a MIG instance: see its GPU"
+_MIG_REASONS = {NOT_SUPPORTED: _NOT_FOR_MIG, INVALID_ARGUMENT: _NOT_FOR_MIG}
 
 
 def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable:
-    """Initialize NVML, or return the reason for the failure; ``lib`` replaces the module pynvml."""
+    """Initialize NVML, or return why it fails. ``lib`` replaces pynvml, ``wsl`` the detection of WSL."""
     if lib is None:
         try:
             lib = import_module("pynvml")
@@ -57,16 +57,16 @@ class Nvml:
     """The initialized NVML; it stays initialized until the process ends."""
 
     lib: Any
-    reasons: Mapping[int, str]  # texts of error codes that replace the default ones
+    reasons: Mapping[int, str]  # texts by error code, which replace the default texts
     _handles: dict[tuple[int | None, int], Any] = field(default_factory=dict)
     _activity: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
 
     def view(self) -> NvmlView:
         """Return the devices with their constant facts, without links."""
-        system = Reader(self.lib, None)
+        reader = Reader(self.lib, None)
         return NvmlView(
-            driver_version=system.attempt(self.lib.nvmlSystemGetDriverVersion),
-            nvml_version=system.attempt(self.lib.nvmlSystemGetNVMLVersion),
+            driver_version=reader.attempt(self.lib.nvmlSystemGetDriverVersion),
+            nvml_version=reader.attempt(self.lib.nvmlSystemGetNVMLVersion),
             devices=tuple(self._devices()),
             links=(),
         )
@@ -121,7 +121,7 @@ class Nvml:
         return self._activity[key].since_last(reader, names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
-        """Return the processes on a device."""
+        """Return the processes that use a device."""
         reader = self._reader(device)
         return reader if isinstance(reader, Unavailable) else processes(reader)
 
@@ -189,7 +189,7 @@ def _gpu_instance_id(device: DeviceFacts) -> int | None:
 
 
 def _pci_address(info: Any) -> str | Unavailable:
-    """Return a PCI address in the form of Linux and CUDA; NVML writes eight digits of the domain."""
+    """Return a PCI address with four digits of the domain, as Linux and CUDA write it; NVML writes eight."""
     if isinstance(info, Unavailable):
         return info
     text = (info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)).lower()

@@ -1,8 +1,7 @@
 """The activity of a GPU between two samples of its counters: NVML's GPM, on Hopper and newer GPUs.
 
-Activity is the share of the hardware in use; the ``utilization`` of older GPUs is only the share of time in
-which at least one kernel ran. GPM uses the same counters as DCGM, so it is sampled
-only while activity is shown.
+Activity is the share of the hardware that is in use; ``utilization`` is only the share of time in which at
+least one kernel ran. GPM uses the same counters as DCGM, so it is sampled only while activity is shown.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from cudakit.units import Unavailable
 _MIB = 2**20
 _FIRST_SAMPLE = Unavailable("needs a second sample")
 
-# The fields by name. NVML returns rates in MiB per second.
+# The activity fields by name. NVML returns rates in MiB per second.
 METRICS = {field.info.name: field.info for field in nvml_fields() if field.info.kind == "activity"}
 
 
 @dataclass(slots=True)
 class Activity:
-    """The previous sample of one device; ``instance`` is the GPU instance of a MIG device."""
+    """The previous sample of one device; ``instance`` is the id of a MIG device's GPU instance."""
 
     handle: Any  # handle of the GPU, also for a MIG instance
     instance: int | None = None
     sample: Any = None
 
     def since_last(self, reader: Reader, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        """Take a sample and return the metrics since the previous one, limited to ``names``."""
+        """Take a sample, and return the metrics since the previous sample; ``names`` selects some of them."""
         selected = [field for name, field in METRICS.items() if not names or name in names]
         support = reader.attempt(lambda: reader.lib.nvmlGpmQueryDeviceSupport(self.handle))
         if isinstance(support, Unavailable):

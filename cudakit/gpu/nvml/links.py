@@ -19,9 +19,9 @@ _SWITCH = "switch"
 
 
 def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
-    """Yield the link of each pair of GPUs once; ``gpus`` maps NVML indices to handles."""
+    """Yield the link of each pair of GPUs. ``gpus`` maps NVML indices to handles."""
     handles = {index: handle for index, handle in gpus.items() if handle is not None}
-    ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in handles.items()}
+    remote_ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in handles.items()}
     buses = {index: _pci_address(Reader(lib, handle)) for index, handle in handles.items()}
     for first, second in combinations(sorted(handles), 2):
         reader, peer = Reader(lib, handles[first]), handles[second]
@@ -29,7 +29,9 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
             _call_named(reader, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, capability)
             for capability in _P2P_CAPABILITIES
         )
-        count = _shared_links(ends[first], ends[second], buses[first], buses[second])
+        count = _count_links_between(
+            remote_ends[first], remote_ends[second], buses[first], buses[second]
+        )
         over_nvlink = count if nvlink == P2P_STATES[0] else 0
         path = _call_named(reader, "nvmlDeviceGetTopologyCommonAncestor", PATHS, peer)
         yield Link(
@@ -58,14 +60,14 @@ def _pci_address(reader: Reader) -> str:
 
 def _nvlink_ends(reader: Reader) -> list[str]:
     """Return the remote end of each active NVLink: the PCI address of a GPU, or a switch."""
-    ends = []
+    remote_ends = []
     for link in range(reader.lib.NVML_NVLINK_MAX_LINKS):
         state = reader.attempt(partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link))
         if isinstance(state, Unavailable):
             break  # the GPU has no more links
         if state == _NVLINK_ACTIVE:
-            ends.append(_remote_end(reader, link))
-    return ends
+            remote_ends.append(_remote_end(reader, link))
+    return remote_ends
 
 
 def _remote_end(reader: Reader, link: int) -> str:
@@ -77,8 +79,10 @@ def _remote_end(reader: Reader, link: int) -> str:
     return _SWITCH if isinstance(info, Unavailable) else _text(info.busId)
 
 
-def _shared_links(first: list[str], second: list[str], first_bus: str, second_bus: str) -> int:
-    """Count the links between two GPUs: direct ones, or those that a switch can join."""
+def _count_links_between(
+    first: list[str], second: list[str], first_bus: str, second_bus: str
+) -> int:
+    """Return the number of NVLinks between two GPUs: direct ones, or else those that a switch can connect."""
     direct_links = min(first.count(second_bus), second.count(first_bus))
     return direct_links or min(first.count(_SWITCH), second.count(_SWITCH))
 

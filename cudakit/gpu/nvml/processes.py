@@ -13,7 +13,8 @@ from cudakit.gpu.api.facts import Process
 from cudakit.gpu.nvml.reader import Reader
 from cudakit.units import Unavailable
 
-# Suffixes of the functions, newest first: nvidia-ml-py does not choose the one that the driver has.
+# Suffixes of the function versions, newest first: nvidia-ml-py does not select the version that the driver
+# has.
 _SUFFIXES = ("_v3", "_v2", "")
 _KINDS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
@@ -24,13 +25,13 @@ _OTHER_NAMESPACE = Unavailable("the pid belongs to the host or to another contai
 _NO_MEMORY = Unavailable("the driver does not report memory per process (WDDM or WSL)")
 # NVML_SUCCESS and NVML_ERROR_NOT_FOUND: no process has used the SMs since the last sample.
 _NO_SAMPLES = (0, 6)
-# Field 22 of /proc/PID/stat is the start time in clock ticks after boot; the numbering begins at 1, and
-# the text after the command, field 2, begins with field 3 (proc_pid_stat(5)).
+# Index of the start time, field 22 of /proc/PID/stat, among the fields after the command, field 2
+# (proc_pid_stat(5)). It is in clock ticks since boot.
 _START_TIME = 22 - 3
 
 
 def processes(reader: Reader, *, proc: Path = Path("/proc")) -> tuple[Process, ...] | Unavailable:
-    """Return the processes sorted by kind and pid; Unavailable if NVML reports no kind."""
+    """Return the processes, sorted by kind and pid; Unavailable if NVML reports no kind of process."""
     entries: list[tuple[str, Any]] = []
     errors: list[Unavailable] = []
     for kind, function in _KINDS.items():
@@ -69,7 +70,7 @@ def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
     except AttributeError:
         return Unavailable("this nvidia-ml-py does not report utilization by process")
     by_time = sorted(samples, key=lambda sample: sample.timeStamp)
-    # Some drivers return samples that they have not filled.
+    # Some drivers return samples without values; their utilization is above 100 %.
     return {sample.pid: sample.smUtil for sample in by_time if sample.smUtil <= 100}
 
 

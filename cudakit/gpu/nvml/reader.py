@@ -60,11 +60,11 @@ class FieldValue:
 
     identifier: str
     scope: int = 0
-    read_alone: bool = False  # the driver omits this value from batches
+    read_alone: bool = False  # not read in batches, because the driver omits the value there
 
 
 Convert: TypeAlias = Callable[[Any], Any]
-# The name of a field, its call, and the conversion of the result.
+# The call and the conversion of its result for each field, by field name.
 Readings: TypeAlias = Mapping[str, tuple[Call | FieldValue, Convert]]
 
 
@@ -73,13 +73,13 @@ class Reader:
     """Calls NVML for one device and caches the results."""
 
     lib: Any  # the module pynvml, or a replacement with the same functions
-    handle: Any
-    reasons: Mapping[int, str] = field(default_factory=dict)  # texts that replace those of _REASONS
+    handle: Any  # the device
+    reasons: Mapping[int, str] = field(default_factory=dict)  # texts that replace those in _REASONS
     lost: bool = False  # whether a call reported that the GPU has fallen off the bus
-    _answers: dict[Call | FieldValue, Any] = field(default_factory=dict)
+    _results_by_call: dict[Call | FieldValue, Any] = field(default_factory=dict)
 
     def read(self, readings: Readings, names: Collection[str] = ()) -> dict[str, Field]:
-        """Return the fields of a table, limited to ``names``; a missing value is Unavailable."""
+        """Return the fields of a table; ``names`` selects some of them. Missing values are Unavailable."""
         selected = {name: pair for name, pair in readings.items() if not names or name in names}
         self._read_values(
             [source for source, _ in selected.values() if isinstance(source, FieldValue)]
@@ -88,9 +88,9 @@ class Reader:
 
     def result(self, call: Call) -> Any:
         """Return the raw result of a call, or Unavailable."""
-        if call not in self._answers:
-            self._answers[call] = self.attempt(lambda: self._call(call))
-        return self._answers[call]
+        if call not in self._results_by_call:
+            self._results_by_call[call] = self.attempt(lambda: self._call(call))
+        return self._results_by_call[call]
 
     def attempt(self, call: Callable[[], Any]) -> Any:
         """Return the result of a function; Unavailable if the call fails or the function is missing."""
@@ -111,11 +111,11 @@ class Reader:
         return Unavailable(text or f"NVML returns {self.lib.NVMLError(code)}")
 
     def _field(self, call: Call | FieldValue, convert: Convert) -> Field:
-        answer = self._answers[call] if isinstance(call, FieldValue) else self.result(call)
-        if isinstance(answer, Unavailable):
-            return answer
+        result = self._results_by_call[call] if isinstance(call, FieldValue) else self.result(call)
+        if isinstance(result, Unavailable):
+            return result
         try:
-            converted: Field = convert(answer)
+            converted: Field = convert(result)
         except (ValueError, TypeError, IndexError) as error:
             return Unavailable(f"the result of NVML cannot be converted: {error}")
         return converted
@@ -136,7 +136,7 @@ class Reader:
 
     def _read_values(self, values: list[FieldValue]) -> None:
         missing = Unavailable("this nvidia-ml-py lacks the field id")
-        self._answers |= dict.fromkeys(values, missing)
+        self._results_by_call |= dict.fromkeys(values, missing)
         available = [
             field_value for field_value in values if hasattr(self.lib, field_value.identifier)
         ]
@@ -155,7 +155,7 @@ class Reader:
         values = self.attempt(lambda: self.lib.nvmlDeviceGetFieldValues(self.handle, ids))
         for index, field_value in enumerate(batch):
             failed = isinstance(values, Unavailable)
-            self._answers[field_value] = values if failed else self._value(values[index])
+            self._results_by_call[field_value] = values if failed else self._value(values[index])
 
     def _value(self, value: Any) -> Any:
         if value.nvmlReturn:

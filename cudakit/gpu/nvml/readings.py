@@ -1,4 +1,4 @@
-"""The fields of NVML: the call of each, and the conversion of its result."""
+"""The NVML call of each device field, and the conversion of its result."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _conversion(field: NvmlField) -> Convert:
     )
 
     def read(answer: Any) -> Any:
-        # The other members of the structure are valid once the fabric is set up.
+        # Only the state is valid before the fabric is set up.
         needs_fabric = name.startswith("fabric_") and name != "fabric_state"
         if needs_fabric and answer.state != _FABRIC_COMPLETED:
             return Unavailable(f"fabric: {_CONVERSION_BY_NAME['fabric_state'](answer.state)}")
@@ -123,7 +123,7 @@ FACTS = _readings("fact")
 INSTANCE = _readings("fact", of_instance=True)
 TELEMETRY = _readings("telemetry")
 
-# Drivers before 510 lack version 2 of the call, and count reserved memory as used.
+# Memory fields for drivers before 510, which lack version 2 of the call and count reserved memory as used.
 OLD_MEMORY: Readings = {
     name: (Call("nvmlDeviceGetMemoryInfo"), TELEMETRY[name][1])
     for name in ("memory_used_bytes", "memory_free_bytes")

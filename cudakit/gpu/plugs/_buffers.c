@@ -1,17 +1,17 @@
-/* allocate and deallocate of a memory resource of cuda.core: the Calls of buffers.py, in C.
+/* The class Calls of buffers.py in C: the methods allocate and deallocate of a memory resource of cuda.core.
  *
- * cuda.core calls them for each Buffer that is created and closed, and two Python functions would take half of the
- * time of a Buffer. Only the form that cuda.core itself uses is written in C: `stream` is the only keyword. Calls
- * in other forms are passed to the functions in Python.
+ * cuda.core calls these methods for each Buffer that is created and closed. In Python, they would take half of the
+ * time of a Buffer. The C code handles only calls with the arguments that cuda.core passes: `stream` as the only
+ * keyword argument. It passes other calls to the functions in Python.
  *
- * The resource has the functions of its allocator in the attributes _alloc and _free, which saves the look-up of a
- * method for each call. A stream is given as an object with the method __cuda_stream__ (cuda.core's protocol). */
+ * The attributes _alloc and _free of the resource are bound methods of its allocator, so that no method has to be
+ * looked up for each call. A stream is an object with the method __cuda_stream__ (stream protocol of cuda.core). */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <stdbool.h>
 
-/* X(name): the names of attributes. */
+/* X(name) for each attribute that is looked up. */
 #define NAMES(X) X(_alloc) X(_free) X(__cuda_stream__)
 
 #define X(name) static PyObject *name_##name;
@@ -19,10 +19,10 @@ NAMES(X)
 #undef X
 
 static PyObject *allocate_in_python, *deallocate_in_python;
-static PyObject *cudakit_error, *from_handle, *stream_keyword; /* ("stream",) */
+static PyObject *cudakit_error, *from_handle, *stream_keyword; /* stream_keyword: the tuple ("stream",) */
 
 /* Return the handle of a stream: the second item of the pair that __cuda_stream__ returns. */
-static PyObject *handle_of(PyObject *stream)
+static PyObject *stream_handle(PyObject *stream)
 {
     PyObject *pair = PyObject_CallMethodNoArgs(stream, name___cuda_stream__);
     PyObject *handle = pair ? PySequence_GetItem(pair, 1) : NULL;
@@ -31,34 +31,35 @@ static PyObject *handle_of(PyObject *stream)
 }
 
 /* Call _alloc or _free of a resource with two arguments. */
-static PyObject *call(PyObject *self, PyObject *name, PyObject *first, PyObject *second)
+static PyObject *call_allocator(PyObject *self, PyObject *name, PyObject *first_argument,
+                                PyObject *second_argument)
 {
-    PyObject *function = PyObject_GetAttr(self, name), *args[] = {first, second};
+    PyObject *function = PyObject_GetAttr(self, name), *args[] = {first_argument, second_argument};
     PyObject *result = function ? PyObject_Vectorcall(function, args, 2, NULL) : NULL;
     Py_XDECREF(function);
     return result;
 }
 
-/* Return whether a call has `wanted` positional arguments and the keyword `stream`. */
-static bool is_usual(Py_ssize_t count, Py_ssize_t wanted, PyObject *names)
+/* Return whether a call has the expected number of positional arguments, and `stream` as its only keyword argument. */
+static bool has_usual_arguments(Py_ssize_t count, Py_ssize_t expected_count, PyObject *keyword_names)
 {
-    return count == wanted && names && PyTuple_GET_SIZE(names) == 1 &&
-           PyUnicode_Compare(PyTuple_GET_ITEM(names, 0), PyTuple_GET_ITEM(stream_keyword, 0)) == 0;
+    return count == expected_count && keyword_names && PyTuple_GET_SIZE(keyword_names) == 1 &&
+           PyUnicode_Compare(PyTuple_GET_ITEM(keyword_names, 0), PyTuple_GET_ITEM(stream_keyword, 0)) == 0;
 }
 
 static PyObject *call_python(PyObject *function, PyObject *self, PyObject *const *args, Py_ssize_t count,
-                             PyObject *names)
+                             PyObject *keyword_names)
 {
-    Py_ssize_t all = count + (names ? PyTuple_GET_SIZE(names) : 0);
-    PyObject **moved = PyMem_Malloc((size_t)(all + 1) * sizeof *moved);
-    if (!moved)
+    Py_ssize_t total = count + (keyword_names ? PyTuple_GET_SIZE(keyword_names) : 0);
+    PyObject **arguments = PyMem_Malloc((size_t)(total + 1) * sizeof *arguments);
+    if (!arguments)
         return PyErr_NoMemory();
-    moved[0] = self;
-    for (Py_ssize_t each = 0; each < all; each++)
-        moved[each + 1] = args[each];
-    PyObject *found = PyObject_Vectorcall(function, moved, (size_t)count + 1, names);
-    PyMem_Free(moved);
-    return found;
+    arguments[0] = self;
+    for (Py_ssize_t i = 0; i < total; i++)
+        arguments[i + 1] = args[i];
+    PyObject *result = PyObject_Vectorcall(function, arguments, (size_t)count + 1, keyword_names);
+    PyMem_Free(arguments);
+    return result;
 }
 
 /* Free memory for which no Buffer could be created; the current exception stays set. */
@@ -70,10 +71,10 @@ static void free_without_buffer(PyObject *self, PyObject *ptr)
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
 #endif
-    PyObject *none = call(self, name__free, ptr, Py_None);
-    if (!none)
+    PyObject *result = call_allocator(self, name__free, ptr, Py_None);
+    if (!result)
         PyErr_WriteUnraisable(self);
-    Py_XDECREF(none);
+    Py_XDECREF(result);
 #if PY_VERSION_HEX >= 0x030C0000
     PyErr_SetRaisedException(error);
 #else
@@ -81,35 +82,35 @@ static void free_without_buffer(PyObject *self, PyObject *ptr)
 #endif
 }
 
-static PyObject *allocate(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+static PyObject *allocate(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *keyword_names)
 {
-    if (!is_usual(count, 1, names))
-        return call_python(allocate_in_python, self, args, count, names);
-    PyObject *size = args[0], *stream = args[1], *handle = handle_of(stream);
-    PyObject *ptr = handle ? call(self, name__alloc, size, handle) : NULL;
+    if (!has_usual_arguments(count, 1, keyword_names))
+        return call_python(allocate_in_python, self, args, count, keyword_names);
+    PyObject *size = args[0], *stream = args[1], *handle = stream_handle(stream);
+    PyObject *ptr = handle ? call_allocator(self, name__alloc, size, handle) : NULL;
     Py_XDECREF(handle);
     if (!ptr)
         return NULL;
-    PyObject *given[] = {ptr, size, self, stream};
-    PyObject *buffer = PyObject_Vectorcall(from_handle, given, 3, stream_keyword);
+    PyObject *buffer_arguments[] = {ptr, size, self, stream};
+    PyObject *buffer = PyObject_Vectorcall(from_handle, buffer_arguments, 3, stream_keyword);
     if (!buffer)
         free_without_buffer(self, ptr);
     Py_DECREF(ptr);
     return buffer;
 }
 
-static PyObject *deallocate(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+static PyObject *deallocate(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *keyword_names)
 {
-    if (!is_usual(count, 2, names))
-        return call_python(deallocate_in_python, self, args, count, names);
-    PyObject *handle = handle_of(args[2]);
-    PyObject *none = handle ? call(self, name__free, args[0], handle) : NULL;
+    if (!has_usual_arguments(count, 2, keyword_names))
+        return call_python(deallocate_in_python, self, args, count, keyword_names);
+    PyObject *handle = stream_handle(args[2]);
+    PyObject *result = handle ? call_allocator(self, name__free, args[0], handle) : NULL;
     Py_XDECREF(handle);
-    if (!none && PyErr_ExceptionMatches(cudakit_error)) { /* already counted as an invalid free */
+    if (!result && PyErr_ExceptionMatches(cudakit_error)) { /* the allocator has counted it as an invalid free */
         PyErr_Clear();
         Py_RETURN_NONE;
     }
-    return none;
+    return result;
 }
 
 /* ---- the module --------------------------------------------------------------------------------- */
@@ -132,21 +133,21 @@ static PyTypeObject calls_type = {
     .tp_methods = methods,
 };
 
-/* Return an attribute of a class or function of a module. */
+/* Return a class of a module, or an attribute of that class if `attribute` is not NULL. */
 static PyObject *import_attribute(const char *module, const char *class, const char *attribute)
 {
-    PyObject *from = PyImport_ImportModule(module);
-    PyObject *found = from ? PyObject_GetAttrString(from, class) : NULL;
-    Py_XDECREF(from);
-    if (!found || !attribute)
-        return found;
-    from = found;
-    found = PyObject_GetAttrString(from, attribute);
-    Py_DECREF(from);
-    return found;
+    PyObject *container = PyImport_ImportModule(module);
+    PyObject *object = container ? PyObject_GetAttrString(container, class) : NULL;
+    Py_XDECREF(container);
+    if (!object || !attribute)
+        return object;
+    container = object;
+    object = PyObject_GetAttrString(container, attribute);
+    Py_DECREF(container);
+    return object;
 }
 
-static bool find_all(void)
+static bool load_globals(void)
 {
 #define X(name) \
     if (!(name_##name = PyUnicode_InternFromString(#name))) \
@@ -160,17 +161,17 @@ static bool find_all(void)
            (deallocate_in_python = import_attribute("cudakit.gpu.plugs.buffers", "Calls", "deallocate"));
 }
 
-static int prepare(PyObject *module)
+static int initialize_module(PyObject *module)
 {
-    if (!find_all() || PyType_Ready(&calls_type) < 0)
+    if (!load_globals() || PyType_Ready(&calls_type) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "Calls", (PyObject *)&calls_type);
 }
 
 static PyModuleDef_Slot SLOTS[] = {
-    {Py_mod_exec, prepare},
+    {Py_mod_exec, initialize_module},
 #ifdef Py_mod_multiple_interpreters
-    /* The type and the objects found by find_all are global. */
+    /* The type, and the objects that load_globals() finds, are global. */
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
 #ifdef Py_mod_gil

@@ -1,8 +1,9 @@
-/* Driver memory for PyTorch's MemPool: a C function to allocate and one to free, for each kind of memory.
+/* Driver memory for PyTorch's MemPool: for each kind of memory, one C function that allocates and one that frees.
  *
  * cudakit.torch_pool() passes this library and the names of two functions to torch.cuda.memory.CUDAPluggableAllocator.
- * PyTorch calls the functions while it holds the lock of its allocator. No Python code may run there: a thread that
- * waits for this lock may hold the GIL, which is a deadlock. Hence C, without calls of the interpreter.
+ * PyTorch calls the functions while it holds the lock of its allocator. No Python code may run there: another thread may
+ * hold the GIL while it waits for this lock, which would be a deadlock. Therefore the functions are in C and do not
+ * call the interpreter.
  *
  * The signatures are those of torch/csrc/cuda/CUDAPluggableAllocator.h. A failure returns NULL, which PyTorch treats
  * as out of memory. The driver is not linked but looked up, so that the library also loads on machines without a
@@ -41,29 +42,30 @@ enum { ATTACH_GLOBAL = 1 }; /* CU_MEM_ATTACH_GLOBAL */
 FUNCTIONS(X)
 #undef X
 
-static bool found;
+static bool driver_is_loaded;
 
 static void load_driver(void)
 {
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
     if (!driver)
         return;
-    found = true;
+    driver_is_loaded = true;
 #define X(name, parameters) \
     *(void **)&name = dlsym(driver, #name); \
-    found = found && name;
+    driver_is_loaded = driver_is_loaded && name;
     FUNCTIONS(X)
 #undef X
 }
 
-/* Make the primary context of a device, which PyTorch uses, current in this thread. */
-static bool enter(int ordinal, int *device)
+/* Make the primary context of a device, which PyTorch uses, current in this thread. False if the driver is missing or
+ * fails. */
+static bool push_context(int ordinal, int *device)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     handle context;
 
     pthread_once(&once, load_driver);
-    if (!found || cuDeviceGet(device, ordinal) || cuDevicePrimaryCtxRetain(&context, *device))
+    if (!driver_is_loaded || cuDeviceGet(device, ordinal) || cuDevicePrimaryCtxRetain(&context, *device))
         return false;
     if (!cuCtxPushCurrent_v2(context))
         return true;
@@ -71,7 +73,7 @@ static bool enter(int ordinal, int *device)
     return false;
 }
 
-static void leave(int device)
+static void pop_context(int device)
 {
     handle context;
 
@@ -79,22 +81,23 @@ static void leave(int device)
     cuDevicePrimaryCtxRelease_v2(device);
 }
 
-/* X(kind, call to allocate, call to free) for each kind of memory. */
+/* X(kind, call that allocates, call that frees) for each kind of memory. */
 #define KINDS(X) \
     X(driver, cuMemAlloc_v2(&ptr, size), cuMemFree_v2((address)ptr)) \
     X(managed, cuMemAllocManaged(&ptr, size, ATTACH_GLOBAL), cuMemFree_v2((address)ptr)) \
-    X(async, allocate_in_order(&ptr, size, stream), free_in_order((address)ptr, stream))
+    X(async, allocate_in_stream_order(&ptr, size, stream), free_in_stream_order((address)ptr, stream))
 
-/* Fail during a capture: the allocation would become part of the graph, and PyTorch's pools outlive the graph. */
-static int allocate_in_order(address *ptr, size_t size, handle stream)
+/* Allocate in stream order. Fails during a capture: the allocation would become part of the graph, but memory of
+ * PyTorch's pools outlives the graph. */
+static int allocate_in_stream_order(address *ptr, size_t size, handle stream)
 {
     int capturing = 1;
 
     return cuStreamIsCapturing(stream, &capturing) || capturing || cuMemAllocAsync(ptr, size, stream);
 }
 
-/* Free without a stream if the stream of the allocation was destroyed, or is captured. */
-static int free_in_order(address ptr, handle stream)
+/* Free in stream order, or with cuMemFree if the stream of the allocation was destroyed or is being captured. */
+static int free_in_stream_order(address ptr, handle stream)
 {
     int capturing = 1;
 
@@ -109,26 +112,26 @@ static int free_in_order(address ptr, handle stream)
         address ptr = 0; \
         int device; \
         (void)stream; \
-        if (size <= 0 || !enter(ordinal, &device)) \
+        if (size <= 0 || !push_context(ordinal, &device)) \
             return NULL; \
         if (allocate) \
             ptr = 0; \
-        leave(device); \
+        pop_context(device); \
         return (void *)ptr; \
     } \
     EXPORTED void cudakit_##kind##_free(void *ptr, size_t size, int ordinal, handle stream) \
     { \
         int device; \
         (void)size, (void)stream; \
-        if (!ptr || !enter(ordinal, &device)) \
+        if (!ptr || !push_context(ordinal, &device)) \
             return; \
         release; \
-        leave(device); \
+        pop_context(device); \
     }
 KINDS(X)
 #undef X
 
-/* No slots: the limited API of 3.11 has neither Py_mod_gil nor Py_mod_multiple_interpreters. */
+/* Without slots: the limited API of 3.11 has neither Py_mod_gil nor Py_mod_multiple_interpreters. */
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",

@@ -1,4 +1,4 @@
-"""The methods allocate and deallocate of a cuda.core memory resource, in Python."""
+"""The methods ``allocate`` and ``deallocate`` of a cuda.core memory resource, in Python."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _from_handle = Buffer.from_handle
 
 
 class Calls:
-    """The calls of a memory resource. ``_alloc`` and ``_free`` are functions of its allocator.
+    """The two methods of a memory resource. ``_alloc`` and ``_free`` are functions of its allocator.
 
-    ``_buffers.c`` has the same class in C for the form of the calls that cuda.core uses, and passes other
-    forms to this class.
+    ``_buffers.c`` implements the same class in C. It handles calls with the arguments that cuda.core passes,
+    and leaves other calls to this class.
     """
 
     __slots__ = ()

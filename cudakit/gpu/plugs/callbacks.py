@@ -1,4 +1,4 @@
-"""Plugs for libraries that call two functions, alloc and free: CuPy and RMM."""
+"""Plugs for CuPy and RMM, which call two functions of an allocator: alloc and free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cudakit.gpu.api.allocator import Allocator
 
 
 class AllocatorByDevice(dict[int, Allocator]):
-    """Allocators by the index of their device. Raises UsageError for a device with no allocator, or two."""
+    """Allocators by CUDA device index. Raises UsageError for a device that has none, or has two."""
 
     def __init__(self, allocators: Iterable[Allocator]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def cupy_function_of(cupy: Any, allocators: Iterable[Allocator]) -> Callable[[in
     def free(ptr: int, device: int) -> None:
         by_device[device].free(ptr)
 
-    # The fastest of CuPy's interfaces: its memory objects are created and destroyed in C++.
+    # This is the fastest interface of CuPy, because its memory objects are created and destroyed in C++.
     function: Callable[[int], Any] = cupy.cuda.PythonFunctionAllocator(malloc, free).malloc
     return function
 

@@ -16,7 +16,7 @@ except ImportError as error:
 
 try:
     from cudakit.gpu.plugs._buffers import Calls
-except ImportError:  # not compiled
+except ImportError:  # the C extension was not built
     from cudakit.gpu.plugs.buffers import Calls
 
 
@@ -24,7 +24,7 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # mypy se
     """Creates Buffers of cuda.core from an allocator's memory; to be set as ``Device.memory_resource``.
 
     A Buffer is freed on the stream on which it is closed. If this is not the stream of its
-    allocation, the memory is reused only after the work that was enqueued on this stream before.
+    allocation, the memory is reused only after the earlier work on the closing stream.
     """
 
     def __init__(self, allocator: Allocator) -> None:
@@ -41,7 +41,7 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # mypy se
     allocate = Calls.allocate
     deallocate = Calls.deallocate
 
-    # Read for each Buffer: class attributes are faster than properties.
+    # Class attributes, because these are read for each Buffer and properties are slower.
     is_device_accessible = True
     is_host_accessible = False
     is_managed = False

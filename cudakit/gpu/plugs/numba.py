@@ -13,15 +13,18 @@ from cudakit.gpu.api import HANDLE_BYTES, LEGACY
 from cudakit.gpu.api.allocator import Allocator
 from cudakit.gpu.plugs.callbacks import AllocatorByDevice
 
-# The stream on which Numba's memory is allocated. No program uses this stream, so each free on the default
-# stream waits for an event. Numba reports neither the stream of an allocation nor the streams that use it.
+# The stream that Numba's memory is allocated on: Numba reports neither the stream of an allocation nor the
+# streams that use it. No program uses this stream, so memory that is freed on the default stream is reused
+# only after an event on that stream.
 UNUSED_STREAM = -1
 
 _INTERFACE_VERSION = 1
 
 
-def memory_manager(source: Callable[[int], Allocator], *, default_stream_only: bool) -> type:
-    """Return a class for numba.cuda.set_memory_manager. ``source`` returns the allocator of a device.
+def memory_manager(
+    find_allocator: Callable[[int], Allocator], *, default_stream_only: bool
+) -> type:
+    """Return a class for numba.cuda.set_memory_manager. ``find_allocator`` returns the allocator of a device.
 
     Raises MissingDependency without Numba.
     """
@@ -31,15 +34,17 @@ def memory_manager(source: Callable[[int], Allocator], *, default_stream_only: b
         raise MissingDependency(
             "numba-cuda", purpose="a memory manager for Numba", requirement="numba-cuda[cu13]"
         ) from error
-    return manager_of(cuda, source, default_stream_only=default_stream_only)
+    return manager_of(cuda, find_allocator, default_stream_only=default_stream_only)
 
 
 def allocator_by_device(allocators: Iterable[Allocator]) -> Callable[[int], Allocator]:
-    """Return a function of a device's ordinal that returns its allocator. Raises UsageError without one."""
+    """Return a function from a device index to its allocator, which raises UsageError if there is none."""
     return AllocatorByDevice(allocators).__getitem__
 
 
-def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_only: bool) -> type:
+def manager_of(
+    cuda: Any, find_allocator: Callable[[int], Allocator], *, default_stream_only: bool
+) -> type:
     """Return the memory manager class, given the module ``numba.cuda``."""
     alloc_stream, free_stream = (0, None) if default_stream_only else (UNUSED_STREAM, LEGACY)
 
@@ -52,8 +57,8 @@ def manager_of(cuda: Any, source: Callable[[int], Allocator], *, default_stream_
 
         @cached_property
         def allocator(self) -> Allocator:
-            # Lazy: to query its version, Numba creates a manager without a context.
-            return source(self.context.device.id)
+            # Looked up late: to query the interface version, Numba creates a manager without a context.
+            return find_allocator(self.context.device.id)
 
         def initialize(self) -> None:
             pass
@@ -100,11 +105,11 @@ def handle_class(cuda: Any) -> type:
     return IpcHandle
 
 
-def unpickle_handle(data: bytes, size_bytes: int, source: Any, offset_bytes: int) -> Any:
-    """Return Numba's IPC handle for the bytes of another process; needs no allocator."""
+def unpickle_handle(data: bytes, size_bytes: int, source_info: Any, offset_bytes: int) -> Any:
+    """Return Numba's IPC handle from the bytes that another process has pickled; needs no allocator."""
     from numba import cuda
 
-    return handle_class(cuda)(None, _driver_handle(data), size_bytes, source, offset_bytes)
+    return handle_class(cuda)(None, _driver_handle(data), size_bytes, source_info, offset_bytes)
 
 
 def _driver_handle(data: bytes) -> Any:

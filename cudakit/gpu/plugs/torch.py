@@ -1,4 +1,4 @@
-"""PyTorch MemPools that take their segments from the driver. PyTorch cannot use an allocator in Python."""
+"""PyTorch MemPools that get their segments from the driver, because PyTorch cannot use a Python allocator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from cudakit.errors import EnvironmentUnusable, MissingDependency, UsageError
 
-# The driver function of each upstream.
+# Where segments come from (``upstream``), with the driver function of each.
 UPSTREAMS = {
     "driver": "cuMemAlloc, which PyTorch uses by default",
     "managed": "cuMemAllocManaged: migrates between host and device, may exceed the device's memory",
@@ -60,7 +60,7 @@ def pool_of(torch: Any, library: str, kind: str, options: dict[str, bool]) -> An
     functions = (f"cudakit_{kind}_alloc", f"cudakit_{kind}_free")
     allocator = cuda.memory.CUDAPluggableAllocator(library, *functions)
     try:
-        # Options that are off are omitted: older versions of torch lack them.
+        # Options that are off are not passed, because older versions of torch lack them.
         return cuda.MemPool(
             allocator.allocator(), **{name: True for name, on in options.items() if on}
         )

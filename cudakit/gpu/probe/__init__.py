@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 _VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 
-# Profilers and checkers that inject themselves into CUDA processes must not affect the child.
+# Variables that make CUDA load a profiler or checker, which must not affect the child process.
 INJECTION_VARIABLES = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
 # cuInit can take seconds without persistence mode.
 DEFAULT_SECONDS = 30
@@ -40,7 +40,8 @@ class Probe:
     """Child processes that query the driver in the background."""
 
     environment: Mapping[str, str]
-    # A string is the reason why a child did not start. The second child lists hidden devices.
+    # The child processes; the second one lists hidden devices. A string is the reason why a child did not
+    # start.
     children: tuple[subprocess.Popen[str] | str, ...]
     seconds: float
 
@@ -62,7 +63,7 @@ def start_probe(
     command: Sequence[str] = (),
     seconds: float = DEFAULT_SECONDS,
 ) -> Probe:
-    """Start the query; children are killed after ``seconds``.
+    """Start the child processes, which are killed after ``seconds``.
 
     ``environment`` and ``command`` replace the environment of this process and the command of the child.
     """
@@ -88,7 +89,7 @@ def _start_child(
 ) -> subprocess.Popen[str] | str:
     """Start a child process, or return the reason why it does not start."""
     try:
-        return subprocess.Popen(  # noqa: S603 this interpreter, with our script
+        return subprocess.Popen(  # noqa: S603 runs a script of cudakit with this interpreter
             command_line,
             env=without_variables(environment, *INJECTION_VARIABLES),
             stdin=subprocess.DEVNULL,
@@ -122,7 +123,7 @@ def _kill_child(child: subprocess.Popen[str]) -> None:
     try:
         child.communicate(timeout=1)
     except subprocess.TimeoutExpired:
-        # Blocked in an uninterruptible system call of the driver: do not wait.
+        # The child is blocked in an uninterruptible system call of the driver: do not wait for it.
         child.returncode = -signal.SIGKILL
 
 
@@ -161,7 +162,7 @@ def cuda_view(
     visible_devices: str | None,
     device_order: str | None,
 ) -> CudaView | Unavailable:
-    """Return the view from the answers of a child with CUDA_VISIBLE_DEVICES and of one without it."""
+    """Return the view for the answers of the children with and without CUDA_VISIBLE_DEVICES."""
     if isinstance(visible, str):
         return Unavailable(visible)
     if "missing" in visible:

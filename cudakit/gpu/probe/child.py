@@ -1,6 +1,6 @@
 """The child process of the probe: queries the CUDA driver and writes one JSON object to stdout.
 
-A script that imports only the standard library, so that it starts in milliseconds. It creates no context.
+The script imports only the standard library, so that it starts in milliseconds. It creates no context.
 Numbers and names are those of the CUDA Driver API (cuda.h). Output of the driver goes to stderr.
 """
 
@@ -35,26 +35,31 @@ class Driver:
         self._library = ctypes.CDLL("libcuda.so.1")
 
     def call(self, name: str, *arguments: Any) -> None:
+        """Call a function. Raises DriverError if it fails."""
         code = getattr(self._library, name)(*arguments)
         if code != _SUCCESS:
             raise DriverError(code)
 
     def number(self, name: str, *arguments: Any) -> int:
+        """Return the number that a function writes to its first argument."""
         result = ctypes.c_int()
         self.call(name, ctypes.byref(result), *arguments)
         return result.value
 
     def text(self, name: str, *arguments: Any) -> str:
+        """Return the text that a function writes to a buffer."""
         buffer = ctypes.create_string_buffer(256)
         self.call(name, buffer, ctypes.c_int(len(buffer)), *arguments)
         return buffer.value.decode(errors="replace")
 
     def uuid(self, name: str, device: int) -> str:
+        """Return the UUID of a device as hexadecimal digits."""
         buffer = ctypes.create_string_buffer(16)
         self.call(name, buffer, device)
         return buffer.raw.hex()
 
     def total_memory_bytes(self, device: int) -> int:
+        """Return the size of the memory of a device."""
         size = ctypes.c_size_t()
         self.call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
         return size.value
@@ -73,7 +78,7 @@ class Driver:
 
 
 def answer(attribute_numbers: list[int]) -> dict[str, Any]:
-    """Query driver, devices and peers; ``attribute_numbers`` are the device attributes to read."""
+    """Query the driver, its devices and peers. ``attribute_numbers`` are the device attributes to read."""
     try:
         driver = Driver()
     except OSError as error:
@@ -116,7 +121,7 @@ def _attribute_value(driver: Driver, number: int, device: int) -> Any:
 
 
 def _peer_pairs(driver: Driver, count: int) -> Iterator[list[int]]:
-    """Yield the pairs with peer access, and 1 if native peer atomics are supported, else 0."""
+    """Yield [device, peer, 1 if native peer atomics are supported, else 0] for pairs with peer access."""
     for device in range(count):
         for peer in range(count):
             if device != peer and driver.number("cuDeviceCanAccessPeer", device, peer):

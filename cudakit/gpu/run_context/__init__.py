@@ -96,7 +96,7 @@ def _common_facts(machine: Machine, variables: Mapping[str, str], files: Files) 
 def _effective_variables(
     machine: Machine, cuda: CudaView | Unavailable, variables: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the environment variables; a simulated machine has its recorded device selection."""
+    """Return the environment variables, on a simulated machine with its recorded device selection."""
     if not machine.simulated or isinstance(cuda, Unavailable):
         return variables
     recorded = {
@@ -110,7 +110,7 @@ def _effective_variables(
 def _versions(
     nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable
 ) -> Iterator[tuple[str, str]]:
-    from importlib.metadata import version  # takes 20 ms and is not needed by doctor
+    from importlib.metadata import version  # slow to import (20 ms), and not needed by doctor
 
     if isinstance(nvml, NvmlView) and isinstance(nvml.driver_version, str):
         yield "driver", nvml.driver_version

@@ -1,4 +1,4 @@
-"""Facts of the NVIDIA driver in files of the system: modules, device nodes, PCI bus, kernel log."""
+"""Facts of the NVIDIA driver in system files: modules, device nodes, PCI bus, kernel log."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _errno_name(error: OSError) -> str:
 
 
 def _pci_gpus(files: Files) -> Iterator[PciGpu]:
-    """Yield the NVIDIA GPUs on the PCI bus by address; sysfs lists them without any driver."""
+    """Yield the NVIDIA GPUs on the PCI bus in order of address. sysfs lists GPUs without a driver, too."""
     for address in files.names(_PCI_DEVICES):
         directory = f"{_PCI_DEVICES}/{address}"
         class_code = files.text(f"{directory}/class") or ""
@@ -115,7 +115,8 @@ def kernel_log(files: Files) -> tuple[str, ...] | Unavailable:
 
 
 def _messages(log: int) -> Iterator[str]:
-    # Each read returns one message. EPIPE: the next message was overwritten; reading can continue.
+    # Each read returns one message. EPIPE means that the next message was overwritten: continue with the one
+    # after it.
     while True:
         try:
             message = os.read(log, 1 << 16)

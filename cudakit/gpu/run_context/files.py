@@ -14,7 +14,7 @@ from cudakit.units import Unavailable
 
 _T = TypeVar("_T")
 
-# 4 MiB in total, more than any file read here: some files under /proc have no end.
+# At most 4 MiB are read, more than any of the files has: some files under /proc have no end.
 _MAX_CHUNKS = 64
 # /proc/sys refuses reads of 4 MiB and more (KMALLOC_MAX_SIZE).
 _CHUNK_BYTES = 1 << 16
@@ -42,22 +42,23 @@ class Files:
             return None
 
     def lines(self, path: str) -> list[str]:
-        """Return the lines of a file, none if it is absent."""
+        """Return the lines of a file, or no lines if it is absent."""
         return (self.text(path) or "").splitlines()
 
     def names(self, directory: str) -> tuple[str, ...]:
-        """Return the sorted names in a directory, none if it is absent."""
+        """Return the sorted names in a directory, or no names if it is absent."""
         location = self.locate(directory)
         with suppress(OSError):
             return tuple(sorted(os.listdir(location))) if location else ()
         return ()
 
     def exists(self, path: str) -> bool:
+        """Return whether a file or directory exists."""
         location = self.locate(path)
         return location is not None and os.path.exists(location)
 
     def resolve(self, path: str) -> str:
-        """Follow symbolic links; return a path that does not exist unchanged."""
+        """Return a path with symbolic links resolved, or the path itself if it does not exist."""
         location = self.locate(path)
         if location is None or not os.path.exists(location):
             return path
@@ -66,7 +67,7 @@ class Files:
         return "/" + os.path.relpath(resolved, root) if resolved.startswith(root) else resolved
 
     def locate(self, path: str) -> Path | None:
-        """Return the location of a file, None for a system without files."""
+        """Return the location of a file on this system; None for a system without files."""
         return None if self.root is None else self.root / path.lstrip("/")
 
 

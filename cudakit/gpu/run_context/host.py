@@ -16,7 +16,7 @@ from cudakit.units import Unavailable
 _SYS_ADMIN_BIT = 21
 # The last byte of this EFI variable is 1 if kernel modules must be signed.
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-# Each container runtime, by text that it adds to /proc/1/cgroup.
+# Container runtimes, by a text that each of them adds to /proc/1/cgroup.
 _RUNTIME_BY_TEXT = {
     "docker": "docker",
     "containerd": "containerd",
@@ -27,7 +27,7 @@ _RUNTIME_BY_TEXT = {
 
 
 def read_host(files: Files, variables: Mapping[str, str]) -> Host:
-    """Read the facts of the host; without files, only the container is known, from variables."""
+    """Read the facts of the host. Without files, only the container is known: from the environment."""
     release = dict(line.split("=", 1) for line in files.lines("/etc/os-release") if "=" in line)
     kernel = files.text("/proc/sys/kernel/osrelease") or ""
     model = files.text("/proc/device-tree/model") or ""

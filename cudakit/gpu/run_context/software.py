@@ -24,7 +24,7 @@ from cudakit.units import Unavailable
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*(?:'([\d.]+)'|\"([\d.]+)\"|None)", re.MULTILINE)
 # Matches cupy-cuda13x and jax-cuda13-plugin.
 _PACKAGE_CUDA = re.compile(r"(?:cupy-cuda(\d\d)x?|jax-cuda(\d\d)-plugin)")
-# The directories that the loader searches last; the multiarch names are Debian's.
+# The directories that the dynamic loader searches last; names with an architecture are Debian's.
 _SYSTEM_DIRECTORIES = (
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -35,7 +35,7 @@ _SYSTEM_DIRECTORIES = (
     "/lib",
     "/usr/lib",
 )
-# The name that programs load: libcudnn.so.9, not libcudnn.so nor libcudnn.so.9.19.0.
+# Matches the names that programs load, such as libcudnn.so.9, but not libcudnn.so or libcudnn.so.9.19.0.
 _SONAME = re.compile(
     r"lib(cuda|nvidia-ml|cudart|cublas|cublasLt|cudnn|nccl|nvrtc|cupti|nvJitLink"
     r"|cusparse|cusolver|cufft|curand)\.so\.\d+(\.\d)?"
@@ -46,11 +46,11 @@ def read_software(
     files: Files, variables: Mapping[str, str], search_path: Iterable[str]
 ) -> Software:
     """Read packages, builds, libraries and toolkits; a list that cannot be read is Unavailable."""
-    distributions = attempt(lambda: tuple(installed(search_path)))
+    distributions = attempt(lambda: tuple(installed_packages(search_path)))
     packages = () if isinstance(distributions, Unavailable) else distributions
     return Software(
         distributions=distributions,
-        builds=attempt(lambda: tuple(builds(packages))),
+        builds=attempt(lambda: tuple(framework_builds(packages))),
         libraries=attempt(lambda: tuple(libraries(files, variables, packages))),
         toolkits=tuple(toolkits(files)),
         nccl_conf=_nccl_conf(files),
@@ -61,8 +61,8 @@ def read_software(
 # --- packages --------------------------------------------------------------------------------------
 
 
-def installed(search_path: Iterable[str]) -> Iterator[Distribution]:
-    """List the packages on a search path such as sys.path, in its order."""
+def installed_packages(search_path: Iterable[str]) -> Iterator[Distribution]:
+    """Yield the packages on a search path such as sys.path, in its order."""
     for directory in dict.fromkeys(os.path.abspath(part) for part in search_path):
         try:
             names = sorted(os.listdir(directory))
@@ -77,7 +77,7 @@ def installed(search_path: Iterable[str]) -> Iterator[Distribution]:
 
 
 def _metadata_version(directory: str, name: str) -> str:
-    """Read the version from PKG-INFO: the directory name of a source tree lacks the version."""
+    """Read the version from PKG-INFO, because the directory name of a source tree does not contain it."""
     with suppress(OSError):
         for line in Path(directory, name, "PKG-INFO").read_text(encoding="utf-8").splitlines():
             if line.startswith("Version: "):
@@ -89,8 +89,8 @@ def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def builds(distributions: Iterable[Distribution]) -> Iterator[Build]:
-    """Return the CUDA versions that torch, CuPy and JAX were built for."""
+def framework_builds(distributions: Iterable[Distribution]) -> Iterator[Build]:
+    """Yield the CUDA versions that torch, CuPy and JAX were built for."""
     for distribution in distributions:
         name, version = distribution.name, distribution.version
         match = _PACKAGE_CUDA.fullmatch(name)
@@ -124,7 +124,7 @@ def _local_version(version: str) -> tuple[int, int | None] | None:
 def libraries(
     files: Files, variables: Mapping[str, str], distributions: Iterable[Distribution]
 ) -> Iterator[Library]:
-    """List the copies of the driver's and CUDA's libraries, in the order of the loader."""
+    """Yield the installed copies of the driver's and CUDA's libraries, in the search order of the loader."""
     wheels = {
         distribution.directory
         for distribution in distributions
@@ -178,7 +178,7 @@ def toolkit_directories(files: Files) -> tuple[str, ...]:
 
 
 def toolkits(files: Files) -> Iterator[Toolkit]:
-    """Return the toolkits whose version.json gives the version of CUDA."""
+    """Yield the toolkits whose version.json contains the version of CUDA."""
     for directory in toolkit_directories(files):
         with suppress(ValueError, KeyError, TypeError):
             content = json.loads(files.text(f"{directory}/version.json") or "")
@@ -188,7 +188,7 @@ def toolkits(files: Files) -> Iterator[Toolkit]:
 
 
 def _nccl_conf(files: Files) -> dict[str, str]:
-    """Read /etc/nccl.conf: NAME=value on each line."""
+    """Read the variables of /etc/nccl.conf, which has lines of the form NAME=value."""
     lines = (line for line in files.lines("/etc/nccl.conf") if not line.lstrip().startswith("#"))
     pairs = (line.partition("=") for line in lines)
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}

@@ -16,7 +16,7 @@ from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
 from cudakit.gpu.sim.costs import Rates
 from cudakit.units import format_bytes
 
-# cublasLtReductionScheme_t: partial sums are added to D in arrival order, or in the workspace.
+# Values of cublasLtReductionScheme_t: partial sums are added to D in order of arrival, or in the workspace.
 _IN_PLACE, _IN_WORKSPACE = 1, 2
 _COUNTER_BYTES = 4
 _REDUCTION_COST = 0.02  # estimated cost of a partial sum, relative to the GEMM
@@ -29,7 +29,7 @@ class Tile(NamedTuple):
 
     rows: int
     columns: int
-    efficiency: float  # relative to the peak rate of the SM
+    efficiency: float  # rate relative to the peak of the SM
 
 
 # Tiles by their value of cublasLtMatmulTile_t.
@@ -83,7 +83,7 @@ def rejection_reason(algorithm: Algorithm, settings: GemmSettings) -> str:
 def sort_by_estimate(
     gemm: Gemm, candidates: Iterable[Algorithm], rates: Rates
 ) -> tuple[Algorithm, ...]:
-    """Sort by estimated duration; the estimate ignores idle SMs, so that the first is not always fastest."""
+    """Sort by estimated duration. The estimate ignores idle SMs: the first is not always the fastest."""
     return tuple(sorted(candidates, key=lambda algorithm: _estimate(gemm, algorithm, rates)))
 
 
@@ -94,10 +94,12 @@ def count_blocks(gemm: Gemm, algorithm: Algorithm) -> int:
     return tiles * gemm.batch * algorithm.split_k
 
 
-def extra_ns(gemm: Gemm, algorithm: Algorithm, rates: Rates, memory_bytes_per_s: int) -> int:
-    """Return the duration of a GEMM in excess of its memory accesses, with which arithmetic overlaps."""
+def excess_over_memory_ns(
+    gemm: Gemm, algorithm: Algorithm, rates: Rates, memory_bytes_per_s: int
+) -> int:
+    """Return by how much a GEMM takes longer than its memory accesses, which overlap with arithmetic."""
     waves = ceil(count_blocks(gemm, algorithm) / rates.multiprocessors)
-    arithmetic_s = waves * _tile_s(gemm, algorithm, rates)
+    arithmetic_s = waves * _tile_duration_s(gemm, algorithm, rates)
     memory_s = gemm.bytes_moved / memory_bytes_per_s
     return int(1e9 * max(arithmetic_s - memory_s, _MEMORY_OVERHEAD * memory_s))
 
@@ -105,10 +107,10 @@ def extra_ns(gemm: Gemm, algorithm: Algorithm, rates: Rates, memory_bytes_per_s:
 def _estimate(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
     waves = max(count_blocks(gemm, algorithm) / rates.multiprocessors, 1.0)
     reduction_factor = 1 + _REDUCTION_COST * (algorithm.split_k - 1)
-    return waves * reduction_factor * _tile_s(gemm, algorithm, rates)
+    return waves * reduction_factor * _tile_duration_s(gemm, algorithm, rates)
 
 
-def _tile_s(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
+def _tile_duration_s(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
     tile = TILES[algorithm.tile]
     k_elements = ceil(gemm.k / algorithm.split_k / _K_STEP) * _K_STEP
     operations = 2 * tile.rows * tile.columns * k_elements

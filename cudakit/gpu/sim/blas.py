@@ -37,21 +37,21 @@ from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.sim.algorithms import (
     algorithms,
     count_blocks,
-    extra_ns,
+    excess_over_memory_ns,
     rejection_reason,
     sort_by_estimate,
 )
 from cudakit.gpu.sim.costs import capability, rates_of
 from cudakit.gpu.sim.kernels import SimKernels
 from cudakit.gpu.sim.memory import SimMemory
-from cudakit.gpu.sim.product import ResultCache
+from cudakit.gpu.sim.numpy_gemm import ResultCache
 from cudakit.units import Unavailable, format_bytes
 
-_NOT_REPORTED = f"cuBLAS {CHOOSES_ITSELF}"
+_ALGORITHM_NOT_REPORTED = f"cuBLAS {CHOOSES_ITSELF}"
 _ALGORITHM_HINT = "let the library choose, or tune again"
 _THREADS = 256
-# Minimum compute capability (CUDA C++ Programming Guide, "Compute Capabilities"; for fp8: cuBLAS Library,
-# "cublasLtMatmul").
+# Minimum compute capability of each data type (CUDA C++ Programming Guide, "Compute Capabilities"; for fp8:
+# cuBLAS Library, "cublasLtMatmul").
 _MIN_CAPABILITY: Mapping[str, Capability] = MappingProxyType(
     {
         "fp16": Capability(5, 3),
@@ -62,7 +62,7 @@ _MIN_CAPABILITY: Mapping[str, Capability] = MappingProxyType(
         "fp8_e5m2": Capability(8, 9),
     }
 )
-# Alignment of columns (cuBLAS Library, "cublasLtMatmul").
+# Required alignment of matrix columns (cuBLAS Library, "cublasLtMatmul").
 _FP8_ALIGNMENT_BYTES = 16
 _INT8_ALIGNMENT_BYTES = 4
 
@@ -87,12 +87,14 @@ class SimBlas:
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> SimGemm:
         """Prepare a GEMM. Raises Unsupported for an unknown or excluded algorithm."""
-        self._check(gemm)
+        self._check_gemm(gemm)
         if algorithm is not None:
             selected = self._select(gemm, settings, algorithm)
         else:
-            selected = self._by_estimate(gemm, settings)[0]
-        reported_algorithm = Unavailable(_NOT_REPORTED) if self.library == "cublas" else selected
+            selected = self._algorithms_by_estimate(gemm, settings)[0]
+        reported_algorithm = (
+            Unavailable(_ALGORITHM_NOT_REPORTED) if self.library == "cublas" else selected
+        )
         described_settings = _describe_settings(
             settings, selected, is_user_choice=algorithm is not None
         )
@@ -108,30 +110,30 @@ class SimBlas:
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
         """Return at most ``limit`` algorithms by estimated duration; the first is not always the fastest."""
-        self._check(gemm)
+        self._check_gemm(gemm)
         self._check_can_select()
-        return self._by_estimate(gemm, settings)[:limit]
+        return self._algorithms_by_estimate(gemm, settings)[:limit]
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
     ) -> Iterator[Algorithm]:
         """Yield every algorithm that the settings allow."""
-        self._check(gemm)
+        self._check_gemm(gemm)
         self._check_can_select()
-        return takewhile(lambda _: not is_over(), self._allowed(gemm, settings))
+        return takewhile(lambda _: not is_over(), self._allowed_algorithms(gemm, settings))
 
     def close(self) -> None:
         """Reject later calls. Has no effect the second time."""
         self._closed = True
 
-    def _allowed(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
+    def _allowed_algorithms(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
         return tuple(
             candidate for candidate in algorithms(gemm) if not rejection_reason(candidate, settings)
         )
 
-    def _by_estimate(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
+    def _algorithms_by_estimate(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
         rates = rates_of(self._context.facts, gemm.dtype)
-        return sort_by_estimate(gemm, self._allowed(gemm, settings), rates)
+        return sort_by_estimate(gemm, self._allowed_algorithms(gemm, settings), rates)
 
     def _select(self, gemm: Gemm, settings: GemmSettings, requested: Algorithm) -> Algorithm:
         """Return the algorithm with these parameters, ignoring their workspace size."""
@@ -143,13 +145,13 @@ class SimBlas:
                 return candidate
         raise Unsupported(f"no such algorithm for this GEMM: {requested}", hint=_ALGORITHM_HINT)
 
-    def _check(self, gemm: Gemm) -> None:
+    def _check_gemm(self, gemm: Gemm) -> None:
         self._check_open()
         _check_supported(gemm, self.library, self._context.facts)
 
     def _check_can_select(self) -> None:
         if self.library == "cublas":
-            raise Unsupported(_NOT_REPORTED, hint=USE_CUBLASLT)
+            raise Unsupported(_ALGORITHM_NOT_REPORTED, hint=USE_CUBLASLT)
 
     def _check_open(self) -> None:
         if self._context.closed:
@@ -182,7 +184,9 @@ class SimGemm:
         self._cache = cache
         self._grid = (count_blocks(gemm, selected), 1, 1)
         rates = rates_of(memory.context.facts, gemm.dtype)
-        self._busy_ns = extra_ns(gemm, selected, rates, memory.context.costs.memory_bytes_per_s)
+        self._busy_ns = excess_over_memory_ns(
+            gemm, selected, rates, memory.context.costs.memory_bytes_per_s
+        )
         self._workspace_bytes = selected.workspace_bytes
         self._workspace = (
             memory.malloc(selected.workspace_bytes) if selected.workspace_bytes else Ptr(0)

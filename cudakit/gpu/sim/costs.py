@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.architectures import Capability
 
-_NS = 1_000_000_000
-# The default if the facts lack clock or bus width.
+_NS_PER_S = 1_000_000_000
+# Memory bandwidth of devices whose facts lack the clock or the bus width.
 _MEMORY_BYTES_PER_S = 1_000_000_000_000
 
 
@@ -17,31 +17,31 @@ class Costs:
     """Bandwidths and latencies of one device."""
 
     memory_bytes_per_s: int = _MEMORY_BYTES_PER_S
-    link_bytes_per_s: int = 50_000_000_000  # between host and device
-    pageable_bytes_per_s: int = 10_000_000_000  # pageable host memory, staged by the driver
-    nvlink_bytes_per_s: int = 20_000_000_000  # per NVLink
-    call_ns: int = 500  # host time of any driver call
-    dispatch_ns: int = 2_000  # from the call to the earliest begin of its work
-    node_ns: int = 500  # between graph nodes
-    minimum_ns: int = 1_000  # shortest kernel, copy or fill
+    link_bytes_per_s: int = 50_000_000_000  # bandwidth between host and device
+    pageable_bytes_per_s: int = 10_000_000_000  # bandwidth of copies with pageable memory
+    nvlink_bytes_per_s: int = 20_000_000_000  # bandwidth of one NVLink
+    call_ns: int = 500  # host time of a driver call
+    dispatch_ns: int = 2_000  # delay from a call to the earliest start of its work
+    node_ns: int = 500  # delay between the starts of graph nodes
+    minimum_ns: int = 1_000  # duration of the shortest kernel, copy or fill
 
-    def in_memory_ns(self, size_bytes: int) -> int:
+    def device_memory_ns(self, size_bytes: int) -> int:
         """Return the time to read or write bytes of device memory."""
-        return self.minimum_ns + size_bytes * _NS // self.memory_bytes_per_s
+        return self.minimum_ns + size_bytes * _NS_PER_S // self.memory_bytes_per_s
 
     def host_link_ns(self, size_bytes: int) -> int:
         """Return the time to copy bytes between pinned host memory and the device."""
-        return self.minimum_ns + size_bytes * _NS // self.link_bytes_per_s
+        return self.minimum_ns + size_bytes * _NS_PER_S // self.link_bytes_per_s
 
     def pageable_ns(self, size_bytes: int) -> int:
         """Return the time to copy bytes between pageable host memory and the device."""
-        return self.minimum_ns + size_bytes * _NS // self.pageable_bytes_per_s
+        return self.minimum_ns + size_bytes * _NS_PER_S // self.pageable_bytes_per_s
 
     def to_peer_ns(self, size_bytes: int, nvlinks: int) -> int:
         """Return the time to copy bytes to a peer: over NVLink, or at host link speed without NVLink."""
         if not nvlinks:
             return self.host_link_ns(size_bytes)
-        return self.minimum_ns + size_bytes * _NS // (nvlinks * self.nvlink_bytes_per_s)
+        return self.minimum_ns + size_bytes * _NS_PER_S // (nvlinks * self.nvlink_bytes_per_s)
 
 
 def costs_of(facts: DeviceFacts) -> Costs:
@@ -53,7 +53,7 @@ def costs_of(facts: DeviceFacts) -> Costs:
     return Costs()
 
 
-# Defaults for missing facts.
+# Number and clock of SMs for devices whose facts lack them.
 _MULTIPROCESSORS = 16
 _CLOCK_KHZ = 1_000_000
 # fp16 operations per cycle of the tensor cores of an SM (NVIDIA's white papers of Turing, Ampere,
@@ -84,7 +84,7 @@ class Rates:
     """The arithmetic throughput of a device for one data type."""
 
     multiprocessors: int
-    operations_per_s: float  # peak of one SM
+    operations_per_s: float  # peak rate of one SM
 
 
 def rates_of(facts: DeviceFacts, dtype: str) -> Rates:

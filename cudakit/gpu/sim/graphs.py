@@ -57,10 +57,10 @@ class SimGraphs:
     def capture_end(self, stream: Stream) -> Graph:
         queue = self._streams.checked_queue(stream)
         capture = self._capture_to_end(queue)
-        joined = capture.is_joined(queue.nodes)
-        self._release(capture)
+        is_joined = capture.is_joined(queue.nodes)
+        self._end_capture(capture)
         self.context.emit(trace_events.CaptureEnd(capture.graph, queue.number))
-        if capture.invalidated or not joined:
+        if capture.invalidated or not is_joined:
             self._graphs.remove(capture.graph)
             unjoined = Status.STREAM_CAPTURE_UNJOINED
             status = Status.STREAM_CAPTURE_INVALIDATED if capture.invalidated else unjoined
@@ -77,13 +77,13 @@ class SimGraphs:
         target, nodes = self._executables[executable], tuple(self._graphs[graph].nodes)
         if reason := update_error(target.nodes, nodes):
             raise cuda_error(Status.GRAPH_EXEC_UPDATE_FAILURE, detail=reason)
-        # Launches in flight keep the old nodes.
+        # Launches that are already enqueued keep the old nodes.
         target.graph, target.nodes = graph, nodes
 
     @driver_call
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
         target, queue = self._executables[executable], self._streams.uncaptured_queue(stream)
-        after = (
+        dependencies = (
             *self._streams.queues.dependencies_of(queue),
             *target.last_launch,
             *target.last_upload,
@@ -91,7 +91,7 @@ class SimGraphs:
         delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(target.nodes)
         queue.tail = target.last_upload = (
             self.context.schedule.add(
-                Job(NodeType.EMPTY), after, delay_ns=delay_ns, priority=queue.priority
+                Job(NodeType.EMPTY), dependencies, delay_ns=delay_ns, priority=queue.priority
             ),
         )
 
@@ -143,7 +143,7 @@ class SimGraphs:
         self._executables.clear()
 
     def _capture_to_end(self, queue: Queue) -> Capture:
-        """Return the capture of a stream. Raises a CudaError if it may not end here."""
+        """Return the capture of a stream. Raises CudaError if this stream or thread may not end it."""
         capture = queue.capture
         if capture is None:
             raise cuda_error(Status.ILLEGAL_STATE, detail=f"stream {queue.number} is not capturing")
@@ -157,7 +157,7 @@ class SimGraphs:
             raise cuda_error(Status.STREAM_CAPTURE_WRONG_THREAD, detail=f"stream {queue.number}")
         return capture
 
-    def _release(self, capture: Capture) -> None:
+    def _end_capture(self, capture: Capture) -> None:
         capture.ended = True
         self._streams.captures.remove(capture)
         for queue in self._streams.queues.other_queues:
@@ -166,15 +166,17 @@ class SimGraphs:
 
     def _enqueue_nodes(self, queue: Queue, executable: _Executable) -> dict[Node, Task]:
         """Enqueue the nodes of a graph after the earlier work of a stream and the previous launch."""
-        begin = (*self._streams.queues.dependencies_of(queue), *executable.last_launch)
+        first_dependencies = (*self._streams.queues.dependencies_of(queue), *executable.last_launch)
         tasks: dict[Node, Task] = {}
         for node in executable.nodes:
-            after = [tasks[dependency] for dependency in node.dependencies] or begin
+            dependencies = [
+                tasks[dependency] for dependency in node.dependencies
+            ] or first_dependencies
             delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(tasks)
             tasks[node] = self.context.schedule.add(
-                node.job, after, delay_ns=delay_ns, priority=queue.priority
+                node.job, dependencies, delay_ns=delay_ns, priority=queue.priority
             )
-        end = self.context.schedule.add(Job(NodeType.EMPTY), [*begin, *tasks.values()])
+        end = self.context.schedule.add(Job(NodeType.EMPTY), [*first_dependencies, *tasks.values()])
         queue.tail = executable.last_launch = (end,)
         return tasks
 
@@ -182,13 +184,13 @@ class SimGraphs:
         """Append the nodes of a launched graph to the captured graph."""
         begin, copies = queue.nodes, dict[Node, Node]()
         for node in executable.nodes:
-            before = tuple(copies[dependency] for dependency in node.dependencies) or begin
-            copies[node] = self._streams.append(capture, node.job, before)
+            dependencies = tuple(copies[dependency] for dependency in node.dependencies) or begin
+            copies[node] = self._streams.append(capture, node.job, dependencies)
         with_dependents = {
             dependency for node in executable.nodes for dependency in node.dependencies
         }
-        ends = tuple(copies[node] for node in executable.nodes if node not in with_dependents)
-        queue.nodes = ends or begin
+        last_nodes = tuple(copies[node] for node in executable.nodes if node not in with_dependents)
+        queue.nodes = last_nodes or begin
 
 
 def _valid_capture(queue: Queue) -> Capture | None:

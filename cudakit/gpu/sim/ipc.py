@@ -29,14 +29,14 @@ from cudakit.gpu.sim.context import Context, driver_call
 from cudakit.gpu.sim.memory import SimMemory
 from cudakit.gpu.sim.space import Heap, Region
 from cudakit.gpu.sim.streams import SimStreams
-from cudakit.gpu.sim.virtual import Physical, SimVirtualMemory
+from cudakit.gpu.sim.virtual import PhysicalMemory, SimVirtualMemory
 from cudakit.trace.events import Alloc, Free
 
 _FIRST_PID = 1000
 
 
 @dataclass(slots=True, eq=False)
-class _Handle:
+class _ExportedAllocation:
     """An exported allocation and its mappings in other processes."""
 
     process: ProcessId
@@ -46,30 +46,30 @@ class _Handle:
 
 
 class IpcRegistry:
-    """The processes of one simulated machine and the handles that they exported.
+    """The processes of one simulated machine, and the handles that they exported.
 
-    ``boot`` distinguishes the processes and handles from those of machines in other Python processes.
+    ``boot`` is a random number, by which processes and handles differ from those of other simulated machines.
     """
 
     def __init__(self) -> None:
         self.boot = secrets.randbits(48)
         self.lock = threading.Lock()
         self.alive: set[ProcessId] = set()
-        self.handles: dict[bytes, _Handle] = {}
-        self.descriptors: dict[DescriptorHandle, Physical] = {}
-        self.fabric: dict[bytes, Physical] = {}
-        self.numbers = count(1)
+        self.handles: dict[bytes, _ExportedAllocation] = {}
+        self.descriptors: dict[DescriptorHandle, PhysicalMemory] = {}
+        self.fabric: dict[bytes, PhysicalMemory] = {}
+        self.number_counter = count(1)
 
     def start_process(self) -> ProcessId:
         """Register a new process; return its id."""
         with self.lock:
-            number = next(self.numbers)
+            number = next(self.number_counter)
             process = ProcessId(_FIRST_PID + number, self.boot + number)
             self.alive.add(process)
             return process
 
-    def handle(self, kind: str, number: int) -> bytes:
-        """Return the handle with this number, of HANDLE_BYTES bytes."""
+    def make_handle(self, kind: str, number: int) -> bytes:
+        """Return a handle of HANDLE_BYTES bytes that contains its kind and number."""
         text = f"simulated {kind} handle {self.boot:x}.{number}"
         return text.encode().ljust(HANDLE_BYTES, b"\0")
 
@@ -89,12 +89,12 @@ class SimIpc:
     ) -> None:
         self.context = context
         self.registry = registry
-        self.opened: dict[int, tuple[bytes, Region]] = {}
+        self.open_mappings: dict[int, tuple[bytes, Region]] = {}
         self._streams, self._heap, self._memory, self._virtual = streams, heap, memory, virtual
         self._process = registry.start_process()
         self._handle_kinds = handle_kinds
         self._handles: dict[int, bytes] = {}  # handle of each exported allocation, by address
-        self._open_counts: Counter[int] = Counter()  # number of opens of each mapping, by address
+        self._open_counts: Counter[int] = Counter()  # ``ipc_open`` calls per mapping, by address
         memory.on_free = self._invalidate_handle
 
     @property
@@ -111,40 +111,42 @@ class SimIpc:
             raise cuda_error(Status.INVALID_VALUE, detail=detail)
         if ptr not in self._handles:
             with self.registry.lock:
-                handle = self.registry.handle("ipc", next(self.registry.numbers))
-                self.registry.handles[handle] = _Handle(self._process, self.context.ordinal, region)
+                handle = self.registry.make_handle("ipc", next(self.registry.number_counter))
+                self.registry.handles[handle] = _ExportedAllocation(
+                    self._process, self.context.ordinal, region
+                )
             self._handles[ptr] = handle
         return self._handles[ptr]
 
     @driver_call
     def ipc_open(self, handle: bytes) -> Ptr:
         self._streams.reject_in_capture()
-        exported_handle = self.registry.handles.get(handle)
-        if exported_handle is None:
+        allocation = self.registry.handles.get(handle)
+        if allocation is None:
             detail = (
                 "unknown handle; the exporting process may have freed the memory or ended, and simulated"
                 " devices of another Python process cannot be opened"
             )
             raise cuda_error(Status.INVALID_VALUE, detail=detail)
-        if exported_handle.process == self._process:
+        if allocation.process == self._process:
             raise cuda_error(
                 Status.INVALID_CONTEXT, detail="this process exported the memory itself"
             )
-        for begin, (opened, _) in self.opened.items():
-            if opened == handle:
+        for begin, (open_handle, _) in self.open_mappings.items():
+            if open_handle == handle:
                 self._open_counts[begin] += 1
                 return Ptr(begin)
-        return self._open(handle, exported_handle)
+        return self._open(handle, allocation)
 
     @driver_call
     def ipc_close(self, ptr: Ptr) -> None:
         self._streams.reject_in_capture()
-        regions = {begin: region for begin, (_, region) in self.opened.items()}
+        regions = {begin: region for begin, (_, region) in self.open_mappings.items()}
         region = pop_allocation(regions, ptr, "no open mapping")
         self.context.wait_for_all()
         self._open_counts[ptr] -= 1
         if not self._open_counts[ptr]:
-            handle, _ = self.opened.pop(ptr)
+            handle, _ = self.open_mappings.pop(ptr)
             self._remove_mapping(handle, region)
             self._heap.space.remove(region)
             self.context.emit(Free(ptr, len(region.data)))
@@ -157,9 +159,9 @@ class SimIpc:
     def export(self, backing: Backing) -> ShareableHandle:
         physical = self._virtual.backings[backing]
         with self.registry.lock:
-            number = next(self.registry.numbers)
+            number = next(self.registry.number_counter)
             if physical.handle == "fabric":
-                fabric = FabricHandle(self.registry.handle("fabric", number))
+                fabric = FabricHandle(self.registry.make_handle("fabric", number))
                 self.registry.fabric[fabric.data] = physical
                 return fabric
             if physical.handle is None:
@@ -199,31 +201,31 @@ class SimIpc:
         for exported in [*self.registry.descriptors]:
             if exported.process == self._process:
                 self._revoke(exported)
-        for handle, region in self.opened.values():
+        for handle, region in self.open_mappings.values():
             self._remove_mapping(handle, region)
-        self.opened.clear()
+        self.open_mappings.clear()
 
     def _invalidate_handle(self, ptr: int) -> None:
         """Invalidate the handle and the mappings of a freed allocation."""
         handle = self._handles.pop(ptr, None)
         if handle is not None:
-            exported_handle = self.registry.handles.pop(handle)
-            for mapping in exported_handle.mappings:
+            allocation = self.registry.handles.pop(handle)
+            for mapping in allocation.mappings:
                 mapping.live = False
 
-    def _open(self, handle: bytes, exported_handle: _Handle) -> Ptr:
-        peer = None if exported_handle.ordinal == self.context.ordinal else exported_handle.ordinal
-        region = self._heap.add(exported_handle.region.data, peer=peer)
-        exported_handle.mappings.append(region)
-        self.opened[region.begin] = handle, region
+    def _open(self, handle: bytes, allocation: _ExportedAllocation) -> Ptr:
+        peer = None if allocation.ordinal == self.context.ordinal else allocation.ordinal
+        region = self._heap.add(allocation.region.data, peer=peer)
+        allocation.mappings.append(region)
+        self.open_mappings[region.begin] = handle, region
         self._open_counts[region.begin] = 1
         self.context.emit(Alloc(region.begin, len(region.data)))
         return Ptr(region.begin)
 
     def _remove_mapping(self, handle: bytes, region: Region) -> None:
-        exported_handle = self.registry.handles.get(handle)
-        if exported_handle is not None:
-            exported_handle.mappings.remove(region)
+        allocation = self.registry.handles.get(handle)
+        if allocation is not None:
+            allocation.mappings.remove(region)
 
     def _revoke(self, exported: ShareableHandle) -> None:
         if isinstance(exported, DescriptorHandle):

@@ -37,7 +37,7 @@ _LIMITS = {
 class _LoadedKernel(NamedTuple):
     module: Module
     name: str
-    sizes: tuple[int, ...] | None
+    sizes: tuple[int, ...] | None  # parameter sizes in bytes; None if a type is unknown
 
 
 class _LaunchShape(NamedTuple):
@@ -159,7 +159,7 @@ class SimKernels:
             ) from error
         launch.finish()
         accessed_bytes = sum(access.hi - access.lo for access in launch.accesses)
-        duration_ns = self.context.costs.in_memory_ns(accessed_bytes) + launch.busy_ns
+        duration_ns = self.context.costs.device_memory_ns(accessed_bytes) + launch.busy_ns
         return Outcome(duration_ns, tuple(launch.accesses), launch.poll_loop)
 
     def _check_shape(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:

@@ -19,7 +19,7 @@ from cudakit.trace.events import Access
 from cudakit.trace.kinds import AccessMode, AllocationKind, Direction, HostMemory, NodeType
 from cudakit.units import format_bytes
 
-# By (source is host memory, target is host memory).
+# Direction of a copy by (source is host memory, target is host memory).
 _DIRECTIONS = {
     (True, True): Direction.HOST_TO_HOST,
     (True, False): Direction.HOST_TO_DEVICE,
@@ -32,8 +32,8 @@ _ENGINES = {
 }
 
 
-# Pageable copies to the device up to this size are staged, and the call returns before the copy completes
-# (CUDA Runtime API, "API synchronization behavior").
+# Copies of at most this size from pageable memory to the device are staged: the call returns before they
+# complete (CUDA Runtime API, "API synchronization behavior").
 _STAGED_BYTES = 64 << 10
 
 
@@ -46,11 +46,11 @@ class _Route(NamedTuple):
     duration_ns: int
 
     def is_staged(self, size_bytes: int) -> bool:
-        """Return whether the source is read before the call returns."""
+        """Return whether the call reads the source before it returns."""
         to_device = self.direction is Direction.HOST_TO_DEVICE
         return to_device and self.host is HostMemory.PAGEABLE and size_bytes <= _STAGED_BYTES
 
-    def waits(self, size_bytes: int) -> bool:
+    def blocks_caller(self, size_bytes: int) -> bool:
         """Return whether the call blocks until the copy completes."""
         return self.host is HostMemory.PAGEABLE and not self.is_staged(size_bytes)
 
@@ -82,8 +82,8 @@ class SimMemory:
             self.context.emit(trace_events.Alloc(region.begin, size_bytes))
         else:
             self._streams.enqueue(queue, Job(NodeType.ALLOC, lambda: self._make_live(region)))
-            how = AllocationKind.STREAM_ORDERED
-            self.context.emit(trace_events.Alloc(region.begin, size_bytes, how, queue.number))
+            kind = AllocationKind.STREAM_ORDERED
+            self.context.emit(trace_events.Alloc(region.begin, size_bytes, kind, queue.number))
         return Ptr(region.begin)
 
     @driver_call
@@ -184,7 +184,7 @@ class SimMemory:
             queue.number, dst, src, size_bytes, direction=route.direction, host=route.host
         )
         self.context.emit(body)
-        if route.waits(size_bytes):
+        if route.blocks_caller(size_bytes):
             self.context.wait_for((task,))
 
     @driver_call
@@ -244,7 +244,7 @@ class SimMemory:
             duration_ns = costs.host_link_ns if host is HostMemory.PINNED else costs.pageable_ns
             return _Route(direction, host, _ENGINES.get(direction), duration_ns(size_bytes))
         if target.peer == source.peer:
-            return _Route(direction, host, None, costs.in_memory_ns(2 * size_bytes))
+            return _Route(direction, host, None, costs.device_memory_ns(2 * size_bytes))
         to_peer = source.peer is None
         peer = target.peer if to_peer else source.peer
         nvlinks = 0 if peer is None else self._peers.nvlinks(peer)
@@ -271,7 +271,7 @@ class SimMemory:
     def _fill(self, ptr: int, value: int, size_bytes: int) -> Outcome:
         for part in self._heap.copy_span(ptr, size_bytes, "a fill writes").parts:
             part[:] = value
-        return Outcome(self.context.costs.in_memory_ns(size_bytes))
+        return Outcome(self.context.costs.device_memory_ns(size_bytes))
 
 
 def _ignore(ptr: int) -> None:

@@ -9,7 +9,7 @@ from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.gpu.machine import model_record
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, new_bytes, rounded
+from cudakit.gpu.sim.space import DEFAULT_CAPACITY_BYTES, Heap, Region, new_bytes, rounded_size
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace.events import Alloc, Free
 from cudakit.units import Unavailable, format_bytes
@@ -74,7 +74,7 @@ class SimPeers:
         self.context.wait_for_all()
         del self._peer_allocations[ptr]
         self._heap.space.remove(region)
-        self._used_bytes[ordinal] -= rounded(len(region.data))
+        self._used_bytes[ordinal] -= rounded_size(len(region.data))
         self.context.emit(Free(ptr, len(region.data)), device=ordinal)
 
     def nvlinks(self, ordinal: int) -> int:
@@ -101,9 +101,9 @@ class SimPeers:
         fact = self.context.facts_of(ordinal).fields.get("usable_memory_bytes")
         capacity_bytes = fact if isinstance(fact, int) else DEFAULT_CAPACITY_BYTES
         free_bytes = capacity_bytes - self._used_bytes[ordinal]
-        if rounded(size_bytes) > free_bytes:
+        if rounded_size(size_bytes) > free_bytes:
             detail = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free on device {ordinal}"
             raise cuda_error(
                 Status.OUT_OF_MEMORY, detail=f"{format_bytes(size_bytes)} requested, {detail}"
             )
-        self._used_bytes[ordinal] += rounded(size_bytes)
+        self._used_bytes[ordinal] += rounded_size(size_bytes)

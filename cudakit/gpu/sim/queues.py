@@ -46,9 +46,9 @@ def update_error(old: Nodes, new: Nodes) -> str:
 class Capture:
     """A stream capture and its graph."""
 
-    graph: int  # the number of the graph
-    thread: int
-    origin: int  # the stream that began the capture
+    graph: int  # number of the graph
+    thread: int  # number of the thread that began the capture
+    origin: int  # number of the stream that began the capture
     nodes: list[Node] = field(default_factory=list)
     invalidated: bool = False
     ended: bool = False
@@ -97,7 +97,7 @@ class Queues:
     """
 
     legacy: Queue
-    other_queues: list[Queue] = field(default_factory=list)
+    other_queues: list[Queue] = field(default_factory=list)  # all streams but the legacy stream
     _destroyed_tails: tuple[Task, ...] = ()  # the tails of destroyed blocking streams
 
     def dependencies_of(self, queue: Queue) -> tuple[Task, ...]:

@@ -1,4 +1,4 @@
-"""Trace events of a simulated device, in the order of its calls, to a sink or the spool of a traced run."""
+"""Passes the trace events of a simulated device, in call order, to a sink or a spool directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudakit.trace.trace_file import Clock, Frame, Stack
 
 Sink: TypeAlias = Callable[[Event], None]
 
-# The tasks whose accesses belong to an event, by graph node number (0 outside of graphs).
+# The tasks whose accesses belong to an event, by the number of the graph node; 0 outside of graphs.
 Sources: TypeAlias = Mapping[int, Task]
 
 
@@ -38,7 +38,7 @@ class Recorder:
 
     def flush(self, *, force: bool = False) -> None:
         """Pass on the events whose accesses are known, or all events with ``force``."""
-        while self._sink and self._queued and (force or _are_known(self._queued[0][1])):
+        while self._sink and self._queued and (force or _accesses_are_known(self._queued[0][1])):
             event, sources = self._queued.popleft()
             self._sink(event)
             for node, task in sources.items():
@@ -46,12 +46,12 @@ class Recorder:
                     self._sink(replace(event, body=replace(access, node=node)))
 
 
-def _are_known(sources: Sources) -> bool:
+def _accesses_are_known(sources: Sources) -> bool:
     return all(task.done for task in sources.values())
 
 
 SPOOL_VARIABLE = "CUDAKIT_SPOOL"
-# The id of the only process to trace; unset if child processes are traced too.
+# The id of the only traced process; unset if child processes are traced, too.
 PROCESS_VARIABLE = "CUDAKIT_SPOOL_PROCESS"
 
 _PACKAGE = str(Path(__file__).parent.parent)
@@ -60,7 +60,7 @@ _MAX_FRAMES = 128
 
 @dataclass(frozen=True, slots=True)
 class SpoolSink:
-    """The sink of a spool directory, and the function that numbers call stacks."""
+    """The sink of a spool directory, and a function that returns the number of the current call stack."""
 
     sink: Sink
     site: Callable[[], int]
@@ -87,7 +87,7 @@ class StackNumbers:
     def __call__(self) -> int:
         """Return the number of the caller's stack, without frames of this package."""
         frames = _frames()
-        key = tuple(part for frame in frames for part in (id(frame.f_code), frame.f_lasti))
+        key = tuple(number for frame in frames for number in (id(frame.f_code), frame.f_lasti))
         if key not in self._numbers:
             self._code_objects += (frame.f_code for frame in frames)
             self._numbers[key] = self._number(tuple(map(_to_frame, frames)))

@@ -17,7 +17,8 @@ from cudakit.errors import CudaError
 from cudakit.trace.events import Access
 from cudakit.trace.kinds import NodeType
 
-# Probabilities to run one more task before the next driver call; above 0, so that host polling ends.
+# Probabilities that one more task runs before the next driver call. None is 0, so that a host that polls an
+# event does not wait forever.
 _RUN_PROBABILITIES = (0.02, 0.2, 0.5, 0.9)
 
 
@@ -68,7 +69,7 @@ class Job:
     run: Callable[[], Outcome] = Outcome
     name: str = ""
     engine: Engine | None = None
-    accesses: tuple[Access, ...] = ()  # accesses known before it runs
+    accesses: tuple[Access, ...] = ()  # accesses that are known before the job runs
 
 
 @dataclass(slots=True, eq=False)
@@ -101,14 +102,13 @@ class Schedule:
         self._ready: EarliestFirst | RandomOrder = (
             EarliestFirst() if seed is None else RandomOrder(seed)
         )
-        self._count = 0
+        self._task_count = 0
         self._last_begin_ns = 0  # tasks begin in the order in which they run
-        self._end_ns = 0  # the latest end of all tasks that ran
-        self._engines: dict[Engine, int] = {}
+        self._end_ns = 0  # the latest end of the tasks that ran
+        self._engine_free_ns: dict[Engine, int] = {}  # when each copy engine becomes free
         self._unfinished: dict[int, Task] = {}
-        self._polling: dict[
-            Task, tuple[Poll, Outcome]
-        ] = {}  # the poll and outcome of each running task
+        # The poll and the outcome of each task that runs until its poll is done.
+        self._polling: dict[Task, tuple[Poll, Outcome]] = {}
 
     @property
     def begin_ns(self) -> int:
@@ -117,8 +117,8 @@ class Schedule:
 
     def add(self, job: Job, after: Iterable[Task], *, delay_ns: int = 0, priority: int = 0) -> Task:
         """Enqueue a job that begins after ``after`` have finished and ``delay_ns`` has passed."""
-        self._count += 1
-        task = Task(self._count, job, self._clock.now_ns + delay_ns, priority)
+        self._task_count += 1
+        task = Task(self._task_count, job, self._clock.now_ns + delay_ns, priority)
         for dependency in after:
             task.earliest_ns = max(task.earliest_ns, dependency.end_ns)
             if not dependency.done:
@@ -134,7 +134,7 @@ class Schedule:
         return all(task.done and task.end_ns <= self._clock.now_ns for task in tasks)
 
     def run_due(self) -> None:
-        """Run the tasks that begin by the current host time."""
+        """Run the tasks that begin no later than the current host time."""
         self._finish_polls()
         while self.fault is None and self._ready.is_due(self._clock.now_ns):
             self._run_next()
@@ -170,7 +170,7 @@ class Schedule:
             self._finish(task, outcome)
 
     def _finish_polls(self) -> bool:
-        """Finish polling tasks that are done or timed out; return whether there was one."""
+        """Finish the polling tasks that are done or timed out; return whether any finished."""
         now_ns = max(self._clock.now_ns, self._last_begin_ns)
         count = len(self._polling)
         for task, (poll, outcome) in [*self._polling.items()]:
@@ -198,7 +198,7 @@ class Schedule:
         """Return a ready task whose copy engine is free."""
         while True:
             task = self._ready.pop()
-            free_ns = self._engines.get(task.job.engine, 0) if task.job.engine else 0
+            free_ns = self._engine_free_ns.get(task.job.engine, 0) if task.job.engine else 0
             if free_ns <= task.earliest_ns:
                 return task
             task.earliest_ns = free_ns
@@ -210,7 +210,7 @@ class Schedule:
         task.done = True
         self._end_ns = max(self._end_ns, task.end_ns)
         if task.job.engine:
-            self._engines[task.job.engine] = task.end_ns
+            self._engine_free_ns[task.job.engine] = task.end_ns
         del self._unfinished[task.number]
         for dependent in task.dependents:
             dependent.earliest_ns = max(dependent.earliest_ns, task.end_ns)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from cudakit.errors import CudaError
 from cudakit.gpu.driver_errors import Status, cuda_error
 
-# Bytes of each parameter by kernel, None if a type is unknown.
+# Sizes of the parameters of each kernel in bytes, by kernel name; None if a parameter type is unknown.
 Signatures: TypeAlias = Mapping[str, tuple[int, ...] | None]
 
 _MAGIC = b"cudakit simulated image\n"
@@ -53,7 +53,7 @@ _TYPE_BYTES = {
 
 
 def image_of(source: str) -> bytes:
-    """Return an image of CUDA C++ source: its ``extern "C"`` kernels and their parameter sizes.
+    """Return a simulated image of CUDA C++ source, with its ``extern "C"`` kernels and their parameter sizes.
 
     Raises a CudaError for text without functions or with unbalanced brackets; other errors are not detected.
     """
@@ -116,7 +116,7 @@ def _parameter_size(parameter: str, types: Mapping[str, int]) -> int | None:
 
 def _base_type(declaration: str) -> str:
     remaining = [word for word in declaration.split() if word not in _QUALIFIERS]
-    # "short int" is "short"; "signed" alone is "int".
+    # The type "short int" is "short", and "signed" is "int".
     if len(remaining) > 1 and remaining[-1] == "int" and remaining[-2] != "unsigned":
         remaining.pop()
     return " ".join(remaining) or "int"

@@ -1,4 +1,4 @@
-"""The address space of a simulated device: regions, their bytes, and the memory in use."""
+"""The address space of a simulated device: allocated regions, their content, and the bytes in use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GAP_BYTES = 512
 # Memory of this size or more is mapped lazily by the operating system.
 _MIN_LAZY_BYTES = 1 << 20
 _MAP_NORESERVE = 0x4000  # Linux; the simulated device may have more memory than the host
-_INITIAL_BYTE = 0xC5  # fills small allocations, so that reads of uninitialized memory are visible
+_INITIAL_BYTE = 0xC5  # content of new small allocations, to reveal reads of uninitialized memory
 # Granularity of sizes and addresses.
 _ALIGNMENT_BYTES = 512
 # The capacity of models without usable_memory_bytes.
@@ -37,9 +37,9 @@ class Region:
 
     begin: int
     data: Bytes
-    live: bool = True  # allocated and not freed, at this point of the execution
+    live: bool = True  # allocated and not freed at this point of the execution
     host: HostMemory = HostMemory.NONE  # the kind of host memory
-    peer: int | None = None  # ordinal of the peer that owns the memory, if any
+    peer: int | None = None  # ordinal of the peer that owns the memory; None for this device
 
     @property
     def end(self) -> int:
@@ -48,7 +48,7 @@ class Region:
 
 
 class Space:
-    """All regions by address. Addresses are never reused, so that use after free is detected."""
+    """The regions of a device, by address. Addresses are never reused, to detect use after free."""
 
     def __init__(self) -> None:
         self._next = _FIRST_ADDRESS
@@ -69,7 +69,7 @@ class Space:
         del self._regions[region.begin]
         del self._begins[bisect_right(self._begins, region.begin) - 1]
 
-    def at(self, address: int) -> Region | None:
+    def region_at(self, address: int) -> Region | None:
         """Return the region that contains an address, or None."""
         index = bisect_right(self._begins, address) - 1
         if index < 0:
@@ -82,7 +82,7 @@ class Space:
         regions: list[Region] = []
         address = begin
         while address < begin + size_bytes:
-            region = self.at(address)
+            region = self.region_at(address)
             if region is None:
                 return None
             regions.append(region)
@@ -97,7 +97,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The bytes of a range that may span several regions."""
+    """The bytes of an address range, which may extend over several regions."""
 
     parts: tuple[Bytes, ...]
 
@@ -106,7 +106,7 @@ class Span:
         return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)
 
     def scatter(self, content: Bytes) -> None:
-        """Write bytes back."""
+        """Write bytes to the regions."""
         offset = 0
         for part in self.parts:
             part[:] = content[offset : offset + len(part)]
@@ -147,7 +147,7 @@ class Heap:
             if capacity_bytes is None
             else capacity_bytes
         )
-        self.released: deque[int] = deque()  # sizes freed by other processes
+        self.released: deque[int] = deque()  # bytes of each allocation that other devices released
         self._context = context
         self._used_bytes = 0
 
@@ -160,17 +160,17 @@ class Heap:
 
     def charge(self, size_bytes: int) -> None:
         """Count device memory as used. Raises CUDA_ERROR_OUT_OF_MEMORY."""
-        if rounded(size_bytes) > self.free_bytes:
+        if rounded_size(size_bytes) > self.free_bytes:
             self._context.wait_for_all()  # completes stream-ordered frees
-        if rounded(size_bytes) > self.free_bytes:
+        if rounded_size(size_bytes) > self.free_bytes:
             free, total = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
             detail = f"{format_bytes(size_bytes)} requested, {free} of {total} free on {self._context.name}"
             raise cuda_error(Status.OUT_OF_MEMORY, detail=detail)
-        self._used_bytes += rounded(size_bytes)
+        self._used_bytes += rounded_size(size_bytes)
 
     def uncharge(self, size_bytes: int) -> None:
         """Count device memory as free again."""
-        self._used_bytes -= rounded(size_bytes)
+        self._used_bytes -= rounded_size(size_bytes)
 
     def add(
         self,
@@ -227,6 +227,6 @@ class Heap:
         return not pageable or context.facts.fields.get("pageable_memory_access") is True
 
 
-def rounded(size_bytes: int) -> int:
+def rounded_size(size_bytes: int) -> int:
     """Return the bytes that an allocation occupies."""
     return round_up(size_bytes, _ALIGNMENT_BYTES)

@@ -31,7 +31,7 @@ class SimStreams:
         self._per_thread_queues: dict[int, Queue] = {}
         self.queues = Queues(Queue(LEGACY, StreamFlag.LEGACY))
         self.captures: list[Capture] = []  # captures in progress
-        self._relaxed: set[int] = set()  # threads in relaxed capture mode
+        self._relaxed: set[int] = set()  # numbers of the threads in relaxed capture mode
         context.emit(trace_events.StreamCreate(LEGACY, StreamFlag.LEGACY))
 
     @driver_call
@@ -58,10 +58,10 @@ class SimStreams:
     @driver_call
     def query_stream(self, stream: Stream) -> bool:
         queue = self.uncaptured_queue(stream)
-        done = self.context.schedule.are_complete(self.queues.unfinished_work(queue))
-        if done:
+        is_complete = self.context.schedule.are_complete(self.queues.unfinished_work(queue))
+        if is_complete:
             self.context.emit(trace_events.StreamQueryOk(queue.number))
-        return done
+        return is_complete
 
     @driver_call
     def sync_stream(self, stream: Stream) -> None:
@@ -71,7 +71,7 @@ class SimStreams:
 
     @driver_call
     def sync(self) -> None:
-        self._invalidate_own_captures()
+        self._invalidate_captures_of_thread()
         self.context.wait_for_all()
         self.context.emit(trace_events.ContextSync())
 
@@ -109,10 +109,10 @@ class SimStreams:
     @driver_call
     def query_event(self, event: Event) -> bool:
         state = self._uncaptured_event(event)
-        done = state.task is None or self.context.schedule.are_complete([state.task])
-        if done:
+        is_complete = state.task is None or self.context.schedule.are_complete([state.task])
+        if is_complete:
             self.context.emit(trace_events.EventQueryOk(state.number))
-        return done
+        return is_complete
 
     @driver_call
     def sync_event(self, event: Event) -> None:
@@ -122,14 +122,14 @@ class SimStreams:
 
     @driver_call
     def elapsed(self, begin: Event, end: Event) -> float:
-        first, last = self._timed_task(begin), self._timed_task(end)
-        if not self.context.schedule.are_complete((first, last)):
+        begin_task, end_task = self._timed_task(begin), self._timed_task(end)
+        if not self.context.schedule.are_complete((begin_task, end_task)):
             raise cuda_error(
                 Status.NOT_READY, detail=f"events {begin} and {end} must both be complete"
             )
         self.context.emit(trace_events.EventQueryOk(begin))
         self.context.emit(trace_events.EventQueryOk(end))
-        return (last.end_ns - first.end_ns) / 1e9
+        return (end_task.end_ns - begin_task.end_ns) / 1e9
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
@@ -162,7 +162,7 @@ class SimStreams:
         return self._per_thread_queues[self.context.thread]
 
     def uncaptured_queue(self, stream: Stream) -> Queue:
-        """Return the queue of a stream. Raises if the stream is capturing, and invalidates the capture."""
+        """Return the queue of a stream. If the stream is capturing, invalidate the capture and raise."""
         queue = self.checked_queue(stream)
         if queue.capture:
             raise _invalidate_captures([queue.capture], Status.STREAM_CAPTURE_UNSUPPORTED)
@@ -175,37 +175,39 @@ class SimStreams:
             return None
         return self.enqueue(queue, job)
 
-    def append(self, capture: Capture, job: Job, before: Nodes) -> Node:
+    def append(self, capture: Capture, job: Job, dependencies: Nodes) -> Node:
         """Append a node to the captured graph. Raises if the capture was invalidated."""
         if capture.invalidated:
             raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, detail=f"stream {capture.origin}")
-        node = capture.add(job, before)
+        node = capture.add(job, dependencies)
         self.context.emit(trace_events.GraphNode(capture.graph, node.number, job.work, job.name))
         for access in job.accesses:
             self.context.emit(replace(access, node=node.number))
-        for earlier in node.dependencies:
-            self.context.emit(trace_events.GraphEdge(capture.graph, earlier.number, node.number))
+        for dependency in node.dependencies:
+            self.context.emit(trace_events.GraphEdge(capture.graph, dependency.number, node.number))
         return node
 
     def enqueue(self, queue: Queue, job: Job) -> Task:
         """Enqueue a job in a stream that is not capturing."""
-        before = self.queues.dependencies_of(queue)
+        dependencies = self.queues.dependencies_of(queue)
         delay_ns = self.context.costs.dispatch_ns
-        task = self.context.schedule.add(job, before, delay_ns=delay_ns, priority=queue.priority)
+        task = self.context.schedule.add(
+            job, dependencies, delay_ns=delay_ns, priority=queue.priority
+        )
         queue.tail = (task,)
         return task
 
     def reject_in_capture(self) -> None:
-        """Raise if this thread has captures and is not in relaxed mode; the captures become invalid."""
+        """Raise, and invalidate the captures of this thread, if it has any and is not in relaxed mode."""
         if self.context.thread not in self._relaxed:
-            self._invalidate_own_captures()
+            self._invalidate_captures_of_thread()
 
     def close(self) -> None:
         """Remove all streams and events."""
         self._streams.clear()
         self._events.clear()
 
-    def _invalidate_own_captures(self) -> None:
+    def _invalidate_captures_of_thread(self) -> None:
         if captures := [
             capture for capture in self.captures if capture.thread == self.context.thread
         ]:

@@ -22,15 +22,15 @@ _GRANULARITY_BYTES = 2 << 20
 
 
 @dataclass(slots=True, eq=False)
-class Physical:
-    """Physical memory, alive while it has references or mappings."""
+class PhysicalMemory:
+    """Physical memory, which is released when its last reference or mapping is."""
 
     data: Bytes
-    ordinal: int  # index of the owning device
+    ordinal: int  # CUDA index of the owning device
     handle: HandleKind | None
     released: deque[int]  # ``Heap.released`` of the owning device
     references: int = 0
-    # Devices in several threads can share the memory.
+    # The memory may be shared by devices in several threads.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def retain(self) -> None:
@@ -49,11 +49,10 @@ class SimVirtualMemory:
 
     def __init__(self, context: Context, heap: Heap, peers: SimPeers) -> None:
         self.context = context
-        self.backings: Handles[Physical] = Handles("backing")
-        self.mapped: dict[int, tuple[Region, Physical]] = {}
-        self.access: dict[
-            int, set[int]
-        ] = {}  # other devices with access to each mapping, by address
+        self.backings: Handles[PhysicalMemory] = Handles("backing")
+        self.mapped: dict[int, tuple[Region, PhysicalMemory]] = {}
+        # Ordinals of the other devices that may access each mapping, by address.
+        self.peer_access: dict[int, set[int]] = {}
         self._heap, self._peers = heap, peers
         self._reserved: dict[int, int] = {}
 
@@ -81,7 +80,9 @@ class SimVirtualMemory:
         _check_size(size_bytes)
         self._heap.charge(size_bytes)
         data = new_bytes(size_bytes)
-        return self.backing_of(Physical(data, self.context.ordinal, handle, self._heap.released))
+        return self.backing_of(
+            PhysicalMemory(data, self.context.ordinal, handle, self._heap.released)
+        )
 
     @driver_call
     def backing_at(self, ptr: Ptr) -> Backing:
@@ -103,7 +104,7 @@ class SimVirtualMemory:
         region = Region(ptr, physical.data[:size_bytes], peer=peer)
         self._heap.space.add(region)
         self.mapped[ptr] = (region, physical)
-        self.access[ptr] = set()
+        self.peer_access[ptr] = set()
         physical.retain()
         self.context.emit(Alloc(ptr, size_bytes, AllocationKind.VIRTUAL))
 
@@ -112,7 +113,7 @@ class SimVirtualMemory:
         mapped = list(self._mappings(ptr, size_bytes))
         for region, physical in mapped:
             self._heap.space.remove(region)
-            del self.mapped[region.begin], self.access[region.begin]
+            del self.mapped[region.begin], self.peer_access[region.begin]
             physical.release()
             self.context.emit(Free(region.begin, len(region.data), AllocationKind.VIRTUAL))
 
@@ -121,14 +122,14 @@ class SimVirtualMemory:
         self._peers.check_access_from(ordinal)
         for region, _ in list(self._mappings(ptr, size_bytes)):
             if allowed:
-                self.access[region.begin].add(ordinal)
+                self.peer_access[region.begin].add(ordinal)
             else:
-                self.access[region.begin].discard(ordinal)
+                self.peer_access[region.begin].discard(ordinal)
 
     @driver_call
     def has_access(self, ptr: Ptr, ordinal: int) -> bool:
         begin = self._mapping_at(ptr)
-        return ordinal == self.context.ordinal or ordinal in self.access[begin]
+        return ordinal == self.context.ordinal or ordinal in self.peer_access[begin]
 
     def close(self) -> None:
         """Release all mappings and references."""
@@ -137,14 +138,14 @@ class SimVirtualMemory:
             physical.release()
         self.mapped.clear()
 
-    def backing_of(self, physical: Physical) -> Backing:
+    def backing_of(self, physical: PhysicalMemory) -> Backing:
         """Return a new reference to physical memory."""
         physical.retain()
         return Backing(self.backings.add(physical))
 
     def _mapping_at(self, ptr: int) -> int:
-        """Return the begin of the mapping that contains an address. Raises CUDA_ERROR_INVALID_VALUE."""
-        region = self._heap.space.at(ptr)
+        """Return the start of the mapping that contains an address. Raises CUDA_ERROR_INVALID_VALUE."""
+        region = self._heap.space.region_at(ptr)
         if region is None or region.begin not in self.mapped:
             raise cuda_error(Status.INVALID_VALUE, detail=f"nothing is mapped at {ptr:#x}")
         return region.begin
@@ -155,8 +156,8 @@ class SimVirtualMemory:
             for begin, size in self._reserved.items()
         )
 
-    def _mappings(self, ptr: int, size_bytes: int) -> Iterator[tuple[Region, Physical]]:
-        """Yield the mappings of a range. Raises CUDA_ERROR_INVALID_VALUE if it cuts a mapping."""
+    def _mappings(self, ptr: int, size_bytes: int) -> Iterator[tuple[Region, PhysicalMemory]]:
+        """Yield the mappings in a range. Raises CUDA_ERROR_INVALID_VALUE if the range splits a mapping."""
         address, end = ptr, ptr + size_bytes
         while address < end:
             if address not in self.mapped or self.mapped[address][0].end > end:

@@ -11,7 +11,7 @@ from rich.text import Text
 from cudakit.document import Array, Chart, Marker, Series
 from cudakit.render.console import theme
 from cudakit.render.console.curves import (
-    MOST_CURVES,
+    MAX_CURVES,
     Plane,
     columns_of,
     curves,
@@ -22,9 +22,9 @@ from cudakit.render.console.text import cut, escape, format_value, pad, wrap
 from cudakit.render.values import x_value, y_value
 
 _ROWS = 8
-_LEAST_COLUMNS = 8
+_MIN_COLUMNS = 8
 _POINTERS = {"info": "▲", "warn": "!", "error": "✗"}
-_MOST_MARKER_LINES = 3
+_MAX_MARKER_LINES = 3
 _MARKER_GAP = 2
 
 
@@ -39,25 +39,28 @@ def chart_lines(chart: Chart, width: int) -> list[Text]:
 
 def _plot_lines(chart: Chart, width: int) -> list[Text]:
     """Return the lines of a chart that has at least one series and one x."""
-    low, high = _extremes(chart.series[:MOST_CURVES])
+    low, high = _extremes(chart.series[:MAX_CURVES])
     labels = _y_labels(chart, low, high)
     gutter = max(map(cell_len, labels.values())) + 1
-    plane = Plane(low, high, max(width - gutter - 1, _LEAST_COLUMNS), _ROWS)
+    plane = Plane(low, high, max(width - gutter - 1, _MIN_COLUMNS), _ROWS)
     drawn = curves(chart, plane)
     rows = [
         Text.assemble((_edge(labels.get(row, ""), gutter), theme.FAINT), line)
         for row, line in enumerate(picture(drawn, plane))
     ]
     axis = Text(f"{labels[_ROWS].rjust(gutter - 1)} ┼{'─' * plane.columns}", theme.FAINT)
-    below = [_x_range(chart, plane.columns), *_marker_lines(chart.markers, chart.x, plane.columns)]
+    labels_below = [
+        _x_range(chart, plane.columns),
+        *_marker_lines(chart.markers, chart.x, plane.columns),
+    ]
     margin = " " * (gutter + 1)
-    beneath = [Text(margin).append_text(line) for line in below]
-    return [*rows, axis, *beneath, *legend(chart, drawn, width)]
+    below = [Text(margin).append_text(line) for line in labels_below]
+    return [*rows, axis, *below, *legend(chart, drawn, width)]
 
 
 def _extremes(series: Sequence[Series]) -> tuple[float, float]:
     """Return the range of the y axis, which always contains 0."""
-    values = [np.asarray(entry.y, np.float64) for entry in series]
+    values = [np.asarray(curve.y, np.float64) for curve in series]
     values = [y[np.isfinite(y)] for y in values]
     return min(y.min(initial=0) for y in values), max(y.max(initial=0) for y in values)
 
@@ -87,21 +90,21 @@ def _x_range(chart: Chart, columns: int) -> Text:
 def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Text]:
     """Return lines with each marker below its x position; overlapping labels use further lines."""
     lines: list[Text] = []
-    left_out = 0
+    n_omitted = 0
     ordered = sorted(markers, key=lambda marker: marker.x)
     places = columns_of(np.array([marker.x for marker in ordered]), x, columns=columns)
     for marker, place in zip(ordered, places.tolist(), strict=True):
         start, text = _place_marker(marker, place, columns)
         line = next((line for line in lines if _is_free(line, start)), None)
-        if line is None and len(lines) == _MOST_MARKER_LINES:
-            left_out += 1
+        if line is None and len(lines) == _MAX_MARKER_LINES:
+            n_omitted += 1
             continue
         if line is None:
             lines.append(line := Text())
         line.pad_right(start - line.cell_len)
         line.append_text(text)
-    if left_out:
-        lines.append(Text(f"… {left_out:,} more markers", theme.FAINT))
+    if n_omitted:
+        lines.append(Text(f"… {n_omitted:,} more markers", theme.FAINT))
     return lines
 
 

@@ -20,16 +20,16 @@ from cudakit.render.values import y_value
 Heights: TypeAlias = npt.NDArray[np.float64]
 
 # More curves cannot be distinguished without color.
-MOST_CURVES = 3
-_BETWEEN = "   "
+MAX_CURVES = 3
+_LEGEND_GAP = "   "
 
-# The glyphs of each curve by the height in a cell: Braille dots, heavy, medium and light.
+# The glyphs of each curve, from the lowest to the highest position in a cell: heavy, medium and light dots.
 _LINES = ("⣤⠶⠛", "⣀⠤⠒⠉", "⡀⠄⠂⠁")
 
 
 @dataclass(frozen=True, slots=True)
 class Pen:
-    """The glyphs of a curve by the height in a cell, and its color."""
+    """The glyphs of a curve, from the lowest to the highest position in a cell, and its style."""
 
     glyphs: str
     style: str
@@ -55,24 +55,24 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A series with its heights by column; ``like`` names another series that has the same cells."""
+    """A series with its heights by column."""
 
     series: Series
     heights: Heights
     pen: Pen = _EMPTY
-    like: str = ""
+    same_as: str = ""  # name of an earlier series that has the same cells
 
 
 def curves(chart: Chart, plane: Plane) -> list[Curve]:
-    """Return the first MOST_CURVES series as curves; a series with the same cells as another has no pen."""
+    """Return the first MAX_CURVES series as curves; a series with the same cells as another has no pen."""
     result: list[Curve] = []
-    for series in chart.series[:MOST_CURVES]:
+    for series in chart.series[:MAX_CURVES]:
         maxima = column_maxima(chart.x, series.y, columns=plane.columns, step=series.step)
         heights = plane.scaled(maxima)
-        other = _coinciding_curve(heights, result, plane)
-        result.append(Curve(series, heights, like=other.series.name if other else ""))
+        coinciding = _coinciding_curve(heights, result, plane)
+        result.append(Curve(series, heights, same_as=coinciding.series.name if coinciding else ""))
     pens = map(Pen, _LINES, theme.SERIES)
-    return [curve if curve.like else replace(curve, pen=next(pens)) for curve in result]
+    return [curve if curve.same_as else replace(curve, pen=next(pens)) for curve in result]
 
 
 def picture(drawn: Sequence[Curve], plane: Plane) -> list[Text]:
@@ -82,7 +82,7 @@ def picture(drawn: Sequence[Curve], plane: Plane) -> list[Text]:
         tops = [
             (float(curve.heights[column]) * plane.rows, curve.pen)
             for curve in reversed(drawn)
-            if not (curve.like or math.isnan(curve.heights[column]))
+            if not (curve.same_as or math.isnan(curve.heights[column]))
         ]
         for height, pen in sorted(tops, key=lambda top: -top[0]):
             row = min(max(math.ceil(height) - 1, 0), plane.rows - 1)
@@ -102,22 +102,22 @@ def _line(cells: Sequence[tuple[str, Pen]]) -> Text:
 def legend(chart: Chart, drawn: Sequence[Curve], width: int) -> list[Text]:
     """Return lines with the name and the highest value of each curve."""
     lines: list[Text] = []
-    for entry in [_legend_entry(chart, curve, width) for curve in drawn if not curve.like]:
-        if lines and lines[-1].cell_len + len(_BETWEEN) + entry.cell_len <= width:
-            lines[-1].append(_BETWEEN).append_text(entry)
+    for entry in [_legend_entry(chart, curve, width) for curve in drawn if not curve.same_as]:
+        if lines and lines[-1].cell_len + len(_LEGEND_GAP) + entry.cell_len <= width:
+            lines[-1].append(_LEGEND_GAP).append_text(entry)
         else:
             lines.append(entry)
-    remarks = [_remark(chart, curve) for curve in drawn if curve.like]
-    others = ", ".join(escape(series.name) for series in chart.series[MOST_CURVES:])
-    remarks += [f"Not drawn: {others}."] if others else []
+    remarks = [_remark(chart, curve) for curve in drawn if curve.same_as]
+    not_drawn = ", ".join(escape(series.name) for series in chart.series[MAX_CURVES:])
+    remarks += [f"Not drawn: {not_drawn}."] if not_drawn else []
     return lines + [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
 
 
 def _coinciding_curve(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | None:
     for curve in earlier:
-        difference = np.abs(curve.heights - heights)
+        distance = np.abs(curve.heights - heights)
         same_gaps = bool(np.all(np.isnan(curve.heights) == np.isnan(heights)))
-        if same_gaps and not curve.like and not np.any(difference * plane.rows >= 1):
+        if same_gaps and not curve.same_as and not np.any(distance * plane.rows >= 1):
             return curve
     return None
 
@@ -131,8 +131,8 @@ def _legend_entry(chart: Chart, curve: Curve, width: int) -> Text:
 
 
 def _remark(chart: Chart, curve: Curve) -> str:
-    name, like = escape(curve.series.name), escape(curve.like)
-    return f"{name}, max {_highest(chart, curve)}, is too close to {like} to be drawn."
+    name, drawn = escape(curve.series.name), escape(curve.same_as)
+    return f"{name}, max {_highest(chart, curve)}, is too close to {drawn} to be drawn."
 
 
 def _highest(chart: Chart, curve: Curve) -> str:
@@ -153,8 +153,8 @@ def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
     if len(x) == 0:
         return np.full(columns, np.nan)
     edges = x[0] + (x[-1] - x[0]) * np.arange(columns) / columns
-    held = np.maximum(np.searchsorted(x, edges, side="right") - 1, 0)
-    heights: Heights = y[held] if step else np.interp(edges, x, y)
+    last_sample = np.maximum(np.searchsorted(x, edges, side="right") - 1, 0)
+    heights: Heights = y[last_sample] if step else np.interp(edges, x, y)
     np.fmax.at(heights, columns_of(x, x, columns=columns), y)
     return heights
 

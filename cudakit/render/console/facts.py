@@ -23,17 +23,17 @@ from cudakit.render.console.text import (
 from cudakit.render.values import NOT_AVAILABLE
 from cudakit.units import Unavailable
 
-_SIDE_BY_SIDE_FROM = 116  # columns inside the margins of a terminal of 120
-_SIDE_BY_SIDE_ROWS = 4
+_SIDE_BY_SIDE_MIN_WIDTH = 116  # columns inside the margins of a terminal of 120
+_SIDE_BY_SIDE_MIN_ROWS = 4
 _GAP = 2
 _GUTTER = 6
-_MOST_CALLERS = 4
+_MAX_CALLERS = 4
 
 
 def facts_lines(facts: Facts, width: int) -> list[Text]:
     """Return the lines of labelled values, in two columns on terminals of at least 120 columns."""
     rows = facts.rows
-    if width < _SIDE_BY_SIDE_FROM or len(rows) < _SIDE_BY_SIDE_ROWS:
+    if width < _SIDE_BY_SIDE_MIN_WIDTH or len(rows) < _SIDE_BY_SIDE_MIN_ROWS:
         return _column(rows, width)
     half = (len(rows) + 1) // 2
     left = _column(rows[:half], (width - _GUTTER) // 2)
@@ -45,8 +45,10 @@ def _column(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]:
     labels = [cut(escape(label), width) for label, _ in rows]
     fitting = [size for size in map(cell_len, labels) if size <= width // 2]
     indent = max(fitting, default=width // 2) + _GAP
-    lines = []
-    for label, (_, value) in zip(labels, rows, strict=True):
+    lines: list[Text] = []
+    for number, (label, (_, value)) in enumerate(zip(labels, rows, strict=True)):
+        if number and label == labels[number - 1]:
+            label = ""  # the label of the row above holds for this row too
         head = Text(label, theme.FAINT)
         first, *rest = _value_lines(value, width - indent)
         if cell_len(label) + _GAP > indent:
@@ -72,5 +74,5 @@ def _value_lines(value: Value, width: int) -> list[Text]:
 
 def _stack_lines(stack: Stack, width: int) -> list[Text]:
     site = stack_line(stack, width=width, with_callers=False)
-    behind = [cut(f"← {caller}", width) for caller in callers(stack)[:_MOST_CALLERS]]
-    return [site, *(Text(caller, theme.FAINT) for caller in behind)]
+    callers_of_site = [cut(f"← {caller}", width) for caller in callers(stack)[:_MAX_CALLERS]]
+    return [site, *(Text(caller, theme.FAINT) for caller in callers_of_site)]

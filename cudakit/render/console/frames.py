@@ -15,8 +15,8 @@ from cudakit.render.values import NO_STACK, format_frame, leaf, site
 # Paths of library code. Library frames between frames of the program are left out.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
-_LEAST_LEAF = 12  # cells; shorter function names are ambiguous
-_MOST_CALLERS = 12  # more than fit on a line
+_MIN_LEAF_WIDTH = 12  # cells; shorter function names are ambiguous
+_MAX_CALLERS = 12  # more than fit on a line
 
 
 def format_stack(stack: Stack, *, with_callers: bool) -> str:
@@ -34,10 +34,10 @@ def callers(stack: Stack) -> list[str]:
     """Return the callers, innermost first; library frames only if the call site is one."""
     if not stack.frames:
         return []
-    only_own = not _is_library(site(stack))
-    beyond = stack.frames[max(stack.site, 0) + 1 :]
-    wanted = (frame for frame in beyond if not (only_own and _is_library(frame)))
-    return [escape(format_frame(frame)) for frame in islice(wanted, _MOST_CALLERS)]
+    skips_libraries = not _is_library(site(stack))
+    outer_frames = stack.frames[max(stack.site, 0) + 1 :]
+    shown_frames = (frame for frame in outer_frames if not (skips_libraries and _is_library(frame)))
+    return [escape(format_frame(frame)) for frame in islice(shown_frames, _MAX_CALLERS)]
 
 
 def format_leaf(stack: Stack) -> tuple[str, ...]:
@@ -66,16 +66,16 @@ def _site_and_leaf(stack: Stack, width: int) -> str:
     """Return the longest form that fits; the directory of the call site is dropped last."""
     frame = site(stack)
     file = frame.filename.replace("\\", "/").rpartition("/")[2]
-    whole, short = (
+    full_name, short_name = (
         escape(format_frame(form)) for form in (frame, Frame(frame.name, file, frame.line))
     )
     leaves = format_leaf(stack) or ("",)
-    forms = (*(whole + leaf for leaf in leaves), *(short + leaf for leaf in leaves[1:]))
-    if found := next((form for form in forms if cell_len(form) <= width), ""):
-        return found
-    if cell_len(short) + min(cell_len(leaves[-1]), _LEAST_LEAF) <= width:
-        return short + leaves[-1]  # the end is cut
-    return whole if cell_len(whole) <= width else short
+    forms = (*(full_name + leaf for leaf in leaves), *(short_name + leaf for leaf in leaves[1:]))
+    if fitting := next((form for form in forms if cell_len(form) <= width), ""):
+        return fitting
+    if cell_len(short_name) + min(cell_len(leaves[-1]), _MIN_LEAF_WIDTH) <= width:
+        return short_name + leaves[-1]  # the end is cut
+    return full_name if cell_len(full_name) <= width else short_name
 
 
 def _cut(line: Text, width: int) -> Text:

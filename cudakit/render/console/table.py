@@ -23,13 +23,13 @@ from cudakit.render.console.text import (
     wrap,
 )
 
-_CALLERS_FROM = 116  # columns inside the margins of a terminal of 120
+_CALLERS_MIN_WIDTH = 116  # columns inside the margins of a terminal of 120
 _GAP = 2
 
 _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
 # The order in which columns shrink: first headers wrap, then stacks lose their callers, then bars shrink to
 # their number, then stacks are cut after the call site, last text wraps.
-_YIELDING: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
+_SHRINK_ORDER: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
     ("number", "least"),
     ("stack", "enough"),
     ("bar", "least"),
@@ -38,15 +38,16 @@ _YIELDING: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
 )
 # The order in which columns are left out if the minimal widths do not fit; the rightmost of a kind goes
 # first.
-_DROPPED: tuple[_Kind, ...] = ("bar", "number", "text", "stack")
+_HIDE_ORDER: tuple[_Kind, ...] = ("bar", "number", "text", "stack")
 
-_BAR = 10
-_FIGURE = 6  # "100.0%"
-_LEAST_BAR = 1
-_LEAST_STACK = 24
-_LEAST_TEXT = 12
-_LONGEST_WORD = 20
-_MOST_LINES = 3
+# Widths in cells.
+_BAR_WIDTH = 10
+_FIGURE_WIDTH = 6  # that of "100.0%"
+_MIN_BAR_WIDTH = 1
+_MIN_STACK_WIDTH = 24
+_MIN_TEXT_WIDTH = 12
+_MAX_WORD_WIDTH = 20
+_MAX_LINES = 3
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -67,24 +68,28 @@ def table_lines(table: Table, width: int) -> list[Text]:
 
 def _widths(table: Table, width: int) -> dict[int, int]:
     rows = table.rows if table.total_row is None else (*table.rows, table.total_row)
-    needs = [
-        _measure_column(column, [row[index] for row in rows], with_callers=width >= _CALLERS_FROM)
+    measured = [
+        _measure_column(
+            column, [row[index] for row in rows], with_callers=width >= _CALLERS_MIN_WIDTH
+        )
         for index, column in enumerate(table.columns)
     ]
-    return _fit_widths(needs, width)
+    return _fit_widths(measured, width)
 
 
 def _header(columns: Sequence[Column], widths: Mapping[int, int]) -> list[Text]:
     cells = {index: _header_lines(columns[index], width) for index, width in widths.items()}
     height = max(map(len, cells.values()), default=0)
-    sunk = {index: [Text()] * (height - len(lines)) + lines for index, lines in cells.items()}
-    return _join_cells(columns, sunk, widths)
+    bottom_aligned = {
+        index: [Text()] * (height - len(lines)) + lines for index, lines in cells.items()
+    }
+    return _join_cells(columns, bottom_aligned, widths)
 
 
 def _row(
     columns: Sequence[Column], row: Sequence[Value], widths: Mapping[int, int], width: int
 ) -> list[Text]:
-    with_callers = width >= _CALLERS_FROM
+    with_callers = width >= _CALLERS_MIN_WIDTH
     cells = {
         index: _cell_lines(columns[index], row[index], available, with_callers=with_callers)
         for index, available in widths.items()
@@ -130,10 +135,10 @@ def _join_cells(
 
 
 def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Text]:
-    missing = [escape(column.name) for i, column in enumerate(table.columns) if i not in widths]
-    remarks = [f"Columns hidden at this width: {', '.join(missing)}."] if missing else []
-    remarks += [escape(table.caption)] if table.caption else []
-    return [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
+    hidden = [escape(column.name) for i, column in enumerate(table.columns) if i not in widths]
+    sentences = [f"Columns hidden at this width: {', '.join(hidden)}."] if hidden else []
+    sentences += [escape(table.caption)] if table.caption else []
+    return [Text(line, theme.FAINT) for text in sentences for line in wrap(text, width)]
 
 
 # --- widths of columns
@@ -141,42 +146,42 @@ def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Te
 
 @dataclass(frozen=True, slots=True)
 class _ColumnWidths:
-    """The widths of a column in cells: ``natural``, ``enough`` to show all but callers, and ``least``."""
+    """The widths of a column in cells."""
 
     kind: _Kind
-    natural: int
-    enough: int
-    least: int
+    natural: int  # shows every cell on one line
+    enough: int  # shows all but the callers of stacks
+    least: int  # narrower columns are hidden
 
 
-def _fit_widths(needs: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
+def _fit_widths(measured: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
     """Return the width of each column that fits, by index; a column left out has no entry."""
-    shown = _shown_columns(needs, width)
-    available = width - _GAP * (len(shown) - 1)
-    widths = {index: min(needs[index].natural, available) for index in shown}
-    for kind, floor in _YIELDING:
-        members = [index for index in shown if needs[index].kind == kind]
-        _shrink(widths, {index: getattr(needs[index], floor) for index in members}, available)
+    visible = _visible_columns(measured, width)
+    available = width - _GAP * (len(visible) - 1)
+    widths = {index: min(measured[index].natural, available) for index in visible}
+    for kind, floor in _SHRINK_ORDER:
+        members = [index for index in visible if measured[index].kind == kind]
+        _shrink(widths, {index: getattr(measured[index], floor) for index in members}, available)
     return widths
 
 
-def _shown_columns(needs: Sequence[_ColumnWidths], width: int) -> list[int]:
-    shown = list(range(len(needs)))
-    order = sorted(shown, key=lambda index: (_DROPPED.index(needs[index].kind), -index))
+def _visible_columns(measured: Sequence[_ColumnWidths], width: int) -> list[int]:
+    visible = list(range(len(measured)))
+    order = sorted(visible, key=lambda index: (_HIDE_ORDER.index(measured[index].kind), -index))
     for index in order[:-1]:
-        if sum(needs[i].least + _GAP for i in shown) - _GAP <= width:
+        if sum(measured[i].least + _GAP for i in visible) - _GAP <= width:
             break
-        shown.remove(index)
-    return shown
+        visible.remove(index)
+    return visible
 
 
 def _shrink(widths: dict[int, int], least: dict[int, int], available: int) -> None:
     """Shrink the widest of the columns in ``least`` until all columns fit or none can shrink."""
     while sum(widths.values()) > available:
-        giving = [index for index, floor in least.items() if widths[index] > floor]
-        if not giving:
+        shrinkable = [index for index, floor in least.items() if widths[index] > floor]
+        if not shrinkable:
             return
-        widths[max(giving, key=widths.__getitem__)] -= 1
+        widths[max(shrinkable, key=widths.__getitem__)] -= 1
 
 
 # --- cells
@@ -193,9 +198,9 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
     enough = max((_natural_width(column, cell, with_callers=False) for cell in cells), default=0)
     least = {
         "number": max(content, longest_word, 1),
-        "bar": max(_FIGURE, longest_word),
-        "text": max(_LEAST_TEXT, min(_longest_word(map(format_value, cells)), _LONGEST_WORD)),
-        "stack": _LEAST_STACK,
+        "bar": max(_FIGURE_WIDTH, longest_word),
+        "text": max(_MIN_TEXT_WIDTH, min(_longest_word(map(format_value, cells)), _MAX_WORD_WIDTH)),
+        "stack": _MIN_STACK_WIDTH,
     }
     return _ColumnWidths(
         column.kind,
@@ -213,7 +218,7 @@ def _cell_lines(column: Column, cell: Value, width: int, *, with_callers: bool) 
         case "stack", Stack() | Frame():
             return [stack_line(_as_stack(cell), width=width, with_callers=with_callers)]
         case "text", _:
-            lines = wrap(format_value(cell), width, most=_MOST_LINES)
+            lines = wrap(format_value(cell), width, max_lines=_MAX_LINES)
             return [Text(line, style_of(cell)) for line in lines]
         case _:
             line = style_value(cell)
@@ -224,7 +229,9 @@ def _cell_lines(column: Column, cell: Value, width: int, *, with_callers: bool) 
 def _header_lines(column: Column, width: int) -> list[Text]:
     """Return the lines of the name of a column."""
     name = escape(column.name)
-    return [Text(cut(line, width), theme.HEADER) for line in wrap(name, width, most=_MOST_LINES)]
+    return [
+        Text(cut(line, width), theme.HEADER) for line in wrap(name, width, max_lines=_MAX_LINES)
+    ]
 
 
 def _bar_glyphs(ratio: float, width: int) -> str:
@@ -232,14 +239,14 @@ def _bar_glyphs(ratio: float, width: int) -> str:
     eighths = round(min(max(ratio, 0.0), 1.0) * width * 8)
     if ratio > 0:
         eighths = max(eighths, 1)
-    whole, part = divmod(eighths, 8)
-    return "█" * whole + _EIGHTHS[part].strip()
+    full_cells, rest = divmod(eighths, 8)
+    return "█" * full_cells + _EIGHTHS[rest].strip()
 
 
 def _natural_width(column: Column, cell: Value, *, with_callers: bool) -> int:
     match column.kind, cell:
         case "bar", Ratio():
-            return _BAR + 1 + _FIGURE
+            return _BAR_WIDTH + 1 + _FIGURE_WIDTH
         case "stack", Stack():
             return cell_len(format_stack(cell, with_callers=with_callers))
         case _:
@@ -251,9 +258,9 @@ def _longest_word(texts: Iterable[str]) -> int:
 
 
 def _bar(ratio: float, width: int) -> Text:
-    figure = format_value(Ratio(ratio)).rjust(_FIGURE)
+    figure = format_value(Ratio(ratio)).rjust(_FIGURE_WIDTH)
     available = width - len(figure) - 1
-    if available < _LEAST_BAR:
+    if available < _MIN_BAR_WIDTH:
         return Text(cut(figure.strip(), width).rjust(width))
     return Text.assemble((_bar_glyphs(ratio, available).ljust(available), theme.BAR), f" {figure}")
 

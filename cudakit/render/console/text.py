@@ -15,17 +15,18 @@ from cudakit.render.console import theme
 from cudakit.render.escape import escape_invisible, escape_sequence, shorten
 from cudakit.units import Unavailable
 
-# Longer than any sentence of a report. Longer names would fill the terminal.
+# Characters. Longer than any sentence of a report; longer names would fill the terminal.
 LIMIT = 600
 
-# Python counts these as printable, but they change the width or the look of the character before them.
-_PROSE = 40  # the least width of a line of sentences
+# In narrower cells, a number and its unit may be on different lines.
+_LEAST_PROSE_WIDTH = 40
 # A unit after a number, with the punctuation that may follow.
 _UNIT = re.compile(r"(?:[KMGTPE]i)?B[.,;:)]*|(?:[mun]?s|min|%)[.,;:)]*")
 
 # The end of a part of a name such as nvmlDeviceGetName, max_split_size_mb or a:b.
 _PART_OF_NAME = re.compile(r"[_:](?=[^_:])|[a-z0-9](?=[A-Z])")
 
+# Python counts these as printable, but they change the width or the look of the character before them.
 _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
@@ -52,15 +53,18 @@ def escape(text: str, *, limit: int = LIMIT) -> str:
     return shorten(_VARIATION_SELECTOR.sub(lambda match: escape_sequence(match[0]), head), limit)
 
 
-def wrap(text: str, width: int, *, most: int | None = None) -> list[str]:
+def wrap(text: str, width: int, *, max_lines: int | None = None) -> list[str]:
     """Break text at spaces into lines of at most ``width`` cells; a longer word is broken too.
 
-    With ``most`` lines, the last one ends with an ellipsis if words were left out.
+    With ``max_lines`` lines, the last one ends with an ellipsis if words were left out.
     """
     lines = list(_break_lines(text, max(width, 2)))
-    if most is None or len(lines) <= most:
+    if max_lines is None or len(lines) <= max_lines:
         return lines
-    return [*lines[: most - 1], cut(f"{lines[most - 1]} {lines[most]}", max(width, 2))]
+    return [
+        *lines[: max_lines - 1],
+        cut(f"{lines[max_lines - 1]} {lines[max_lines]}", max(width, 2)),
+    ]
 
 
 def cut(text: str, width: int) -> str:
@@ -81,14 +85,14 @@ def _break_lines(text: str, width: int) -> Iterator[str]:
             continue
         if line:
             yield line
-        *whole, line = _chop(word, width)
-        yield from whole
+        *full_lines, line = _break_word(word, width)
+        yield from full_lines
     yield line
 
 
 def _words(text: str, width: int) -> Iterator[str]:
     """Yield the words of a text; except in narrow cells, a number and its unit are one word."""
-    if width < _PROSE:
+    if width < _LEAST_PROSE_WIDTH:
         yield from text.split()
         return
     number = ""
@@ -106,8 +110,8 @@ def _words(text: str, width: int) -> Iterator[str]:
         yield number
 
 
-def _chop(word: str, width: int) -> list[str]:
-    """Cut a word into pieces of at most ``width`` cells: after ``/``, else between the words of a name."""
+def _break_word(word: str, width: int) -> list[str]:
+    """Cut a word into pieces of at most ``width`` cells: after ``/``, or between the words of a name."""
     pieces = []
     while cell_len(word) > width:
         head = chop_cells(word, width)[0]

@@ -35,7 +35,7 @@ from cudakit.units import Unavailable
 
 _DEEPEST_HEADING = 6
 # Number of characters that fit on two lines of a fact.
-_SHORT = 40
+_MAX_SHORT_TEXT = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ def _draw_node(node: Node, place: Place) -> Markup:
 
 
 def _section(section: Section, place: Place) -> Markup:
-    within = Place(min(place.level + 1, _DEEPEST_HEADING), place.anchor, place.columns)
+    inner_place = Place(min(place.level + 1, _DEEPEST_HEADING), place.anchor, place.columns)
     return element(
         "section",
         element(f"h{place.level}", section.title),
-        *(line for part in draw_nodes(section.nodes, within) for line in (Markup("\n"), part)),
+        *(line for part in draw_nodes(section.nodes, inner_place) for line in (Markup("\n"), part)),
         Markup("\n"),
         id=place.anchor,
     )
@@ -108,8 +108,8 @@ def _note(note: Note) -> Markup:
     badge = element("span", SYMBOLS[note.level], class_="badge", aria_hidden="true")
     level = element("strong", LEVELS[note.level])
     hints = (element("span", remedy, class_="hint") for remedy in note.remedies)
-    words = element("div", level, " ", element("span", note.text), *hints)
-    return element("div", badge, words, class_=f"note {note.level}")
+    sentence = element("div", level, " ", element("span", note.text), *hints)
+    return element("div", badge, sentence, class_=f"note {note.level}")
 
 
 def _facts(facts: Facts) -> Markup:
@@ -129,8 +129,8 @@ def _is_long(value: Value) -> bool:
     match value:
         case Stack() | Frame():
             return True
-        case Text(words) | Unavailable(words):
-            return len(words) > _SHORT
+        case Text(sentence) | Unavailable(sentence):
+            return len(sentence) > _MAX_SHORT_TEXT
         case _:
             return False
 

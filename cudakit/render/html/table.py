@@ -11,8 +11,8 @@ from cudakit.render.values import NO_STACK, format_place, format_value, leaf, si
 from cudakit.units import Unavailable
 
 # An endless recursion has thousands of frames.
-_FRAMES = 100
-_BAR = 72
+_MAX_FRAMES = 100
+_BAR_WIDTH = 72
 _NEWLINE = Markup("\n")
 
 
@@ -65,14 +65,14 @@ def _cell(column: Column, value: Value) -> Markup:
 
 
 def _bar(ratio: Ratio) -> Markup:
-    length = round(min(max(ratio.value, 0.0), 1.0) * _BAR, 1)
+    length = round(min(max(ratio.value, 0.0), 1.0) * _BAR_WIDTH, 1)
     # A nonzero share is always visible.
     length = max(length, 1.0) if ratio.value > 0 else length
     bar = element(
         "svg",
-        element("rect", class_="track", width=_BAR, height=8, rx=2),
+        element("rect", class_="track", width=_BAR_WIDTH, height=8, rx=2),
         element("rect", class_="fill", width=length, height=8, rx=2),
-        width=_BAR,
+        width=_BAR_WIDTH,
         height=8,
         aria_hidden="true",
     )
@@ -110,15 +110,17 @@ def _stack(stack: Stack) -> Markup:
     if len(stack.frames) == 1:
         return _frame(first)
     frames = (
-        element("li", _frame(frame, whole=True), class_="site" if frame is first else None)
-        for frame in stack.frames[:_FRAMES]
+        element("li", _frame(frame, full_path=True), class_="site" if frame is first else None)
+        for frame in stack.frames[:_MAX_FRAMES]
     )
-    beyond = len(stack.frames) - _FRAMES
-    rest = element("li", f"{beyond:,} more frames", class_="muted") if beyond > 0 else None
+    n_hidden = len(stack.frames) - _MAX_FRAMES
+    hidden_frames = (
+        element("li", f"{n_hidden:,} more frames", class_="muted") if n_hidden > 0 else None
+    )
     return element(
         "details",
         element("summary", _frame(first), *_leaf(stack)),
-        element("ol", *frames, rest),
+        element("ol", *frames, hidden_frames),
         class_="stack",
     )
 
@@ -129,8 +131,8 @@ def _leaf(stack: Stack) -> tuple[Markup | str, ...]:
     return (" → ", _frame(frame)) if frame else ()
 
 
-def _frame(frame: Frame, *, whole: bool = False) -> Markup:
-    """Return the function, file and line of a frame; ``whole`` selects the full path."""
-    place = f"{frame.filename}:{frame.line}" if whole and frame.line else format_place(frame)
+def _frame(frame: Frame, *, full_path: bool = False) -> Markup:
+    """Return the function, file and line of a frame; ``full_path`` selects the full path."""
+    place = f"{frame.filename}:{frame.line}" if full_path and frame.line else format_place(frame)
     function = element("span", frame.name or "?", class_="function")
     return join((function, " ", element("span", place, class_="place")) if place else (function,))

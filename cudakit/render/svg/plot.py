@@ -13,17 +13,17 @@ from cudakit.render.markup import Markup, element, escape, join
 from cudakit.render.svg.figure import draw_shape
 
 # Pixels. A plot is as wide as the page.
-_TICKS = 26
-_X_LABEL = 18
-_MARKER_LINE = 18
+_TICKS_HEIGHT = 26
+_X_LABEL_HEIGHT = 18
+_MARKER_LINE_HEIGHT = 18
 
-_MARKERS = 200
-_MARKER_LINES = 4
+_MAX_MARKERS = 200
+_MAX_MARKER_LINES = 4
 # Maximal number of characters of a marker label, and of a tick label.
-_LABEL = 60
-_NAME = 14
+_MAX_LABEL = 60
+_MAX_TICK_LABEL = 14
 # Width of a character as a share of a medium plot, to detect labels that overlap.
-_LETTER = 0.008
+_LETTER_SHARE = 0.008
 
 _DOT = "M12 5h0"
 _KEYS = {"line": "M0 5h24", "scatter": _DOT}
@@ -31,13 +31,13 @@ _SYMBOLS = {"info": "▾", "warn": "!", "error": "✗"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Flag:
-    """A marker with the positions of its line and of the end of its label, as shares of the axis."""
+class _PlacedMarker:
+    """A marker and its position in the plot."""
 
     marker: Marker
-    share: float
-    end: float
-    line: int = 0
+    share: float  # position of the vertical line, as a share of the x axis
+    end: float  # position of the end of the label, as a share of the x axis
+    line: int = 0  # line of text that the label is on, counted from the top
 
     @property
     def extends_left(self) -> bool:
@@ -45,17 +45,20 @@ class _Flag:
 
     @property
     def has_label(self) -> bool:
-        return self.line < _MARKER_LINES
+        return self.line < _MAX_MARKER_LINES
 
-    def overlaps(self, other: _Flag) -> bool:
-        mine, others = sorted((self.share, self.end)), sorted((other.share, other.end))
-        return mine[0] < others[1] and others[0] < mine[1]
+    def overlaps(self, other: _PlacedMarker) -> bool:
+        low, high = sorted((self.share, self.end))
+        other_low, other_high = sorted((other.share, other.end))
+        return low < other_high and other_low < high
 
 
 def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
     """Return shapes between axes, with legend and markers."""
-    flags = _flags(markers, node.x)
-    above = _MARKER_LINE * max((flag.line + 1 for flag in flags if flag.has_label), default=0)
+    placed = _place_markers(markers, node.x)
+    above = _MARKER_LINE_HEIGHT * max(
+        (placed_marker.line + 1 for placed_marker in placed if placed_marker.has_label), default=0
+    )
     shapes = map(draw_shape, node.shapes)
     picture = element(
         "svg",
@@ -64,14 +67,16 @@ def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
         _y_grid(node.y, above, node.height),
         element("svg", *shapes, y=above, width="100%", height=node.height, class_="plot"),
         _x_labels(node.x, above + node.height, node.x_label),
-        *(_flag(flag, above, above + node.height) for flag in flags),
+        *(_draw_marker(placed_marker, above, above + node.height) for placed_marker in placed),
         class_="chart",
         role="img",
         width="100%",
-        height=above + node.height + _TICKS + (_X_LABEL if node.x_label else 0),
+        height=above + node.height + _TICKS_HEIGHT + (_X_LABEL_HEIGHT if node.x_label else 0),
     )
     caption = element("figcaption", node.title) if node.title else None
-    return element("figure", caption, _legend(node), picture, _left_out(markers), class_="plotted")
+    return element(
+        "figure", caption, _legend(node), picture, _omitted_markers(markers), class_="plotted"
+    )
 
 
 def _y_grid(axis: Axis, above: int, height: int) -> Markup:
@@ -99,7 +104,7 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
                 element("line", class_="axis", x1=at, x2=at, y1=bottom, y2=bottom + 5),
                 element(
                     "text",
-                    escape(tick.label, limit=_NAME),
+                    escape(tick.label, limit=_MAX_TICK_LABEL),
                     class_="tick middle",
                     x=at,
                     y=bottom + 19,
@@ -110,7 +115,7 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
         for at in (percent(axis.share(tick.value)),)
     )
     name = (
-        element("text", escape(label, limit=_LABEL), class_="tick end", x="100%", y=bottom + 37)
+        element("text", escape(label, limit=_MAX_LABEL), class_="tick end", x="100%", y=bottom + 37)
         if label
         else None
     )
@@ -141,52 +146,58 @@ def _legend(node: Plot) -> Markup | None:
     return element("ul", *keys, class_="legend")
 
 
-def _flags(markers: Sequence[Marker], axis: Axis) -> list[_Flag]:
+def _place_markers(markers: Sequence[Marker], axis: Axis) -> list[_PlacedMarker]:
     """Place markers, each label below the labels that it would overlap; clip positions to the axis.
 
     Labels that extend to the left are placed from right to left, the others from left to right. In this order
     the line of a marker, which starts at its label, crosses no label placed before.
     """
-    known = sorted((marker for marker in markers if isfinite(marker.x)), key=lambda m: m.x)
-    unplaced = [_flag_at(marker, axis) for marker in known[:_MARKERS]]
-    from_right = [flag for flag in reversed(unplaced) if flag.extends_left]
-    flags: list[_Flag] = []
-    for flag in from_right + [flag for flag in unplaced if not flag.extends_left]:
-        lines = [other.line for other in flags if other.has_label and other.overlaps(flag)]
-        flags.append(replace(flag, line=max(lines, default=-1) + 1))
-    return flags
+    finite_markers = sorted((marker for marker in markers if isfinite(marker.x)), key=lambda m: m.x)
+    unplaced = [_place_marker(marker, axis) for marker in finite_markers[:_MAX_MARKERS]]
+    from_right = [
+        placed_marker for placed_marker in reversed(unplaced) if placed_marker.extends_left
+    ]
+    placed: list[_PlacedMarker] = []
+    for placed_marker in from_right + [
+        placed_marker for placed_marker in unplaced if not placed_marker.extends_left
+    ]:
+        lines = [
+            other.line for other in placed if other.has_label and other.overlaps(placed_marker)
+        ]
+        placed.append(replace(placed_marker, line=max(lines, default=-1) + 1))
+    return placed
 
 
-def _flag_at(marker: Marker, axis: Axis) -> _Flag:
+def _place_marker(marker: Marker, axis: Axis) -> _PlacedMarker:
     share = min(max(axis.share(marker.x), 0.0), 1.0)
-    width = _LETTER * (min(len(marker.label), _LABEL) + 3)
+    width = _LETTER_SHARE * (min(len(marker.label), _MAX_LABEL) + 3)
     extends_left = share + width > 1
-    return _Flag(marker, share, share - width if extends_left else share + width)
+    return _PlacedMarker(marker, share, share - width if extends_left else share + width)
 
 
-def _flag(flag: _Flag, above: int, bottom: int) -> Markup:
-    at, marker = percent(flag.share), flag.marker
-    top = flag.line * _MARKER_LINE + 4 if flag.has_label else above
+def _draw_marker(placed_marker: _PlacedMarker, above: int, bottom: int) -> Markup:
+    at, marker = percent(placed_marker.share), placed_marker.marker
+    top = placed_marker.line * _MARKER_LINE_HEIGHT + 4 if placed_marker.has_label else above
     words = f"{_SYMBOLS[marker.level]} {marker.label}"
     label = element(
         "text",
-        escape(words, limit=_LABEL),
-        class_="end" if flag.extends_left else None,
+        escape(words, limit=_MAX_LABEL),
+        class_="end" if placed_marker.extends_left else None,
         x=at,
-        dx=-5 if flag.extends_left else 5,
+        dx=-5 if placed_marker.extends_left else 5,
         y=top + 9,
     )
     return element(
         "g",
         element("title", words),
         element("line", x1=at, x2=at, y1=top, y2=bottom),
-        label if flag.has_label else None,
+        label if placed_marker.has_label else None,
         class_=f"marker {marker.level}",
     )
 
 
-def _left_out(markers: Sequence[Marker]) -> Markup | None:
-    beyond = len(markers) - _MARKERS
-    if beyond <= 0:
+def _omitted_markers(markers: Sequence[Marker]) -> Markup | None:
+    n_omitted = len(markers) - _MAX_MARKERS
+    if n_omitted <= 0:
         return None
-    return element("p", f"{beyond:,} more markers are not drawn.", class_="caption")
+    return element("p", f"{n_omitted:,} more markers are not drawn.", class_="caption")

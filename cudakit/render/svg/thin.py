@@ -13,7 +13,7 @@ from cudakit.document import Array
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Indices: TypeAlias = npt.NDArray[np.int64]
 
-# The difference of two larger values may overflow. Measured values are much smaller.
+# The difference of two larger values may overflow to infinity. Measured values are much smaller.
 _LARGEST = 1e300
 
 
@@ -37,22 +37,22 @@ def thin_curve(x: Array, y: Array, *, low: float, high: float, columns: int) -> 
     """Return about two points for each of ``columns`` equal parts of ``low`` to ``high``.
 
     Each part keeps its minimum and maximum in their order. If an adjacent part is empty, the point next to it
-    is kept too, so that the curve has the correct value across the gap. NaN interrupts the curve.
+    is returned too, so that the curve has the correct value across the gap. NaN interrupts the curve.
     """
     x, y = _sort_by_x(finite(x), finite(y))
-    known = np.isfinite(x) & np.isfinite(y)
-    gaps = np.cumsum(~known)
+    is_finite = np.isfinite(x) & np.isfinite(y)
+    gaps = np.cumsum(~is_finite)
     if gaps.size and gaps[-1]:
-        x, y, gaps = x[known], y[known], gaps[known]
+        x, y, gaps = x[is_finite], y[is_finite], gaps[is_finite]
     if len(x) == 0:
-        return Points(x, y, known[:0])
-    kept = (
-        _kept_indices(y, _columns_of(x, low, high, columns))
+        return Points(x, y, is_finite[:0])
+    indices = (
+        _extreme_indices(y, _columns_of(x, low, high, columns))
         if len(x) > 2 * columns
         else np.arange(len(x))
     )
-    starts = np.diff(gaps[kept], prepend=-1) != 0
-    return Points(x[kept], y[kept], starts)
+    starts = np.diff(gaps[indices], prepend=-1) != 0
+    return Points(x[indices], y[indices], starts)
 
 
 def _sort_by_x(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
@@ -66,7 +66,7 @@ def _columns_of(x: _Floats, low: float, high: float, columns: int) -> _Indices:
     return np.clip((x - low) * (columns / (high - low)), 0, columns - 1).astype(np.int64)
 
 
-def _kept_indices(y: _Floats, column: _Indices) -> _Indices:
+def _extreme_indices(y: _Floats, column: _Indices) -> _Indices:
     """Return the indices to keep, in ascending order without duplicates."""
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     ends = np.append(starts[1:], len(y)) - 1
@@ -89,5 +89,5 @@ def _kept_indices(y: _Floats, column: _Indices) -> _Indices:
 def _first_index_of(y: _Floats, starts: _Indices, ends: _Indices, extreme: _Floats) -> _Indices:
     """Return the index of the first point in each column that has the column's extreme value."""
     per_point: npt.NDArray[Any] = np.repeat(extreme, ends - starts + 1)
-    hits = np.flatnonzero(y == per_point)
-    return hits[np.searchsorted(hits, starts)]
+    matches = np.flatnonzero(y == per_point)
+    return matches[np.searchsorted(matches, starts)]

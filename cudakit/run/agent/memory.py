@@ -10,13 +10,13 @@ import atexit
 import os
 import sys
 
-TYPE_CHECKING = False  # as in typing, which is not imported for it
+TYPE_CHECKING = False  # has the meaning of typing.TYPE_CHECKING, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
 
     class Spool(Protocol):
-        """The directory for messages to the supervisor, as ``start.Spool``."""
+        """The directory for messages to the supervisor: the interface of ``start.Spool``."""
 
         directory: str
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
         def report(self, what: str, line: str) -> None: ...
 
 
-# Events kept per device; they take a few hundred MB of host memory at most.
-_MOST_EVENTS = 200_000
-# The second name is that of torch before 2.5.
-_OBSERVERS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
+# Number of events that torch keeps for each device. They take at most a few hundred MB of host memory.
+_MAX_EVENTS = 200_000
+# Names of the function that registers an out-of-memory observer: of torch 2.5 and newer, and of older
+# versions.
+_OBSERVER_FUNCTIONS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
 
 
 def _device_memory(torch: "Any") -> "dict[str, list[float]]":
@@ -65,9 +66,10 @@ class History:
         self._claim_path()
         os.register_at_fork(after_in_child=self._claim_path)
         self._torch: Any = None
-        # PIDs, because a forked child inherits this object but neither state.
-        self._recording = 0
-        self._out_of_memory_in = 0
+        # PIDs of the processes that record and that ran out of memory. A forked child inherits this object,
+        # but has a different PID, so that neither state applies to it.
+        self._recording_pid = 0
+        self._out_of_memory_pid = 0
 
     def await_torch(self, after_torch_import: "Callable[[Callable[[], None]], None]") -> None:
         """Begin recording when torch initializes CUDA."""
@@ -88,31 +90,31 @@ class History:
     def _torch_imported(self) -> None:
         self._torch = sys.modules["torch"]
         self.run_first_at_exit()
-        # torch calls it when CUDA is initialized, or now if it already is.
+        # torch calls the function when it initializes CUDA, or immediately if CUDA is initialized.
         self._spool.attempt(lambda: self._torch.cuda._lazy_call(self._initialized))
 
     def _initialized(self) -> None:
-        self._recording = os.getpid()
+        self._recording_pid = os.getpid()
         self._spool.attempt(self._record)
         self._spool.attempt(self._observe)
 
     def _record(self) -> None:
         memory = self._torch.cuda.memory
-        memory._record_memory_history(stacks="python", max_entries=_MOST_EVENTS)
+        memory._record_memory_history(stacks="python", max_entries=_MAX_EVENTS)
 
     def _observe(self) -> None:
-        names = [name for name in _OBSERVERS if hasattr(self._torch._C, name)]
+        names = [name for name in _OBSERVER_FUNCTIONS if hasattr(self._torch._C, name)]
         if not names:
             raise AttributeError("this version of torch has no out-of-memory observer")
         getattr(self._torch._C, names[0])(self._out_of_memory)
 
     def _out_of_memory(self, *_: int) -> None:
-        if self._out_of_memory_in != os.getpid():
-            self._out_of_memory_in = os.getpid()
+        if self._out_of_memory_pid != os.getpid():
+            self._out_of_memory_pid = os.getpid()
             self._spool.attempt(lambda: self._save("-oom"))
 
     def _at_exit(self) -> None:
-        if self._recording == os.getpid():
+        if self._recording_pid == os.getpid():
             self._spool.attempt(lambda: self._save(""))
         if self._recorder:
             self._recorder.mark("end of the program")
@@ -120,7 +122,8 @@ class History:
     def _save(self, suffix: str) -> None:
         stem, extension = os.path.splitext(self._path)
         path = f"{stem}{suffix}{extension}"
-        partial = f"{path}.part"
+        # A random name and mode "x": another user could place a symbolic link at a predictable name.
+        partial = f"{path}.{os.urandom(8).hex()}.part"
         try:
             self._write(partial)
             os.replace(partial, path)
@@ -137,7 +140,7 @@ class History:
         snapshot = self._torch.cuda.memory._snapshot()
         settings = snapshot.setdefault("allocator_settings", {})
         self._spool.attempt(lambda: settings.update(_device_memory(self._torch)))
-        with open(path, "wb") as file:
+        with open(path, "xb") as file:
             pickle.dump(snapshot, file)
 
     def _claim_path(self) -> None:

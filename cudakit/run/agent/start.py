@@ -1,8 +1,8 @@
 """The agent: starts the recording that ``cudakit run`` requested, inside the program's process.
 
-It is loaded by path into programs that may not have cudakit installed. It imports only modules that Python
-itself has already imported, not even ``__future__``: hence the quoted annotations. A failure becomes a line
-of ``PID.failed`` in the spool, and the program continues.
+This module is loaded by path into programs that may not have cudakit installed. It imports only modules that
+Python itself has already imported, so annotations are quoted instead of importing ``__future__``. A failure
+is written as a line of ``PID.failed`` in the spool, and the program continues.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 from _frozen_importlib import ModuleSpec, module_from_spec
 from _frozen_importlib_external import ExtensionFileLoader, spec_from_file_location
 
-TYPE_CHECKING = False  # as in typing, which is not imported for it
+TYPE_CHECKING = False  # has the meaning of typing.TYPE_CHECKING, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -20,7 +20,7 @@ SETTINGS = "CUDAKIT_AGENT"
 SPOOL = "CUDAKIT_SPOOL"
 ONLY = "CUDAKIT_SPOOL_PROCESS"
 
-# A process of multiprocessing that runs no code of the program.
+# The module of a helper process of multiprocessing, which runs no code of the program.
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
@@ -51,7 +51,7 @@ class Spool:
         """Run an action; report its failure as ``what`` instead of raising it into the program."""
         try:
             action()
-        except Exception as error:  # noqa: BLE001 must not disturb the program
+        except Exception as error:  # noqa: BLE001 an error of cudakit must not disturb the program
             self.report(what, f"{type(error).__name__}: {error}")
 
     def report(self, what: str, line: str) -> None:
@@ -64,7 +64,7 @@ class Spool:
 
 
 def parse(text: str) -> "dict[str, Any]":
-    """Parse JSON, if possible with the C part of ``json``, which imports nothing else."""
+    """Parse JSON, if possible with the C part of ``json``, which imports no other module."""
     try:
         from _json import make_scanner
 
@@ -107,26 +107,32 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     walker = _walker(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
     memory_only = not settings["sanitize"]
-    options = [patches, memory_only] if memory_only else [patches] if patches else []
     try:
         _refuse_loaded_cuda(settings["library"])
-        recorder.start(settings["spool"], settings["library"], walker, *options)
+        nvtx_tool = recorder.start(
+            spool.directory, settings["library"], walker, patches, memory_only
+        )
     except RuntimeError as error:
         if not memory_only:
             raise
         spool.report("failed", f"allocations from the driver are not recorded: {error}")
         settings["library"] = ""
-        recorder.start(settings["spool"], "", walker, *options)
+        nvtx_tool = recorder.start(spool.directory, "", walker, patches, memory_only)
+    if nvtx_tool:
+        spool.report(
+            "failed", f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {nvtx_tool}"
+        )
     ranges = bool(settings["memory"])
     spool.attempt(lambda: attribute_backward(recorder, spool, ranges=ranges))
     import atexit
 
     atexit.register(delete_if_abandoned, settings["spool"])
     if patches:
-        # Runs before the other one. Not in an exit handler of C: CUDA may be unloaded by then.
+        # This handler runs before ``delete_if_abandoned``. An exit handler in C would be too late, because
+        # CUDA may be unloaded then.
         atexit.register(recorder.finish)
-    # The recorder stops in its own C exit handler: after Python's cleanup, which is recorded too, and before
-    # libraries destroy their contexts, which crashes in NVIDIA's library once the recording has stopped.
+    # The recorder stops in an exit handler in C: after Python's cleanup, which is recorded too, and before
+    # libraries destroy their contexts, because NVIDIA's library crashes if the recording stops later.
     if not settings["follow"]:
         os.register_at_fork(after_in_child=recorder.stop)
     return recorder
@@ -200,10 +206,10 @@ def _module(name: str, path: str) -> "Any":
 
 
 def _mapped(name: bytes) -> str:
-    """Return the path of a mapped file with this name, or an empty string."""
+    """Return the path of a mapped file whose path contains ``name``, or an empty string."""
     with open("/proc/self/maps", "rb") as maps:
-        found = (line.split(maxsplit=5)[-1].strip() for line in maps if name in line)
-        return next(found, b"").decode(errors="replace")
+        paths = (line.split(maxsplit=5)[-1].strip() for line in maps if name in line)
+        return next(paths, b"").decode(errors="replace")
 
 
 def _walker(frames: dict[str, str], spool: "Spool") -> int:

@@ -94,5 +94,7 @@ def test_unknown_suffix_is_rejected_before_files_are_created(name: str, tmp_path
         (result(gemm(verification=FAILED_VERIFICATION), complete=False), ExitCode.FINDINGS),
     ],
 )
-def test_exit_codes(made: BenchResult, code: ExitCode) -> None:
+def test_exit_code_of_bench_depends_on_verification_and_completeness(
+    made: BenchResult, code: ExitCode
+) -> None:
     assert exit_code(made) is code

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from invocation import Cli
 
-from cudakit.cli.bench.options import counts, names, sizes
+from cudakit.cli.bench.options import parse_counts, parse_names, parse_sizes
 from cudakit.core.bench import spec
 from cudakit.core.bench.present.notes import notes
 from cudakit.core.bench.spec import DRIVER_ALLOCATORS
@@ -30,12 +30,12 @@ MIB = 1 << 20
     ],
 )
 def test_sizes_are_list_and_doubling_ranges(text: str, found: tuple[int, ...]) -> None:
-    assert sizes(text) == found
+    assert parse_sizes(text) == found
 
 
 @given(st.integers(1, 1 << 50), st.integers(0, 60))
 def test_size_range_starts_at_low_and_stays_within_high(low: int, doublings: int) -> None:
-    found = sizes(f"{low}..{low << doublings}")
+    found = parse_sizes(f"{low}..{low << doublings}")
 
     assert found[0] == low
     assert found[-1] == low << doublings
@@ -47,14 +47,14 @@ def test_size_range_starts_at_low_and_stays_within_high(low: int, doublings: int
 )
 def test_invalid_sizes_are_rejected(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"write for example|empty list"):
-        sizes(text)
+        parse_sizes(text)
 
 
 def test_lists_have_no_duplicates() -> None:
-    assert names(" read,copy,,read ") == ("read", "copy")
-    assert counts("1, 10,1") == (1, 10)
+    assert parse_names(" read,copy,,read ") == ("read", "copy")
+    assert parse_counts("1, 10,1") == (1, 10)
     with pytest.raises(click.BadParameter):
-        counts("1,ten")
+        parse_counts("1,ten")
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,14 @@ def run(*arguments: str | Path, gemms: tuple[Gemm, ...] = (GAINS,), **changes: A
     @tune_options
     @output_options(COMMON_FORMATS)
     def command(*, tuning: TuneOptions, output: OutputOptions) -> int:
-        if tuning.wanted:
+        if tuning.search:
             return search(spec, "sim", output, tuning)
-        measured.append(use_tuned(spec, tuning.known, "sim") if tuning.known else spec)
+        measured.append(use_tuned(spec, tuning.tuned_path, "sim") if tuning.tuned_path else spec)
         return 0
 
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        code = command.main([str(each) for each in arguments], standalone_mode=False)
+        code = command.main(list(map(str, arguments)), standalone_mode=False)
     return Run(code, stdout.getvalue(), stderr.getvalue(), measured)
 
 

@@ -28,7 +28,7 @@ def made(settings: Settings = EXPANDING) -> tuple[FailingGpu, CachingAllocator]:
 
 def reached(gpu: Sim) -> set[int]:
     """Return the mappings to which the other device has access."""
-    return {page for page, devices in gpu.virtual.access.items() if 1 in devices}
+    return {page for page, devices in gpu.virtual.peer_access.items() if 1 in devices}
 
 
 def test_peer_accesses_plain_segments() -> None:

@@ -94,7 +94,7 @@ def test_memory_opened_twice_closes_at_the_last_close(pair: Pair) -> None:
     with pytest.raises(UsageError, match="is closed"):
         _ = one.ptr
     other.close()
-    assert pair.second.heap.space.at(where) is None
+    assert pair.second.heap.space.region_at(where) is None
     assert pair.taker.open_shared(pair.giver.share(block)).size_bytes == MIB
 
 
@@ -105,7 +105,7 @@ def test_collected_opened_memory_is_closed(pair: Pair) -> None:
     del memory
     gc.collect()
 
-    assert pair.second.heap.space.at(where) is None
+    assert pair.second.heap.space.region_at(where) is None
 
 
 def test_opened_memory_has_a_cuda_array_interface(pair: Pair) -> None:
@@ -334,5 +334,5 @@ def test_threads_open_and_close_concurrently(pair: Pair) -> None:
     pair.taker._state.upstream.ipc.close_unused()  # type: ignore[attr-defined]
 
     assert failures == []
-    assert pair.second.ipc.opened == {}
+    assert pair.second.ipc.open_mappings == {}
     assert pair.second.virtual.mapped == {}

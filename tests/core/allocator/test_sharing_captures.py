@@ -33,9 +33,9 @@ def test_memory_dropped_during_a_capture_is_closed_later(pair: Pair) -> None:
         pair.second.capture_begin(stream)
         memory.close()
         graph = pair.second.capture_end(stream)
-    assert pair.second.heap.space.at(where) is not None
+    assert pair.second.heap.space.region_at(where) is not None
 
     pair.second.instantiate(graph)
     pair.taker.open_shared(shared).close()
-    assert pair.second.ipc.opened == {}
+    assert pair.second.ipc.open_mappings == {}
     assert pair.second.virtual.mapped == {}

@@ -66,7 +66,7 @@ class Two:
         machine = self.giving.ipc.registry
         lists: list[object] = [machine.descriptors, machine.handles]
         for gpu in (self.giving, self.taking):
-            lists += [gpu.reserved, gpu.ipc.opened, gpu.virtual.mapped, gpu.virtual.backings]
+            lists += [gpu.reserved, gpu.ipc.open_mappings, gpu.virtual.mapped, gpu.virtual.backings]
         return [each for each in lists if each]
 
     def alloc(self, size_bytes: int) -> int:
@@ -149,7 +149,7 @@ def test_failed_open_leaves_nothing_open(name: str) -> None:
 
     with pytest.raises(CudaError, match="as the test wants it"):
         two.taker.open_shared(shared)
-    assert two.taking.ipc.opened == {}
+    assert two.taking.ipc.open_mappings == {}
     assert two.taking.virtual.mapped == {}
     assert two.taking.reserved == set()
     assert two.taker.open_shared(shared).size_bytes == 30 * MIB
@@ -167,9 +167,9 @@ def test_failed_close_is_reported_and_repeated_at_the_next_call(settings: Settin
 
     with pytest.raises(CudaError, match="as the test wants it"):
         memory.close()
-    assert gpu.ipc.opened or gpu.virtual.mapped
+    assert gpu.ipc.open_mappings or gpu.virtual.mapped
     taker.open_shared(shared).close()
-    assert gpu.ipc.opened == {}
+    assert gpu.ipc.open_mappings == {}
     assert gpu.virtual.mapped == {}
 
 

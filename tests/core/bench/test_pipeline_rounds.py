@@ -51,7 +51,7 @@ def run(timer: Timer, workload: Workload, method: Method = METHOD, **options: An
 
 def expected_ns(timer: Timer, size_bytes: int) -> int:
     assert isinstance(timer.gpu, Sim)
-    return timer.gpu.costs.in_memory_ns(2 * size_bytes)
+    return timer.gpu.costs.device_memory_ns(2 * size_bytes)
 
 
 # --- modes and L2 states

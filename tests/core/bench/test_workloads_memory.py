@@ -38,7 +38,7 @@ def test_each_operation_is_measured_verified_and_frees_memory(operation: str) ->
         assert case.axes == {"operation": operation, "size_bytes": SIZE}
         assert case.bytes_moved == BUFFERS[operation] * SIZE
         assert case.median_s == pytest.approx(
-            gpu.costs.in_memory_ns(BUFFERS[operation] * SIZE) / 1e9
+            gpu.costs.device_memory_ns(BUFFERS[operation] * SIZE) / 1e9
         )
         assert gpu.memory_info().free_bytes == free_bytes
 

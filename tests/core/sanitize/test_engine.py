@@ -23,7 +23,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cudakit.core.sanitize.engine import STRAY_ACCESS, Engine
-from cudakit.core.sanitize.races import Coverage, Race, SyncKind
+from cudakit.core.sanitize.races import Coverage, NamedRange, Race, SyncKind
 from cudakit.trace.events import (
     Access,
     Accessed,
@@ -32,11 +32,14 @@ from cudakit.trace.events import (
     Event,
     Fill,
     GraphLaunch,
+    GraphNode,
     Launch,
     Mark,
+    RangePop,
+    RangePush,
     StreamCreate,
 )
-from cudakit.trace.kinds import Precision
+from cudakit.trace.kinds import NodeType, Precision
 from cudakit.trace.layout import RECORD, Records, pack
 
 X = place("x")
@@ -307,3 +310,29 @@ def test_trace_of_simulated_device_gives_the_same_races(program: Program, seed: 
     events = Run(program, seed=seed).trace
 
     assert reported(races(events)) == pairs(events)
+
+
+def test_race_has_ranges_of_both_sides() -> None:
+    s = Scene()
+    s.call(RangePush("step", "mine"))
+    s.call(RangePush("prefetch"))
+    s.W(1, "x")
+    s.call(RangePop())
+    (race,) = s.R(2, "x")
+
+    assert race.previous.ranges == (NamedRange("step", "mine"), NamedRange("prefetch", ""))
+    assert race.current.ranges == (NamedRange("step", "mine"),)
+
+
+def test_graph_nodes_have_ranges_of_graph_launch() -> None:
+    s = Scene()
+    access = Access(place("x"), place("x") + SIZE, WRITE, node=1)
+    s.call(RangePush("capture"))
+    s.call(GraphNode(1, 1, NodeType.COPY), access)
+    s.call(RangePop())
+    s.call(RangePush("replay"))
+    s.call(GraphLaunch(1, 1, executable=1))
+    s.call(RangePop())
+    (race,) = s.R(2, "x")
+
+    assert [(one.name, race.current.ranges) for one in race.previous.ranges] == [("replay", ())]

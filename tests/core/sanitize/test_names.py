@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.sanitize.names import (
     BACKWARD_FRAME,
-    SHORT,
+    MAX_KERNEL_NAME_LENGTH,
     call_site,
     call_site_index,
     short_kernel,
@@ -57,7 +57,7 @@ def test_short_kernel_name_keeps_what_distinguishes_it(name: str, short: str) ->
 
 
 @pytest.mark.parametrize(
-    ("longest", "short"),
+    ("max_length", "short"),
     [
         (63, "library::with_a_name::kernel_of_many_types<int, float, double>"),
         (50, "library::with_a_name::kernel_of_many_types<int, …>"),
@@ -66,10 +66,10 @@ def test_short_kernel_name_keeps_what_distinguishes_it(name: str, short: str) ->
         (11, "kerne…es<…>"),
     ],
 )
-def test_short_kernel_name_has_fewer_details_in_less_width(longest: int, short: str) -> None:
+def test_short_kernel_name_has_fewer_details_in_less_width(max_length: int, short: str) -> None:
     name = "void library::with_a_name::kernel_of_many_types<int, float, double>(int)"
 
-    assert short_kernel(name, longest=longest) == short
+    assert short_kernel(name, max_length=max_length) == short
 
 
 @pytest.mark.parametrize("name", ["a<b", "f(int))", "a>b<c", "(<)>", "void f<(1>2)>(int)"])
@@ -77,9 +77,9 @@ def test_kernel_name_with_unbalanced_brackets_is_kept(name: str) -> None:
     assert short_kernel(name) == name
 
 
-@given(st.text(alphabet="ab:<>(){}[], &*#1uloperator "), st.integers(3, SHORT))
-def test_short_kernel_name_is_bounded_for_any_input(name: str, longest: int) -> None:
-    assert len(short_kernel(name, longest=longest)) <= longest
+@given(st.text(alphabet="ab:<>(){}[], &*#1uloperator "), st.integers(3, MAX_KERNEL_NAME_LENGTH))
+def test_short_kernel_name_is_bounded_for_any_input(name: str, max_length: int) -> None:
+    assert len(short_kernel(name, max_length=max_length)) <= max_length
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from core.sanitize.sample_races import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.races import Confidence, Coverage, RaceKind
-from cudakit.core.sanitize.report import Report
+from cudakit.core.sanitize.races import Confidence, Coverage, NamedRange, RaceKind
+from cudakit.core.sanitize.report import Report, message
 from cudakit.core.sanitize.suppressions import parse
 from cudakit.document import Frame
 from cudakit.render import json as json_render
@@ -200,3 +200,16 @@ def test_result_of_program_without_cuda() -> None:
     empty = Report().result(exit_status=None, coverage={})
 
     assert json.loads(json_render.render(empty))["races"] == []
+
+
+def test_message_names_innermost_ranges_of_each_side() -> None:
+    ranges = tuple(NamedRange(name, "") for name in ("epoch 1", "step 7", "backward", ""))
+    one = found(
+        race(current=replace(kernel(), ranges=ranges), previous=replace(work(), ranges=ranges[:2]))
+    )
+
+    text = message([one])
+
+    assert "on the legacy default stream, in range '… / step 7 / backward / unnamed'" in text
+    assert ", in range 'epoch 1 / step 7'" in text
+    assert one.previous.ranges == ranges[:2]

@@ -90,3 +90,8 @@ def test_error_names_the_unreadable_file(
 
     with pytest.raises(UsageError, match=f"cannot read suppressions from {file}: .*{reason}"):
         suppressions([f"@{file}"])
+
+
+def test_endless_file_of_suppressions_is_rejected() -> None:
+    with pytest.raises(UsageError, match="/dev/zero has more than 1 MiB"):
+        suppressions(["@/dev/zero"])

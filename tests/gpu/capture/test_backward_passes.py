@@ -196,6 +196,74 @@ assert found <= {("left",), ("right",), ("left", "left"), ("right", "right")}, f
     )
 
 
+def test_work_of_autograd_thread_is_in_ranges_of_backward_call(library: Path) -> None:
+    run(
+        library,
+        """
+import nvtx
+from cudakit.trace.layout import unpack
+
+def nested_ranges():
+    launch(), nvtx.push_range("own"), nvtx.pop_range(), launch(b"other_thread")
+
+with nvtx.annotate("step 1"), nvtx.annotate("backward", domain="mine"):
+    backward(nested_ranges)
+launch()
+with recording.drained():
+    events = [event for batch in taken for event in unpack(batch.records, batch.strings)]
+
+tracker, names = RangeTracker(), []
+for batch in taken:
+    innermost = tracker.follow(batch.records)
+    for kind, at in zip(batch.records["kind"], innermost if innermost is not None else ()):
+        if kind == EventKind.LAUNCH:
+            names.append([batch.strings[one.name] for one in at or ()])
+assert names == [["backward", "step 1"], [], []], names
+pushed, popped = (
+    sum(event.body.kind == kind and event.thread != os.getpid() for event in events)
+    for kind in (EventKind.RANGE_PUSH, EventKind.RANGE_POP)
+)
+assert pushed == popped == 2, (pushed, popped)
+""",
+        before="from cudakit.trace.ranges import RangeTracker\n",
+    )
+
+
+def test_work_during_two_backward_passes_is_in_no_range(library: Path) -> None:
+    run(
+        library,
+        """
+import nvtx
+began, done = threading.Event(), threading.Event()
+
+def wait():
+    began.set()
+    done.wait()
+
+def step():
+    thread = threading.Thread(target=lambda: backward(wait))
+    thread.start()
+    began.wait()
+    launch()
+    done.set()
+    thread.join()
+    launch()
+
+with nvtx.annotate("step"):
+    backward(step)
+with recording.drained():
+    tracker, names = RangeTracker(), []
+    for batch in taken:
+        innermost = tracker.follow(batch.records)
+        for kind, at in zip(batch.records["kind"], innermost if innermost is not None else ()):
+            if kind == EventKind.LAUNCH:
+                names.append([batch.strings[one.name] for one in at or ()])
+assert names == [[], ["step"]], names
+""",
+        before="from cudakit.trace.ranges import RangeTracker\n",
+    )
+
+
 def test_pass_that_began_first_may_end_first(library: Path) -> None:
     run(
         library,

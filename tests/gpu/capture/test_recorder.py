@@ -168,6 +168,19 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
     assert len(list(event_bodies(events, Access))) == 1
 
 
+def test_kernel_names_of_equal_hash_are_distinct(library: Path, tmp_path: Path) -> None:
+    # These names have the same 64-bit FNV-1a hash, which the recorder uses to find written strings.
+    program = """
+for name in (b"8yn0iYCKYHlIj4-BwPqk", b"GReLUrM4wMqfg9yzV3KQ") * 2:
+    kernel = Kernel(name, 0)
+    cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(), None)
+    cuda.unload_module()
+"""
+    events = recorded(tmp_path, library, program)
+    names = [each.name for each in event_bodies(events, Launch)]
+    assert names == ["8yn0iYCKYHlIj4-BwPqk", "GReLUrM4wMqfg9yzV3KQ"] * 2
+
+
 def test_memory_records_kind_of_allocation_and_free(library: Path, tmp_path: Path) -> None:
     program = """
 memory(ALLOC, 0x10000, 0x100)

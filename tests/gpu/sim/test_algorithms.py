@@ -13,7 +13,12 @@ from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm, GemmSettings
 from cudakit.gpu.sim import Sim
-from cudakit.gpu.sim.algorithms import algorithms, extra_ns, rejection_reason, sort_by_estimate
+from cudakit.gpu.sim.algorithms import (
+    algorithms,
+    excess_over_memory_ns,
+    rejection_reason,
+    sort_by_estimate,
+)
 from cudakit.gpu.sim.costs import rates_of
 from cudakit.units import Unavailable
 
@@ -34,11 +39,11 @@ def sim() -> Iterator[Sim]:
 
 def seconds(sim: Sim, gemm: Gemm, algorithm: Algorithm) -> float:
     """Return the duration of a GEMM on an idle device, in seconds."""
-    busy = extra_ns(
+    busy = excess_over_memory_ns(
         gemm, algorithm, rates_of(sim.facts(), gemm.dtype), sim.costs.memory_bytes_per_s
     )
     moved = gemm.bytes_moved + algorithm.workspace_bytes
-    return (busy + sim.costs.in_memory_ns(moved)) * 1e-9
+    return (busy + sim.costs.device_memory_ns(moved)) * 1e-9
 
 
 def limit_of(sim: Sim, gemm: Gemm) -> Limit:

@@ -70,8 +70,8 @@ def test_word_of_combining_marks_is_kept() -> None:
 
 
 def test_words_after_the_last_line_become_an_ellipsis() -> None:
-    assert wrap("one two three four", 8, most=2) == ["one two", "three f…"]
-    assert wrap("one two", 8, most=1) == ["one two"]
+    assert wrap("one two three four", 8, max_lines=2) == ["one two", "three f…"]
+    assert wrap("one two", 8, max_lines=1) == ["one two"]
 
 
 def test_cut_before_a_wide_character_fits() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from run.programs import Outcome, supervised
 
-from cudakit.run.protocol import About, Notice, Settings
+from cudakit.run.protocol import Notice, NoticeKind, Settings
 
 # The functions of torch that the agent calls. As in torch, calls are queued until CUDA is initialized.
 TORCH = {
@@ -77,7 +77,7 @@ def run(
         notify=notices.append,
         **{"PYTHONPATH": str(place / "lib"), **more},
     )
-    return done, [notice for notice in notices if notice.about is not About.MEMORY]
+    return done, [notice for notice in notices if notice.kind is not NoticeKind.MEMORY]
 
 
 def saved(place: Path) -> dict[str, str]:
@@ -94,8 +94,8 @@ def test_snapshot_is_saved_at_exit_and_its_path_reported(place: Path) -> None:
 
     assert done == Outcome(0, "torch is imported\n", "")
     assert saved(place) == {"out.pkl": "recorded,a"}
-    assert [(notice.about, notice.text) for notice in notices] == [
-        (About.SNAPSHOTS, str(place / "out.pkl"))
+    assert [(notice.kind, notice.text) for notice in notices] == [
+        (NoticeKind.SNAPSHOTS, str(place / "out.pkl"))
     ]
 
 
@@ -193,9 +193,21 @@ def test_failed_snapshot_is_reported_and_leaves_no_file(place: Path) -> None:
     done, (notice,) = run(place, USES + f"import os; os.mkdir({str(place / 'out.pkl')!r})")
 
     assert done.status == 0
-    assert notice.about is About.FAILED
+    assert notice.kind is NoticeKind.FAILED
     assert "out.pkl" in notice.text
     assert not list(place.glob("*.part"))
+
+
+def test_snapshot_is_not_written_through_a_symbolic_link(place: Path) -> None:
+    victim = place / "victim"
+    victim.write_text("unchanged")
+    for name in ("out.pkl", "out.pkl.part"):
+        (place / name).symlink_to(victim)
+
+    run(place, USES)
+
+    assert victim.read_text() == "unchanged"
+    assert read(place / "out.pkl")["events"] == "recorded,a"
 
 
 def test_too_old_torch_is_reported(place: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from run.programs import RECORDING, Outcome, supervised
 
 from cudakit.run.agent.start import parse
-from cudakit.run.protocol import AGENT, About, Notice, Settings
+from cudakit.run.protocol import AGENT, Notice, NoticeKind, Settings
 
 # Stands in for the native recorder, and prints its calls.
 STAND_IN = """
@@ -25,8 +25,9 @@ STAND_IN = """
 static PyObject *start(PyObject *self, PyObject *args) {
     const char *spool, *library; unsigned long long walker = 0;
     PyObject *patches = NULL;
+    int memory_only = 0;
     (void)self;
-    if (!PyArg_ParseTuple(args, "ss|KO", &spool, &library, &walker, &patches)) return NULL;
+    if (!PyArg_ParseTuple(args, "ss|KOp", &spool, &library, &walker, &patches, &memory_only)) return NULL;
     if (!*library) { PyErr_SetString(PyExc_RuntimeError, "no library\\nhere"); return NULL; }
     printf("start %s %llu\\n", library, walker);
     for (Py_ssize_t i = 0; patches && i < PyList_Size(patches); i++) {
@@ -150,7 +151,7 @@ def test_recorder_that_cannot_start_is_reported_and_the_program_runs(
     done, (notice,) = run("print(1)", replace(RECORDING, recorder=recorder), tmp_path)
 
     assert done == Outcome(0, "1\n", "")
-    assert notice.about is About.UNRECORDED
+    assert notice.kind is NoticeKind.UNRECORDED
     assert notice.text == "RuntimeError: no library here"
 
 

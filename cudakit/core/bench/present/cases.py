@@ -127,7 +127,7 @@ def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
 def _caption(cases: Sequence[CaseResult]) -> str:
     common = describe_common_axes(cases)
     lines = [f"All cases: {common}."] if common else []
-    lines.append("±: half of the 95% CI of the median time.")
+    lines.append("±: half the width of the 95% CI of the median time.")
     if libraries := measured_baselines(cases):
         names = " and ".join(f"vs {name}" for name in libraries)
         lines.append(
@@ -243,7 +243,9 @@ def _steps_caption(cases: Sequence[CaseResult]) -> str:
     noise = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]
     if noise:
         low, high = format_ratio(min(noise)), format_ratio(max(noise))
-        lines.append(f"±: {low if low == high else f'{low} to {high}'} (half of the 95% CI).")
+        lines.append(
+            f"±: {low if low == high else f'{low} to {high}'} (half the width of the 95% CI)."
+        )
     clocks = [median(case.sm_clock_hz) / 1e6 for case in cases if case.sm_clock_hz]
     if clocks:
         low, high = f"{min(clocks):.0f}", f"{max(clocks):.0f}"

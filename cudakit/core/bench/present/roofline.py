@@ -167,7 +167,7 @@ def _picture(columns: Columns) -> _Picture:
     intensity, rate = arrays["operations_per_byte"], arrays["operations_per_s"]
     peak, bandwidth = arrays["peak_operations_per_s"], arrays["peak_bytes_per_s"]
     x = _axis(np.concatenate((intensity, peak / bandwidth)), "count", _MARGIN_X)
-    y = _axis(np.concatenate((rate, peak)), "rate", _MARGIN_Y, of=columns.text["unit"][0])
+    y = _axis(np.concatenate((rate, peak)), "rate", _MARGIN_Y, amount_unit=columns.text["unit"][0])
     return _Picture(columns, x, y)
 
 
@@ -181,8 +181,12 @@ def _legend(picture: _Picture) -> list[PlotKey]:
     return [*kind_keys, *baseline_keys]
 
 
-def _axis(values: Array, unit: Literal["count", "rate"], margin: float, *, of: str = "") -> Axis:
-    return log_axis(float(values.min()) / margin, float(values.max()) * margin, unit, of=of)
+def _axis(
+    values: Array, unit: Literal["count", "rate"], margin: float, *, amount_unit: str = ""
+) -> Axis:
+    return log_axis(
+        float(values.min()) / margin, float(values.max()) * margin, unit, amount_unit=amount_unit
+    )
 
 
 def _draw_roofs(picture: _Picture) -> Iterator[Shape]:

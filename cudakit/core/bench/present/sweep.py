@@ -118,8 +118,8 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
         )
     peaks = [curves.y[curves.line == i].max() for i in range(len(curves.classes))]
     if low > 0 and high > _LOG_RATE * min(peaks):
-        return log_axis(low / _MARGIN, high * _MARGIN, "rate", of=unit)
-    return rounded_axis(0, high, "rate", of=unit)
+        return log_axis(low / _MARGIN, high * _MARGIN, "rate", amount_unit=unit)
+    return rounded_axis(0, high, "rate", amount_unit=unit)
 
 
 def _draw_limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:

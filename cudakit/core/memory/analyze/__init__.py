@@ -51,11 +51,13 @@ def analyze(
     chosen = select_devices(snapshots, spec)
     if spec.at == "oom" and not any(_has_oom(trace) for _, trace in chosen):
         raise UsageError("no allocation failed in this trace", hint="use --at peak or --at end")
+    stacks = {id(snapshot): StackTable(snapshot) for snapshot in snapshots}
     return MemoryResult(
         schema=SCHEMA,
         files=tuple(map(file_facts, snapshots)),
         devices=tuple(
-            _analyze_device(snapshot, trace, spec, new_allocator) for snapshot, trace in chosen
+            _analyze_device(stacks[id(snapshot)], trace, spec, new_allocator)
+            for snapshot, trace in chosen
         ),
     )
 
@@ -84,15 +86,15 @@ def _has_oom(trace: DeviceTrace) -> bool:
 
 
 def _analyze_device(
-    snapshot: Snapshot,
+    stacks: StackTable,
     full_trace: DeviceTrace,
     spec: MemorySpec,
     new_allocator: NewAllocator | None,
 ) -> DeviceMemory:
+    snapshot = stacks.snapshot
     trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
     replayed = replay(snapshot, trace)
     allocations, n = replayed.allocations, replayed.n_events
-    stacks = StackTable(snapshot)
     name, event = _chosen_event(trace, replayed, spec.at)
     layout, end = replayed.layout_at(event + 1), replayed.layout_at(n)
     live = live_at(allocations, event + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -49,13 +49,18 @@ def site_name(frame: Frame) -> str:
 
 @dataclass(frozen=True)
 class StackTable:
-    """The call stacks of a snapshot with their frames and call sites."""
+    """The call stacks of a snapshot with their frames and call sites, shared by all of its devices."""
 
     snapshot: Snapshot
+    _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
+    _sites: dict[int, int] = field(default_factory=dict)
 
     def frames(self, stack: int) -> tuple[Frame, ...]:
         """Return the frames of a stack, innermost first."""
-        return tuple(self.snapshot.frames[i] for i in self.snapshot.stacks[stack])
+        if stack not in self._frames:
+            frames = self.snapshot.frames
+            self._frames[stack] = tuple(frames[i] for i in self.snapshot.stacks[stack])
+        return self._frames[stack]
 
     @cached_property
     def _ranks(self) -> list[int]:
@@ -63,8 +68,10 @@ class StackTable:
 
     def site(self, stack: int) -> int:
         """Return the call site as an index into the stack: the innermost frame of the lowest rank."""
-        ranks = [self._ranks[frame] for frame in self.snapshot.stacks[stack]]
-        return ranks.index(min(ranks)) if ranks else 0
+        if stack not in self._sites:
+            ranks = [self._ranks[frame] for frame in self.snapshot.stacks[stack]]
+            self._sites[stack] = ranks.index(min(ranks)) if ranks else 0
+        return self._sites[stack]
 
     @cached_property
     def site_frames(self) -> Ids:

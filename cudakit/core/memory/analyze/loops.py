@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudakit.core.memory.snapshot import Ids, Ints, Snapshot
+from cudakit.document import Frame
 
 # The search ends at calls of a network, of the backward pass and of an optimizer: loops in these run over
 # layers or parameters, not over steps.
@@ -73,6 +74,22 @@ def _busiest_function(snapshot: Snapshot, frames: Ids) -> tuple[tuple[str, str] 
         if (snapshot.frames[frame].name, snapshot.frames[frame].filename) == function:
             line_of[frame] = snapshot.frames[frame].line
     return function, line_of[frames]
+
+
+def is_inside_one_call(snapshot: Snapshot, stacks: Ids) -> bool:
+    """Return whether all these call stacks are in one call of a network, a backward pass or an optimizer."""
+    paths = [snapshot.stacks[stack][::-1] for stack in np.unique(stacks).tolist()]
+    for frames in zip(*paths, strict=False):
+        if len(set(frames)) > 1:
+            return False
+        if is_inner_call(snapshot.frames[frames[0]]):
+            return True
+    return False
+
+
+def is_inner_call(frame: Frame) -> bool:
+    """Return whether a frame is a call of a network, of the backward pass or of an optimizer."""
+    return _is_inner((frame.name, frame.filename))
 
 
 def _is_inner(function: tuple[str, str]) -> bool:

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from cudakit.core.memory.analyze.loops import find_loop
+from cudakit.core.memory.analyze.loops import find_loop, is_inside_one_call
 from cudakit.core.memory.snapshot import Annotation, DeviceTrace, Ids, Ints, Snapshot
 from cudakit.torch_rules.actions import Action
 
@@ -33,22 +33,30 @@ def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     loop = find_loop(snapshot, trace.events.stack[event], _MIN_STEPS)
     if loop is not None:
         return f"loop in {loop.name}", event[loop.starts]
-    moments = _period_starts(trace)
+    moments = _period_starts(snapshot, trace)
     if len(moments) >= _MIN_STEPS:
         return "repeating allocations", moments
     return "none", np.zeros(0, np.int64)
 
 
-def _period_starts(trace: DeviceTrace) -> Ints:
+def _period_starts(snapshot: Snapshot, trace: DeviceTrace) -> Ints:
     """Return the moment at which each period of the sequence of allocation stacks starts."""
     event = np.flatnonzero(trace.events.action == Action.ALLOC)[-_MAX_ALLOCATIONS:]
     stack = trace.events.stack[event]
     period = _period(stack)
-    if period == 0:
+    if period == 0 or _is_one_forward_pass(snapshot, trace, event, period):
         return np.zeros(0, np.int64)
     # Counted back from the end, because the beginning is warm-up.
     starts = np.arange(len(event) - 1, -1, -period)[::-1]
     return event[starts] + 1
+
+
+def _is_one_forward_pass(snapshot: Snapshot, trace: DeviceTrace, event: Ints, period: int) -> bool:
+    """Return whether the allocations repeat in the layers of a network, which keep them, and not in steps."""
+    actions = trace.events.action[event[0] : event[-1]]
+    n_freed = np.count_nonzero(np.isin(actions, (Action.FREE_COMPLETED, Action.FREE)))
+    keeps_all = bool(n_freed < 0.1 * len(event))
+    return keeps_all and is_inside_one_call(snapshot, trace.events.stack[event[-period:]])
 
 
 def _period(stack: Ids) -> int:
@@ -102,6 +110,19 @@ def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tupl
         np.array(times, np.int64), non_decreasing(trace.events.time_us), side="right"
     )
     return np.array([0, *innermost], np.int32)[index], tuple(names)
+
+
+def open_ranges_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> tuple[str, ...]:
+    """Return the names of the ranges that are open at an event, outermost first."""
+    if event < 0 or not snapshot.has_times:
+        return ()
+    time_us = non_decreasing(trace.events.time_us)[event]
+    ranges = _OpenRanges()
+    for annotation in _annotations_of(snapshot, trace):
+        if annotation.time_us > time_us:
+            break
+        ranges.apply(annotation)
+    return ranges.names()
 
 
 def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
@@ -174,6 +195,10 @@ class _OpenRanges:
             self._started += 1
         elif self._numbers[annotation.name]:
             del self._names[self._numbers[annotation.name].pop()]
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all open ranges, the oldest first."""
+        return tuple(self._names.values())
 
     def innermost(self) -> str:
         """Return the name of the youngest open range; "" if none is open."""

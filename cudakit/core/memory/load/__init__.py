@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from cudakit.core.memory.load import pickled, schema, source
+from cudakit.core.memory.load.limits import Budget
 from cudakit.core.memory.load.tree import ObjectTree
 from cudakit.errors import SnapshotError
 
@@ -19,14 +20,16 @@ _BEFORE_JSON = b"\xef\xbb\xbf\xff\xfe\x00 \t\r\n"
 _PICKLE_STARTS = (b"\x80", b"(", b"]", b"}", b"c")
 
 
-def load(path: str) -> Snapshot:
+def load(path: str, memory_bytes: int | None = None) -> Snapshot:
     """Read a memory snapshot: pickle (protocols 0 to 5) or JSON, plain, gzip or Zstandard; ``-`` is stdin.
 
-    Raises SnapshotError, with the reason in one line, for any other file.
+    ``memory_bytes`` is the available memory; None is unlimited. Raises SnapshotError, with the reason in one
+    line, for any other file, and for a file that needs too much time or memory (see ``limits``).
     """
-    file = source.read(path)
+    file = source.read(path, memory_bytes)
+    budget = Budget(file.file_bytes, len(file.content), memory_bytes)
     try:
-        file_format, tree = _parse_tree(file.content)
+        file_format, tree = _parse_tree(file.content, budget)
         return schema.build(
             tree, source=file.name, file_format=file_format, size_bytes=len(file.content)
         )
@@ -36,19 +39,26 @@ def load(path: str) -> Snapshot:
         ) from None
 
 
-def _parse_tree(content: bytes) -> tuple[str, Tree]:
+def _parse_tree(content: bytes, budget: Budget) -> tuple[str, Tree]:
     if content[:64].lstrip(_BEFORE_JSON)[:1] in (b"{", b"["):
-        return "json", _json_tree(content)
+        return "json", _json_tree(content, budget)
     if not content.startswith(_PICKLE_STARTS):
         raise SnapshotError(
             f"not a pickle or JSON file: the first bytes are {content[:8].decode('latin-1')!a}"
         )
-    return "pickle", pickled.read(content)
+    return "pickle", pickled.read(content, budget)
 
 
-def _json_tree(content: bytes) -> Tree:
+# The bytes of the Python objects that these characters of JSON begin: dictionaries, lists, and other values.
+_OBJECT_BYTES = {b"{": 232, b"[": 64, b",": 40, b":": 16}
+
+
+def _json_tree(content: bytes, budget: Budget) -> Tree:
+    characters = len(content) if content.isascii() else 4 * len(content)
+    objects = sum(content.count(character) * size for character, size in _OBJECT_BYTES.items())
+    budget.check_objects(characters + objects)
     try:
-        return ObjectTree(json.loads(content), len(content))
+        return ObjectTree(json.loads(content), budget)
     except RecursionError:
         reason = "the nesting is too deep"
     except UnicodeDecodeError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +21,7 @@ from cudakit.core.memory.snapshot import (
     Mask,
     SegmentKind,
     Segments,
+    take,
 )
 from cudakit.errors import SnapshotError
 from cudakit.torch_rules.actions import Action
@@ -47,15 +50,25 @@ _ACTIONS = {
 }
 
 
-def read_events(
-    tree: Tree, tables: Tables, streams: StreamNumbers, entries: Handles
-) -> tuple[Events, Warnings]:
-    """Return the events of trace entries, and a warning per kind of defect.
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """The rows of one device: a range of the trace entries, the device of its segments, and its streams."""
 
-    An entry with an invalid address or size, or with an unknown action, becomes Action.UNKNOWN, so that the
-    indices of events do not change. Raises SnapshotError if an entry is not a dictionary, and if the total
-    size is impossible.
+    device: int
+    entries: slice
+    streams: StreamNumbers
+
+
+def read_events(
+    tree: Tree, tables: Tables, entries: Handles, devices: Iterable[DeviceRows]
+) -> list[tuple[Events, Warnings]]:
+    """Return the events of each device, and a warning per kind of defect.
+
+    The entries of all devices are read together, so that a shared call stack is read once. An entry with an
+    invalid address or size, or with an unknown action, becomes Action.UNKNOWN, so that the indices of events
+    do not change. Raises SnapshotError if an entry is not a dictionary, and if the total size is impossible.
     """
+    tree.budget.spend_rows(len(entries))
     action = tables.codes(tree.column(entries, "action"), _ACTIONS, Action.UNKNOWN)
     address, has_address = tree.integers(tree.column(entries, "addr"))
     device_free, has_device_free = tree.integers(tree.column(entries, "device_free"))
@@ -65,13 +78,13 @@ def read_events(
     has_range = has_address & is_range(address, size)
     is_invalid = (moves_memory & ~(has_range & has_size)) | (is_oom & ~(has_size & (size >= 0)))
     _check_total(size[moves_memory & ~is_invalid])
-    warnings = _event_warnings(is_invalid, action)
     pool_handles = tree.column(entries, "pool_id")
+    raw_streams = tree.integers(tree.column(entries, "stream"))[0]
     events = Events(
         action=np.where(is_invalid, np.uint8(Action.UNKNOWN), action),
         address=np.where(is_oom & has_device_free, device_free, address).view(np.uint64),
         size=size,
-        stream=streams.number(tree.integers(tree.column(entries, "stream"))[0]),
+        stream=np.zeros(len(entries), np.int32),
         time_us=tree.integers(tree.column(entries, "time_us"))[0],
         stack=tables.stack_ids(tree.column(entries, "frames")),
         pool=np.where(pool_handles == 0, np.int32(-1), tables.pool_ids(pool_handles)),
@@ -79,7 +92,15 @@ def read_events(
         user_metadata=tables.text_ids(tree.column(entries, "user_metadata")),
         category=tables.text_ids(tree.column(entries, "category")),
     )
-    return events, warnings
+    return [
+        (
+            replace(
+                take(events, rows.entries), stream=rows.streams.number(raw_streams[rows.entries])
+            ),
+            _event_warnings(is_invalid[rows.entries], action[rows.entries]),
+        )
+        for rows in devices
+    ]
 
 
 def is_range(address: Ints, size: Ints) -> Mask:
@@ -122,38 +143,59 @@ def segment_devices(tree: Tree, segments: Handles) -> Ints:
     return tree.integers(tree.column(segments, "device"))[0]
 
 
-def read_final_state(
-    tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
-) -> tuple[Segments, Blocks, Warnings]:
-    """Return the segments of one device by address, their blocks, and a warning per kind of defect.
+def read_final_states(
+    tree: Tree, tables: Tables, handles: Handles, devices: Iterable[DeviceRows]
+) -> list[tuple[Segments, Blocks, Warnings]]:
+    """Return the segments of each device by address, their blocks, and a warning per kind of defect.
 
-    Raises SnapshotError for a segment or block without a size, or with an impossible size.
+    The segments of all devices are read together, so that a shared list of blocks is read once. Raises
+    SnapshotError for a segment or block without a size, or with an impossible size.
     """
+    tree.budget.spend_rows(len(handles))
     address, has_address = tree.integers(tree.column(handles, "address"))
     if not has_address.all():
         raise SnapshotError(
             "a segment has no address: the file is damaged, or not a memory snapshot"
         )
-    order = np.argsort(address.view(np.uint64), kind="stable")
-    handles, address = handles[order], address[order]
+    device = segment_devices(tree, handles)
+    order = np.lexsort((address.view(np.uint64), device))
+    handles, address, device = handles[order], address[order], device[order]
     size = _checked_sizes(tree, handles, "total_size", subject="segment")
     _check_range(address, size, subject="segment")
+    raw_streams = tree.integers(tree.column(handles, "stream"))[0]
     segments = Segments(
         address=address.view(np.uint64),
         size=size,
-        stream=streams.number(tree.integers(tree.column(handles, "stream"))[0]),
+        stream=np.zeros(len(handles), np.int32),
         kind=tables.codes(tree.column(handles, "segment_type"), _KINDS, SegmentKind.UNKNOWN),
         pool=tables.pool_ids(tree.column(handles, "segment_pool_id")),
         expandable=tree.integers(tree.column(handles, "is_expandable"))[0] != 0,
         stack=tables.stack_ids(tree.column(handles, "frames")),
     )
-    return segments, *_read_blocks(tree, tables, segments, tree.column(handles, "blocks"))
+    blocks, has_unknown_state = _read_blocks(tree, tables, segments, tree.column(handles, "blocks"))
+    states = []
+    for rows in devices:
+        first, end = np.searchsorted(device, [rows.device, rows.device + 1]).tolist()
+        its_blocks = slice(*np.searchsorted(blocks.segment, [first, end]).tolist())
+        states.append(
+            (
+                replace(
+                    take(segments, slice(first, end)),
+                    stream=rows.streams.number(raw_streams[first:end]),
+                ),
+                replace(take(blocks, its_blocks), segment=blocks.segment[its_blocks] - first),
+                _block_warnings(has_unknown_state[its_blocks]),
+            )
+        )
+    return states
 
 
 def _read_blocks(
     tree: Tree, tables: Tables, segments: Segments, lists: Handles
-) -> tuple[Blocks, Warnings]:
+) -> tuple[Blocks, Mask]:
+    """Return the blocks of all segments, and which of them have an unknown state."""
     counts, handles = tree.children(lists)
+    tree.budget.spend_rows(len(handles))
     segment = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     size = _checked_sizes(tree, handles, "size", subject="block")
     address = _block_addresses(tree, handles, segments, segment, size)
@@ -174,7 +216,7 @@ def _read_blocks(
             np.where(frames == 0, _optional_column(tree, history, "frames"), frames)
         ),
     )
-    return blocks, _block_warnings(tables.codes(states, _STATES, _UNKNOWN_STATE))
+    return blocks, tables.codes(states, _STATES, _UNKNOWN_STATE) == _UNKNOWN_STATE
 
 
 def _requested_sizes(
@@ -186,8 +228,8 @@ def _requested_sizes(
     return np.where(state == BlockState.INACTIVE, 0, np.clip(bytes_requested, 0, size))
 
 
-def _block_warnings(state: Codes) -> Warnings:
-    if n := int(np.count_nonzero(state == _UNKNOWN_STATE)):
+def _block_warnings(has_unknown_state: Mask) -> Warnings:
+    if n := int(np.count_nonzero(has_unknown_state)):
         return (f"{n:,} blocks with an unknown state count as free",)
     return ()
 

@@ -38,6 +38,7 @@ def read_host_state(
     tree: Tree, tables: Tables, streams: StreamNumbers, handles: Handles
 ) -> tuple[Segments, Blocks, Warnings]:
     """Return the host segments; each is one block."""
+    tree.budget.spend_rows(len(handles))
     handles, address, size, warnings = _valid_segments(tree, handles)
     state, state_warnings = _states(tree, handles)
     stack = tables.stack_ids(tree.column(handles, "frames"))

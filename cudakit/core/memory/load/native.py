@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from cudakit.core.memory.load._pickled import PickledTree
+from cudakit.core.memory.load.limits import MAX_KEYS, Budget
 from cudakit.core.memory.load.machine import convert_argument
-from cudakit.core.memory.load.tree import Handles, check_subtree, expansion_error, kind_error
+from cudakit.core.memory.load.tree import Handles, check_subtree, keys_error, kind_error
 from cudakit.core.memory.snapshot import Ids, Ints, Mask
 
 # Return values of ``PickledTree.kind``.
@@ -28,9 +29,11 @@ class NativeTree:
     Raises ValueError(reason word, offset) if the file is rejected, as ``Machine.run`` does.
     """
 
-    def __init__(self, content: bytes) -> None:
-        self._nodes = PickledTree(content, os.urandom(16), _convert_for_native)
-        self._size_bytes = len(content)
+    def __init__(self, content: bytes, budget: Budget) -> None:
+        self._nodes = PickledTree(
+            content, os.urandom(16), _convert_for_native, budget.tree_bytes, MAX_KEYS
+        )
+        self.budget = budget
 
     @property
     def root(self) -> int:
@@ -38,13 +41,18 @@ class NativeTree:
 
     def plain(self, handle: int) -> Any:
         if self._nodes.kind(handle) in (_LIST, _DICTIONARY):
-            check_subtree(handle, self._items, self._size_bytes)
+            check_subtree(handle, self._nodes.length, self._items)
         return self._object(handle)
+
+    def texts(self, handles: Handles) -> list[str]:
+        return self._nodes.texts(_aligned(handles))
 
     def _items(self, handle: int) -> list[int]:
         kind = self._nodes.kind(handle)
         if kind == _LIST:
-            return list(self.children(np.array([handle], np.uint64))[1].tolist())
+            items = np.empty(self._nodes.length(handle), np.uint64)
+            self._nodes.gather(np.array([handle], np.uint64), items)
+            return list(items.tolist())
         return list(self._nodes.members(handle).values()) if kind == _DICTIONARY else []
 
     def _object(self, handle: int) -> Any:
@@ -68,8 +76,8 @@ class NativeTree:
         counts = np.empty(len(lists), np.int64)
         with _kind_errors(_LIST):
             self._nodes.lengths(lists, counts)
-        if (total := int(counts.sum())) > self._size_bytes:
-            raise expansion_error(self._size_bytes)
+        total = int(counts.sum())
+        self.budget.spend_items(total)
         items = np.empty(total, np.uint64)
         self._nodes.gather(lists, items)
         return counts, items
@@ -102,7 +110,8 @@ def _kind_errors(kind: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise kind_error(kind, error.args[1]) from None
+        reason, kind_of_node = error.args
+        raise (keys_error() if reason == "keys" else kind_error(kind, kind_of_node)) from None
 
 
 def _convert_for_native(opcode: int, raw: bytes) -> bool | float | str | bytes:

@@ -10,6 +10,7 @@ import gc
 import re
 from typing import TYPE_CHECKING, Any
 
+from cudakit.core.memory.load.limits import Budget, memory_error
 from cudakit.core.memory.load.machine import Machine
 from cudakit.core.memory.load.source import HINT_DUMP
 from cudakit.core.memory.load.tree import ObjectTree, Tree
@@ -35,20 +36,26 @@ _DAMAGE_REASONS = {
 }
 
 
-def read(content: bytes, *, native: bool | None = None) -> Tree:
+def read(content: bytes, budget: Budget | None = None, *, native: bool | None = None) -> Tree:
     """Parse a pickle (protocols 0 to 5) of lists, tuples, dictionaries, texts and numbers.
 
-    ``native`` chooses the machine: True is the compiled one (raises ImportError if it is missing), False the
-    one in Python, None the compiled one if it is installed. Raises SnapshotError if the file is truncated or
-    damaged, or contains anything else.
+    ``budget`` is that of the file; None is the budget of an uncompressed file. ``native`` chooses the
+    machine: True is the compiled one (raises ImportError if it is missing), False the one in Python, None
+    the compiled one if it is installed. Raises SnapshotError if the file is truncated or damaged, or contains
+    anything else.
     """
+    budget = budget or Budget(len(content), len(content))
     native_tree = None if native is False else _native_tree(required=native is True)
     try:
         if native_tree is not None:
-            return native_tree(content)
-        return ObjectTree(_read_objects(content), len(content))
+            return native_tree(content, budget)
+        budget.check_objects(_estimated_object_bytes(content))
+        return ObjectTree(_read_objects(content), budget)
     except ValueError as error:
-        raise _rejection(content, *error.args) from None
+        reason, offset = error.args
+        if reason == "memory_limit":
+            raise memory_error(budget.tree_bytes) from None
+        raise _rejection(content, reason, offset) from None
 
 
 def has_compiled_reader() -> bool:
@@ -64,6 +71,25 @@ def _native_tree(*, required: bool) -> type[NativeTree] | None:
             raise
         return None
     return NativeTree
+
+
+# The bytes of the Python objects that an opcode makes: lists and tuples (made as lists), dictionaries, and
+# the stack that MARK begins. The other opcodes of real snapshots make 4 bytes per byte.
+_OBJECT_BYTES = {
+    b"]": 64,
+    b")": 64,
+    b"l": 64,
+    b"t": 64,
+    b"\x85": 64,
+    b"(": 64,
+    b"}": 240,
+    b"d": 240,
+}
+
+
+def _estimated_object_bytes(content: bytes) -> int:
+    containers = sum(content.count(opcode) * size for opcode, size in _OBJECT_BYTES.items())
+    return containers + 4 * len(content)
 
 
 def _read_objects(content: bytes) -> Any:

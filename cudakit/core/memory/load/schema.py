@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cudakit.core.memory.load.columns import (
+    DeviceRows,
     Warnings,
     read_events,
-    read_final_state,
+    read_final_states,
     segment_devices,
 )
 from cudakit.core.memory.load.host import host_entries, read_host_state
@@ -27,6 +28,8 @@ from cudakit.core.memory.snapshot import (
     Blocks,
     DeviceTrace,
     Events,
+    Ints,
+    Mask,
     Segments,
     Snapshot,
 )
@@ -44,23 +47,24 @@ def build(tree: Tree, *, source: str, file_format: str, size_bytes: int) -> Snap
     Raises SnapshotError if the tree is not a snapshot, or has impossible sizes.
     """
     parts = _snapshot_parts(tree)
-    tables = Tables(tree, size_bytes)
+    tables = Tables(tree)
     settings = valid_settings(_plain_part(tree, parts, "allocator_settings"))
     devices = _device_traces(tree, tables, parts, _overflow_flag(tree, parts, settings))
-    host = _host_traces(tree, tables, parts)
+    devices += _host_traces(tree, tables, parts)
+    tables.spend_stacks(devices)
     annotations = _annotations(tree, tables, parts)
     return Snapshot(
         source=source,
         format=file_format,
         size_bytes=size_bytes,
-        devices=(*devices, *host),
+        devices=tuple(devices),
         frames=tuple(tables.frames),
-        stacks=tuple(tables.stacks),
+        stacks=tables.stacks,
         texts=tuple(tables.texts),
-        pools=tuple(tables.pools),
+        pools=tables.pools,
         annotations=annotations,
         settings=settings,
-        has_times=any(bool(device.events.time_us.any()) for device in (*devices, *host)),
+        has_times=any(bool(device.events.time_us.any()) for device in devices),
     )
 
 
@@ -91,39 +95,37 @@ def _keys_or_none(tree: Tree, handle: int) -> Iterable[str]:
 def _device_traces(
     tree: Tree, tables: Tables, parts: Mapping[str, int], overflow: object
 ) -> list[DeviceTrace]:
-    traces = _list_part(tree, parts, "device_traces")
-    # One call for all traces, so that the limit of items counts a shared list once per trace.
-    counts, entries = tree.children(traces)
-    bounds = np.cumsum(counts)
+    counts, entries = tree.children(_list_part(tree, parts, "device_traces"))
     segments = _list_part(tree, parts, "segments")
-    owner = segment_devices(tree, segments)
-    devices = []
-    for ordinal in _ordinals(counts, owner):
-        streams = StreamNumbers()
-        own_entries = _entries_of(entries, bounds, counts, ordinal)
-        events = read_events(tree, tables, streams, own_entries)
-        state = read_final_state(tree, tables, streams, segments[owner == ordinal])
-        devices.append(
-            _device_trace(ordinal, streams, events, state, flag_of_device(overflow, ordinal))
-        )
-    return devices
+    devices = [
+        DeviceRows(ordinal, _entries_of(counts, ordinal), StreamNumbers())
+        for ordinal in _ordinals(counts, segment_devices(tree, segments))
+    ]
+    events = read_events(tree, tables, entries, devices)
+    states = read_final_states(tree, tables, segments, devices)
+    return [
+        _device_trace(rows, its_events, state, flag_of_device(overflow, rows.device))
+        for rows, its_events, state in zip(devices, events, states, strict=True)
+    ]
 
 
 def _device_trace(
-    device: int,
-    streams: StreamNumbers,
+    rows: DeviceRows,
     events: tuple[Events, Warnings],
     state: tuple[Segments, Blocks, Warnings],
     overflowed: bool | None = None,
 ) -> DeviceTrace:
     (trace_events, event_warnings), (segments, blocks, state_warnings) = events, state
     warnings = event_warnings + state_warnings
-    return DeviceTrace(device, trace_events, segments, blocks, streams.raw, overflowed, warnings)
+    return DeviceTrace(
+        rows.device, trace_events, segments, blocks, rows.streams.raw, overflowed, warnings
+    )
 
 
-def _ordinals(counts: Any, owner: Any) -> list[int]:
+def _ordinals(counts: Ints, segment_device: Ints) -> list[int]:
     """Return the devices that have events or segments; [0] if no device has any."""
-    ordinals = sorted({*np.flatnonzero(counts).tolist(), *np.unique(owner).tolist()}) or [0]
+    used = {*np.flatnonzero(counts).tolist(), *np.unique(segment_device).tolist()}
+    ordinals = sorted(used) or [0]
     for ordinal in (ordinals[0], ordinals[-1]):
         if not 0 <= ordinal < _MAX_DEVICES:
             raise SnapshotError(
@@ -132,10 +134,12 @@ def _ordinals(counts: Any, owner: Any) -> list[int]:
     return ordinals
 
 
-def _entries_of(entries: Handles, bounds: Any, counts: Any, ordinal: int) -> Handles:
-    if not 0 <= ordinal < len(counts):
-        return entries[:0]
-    return entries[bounds[ordinal] - counts[ordinal] : bounds[ordinal]]
+def _entries_of(counts: Ints, ordinal: int) -> slice:
+    """Return the range of a device's entries in the concatenated traces."""
+    if ordinal >= len(counts):
+        return slice(0, 0)
+    end = int(counts[: ordinal + 1].sum())
+    return slice(end - int(counts[ordinal]), end)
 
 
 def _host_traces(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTrace]:
@@ -143,21 +147,22 @@ def _host_traces(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[D
     segments = _list_part(tree, parts, "host_segments")
     if not len(entries) and not len(segments):
         return []
-    streams = StreamNumbers()
-    events = read_events(tree, tables, streams, entries)
-    state = read_host_state(tree, tables, streams, segments)
-    return [_device_trace(HOST, streams, events, state)]
+    rows = DeviceRows(HOST, slice(len(entries)), StreamNumbers())
+    (events,) = read_events(tree, tables, entries, [rows])
+    state = read_host_state(tree, tables, rows.streams, segments)
+    return [_device_trace(rows, events, state)]
 
 
 def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Annotation, ...]:
     """Return the starts and ends of named ranges; entries without stage or time are ignored."""
     handles = _list_part(tree, parts, "external_annotations")
+    tree.budget.spend_rows(len(handles))
     stages = tables.codes(tree.column(handles, "stage"), {"START": 1, "END": 0}, default=2)
-    times, has_time = _parse_numbers(tree, tables, tree.column(handles, "time_us"))
+    times, has_time = _parse_numbers(tree, tree.column(handles, "time_us"))
     usable = np.flatnonzero(has_time & (stages != 2))
     handles, times, stages = handles[usable], times[usable], stages[usable]
     names = tables.text_ids(tree.column(handles, "name")).tolist()
-    devices, _ = _parse_numbers(tree, tables, tree.column(handles, "device"))
+    devices, _ = _parse_numbers(tree, tree.column(handles, "device"))
     texts = tuple(tables.texts)
     return tuple(
         Annotation(texts[name], start == 1, device, time)
@@ -167,14 +172,14 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
     )
 
 
-def _parse_numbers(tree: Tree, tables: Tables, handles: Handles) -> tuple[Any, Any]:
-    """Return integers, also those that torch's C++ writer stores as text."""
-    values, is_integer = tree.integers(handles)
-    for row in np.flatnonzero(~is_integer & (handles != 0)).tolist():
-        (text,) = tables.decode_texts(handles[row : row + 1])
+def _parse_numbers(tree: Tree, handles: Handles) -> tuple[Ints, Mask]:
+    """Return integers, also those that torch's C++ writer stores as text, and which nodes are integers."""
+    numbers, is_integer = tree.integers(handles)
+    rows = np.flatnonzero(~is_integer & (handles != 0)).tolist()
+    for row, text in zip(rows, tree.texts(handles[rows]), strict=True):
         if len(text) < 19 and text.isdecimal():
-            values[row], is_integer[row] = int(text), True
-    return values, is_integer
+            numbers[row], is_integer[row] = int(text), True
+    return numbers, is_integer
 
 
 def _overflow_flag(tree: Tree, parts: Mapping[str, int], settings: Mapping[str, Any]) -> object:

@@ -9,7 +9,9 @@ import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from cudakit.core.memory.load.limits import memory_share
 from cudakit.errors import SnapshotError
 
 _GZIP = b"\x1f\x8b"
@@ -17,10 +19,10 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZIP = b"PK\x03\x04"
 _CHUNK = 1 << 20
 
-# Pickles of snapshots compress about 20-fold, their indented JSON up to 125-fold. Files that expand further
-# are rejected, so that memory is proportional to the file size. The check starts after a fixed number of
-# bytes, because the start of a file can expand more.
-_MAX_EXPANSION = 200
+# Pickles of snapshots compress about 12-fold, and their JSON about 48-fold. Files that expand further are
+# rejected, so that memory is proportional to the file size. The check starts after a fixed number of bytes,
+# because the start of a file can expand more.
+_MAX_EXPANSION = 50
 _MIN_CHECKED_BYTES = 4 << 20
 
 HINT_DUMP = "write a snapshot with cudakit run --memory, or torch.cuda.memory._dump_snapshot('snapshot.pkl')"
@@ -28,19 +30,26 @@ HINT_DUMP = "write a snapshot with cudakit run --memory, or torch.cuda.memory._d
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The uncompressed content of a file, and its name."""
+    """The uncompressed content of a file, its name, and its size before decompression."""
 
     name: str
     content: bytes
+    file_bytes: int
 
 
-def read(path: str) -> Source:
+def read(path: str, memory_bytes: int | None = None) -> Source:
     """Read a file (``-`` is standard input), and decompress gzip and Zstandard.
 
-    Raises SnapshotError if the file cannot be read, is empty, or is a zip archive.
+    ``memory_bytes`` is the available memory; None is unlimited. Raises SnapshotError if the file cannot be
+    read, is empty, is a zip archive, or is larger than half of the available memory.
     """
-    packed = sys.stdin.buffer.read() if path == "-" else _read_file(Path(path))
+    limit = memory_share(memory_bytes)
     name = "standard input" if path == "-" else path
+    packed = (
+        _read_stream(sys.stdin.buffer, name, limit)
+        if path == "-"
+        else _read_file(Path(path), limit)
+    )
     if not packed:
         raise SnapshotError(f"{name} is empty", hint=f"writing it did not finish; {HINT_DUMP}")
     if packed.startswith(_ZIP):
@@ -48,18 +57,22 @@ def read(path: str) -> Source:
             f"{name} is a zip archive (as torch.save writes), not a memory snapshot",
             hint=HINT_DUMP,
         )
-    content = _unpack(packed, name)
+    content = _unpack(packed, name, limit)
     if not content:
         raise SnapshotError(
             f"{name} is empty after decompression", hint=f"writing it did not finish; {HINT_DUMP}"
         )
-    return Source(name, content)
+    return Source(name, content, len(packed))
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path, limit: int) -> bytes:
     try:
-        _reject_special_file(path)
-        return path.read_bytes()
+        status = path.stat()
+        _reject_special_file(path, status.st_mode)
+        if stat.S_ISREG(status.st_mode) and status.st_size > limit:
+            raise _size_error(str(path), limit)
+        with path.open("rb") as stream:
+            return stream.read() if status.st_size else _read_stream(stream, str(path), limit)
     except FileNotFoundError:
         raise SnapshotError(f"{path} does not exist", hint="check the name of the file") from None
     except (OSError, ValueError) as error:
@@ -70,8 +83,24 @@ def _read_file(path: Path) -> bytes:
         ) from None
 
 
-def _reject_special_file(path: Path) -> None:
-    mode = path.stat().st_mode
+def _read_stream(stream: IO[bytes], name: str, limit: int) -> bytes:
+    """Read a stream, which can be endless, up to the limit."""
+    content = io.BytesIO()
+    while chunk := stream.read(_CHUNK):
+        content.write(chunk)
+        if content.tell() > limit:
+            raise _size_error(name, limit)
+    return content.getvalue()
+
+
+def _size_error(name: str, limit: int) -> SnapshotError:
+    return SnapshotError(
+        f"{name} is larger than {limit >> 20:,} MiB, half of the available memory",
+        hint="use a machine with more memory, or take the snapshot again with fewer events (max_entries)",
+    )
+
+
+def _reject_special_file(path: Path, mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise SnapshotError(
             f"{path} is a directory", hint=f"name the files in it, for example {path}/*.pkl"
@@ -82,13 +111,13 @@ def _reject_special_file(path: Path) -> None:
         )
 
 
-def _unpack(packed: bytes, name: str) -> bytes:
+def _unpack(packed: bytes, name: str, limit: int) -> bytes:
     if packed.startswith(_GZIP):
         compressed = io.BytesIO(packed)
-        return _expand(gzip.GzipFile(fileobj=compressed), compressed, name)
+        return _expand(gzip.GzipFile(fileobj=compressed), compressed, name, limit)
     if packed.startswith(_ZSTD):
         compressed = io.BytesIO(packed)
-        return _expand(_open_zstd(compressed), compressed, name)
+        return _expand(_open_zstd(compressed), compressed, name, limit)
     return packed
 
 
@@ -102,8 +131,10 @@ def _open_zstd(packed: io.BufferedIOBase) -> io.BufferedIOBase:
     return file
 
 
-def _expand(reader: io.BufferedIOBase, compressed: io.BufferedIOBase, name: str) -> bytes:
-    """Return all bytes of ``reader``. Their number is limited by the bytes read from ``compressed``."""
+def _expand(
+    reader: io.BufferedIOBase, compressed: io.BufferedIOBase, name: str, limit: int
+) -> bytes:
+    """Return all bytes of ``reader``: at most ``limit``, and few per byte read from ``compressed``."""
     content = io.BytesIO()
     try:
         while chunk := reader.read(_CHUNK):
@@ -114,6 +145,8 @@ def _expand(reader: io.BufferedIOBase, compressed: io.BufferedIOBase, name: str)
                     "no snapshot compresses that well",
                     hint="if you trust the file, decompress it first",
                 )
+            if content.tell() > limit:
+                raise _size_error(f"{name}, decompressed,", limit)
     except (EOFError, OSError, zlib.error) as error:
         raise _damaged_error(name, error) from None
     except Exception as error:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from itertools import islice
+import struct
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from cudakit.core.memory.load.tree import Handles, Tree, expansion_error
-from cudakit.core.memory.snapshot import Codes, Ids, Ints
+from cudakit.core.memory.load.tree import Handles, Tree
+from cudakit.core.memory.snapshot import Codes, DeviceTrace, Ids, Ints
 from cudakit.document import Frame
 
 _T = TypeVar("_T", bound=Hashable)
 
-# Call stacks share frames, so their text can be longer than the file; in real snapshots by less than this
-# factor.
-_MAX_EXPANSION = 200
+# A call stack of a device is a row of several tables of the report.
+_ROWS_PER_STACK = 8
+
+_POOL = struct.Struct("=QQ")
 
 
 class Tables:
@@ -25,30 +26,49 @@ class Tables:
     Ids count from 0 in the order of insertion. In all tables but ``frames``, id 0 means "none".
     """
 
-    def __init__(self, tree: Tree, size_bytes: int) -> None:
+    def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._size_bytes = size_bytes
-        self._lengths: list[int] = []  # characters of the name and file name of each frame
-        self._characters = 0  # total of all call stacks
         self.texts: dict[str, int] = {"": 0}
         self.frames: dict[Frame, int] = {}
-        self.stacks: dict[tuple[int, ...], int] = {(): 0}  # frame ids, innermost first
-        self.pools: dict[tuple[int, int], int] = {(0, 0): 0}
+        # Keys are bytes, because Python's hash of bytes is keyed: a file can choose numbers so that the
+        # hashes of tuples collide.
+        self._stacks: dict[bytes, int] = {b"": 0}  # frame ids as int32, innermost first
+        self._pools: dict[bytes, int] = {_POOL.pack(0, 0): 0}
+
+    @property
+    def stacks(self) -> tuple[tuple[int, ...], ...]:
+        """The frame ids of each call stack, innermost first."""
+        return tuple(tuple(memoryview(key).cast("i")) for key in self._stacks)
+
+    @property
+    def pools(self) -> tuple[tuple[int, int], ...]:
+        """The two numbers of each pool."""
+        return tuple(_POOL.unpack(key) for key in self._pools)
 
     def text_ids(self, handles: Handles) -> Ids:
         """Return the ids of texts; missing values and other types count as the empty text."""
         return self._ids(handles, self.texts, self.decode_texts)
 
     def stack_ids(self, handles: Handles) -> Ids:
-        """Return the ids of call stacks, which are lists of frame dictionaries; a missing one is empty.
-
-        Raises SnapshotError if the text of all call stacks is much longer than the file.
-        """
-        return self._ids(handles, self.stacks, self._decode_stacks)
+        """Return the ids of call stacks, which are lists of frame dictionaries; a missing one is empty."""
+        return self._ids(handles, self._stacks, self._decode_stacks)
 
     def pool_ids(self, handles: Handles) -> Ids:
-        """Return the ids of pools, which are pairs of integers; a missing one is the default pool."""
-        return self._ids(handles, self.pools, self._decode_pools)
+        """Return the ids of pools, which are pairs of 64-bit integers; other values are the default pool."""
+        return self._ids(handles, self._pools, self._decode_pools)
+
+    def spend_stacks(self, devices: Iterable[DeviceTrace]) -> None:
+        """Count the distinct call stacks of each device against the budget of the file."""
+        lengths = [len(frame.name) + len(frame.filename) for frame in self.frames]
+        stacks = self.stacks
+        n_frames = np.array([len(stack) for stack in stacks])
+        n_characters = np.array([sum(map(lengths.__getitem__, stack)) for stack in stacks])
+        for device in devices:
+            used = np.zeros(len(stacks), np.bool_)
+            for rows in (device.events, device.segments, device.blocks):
+                used[rows.stack] = True
+            self._tree.budget.spend_rows(_ROWS_PER_STACK * int(used.sum()))
+            self._tree.budget.spend_stacks(int(n_frames[used].sum()), int(n_characters[used].sum()))
 
     def codes(self, handles: Handles, code_of_word: Mapping[str, int], default: int) -> Codes:
         """Return the code of each word, and the default for any other value."""
@@ -57,57 +77,52 @@ class Tables:
         return np.array(codes or [default], np.uint8)[ids]
 
     def decode_texts(self, handles: Handles) -> list[str]:
-        """Return the texts of handles. Slow: makes one call per handle."""
-        values = (self._tree.plain(handle) if handle else "" for handle in handles.tolist())
-        return [item if isinstance(item, str) else "" for item in values]
+        """Return the texts of handles; other values count as the empty text."""
+        self._tree.budget.spend_rows(len(handles))
+        return self._tree.texts(handles)
 
     def _ids(
-        self, handles: Handles, table: dict[_T, int], decode: Callable[[Handles], list[_T]]
+        self, handles: Handles, table: dict[_T, int], decode: Callable[[Handles], Sequence[_T]]
     ) -> Ids:
         local_ids, representatives = self._tree.intern(handles)
         global_ids = [table.setdefault(item, len(table)) for item in decode(representatives)]
         return np.array(global_ids, np.int32)[local_ids] if global_ids else local_ids
 
-    def _decode_stacks(self, handles: Handles) -> list[tuple[int, ...]]:
-        is_list = np.array(
-            [bool(handle) and self._tree.is_list(handle) for handle in handles.tolist()], np.bool_
-        )
-        counts, frames = self._tree.children(np.where(is_list, handles, np.uint64(0)))
-        frame_ids = self._frame_ids(frames).tolist()
-        self._check_text_length(frame_ids)
-        ends = np.cumsum(counts).tolist()
+    def _decode_stacks(self, handles: Handles) -> list[bytes]:
+        counts, frames = self._tree.children(self._lists(handles))
+        frame_ids = self._frame_ids(frames)
+        content, ends = frame_ids.tobytes(), np.cumsum(counts) * frame_ids.itemsize
+        starts = ends - counts * frame_ids.itemsize
         return [
-            tuple(frame_ids[end - count : end])
-            for count, end in zip(counts.tolist(), ends, strict=True)
+            content[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
         ]
 
-    def _check_text_length(self, frame_ids: list[int]) -> None:
-        new_frames = islice(self.frames, len(self._lengths), None)
-        self._lengths += (len(frame.name) + len(frame.filename) for frame in new_frames)
-        self._characters += sum(map(self._lengths.__getitem__, frame_ids))
-        if self._characters > max(_MAX_EXPANSION * self._size_bytes, 1 << 20):
-            raise expansion_error(self._size_bytes)
+    def _lists(self, handles: Handles) -> Handles:
+        """Return the handles, with 0 for all that are not lists."""
+        is_list = [bool(handle) and self._tree.is_list(handle) for handle in handles.tolist()]
+        return np.where(np.array(is_list, np.bool_), handles, np.uint64(0))
 
     def _frame_ids(self, handles: Handles) -> Ids:
         return self._ids(handles, self.frames, self._decode_frames)
 
     def _decode_frames(self, handles: Handles) -> list[Frame]:
-        names = self.decode_texts(self._tree.column(handles, "name"))
-        files = self.decode_texts(self._tree.column(handles, "filename"))
+        self._tree.budget.spend_rows(3 * len(handles))
+        names = self._tree.texts(self._tree.column(handles, "name"))
+        files = self._tree.texts(self._tree.column(handles, "filename"))
         lines, _ = self._tree.integers(self._tree.column(handles, "line"))
         return [Frame(*parts) for parts in zip(names, files, lines.tolist(), strict=True)]
 
-    def _decode_pools(self, handles: Handles) -> list[tuple[int, int]]:
-        values = [self._tree.plain(handle) if handle else None for handle in handles.tolist()]
-        return [_parse_pool(item) for item in values]
-
-
-def _parse_pool(item: object) -> tuple[int, int]:
-    if isinstance(item, (list, tuple)) and len(item) == 2:
-        first, second = item
-        if isinstance(first, int) and isinstance(second, int):
-            return first, second
-    return 0, 0
+    def _decode_pools(self, handles: Handles) -> list[bytes]:
+        self._tree.budget.spend_rows(len(handles))
+        counts, items = self._tree.children(self._lists(handles))
+        numbers, is_integer = self._tree.integers(items)
+        has_two = counts == 2
+        places = (np.cumsum(counts) - counts)[has_two][:, np.newaxis] + np.arange(2)
+        is_pool = is_integer[places].all(axis=1, keepdims=True)
+        pairs = np.zeros((len(handles), 2), np.uint64)
+        pairs[has_two] = np.where(is_pool, numbers[places].view(np.uint64), np.uint64(0))
+        content = pairs.tobytes()
+        return [content[i : i + _POOL.size] for i in range(0, len(content), _POOL.size)]
 
 
 class StreamNumbers:

@@ -9,6 +9,7 @@ files, and of pickles if the compiled reader is missing.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.core.memory.load.limits import MAX_KEYS, MAX_PLAIN_ITEMS, Budget
 from cudakit.core.memory.snapshot import Ids, Ints, Mask
 from cudakit.errors import SnapshotError
 
@@ -27,21 +29,33 @@ _INTERN_DEPTH = 4
 
 
 class Tree(Protocol):
-    """A parsed file. Every method raises SnapshotError if a node is of the wrong kind."""
+    """A parsed file. Every method raises SnapshotError if a node is of the wrong kind.
+
+    No method expands a shared container more often than the budget of the file allows.
+    """
 
     @property
     def root(self) -> int:
         """The handle of the outermost object."""
 
+    @property
+    def budget(self) -> Budget:
+        """The budget of the file."""
+
     def plain(self, handle: int) -> Any:
         """Return a subtree as Python objects; for small subtrees only.
 
-        Raises SnapshotError if the subtree is nested deeper than 100 levels, or has more items than the file
-        has bytes, because containers are shared.
+        Raises SnapshotError if the subtree is nested deeper than 100 levels, or has more than 10,000 items.
         """
 
+    def texts(self, handles: Handles) -> list[str]:
+        """Return the text of each node; the empty text for any other node, and for handle 0."""
+
     def members(self, handle: int) -> dict[str, int]:
-        """Return the text keys of a dictionary, with the handles of their values."""
+        """Return the text keys of a dictionary, with the handles of their values.
+
+        Raises SnapshotError if the dictionary has more than 10,000 keys.
+        """
 
     def is_list(self, handle: int) -> bool:
         """Return whether the node is a list or a tuple."""
@@ -49,7 +63,7 @@ class Tree(Protocol):
     def children(self, lists: Handles) -> tuple[Ints, Handles]:
         """Return the length of each list, and the items of all lists, concatenated; handle 0 is empty.
 
-        Raises SnapshotError if there are more items than the file has bytes.
+        Raises SnapshotError if the calls for a file return more items than its budget has.
         """
 
     def column(self, dicts: Handles, key: str) -> Handles:
@@ -72,9 +86,9 @@ class Tree(Protocol):
 class ObjectTree:
     """A Tree of Python objects: scalars, lists, tuples and dicts."""
 
-    def __init__(self, root: object, size_bytes: int) -> None:
+    def __init__(self, root: object, budget: Budget) -> None:
         self._objects: list[Any] = [None, root]
-        self._size_bytes = size_bytes
+        self.budget = budget
 
     @property
     def root(self) -> int:
@@ -82,13 +96,19 @@ class ObjectTree:
 
     def plain(self, handle: int) -> Any:
         root = self._objects[handle]
-        check_subtree(root, _items, self._size_bytes)
+        check_subtree(root, _length, _items)
         return root
+
+    def texts(self, handles: Handles) -> list[str]:
+        objects = map(self._objects.__getitem__, handles.tolist())
+        return [item if isinstance(item, str) else "" for item in objects]
 
     def members(self, handle: int) -> dict[str, int]:
         node = self._objects[handle]
         if not isinstance(node, dict):
             raise kind_error("a dictionary", _kind_name(node))
+        if len(node) > MAX_KEYS:
+            raise keys_error()
         texts = {key: value for key, value in node.items() if isinstance(key, str)}
         return dict(zip(texts, self._add(list(texts.values())).tolist(), strict=True))
 
@@ -101,8 +121,7 @@ class ObjectTree:
             if not isinstance(item, (list, tuple)):
                 raise kind_error("a list", _kind_name(item))
         counts = np.fromiter(map(len, objects), np.int64, len(objects))
-        if int(counts.sum()) > self._size_bytes:
-            raise expansion_error(self._size_bytes)
+        self.budget.spend_items(int(counts.sum()))
         return counts, self._add(list(chain.from_iterable(objects)))
 
     def column(self, dicts: Handles, key: str) -> Handles:
@@ -125,16 +144,15 @@ class ObjectTree:
 
     def intern(self, handles: Handles) -> tuple[Ids, Handles]:
         contents = _ContentKeys()
-        id_by_key: dict[object, int] = {}
-        representatives: list[int] = []
-        ids = np.empty(len(handles), np.int32)
-        for row, handle in enumerate(handles.tolist()):
-            key = contents.key(self._objects[handle]) if handle else ()
-            node_id = id_by_key.setdefault(key, len(representatives))
-            if node_id == len(representatives):
-                representatives.append(handle)
-            ids[row] = node_id
-        return ids, np.array(representatives, np.uint64)
+        objects = self._objects
+        numbers = [contents.number(objects[i]) if i else -1 for i in handles.tolist()]
+        _, first, inverse = np.unique(
+            np.array(numbers, np.int64), return_index=True, return_inverse=True
+        )
+        # np.unique sorts by number; ids count in the order of the first nodes.
+        id_of_unique = np.empty(len(first), np.int32)
+        id_of_unique[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
+        return id_of_unique[inverse], handles[np.sort(first)]
 
     def _add(self, objects: list[Any]) -> Handles:
         start = len(self._objects)
@@ -143,34 +161,36 @@ class ObjectTree:
 
 
 class _ContentKeys:
-    """Hashable keys that are equal for objects of equal content. Visits each container once per depth."""
+    """Numbers that are equal for objects of equal content. Visits each container once per depth."""
 
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
-        self._visited: dict[tuple[int, int], object] = {}
+        self._visited: dict[tuple[int, int], int] = {}
 
-    def key(self, node: object, depth: int = 0) -> object:
+    def number(self, node: object, depth: int = 0) -> int:
+        """Return the number of an object's content."""
         if not isinstance(node, (list, tuple, dict)):
-            return _scalar_key(node)
+            return self._number_of_key(_scalar_key(node))
         if depth == _INTERN_DEPTH:
-            return ("identity", id(node))
-        # Below _INTERN_DEPTH nodes are compared by identity, so a key is valid for one depth only.
-        content_key = self._visited.get((id(node), depth))
-        if content_key is None:
-            content_key = self._visited[id(node), depth] = self._container_key(node, depth)
-        return content_key
+            return self._number_of_key(("identity", id(node)))
+        # Below _INTERN_DEPTH nodes are compared by identity, so a number is valid for one depth only.
+        number = self._visited.get((id(node), depth))
+        if number is None:
+            number = self._number_of_key(self._container_key(node, depth))
+            self._visited[id(node), depth] = number
+        return number
+
+    def _number_of_key(self, key: object) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
 
     def _container_key(self, node: Any, depth: int) -> object:
-        parts: object
+        # Keys are bytes, because Python's hash of bytes is keyed: a file can choose numbers so that the
+        # hashes of tuples collide.
         if isinstance(node, dict):
-            parts = frozenset(
-                (key, self.key(value, depth + 1))
-                for key, value in node.items()
-                if isinstance(key, str)
-            )
-        else:
-            parts = tuple(self.key(item, depth + 1) for item in node)
-        return (type(node) is dict, self._numbers.setdefault(parts, len(self._numbers)))
+            texts = sorted(key for key in node if isinstance(key, str))
+            numbers = (self.number(part, depth + 1) for key in texts for part in (key, node[key]))
+            return ("dictionary", array("Q", numbers).tobytes())
+        return array("Q", (self.number(item, depth + 1) for item in node)).tobytes()
 
 
 def _scalar_key(node: object) -> object:
@@ -184,19 +204,27 @@ def _scalar_key(node: object) -> object:
     return (type(node), node)
 
 
-def check_subtree(root: _T, items: Callable[[_T], list[_T]], size_bytes: int) -> None:
-    """Raise SnapshotError if a subtree has more items than ``size_bytes``, or more than 100 levels."""
-    level, remaining = [root], max(size_bytes, 1)
+def check_subtree(root: _T, length: Callable[[_T], int], items: Callable[[_T], list[_T]]) -> None:
+    """Raise SnapshotError if a subtree has more than 10,000 items, or more than 100 levels."""
+    level, remaining = [root], MAX_PLAIN_ITEMS
     for _ in range(100):
         next_level: list[_T] = []
         for node in level:
+            remaining -= length(node)
+            if remaining < 0:
+                raise SnapshotError(
+                    f"the settings of the file have more than {MAX_PLAIN_ITEMS:,} values"
+                )
             next_level += items(node)
-            if len(next_level) > remaining:
-                raise expansion_error(size_bytes)
         if not next_level:
             return
-        level, remaining = next_level, remaining - len(next_level)
+        level = next_level
     raise SnapshotError("the file is nested deeper than 100 levels; no memory snapshot is")
+
+
+def keys_error() -> SnapshotError:
+    """Return the error for a dictionary with too many keys."""
+    return SnapshotError(f"a dictionary has more than {MAX_KEYS:,} keys; none of a snapshot has")
 
 
 def kind_error(expected: str, actual: str) -> SnapshotError:
@@ -204,16 +232,13 @@ def kind_error(expected: str, actual: str) -> SnapshotError:
     return SnapshotError(f"the file has {actual} where a memory snapshot has {expected}")
 
 
-def expansion_error(size_bytes: int) -> SnapshotError:
-    """Return the error for a file whose shared containers expand to too many items."""
-    return SnapshotError(
-        f"the file shares its lists so often that they expand to more than its {size_bytes:,} bytes"
-    )
-
-
 def _kind_name(node: object) -> str:
     names: dict[type, str] = {dict: "a dictionary", list: "a list", tuple: "a list", str: "text"}
     return names.get(type(node), type(node).__name__)
+
+
+def _length(node: object) -> int:
+    return len(node) if isinstance(node, (list, tuple, dict)) else 0
 
 
 def _items(node: object) -> list[Any]:

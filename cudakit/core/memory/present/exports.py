@@ -12,18 +12,28 @@ from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.steps import non_decreasing
 from cudakit.core.memory.present.rows import device_name
 from cudakit.core.memory.result import DeviceMemory, Holder, MemoryResult
-from cudakit.core.memory.snapshot import Ints
+from cudakit.core.memory.snapshot import Ids, Ints, Snapshot
 from cudakit.document import Chart, Columns, Document, Frame, Marker, Series, Tree
+from cudakit.errors import UsageError
 
 # Only allocations of at least this share of the peak are slices: at most 200 exist at a time.
 _MIN_SLICE_SHARE = 1 / 200
 
+# The limit of the characters of call stacks in an export. Real snapshots have at most 2 per byte.
+_MIN_CHARACTERS = 1 << 30
+_CHARACTERS_PER_BYTE = 4
+
 
 def allocations(result: MemoryResult) -> Document:
-    """Return a row per allocation of every device: interval, size, stream, pool, call site and stack."""
-    return Document(
-        "allocations", (_join_columns([_allocation_columns(device) for device in result.devices]),)
-    )
+    """Return a row per allocation of every device: interval, size, stream, pool, call site and stack.
+
+    Raises UsageError if the call stacks of all rows are much longer than the snapshot.
+    """
+    by_snapshot: dict[int, list[DeviceMemory]] = {}
+    for device in result.devices:
+        by_snapshot.setdefault(id(device.snapshot), []).append(device)
+    parts = [_allocation_columns(devices) for devices in by_snapshot.values()]
+    return Document("allocations", (_join_columns(parts),))
 
 
 def flame(result: MemoryResult) -> Document:
@@ -37,39 +47,63 @@ def timeline(result: MemoryResult) -> Document:
     return Document(result.files[0].name, tuple(nodes))
 
 
-def _allocation_columns(device: DeviceMemory) -> Columns:
-    allocations, trace, snapshot = device.replay.allocations, device.trace, device.snapshot
-    n = len(trace.events)
+def _allocation_columns(devices: list[DeviceMemory]) -> Columns:
+    """Return the allocations of all devices of one snapshot, which share the tables of texts."""
+    snapshot = devices[0].snapshot
     sites = StackTable(snapshot).site_frames
-    frame_texts = tuple(frame_text(frame) for frame in snapshot.frames)
+    frame_texts = tuple(map(frame_text, snapshot.frames))
     stacks = tuple(" < ".join(frame_texts[i] for i in stack) for stack in snapshot.stacks)
-    files = (device.file,)
+    rows = [_allocation_rows(device, sites) for device in devices]
+    arrays = {name: _concatenate([row[name] for row in rows]) for name in rows[0]}
+    _check_characters(snapshot, (stacks, arrays["stack"]), (frame_texts, arrays["line"]))
     return Columns(
         "allocations",
-        {
-            "file": np.zeros(len(allocations), np.int32),
-            "device": np.full(len(allocations), -1 if device.device is None else device.device),
-            "address": allocations.address,
-            "requested_bytes": allocations.requested,
-            "size_bytes": allocations.size,
-            "size_is_derived": (~allocations.size_known).astype(np.uint8),
-            "begin_event": _masked_outside_trace(allocations.begin, n),
-            "free_requested_event": _masked_outside_trace(allocations.free_requested, n),
-            "end_event": _masked_outside_trace(allocations.end, n),
-            "begin_us": _event_times(device, allocations.begin),
-            "end_us": _event_times(device, allocations.end),
-            "stream": allocations.stream,
-            "pool": allocations.pool,
-            "line": sites[allocations.stack],
-            "stack": allocations.stack,
-        },
+        arrays,
         text={
-            "file": files,
+            "file": (devices[0].file,),
             "pool": tuple(f"{a},{b}" for a, b in snapshot.pools),
             "line": frame_texts,
             "stack": stacks,
         },
     )
+
+
+def _allocation_rows(device: DeviceMemory, sites: Ids) -> dict[str, npt.NDArray[Any]]:
+    allocations, n = device.replay.allocations, len(device.trace.events)
+    return {
+        "file": np.zeros(len(allocations), np.int32),
+        "device": np.full(len(allocations), -1 if device.device is None else device.device),
+        "address": allocations.address,
+        "requested_bytes": allocations.requested,
+        "size_bytes": allocations.size,
+        "size_is_derived": (~allocations.size_known).astype(np.uint8),
+        "begin_event": _masked_outside_trace(allocations.begin, n),
+        "free_requested_event": _masked_outside_trace(allocations.free_requested, n),
+        "end_event": _masked_outside_trace(allocations.end, n),
+        "begin_us": _event_times(device, allocations.begin),
+        "end_us": _event_times(device, allocations.end),
+        "stream": allocations.stream,
+        "pool": allocations.pool,
+        "line": sites[allocations.stack],
+        "stack": allocations.stack,
+    }
+
+
+def _check_characters(snapshot: Snapshot, *columns: tuple[tuple[str, ...], Ids]) -> None:
+    """Raise UsageError if columns of texts are longer than any export of a real snapshot.
+
+    Rows share their texts, so that a small file can describe an export of terabytes.
+    """
+    limit = _MIN_CHARACTERS + _CHARACTERS_PER_BYTE * snapshot.size_bytes
+    total = 0
+    for texts, ids in columns:
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        total += int(lengths[ids[ids >= 0]].sum())
+    if total > limit:
+        raise UsageError(
+            f"the call stacks of this export would have {total:.1e} characters",
+            hint="choose another output format, such as html or json",
+        )
 
 
 def frame_text(frame: Frame) -> str:
@@ -103,10 +137,15 @@ def _join_columns(parts: list[Columns]) -> Columns:
             arrays[name].append(np.where(array < 0, -1, array + offset) if offset else array)
         for name, values in part.text.items():
             text[name] += values
-    concatenate: Callable[..., npt.NDArray[Any]] = np.ma.concatenate
     return Columns(
-        parts[0].name, {name: concatenate(columns) for name, columns in arrays.items()}, text
+        parts[0].name, {name: _concatenate(columns) for name, columns in arrays.items()}, text
     )
+
+
+def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    concatenate: Callable[..., npt.NDArray[Any]] = np.ma.concatenate
+    is_masked = any(isinstance(array, np.ma.MaskedArray) for array in arrays)
+    return concatenate(arrays) if is_masked else np.concatenate(arrays)
 
 
 def _call_tree(device: DeviceMemory) -> Tree:
@@ -191,8 +230,7 @@ def _allocation_slices(device: DeviceMemory, clock: Ints) -> Columns:
     large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SLICE_SHARE), 1)
     start = clock[np.clip(allocations.begin[large], 0, n - 1)]
     end = clock[np.clip(allocations.end[large], 0, n - 1)]
-    sites = StackTable(snapshot).site_frames[allocations.stack[large]]
-    frame_texts = ("no stack recorded", *(frame_text(frame) for frame in snapshot.frames))
+    names, name_of_row = _site_names(snapshot, allocations.stack[large])
     streams = tuple(
         f"{device_name(device)} stream {number}" for number in range(len(device.trace.streams))
     )
@@ -202,10 +240,23 @@ def _allocation_slices(device: DeviceMemory, clock: Ints) -> Columns:
             "start_us": start,
             "duration_us": end - start,
             "track": allocations.stream[large],
-            "name": sites + 1,
+            "name": name_of_row,
             "address": allocations.address[large],
             "requested_bytes": allocations.requested[large],
             "size_bytes": allocations.size[large],
         },
-        text={"track": streams, "name": frame_texts},
+        text={"track": streams, "name": names},
     )
+
+
+def _site_names(snapshot: Snapshot, stack: Ids) -> tuple[tuple[str, ...], Ids]:
+    """Return the texts of the call sites of stacks, and the index of each stack's text."""
+    table = StackTable(snapshot)
+    used, index = np.unique(stack, return_inverse=True)
+    sites = [snapshot.stacks[number] for number in used.tolist()]
+    names = tuple(
+        frame_text(snapshot.frames[frames[table.site(number)]]) if frames else "no stack recorded"
+        for number, frames in zip(used.tolist(), sites, strict=True)
+    )
+    _check_characters(snapshot, (names, index.astype(np.int32)))
+    return names, index.astype(np.int32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
+from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.result import DeviceDiff, DeviceMemory, FileFacts
 from cudakit.document import Column, Frame, Node, Section, Stack, Table, Text, Value
 
@@ -28,9 +29,11 @@ def moment_name(device: DeviceMemory) -> str:
 
 
 def pool_name(pool: tuple[int, int]) -> str:
-    """Return the name of a pool: (0, 0) is the default pool, (n, 0) a graph's, (0, n) a MemPool's."""
+    """Return the name of a pool: the default pool, that of a graph (n, 0), a MemPool (0, n), or a library."""
     if pool == (0, 0):
         return "default"
+    if pool in POOL_NAMES:
+        return POOL_NAMES[pool]
     return f"graph {pool[0]},{pool[1]}" if pool[0] else f"MemPool {pool[0]},{pool[1]}"
 
 

@@ -16,7 +16,7 @@ from cudakit.core.memory.present.rows import (
     stack_value,
     table,
 )
-from cudakit.core.memory.result import DeviceMemory, Oom, State
+from cudakit.core.memory.result import DeviceMemory, Oom, Peak, State
 from cudakit.core.memory.verdict import replays_sentence
 from cudakit.document import (
     Bytes,
@@ -70,7 +70,7 @@ def _state(device: DeviceMemory) -> Note:
             f"Without a trace, only the end is known: {requested} requested, {reserved} reserved.",
         )
     sizes = (
-        f"peak {format_bytes(peak.requested_bytes)} requested,"
+        f"peak {format_bytes(peak.requested_bytes)} requested{in_range(peak)},"
         f" {format_bytes(peak.highest_reserved_bytes)} reserved"
     )
     if device.steps.rising:
@@ -81,6 +81,22 @@ def _state(device: DeviceMemory) -> Note:
         else "no call stack grows from step to step"
     )
     return Note("ok", f"No allocation failed, and {growth}: {sizes}.")
+
+
+_MAX_SHOWN_RANGES = 3
+_MAX_RANGE_NAME_LENGTH = 60
+
+
+def in_range(peak: Peak) -> str:
+    """Return the innermost ranges of a peak: `` in range 'step 7 / backward'``; empty without any."""
+    if not peak.ranges:
+        return ""
+    names = [
+        name if len(name) <= _MAX_RANGE_NAME_LENGTH else f"{name[: _MAX_RANGE_NAME_LENGTH - 1]}…"
+        for name in peak.ranges[-_MAX_SHOWN_RANGES:]
+    ]
+    outer_names = ["…"] if len(peak.ranges) > len(names) else []
+    return f" in range '{' / '.join(outer_names + names)}'"
 
 
 def _of_device(oom: Oom) -> str:
@@ -316,7 +332,7 @@ def _totals_caption(device: DeviceMemory) -> str:
     caption = "peak: the most requested memory"
     if device.events:
         after = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
-        caption += f", {after} (the last event is {device.events - 1:,})"
+        caption += f", {after}{in_range(peak)} (the last event is {device.events - 1:,})"
     if peak.allocated_is_derived:
         caption += "; ~ marks sizes computed by the allocator's rules"
     return caption

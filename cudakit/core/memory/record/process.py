@@ -56,7 +56,8 @@ class ProcessMemory:
     model: MemoryModel = field(default_factory=lambda: MemoryModel(max_entries=MAX_EVENTS))
     ranges: deque[NamedRange] = field(default_factory=lambda: deque(maxlen=_MAX_RANGES))
     has_ended: bool = False
-    _open_ranges: dict[tuple[int, str], list[NamedRange]] = field(default_factory=dict)
+    # Open ranges, outermost first, by thread and domain; ranges of the process by number.
+    _open_ranges: dict[tuple[int, str] | int, list[NamedRange]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -116,13 +117,19 @@ class ProcessMemory:
         self, kind: EventKind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
     ) -> None:
         domain, time_ns = strings[fields["domain"]], fields["time_ns"]
-        open_ranges = self._open_ranges.setdefault((fields["thread"], domain), [])
+        if fields.get("is_copy"):
+            return  # autograd's threads work within the range of the calling thread
+        number = fields.get("number", 0)
+        nested_in = number or (fields["thread"], domain)  # a range of the process nests in none
+        open_ranges = self._open_ranges.setdefault(nested_in, [])
         if kind == EventKind.RANGE_PUSH:
             pushed = NamedRange(strings[fields["name"]], domain, stack, time_ns)
             open_ranges.append(pushed)
             self.ranges.append(pushed)
         elif kind == EventKind.RANGE_POP and open_ranges:
             open_ranges.pop().end_ns = time_ns
+            if not open_ranges:
+                del self._open_ranges[nested_in]
         elif kind == EventKind.MARK:
             self.has_ended = domain == OWN_DOMAIN and strings[fields["name"]] == END_MARK
 

@@ -6,6 +6,7 @@ Format: torch/csrc/cuda/memory_snapshot.cpp of torch 2.15. Viewers ignore keys t
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,9 +66,10 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
     """Write a snapshot; an existing file is replaced at once. Raises OSError."""
-    part = path.with_name(f"{path.name}.part")
+    # A random name and mode "x": another user could place a symbolic link at a predictable name.
+    part = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with part.open("wb") as file:
+        with part.open("xb") as file:
             pickle.dump(snapshot, file, protocol=4)
         part.replace(path)
     finally:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.replay.segments import SegmentLifetimes
@@ -26,8 +27,11 @@ def with_unsplit_sizes(
     """Return allocations whose large blocks include the remainders that were not split off."""
     if snapshot.settings.get("expandable_segments") is True:
         return allocations  # the allocator then splits every remainder (``should_split``)
+    other_pools = [pool_id for pool_id, pool in enumerate(snapshot.pools) if pool in POOL_NAMES]
     large = np.flatnonzero(
-        (allocations.size > MAX_SMALL_BYTES) & _in_segments(allocations.address, segments)
+        (allocations.size > MAX_SMALL_BYTES)
+        & _in_segments(allocations.address, segments)
+        & ~np.isin(allocations.pool, other_pools)
     )
     if allocations.size_known[large].all():
         return allocations

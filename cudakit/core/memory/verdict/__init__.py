@@ -89,11 +89,21 @@ def _with_recommendations(
 ) -> tuple[ReplayedRemedy, ...]:
     """Recommend changes that help, if unusable free memory is the cause.
 
-    For other causes a change of the allocator only delays the failure.
+    For other causes a change of the allocator only delays the failure. Of several settings, the first that
+    helps is recommended, because the trace does not show what the program needs later.
     """
     if first.id != "fragmentation":
         return replays
-    return tuple(replace(replayed, recommended=replayed.helps) for replayed in replays)
+    settings = [
+        replayed for replayed in replays if replayed.helps and replayed.settings is not None
+    ]
+    return tuple(
+        replace(
+            replayed,
+            recommended=replayed.helps and (replayed.settings is None or replayed is settings[0]),
+        )
+        for replayed in replays
+    )
 
 
 def _remedies(

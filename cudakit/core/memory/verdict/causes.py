@@ -12,7 +12,8 @@ import numpy as np
 
 from cudakit.core.memory.analyze.call_sites import StackTable, site_name
 from cudakit.core.memory.analyze.leaks import growing_stacks
-from cudakit.core.memory.analyze.step_peaks import growth_between, is_rising
+from cudakit.core.memory.analyze.loops import is_inner_call
+from cudakit.core.memory.analyze.step_peaks import growth_between, is_growing, is_rising
 from cudakit.core.memory.result import Cause, DiffRow
 from cudakit.core.memory.snapshot import Ints, Mask
 from cudakit.core.memory.verdict.failure import Failure
@@ -59,7 +60,8 @@ def retained(failure: Failure) -> Cause | None:
     if not len(growing.ids):
         return None
     added_blocks = growing.counts[:, -1] - growing.counts[:, 0]
-    accumulates = (added_blocks >= 2) & ~_is_state(failure.stacks, growing.ids)
+    accumulates = (added_blocks >= 2) & is_growing(growing.counts)
+    accumulates &= ~_calls_any(failure.stacks, growing.ids, _STATE_CALLS)
     ids = growing.ids[accumulates]
     grown = (growing.at_end - growing.held[:, 0])[accumulates]
     total = int(grown.sum()) + _free_in_private_pools(failure, ids)
@@ -161,11 +163,11 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
     count = np.bincount(allocations.stack[live], minlength=n)
     never_freed = count == np.bincount(allocations.stack[born], minlength=n)
     held = np.bincount(allocations.stack[live], weights=allocations.size[live], minlength=n)
-    candidates = (
-        never_freed & (count >= _MIN_ACCUMULATED) & ~_is_state(failure.stacks, np.arange(n))
-    )
-    candidates[0] = False  # the empty stack
-    held = np.where(candidates, held, 0)
+    candidates = np.flatnonzero(never_freed & (count >= _MIN_ACCUMULATED))
+    # Layers keep their activations until the backward pass; stack 0 is empty.
+    expected = _calls_any(failure.stacks, candidates, _STATE_CALLS | {"_call_impl"})
+    expected |= candidates == 0
+    held[np.setdiff1d(np.arange(n), candidates[~expected])] = 0
     stack = int(held.argmax())
     latest = allocations.begin[live & (allocations.stack == stack)].max(initial=0)
     if held[stack] < 0.25 * failure.request.active or not held[stack] or latest < 0.75 * event:
@@ -206,6 +208,8 @@ def first_phase(failure: Failure) -> Cause | None:
             for stack, path in paths.items()
             if depth < len(path) and path[depth] == frame
         }
+        if is_inner_call(snapshot.frames[frame]):
+            return None  # the layers of a network are not phases of the program
         in_phase = sum(int(size[stack]) for stack in paths)
         before = with_stack - in_phase
         if before >= smallest:
@@ -295,17 +299,14 @@ def _raise_limit(failure: Failure) -> str:
 def other_processes(failure: Failure) -> Cause | None:
     """Other processes or libraries hold the memory that is missing."""
     request, outside = failure.request, failure.outside
-    if request.limited or failure.device_total is None:
-        return None
-    if outside < max(_CONTEXT_BYTES, _CONTEXT_SHARE * failure.device_total):
+    if request.limited or outside < max(_CONTEXT_BYTES, _CONTEXT_SHARE * failure.available):
         return None
     return Cause(
         "other_processes",
         outside,
         sufficient=outside + request.device_free >= request.needed,
         sentence=(
-            f"of {format_bytes(failure.device_total)} of the device, {format_bytes(outside)} is in use"
-            " outside this allocator, by other processes or other libraries of this process;"
+            f"{format_bytes(outside)} of the device is in use outside this allocator{_libraries(failure)};"
             f" {format_bytes(request.reserved)} is reserved here and"
             f" {format_bytes(request.device_free)} is free"
         ),
@@ -314,6 +315,14 @@ def other_processes(failure: Failure) -> Cause | None:
             " allocations of other libraries"
         ),
     )
+
+
+def _libraries(failure: Failure) -> str:
+    """Return which libraries of this process hold memory outside the allocator, as the end of a clause."""
+    if not failure.libraries:
+        return ", by other processes or other libraries of this process"
+    names = ", ".join(f"{format_bytes(size)} by {name}" for name, size in failure.libraries)
+    return f" ({names}, in this process)"
 
 
 # --- free memory that the request cannot use ------------------------------------------------------
@@ -391,16 +400,17 @@ def causes_of(failure: Failure) -> tuple[Cause, ...]:
 
 # --- call sites -----------------------------------------------------------------------------------
 
+# Functions that allocate parameters of a network or the state of an optimizer, which stay in use.
 _STATE_CALLS = frozenset({"_init_group", "_apply", "load_state_dict", "_load_from_state_dict"})
 
 
-def _is_state(stacks: StackTable, ids: Ints) -> Mask:
-    """Return which call stacks allocate parameters of a network or the state of an optimizer."""
+def _calls_any(stacks: StackTable, ids: Ints, names: frozenset[str]) -> Mask:
+    """Return which call stacks contain one of these functions of PyTorch."""
     frames = stacks.snapshot.frames
     return np.array(
         [
             any(
-                frames[frame].name in _STATE_CALLS and "torch/" in frames[frame].filename
+                frames[frame].name in names and "torch/" in frames[frame].filename
                 for frame in stacks.snapshot.stacks[stack]
             )
             for stack in ids.tolist()

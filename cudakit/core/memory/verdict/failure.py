@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.step_peaks import StepHistory
+from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.replay.layout import Layout
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Mask, SegmentKind, Snapshot
@@ -28,6 +29,8 @@ class Failure:
     pool: tuple[int, int]
     stack: int  # call stack of the request
     device_total: int | None  # None: not recorded
+    # Names of other libraries of this process, and the bytes that they have reserved; most bytes first.
+    libraries: tuple[tuple[str, int], ...]
     memory_fraction: (
         float | None
     )  # limit of the process as a fraction of the device; None: not recorded
@@ -48,13 +51,14 @@ class Failure:
 
     @property
     def available(self) -> int:
-        """The most memory that this process could have if it freed everything."""
-        reachable = self.request.reserved + self.request.device_free
+        """The most memory that the allocator could have if everything else was free."""
+        by_libraries = sum(size for _, size in self.libraries)
+        reachable = self.request.reserved + self.request.device_free + by_libraries
         return reachable if self.device_total is None else max(self.device_total, reachable)
 
     @property
     def outside(self) -> int:
-        """Memory of the device in use outside this allocator; 0 if the file does not record the total."""
+        """Memory of the device in use outside this allocator, as far as the file records it."""
         return self.available - self.request.reserved - self.request.device_free
 
 
@@ -69,6 +73,7 @@ def failure_at(
 ) -> Failure:
     """Return the failed allocation of an OOM event."""
     layout = replayed.layout_at(event)
+    is_library = np.isin(layout.segments.pool, _library_pools(snapshot))
     usable = _usable_segments(trace, layout, event)
     pool = int(trace.events.pool[event])
     if pool < 0:  # before torch 2.12
@@ -76,12 +81,13 @@ def failure_at(
     total = of_device(snapshot.settings, "device_total_bytes", trace.device)
     fraction = of_device(snapshot.settings, "memory_fraction", trace.device)
     return Failure(
-        request=_failed_request(snapshot, trace, replayed, layout, usable, event),
+        request=_failed_request(snapshot, trace, layout, usable, is_library, event),
         event=event,
         stream=int(trace.events.stream[event]),
         pool=snapshot.pools[pool],
         stack=int(trace.events.stack[event]),
         device_total=int(total) if total else None,
+        libraries=_libraries(snapshot, layout, is_library),
         memory_fraction=fraction,
         layout=layout,
         replayed=replayed,
@@ -100,27 +106,44 @@ def of_device(settings: Mapping[str, Any], name: str, device: int) -> float | No
     return value if is_number and 0 < value < 1 << 62 else None
 
 
+def _library_pools(snapshot: Snapshot) -> list[int]:
+    """Return the indices of the pools of libraries other than PyTorch, which run --memory records."""
+    return [index for index, pool in enumerate(snapshot.pools) if pool in POOL_NAMES]
+
+
+def _libraries(snapshot: Snapshot, layout: Layout, is_library: Mask) -> tuple[tuple[str, int], ...]:
+    pools, sizes = layout.segments.pool[is_library], layout.segments.size[is_library]
+    totals = np.bincount(pools, weights=sizes)
+    ranked = np.argsort(-totals, kind="stable").tolist()
+    return tuple(
+        (POOL_NAMES[snapshot.pools[pool]], int(totals[pool])) for pool in ranked if totals[pool]
+    )
+
+
 def _failed_request(
     snapshot: Snapshot,
     trace: DeviceTrace,
-    replayed: Replay,
     layout: Layout,
     usable: Mask,
+    is_library: Mask,
     event: int,
 ) -> FailedRequest:
+    """Return the request, and the memory of its allocator without that of other libraries."""
     events, segments = trace.events, layout.segments
     is_usable = usable[layout.free_segment]
-    empty = layout.used_by_segment() == 0
+    empty = (layout.used_by_segment() == 0) & ~is_library
+    is_own_free = ~is_library[layout.free_segment]
+    is_own_block = ~is_library[layout.block_segment]
     return FailedRequest(
         size=int(events.size[event]),
         device_free=int(events.address[event]),
-        reserved=int(replayed.curves.reserved[event]),
-        active=int(replayed.curves.active[event]),
-        free=int(layout.free_size.sum()),
+        reserved=int(segments.size[~is_library].sum()),
+        active=int(layout.block_size[is_own_block].sum()),
+        free=int(layout.free_size[is_own_free].sum()),
         own_free=int(layout.free_size[is_usable].sum()),
         own_largest=_largest(layout.free_size[is_usable]),
         later_largest=_largest_after_pending(layout, usable),
-        other_largest=_largest(layout.free_size[~is_usable]),
+        other_largest=_largest(layout.free_size[~is_usable & is_own_free]),
         releasable=int(segments.size[empty].sum()),
         releasable_private=int(segments.size[empty & (segments.pool != 0)].sum()),
         pending=int(layout.block_size[layout.block_pending].sum()),

@@ -116,10 +116,11 @@ def _until_failure(program: Program) -> Program:
 def _limit_bytes(
     failure: Failure, recording: Recording, program: Program, settings: Settings
 ) -> int | None:
+    by_libraries = sum(size for _, size in failure.libraries)  # the replay allocates it too
     if not failure.request.limited:
-        return failure.request.reserved + failure.request.device_free
+        return failure.request.reserved + by_libraries + failure.request.device_free
     if failure.device_total and failure.memory_fraction:
-        return int(failure.memory_fraction * failure.device_total)
+        return int(failure.memory_fraction * failure.device_total) + by_libraries
     limit = limit_of(recording, program, settings)
     return None if limit is None else limit.bytes
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cudakit.core.memory.filter import pytorch_trace
 from cudakit.core.memory.replay import Replay, replay
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
@@ -49,7 +50,8 @@ class Recording:
 
 
 def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
-    """Return the recording of a device of a snapshot."""
+    """Return the recording of PyTorch's memory of a device of a snapshot."""
+    trace = pytorch_trace(snapshot, trace)
     return Recording(snapshot, trace, replay(snapshot, trace))
 
 

@@ -12,17 +12,17 @@ from cudakit.units import capitalized, format_count
 
 
 def report(result: SanitizeResult, *, top: int = 20) -> Document:
-    """Return the report with the first ``top`` races, 0 for all."""
-    shown = result.races if top == 0 else result.races[:top]
+    """Return the report with the first ``top`` races, or with all races if ``top`` is 0."""
+    shown_races = result.races if top == 0 else result.races[:top]
     nodes: list[Node] = list(_incomplete(result))
     nodes += [
-        races.race(race, number, several_processes=len(result.processes) > 1)
-        for number, race in enumerate(shown, start=1)
+        races.race_section(race, number, several_processes=len(result.processes) > 1)
+        for number, race in enumerate(shown_races, start=1)
     ]
-    left_out = len(result.races) - len(shown)
-    if left_out:
-        more = "1 more race is" if left_out == 1 else f"{left_out:,} more races are"
-        nodes.append(Note("info", f"{more} not shown"))
+    omitted = len(result.races) - len(shown_races)
+    if omitted:
+        subject = "1 more race is" if omitted == 1 else f"{omitted:,} more races are"
+        nodes.append(Note("info", f"{subject} not shown"))
     notes = tuple(coverage.notes(result))
     return Document(title(result), (*nodes, Section("Coverage", notes)) if nodes else notes)
 
@@ -31,8 +31,13 @@ def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
     """Return the verdict, the reasons why the recording is incomplete, the races and the notes."""
     is_empty = coverage.is_empty(result) and not result.races
     verdict = coverage.nothing_recorded(result) if is_empty else title(result)
-    found = map(races.race_note, result.races)
-    return (capitalized(verdict), *_incomplete(result), *found, *coverage.recorder_notes(result))
+    notes_on_races = map(races.race_note, result.races)
+    return (
+        capitalized(verdict),
+        *_incomplete(result),
+        *notes_on_races,
+        *coverage.recorder_notes(result),
+    )
 
 
 def _incomplete(result: SanitizeResult) -> Iterator[Note]:

@@ -14,23 +14,23 @@ from cudakit.core.sanitize.result import FoundRace, LastSync, Side
 from cudakit.document import Column, Columns, Count, Node, Table, Text, Value, View
 from cudakit.document.picture import Drawing, Figure, Key, Legend, Shape, percent, shape
 
-_SHORT = 32  # letters of a kernel's name in the diagram
+# Maximum number of characters of a kernel name in the diagram.
+_MAX_LABEL_LENGTH = 32
 _HOST = "the host"
-_NONE = -1
+_NO_ROW = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A call in the lane of its stream."""
+    """A call of the diagram."""
 
-    lane: str
-    seq: int
+    lane: str  # name of the stream, or the host
+    seq: int  # number of the call; 0 if unknown
     label: str
-    site: str
-    is_side: bool = False  # one of the two operations that race
-    after: Step | None = (
-        None  # the call that this one waits for or, of the later side, should wait for
-    )
+    site: str  # call site
+    is_side: bool = False  # whether the call enqueued one of the two operations that race
+    # The earlier call that this call waits for, or should wait for if it enqueued the later operation.
+    after: Step | None = None
 
 
 def diagram(race: FoundRace, number: int) -> tuple[Node, ...]:
@@ -65,12 +65,14 @@ def _sync_steps(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
 
 
 def _operation(side: Side, lane: str, after: Step | None = None) -> Step:
-    label = short_kernel(side.kernel, longest=_SHORT) if side.kernel else side.operation
+    label = (
+        short_kernel(side.kernel, max_length=_MAX_LABEL_LENGTH) if side.kernel else side.operation
+    )
     return Step(lane, side.seq, label, call_site(side.stack), True, after)
 
 
 def _lane_names(race: FoundRace) -> tuple[str, str]:
-    """Return the names of both lanes; two sides in one stream are named by node or context."""
+    """Return the names of both lanes. If the streams have the same name, use the graph nodes or contexts."""
     sides = (race.previous, race.current)
     earlier, later = (side.stream for side in sides)
     if earlier != later:
@@ -90,7 +92,7 @@ def _lanes(steps: Sequence[Step], race: FoundRace) -> tuple[str, ...]:
 
 def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Columns:
     rows = range(len(steps))
-    before = [steps.index(step.after) if step.after else _NONE for step in steps]
+    before = [steps.index(step.after) if step.after else _NO_ROW for step in steps]
     return Columns(
         name,
         {
@@ -132,22 +134,22 @@ def _cell(step: Step, lane: str) -> Text:
     return Text(f"{step.label} ({step.site})" if step.site else step.label)
 
 
-# Heights in pixels; the width is that of the page.
-_BOX = 42
-_LANE = 104
-_LINES = (17, 33)  # baselines of the text in a box
-_INSET = 10
-_LANE_LETTERS = 26
+# Sizes in pixels. The width of the drawing is that of the page.
+_BOX_HEIGHT = 42
+_LANE_HEIGHT = 104
+_BASELINES = (17, 33)  # baselines of the two lines of text in a box
+_TEXT_INSET = 10
+_MAX_LANE_NAME_LENGTH = 26
 
-_WIDEST = 1.8  # the largest width of a box, in steps of the time axis
-_GAP = 0.16  # distance to the next box of the lane, in the same steps
-_ORDER, _MISSING = "order", "missing"
+_MAX_BOX_STEPS = 1.8  # maximum width of a box, in steps of the time axis
+_GAP_STEPS = 0.16  # distance to the next box of the lane, in steps of the time axis
+_ORDER, _MISSING = "order", "missing"  # classes of the arrows
 _LEGEND = ((_ORDER, "synchronization"), (_MISSING, "missing synchronization"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A drawn call; ``left`` and ``width`` are shares of the drawing's width."""
+    """A call in the drawing; ``left`` and ``width`` are fractions of the drawing's width."""
 
     lane: int
     left: float
@@ -159,7 +161,7 @@ class _Call:
 
     @property
     def top(self) -> int:
-        return self.lane * _LANE
+        return self.lane * _LANE_HEIGHT
 
     @property
     def middle(self) -> str:
@@ -170,19 +172,19 @@ def race_diagram(columns: Sequence[Columns]) -> Figure:
     """Draw the calls that led to a race, from left to right in their order.
 
     The Columns have one row per call: ``lane``, ``label`` and ``place`` (decoded by ``text``), ``seq``,
-    ``operation`` (true for the two that race), ``after`` (the row of the call that this one waits for, or
-    that it should wait for if it races; -1: none).
+    ``operation`` (whether the call enqueued one of the two racing operations), ``after`` (the row of the
+    earlier call that this call waits for, or should wait for if its operation races; -1 if there is none).
     """
-    (calls_,) = columns
-    calls = tuple(_calls(calls_))
-    lanes = calls_.text["lane"]
+    (call_columns,) = columns
+    calls = tuple(_calls(call_columns))
+    lanes = call_columns.text["lane"]
     shapes = (
-        *(_drawn_lane(name, i * _LANE) for i, name in enumerate(lanes)),
-        *(_arrow(calls[call.after], call) for call in calls if call.after >= 0),
-        *map(_box, calls),
+        *(_draw_lane(name, i * _LANE_HEIGHT) for i, name in enumerate(lanes)),
+        *(_draw_arrow(calls[call.after], call) for call in calls if call.after >= 0),
+        *map(_draw_box, calls),
     )
     title = "The two operations and the synchronization between their streams"
-    drawing = Drawing(title, shapes, height=(len(lanes) - 1) * _LANE + _BOX)
+    drawing = Drawing(title, shapes, height=(len(lanes) - 1) * _LANE_HEIGHT + _BOX_HEIGHT)
     return Figure("race", (_legend(calls), drawing))
 
 
@@ -196,26 +198,26 @@ def _calls(columns: Columns) -> Iterator[_Call]:
         strict=True,
     )
     lanes: list[int] = columns.arrays["lane"].tolist()
-    step = 1 / (len(lanes) - 1 + _WIDEST)
+    step = 1 / (len(lanes) - 1 + _MAX_BOX_STEPS)
     for i, (lane, seq, operation, after, label, site) in enumerate(rows):
         remark = " · ".join(filter(None, (site, f"call {seq:,}" if seq else "")))
-        width = _free_steps(lanes, i) - _GAP
+        width = _free_steps(lanes, i) - _GAP_STEPS
         yield _Call(lane, i * step, width * step, label, remark, operation, after)
 
 
 def _free_steps(lanes: Sequence[int], i: int) -> float:
     """Return the number of steps to the next call of the same lane, at most ``_WIDEST``."""
     ahead = (j - i for j in range(i + 1, len(lanes)) if lanes[j] == lanes[i])
-    return min(next(ahead, _WIDEST), _WIDEST)
+    return min(next(ahead, _MAX_BOX_STEPS), _MAX_BOX_STEPS)
 
 
-def _drawn_lane(name: str, top: int) -> Shape:
-    middle = top + _BOX / 2
+def _draw_lane(name: str, top: int) -> Shape:
+    middle = top + _BOX_HEIGHT / 2
     label = shape(
         "text",
         name,
         title=name,
-        longest=_LANE_LETTERS,
+        longest=_MAX_LANE_NAME_LENGTH,
         class_="tick end",
         x=-12,
         y=middle,
@@ -224,10 +226,12 @@ def _drawn_lane(name: str, top: int) -> Shape:
     return shape("g", label, shape("line", class_="grid", x1=0, x2="100%", y1=middle, y2=middle))
 
 
-def _box(call: _Call) -> Shape:
+def _draw_box(call: _Call) -> Shape:
     texts = (
-        shape("text", text, class_=kind, x=_INSET, y=y)
-        for text, kind, y in zip((call.label, call.remark), ("name", "tick"), _LINES, strict=True)
+        shape("text", text, class_=kind, x=_TEXT_INSET, y=y)
+        for text, kind, y in zip(
+            (call.label, call.remark), ("name", "tick"), _BASELINES, strict=True
+        )
     )
     return shape(
         "svg",
@@ -238,20 +242,20 @@ def _box(call: _Call) -> Shape:
         x=percent(call.left),
         y=call.top,
         width=percent(call.width),
-        height=_BOX,
+        height=_BOX_HEIGHT,
     )
 
 
-def _arrow(start: _Call, end: _Call) -> Shape:
+def _draw_arrow(start: _Call, end: _Call) -> Shape:
     """Draw an arrow between two calls, through the space between their lanes."""
     down = end.lane >= start.lane
     return shape(
         "line",
         class_=_MISSING if end.operation else _ORDER,
         x1=start.middle,
-        y1=start.top + _BOX if down else start.top,
+        y1=start.top + _BOX_HEIGHT if down else start.top,
         x2=end.middle,
-        y2=end.top if down else end.top + _BOX,
+        y2=end.top if down else end.top + _BOX_HEIGHT,
     )
 
 

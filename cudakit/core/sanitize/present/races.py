@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from cudakit.core.sanitize.hints import short_stream_name
+from cudakit.core.sanitize.names import in_range
 from cudakit.core.sanitize.present.race_diagram import diagram
 from cudakit.core.sanitize.races import Confidence, RaceKind
 from cudakit.core.sanitize.result import FoundRace, Memory, Side
@@ -31,10 +32,10 @@ MEANINGS: Final = {
     RaceKind.HOST: "The host accesses memory while a copy from or to it may still be in flight.",
 }
 
-# Where the name of the kind alone says too little.
+# Headings of the kinds whose own names are too short to be clear.
 _HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
 
-_KNOWN: Final = {
+_PRECISION_TEXTS: Final = {
     Precision.EXACT: "exact",
     Precision.MERGED: "known as merged ranges, since the exact ones were too many",
     Precision.SUMMARY: "a store to some part of the tensor",
@@ -42,7 +43,7 @@ _KNOWN: Final = {
     Precision.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",
 }
 
-_HOW: Final = {
+_ALLOCATION_KINDS: Final = {
     AllocationKind.SYNC: "device memory",
     AllocationKind.STREAM_ORDERED: "stream-ordered device memory",
     AllocationKind.VIRTUAL: "device memory mapped into a reserved address range",
@@ -57,21 +58,21 @@ def describe_place(address: int, memory: Memory | None) -> str:
     if memory is None:
         return f"{address:#x}"
     offset = address - memory.address
-    if offset < 0:  # of an assumed access
+    if offset < 0:  # the address of an assumed access can be outside of the allocation
         return f"{-offset:,} B before the allocation"
     return f"offset {offset:,} B of the allocation" if offset else "the start of the allocation"
 
 
 def describe_access(side: Side, memory: Memory | None) -> str:
     """Return the access of a side: ``writes 4.00 MiB at offset 512 B of the allocation``."""
-    size, at = format_bytes(side.size_bytes), describe_place(side.address, memory)
-    does = [word for word, is_so in (("read", side.reads), ("write", side.writes)) if is_so]
-    if side.operation in ("allocation", "free") or not does:
-        return f"{size} at {at}"
+    size, place = format_bytes(side.size_bytes), describe_place(side.address, memory)
+    verbs = [verb for verb, applies in (("read", side.reads), ("write", side.writes)) if applies]
+    if side.operation in ("allocation", "free") or not verbs:
+        return f"{size} at {place}"
     if side.known >= Precision.ASSUMED:
-        return f"receives a pointer to {at}; may {' and '.join(does)} up to {size} from there"
+        return f"receives a pointer to {place}; may {' and '.join(verbs)} up to {size} from there"
     atomically = " atomically" if side.atomic else ""
-    return f"{' and '.join(f'{word}s' for word in does)} {size} at {at}{atomically}"
+    return f"{' and '.join(f'{verb}s' for verb in verbs)} {size} at {place}{atomically}"
 
 
 def describe_precision(race: FoundRace) -> str:
@@ -79,14 +80,14 @@ def describe_precision(race: FoundRace) -> str:
     if race.previous.known is race.current.known is Precision.EXACT:
         return "both accesses are exact"
     return (
-        f"the earlier access is {_KNOWN[race.previous.known]}, "
-        f"the later one is {_KNOWN[race.current.known]}"
+        f"the earlier access is {_PRECISION_TEXTS[race.previous.known]}, "
+        f"the later one is {_PRECISION_TEXTS[race.current.known]}"
     )
 
 
 def describe_memory(memory: Memory) -> str:
     """Return an allocation in words: ``64.0 MiB, device memory``."""
-    return f"{format_bytes(memory.size_bytes)}, {_HOW[memory.how]}"
+    return f"{format_bytes(memory.size_bytes)}, {_ALLOCATION_KINDS[memory.how]}"
 
 
 _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
@@ -96,7 +97,7 @@ _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
 }
 
 
-def race(race: FoundRace, number: int, *, several_processes: bool) -> Section:
+def race_section(race: FoundRace, number: int, *, several_processes: bool) -> Section:
     """Return the section of one race, the ``number``-th of the report."""
     facts = Facts(tuple(_facts(race, several_processes=several_processes)))
     return Section(_heading(race, number), (race_note(race), *diagram(race, number), facts))
@@ -110,7 +111,7 @@ def _heading(race: FoundRace, number: int) -> str:
 def race_note(race: FoundRace) -> Note:
     """Return the sentence of a race with its remedies, and the finding for structured formats."""
     sides = (("later", race.current), ("earlier", race.previous))
-    places = [(f"{when}: {_what(side)}", _stack(side)) for when, side in sides]
+    places = [(f"{when}: {_operation(side)}", _stack(side)) for when, side in sides]
     if race.memory:
         places.append(("allocated", Stack(race.memory.stack, race.memory.site)))
     finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(places), race.count)
@@ -119,10 +120,10 @@ def race_note(race: FoundRace) -> Note:
 
 
 def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:
-    across = race.current.device != race.previous.device
+    on_two_devices = race.current.device != race.previous.device
     for when, side in (("earlier", race.previous), ("later", race.current)):
-        device = f" of cuda:{side.device}" if across else ""
-        yield when, Text(f"{_what(side)}{device}; {describe_access(side, race.memory)}")
+        device = f" of cuda:{side.device}" if on_two_devices else ""
+        yield when, Text(f"{_operation(side)}{device}; {describe_access(side, race.memory)}")
         yield "called at", _stack(side)
     yield "both access", Text(_bytes(race))
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
@@ -132,9 +133,9 @@ def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, V
         yield "process", Text(str(race.process))
 
 
-def _what(side: Side) -> str:
+def _operation(side: Side) -> str:
     node = f" (node {side.node} of graph {side.graph})" if side.graph else ""
-    return f"{side.operation}{node} on {side.stream}"
+    return f"{side.operation}{node} on {side.stream}{in_range(side.ranges)}"
 
 
 def _stack(side: Side) -> Stack:
@@ -142,11 +143,11 @@ def _stack(side: Side) -> Stack:
 
 
 def _bytes(race: FoundRace) -> str:
-    fewer = (
+    caveat = (
         "; possibly fewer: adjacent ranges were merged to save memory" if race.approximate else ""
     )
     place = describe_place(race.address, race.memory)
-    return f"{format_bytes(race.size_bytes)} at {place}{fewer}"
+    return f"{format_bytes(race.size_bytes)} at {place}{caveat}"
 
 
 def _memory(race: FoundRace) -> Iterator[tuple[str, Value]]:
@@ -161,5 +162,7 @@ def _memory(race: FoundRace) -> Iterator[tuple[str, Value]]:
 def _last_wait(race: FoundRace) -> str:
     if race.last_sync:
         return race.last_sync.sentence
-    a, b = short_stream_name(race.previous), short_stream_name(race.current)
-    return f"none: {b} never waited for {a}" if a != b else "none"
+    earlier_stream, later_stream = short_stream_name(race.previous), short_stream_name(race.current)
+    if earlier_stream == later_stream:
+        return "none"
+    return f"none: {later_stream} never waited for {earlier_stream}"

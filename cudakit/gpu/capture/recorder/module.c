@@ -16,6 +16,8 @@
 
 #define ERROR_BYTES 1024
 
+static bool is_started; /* start() succeeded, and stop() was not called since; the GIL protects it */
+
 static PyObject *raise_error(const char *error)
 {
     PyErr_SetString(PyExc_RuntimeError, error);
@@ -23,14 +25,15 @@ static PyObject *raise_error(const char *error)
 }
 
 PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=(), memory_only=False)\n--\n\n"
-                        "Record the CUDA calls of this process into the directory spool, until stop().\n\n"
-                        "library is the path of libsanitizer-public.so. walker is the value of\n"
-                        "_frames.walker, or 0: then records have no call stacks. patches are pairs of\n"
-                        "a compute capability, such as 90, and the bytes of the device patch for it:\n"
-                        "patched kernels report their accesses. Call it before CUDA is used.\n"
-                        "Raises RuntimeError.\n\n"
-                        "memory_only records nothing but allocations and frees. An empty library then\n"
-                        "records only the blocks of alloc() and free().");
+                        "Record the CUDA and NVTX calls of this process into the directory spool, until\n"
+                        "stop().\n\n"
+                        "library is the path of libsanitizer-public.so; if it is empty, CUDA calls are not\n"
+                        "recorded. walker is the value of _frames.walker, or 0: then records have no call\n"
+                        "stacks. patches are pairs of a compute capability, such as 90, and the bytes of\n"
+                        "the device patch for it: patched kernels report their accesses. memory_only\n"
+                        "records no CUDA calls but allocations and frees. Call it before CUDA and NVTX\n"
+                        "are used. Returns None, or the path of another library that\n"
+                        "NVTX_INJECTION64_PATH names: then NVTX is not recorded. Raises RuntimeError.");
 
 /* Add the patches of a sequence of (capability, image) pairs. Return 0, or -1 with an exception set. */
 static int add_patches(PyObject *patches)
@@ -65,13 +68,16 @@ static PyObject *start(PyObject *self, PyObject *args, PyObject *keyword_argumen
                                      &patches, &memory_only) ||
         add_patches(patches))
         return NULL;
+    if (is_started)
+        return raise_error("this process is being recorded already");
     spool_open(spool);
     call_sites_set_walker((const struct ck_walker *)(uintptr_t)walker);
-    if (memory_only && !*library)
-        subscription_register_handlers();
+    if (!*library)
+        tracing_begin();
     else if (!subscription_begin(library, memory_only, error, sizeof error))
         return raise_error(error);
-    Py_RETURN_NONE;
+    is_started = true;
+    return Py_BuildValue("z", nvtx_inject());
 }
 
 PyDoc_STRVAR(stop_doc, "stop()\n--\n\nStop recording; does nothing if not recording.");
@@ -79,6 +85,7 @@ PyDoc_STRVAR(stop_doc, "stop()\n--\n\nStop recording; does nothing if not record
 static PyObject *stop(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
+    is_started = false;
     Py_BEGIN_ALLOW_THREADS
     subscription_end();
     Py_END_ALLOW_THREADS
@@ -346,7 +353,9 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, arenas.size_bytes) \
     X(record, memop.address) X(record, memop.flag) \
     X(record, host_call.phase) \
-    X(record, range_push.name) X(record, range_push.domain) X(record, range_pop.domain) \
+    X(record, range_push.name) X(record, range_push.domain) X(record, range_push.number) \
+    X(record, range_push.is_copy) X(record, range_pop.domain) X(record, range_pop.number) \
+    X(record, range_pop.is_copy) \
     X(record, mark.name) X(record, mark.domain) \
     X(record, gap.what) X(record, gap.count)
 /* clang-format on */

@@ -38,11 +38,12 @@ record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t s
 {
     struct timespec now;
     record rec;
-    memset(&rec, 0, sizeof rec);
-    clock_gettime(CLOCK_MONOTONIC, &now);
     if (!this_thread.id)
         this_thread.id = (uint64_t)syscall(SYS_gettid);
+    ranges_copy_to_backward_thread();
+    memset(&rec, 0, sizeof rec);
     rec.seq = ++last_seq;
+    clock_gettime(CLOCK_MONOTONIC, &now);
     rec.time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
     rec.thread = this_thread.id;
     rec.kind = kind;

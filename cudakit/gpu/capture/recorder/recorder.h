@@ -14,6 +14,7 @@
 
 #include "hooks/driver_api.h"
 #include "hooks/sanitizer_api.h"
+#include "model/ranges.h"
 #include "write/record.h"
 
 struct kernel_layout;
@@ -54,6 +55,9 @@ typedef struct {
     /* Launch that has a launch index in an arena but may not be enqueued on its stream yet */
     struct launch_arena *pending_arena;
     Sanitizer_StreamHandle pending_stream;
+    /* NVTX ranges; copy_generation: that in which the thread got copies of ranges, or needed none */
+    open_ranges open_ranges;
+    uint32_t copy_generation;
 } thread_state;
 
 extern __thread thread_state this_thread;

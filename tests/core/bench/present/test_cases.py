@@ -52,7 +52,7 @@ def test_steps_caption_has_ci_and_clock() -> None:
     assert caption.startswith(
         "Median time of each step. All cases: topology chain, node type kernel. ±: "
     )
-    assert "half of the 95% CI" in caption
+    assert "half the width of the 95% CI" in caption
     assert caption.endswith("SM clock: 1755 MHz.")
 
 

@@ -10,7 +10,12 @@ from core.memory.strategies import LAW
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.memory.analyze.steps import active_annotation, non_decreasing, step_moments
+from cudakit.core.memory.analyze.steps import (
+    active_annotation,
+    non_decreasing,
+    open_ranges_at,
+    step_moments,
+)
 from cudakit.core.memory.snapshot import Annotation
 from cudakit.torch_rules.actions import Action
 
@@ -225,3 +230,18 @@ def test_annotations_are_sorted_by_time(
         expected.append(open_names[-1] if open_names else "")
     found = open_at(*(bound(name, at, start=start) for name, start, at in bounds))
     assert found == expected
+
+
+def test_open_ranges_are_those_around_the_time_of_the_event() -> None:
+    trace = builders.trace(QUIET)
+    ranges = (
+        *span("epoch", 0, 29),
+        *span("step", 5, 20),
+        *span("forward", 5, 8),
+        *span("other", 5, 9, device=1),
+    )
+    snapshot = builders.snapshot(trace, annotations=ranges)
+
+    found = [open_ranges_at(snapshot, trace, event) for event in (-1, 4, 7, 12, 25)]
+
+    assert found == [(), ("epoch",), ("epoch", "step", "forward"), ("epoch", "step"), ("epoch",)]

@@ -241,7 +241,7 @@ def test_invalid_handle_raises_index_error(handle: int) -> None:
 def test_compiled_queries_reject_result_arrays_that_are_too_short() -> None:
     from cudakit.core.memory.load._pickled import PickledTree
 
-    nodes = PickledTree(b"](K\1K\2K\3e.", b"", lambda _opcode, _raw: True)
+    nodes = PickledTree(b"](K\1K\2K\3e.", b"", lambda _opcode, _raw: True, 1 << 20, 1)
     root, none, one = handles(nodes.root), np.empty(0, np.uint64), np.empty(1, np.uint64)
     with pytest.raises(IndexError, match="space"):
         nodes.gather(root, np.empty(2, np.uint64))

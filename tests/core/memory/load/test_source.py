@@ -189,7 +189,7 @@ def test_decompression_bomb_is_rejected_with_little_memory(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert "more than 200 times its size" in error.message
+    assert "more than 50 times its size" in error.message
     assert peak < 40 * MIB
 
 
@@ -197,12 +197,12 @@ def test_decompression_bomb_after_harmless_data_is_rejected(
     refused: Callable[[bytes], SnapshotError],
 ) -> None:
     harmless = gzip.compress(chance(100_000))
-    assert "more than 200 times" in refused(harmless + gzip_bomb(64 * MIB)).message
+    assert "more than 50 times" in refused(harmless + gzip_bomb(64 * MIB)).message
 
 
 @BOTH
-def test_file_that_compresses_100_fold_is_read(tmp_path: Path, compress: Compress) -> None:
-    content = b"".join(chance(64, i) + bytes(9940) for i in range(1000))
+def test_file_that_compresses_40_fold_is_read(tmp_path: Path, compress: Compress) -> None:
+    content = b"".join(chance(64, i) + bytes(2600) for i in range(2000))
     packed = compress(content)
-    assert 80 < len(content) / len(packed) < 190
+    assert 30 < len(content) / len(packed) < 50
     assert read(tmp_path, packed) == content

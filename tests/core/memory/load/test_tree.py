@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudakit.core.memory.load import pickled
+from cudakit.core.memory.load.limits import Budget
 from cudakit.core.memory.load.tree import Handles, ObjectTree, Tree
 from cudakit.errors import SnapshotError
 
@@ -21,7 +22,7 @@ SIZE = 1000
 
 
 def from_objects(root: Any) -> Tree:
-    return ObjectTree(root, SIZE)
+    return ObjectTree(root, Budget(SIZE, SIZE))
 
 
 def from_pickle(root: Any) -> Tree:
@@ -186,13 +187,36 @@ def test_members_of_a_scalar_are_rejected(grow: Grow, value: Any) -> None:
 
 
 @EVERY
-def test_more_items_than_the_file_has_bytes_are_rejected(grow: Grow) -> None:
+def test_items_of_all_calls_together_are_limited(grow: Grow) -> None:
     shared = list(range(100))
-    tree = grow([shared] * 100)
-    with pytest.raises(SnapshotError, match="they expand to more than"):
-        tree.children(items(tree))
-    with pytest.raises(SnapshotError, match="they expand to more than"):
-        tree.plain(tree.root)
+    tree = grow([shared] * 80)
+    lists = items(tree)
+    tree.children(lists)
+    with pytest.raises(SnapshotError, match="expands to more"):
+        tree.children(lists)
+
+
+@EVERY
+def test_plain_rejects_more_than_10_000_items(grow: Grow) -> None:
+    largest = grow([list(range(99))] * 100)
+    assert largest.plain(largest.root) == [list(range(99))] * 100
+    larger = grow([list(range(100))] * 100)
+    with pytest.raises(SnapshotError, match="more than 10,000 values"):
+        larger.plain(larger.root)
+
+
+@EVERY
+def test_members_rejects_more_than_10_000_keys(grow: Grow) -> None:
+    largest, larger = (grow({str(i): i for i in range(n)}) for n in (10_000, 10_001))
+    assert len(largest.members(largest.root)) == 10_000
+    with pytest.raises(SnapshotError, match="more than 10,000 keys"):
+        larger.members(larger.root)
+
+
+@EVERY
+def test_texts_returns_the_empty_text_for_other_nodes(grow: Grow) -> None:
+    tree = grow(["a", 1, None, ["b"], {"c": "d"}, "é"])
+    assert tree.texts(np.append(items(tree), np.uint64(0))) == ["a", "", "", "", "", "é", ""]
 
 
 @EVERY

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cudakit.core.memory.load import pickled
+from cudakit.core.memory.load.limits import Budget
 from cudakit.core.memory.load.tree import Handles, ObjectTree, Tree
 from cudakit.errors import SnapshotError
 
@@ -103,4 +104,4 @@ def agreed(content: bytes) -> Any:
 
 
 def trusted(content: bytes) -> Tree:
-    return ObjectTree(pickle.loads(content), len(content))  # noqa: S301  (the test wrote it)
+    return ObjectTree(pickle.loads(content), Budget(len(content), len(content)))  # noqa: S301  (the test wrote it)

@@ -120,6 +120,20 @@ def test_merged_snapshot_has_the_totals_of_both(memory: ProcessMemory, tmp_path:
     assert not any(astuple(device.health.contradictions))
 
 
+def test_snapshot_is_not_written_through_a_symbolic_link(
+    memory: ProcessMemory, tmp_path: Path
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "merged.pickle"
+    victim.write_text("unchanged")
+    (tmp_path / "merged.pickle.part").symlink_to(victim)
+    write_snapshot(built(memory, torch_snapshot()), path)
+
+    assert victim.read_text() == "unchanged"
+    assert sorted(place.name for place in tmp_path.glob("merged.pickle*")) == [
+        "merged.pickle", "merged.pickle.part",
+    ]  # fmt: skip
+
+
 def backward(begin_ms: int, end_ms: int | None) -> NamedRange:
     end_ns = None if end_ms is None else end_ms * MS
     return NamedRange("backward pass", "cudakit", STACK, begin_ms * MS, end_ns)
@@ -204,3 +218,19 @@ def test_other_files_are_not_read_as_snapshots(
     with pytest.raises(SnapshotError):
         read_snapshot(path)
     assert capsys.readouterr().out == ""
+
+
+def test_replay_of_pytorch_leaves_out_other_memory(memory: ProcessMemory, tmp_path: Path) -> None:
+    path = tmp_path / "merged.pickle"
+    write_snapshot(built(memory, torch_snapshot()), path)
+
+    (device,) = cudakit.memviz_what_if(path, "expandable_segments:True").devices
+    assert device.recorded.peak.reserved_bytes == 2 * MIB
+
+
+def test_pool_of_a_library_is_selected_by_name(memory: ProcessMemory, tmp_path: Path) -> None:
+    path = tmp_path / "merged.pickle"
+    write_snapshot(built(memory, torch_snapshot()), path)
+
+    (device,) = cudakit.memviz(path, pool=POOL_IDS["driver"]).devices
+    assert device.end.reserved_bytes == 3 * MIB

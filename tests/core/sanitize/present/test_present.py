@@ -28,6 +28,7 @@ from cudakit.core.sanitize.present import brief, report, title
 from cudakit.core.sanitize.races import (
     Confidence,
     Coverage,
+    NamedRange,
     Race,
     RaceKind,
     Sync,
@@ -317,3 +318,10 @@ def test_hostile_kernel_name_is_escaped() -> None:
     assert "\x1b" not in console.render(document, width=80, color=False)
     assert "<script>" not in html.render(document)
     assert found(race(current=kernel(name))).current.kernel == name
+
+
+def test_sides_name_their_ranges() -> None:
+    inside = (NamedRange("step 7", ""), NamedRange("forward", "torch"))
+    shown = read(racy(race(current=replace(kernel(), ranges=inside))), width=200)
+
+    assert ", in range 'step 7 / forward'; receives a pointer" in " ".join(shown.split())

@@ -315,10 +315,19 @@ static bool step(Machine *m, uint8_t opcode)
     }
 }
 
+static bool check_memory(Machine *m)
+{
+    uint64_t words = m->stack.capacity + m->marks.capacity + m->memo.capacity;
+    bool fits = tree_bytes(m->tree) + words * sizeof(uint64_t) <= m->tree->memory_limit;
+    return fits || fail(m, "memory_limit");
+}
+
 static bool execute(Machine *m)
 {
-    for (;;) {
+    for (uint64_t count = 1;; count++) {
         m->opcode_at = m->at;
+        if (count % CHECK_INTERVAL == 0 && !check_memory(m))
+            return false;
         if (!skip_bytes(m, 1))
             return false;
         uint8_t opcode = m->data[m->opcode_at];

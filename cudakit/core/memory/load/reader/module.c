@@ -88,7 +88,7 @@ static PyObject *raise_rejection(const Query *query)
 {
     if (!strcmp(query->reason, "memory"))
         return PyErr_NoMemory();
-    if (!strcmp(query->reason, "kind"))
+    if (!strcmp(query->reason, "kind") || !strcmp(query->reason, "keys"))
         return raise_value_error(Py_BuildValue("(ss)", query->reason, kind_name(query->node)));
     return PyErr_Format(PyExc_IndexError, "%s: %llu", query->reason, (unsigned long long)query->node);
 }
@@ -123,8 +123,29 @@ static PyObject *tree_members(PyObject *self, PyObject *argument)
     Value handle;
     if (!parse_handle(query.tree, argument, &handle))
         return NULL;
-    return expect_tag(&query, handle, DICT) ? new_members(query.tree, dict_at(query.tree, handle))
-                                            : raise_rejection(&query);
+    if (!expect_tag(&query, handle, DICT))
+        return raise_rejection(&query);
+    const Dict *dict = dict_at(query.tree, handle);
+    if (shape_at(query.tree, dict->shape)->length > query.tree->max_keys) {
+        reject(&query, "keys", handle);
+        return raise_rejection(&query);
+    }
+    return new_members(query.tree, dict);
+}
+
+/* Returns the number of items of a list or of keys of a dictionary; 0 for a scalar. */
+static PyObject *tree_length(PyObject *self, PyObject *argument)
+{
+    const Tree *tree = (Tree *)self;
+    Value handle;
+    if (!parse_handle(tree, argument, &handle))
+        return NULL;
+    uint32_t length = 0;
+    if (TAG(handle) == LIST)
+        length = list_at(tree, handle)->length;
+    else if (TAG(handle) == DICT)
+        length = shape_at(tree, dict_at(tree, handle)->shape)->length;
+    return PyLong_FromUnsignedLong(length);
 }
 
 /* The arguments of a query: handles, and one or two arrays for the results. */
@@ -179,6 +200,33 @@ static PyObject *parse_and_run(PyObject *self, PyObject *args, const char *forma
     if (!PyArg_ParseTuple(args, format, &arrays.handles, &arrays.out, &arrays.out2))
         return NULL;
     return run_query(&query, &arrays, run, out_item_bytes, out2_item_bytes);
+}
+
+/* Appends the text of a node, or the empty text, to a list; 0 if an exception is set. */
+static int append_text(const Tree *tree, Value handle, PyObject *texts)
+{
+    if (!is_node(tree, handle)) {
+        PyErr_Format(PyExc_IndexError, "handle: %llu", (unsigned long long)handle);
+        return 0;
+    }
+    PyObject *text = TAG(handle) == TEXT ? new_text(tree, handle) : PyUnicode_FromStringAndSize("", 0);
+    int appended = text && PyList_Append(texts, text) == 0;
+    Py_XDECREF(text);
+    return appended;
+}
+
+static PyObject *tree_texts(PyObject *self, PyObject *argument)
+{
+    Py_buffer handles;
+    if (PyObject_GetBuffer(argument, &handles, PyBUF_SIMPLE))
+        return NULL;
+    PyObject *texts = check_array(&handles, 0, sizeof(Value)) ? PyList_New(0) : NULL;
+    uint64_t count = (uint64_t)handles.len / sizeof(Value);
+    for (uint64_t i = 0; texts && i < count; i++)
+        if (!append_text((Tree *)self, ((const Value *)handles.buf)[i], texts))
+            Py_CLEAR(texts);
+    PyBuffer_Release(&handles);
+    return texts;
 }
 
 static PyObject *tree_lengths(PyObject *self, PyObject *args)
@@ -258,16 +306,19 @@ static bool read_pickle(Tree *tree, PyObject *convert)
 
 static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"buffer", "seed", "convert", NULL};
+    static char *names[] = {"buffer", "seed", "convert", "memory_limit", "max_keys", NULL};
     PyObject *buffer, *convert;
     const char *seed;
     Py_ssize_t seed_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#O:PickledTree", names, &buffer, &seed, &seed_bytes,
-                                     &convert))
+    unsigned long long memory_limit, max_keys;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#OKK:PickledTree", names, &buffer, &seed, &seed_bytes,
+                                     &convert, &memory_limit, &max_keys))
         return NULL;
     Tree *tree = (Tree *)type->tp_alloc(type, 0);
     if (!tree)
         return NULL;
+    tree->memory_limit = memory_limit;
+    tree->max_keys = max_keys;
     memcpy(tree->hash_key, seed, Py_MIN((size_t)seed_bytes, sizeof tree->hash_key));
     if (PyObject_GetBuffer(buffer, &tree->file, PyBUF_SIMPLE) == 0 && read_pickle(tree, convert))
         return (PyObject *)tree;
@@ -278,6 +329,8 @@ static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named)
 static PyMethodDef tree_methods[] = {
     {"kind", tree_kind, METH_O, "Return the kind of a node."},
     {"scalar", tree_scalar, METH_O, "Return a scalar as a Python object."},
+    {"length", tree_length, METH_O, "Return the number of items of a list, or of keys of a dictionary."},
+    {"texts", tree_texts, METH_O, "Return the texts of nodes; the empty text for other nodes."},
     {"members", tree_members, METH_O, "Return a dict from the keys of a dictionary to the handles of its values."},
     {"lengths", tree_lengths, METH_VARARGS, "Count the items of lists."},
     {"gather", tree_gather, METH_VARARGS, "Concatenate the items of lists."},

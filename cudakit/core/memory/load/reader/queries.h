@@ -13,7 +13,7 @@ typedef struct {
     uint32_t key;       /* for look_up_key: a blob */
     void *out, *out2;   /* the results: one item per handle, unless stated otherwise */
     uint64_t out_bytes; /* the size of `out` */
-    const char *reason; /* why the query was rejected: "handle", "kind", "space" or "memory" */
+    const char *reason; /* why the query was rejected: "handle", "kind", "keys", "space" or "memory" */
     Value node;         /* the rejected node */
 } Query;
 

@@ -73,6 +73,7 @@ static Value *allocate_items(Tree *tree, uint64_t count)
             return NULL;
         chunk->next = tree->chunks;
         tree->chunks = chunk;
+        tree->chunk_bytes += size * sizeof(Value);
         tree->free_items = chunk->items;
         tree->free_count = size;
     }
@@ -99,6 +100,14 @@ bool grow_items(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, 
     *items = larger;
     *capacity = (uint32_t)wanted;
     return true;
+}
+
+uint64_t tree_bytes(const Tree *tree)
+{
+    uint64_t arrays = tree->blobs.capacity * sizeof(Span) + tree->converted.capacity +
+                      tree->lists.capacity * sizeof(List) + tree->dicts.capacity * sizeof(Dict) +
+                      tree->shapes.capacity * sizeof(Shape);
+    return arrays + (tree->blob_table.size + tree->shape_table.size) * sizeof(uint64_t) + tree->chunk_bytes;
 }
 
 void tree_free(Tree *tree)

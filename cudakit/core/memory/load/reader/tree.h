@@ -34,7 +34,8 @@
  *
  * Hostile files. Time and memory are linear in the size of the file: an opcode stores a bounded
  * number of items, a declared length is compared with the rest of the file before it is used, and a
- * memo index must be smaller than the number of bytes read. Hash functions are keyed with random
+ * memo index must be smaller than the number of bytes read. The caller limits the memory in bytes,
+ * because a compressed file can be large in this form. Hash functions are keyed with random
  * bytes, so that a file cannot contain prepared collisions. Handles come back from Python unchecked,
  * so every query checks them (is_node). Nodes can contain themselves: every walk is bounded by a
  * depth. machine.py is the same machine in Python; tests require that both accept the same files, and
@@ -100,6 +101,7 @@ typedef struct Chunk {
 } Chunk;
 
 #define CHUNK_ITEMS ((uint64_t)1 << 17)
+#define CHECK_INTERVAL 1024
 
 typedef struct {
     PyObject_HEAD
@@ -111,10 +113,13 @@ typedef struct {
     Vector dicts;     /* Dict */
     Vector shapes;    /* Shape; number 0 has no keys */
     Table blob_table, shape_table;
-    Chunk *chunks; /* memory for the items of lists and the values of dictionaries */
+    Chunk *chunks;        /* memory for the items of lists and the values of dictionaries */
+    uint64_t chunk_bytes; /* the size of all chunks */
     Value *free_items;
     uint64_t free_count;
     Value root;
+    uint64_t memory_limit; /* bytes that parsing may take, checked every CHECK_INTERVAL opcodes */
+    uint64_t max_keys;     /* of a dictionary that Python asks for as a whole */
 } Tree;
 
 static inline Span blob_at(const Tree *tree, Value value)
@@ -167,6 +172,9 @@ uint32_t shape_with_key(Tree *tree, uint32_t parent, uint32_t key);
 
 /* Makes the capacity at least length + extra items; keeps the first `length`. False: out of memory. */
 bool grow_items(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra);
+
+/* Returns the bytes of all arrays, tables and chunks of a tree. */
+uint64_t tree_bytes(const Tree *tree);
 
 /* Frees all memory that a tree owns, but not the tree itself. */
 void tree_free(Tree *tree);

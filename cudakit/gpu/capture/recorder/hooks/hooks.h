@@ -12,11 +12,19 @@
  * return false and write the reason to ``error``. */
 bool subscription_begin(const char *library, bool memory_only, char *error, size_t error_bytes);
 
-/* Register the handlers of forks and of the process exit, once. */
-void subscription_register_handlers(void);
-
 /* Stop recording. Also runs at process exit: after the program, and before the driver's exit handlers. */
 void subscription_end(void);
+
+/* Record NVTX, to a spool that is open, and handle forks and the end of the process. A recording without a subscription
+ * needs it; subscription_begin() calls it, too. Does nothing if it was called before. */
+void tracing_begin(void);
+
+/* Start or stop recording the calls of NVTX. */
+void nvtx_enable(bool enable);
+
+/* Make NVTX load this library in the process and its children. Return NULL, or the path of another library that the user
+ * has chosen and that is loaded instead. Call it before the program uses NVTX. */
+const char *nvtx_inject(void);
 
 /* Handle a callback of the Sanitizer API. */
 void on_callback(void *unused, int domain, uint32_t cbid, const void *data);

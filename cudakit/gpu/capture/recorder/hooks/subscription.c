@@ -12,12 +12,13 @@
 #include "model/graphs.h"
 #include "model/ids.h"
 #include "model/kernels.h"
+#include "model/ranges.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 #include "write/spool.h"
 
 static Sanitizer_SubscriberHandle subscriber;
-static bool is_subscribed;
+static bool is_subscribed, is_tracing; /* is_tracing: NVTX ranges are recorded */
 
 /* A callback to subscribe, except those of driver calls. cbid 0 subscribes all callbacks of the domain. */
 typedef struct {
@@ -160,6 +161,7 @@ static void after_fork_in_child(void)
     memset(&this_thread, 0, sizeof this_thread);
     spool_forked();
     call_sites_clear();
+    ranges_clear();
     graphs_clear();
     kernels_clear();
     ids_clear();
@@ -174,10 +176,12 @@ static void register_process_handlers(void)
     atexit(subscription_end);
 }
 
-void subscription_register_handlers(void)
+void tracing_begin(void)
 {
     static pthread_once_t handlers_registered = PTHREAD_ONCE_INIT;
     pthread_once(&handlers_registered, register_process_handlers);
+    is_tracing = true;
+    nvtx_enable(true);
 }
 
 bool subscription_begin(const char *library, bool memory_only, char *error, size_t error_bytes)
@@ -200,17 +204,21 @@ bool subscription_begin(const char *library, bool memory_only, char *error, size
         subscription_end();
         return false;
     }
-    subscription_register_handlers();
+    tracing_begin();
     return true;
 }
 
 void subscription_end(void)
 {
-    if (!is_subscribed)
+    if (!is_subscribed && !is_tracing)
         return;
-    exact_finish();
-    is_subscribed = false;
-    sanitizer.unsubscribe(subscriber);
+    nvtx_enable(false);
+    is_tracing = false;
+    if (is_subscribed) {
+        exact_finish();
+        is_subscribed = false;
+        sanitizer.unsubscribe(subscriber);
+    }
     pthread_mutex_lock(&recorder_lock);
     spool_close();
     pthread_mutex_unlock(&recorder_lock);

@@ -18,6 +18,7 @@
 struct backward_pass {
     call_site start_stack;
     pthread_t thread;
+    const open_ranges *ranges; /* of the thread, which is blocked in the pass */
     backward_pass *next_pass;
 };
 
@@ -103,6 +104,15 @@ uint32_t call_site_id(const call_site *stack)
     return stack->depth > 0 ? stack_id(stack, false) : backward_stack_id();
 }
 
+const open_ranges *backward_ranges(bool *is_backward_thread)
+{
+    const backward_pass *pass = active_passes;
+    if (!pass || pass->next_pass)
+        return NULL;
+    *is_backward_thread = is_autograd_thread();
+    return pass->ranges;
+}
+
 void backward_record_ranges(void)
 {
     ranges_are_recorded = true;
@@ -136,9 +146,11 @@ backward_pass *backward_begin(void)
         return NULL;
     call_site_read(&pass->start_stack);
     pass->thread = pthread_self();
+    pass->ranges = &this_thread.open_ranges;
     pthread_mutex_lock(&recorder_lock);
     bool is_new = starts_new_pass(pass->thread);
     if (is_new) {
+        ranges_end_copies();
         pass->next_pass = active_passes;
         active_passes = pass;
         record_range(KIND_RANGE_PUSH, pass);
@@ -160,6 +172,7 @@ void backward_end(backward_pass *pass)
         link = &(*link)->next_pass;
     if (*link) { /* the child of a fork has no registered passes */
         *link = pass->next_pass;
+        ranges_end_copies();
         record_range(KIND_RANGE_POP, pass);
     }
     pthread_mutex_unlock(&recorder_lock);

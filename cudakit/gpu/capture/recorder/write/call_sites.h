@@ -2,8 +2,10 @@
 #ifndef CK_CALL_SITES_H
 #define CK_CALL_SITES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "model/ranges.h"
 #include "walker.h"
 
 #define MAX_FRAMES 64
@@ -34,6 +36,10 @@ uint32_t call_site_id(const call_site *stack);
 typedef struct backward_pass backward_pass;
 backward_pass *backward_begin(void);
 void backward_end(backward_pass *pass); /* does nothing if ``pass`` is NULL */
+
+/* While one backward pass is active, return the open ranges of the thread that started it, and set whether the calling
+ * thread is one of autograd's. Return NULL if no pass is active, or several are. The lock is held. */
+const open_ranges *backward_ranges(bool *is_backward_thread);
 
 /* From now on, also record each backward pass as a range of the domain "cudakit". */
 void backward_record_ranges(void);

@@ -106,10 +106,17 @@ typedef struct {
         } host_call;
         struct {
             uint32_t name, domain; /* text ids */
-        } range_push, mark;
+            uint64_t number;       /* of a range of the process; 0: of the thread */
+            uint8_t is_copy;
+        } range_push;
         struct {
             uint32_t domain; /* text id */
+            uint64_t number;
+            uint8_t is_copy;
         } range_pop;
+        struct {
+            uint32_t name, domain; /* text ids */
+        } mark;
         struct {
             uint32_t what;
             uint64_t count;

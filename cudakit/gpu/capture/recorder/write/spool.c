@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -33,6 +34,11 @@ typedef struct __attribute__((packed)) {
     uint64_t bytes;
 } block_header;
 
+typedef struct {
+    char *text;
+    uint32_t id;
+} written_string;
+
 static char directory[PATH_MAX - 64];
 static char *segment; /* start of the mapped file; NULL if no segment is open */
 static size_t end_offset, segment_bytes;
@@ -41,7 +47,9 @@ static unsigned segment_count;
 static unsigned chain_number; /* > 0 if a program before exec wrote a trace under this process id */
 static uint32_t string_count, stack_count;
 static uint32_t segment_failures; /* number of failures to begin a segment, since the last success */
-static hash_table string_ids;     /* ids of written strings, by hash */
+static written_string *strings;   /* copies of the written strings: two strings can have the same hash */
+static size_t string_capacity, stored_count;
+static hash_table string_numbers; /* index + 1 in ``strings``, by the key that find_string returns */
 static uint64_t lost_count, reported_lost_count, written_count;
 static int loss_errno;
 
@@ -58,12 +66,21 @@ static void unmap_segment(void)
     segment = NULL;
 }
 
+static void forget_strings(void)
+{
+    for (size_t i = 0; i < stored_count; i++)
+        free(strings[i].text);
+    hash_table_clear(&string_numbers);
+    stored_count = 0;
+    string_count = 0;
+}
+
 void spool_forked(void)
 {
     unmap_segment();
-    hash_table_clear(&string_ids);
+    forget_strings();
     segment_count = chain_number = segment_failures = 0;
-    string_count = stack_count = 0;
+    stack_count = 0;
     lost_count = reported_lost_count = written_count = 0;
 }
 
@@ -247,22 +264,60 @@ void spool_records(const record *records, size_t count)
     report_loss(false);
 }
 
+/* Return the id of a written string, or 0 if it was not written. Set ``key`` to the key of the string: its hash or, if
+ * other strings have this hash, the next free number. */
+static uint32_t find_string(const char *text, size_t length, uint64_t *key)
+{
+    *key = hash_of(text, length);
+    for (uint32_t number; (number = hash_table_get(&string_numbers, *key));) {
+        const written_string *written = &strings[number - 1];
+        if (!strncmp(written->text, text, length) && !written->text[length])
+            return written->id;
+        *key = *key + 1 ? *key + 1 : 1; /* key 0 means "no entry" */
+    }
+    return 0;
+}
+
+/* Store a string that was just written. Without memory the string is written again when it is needed again. */
+static void store_string(const char *text, size_t length, uint64_t key, uint32_t id)
+{
+    written_string *larger = array_reserve(strings, &string_capacity, stored_count + 1, sizeof *strings, 1024);
+    if (!larger)
+        return;
+    strings = larger;
+    char *copy = strndup(text, length);
+    if (!copy)
+        return;
+    strings[stored_count] = (written_string){copy, id};
+    if (hash_table_put(&string_numbers, key, (uint32_t)stored_count + 1))
+        free(copy);
+    else
+        stored_count++;
+}
+
 uint32_t spool_text(const char *text)
 {
     static char payload[sizeof(uint32_t) + TEXT_LIMIT]; /* protected by the lock */
     uint32_t length = text ? (uint32_t)strnlen(text, TEXT_LIMIT) : 0;
     if (!length)
         return 0;
-    uint64_t hash = hash_of(text, length);
-    uint32_t id = hash_table_get(&string_ids, hash);
+    uint64_t key;
+    uint32_t id = find_string(text, length, &key);
     if (id)
         return id;
     memcpy(payload, &length, sizeof length);
     memcpy(payload + sizeof length, text, length);
     if (append("text", 1, payload, sizeof length + length))
         return 0;
-    hash_table_put(&string_ids, hash, ++string_count);
+    store_string(text, length, key, ++string_count);
     return string_count;
+}
+
+bool spool_has_text(const char *text)
+{
+    const size_t length = strnlen(text, TEXT_LIMIT);
+    uint64_t key;
+    return !length || find_string(text, length, &key);
 }
 
 uint32_t spool_stack(const spool_frame *frames, uint32_t depth)

@@ -7,6 +7,7 @@
 #ifndef CK_SPOOL_H
 #define CK_SPOOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -31,6 +32,9 @@ void spool_records(const record *records, size_t count);
 
 /* Return the id of a string; a string without an id is written to the trace first. Return 0 on failure. */
 uint32_t spool_text(const char *text);
+
+/* Return whether a string has an id; true for the empty string. */
+bool spool_has_text(const char *text);
 
 /* Write a call stack, innermost frame first, and return its id, or 0 on failure. ``function`` and ``file`` are string
  * ids. */

@@ -36,7 +36,7 @@ _TF32_MANTISSA_BITS = 10
 _BF16_MANTISSA_BITS = 7
 # The NaN of both fp8 formats ("FP8 Formats for Deep Learning", arXiv 2209.05433, table 1).
 _FP8_NAN = 0x7F
-# Limit of host memory for results; the last result is always kept.
+# Limit of the host memory for cached results. The last result is kept even if it is larger.
 _CACHE_BYTES = 256 << 20
 
 
@@ -79,7 +79,7 @@ def round_to(values: Floats, element: Element) -> Bits:
 
 
 def _factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
-    """Return the transposed matrices of a batch as the values that enter the sums."""
+    """Decode the matrices of a batch, transposed as stored; tf32 is rounded as tensor cores do."""
     if gemm.dtype == "tf32":
         columns = _round_mantissa(columns, _TF32_MANTISSA_BITS).view(np.float32)
     return decode(columns, matrix.element).reshape(matrix.batch, matrix.columns, matrix.rows)
@@ -120,7 +120,7 @@ class ResultCache:
         return self._results[key]
 
     def _store(self, key: tuple[Gemm, bytes], product: Bits) -> None:
-        """Store a result, and evict the oldest ones."""
+        """Store a result, and evict the oldest results above the size limit."""
         self._results[key] = product
         total_bytes = sum(result.nbytes for result in self._results.values())
         for oldest in [*self._results][:-1]:

@@ -25,7 +25,7 @@ from cudakit.gpu.api.elements import (
 )
 from cudakit.gpu.api.gemm import DATA_TYPES, EPILOGUES, LAYOUTS, Gemm, GemmSettings
 from cudakit.gpu.sim import Sim
-from cudakit.gpu.sim.product import ResultCache, multiply, round_to
+from cudakit.gpu.sim.numpy_gemm import ResultCache, multiply, round_to
 
 INF, NAN = float("inf"), float("nan")
 

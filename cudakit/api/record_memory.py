@@ -1,0 +1,128 @@
+"""Record the memory of a block of this process, as ``cudakit run --memory`` does for a program."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from cudakit.core.memory.record.jax_profile import arrays_of_message
+from cudakit.core.memory.record.pools import JAX
+from cudakit.core.memory.record.process import ProcessMemory
+from cudakit.core.memory.record.snapshot_file import build_snapshot, write_snapshot
+from cudakit.gpu.capture.memory_recording import MemorySource, begin_memory
+from cudakit.gpu.capture.torch_import import after_import
+from cudakit.gpu.capture.torch_memory import TorchHistory
+from cudakit.trace.spool import Batch
+
+
+class MemoryRecording:
+    """The recording of a block: the files that were written, and notes on what is not recorded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files: list[Path] = []
+        self.notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def record_memory(
+    path: str | os.PathLike[str] = "cudakit-memory.pickle",
+    *,
+    max_entries: int = 200_000,
+    stacks: Literal["python", "all"] = "python",
+) -> Iterator[MemoryRecording]:
+    """Record the GPU memory of a ``with`` block, for ``cudakit memviz``; also a decorator.
+
+    Records PyTorch's history, the pools of CuPy, Numba, RMM and JAX, and, if the first block begins before
+    CUDA is initialized, every allocation from the driver, with the Sanitizer API. The snapshot has PyTorch's
+    format. It is written to ``path`` when the block ends, also after an exception. When PyTorch's memory
+    first runs out in the block, another snapshot is written before the error is raised, to a name with
+    ``-oom``, such as ``cudakit-memory-oom.pickle``. Existing files are replaced. The snapshot has the last
+    ``max_entries`` events of each device; with ``stacks`` "all" PyTorch's events also have C++ frames.
+
+    The block yields an object with ``path``, ``files`` (the files written so far) and ``notes`` (what is not
+    recorded, and why). Memory that a pool allocated before the first block is not recorded. PyTorch's history
+    has one state per process: do not nest blocks, and do not call ``_record_memory_history`` in a block.
+
+    >>> with cudakit.record_memory("step.pickle") as recording:  # doctest: +SKIP
+    ...     train_step()
+    """
+    place = Path(path).absolute()
+    recording = MemoryRecording(place)
+    session = _session()
+    recording.notes = session.source.notes
+
+    def write(torch: dict[str, Any] | None, to: Path) -> None:
+        write_snapshot(session.snapshot(torch), to)
+        recording.files.append(to)
+
+    oom_path = place.with_stem(f"{place.stem}-oom")
+    history = TorchHistory(
+        max_entries=max_entries, stacks=stacks, write_oom=lambda torch: write(torch, oom_path)
+    )
+    session.begin(history, max_entries)
+    try:
+        yield recording
+    finally:
+        write(session.end(), place)
+        recording.notes = session.source.notes
+
+
+class _Session:
+    """The recording of this process, which goes on until the process ends."""
+
+    def __init__(self) -> None:
+        self._memory = ProcessMemory()
+        self._jax_messages: list[str] = []
+        self._history: TorchHistory | None = None  # of the current block
+        self.source: MemorySource = begin_memory(self._feed, self._jax_messages.append)
+        after_import("torch", self._start_history)
+
+    def begin(self, history: TorchHistory, max_entries: int) -> None:
+        """Begin a block: drop the events so far, but not the memory in use."""
+        self._history = history
+        if sys.modules.get("torch") is not None:
+            self._start_history()
+        with self._drained():
+            self._memory.model.forget_entries()
+            self._memory.model.max_entries = max_entries
+            self._memory.ranges.clear()
+
+    def end(self) -> dict[str, Any] | None:
+        """End a block; return the snapshot of PyTorch, None if torch was never imported."""
+        history, self._history = self._history, None
+        return history.stop() if history else None
+
+    def _start_history(self) -> None:
+        if self._history:
+            self._history.start()
+
+    def snapshot(self, torch: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the snapshot of this moment; ``torch`` is that of PyTorch, which is changed."""
+        if self.source.hooks:
+            self.source.hooks.profile_jax()
+        with self._drained():
+            while self._jax_messages:
+                time_ns, arrays = arrays_of_message(self._jax_messages.pop(0))
+                self._memory.model.replace_blocks(JAX, arrays, time_ns)
+            offset_ns = time.time_ns() - time.monotonic_ns()
+            return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch=torch)
+
+    def _drained(self) -> Any:
+        return self.source.recording.drained() if self.source.recording else nullcontext()
+
+    def _feed(self, batch: Batch) -> None:
+        if not batch.simulated:
+            self._memory.feed(batch)
+
+
+@cache
+def _session() -> _Session:
+    """Return the recording of this process, shared by all blocks: CUDA can be recorded only once."""
+    return _Session()

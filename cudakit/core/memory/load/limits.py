@@ -1,0 +1,83 @@
+"""Limits of the memory and the time that one snapshot file can cost.
+
+A small file can describe a large snapshot: compression repeats bytes, and a pickle can use one list or
+dictionary many times. So a file gets one budget for all of its devices and tables, in proportion to its size.
+In real snapshots an event takes 7 bytes of a compressed file and 70 of a pickle, or more; analyzing it needs
+about 300 bytes and 2 microseconds. A file of 5 MB is thereby analyzed within 10 seconds and 1.5 GB.
+"""
+
+from __future__ import annotations
+
+from cudakit.errors import SnapshotError
+
+_MIB = 1 << 20
+
+# A dictionary of a snapshot has at most about 40 keys, and the settings about 40 values.
+MAX_KEYS = 10_000
+MAX_PLAIN_ITEMS = 10_000
+
+
+class Budget:
+    """The rows, list items, frames, characters and bytes that one file may still use.
+
+    A row is an event, segment, block, annotation, or a distinct frame, text or pool. Every method raises
+    SnapshotError if its budget is exceeded.
+    """
+
+    def __init__(
+        self, file_bytes: int, content_bytes: int, memory_bytes: int | None = None
+    ) -> None:
+        self._rows = min(10_000 + content_bytes // 8, 1_000_000 + file_bytes // 4)
+        self._items = min(10_000 + content_bytes, 2_000_000 + file_bytes // 2)
+        self._frames = min(10_000 + content_bytes, 500_000 + file_bytes // 8)
+        self._characters = min(_MIB + 200 * content_bytes, 64 * _MIB + 20 * file_bytes)
+        self._sizes = f"{file_bytes:,} bytes ({content_bytes:,} decompressed)"
+        memory = memory_share(memory_bytes)
+        # Python objects of an uncompressed snapshot take at most 20 bytes per byte.
+        self._object_bytes = min(768 * _MIB + 64 * file_bytes, memory)
+        # Trees of real snapshots take at most 2.2 bytes per byte.
+        self.tree_bytes = min(256 * _MIB + 3 * content_bytes, memory)
+
+    def spend_rows(self, count: int) -> None:
+        """Count rows of the tables of a snapshot."""
+        self._rows -= count
+        if self._rows < 0:
+            raise self._expansion_error()
+
+    def spend_items(self, count: int) -> None:
+        """Count items that are read from lists."""
+        self._items -= count
+        if self._items < 0:
+            raise self._expansion_error()
+
+    def spend_stacks(self, frames: int, characters: int) -> None:
+        """Count the frames and the characters of the distinct call stacks of a device."""
+        self._frames -= frames
+        self._characters -= characters
+        if self._frames < 0 or self._characters < 0:
+            raise self._expansion_error()
+
+    def check_objects(self, estimated_bytes: int) -> None:
+        """Check an estimate of the memory that the Python objects of the content take."""
+        if estimated_bytes > self._object_bytes:
+            raise memory_error(self._object_bytes)
+
+    def _expansion_error(self) -> SnapshotError:
+        return SnapshotError(
+            f"the file expands to more events, blocks or call stacks than a snapshot of {self._sizes} has",
+            hint="if you trust the file and it is compressed, decompress it first",
+        )
+
+
+def memory_share(memory_bytes: int | None) -> int:
+    """Return the bytes that the content of a file, or its tree, may take: half of the available memory."""
+    return 1 << 62 if memory_bytes is None else memory_bytes // 2
+
+
+def memory_error(limit_bytes: int) -> SnapshotError:
+    """Return the error for a file whose content takes too much memory."""
+    return SnapshotError(
+        f"reading the file needs more than {limit_bytes // _MIB:,} MiB of memory: the limit for its size, or "
+        "half of the available memory",
+        hint="if you trust the file, decompress it first, or use a machine with more memory",
+    )

@@ -1,0 +1,102 @@
+"""Record the memory of this process: allocations from the driver, and the pools of libraries."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
+from cudakit.gpu.capture.pool_hooks import PoolHooks
+from cudakit.gpu.capture.preflight import Ready, preflight
+from cudakit.gpu.capture.recording import (
+    Consume,
+    CudaRecording,
+    Recording,
+    frame_walker,
+    load_native_module,
+)
+from cudakit.gpu.capture.torch_import import after_import, attribute_backward
+from cudakit.trace.losses import PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySource:
+    """The recording of the memory of this process, until it ends."""
+
+    recording: Recording | None  # None if nothing but PyTorch's own history is recorded
+    hooks: PoolHooks | None
+    notes: tuple[str, ...]  # what is not recorded, and why
+
+
+def begin_memory(consume: Consume, consume_jax: Callable[[str], None]) -> MemorySource:
+    """Start recording the memory of this process with every interface that works.
+
+    Allocations from the driver are recorded if CUDA has not been initialized, and the Sanitizer API is
+    installed and used by no other tool. ``consume`` gets batches of the trace, ``consume_jax`` profiles of
+    JAX.
+    """
+    paths = SearchPaths.of_this_process()
+    try:
+        recorder = load_native_module("_recorder", find_recorder(paths))
+        walker = frame_walker(find_frame_readers(paths))
+    except EnvironmentUnusable as error:
+        return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error.message}",))
+    library, why_not = _sanitizer_library()
+    directory = Path(mkdtemp(prefix=PREFIX))
+    notes = [f"allocations from the driver are not recorded: {why_not}"] if why_not else []
+    try:
+        library = _start(recorder, directory, library, walker, notes)
+    except RuntimeError as error:
+        shutil.rmtree(directory)
+        return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error}",))
+    recording = Recording(consume, directory, CudaRecording(memory_only=True))
+    hooks = PoolHooks(recorder, _attempt(notes), consume_jax, driver_is_recorded=bool(library))
+    hooks.watch(after_import)
+    after_import("torch", partial(attribute_backward, recorder, ranges=True))
+    return MemorySource(recording, hooks, tuple(notes))
+
+
+def _start(recorder: Any, directory: Path, library: str, walker: int, notes: list[str]) -> str:
+    """Start the recorder; return the library that it uses, empty if it records no calls of CUDA."""
+    try:
+        nvtx_tool = recorder.start(str(directory), library, walker, [], True)
+    except RuntimeError as error:
+        if not library:
+            raise
+        notes.append(f"allocations from the driver are not recorded: {error}")
+        library = ""
+        nvtx_tool = recorder.start(str(directory), library, walker, [], True)
+    if nvtx_tool:
+        notes.append(f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {nvtx_tool}")
+    return library
+
+
+def _sanitizer_library() -> tuple[str, str]:
+    """Return the path of the Sanitizer API, or an empty one and the reason why it cannot be used."""
+    from cudakit.gpu.cuda.current import device_count
+    from cudakit.gpu.cuda.driver import is_initialized
+
+    if is_initialized():
+        return "", "CUDA was initialized before the block"
+    readiness = preflight(None)
+    if isinstance(readiness, Ready):
+        return str(readiness.library), ""
+    return "", readiness.message if device_count() else ""
+
+
+def _attempt(notes: list[str]) -> Callable[[Callable[[], None]], None]:
+    """Return a function that runs an action, and keeps its failure as a note."""
+
+    def attempt(action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 must not disturb the program
+            notes.append(f"{type(error).__name__}: {error}")
+
+    return attempt

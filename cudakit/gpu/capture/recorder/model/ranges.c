@@ -1,0 +1,205 @@
+#include "model/ranges.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "recorder.h"
+#include "write/call_sites.h"
+#include "write/spool.h"
+
+#define MAX_NAME_BYTES 1024
+/* Names can contain numbers, such as that of a step. A bound, because the names stay in memory until the end. */
+#define MAX_NAMES 65536
+#define TOO_MANY_NAMES "(range with one of too many names)"
+#define MAX_COPIES 64 /* threads of one backward pass; autograd has one for each device */
+
+static uint32_t names;      /* distinct names so far */
+static uint64_t last_start; /* number of the last range of the process */
+
+/* The threads that have copies of ranges now, and the copied ranges. */
+static struct {
+    uint64_t threads[MAX_COPIES];
+    size_t thread_count;
+    uint32_t generation; /* incremented when all copies end */
+    open_ranges ranges;
+} copies = {.generation = 1};
+
+/* --- names -------------------------------------------------------------------------------------- */
+
+/* Return the length of a name without an incomplete UTF-8 character at its end. */
+static size_t cut_length(const char *name, size_t length)
+{
+    size_t end = length;
+    while (end && ((uint8_t)name[end] & 0xC0) == 0x80)
+        end--;
+    return end;
+}
+
+static uint32_t name_id(const char *name)
+{
+    static char shortened[MAX_NAME_BYTES + 1]; /* protected by the lock */
+    size_t length = strnlen(name, sizeof shortened);
+    if (length > MAX_NAME_BYTES) {
+        memcpy(shortened, name, cut_length(name, MAX_NAME_BYTES));
+        shortened[cut_length(name, MAX_NAME_BYTES)] = 0;
+        name = shortened;
+    }
+    if (spool_has_text(name))
+        return spool_text(name);
+    if (names == MAX_NAMES)
+        return spool_text(TOO_MANY_NAMES);
+    names++;
+    return spool_text(name);
+}
+
+/* --- records ------------------------------------------------------------------------------------ */
+
+/* ``number``: of a range of the process, or 0. */
+static void write_push(uint32_t name, uint32_t domain, uint64_t number, bool is_copy)
+{
+    record rec = record_begin(KIND_RANGE_PUSH, 0, 0, 0);
+    rec.range_push.name = name;
+    rec.range_push.domain = domain;
+    rec.range_push.number = number;
+    rec.range_push.is_copy = is_copy;
+    record_append(&rec);
+}
+
+static void write_pop(uint32_t domain, uint64_t number)
+{
+    record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);
+    rec.range_pop.domain = domain;
+    rec.range_pop.number = number;
+    record_append(&rec);
+}
+
+static uint32_t stored_ranges(const open_ranges *open)
+{
+    return open->count < MAX_OPEN_RANGES ? open->count : MAX_OPEN_RANGES;
+}
+
+static int depth_in_domain(const open_ranges *open, uint32_t domain)
+{
+    int depth = 0;
+    for (uint32_t i = 0; i < stored_ranges(open); i++)
+        depth += open->ranges[i].domain == domain;
+    return depth;
+}
+
+int range_push(const char *name, const char *domain)
+{
+    open_ranges *open = &this_thread.open_ranges;
+    pthread_mutex_lock(&recorder_lock);
+    uint32_t name_number = name_id(name), domain_number = name_id(domain);
+    const int depth = depth_in_domain(open, domain_number);
+    write_push(name_number, domain_number, 0, false);
+    if (open->count < MAX_OPEN_RANGES) {
+        open->ranges[open->count].name = name_number;
+        open->ranges[open->count].domain = domain_number;
+    }
+    open->count++;
+    pthread_mutex_unlock(&recorder_lock);
+    return depth;
+}
+
+/* Remove the innermost range of a domain. Return false if none is open. */
+static bool remove_range(open_ranges *open, uint32_t domain)
+{
+    if (open->count > MAX_OPEN_RANGES) {
+        open->count--;
+        return true;
+    }
+    uint32_t i = open->count;
+    while (i && open->ranges[i - 1].domain != domain)
+        i--;
+    if (!i)
+        return false;
+    memmove(open->ranges + i - 1, open->ranges + i, (open->count - i) * sizeof *open->ranges);
+    open->count--;
+    return true;
+}
+
+int range_pop(const char *domain)
+{
+    pthread_mutex_lock(&recorder_lock);
+    const uint32_t domain_number = name_id(domain);
+    const bool is_open = remove_range(&this_thread.open_ranges, domain_number);
+    const int depth = is_open ? depth_in_domain(&this_thread.open_ranges, domain_number) : -1;
+    if (is_open)
+        write_pop(domain_number, 0);
+    pthread_mutex_unlock(&recorder_lock);
+    return depth;
+}
+
+uint64_t range_start(const char *name, const char *domain)
+{
+    pthread_mutex_lock(&recorder_lock);
+    const uint64_t number = ++last_start;
+    write_push(name_id(name), name_id(domain), number, false);
+    pthread_mutex_unlock(&recorder_lock);
+    return number;
+}
+
+void range_end(uint64_t number)
+{
+    pthread_mutex_lock(&recorder_lock);
+    if (number && number <= last_start)
+        write_pop(0, number);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+void range_mark(const char *name, const char *domain)
+{
+    pthread_mutex_lock(&recorder_lock);
+    record rec = record_begin(KIND_MARK, 0, 0, 0);
+    rec.mark.name = name_id(name);
+    rec.mark.domain = name_id(domain);
+    record_append(&rec);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* --- backward passes ---------------------------------------------------------------------------- */
+
+void ranges_copy_to_backward_thread(void)
+{
+    if (this_thread.copy_generation == copies.generation)
+        return;
+    bool is_backward_thread;
+    const open_ranges *open = backward_ranges(&is_backward_thread);
+    if (!open)
+        return; /* no backward pass is active: nothing to remember, one may begin later */
+    this_thread.copy_generation = copies.generation;
+    if (!is_backward_thread || copies.thread_count == MAX_COPIES)
+        return;
+    if (!copies.thread_count)
+        copies.ranges = *open;
+    copies.threads[copies.thread_count++] = this_thread.id;
+    for (uint32_t i = 0; i < stored_ranges(&copies.ranges); i++)
+        write_push(copies.ranges.ranges[i].name, copies.ranges.ranges[i].domain, 0, true);
+}
+
+static void write_copy_end(uint64_t thread, uint32_t domain)
+{
+    record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);
+    rec.thread = thread;
+    rec.range_pop.domain = domain;
+    rec.range_pop.is_copy = true;
+    record_append(&rec);
+}
+
+void ranges_end_copies(void)
+{
+    copies.generation++;
+    for (size_t i = 0; i < copies.thread_count; i++)
+        for (uint32_t j = stored_ranges(&copies.ranges); j-- > 0;)
+            write_copy_end(copies.threads[i], copies.ranges.ranges[j].domain);
+    copies.thread_count = 0;
+}
+
+void ranges_clear(void)
+{
+    names = 0;
+    copies.thread_count = 0;
+    copies.generation++;
+}

@@ -1,0 +1,41 @@
+/* Named ranges and marks of NVTX: the records of them, and the open ranges of each thread. */
+#ifndef CK_RANGES_H
+#define CK_RANGES_H
+
+#include <stdint.h>
+
+/* More open ranges of one thread are recorded, but autograd's threads do not get a copy of them. */
+#define MAX_OPEN_RANGES 32
+
+/* The open ranges of a thread, outermost first; ``count`` includes those beyond the array. */
+typedef struct {
+    struct {
+        uint32_t name, domain; /* text ids */
+    } ranges[MAX_OPEN_RANGES];
+    uint32_t count;
+} open_ranges;
+
+/* Begin and end a range of the calling thread. Return its depth among the ranges of its domain, from 0; ending returns
+ * -1 if no range of the domain is open. ``domain`` is empty for NVTX's default domain. Both take the lock. */
+int range_push(const char *name, const char *domain);
+int range_pop(const char *domain);
+
+/* Begin a range of the process, which any thread may end, and return its number, which is not 0. Takes the lock. */
+uint64_t range_start(const char *name, const char *domain);
+void range_end(uint64_t number);
+
+/* Record a mark. Takes the lock. */
+void range_mark(const char *name, const char *domain);
+
+/* Autograd's threads work inside the ranges of the thread that started the backward pass: before the first record of
+ * such a thread, write copies of these ranges for it. The lock is held. */
+void ranges_copy_to_backward_thread(void);
+
+/* End all copies: the backward pass has ended, or another one begins, so that it is unknown which of them a thread works
+ * for. The lock is held. */
+void ranges_end_copies(void);
+
+/* Forget the names and copies: a forked process has its own trace. */
+void ranges_clear(void);
+
+#endif
