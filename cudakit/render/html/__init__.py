@@ -8,8 +8,8 @@ from hashlib import sha256
 from importlib.resources import files
 
 from cudakit.document import Document, Explorer, Section, walk
+from cudakit.render.html.explorer import joined
 from cudakit.render.html.nodes import Place, columns_of, draw_nodes, is_empty
-from cudakit.render.html.scripts import joined
 from cudakit.render.markup import Markup, element, escape
 
 _NEWLINE = Markup("\n")
