@@ -74,13 +74,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(library: Path, code: str, *, before: str = "") -> None:
     program = f"import sys; sys.path.insert(0, {str(STAND_IN)!r})\n{before}{BEGIN}{FAKE_GPU}{code}"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", program, str(library)],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,9 @@ with nvtx.annotate("step 1"), nvtx.annotate("backward", domain="mine"):
     backward(nested_ranges)
 launch()
 with recording.drained():
-    events = [event for batch in taken for event in unpack(batch.records, batch.strings)]
+    events = []
+    for batch in taken:
+        events += unpack(batch.records, batch.strings)
 
 tracker, names = RangeTracker(), []
 for batch in taken:
@@ -436,7 +438,7 @@ def test_agent_attributes_work_of_autograd_threads(library: Path, tmp_path: Path
     program = f"library = {str(library)!r}\n{FAKE_GPU}\nbackward(launch)\nlaunch()\n"
     (tmp_path / "train.py").write_text(program)
     notices: list[object] = []
-    done = supervised(
+    result = supervised(
         ["train.py"],
         cwd=tmp_path,
         settings=settings,
@@ -445,5 +447,5 @@ def test_agent_attributes_work_of_autograd_threads(library: Path, tmp_path: Path
         PYTHONPATH=str(STAND_IN),
     )
 
-    assert (done.status, done.stderr, notices) == (0, "", [])
+    assert (result.status, result.stderr, notices) == (0, "", [])
     assert list(launch_stacks(taken)) == [[BACKWARD_FRAME, "backward", "<module>"], []]

@@ -21,6 +21,9 @@ _MAX_RANGES = 100_000
 # The domain of ranges and marks that cudakit records itself.
 OWN_DOMAIN = "cudakit"
 BACKWARD_RANGE = "backward pass"
+# The domains of CUB, Thrust and NCCL, which record a range for each of their calls. These would be taken for
+# the steps of the program.
+LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL"})
 # The mark of the moment that the final snapshot shows; later frees belong to the end of the process.
 END_MARK = "end of the program"
 
@@ -117,8 +120,9 @@ class ProcessMemory:
         self, kind: EventKind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
     ) -> None:
         domain, time_ns = strings[fields["domain"]], fields["time_ns"]
-        if fields.get("is_copy"):
-            return  # autograd's threads work within the range of the calling thread
+        # Autograd's threads have copies of the ranges of the thread that called ``backward()``.
+        if fields.get("is_copy") or domain in LIBRARY_DOMAINS:
+            return
         number = fields.get("number", 0)
         nested_in = number or (fields["thread"], domain)  # a range of the process nests in none
         open_ranges = self._open_ranges.setdefault(nested_in, [])
