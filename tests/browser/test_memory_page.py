@@ -146,7 +146,8 @@ def test_memory_page_bands_add_up_to_the_memory_in_use(
               const from = Math.floor(first + ((last - first) * column) / columns);
               const to = Math.max(from, Math.ceil(first + ((last - first) * (column + 1)) / columns) - 1);
               let highest = 0;
-              for (let event = from; event <= Math.min(to, model.events - 1); event++) highest = Math.max(highest, model.curves.active[event + 1]);
+              const end = Math.min(to, model.events - 1);
+              for (let e = from; e <= end; e++) highest = Math.max(highest, model.curves.active[e + 1]);
               let total = 0;
               for (let band = 0; band < count; band++) total += values[column * count + band];
               if (total !== highest) found.push([first, column, total, highest]);
