@@ -20,9 +20,9 @@ class Status(IntEnum):
     """The outcome of a check; a higher value is worse."""
 
     OK = 0
-    UNKNOWN = 1  # the check could not be made; never counts as a problem
-    WARN = 2  # CUDA works, but slowly or unexpectedly
-    FAIL = 3  # CUDA does not work, or not on every GPU
+    UNKNOWN = 1  # The check could not run; never counts as a problem.
+    WARN = 2  # CUDA works, but slowly or unexpectedly.
+    FAIL = 3  # CUDA does not work, or not on every GPU.
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,11 @@ class Finding:
     """The outcome of one check, with the reason."""
 
     status: Status
-    summary: str  # one line
-    evidence: Mapping[str, str] = field(default_factory=dict)  # observed values, by name
-    fix: tuple[str, ...] = ()  # commands or sentences, most promising first
+    summary: str  # The result in one line.
+    evidence: Mapping[str, str] = field(default_factory=dict)  # The observed values by label.
+    fix: tuple[
+        str, ...
+    ] = ()  # Commands or sentences that repair the problem, most promising first.
 
 
 Examine: TypeAlias = Callable[[RunContext], Finding]
@@ -40,10 +42,10 @@ Examine: TypeAlias = Callable[[RunContext], Finding]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check; its explanation is the docstring of ``examine``."""
+    """A check; the docstring of ``examine`` is its explanation."""
 
-    id: str  # CK and three digits; the id of a dropped check is never reused
-    title: str  # the statement that holds if the check passes
+    id: str  # CK and three digits; the id of a removed check is never reused.
+    title: str  # The statement that is true if the check passes.
     examine: Examine
 
     @property
@@ -63,11 +65,11 @@ class Check:
 
 
 class NotCheckable(Exception):
-    """Raised if a fact that a check needs is missing; the message is the reason."""
+    """A fact that a check needs is missing; the message is the reason."""
 
 
 def require(fact: _T | Unavailable, reason: str = "") -> _T:
-    """Return a fact. If it is Unavailable, raises NotCheckable with ``reason``, or with the fact's reason."""
+    """Return a fact. Raises NotCheckable if the fact is Unavailable; default ``reason``: the fact's."""
     if isinstance(fact, Unavailable):
         raise NotCheckable(reason or fact.reason)
     return fact
@@ -89,10 +91,10 @@ def fail(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> 
 
 
 def combine(findings: Iterable[Finding], *, otherwise: Finding) -> Finding:
-    """Join the findings that are not OK, worst first; return ``otherwise`` if there are none."""
+    """Return one finding for all that are not OK, worst first; ``otherwise`` if every finding is OK."""
     problems = sorted(
         (finding for finding in findings if finding.status is not Status.OK),
-        key=lambda item: -item.status,
+        key=lambda finding: -finding.status,
     )
     if not problems:
         return otherwise
@@ -109,27 +111,28 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-# --- the result ------------------------------------------------------------------------------------
+# --- the results of all checks
+# ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check and its finding."""
+    """A check and its finding."""
 
     id: str
-    theme: str
-    title: str  # the statement that holds if the check passes
+    theme: str  # The heading of a group of checks: "Driver", "GPU health".
+    title: str  # The statement that is true if the check passes.
     status: Status
-    summary: str  # one line
-    evidence: Mapping[str, str]  # observed values, by name
-    fix: tuple[str, ...]  # commands or sentences, most promising first
+    summary: str  # The result in one line.
+    evidence: Mapping[str, str]  # The observed values by label.
+    fix: tuple[str, ...]  # Commands or sentences that repair the problem, most promising first.
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLine:
-    """One GPU of the report."""
+    """The line about one GPU in the report."""
 
-    index: int  # NVML index, or the CUDA index if NVML does not answer
+    index: int  # The NVML index, or the CUDA index if NVML does not answer.
     name: str | Unavailable
     uuid: str | Unavailable
     pci_bus_id: str | Unavailable
@@ -144,8 +147,10 @@ class SetVariable:
     name: str
     value: str
     effect: str
-    library: str  # the library that reads it
-    source: str  # section of the documentation, or source file
+    library: str  # The name of the library that reads the variable.
+    source: (
+        str  # The section of the documentation, or the source file, that describes the variable.
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +158,17 @@ class DoctorResult:
     """The findings of all checks on one machine."""
 
     schema: str
-    simulated: bool  # whether the GPUs are simulated
-    status: Status  # the worst of all checks; unknown only if no check could be made
-    counts: Mapping[str, int]  # number of checks by status
-    about: Mapping[str, str]  # versions of system, driver and packages
+    simulated: bool  # Whether the GPUs are simulated.
+    status: Status  # The worst status of all checks; UNKNOWN only if no check could run.
+    counts: Mapping[str, int]  # The number of checks by status in lower case.
+    about: Mapping[str, str]  # The versions of system, driver and packages by label.
     devices: tuple[DeviceLine, ...]
     checks: tuple[CheckResult, ...]
-    variables: tuple[SetVariable, ...] = ()  # environment variables that are set
+    variables: tuple[SetVariable, ...] = ()
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no check could be made."""
+        """Whether no check could run."""
         return self.status is Status.UNKNOWN
 
     @property
@@ -176,6 +181,6 @@ class DoctorResult:
 
 
 def overall_status(statuses: Iterable[Status]) -> Status:
-    """Return the worst status; UNKNOWN only if no check could be made."""
+    """Return the worst status; UNKNOWN only if no check could run."""
     distinct = set(statuses)
     return max(distinct - {Status.UNKNOWN}, default=Status.UNKNOWN if distinct else Status.OK)

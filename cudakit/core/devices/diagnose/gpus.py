@@ -1,4 +1,4 @@
-"""The GPUs that NVML reports, in the form that checks read, and rules about single GPUs."""
+"""The GPUs that NVML reports, as the checks read them, and rules about single GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cudakit.units import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The facts and telemetry of one GPU from NVML."""
+    """The facts and the telemetry that NVML reports about one GPU."""
 
     facts: DeviceFacts
     fields: Mapping[str, Field]
@@ -41,7 +41,7 @@ class GpuState:
         return tuple(map(str, value)) if isinstance(value, tuple) else None
 
     def has(self, *names: str) -> bool:
-        """Return whether NVML gave a value for at least one of these fields."""
+        """Return whether NVML reported a value for at least one of these fields."""
         values = (self.fields.get(name) for name in names)
         return any(value is not None and not isinstance(value, Unavailable) for value in values)
 
@@ -65,9 +65,9 @@ def _states(context: RunContext) -> Iterator[GpuState]:
 def evidence_of(
     gpus: Iterable[GpuState], describe: Callable[[GpuState], str | None]
 ) -> dict[str, str]:
-    """Return the description of each GPU by its label, without empty ones."""
-    described = {gpu.label: describe(gpu) for gpu in gpus}
-    return {label: text for label, text in described.items() if text}
+    """Return the description of each GPU by the GPU's label; GPUs without a description are left out."""
+    descriptions = {gpu.label: describe(gpu) for gpu in gpus}
+    return {label: text for label, text in descriptions.items() if text}
 
 
 def names_of(gpus: Sequence[GpuState]) -> str:
@@ -80,7 +80,7 @@ def names_of(gpus: Sequence[GpuState]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuRule:
-    """A condition, and the finding about all GPUs that meet it.
+    """A condition, and the finding about all GPUs that fulfill the condition.
 
     Placeholders of message and fix: {gpus} the names of these GPUs, {indices} their NVML indices, {index}
     and {detail} the index and detail of the first one.
@@ -90,11 +90,11 @@ class GpuRule:
     applies: Callable[[GpuState], object]
     message: str
     fix: tuple[str, ...]
-    describe: Callable[[GpuState], str | None]  # evidence about one GPU
+    describe: Callable[[GpuState], str | None]  # Returns the evidence about one GPU.
     detail: Callable[[GpuState], object] = lambda gpu: ""  # noqa: ARG005
 
     def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:
-        """Yield the finding if at least one GPU meets the condition."""
+        """Yield the finding if at least one GPU fulfills the condition."""
         affected = [gpu for gpu in gpus if self.applies(gpu)]
         if affected:
             placeholders = {
@@ -119,7 +119,7 @@ def check_gpus(
     *,
     without_gpus: str = "",
 ) -> Finding:
-    """Return the findings of rules, else OK with ``passed``, or ``without_gpus`` if there are none."""
+    """Return the findings of the rules as one; OK with ``passed``, or ``without_gpus``, without findings."""
     findings = (finding for rule in rules for finding in rule.findings(gpus))
     summary = passed if gpus else without_gpus or passed
     return combine(findings, otherwise=ok(summary, evidence_of(gpus, describe)))
