@@ -85,11 +85,13 @@ class Stack:
     """A call stack, innermost frame first; empty means that none was recorded.
 
     ``site`` is the index of the call site, the innermost frame outside of libraries: the frame to show if
-    only one fits.
+    only one fits. ``distinct`` is the index of the frame that distinguishes the stack from others that would
+    look alike in its table; None: no others.
     """
 
     frames: tuple[Frame, ...]
     site: int = 0
+    distinct: int | None = None
 
 
 Value: TypeAlias = (
@@ -232,10 +234,14 @@ Node: TypeAlias = Facts | Table | Tree | Chart | Note | Columns | View | Section
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The report of one command."""
+    """The report of one command.
+
+    A terminal shows ``closing`` at the end of a report that is longer than the screen: a repeated summary.
+    """
 
     title: str
     nodes: tuple[Node, ...]
+    closing: tuple[Node, ...] = ()
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Node]:

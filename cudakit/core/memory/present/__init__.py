@@ -18,7 +18,20 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
     parts = per_device(
         (f"{device.file}: {device_name(device)}", _sections(device, top)) for device in devices
     )
-    return Document(f"GPU memory of {files_name(result.files)}", (*overview, *parts))
+    title = f"GPU memory of {files_name(result.files)}"
+    return Document(title, (*overview, *parts), closing=_answers(result))
+
+
+def summary_report(result: MemoryResult) -> Document:
+    """Return only the summary: the state, the cause and the action of each device."""
+    return Document(f"GPU memory of {files_name(result.files)}", _answers(result))
+
+
+def _answers(result: MemoryResult) -> tuple[Node, ...]:
+    return per_device(
+        (f"{device.file}: {device_name(device)}", summary.answer(device))
+        for device in result.devices
+    )
 
 
 def brief(result: MemoryResult) -> tuple[Note, ...]:
