@@ -115,9 +115,11 @@ def last_failure(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def recommended_settings(failure: dict[str, Any]) -> list[str]:
-    """Return the settings whose replay let the failed request succeed."""
+    """Return the settings that the report recommends."""
     replays = failure["replays"]
-    return [replay["settings"] for replay in replays if replay["helps"] and replay["settings"]]
+    return [
+        replay["settings"] for replay in replays if replay["recommended"] and replay["settings"]
+    ]
 
 
 def environments(gpus: int) -> list[dict[str, str]]:
