@@ -8,7 +8,19 @@ from io import StringIO
 from rich.cells import cell_len
 from rich.text import Text
 
-from cudakit.document import Chart, Columns, Document, Facts, Node, Note, Section, Table, Tree, View
+from cudakit.document import (
+    Chart,
+    Columns,
+    Document,
+    Explorer,
+    Facts,
+    Node,
+    Note,
+    Section,
+    Table,
+    Tree,
+    View,
+)
 from cudakit.render.console import theme
 from cudakit.render.console.facts import facts_lines
 from cudakit.render.console.table import table_lines
@@ -77,7 +89,7 @@ def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
             return _indent(_chart_lines(node, available))
         case View():
             return _draw_node(node.fallback, width, level=level)
-        case Columns() | Tree():
+        case Columns() | Tree() | Explorer():
             return []
 
 
