@@ -210,6 +210,15 @@ def test_path_is_escaped_as_a_uri(filename: str, uri: str) -> None:
     assert location["physicalLocation"]["artifactLocation"]["uri"] == uri
 
 
+def test_text_in_brackets_is_no_link() -> None:
+    link, escaped = r"[x](https://y) \[z](1)", r"\[x\](https://y) \\\[z\](1)"
+    found = result(note(link, stacks=((link, LATER),)))
+
+    assert found["message"]["text"] == f"{escaped}\nwait"
+    assert found["relatedLocations"][0]["message"]["text"] == escaped
+    assert found["codeFlows"][0]["threadFlows"][0]["message"]["text"] == escaped
+
+
 @given(st.text(), st.text(min_size=1).filter(lambda name: not name.startswith("<")))
 def test_any_text_gives_a_valid_file(text: str, filename: str) -> None:
     stack = Stack((Frame(text, f"/{filename}", 3),))

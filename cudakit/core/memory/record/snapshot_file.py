@@ -218,7 +218,7 @@ class _Writer:
         end = segment.address
         blocks = sorted(segment.blocks.items())
         next_addresses = [*(address for address, _ in blocks[1:]), segment.end]
-        for (address, block), next_address in zip(blocks, next_addresses, strict=True):
+        for (address, block), next_address in zip(blocks, next_addresses, strict=False):
             if address > end:
                 yield _block(end, address - end, 0, [])
             # A pool may round less than the model: JAX and RMM round to 256 bytes.
