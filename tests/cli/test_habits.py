@@ -335,11 +335,14 @@ def test_unknown_option_names_the_help_of_the_command(name: str, place: Place) -
 
 
 def documented_lines() -> Iterator[tuple[str, str]]:
-    """Yield the command lines in the code blocks of all pages and helps."""
+    """Yield the command lines in the code blocks of all pages, fenced or indented."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for page in pages:
+        is_fenced = False
         for line in page.read_text(encoding="utf-8").splitlines():
-            if match := re.match(r"(?:\$ |    )?(cudakit [^`▶]*)$", line):
+            is_fenced ^= line.startswith("```")
+            match = re.match(r"(?:\$ |    )?(cudakit [^`▶]*)$", line)
+            if match and (is_fenced or line.startswith("    ")):
                 yield page.relative_to(ROOT).as_posix(), match[1]
 
 
