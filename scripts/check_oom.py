@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -114,9 +115,11 @@ def last_failure(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def recommended_settings(failure: dict[str, Any]) -> list[str]:
-    """Return the settings whose replay let the failed request succeed."""
+    """Return the settings that the report recommends."""
     replays = failure["replays"]
-    return [replay["settings"] for replay in replays if replay["helps"] and replay["settings"]]
+    return [
+        replay["settings"] for replay in replays if replay["recommended"] and replay["settings"]
+    ]
 
 
 def environments(gpus: int) -> list[dict[str, str]]:
@@ -131,20 +134,20 @@ def environments(gpus: int) -> list[dict[str, str]]:
     ]
 
 
-def check_all(programs: list[str], folder: Path, gpus: int, jobs: int) -> list[Outcome]:
+def check_all(programs: list[str], folder: Path, gpus: int, jobs: int) -> Iterator[Outcome]:
     """Check programs, several at a time on each GPU."""
     places = environments(gpus)
     with ThreadPoolExecutor(jobs * gpus) as pool:
-        return list(
-            pool.map(
-                lambda item: check(item[1], folder, places[item[0] % gpus]), enumerate(programs)
-            )
+        yield from pool.map(
+            lambda item: check(item[1], folder, places[item[0] % gpus]), enumerate(programs)
         )
 
 
-def report(outcomes: list[Outcome]) -> int:
-    """Print a line for each program and return the exit code."""
-    for outcome in outcomes:
+def report(checked: Iterable[Outcome]) -> tuple[int, list[Outcome]]:
+    """Print a line for each program; return the exit code and the outcomes."""
+    outcomes = []
+    for outcome in checked:
+        outcomes.append(outcome)
         mark = "ok   " if outcome.is_right else "WRONG"
         print(
             f"{mark} {outcome.program:34} {outcome.expected:18} {outcome.error or outcome.sentence}"
@@ -156,7 +159,7 @@ def report(outcomes: list[Outcome]) -> int:
     right = sum(outcome.is_right for outcome in outcomes)
     tried = [helped for outcome in outcomes for helped in outcome.settings.values()]
     print(f"{right} of {len(outcomes)} causes right; {sum(tried)} of {len(tried)} settings helped")
-    return 0 if right >= NEEDED_SHARE * len(outcomes) and all(tried) else 1
+    return (0 if right >= NEEDED_SHARE * len(outcomes) and all(tried) else 1), outcomes
 
 
 def main() -> int:
@@ -174,7 +177,7 @@ def main() -> int:
     folder = options.keep or Path(tempfile.mkdtemp(prefix="cudakit-oom-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        outcomes = check_all(chosen, folder, options.gpus, options.jobs)
+        exit_code, outcomes = report(check_all(chosen, folder, options.gpus, options.jobs))
     finally:
         if options.keep is None:
             shutil.rmtree(folder)
@@ -182,7 +185,7 @@ def main() -> int:
         options.json.write_text(
             json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n"
         )
-    return report(outcomes)
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -156,6 +156,7 @@ def test_other_tool_is_refused_by_its_variable(
         ("CUDA_INJECTION64_PATH", ""),
         ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2"),
         ("NVTX_INJECTION64_PATH", "/x/listener.so"),
+        ("NVTX_INJECTION64_PATH", "/nsight/cudakit/gpu/capture/_recorder.abi3.so"),
         ("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0"),
     ],
 )
