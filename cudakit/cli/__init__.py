@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "run": (
         "cudakit.cli.run:run",
-        "Do the CUDA streams of a program race? Or record its GPU memory.",
+        "Which streams of a program race, and what memory does it use?",
     ),
     "sanitize": (
         "cudakit.cli.sanitize:sanitize",

@@ -14,7 +14,7 @@ import click
 from cudakit.cli.output import Output, printable, standard_error
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 
-# The code of ``run`` for its own failures, as of timeout(1), env(1) and nohup(1): programs seldom use it.
+# The exit code of ``run`` if cudakit fails, as of timeout(1), env(1) and nohup(1): programs seldom use it.
 _NOT_STARTED = 125
 # Most characters of a message, which may quote a file, and of a hint, which may list all names.
 _LONGEST_MESSAGE = 500

@@ -86,6 +86,11 @@ def _growth(text: str) -> float:
     return percent(amount)
 
 
+_SUMMARY = option(
+    "--summary",
+    is_flag=True,
+    help="Show only the summary: the state, the cause and the action.",
+)
 _VIEW = option_group(
     "What to show",
     option(
@@ -120,6 +125,7 @@ _VIEW = option_group(
         metavar="N",
         help="Rows of each table; 0 shows all.",
     ),
+    _SUMMARY,
 )
 _DIFF = option_group(
     "Compare",
@@ -185,6 +191,7 @@ def memviz(
     device: int | None,
     stream: int | None,
     pool: tuple[int, int] | None,
+    summary: bool,
 ) -> int:
     """Explain GPU memory from a snapshot: failed allocations, largest call sites, fragmentation, leaks.
 
@@ -213,14 +220,21 @@ def memviz(
     if before is None:
         if limit is not None:
             raise click.UsageError("--fail-on growth needs --diff")
-        return _show(files, spec, output, top)
+        return _show(files, spec, output, top, summary_only=summary)
     return _compare(files, before, spec, output, top, limit)
 
 
-def _show(files: tuple[str, ...], spec: MemorySpec, options: OutputOptions, top: int) -> int:
+def _show(
+    files: tuple[str, ...],
+    spec: MemorySpec,
+    options: OutputOptions,
+    top: int,
+    *,
+    summary_only: bool,
+) -> int:
     from cudakit.api.memory import new_allocator
     from cudakit.core.memory.analyze import analyze
-    from cudakit.core.memory.present import brief, report
+    from cudakit.core.memory.present import brief, report, summary_report
 
     with open_outputs(options) as outputs:
         result = analyze(_load(files, quiet=options.quiet), spec, new_allocator)
@@ -228,7 +242,9 @@ def _show(files: tuple[str, ...], spec: MemorySpec, options: OutputOptions, top:
         outputs.write(
             Report(
                 result=result,
-                document=lambda: report(result, top=top),
+                document=lambda: (
+                    summary_report(result) if summary_only else report(result, top=top)
+                ),
                 exports=exports,
                 brief=lambda: brief(result),
             )

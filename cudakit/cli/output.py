@@ -17,6 +17,8 @@ from cudakit.errors import EnvironmentUnusable, UsageError
 DEFAULT_WIDTH = 100
 # Tables are unreadable below this width.
 MINIMUM_WIDTH = 40
+# Lines of a screen where there is no terminal, such as a pager's or an editor's.
+DEFAULT_HEIGHT = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Output:
     width: int  # columns
     color: bool
     ascii_only: bool = False  # draw without box and Braille characters
+    height: int = DEFAULT_HEIGHT  # lines of the screen
 
     def write(self, text: str | Iterable[str]) -> None:
         """Write a text, or its pieces.
@@ -97,6 +100,15 @@ def terminal_width(stream: TextIO) -> int:
     return max(columns or DEFAULT_WIDTH, MINIMUM_WIDTH)
 
 
+def terminal_height(stream: TextIO) -> int:
+    """Return the number of lines: ``LINES``, or that of the terminal, or 50."""
+    wish = os.environ.get("LINES", "")
+    lines = int(wish) if wish.isdecimal() else 0
+    if not lines and stream.isatty():
+        lines = os.get_terminal_size(stream.fileno()).lines
+    return lines or DEFAULT_HEIGHT
+
+
 def wants_color(stream: TextIO) -> bool:
     """Return whether to use colors: ``NO_COLOR`` (no-color.org), then ``FORCE_COLOR``, then the terminal."""
     if os.environ.get("NO_COLOR"):
@@ -133,7 +145,14 @@ def standard_error() -> Output:
 
 
 def _terminal(stream: TextIO, name: str) -> Output:
-    return Output(stream, name, terminal_width(stream), wants_color(stream), wants_ascii(stream))
+    return Output(
+        stream,
+        name,
+        terminal_width(stream),
+        wants_color(stream),
+        wants_ascii(stream),
+        terminal_height(stream),
+    )
 
 
 def wants_ascii(stream: TextIO) -> bool:

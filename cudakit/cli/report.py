@@ -52,6 +52,7 @@ class Report:
                 width=target.width,
                 color=target.color,
                 ascii_only=target.ascii_only,
+                height=target.height,
             )
         name = {"html": "html", "md": "markdown"}[suffix]
         text: str = import_module(f"cudakit.render.{name}").render(self.document())

@@ -85,11 +85,13 @@ class Stack:
     """A call stack, innermost frame first; empty means that none was recorded.
 
     ``site`` is the index of the call site, the innermost frame outside of libraries: the frame to show if
-    only one fits.
+    only one fits. ``distinct`` is the index of the frame that distinguishes the stack from others that would
+    look alike in its table; None: no others.
     """
 
     frames: tuple[Frame, ...]
     site: int = 0
+    distinct: int | None = None
 
 
 Value: TypeAlias = (
@@ -220,6 +222,26 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplorerData:
+    """The data of an Explorer: named arrays, and texts and numbers that JSON can hold."""
+
+    arrays: Mapping[str, Array]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Explorer:
+    """An interactive picture of HTML pages; other formats leave it out.
+
+    ``kind`` names the script that draws it (``KIND.js`` among the assets of the pages); ``data`` is called
+    only if a page is written.
+    """
+
+    kind: str
+    data: Callable[[], ExplorerData]
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A heading and the nodes under it."""
 
@@ -227,15 +249,19 @@ class Section:
     nodes: tuple[Node, ...]
 
 
-Node: TypeAlias = Facts | Table | Tree | Chart | Note | Columns | View | Section
+Node: TypeAlias = Facts | Table | Tree | Chart | Note | Columns | View | Explorer | Section
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The report of one command."""
+    """The report of one command.
+
+    A terminal shows ``closing`` at the end of a report that is longer than the screen: a repeated summary.
+    """
 
     title: str
     nodes: tuple[Node, ...]
+    closing: tuple[Node, ...] = ()
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -29,6 +29,8 @@ _MAX_POINTS = 40
 
 # Syntax of CommonMark and GitHub's dialect anywhere in a line; links too.
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~#$&]|(?<=[A-Za-z])(?=://)|(?<=www)(?=\.)")
+# GitHub links @user and #1 in escaped text too, and notifies the user; a zero-width space prevents it.
+_REFERENCE = re.compile(r"(?<!\w)(@|\\#)(?=\w)")
 # Syntax at the beginning of a paragraph: lists, rules and underlined headings.
 _BEGINNING = re.compile(r"^(\d*)([-+=.)])")
 
@@ -125,4 +127,4 @@ def _paragraph(text: str) -> str:
 def _escape(text: str) -> str:
     """Escape text for one line of Markdown."""
     plain = escape_invisible(" ".join(text.split()))
-    return _SPECIAL.sub(lambda match: f"\\{match[0]}", plain)
+    return _REFERENCE.sub(r"\1&#8203;", _SPECIAL.sub(lambda match: f"\\{match[0]}", plain))

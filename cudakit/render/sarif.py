@@ -7,6 +7,7 @@ Section numbers in comments are those of the OASIS standard, "Static Analysis Re
 from __future__ import annotations
 
 import json
+import re
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
@@ -17,6 +18,7 @@ from cudakit.render.values import site
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _ROOT = "SRCROOT"
+_BRACKET: Final = re.compile(r"(\\*)([\[\]])")
 _LEVELS: Final = {"error": "error", "warn": "warning", "info": "note", "ok": "note"}
 
 _Object: TypeAlias = dict[str, Any]
@@ -54,7 +56,7 @@ def render(document: Document, *, root: str = "") -> str:
 
 
 def _rule(finding: Finding) -> _Object:
-    return {"id": finding.rule, "shortDescription": {"text": finding.meaning}}
+    return {"id": finding.rule, "shortDescription": _text(finding.meaning)}
 
 
 def _notification(note: Note) -> _Object:
@@ -73,7 +75,7 @@ def _result(note: Note, finding: Finding, rule: int, root: str) -> _Object:
     if places:
         result["locations"] = [_location(site(places[0][1]), root)]
         result["relatedLocations"] = [
-            {"id": number, **_location(site(stack), root), "message": {"text": label}}
+            {"id": number, **_location(site(stack), root), "message": _text(label)}
             for number, (label, stack) in enumerate(places, start=1)
         ]
         result["codeFlows"] = [
@@ -83,13 +85,18 @@ def _result(note: Note, finding: Finding, rule: int, root: str) -> _Object:
 
 
 def _message(note: Note) -> _Object:
-    return {"text": "\n".join((note.text, *note.remedies))}
+    return _text("\n".join((note.text, *note.remedies)))
+
+
+def _text(text: str) -> _Object:
+    """Return a plain text message without links: 3.11.6 makes links of text in brackets."""
+    return {"text": _BRACKET.sub(r"\1\1\\\2", text)}
 
 
 def _thread(label: str, stack: Stack, root: str) -> _Object:
     """Return a stack as a thread flow (3.37)."""
     steps = [{"location": _location(frame, root)} for frame in reversed(stack.frames)]
-    return {"message": {"text": label}, "locations": steps}
+    return {"message": _text(label), "locations": steps}
 
 
 def _location(frame: Frame, root: str) -> _Object:

@@ -58,10 +58,23 @@ def site(stack: Stack) -> Frame:
 
 
 def leaf(stack: Stack) -> Frame | None:
-    """Return the innermost frame, or None if it is the call site."""
-    if not stack.frames or site(stack) == stack.frames[0]:
+    """Return the frame to show beside the call site; None if it is the call site.
+
+    This is the frame that distinguishes the stack from others, if the stack has one inside of the call site,
+    else the innermost frame.
+    """
+    if not stack.frames:
         return None
-    return stack.frames[0]
+    is_inside = stack.distinct is not None and stack.distinct < max(stack.site, 0)
+    frame = stack.frames[stack.distinct if is_inside and stack.distinct is not None else 0]
+    return None if frame == site(stack) else frame
+
+
+def distinct_caller(stack: Stack) -> Frame | None:
+    """Return the caller of the call site that distinguishes the stack from others; None if none does."""
+    if stack.distinct is None or stack.distinct <= max(stack.site, 0):
+        return None
+    return stack.frames[stack.distinct]
 
 
 def format_frame(frame: Frame) -> str:

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import Records, view
 
-# Ranges that are open at once, in each thread and in the process; more are ignored. A bound for programs
-# that never end their ranges.
-_MOST_OPEN: Final = 1024
+# Maximum number of ranges that are open at once, in each thread and in the process. More are ignored, so that
+# programs that never end their ranges do not use ever more memory.
+_MAX_OPEN_RANGES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class OpenRange:
 
     def __iter__(self) -> Iterator[OpenRange]:
         """Yield this range and the ranges around it, innermost first."""
-        at: OpenRange | None = self
-        while at:
-            yield at
-            at = at.outer
+        open_range: OpenRange | None = self
+        while open_range:
+            yield open_range
+            open_range = open_range.outer
 
 
-# The innermost open range of each record.
+# The innermost range that is open at each record.
 OpenRanges: TypeAlias = npt.NDArray[np.object_]
 
 
@@ -51,66 +51,71 @@ class RangeTracker:
     """The open ranges of one trace, whose records are passed in the order of their calls."""
 
     def __init__(self) -> None:
-        self._process: dict[int, _Range] = {}  # by number, in the order in which they began
-        self._threads: dict[int, list[_Range]] = {}  # outermost first
-        self._innermost: dict[int, OpenRange | None] = {}  # by thread; computed on demand
+        # Ranges of the process by number, in the order in which they began.
+        self._process_ranges: dict[int, _Range] = {}
+        # Ranges of each thread, outermost first.
+        self._thread_ranges: dict[int, list[_Range]] = {}
+        # The innermost open range of each thread, computed when a record of the thread needs it.
+        self._innermost: dict[int, OpenRange | None] = {}
 
     def follow(self, records: Records) -> OpenRanges | None:
-        """Return the innermost range that is open at each record; None if none is open at any."""
+        """Return the innermost range that is open at each record; None if no range is open at any."""
         kinds = records["kind"]
         changes = np.flatnonzero((kinds == EventKind.RANGE_PUSH) | (kinds == EventKind.RANGE_POP))
-        if not len(changes) and not self._process and not self._threads:
+        if not len(changes) and not self._process_ranges and not self._thread_ranges:
             return None
         threads = records["thread"].tolist()
         innermost: list[OpenRange | None] = []
         rows = zip(changes.tolist(), _rows(records[changes]), strict=True)
-        for at, (kind, name, domain, number) in rows:
-            self._append_innermost(innermost, islice(threads, len(innermost), at))
+        for index, (kind, name, domain, number) in rows:
+            innermost += self._innermost_ranges(islice(threads, len(innermost), index))
             if kind == EventKind.RANGE_PUSH:
-                self._push(threads[at], _Range(name, domain), number)
+                self._push(threads[index], _Range(name, domain), number)
             else:
-                self._pop(threads[at], domain, number)
-        self._append_innermost(innermost, islice(threads, len(innermost), None))
+                self._pop(threads[index], domain, number)
+        innermost += self._innermost_ranges(islice(threads, len(innermost), None))
         column = np.empty(len(records), np.object_)
         column[:] = innermost
         return column
 
-    def _append_innermost(self, innermost: list[OpenRange | None], threads: Iterator[int]) -> None:
-        known = self._innermost
+    def _innermost_ranges(self, threads: Iterator[int]) -> Iterator[OpenRange | None]:
+        """Yield the innermost open range of each thread."""
+        computed = self._innermost
         for thread in threads:
-            if thread not in known:
-                known[thread] = self._nested(thread)
-            innermost.append(known[thread])
+            if thread not in computed:
+                computed[thread] = self._nested_ranges(thread)
+            yield computed[thread]
 
-    def _nested(self, thread: int) -> OpenRange | None:
-        nested: OpenRange | None = None
-        for one in (*self._process.values(), *self._threads.get(thread, ())):
-            nested = OpenRange(one.name, one.domain, nested)
-        return nested
+    def _nested_ranges(self, thread: int) -> OpenRange | None:
+        """Return the innermost open range of a thread, with the ranges around it."""
+        innermost: OpenRange | None = None
+        for name, domain in (*self._process_ranges.values(), *self._thread_ranges.get(thread, ())):
+            innermost = OpenRange(name, domain, innermost)
+        return innermost
 
     def _push(self, thread: int, pushed: _Range, number: int) -> None:
         if number:
-            if len(self._process) < _MOST_OPEN:
-                self._process[number] = pushed
+            if len(self._process_ranges) < _MAX_OPEN_RANGES:
+                self._process_ranges[number] = pushed
             self._innermost.clear()
             return
-        own = self._threads.setdefault(thread, [])
-        if len(own) < _MOST_OPEN:
-            own.append(pushed)
+        thread_ranges = self._thread_ranges.setdefault(thread, [])
+        if len(thread_ranges) < _MAX_OPEN_RANGES:
+            thread_ranges.append(pushed)
         self._innermost.pop(thread, None)
 
     def _pop(self, thread: int, domain: int, number: int) -> None:
         if number:
-            self._process.pop(number, None)
+            self._process_ranges.pop(number, None)
             self._innermost.clear()
             return
-        own = self._threads.get(thread, [])
-        for at in reversed(range(len(own))):
-            if own[at].domain == domain:
-                del own[at]
+        thread_ranges = self._thread_ranges.get(thread, [])
+        for index in reversed(range(len(thread_ranges))):
+            if thread_ranges[index].domain == domain:
+                del thread_ranges[index]
                 break
-        if not own:
-            self._threads.pop(thread, None)
+        if not thread_ranges:
+            self._thread_ranges.pop(thread, None)
         self._innermost.pop(thread, None)
 
 

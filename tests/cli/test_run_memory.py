@@ -217,7 +217,7 @@ def test_memory_that_numba_has_not_freed_yet_is_reserved_but_not_in_use(run: Run
     assert reserved(run(NUMBA + "driver.clear()\n", RANK="1").snapshot(), "numba") == MIB
 
 
-def test_several_libraries_in_one_program_are_told_apart(run: Runner) -> None:
+def test_several_libraries_in_one_program_have_separate_pools(run: Runner) -> None:
     snapshot = run(CUPY + NUMBA).snapshot()
 
     assert len(blocks(snapshot, "cupy")) == len(blocks(snapshot, "numba")) == 1
@@ -280,6 +280,8 @@ NVTX = f"""{CUPY}
 import nvtx
 with nvtx.annotate("step 7"), nvtx.annotate("backward", domain="mine"):
     kept = cupy.pool.malloc(8 << 20)
+nvtx.push_range("cub::DeviceScan", domain="CCCL")
+nvtx.pop_range(domain="CCCL")
 epoch = nvtx.start_range("epoch")
 small = weights()
 nvtx.end_range(epoch)
@@ -305,3 +307,44 @@ def test_injection_library_of_user_is_kept_and_reported(run: Runner) -> None:
 
     (note,) = recorded.notes
     assert note == "NVTX ranges are not recorded: NVTX_INJECTION64_PATH is /opt/tool.so"
+
+
+RMM = """
+import rmm
+
+def table():
+    return rmm.DeviceBuffer(1000)
+
+def use():
+    global kept
+    kept = [table(), table()]
+    del kept[1]
+
+"""
+
+
+def test_pool_of_rmm_is_recorded_and_shown_to_the_program_as_its_own(run: Runner) -> None:
+    done = run(
+        RMM
+        + """
+pool = rmm.mr.PoolMemoryResource()
+rmm.mr.set_current_device_resource(pool)
+assert rmm.mr.get_current_device_resource() is pool
+assert rmm.mr.get_per_device_resource(0) is pool
+use()
+"""
+    )
+
+    assert blocks(done.snapshot(), "rmm") == [(1024, 1000, "table")]
+    assert reserved(done.snapshot(), "rmm") == 8 * MIB
+    assert done.notes == []
+
+
+def test_pool_of_rmm_is_recorded_after_it_was_initialized_again(run: Runner) -> None:
+    done = run(RMM + "rmm.reinitialize(pool_allocator=True)\nuse()\n")
+
+    assert blocks(done.snapshot(), "rmm") == [(1024, 1000, "table")]
+
+
+def test_default_resource_of_rmm_is_memory_of_the_driver(run: Runner) -> None:
+    assert blocks(run(RMM + "use()\n").snapshot(), "driver") == [(1024, 1000, "table")]

@@ -253,7 +253,7 @@ def test_torch_allocations_of_backward_pass_name_its_caller(tmp_path: Path) -> N
     assert all(any(frame["name"] == "step" for frame in each["frames"]) for each in backward)
 
 
-def test_torch_and_cupy_in_one_program_are_told_apart(tmp_path: Path) -> None:
+def test_torch_and_cupy_in_one_program_have_separate_totals(tmp_path: Path) -> None:
     done = run(tmp_path, CUPY + TORCH + "\ntotals = torch.cuda.mem_get_info()\n", "torch", "cupy")
 
     assert_torch_counters(done)

@@ -114,6 +114,7 @@ def test_stack_is_all_its_frames() -> None:
         ("back\\slash", r"back\\slash"),
         ("https://x.y www.x.y", r"https\://x.y www\.x.y"),
         ("&lt; $x$", r"\&lt; \$x\$"),
+        ("@user #12 a@b # c", r"@&#8203;user \#&#8203;12 a@b \# c"),
         ("a\x1b[31mb\u202ec\ud800", r"a\\x1b\[31mb\\u202ec\\ud800"),
     ],
 )

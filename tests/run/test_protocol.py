@@ -75,6 +75,15 @@ def test_nested_supervisor_replaces_the_outer_one() -> None:
     assert json.loads(made["CUDAKIT_AGENT"])["spool"] == "/inner"
 
 
+def test_only_the_recorder_of_the_outer_program_is_removed_from_nvtx() -> None:
+    variable = "NVTX_INJECTION64_PATH"
+    by_outer = child_environment({variable: "/a/_recorder.abi3.so"}, Settings(), SPOOL)
+    by_user = child_environment({variable: "/opt/tool.so"}, Settings(), SPOOL)
+
+    assert variable not in by_outer
+    assert by_user[variable] == "/opt/tool.so"
+
+
 def test_notices_are_complete_lines_read_once(tmp_path: Path) -> None:
     notices = Notices(tmp_path)
     with (tmp_path / "7.failed").open("w") as file:

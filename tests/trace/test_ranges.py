@@ -27,7 +27,7 @@ class Trace:
 
     def names(self, innermost: object) -> tuple[str, ...]:
         texts = list(self.strings)
-        return tuple(texts[one.name] for one in innermost or ())[::-1]  # type: ignore[attr-defined]
+        return tuple(texts[open_range.name] for open_range in innermost or ())[::-1]  # type: ignore[attr-defined]
 
 
 def test_ranges_nest() -> None:

@@ -47,7 +47,7 @@ SHOW = option(
     type=click.Choice(["likely", "possible"]),
     default="likely",
     show_default=True,
-    help="possible: also show the races that are possible, but not likely.",
+    help="Races to show: likely (races that are certain or likely) or possible (all).",
 )
 SUPPRESS = option(
     "--suppress",
@@ -62,7 +62,8 @@ HOST_THREADS = option(
     type=click.Choice(["joined", "strict"]),
     default="joined",
     show_default=True,
-    help="strict: a wait in one host thread does not order the work of other host threads.",
+    help="Host threads: joined (all threads count as one, in the order of their calls) or strict (a wait in "
+    "one thread does not order the work of the others).",
 )
 _RECORD = option_group(
     "What to record",
@@ -85,6 +86,11 @@ _RECORD = option_group(
         help="With --memory: the snapshot file to write.  [default: cudakit-memory.pickle]",
     ),
     option(
+        "--no-driver",
+        is_flag=True,
+        help="With --memory: use only the hooks of libraries, so that a profiler can run in the program.",
+    ),
+    option(
         "--limit",
         type=byte_size,
         metavar="SIZE",
@@ -94,7 +100,8 @@ _RECORD = option_group(
     option(
         "--fail-on",
         type=click.Choice(["limit"]),
-        help="limit: exit with 1 if a process passed --limit.",
+        metavar="limit",
+        help="Exit with 1 if a process passed --limit.",
     ),
 )
 _PROGRAM = option_group(
@@ -113,7 +120,8 @@ _PROGRAM = option_group(
         type=click.Choice(["refuse", "run"]),
         default="refuse",
         show_default=True,
-        help="If CUDA calls cannot be recorded: refuse to start, or run the program unchecked and say so.",
+        help="If CUDA calls cannot be recorded: refuse to start the program, or run it unchecked and report "
+        "that.",
     ),
     option(
         "--require-gpu",
@@ -128,8 +136,8 @@ _RACES = option_group(
     option(
         "--accesses",
         type=click.Choice(["exact", "arguments"]),
-        help="How to find out what memory kernels access: exact (observed while the kernels run) or "
-        "arguments (assumed from their pointer arguments).  [default: exact if available]",
+        help="Accesses of kernels: exact (observed while the kernels run) or arguments (assumed from their "
+        "pointer arguments).  [default: exact if available]",
     ),
     option("--stop-on-first", is_flag=True, help="Stop the program at its first race."),
     HOST_THREADS,

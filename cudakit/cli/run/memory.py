@@ -176,16 +176,19 @@ def _place(passed: LimitPassed) -> str:
     return f" at {frame.file}:{frame.line} in {frame.function}" if frame else ""
 
 
-def recorder_settings(python: str | None, add_note: Callable[[str], None]) -> dict[str, Any]:
+def recorder_settings(
+    python: str | None, add_note: Callable[[str], None], *, use_driver: bool
+) -> dict[str, Any]:
     """Return the settings of the recorder for memory alone, and add a note about what is not recorded.
 
-    Without NVIDIA's Sanitizer API, or with another tool attached, only the hooks of pools are used.
+    Without ``use_driver`` or NVIDIA's Sanitizer API, or with another tool attached, only the hooks of pools
+    are used.
     """
     from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
     from cudakit.gpu.capture.preflight import Ready, preflight
     from cudakit.gpu.cuda.current import device_count
 
-    found = preflight(python)
+    found = preflight(python) if use_driver else None
     if isinstance(found, Ready):
         return found.settings()
     paths = SearchPaths.of_this_process()
@@ -194,7 +197,7 @@ def recorder_settings(python: str | None, add_note: Callable[[str], None]) -> di
     except EnvironmentUnusable as error:
         add_note(f"only PyTorch's memory is recorded: {error.message}; {error.hint}")
         return {}
-    if device_count():
+    if found and device_count():
         add_note(
             "only PyTorch's memory and the pools of CuPy, Numba, RMM and JAX are recorded:"
             f" {found.message}; {found.hint}"

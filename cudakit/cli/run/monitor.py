@@ -31,7 +31,7 @@ class Monitor:
         accept_unrecorded: bool,
     ) -> None:
         self.stopped = False
-        self._enough = self._unrecorded = False
+        self._stop_requested = self._unrecorded = False
         self._failure: Exception | None = None
         self._notes: Counter[str] = Counter()
         self._incomplete: Counter[str] = Counter()
@@ -48,7 +48,7 @@ class Monitor:
                 self._feed(batch)
             except Exception as failure:  # noqa: BLE001 must not disturb the program
                 self._failure = failure
-        return self._enough
+        return self._stop_requested
 
     def stopping(self) -> None:
         """Record that the program was still running when it was stopped."""
@@ -56,10 +56,10 @@ class Monitor:
 
     def notify(self, notice: Notice) -> None:
         """Consume a message of an agent."""
-        fails = notice.kind is NoticeKind.INCOMPLETE or (
+        is_failure = notice.kind is NoticeKind.INCOMPLETE or (
             notice.kind is NoticeKind.UNRECORDED and not self._accept_unrecorded
         )
-        if fails:
+        if is_failure:
             self._incomplete[notice.text] += 1
         else:
             self.add_note(notice.text)
@@ -118,10 +118,10 @@ class Monitor:
         return "the program did not initialize CUDA"
 
     def _feed(self, batch: Batch) -> None:
-        found = self._detector.feed(batch, self._report)
+        has_new_race = self._detector.feed(batch, self._report)
         # A race may be suppressed, which only the Result shows.
-        if found and self._stop_on_first and not self._enough:
-            self._enough = bool(findings(self.result()))
+        if has_new_race and self._stop_on_first and not self._stop_requested:
+            self._stop_requested = bool(findings(self.result()))
 
 
 def _with_counts(reasons: Counter[str]) -> list[str]:

@@ -49,6 +49,7 @@ class RunSpec:
     require_gpu: bool
     snapshot: str | None
     log: str | None
+    no_driver: bool
     limit: int | None
     fail_on: Literal["limit"] | None
     python: str | None
@@ -71,6 +72,10 @@ class RunSpec:
             raise UsageError("--snapshot needs --memory", hint="add --memory, or remove --snapshot")
         if self.limit is not None and not self.memory:
             raise UsageError("--limit needs --memory", hint="add --memory, or remove --limit")
+        if self.no_driver and (self.sanitize or not self.memory):
+            raise UsageError(
+                "--no-driver needs --memory alone", hint="--sanitize records calls of the driver"
+            )
         if self.fail_on and self.limit is None:
             raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
         refuse_duplicates([*self.output.paths, *filter(None, [self.log])])
@@ -122,8 +127,8 @@ class _Log:
     def __init__(self, path: str, stack: ExitStack, *, force: bool) -> None:
         self._path = path
         self._failure: OSError | None = None
-        self._opened = stack.enter_context(ExitStack())
-        self._writer = LogWriter(self._opened.enter_context(open_binary_file(path, force=force)))
+        self._open_file = stack.enter_context(ExitStack())
+        self._writer = LogWriter(self._open_file.enter_context(open_binary_file(path, force=force)))
 
     def add(self, batch: Batch) -> None:
         """Append a batch."""
@@ -138,9 +143,9 @@ class _Log:
         if self._failure:
             reason = f"cannot write {self._path}: {self._failure.strerror}"
             raise EnvironmentUnusable(reason) from self._failure
-        names = (each.name for each in fields(Outcome))
+        names = (field.name for field in fields(Outcome))
         self._writer.finish(Outcome(**{name: getattr(result, name) for name in names}))
-        self._opened.close()
+        self._open_file.close()
         if not quiet:
             click.echo(f"Wrote {printable(self._path)}", err=True)
 
@@ -189,27 +194,30 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     settings = Settings(sanitize=spec.sanitize, memory=path, follow=not spec.no_follow)
     if spec.sanitize and (ready := _ready(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
-        ready, why_not = add_device_patches(ready, spec.accesses, patches)
-        if why_not:
-            monitor.add_note(why_not)
+        ready, reason = add_device_patches(ready, spec.accesses, patches)
+        if reason:
+            monitor.add_note(reason)
         settings = replace(settings, **ready.settings())
     memory = None
     if path:
         memory = MemoryMonitor(path, limit_bytes=spec.limit, add_note=monitor.add_note)
         if not spec.sanitize:
-            settings = replace(settings, **recorder_settings(command.python, monitor.add_note))
+            options = recorder_settings(
+                command.python, monitor.add_note, use_driver=not spec.no_driver
+            )
+            settings = replace(settings, **options)
     return _Prepared(command, settings, monitor, memory, outputs, log)
 
 
 def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
     """Return the recorder's settings; None without CUDA, or if --on-missing accepts that."""
-    found = preflight(command.python)
-    if isinstance(found, Ready):
-        return found
+    outcome = preflight(command.python)
+    if isinstance(outcome, Ready):
+        return outcome
     if _has_device():
         if spec.on_missing == "refuse":
-            raise found.error()
-        reason = f"CUDA is not recorded: {found.message}; {found.hint}"
+            raise outcome.error()
+        reason = f"CUDA is not recorded: {outcome.message}; {outcome.hint}"
         monitor.add_note(reason, unrecorded=True)
     return None
 

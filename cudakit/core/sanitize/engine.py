@@ -116,8 +116,8 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
 
 def _ranges(call: Call, strings: Sequence[str]) -> Iterator[NamedRange]:
     """Yield the NVTX ranges that were open at a call, outermost first."""
-    for each in reversed(list(call.innermost_range or ())):
-        yield NamedRange(strings[each.name], strings[each.domain])
+    for open_range in reversed(list(call.innermost_range or ())):
+        yield NamedRange(strings[open_range.name], strings[open_range.domain])
 
 
 _LAUNCH: Final = int(EventKind.LAUNCH)

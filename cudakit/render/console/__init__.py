@@ -8,7 +8,19 @@ from io import StringIO
 from rich.cells import cell_len
 from rich.text import Text
 
-from cudakit.document import Chart, Columns, Document, Facts, Node, Note, Section, Table, Tree, View
+from cudakit.document import (
+    Chart,
+    Columns,
+    Document,
+    Explorer,
+    Facts,
+    Node,
+    Note,
+    Section,
+    Table,
+    Tree,
+    View,
+)
 from cudakit.render.console import theme
 from cudakit.render.console.facts import facts_lines
 from cudakit.render.console.table import table_lines
@@ -19,8 +31,17 @@ _INDENT = 2
 _ARROW = "→ "
 
 
-def render(document: Document, *, width: int, color: bool, ascii_only: bool = False) -> str:
+def render(
+    document: Document,
+    *,
+    width: int,
+    color: bool,
+    ascii_only: bool = False,
+    height: int | None = None,
+) -> str:
     """Return a document as lines of at most ``width`` cells, each with a newline at its end.
+
+    The closing nodes follow if the document has more lines than ``height``; None is an endless screen.
 
     Without ``color`` the text has no escape sequences; with ``color`` only those of the sixteen colors, bold
     and dim. ``ascii_only`` draws lines, bars and curves with ASCII characters. Text of the document is
@@ -28,6 +49,9 @@ def render(document: Document, *, width: int, color: bool, ascii_only: bool = Fa
     """
     title = Text(cut(escape(document.title), width), theme.TITLE)
     lines = [title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
+    if height is not None and len(lines) > height:
+        closing = _stack_nodes(document.closing, width, level=1)
+        lines += [Text(), Text("─" * width, theme.FAINT), *closing] if closing else []
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.rstrip()
@@ -65,7 +89,7 @@ def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
             return _indent(_chart_lines(node, available))
         case View():
             return _draw_node(node.fallback, width, level=level)
-        case Columns() | Tree():
+        case Columns() | Tree() | Explorer():
             return []
 
 

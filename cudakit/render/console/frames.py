@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 from rich.cells import cell_len
@@ -9,8 +10,15 @@ from rich.text import Text
 
 from cudakit.document import Frame, Stack
 from cudakit.render.console import theme
-from cudakit.render.console.text import escape
-from cudakit.render.values import NO_STACK, format_frame, leaf, site
+from cudakit.render.console.text import cut, escape
+from cudakit.render.values import (
+    NO_STACK,
+    distinct_caller,
+    format_frame,
+    format_place,
+    leaf,
+    site,
+)
 
 # Paths of library code. Library frames between frames of the program are left out.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
@@ -26,7 +34,9 @@ def format_stack(stack: Stack, *, with_callers: bool) -> str:
     """
     if not stack.frames:
         return NO_STACK
-    first = escape(format_frame(site(stack))) + next(iter(format_leaf(stack)), "")
+    first = next(_forms(stack, 0))
+    if distinct_caller(stack):
+        return first
     return _CALLED_FROM.join((first, *(callers(stack) if with_callers else ())))
 
 
@@ -40,42 +50,64 @@ def callers(stack: Stack) -> list[str]:
     return [escape(format_frame(frame)) for frame in islice(shown_frames, _MAX_CALLERS)]
 
 
-def format_leaf(stack: Stack) -> tuple[str, ...]:
-    """Return forms of the innermost frame, from long to short: ``(functional.py:7 relu)``."""
-    frame = leaf(stack)
-    if frame is None:
-        return ()
-    file = frame.filename.replace("\\", "/").rpartition("/")[2]
-    forms = (frame, Frame(frame.name, file, frame.line), Frame(frame.name, "", 0))
-    return tuple(f" ({escape(format_frame(form))})" for form in forms)
-
-
 def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     """Format a stack in ``width`` columns: call site, innermost frame, and the callers that fit."""
     if not stack.frames:
         return _cut(Text(NO_STACK, theme.FAINT), width)
-    line = _cut(Text(_site_and_leaf(stack, width)), width)
-    for caller in callers(stack) if with_callers else ():
+    forms = list(_forms(stack, width))
+    fitting = next((form for form in forms if cell_len(form) <= width), forms[-1])
+    line = _cut(Text(fitting), width)
+    for caller in callers(stack) if with_callers and not distinct_caller(stack) else ():
         if line.cell_len + cell_len(_CALLED_FROM + caller) > width:
             break
         line.append(_CALLED_FROM + caller, theme.FAINT)
     return line
 
 
-def _site_and_leaf(stack: Stack, width: int) -> str:
-    """Return the longest form that fits; the directory of the call site is dropped last."""
-    frame = site(stack)
+def _forms(stack: Stack, width: int) -> Iterator[str]:
+    """Yield forms of a stack on one line, from long to short; an ellipsis marks what was left out.
+
+    The innermost frame is cut if that makes the call site fit into ``width`` columns.
+    """
+    first, short = _frame_forms(site(stack))
+    if caller := distinct_caller(stack):
+        full, shortened = _frame_forms(caller)
+        is_direct = stack.distinct == max(stack.site, 0) + 1
+        link = _CALLED_FROM if is_direct else f"{_CALLED_FROM}… "
+        for beside in dict.fromkeys((*_leaf_forms(stack), "")):
+            yield f"{first}{beside}{link}{full}"
+        yield f"{short}{_CALLED_FROM}{shortened}"
+        yield f"{short}{_CALLED_FROM}…/{escape(format_place(caller)).rpartition('/')[2]}"
+        return
+    leaves = _leaf_forms(stack) or ("",)
+    yield from (first + beside for beside in leaves)
+    yield from (short + beside for beside in leaves[1:])
+    if cell_len(short) + _MIN_LEAF_WIDTH <= width < cell_len(short + leaves[-1]):
+        yield cut(short + leaves[-1], width)
+    yield first
+    yield short
+
+
+def _frame_forms(frame: Frame) -> tuple[str, str]:
+    """Return a frame with its path and without the directory."""
     file = frame.filename.replace("\\", "/").rpartition("/")[2]
-    full_name, short_name = (
-        escape(format_frame(form)) for form in (frame, Frame(frame.name, file, frame.line))
-    )
-    leaves = format_leaf(stack) or ("",)
-    forms = (*(full_name + leaf for leaf in leaves), *(short_name + leaf for leaf in leaves[1:]))
-    if fitting := next((form for form in forms if cell_len(form) <= width), ""):
-        return fitting
-    if cell_len(short_name) + min(cell_len(leaves[-1]), _MIN_LEAF_WIDTH) <= width:
-        return short_name + leaves[-1]  # the end is cut
-    return full_name if cell_len(full_name) <= width else short_name
+    whole = escape(format_frame(frame))
+    short = escape(format_frame(Frame(frame.name, file, frame.line)))
+    return whole, short if short == whole else f"…/{short}"
+
+
+def _leaf_forms(stack: Stack) -> tuple[str, ...]:
+    """Return forms of the frame beside the call site, from long to short: ``(functional.py:7 relu)``."""
+    frame = leaf(stack)
+    if frame is None:
+        return ()
+    whole, short = _frame_forms(frame)
+    # Stacks that differ in this frame differ in its line at least.
+    shortest = [f"… {escape(frame.name)}"]
+    if stack.distinct is not None and frame.line:
+        place = escape(format_place(Frame("", frame.filename.rpartition("/")[2], frame.line)))
+        shortest = [f"…/{place}", f"…:{frame.line}"]
+    return tuple(f" ({form})" for form in dict.fromkeys((whole, short, *shortest)))
 
 
 def _cut(line: Text, width: int) -> Text:

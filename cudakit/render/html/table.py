@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cudakit.document import Column, Frame, Ratio, Stack, Table, Text, Value
 from cudakit.render.markup import Markup, element, join
-from cudakit.render.values import NO_STACK, format_place, format_value, leaf, site
+from cudakit.render.values import NO_STACK, distinct_caller, format_place, format_value, leaf, site
 from cudakit.units import Unavailable
 
 # An endless recursion has thousands of frames.
@@ -126,9 +126,10 @@ def _stack(stack: Stack) -> Markup:
 
 
 def _leaf(stack: Stack) -> tuple[Markup | str, ...]:
-    """Return the innermost frame if it is not the call site."""
-    frame = leaf(stack)
-    return (" → ", _frame(frame)) if frame else ()
+    """Return the innermost frame if it is not the call site, and the caller that distinguishes the stack."""
+    inner, caller = leaf(stack), distinct_caller(stack)
+    shown = ((" → ", inner), (" ← … ", caller))
+    return tuple(part for arrow, frame in shown if frame for part in (arrow, _frame(frame)))
 
 
 def _frame(frame: Frame, *, full_path: bool = False) -> Markup:

@@ -73,33 +73,35 @@ class RecordedLaunch:
     assumed: list[Access] = field(default_factory=list)
     accesses: list[tuple[int, int, AccessMode, int]] = field(
         default_factory=list
-    )  # from, to, how, node
+    )  # (first address, end address, mode, node id)
     known: set[Precision] = field(default_factory=set)
-    ended_nodes: list[tuple[int, bool]] = field(default_factory=list)  # node, exact
+    ended_nodes: list[tuple[int, bool]] = field(default_factory=list)  # (node id, is exact)
 
 
 def recorded_launches(events: list[Event]) -> list[RecordedLaunch]:
     """Return the accesses of each launch, of kernels and graphs, in order."""
     launches = {
-        e.seq: RecordedLaunch(e.body.pending)
-        for e in events
-        if isinstance(e.body, Launch | GraphLaunch)
+        event.seq: RecordedLaunch(event.body.pending)
+        for event in events
+        if isinstance(event.body, Launch | GraphLaunch)
     }
     for event in events:
-        body, of = event.body, launches.get(event.seq)
+        body, launch_of_event = event.body, launches.get(event.seq)
         if isinstance(body, Accessed):
-            assert of, "every ACCESSED record belongs to a recorded launch"
-            of.ended_nodes.append((body.node, body.exact))
-        elif isinstance(body, Access) and of and body.known >= Precision.ASSUMED:
-            of.assumed.append(body)
-        elif isinstance(body, Access) and of:
-            assert all(node != body.node for node, _ in of.ended_nodes), (
+            assert launch_of_event, "every ACCESSED record belongs to a recorded launch"
+            launch_of_event.ended_nodes.append((body.node, body.exact))
+        elif isinstance(body, Access) and launch_of_event and body.known >= Precision.ASSUMED:
+            launch_of_event.assumed.append(body)
+        elif isinstance(body, Access) and launch_of_event:
+            assert all(node != body.node for node, _ in launch_of_event.ended_nodes), (
                 "no access follows the ACCESSED record of its node"
             )
-            of.accesses.append((body.lo, body.hi, body.mode, body.node))
-            of.known.add(body.known)
-    for one in launches.values():
-        assert len(one.ended_nodes) == one.pending, "each pending kernel has one ACCESSED record"
+            launch_of_event.accesses.append((body.lo, body.hi, body.mode, body.node))
+            launch_of_event.known.add(body.known)
+    for launch in launches.values():
+        assert len(launch.ended_nodes) == launch.pending, (
+            "each pending kernel has one ACCESSED record"
+        )
     return list(launches.values())
 
 

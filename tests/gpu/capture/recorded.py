@@ -75,7 +75,7 @@ def recorded_processes(
     directory: Path, library: Path, program: str, *, status: int = 0, patches: Patches = ()
 ) -> list[list[Event]]:
     """Run a program that may fork, and return the events of each process."""
-    ran = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-P",
@@ -89,9 +89,9 @@ def recorded_processes(
         check=False,
     )
     # AddressSanitizer warns about makecontext, with which the patch on the host simulates warps.
-    stderr = [line for line in ran.stderr.splitlines() if "swapcontext" not in line]
-    assert not stderr, ran.stderr
-    assert ran.returncode == status
+    stderr = [line for line in result.stderr.splitlines() if "swapcontext" not in line]
+    assert not stderr, result.stderr
+    assert result.returncode == status
     events: dict[int, list[Event]] = {}
     for batch in Spool(directory).batches():
         events.setdefault(batch.process, []).extend(unpack(batch.records, batch.strings))

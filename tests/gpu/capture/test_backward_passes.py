@@ -67,6 +67,23 @@ def stacks(process=None):
 """
 
 
+# ``ranges_of_launches`` lists for each launch the names of the open NVTX ranges, innermost first.
+RANGES = """
+import nvtx
+from cudakit.trace.ranges import RangeTracker
+
+def ranges_of_launches():
+    tracker, names = RangeTracker(), []
+    with recording.drained():
+        for batch in taken:
+            innermost = tracker.follow(batch.records)
+            for kind, open_range in zip(batch.records["kind"], innermost if innermost is not None else ()):
+                if kind == EventKind.LAUNCH:
+                    names.append([batch.strings[each.name] for each in open_range or ()])
+    return names
+"""
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_library(tmp_path_factory.mktemp("library"))
@@ -74,13 +91,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(library: Path, code: str, *, before: str = "") -> None:
     program = f"import sys; sys.path.insert(0, {str(STAND_IN)!r})\n{before}{BEGIN}{FAKE_GPU}{code}"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", program, str(library)],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -199,41 +216,35 @@ assert found <= {("left",), ("right",), ("left", "left"), ("right", "right")}, f
 def test_work_of_autograd_thread_is_in_ranges_of_backward_call(library: Path) -> None:
     run(
         library,
-        """
-import nvtx
+        RANGES
+        + """
 from cudakit.trace.layout import unpack
 
-def nested_ranges():
-    launch(), nvtx.push_range("own"), nvtx.pop_range(), launch(b"other_thread")
+def backward_work():
+    launch(), nvtx.push_range("inner"), nvtx.pop_range(), launch(b"other_thread")
 
 with nvtx.annotate("step 1"), nvtx.annotate("backward", domain="mine"):
-    backward(nested_ranges)
+    backward(backward_work)
 launch()
-with recording.drained():
-    events = [event for batch in taken for event in unpack(batch.records, batch.strings)]
-
-tracker, names = RangeTracker(), []
-for batch in taken:
-    innermost = tracker.follow(batch.records)
-    for kind, at in zip(batch.records["kind"], innermost if innermost is not None else ()):
-        if kind == EventKind.LAUNCH:
-            names.append([batch.strings[one.name] for one in at or ()])
+names = ranges_of_launches()
 assert names == [["backward", "step 1"], [], []], names
+events = []
+for batch in taken:
+    events += unpack(batch.records, batch.strings)
 pushed, popped = (
     sum(event.body.kind == kind and event.thread != os.getpid() for event in events)
     for kind in (EventKind.RANGE_PUSH, EventKind.RANGE_POP)
 )
 assert pushed == popped == 2, (pushed, popped)
 """,
-        before="from cudakit.trace.ranges import RangeTracker\n",
     )
 
 
 def test_work_during_two_backward_passes_is_in_no_range(library: Path) -> None:
     run(
         library,
-        """
-import nvtx
+        RANGES
+        + """
 began, done = threading.Event(), threading.Event()
 
 def wait():
@@ -251,16 +262,9 @@ def step():
 
 with nvtx.annotate("step"):
     backward(step)
-with recording.drained():
-    tracker, names = RangeTracker(), []
-    for batch in taken:
-        innermost = tracker.follow(batch.records)
-        for kind, at in zip(batch.records["kind"], innermost if innermost is not None else ()):
-            if kind == EventKind.LAUNCH:
-                names.append([batch.strings[one.name] for one in at or ()])
+names = ranges_of_launches()
 assert names == [[], ["step"]], names
 """,
-        before="from cudakit.trace.ranges import RangeTracker\n",
     )
 
 
@@ -436,7 +440,7 @@ def test_agent_attributes_work_of_autograd_threads(library: Path, tmp_path: Path
     program = f"library = {str(library)!r}\n{FAKE_GPU}\nbackward(launch)\nlaunch()\n"
     (tmp_path / "train.py").write_text(program)
     notices: list[object] = []
-    done = supervised(
+    result = supervised(
         ["train.py"],
         cwd=tmp_path,
         settings=settings,
@@ -445,5 +449,5 @@ def test_agent_attributes_work_of_autograd_threads(library: Path, tmp_path: Path
         PYTHONPATH=str(STAND_IN),
     )
 
-    assert (done.status, done.stderr, notices) == (0, "", [])
+    assert (result.status, result.stderr, notices) == (0, "", [])
     assert list(launch_stacks(taken)) == [[BACKWARD_FRAME, "backward", "<module>"], []]

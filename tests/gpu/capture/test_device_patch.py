@@ -46,10 +46,10 @@ def nvrtc() -> None:
 
 @pytest.fixture
 def real_ptxas() -> Path:
-    found = shutil.which("ptxas")
-    if not found:
+    ptxas = shutil.which("ptxas")
+    if not ptxas:
         pytest.skip("there is no ptxas in PATH")
-    return Path(found)
+    return Path(ptxas)
 
 
 def build(capability: Capability, paths: SearchPaths) -> bytes:
@@ -63,8 +63,8 @@ def cannot(_: Capability, __: SearchPaths) -> bytes:
     raise MissingDependency("NVRTC", purpose="compiling kernels", requirement="nvidia-cuda-nvrtc")
 
 
-def having(*found: Capability) -> Callable[[], tuple[Capability, ...]]:
-    return lambda: found
+def having(*capabilities: Capability) -> Callable[[], tuple[Capability, ...]]:
+    return lambda: capabilities
 
 
 def test_add_device_patches_builds_one_per_capability(tmp_path: Path) -> None:
@@ -105,10 +105,12 @@ def test_missing_nvrtc_is_error_if_exact_is_wanted(tmp_path: Path) -> None:
 
 
 def test_device_too_old_is_skipped_beside_newer_one(tmp_path: Path) -> None:
-    both, _ = add_device_patches(READY, None, tmp_path, devices=having((7, 5), (9, 0)), build=build)
+    ready, _ = add_device_patches(
+        READY, None, tmp_path, devices=having((7, 5), (9, 0)), build=build
+    )
     alone, why_not = add_device_patches(READY, None, tmp_path, devices=having((7, 5)), build=build)
 
-    assert list(both.patches) == [90]
+    assert list(ready.patches) == [90]
     assert alone is READY
     assert "it is too old; use --accesses arguments" in why_not
 

@@ -69,81 +69,85 @@ def shown() -> Stack:
     return stack
 
 
-def both() -> tuple[Stack, Stack]:
+def walked_and_expected() -> tuple[Stack, Stack]:
     return _frames.stack(1024), shown()
 
 
 def test_stack_equals_interpreter_stack() -> None:
     def outer() -> tuple[Stack, Stack]:
         def inner() -> tuple[Stack, Stack]:
-            return both()
+            return walked_and_expected()
 
         return inner()
 
-    seen, expected = outer()
+    walked_stacks, expected = outer()
 
-    assert seen == expected
-    assert [function.rpartition(".")[2] for function, *_ in seen[:3]] == ["both", "inner", "outer"]
-    assert seen[0][1] == __file__
+    assert walked_stacks == expected
+    assert [function.rpartition(".")[2] for function, *_ in walked_stacks[:3]] == [
+        "walked_and_expected",
+        "inner",
+        "outer",
+    ]
+    assert walked_stacks[0][1] == __file__
 
 
 def test_generators_and_comprehensions_have_frames() -> None:
     def generator() -> Iterator[tuple[Stack, Stack]]:
-        yield both()
-        yield from (both() for _ in range(2))
+        yield walked_and_expected()
+        yield from (walked_and_expected() for _ in range(2))
 
-    [chosen] = [[both() for _ in range(1)] for _ in range(1)]
+    [chosen] = [[walked_and_expected() for _ in range(1)] for _ in range(1)]
 
-    for seen, expected in [*generator(), *chosen]:
-        assert seen == expected
+    for walked_stack, expected in [*generator(), *chosen]:
+        assert walked_stack == expected
 
 
 def test_coroutine_frames_are_where_they_run() -> None:
     async def inner() -> tuple[Stack, Stack]:
         await asyncio.sleep(0)
-        return both()
+        return walked_and_expected()
 
     async def outer() -> tuple[Stack, Stack]:
         return await inner()
 
-    seen, expected = asyncio.run(outer())
+    walked_stacks, expected = asyncio.run(outer())
 
-    assert seen == expected
-    assert "inner" in seen[1][0]
-    assert "outer" in seen[2][0]
+    assert walked_stacks == expected
+    assert "inner" in walked_stacks[1][0]
+    assert "outer" in walked_stacks[2][0]
 
 
 def test_callback_from_c_is_linked_to_its_caller() -> None:
     stacks = []
 
     def compared(left: int, right: int) -> int:
-        stacks.append(both())
+        stacks.append(walked_and_expected())
         return left - right
 
     sorted([2, 1], key=cmp_to_key(compared))
-    ctypes.CFUNCTYPE(None)(lambda: stacks.append(both()))()
+    ctypes.CFUNCTYPE(None)(lambda: stacks.append(walked_and_expected()))()
 
     assert len(stacks) >= 2
-    assert all(seen == expected for seen, expected in stacks)
+    assert all(walked_stack == expected for walked_stack, expected in stacks)
 
 
 class Made:
     """Calls of a class run through a trampoline frame to ``__init__``, from Python 3.12 on."""
 
     def __init__(self) -> None:
-        self.stacks = both()
+        self.stacks = walked_and_expected()
 
     @property
     def member(self) -> tuple[Stack, Stack]:
-        return both()
+        return walked_and_expected()
 
 
 def test_trampoline_frames_are_skipped() -> None:
     for _ in range(100):  # until the interpreter has specialized the calls
-        made = Made()
-        for seen, expected in (made.stacks, made.member):
-            assert seen == expected
-            assert seen[1][0].startswith("Made.")
+        instance = Made()
+        for walked_stack, expected in (instance.stacks, instance.member):
+            assert walked_stack == expected
+            assert walked_stack[1][0].startswith("Made.")
 
 
 NAMES = ["plain", "größe", "速度", "𐍈速é"]
@@ -151,13 +155,14 @@ NAMES = ["plain", "größe", "速度", "𐍈速é"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_and_files_may_be_non_ascii(name: str) -> None:
-    space: dict[str, Any] = {"both": both}
-    exec(compile(f"def {name}():\n\n return both()\ncall = {name}", f"<{name} ½>", "exec"), space)  # noqa: S102
+    scope: dict[str, Any] = {"stacks": walked_and_expected}
+    code = compile(f"def {name}():\n\n return stacks()\ncall = {name}", f"<{name} ½>", "exec")
+    exec(code, scope)  # noqa: S102
 
-    seen, expected = space["call"]()
+    walked_stacks, expected = scope["call"]()
 
-    assert seen == expected
-    assert seen[1][1:] == (f"<{name} ½>", 3)
+    assert walked_stacks == expected
+    assert walked_stacks[1][1:] == (f"<{name} ½>", 3)
 
 
 def run_in(source: str, file: str) -> tuple[list[int], Stack]:
@@ -170,11 +175,11 @@ def run_in(source: str, file: str) -> tuple[list[int], Stack]:
 @pytest.mark.parametrize("letter", ["a", "é", "速", "𐍈"])
 @pytest.mark.parametrize("shift", range(4))
 def test_long_texts_are_cut_at_character_boundary(letter: str, shift: int) -> None:
-    whole = "x" * shift + letter * 600
+    full_name = "x" * shift + letter * 600
 
-    _, stack = run_in("result = walked()", whole)
+    _, stack = run_in("result = walked()", full_name)
 
-    assert stack[0][1] == whole.encode()[:511].decode(errors="ignore")
+    assert stack[0][1] == full_name.encode()[:511].decode(errors="ignore")
 
 
 def test_surrogates_are_replaced() -> None:
@@ -293,27 +298,27 @@ def descended(name: str, depth: int, failures: list[Stack]) -> None:
 
 def test_threads_see_their_own_frames() -> None:
     failures: list[Stack] = []
-    done = threading.Event()
+    finished = threading.Event()
 
     def left() -> None:
-        descended(f"{here}.left", 11, failures)
+        descended(f"{module_name}.left", 11, failures)
 
     def right() -> None:
-        descended(f"{here}.right", 11, failures)
+        descended(f"{module_name}.right", 11, failures)
 
     def busy() -> None:
-        while not done.is_set():
+        while not finished.is_set():
             _ = [str(number) for number in range(100)]
 
-    here = left.__qualname__.rpartition(".")[0]
-    other = threading.Thread(target=busy)
+    module_name = left.__qualname__.rpartition(".")[0]
+    busy_thread = threading.Thread(target=busy)
     walking = [threading.Thread(target=target) for target in (left, right, left)]
-    for thread in (other, *walking):
+    for thread in (busy_thread, *walking):
         thread.start()
     for thread in walking:
         thread.join()
-    done.set()
-    other.join()
+    finished.set()
+    busy_thread.join()
 
     assert failures == []
 

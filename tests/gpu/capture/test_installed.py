@@ -27,30 +27,32 @@ def wheel(packages: Path, version: str) -> Path:
 
 
 def toolkit(directory: Path, version: str) -> Path:
-    place = library(directory)
+    path = library(directory)
     components = {"cuda": {"version": "13.9"}, "cuda_sanitizer_api": {"version": version}}
     (directory / "version.json").write_text(json.dumps(components))
-    return place
+    return path
 
 
 def library(directory: Path) -> Path:
-    place = directory / "compute-sanitizer" / LIBRARY
-    place.parent.mkdir(parents=True)
-    place.write_bytes(b"")
-    return place
+    path = directory / "compute-sanitizer" / LIBRARY
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    return path
 
 
 def paths(root: Path, *packages: Path, environment: Mapping[str, str] | None = None) -> SearchPaths:
-    return SearchPaths(environment or {}, [str(place) for place in packages], root, root / "native")
+    return SearchPaths(
+        environment or {}, [str(package) for package in packages], root, root / "native"
+    )
 
 
 def test_library_of_wheel_is_found(tmp_path: Path) -> None:
     packages = tmp_path / "site-packages"
-    place = wheel(packages, "13.5.25")
+    path = wheel(packages, "13.5.25")
 
-    found = find_sanitizer_library(paths(tmp_path, tmp_path / "missing", packages))
+    library_found = find_sanitizer_library(paths(tmp_path, tmp_path / "missing", packages))
 
-    assert (found.path, found.version) == (place, (13, 5, 25))
+    assert (library_found.path, library_found.version) == (path, (13, 5, 25))
 
 
 def test_newest_library_wins(tmp_path: Path) -> None:
@@ -64,20 +66,20 @@ def test_newest_library_wins(tmp_path: Path) -> None:
 
 def test_library_of_packages_wins_over_equal_toolkit(tmp_path: Path) -> None:
     toolkit(tmp_path / "usr/local/cuda", "13.5.25")
-    place = wheel(tmp_path / "packages", "13.5.25")
+    path = wheel(tmp_path / "packages", "13.5.25")
 
-    assert find_sanitizer_library(paths(tmp_path, tmp_path / "packages")).path == place
+    assert find_sanitizer_library(paths(tmp_path, tmp_path / "packages")).path == path
 
 
 @pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
 def test_toolkit_of_environment_is_searched(tmp_path: Path, variable: str) -> None:
-    place = toolkit(tmp_path / "elsewhere", "13.4.1")
+    path = toolkit(tmp_path / "elsewhere", "13.4.1")
 
-    found = find_sanitizer_library(
+    library_found = find_sanitizer_library(
         paths(tmp_path, environment={variable: str(tmp_path / "elsewhere")})
     )
 
-    assert (found.path, found.version) == (place, (13, 4, 1))
+    assert (library_found.path, library_found.version) == (path, (13, 4, 1))
 
 
 @pytest.mark.parametrize(
@@ -85,16 +87,16 @@ def test_toolkit_of_environment_is_searched(tmp_path: Path, variable: str) -> No
     ["usr/local/cuda-13.4", "opt/cuda", "opt/nvidia/hpc_sdk/Linux_x86_64/26.1/cuda/13.4"],
 )
 def test_toolkits_are_found_in_standard_places(tmp_path: Path, directory: str) -> None:
-    place = toolkit(tmp_path / directory, "13.4.1")
+    path = toolkit(tmp_path / directory, "13.4.1")
 
-    assert find_sanitizer_library(paths(tmp_path)).path == place
+    assert find_sanitizer_library(paths(tmp_path)).path == path
 
 
 def test_symlinked_toolkit_counts_once(tmp_path: Path) -> None:
-    place = toolkit(tmp_path / "usr/local/cuda-13.4", "13.4.1")
+    path = toolkit(tmp_path / "usr/local/cuda-13.4", "13.4.1")
     (tmp_path / "usr/local/cuda").symlink_to("cuda-13.4")
 
-    assert find_sanitizer_library(paths(tmp_path)).path == place
+    assert find_sanitizer_library(paths(tmp_path)).path == path
 
 
 def test_missing_library_error_names_the_extra(tmp_path: Path) -> None:
@@ -105,14 +107,14 @@ def test_missing_library_error_names_the_extra(tmp_path: Path) -> None:
 
 
 def test_old_library_error_names_version_and_path(tmp_path: Path) -> None:
-    place = toolkit(tmp_path / "usr/local/cuda", "13.0.85")
+    path = toolkit(tmp_path / "usr/local/cuda", "13.0.85")
 
     with pytest.raises(EnvironmentUnusable) as refused:
         find_sanitizer_library(paths(tmp_path))
 
     assert (
         refused.value.message
-        == f"Sanitizer API 13.0.85 ({place}) is too old; version 13.4 or newer is required"
+        == f"Sanitizer API 13.0.85 ({path}) is too old; version 13.4 or newer is required"
     )
     assert refused.value.hint == "pip install 'cudakit[sanitize]'"
 
@@ -123,21 +125,23 @@ def named(path: Path) -> dict[str, str]:
 
 def test_named_library_wins(tmp_path: Path) -> None:
     wheel(tmp_path / "packages", "13.9.1")
-    place = wheel(tmp_path / "named", "13.4.2")
+    path = wheel(tmp_path / "named", "13.4.2")
 
-    found = find_sanitizer_library(paths(tmp_path, tmp_path / "packages", environment=named(place)))
+    library_found = find_sanitizer_library(
+        paths(tmp_path, tmp_path / "packages", environment=named(path))
+    )
 
-    assert (found.path, found.version) == (place, (13, 4, 2))
+    assert (library_found.path, library_found.version) == (path, (13, 4, 2))
 
 
 def test_named_library_of_unknown_version_is_accepted(tmp_path: Path) -> None:
-    place = tmp_path / "mine.so"
-    place.write_bytes(b"")
+    path = tmp_path / "mine.so"
+    path.write_bytes(b"")
 
-    found = find_sanitizer_library(paths(tmp_path, environment=named(place)))
+    library_found = find_sanitizer_library(paths(tmp_path, environment=named(path)))
 
-    assert (found.path, found.version) == (place, ())
-    assert "unknown version" in str(found)
+    assert (library_found.path, library_found.version) == (path, ())
+    assert "unknown version" in str(library_found)
 
 
 def test_missing_named_library_is_refused(tmp_path: Path) -> None:
@@ -146,10 +150,10 @@ def test_missing_named_library_is_refused(tmp_path: Path) -> None:
 
 
 def test_old_named_library_error_names_the_variable(tmp_path: Path) -> None:
-    place = toolkit(tmp_path / "old", "12.9.1")
+    path = toolkit(tmp_path / "old", "12.9.1")
 
     with pytest.raises(EnvironmentUnusable, match="too old") as refused:
-        find_sanitizer_library(paths(tmp_path, environment=named(place)))
+        find_sanitizer_library(paths(tmp_path, environment=named(path)))
 
     assert "CUDAKIT_SANITIZER_LIBRARY" in refused.value.hint
 
@@ -164,17 +168,17 @@ def test_damaged_version_json_is_unknown_version(tmp_path: Path, content: str) -
 
 @pytest.mark.parametrize("directory", ["usr/local/cuda-13.4", "opt/nvidia/hpc_sdk/a/b/cuda/13.4"])
 def test_toolkit_version_falls_back_to_directory_name(tmp_path: Path, directory: str) -> None:
-    place = library(tmp_path / directory)
+    path = library(tmp_path / directory)
     link = tmp_path / "linked.so"
-    link.symlink_to(place)
+    link.symlink_to(path)
 
     assert find_sanitizer_library(paths(tmp_path)).version == (13, 4)
     assert find_sanitizer_library(paths(tmp_path, environment=named(link))).version == (13, 4)
 
 
 def test_library_headers_are_beside_it(tmp_path: Path) -> None:
-    place = wheel(tmp_path / "packages", "13.5.25")
-    include = place.parent / "include"
+    path = wheel(tmp_path / "packages", "13.5.25")
+    include = path.parent / "include"
     include.mkdir()
     for name in ("sanitizer_callbacks.h", "sanitizer_stream.h", "generated_cuda_meta.h"):
         (include / name).write_text("")
@@ -235,11 +239,11 @@ def test_assemblers_are_found_newest_first(tmp_path: Path) -> None:
         "CUDA_PATH": str(tmp_path / "broken"),
         "PATH": f"{tmp_path / 'linked'}::{tmp_path / 'missing'}",
     }
-    found = find_assemblers(
+    assemblers = find_assemblers(
         SearchPaths(environment, (str(site), str(tmp_path / "missing")), tmp_path)
     )
-    assert [one.path for one in found] == expected
-    assert found[0].version == (13, 10, 7)
+    assert [assembler.path for assembler in assemblers] == expected
+    assert assemblers[0].version == (13, 10, 7)
 
 
 def test_named_assembler_that_does_not_run_is_refused(tmp_path: Path) -> None:
@@ -249,6 +253,6 @@ def test_named_assembler_that_does_not_run_is_refused(tmp_path: Path) -> None:
 
 def test_assembler_error_has_its_output(tmp_path: Path) -> None:
     ptxas = fake_ptxas(tmp_path / "ptxas", "13.0", then="echo because >&2; exit 3")
-    (one,) = find_assemblers(search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas)))
+    (assembler,) = find_assemblers(search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas)))
     with pytest.raises(AssemblerError, match="because"):
-        one.assemble(b"", "sm_90")
+        assembler.assemble(b"", "sm_90")

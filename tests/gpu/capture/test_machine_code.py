@@ -30,25 +30,25 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def ptxas() -> str:
-    found = shutil.which("ptxas")
-    if not found:
+    path = shutil.which("ptxas")
+    if not path:
         pytest.skip("there is no ptxas in PATH")
-    return found
+    return path
 
 
 def unseen(library: ctypes.CDLL, cubin: bytes) -> Found | None:
     """Return functions and their unreported kinds, or None if the cubin cannot be parsed."""
-    found: Found = []
+    reported: Found = []
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
-    def tell(_: int, function: bytes, what: bytes) -> None:
-        found.append((function.decode(errors="replace"), what.decode()))
+    def tell(_: int, function: bytes, kind: bytes) -> None:
+        reported.append((function.decode(errors="replace"), kind.decode()))
 
     # A separate allocation, so that a read past its end is detected.
     held = (ctypes.c_char * max(1, len(cubin))).from_buffer_copy(cubin or b"\0")
     count = library.machine_code_find_unreported(held, ctypes.c_size_t(len(cubin)), tell, None)
-    assert count == (len(found) if count >= 0 else -1)
-    return found if count >= 0 else None
+    assert count == (len(reported) if count >= 0 else -1)
+    return reported if count >= 0 else None
 
 
 # --- output of ptxas -----------------------------------------------------------------------------
@@ -159,10 +159,10 @@ def assemble(
     target = TARGETS[capability]
     text = PTX.format(target=target, body=body, functions=functions)
     source.write_text(text.replace("7.8", VERSIONS.get(capability, "7.8"), 1))
-    ran = subprocess.run(
+    result = subprocess.run(
         [ptxas, f"-arch={target}", source, "-o", image], capture_output=True, check=False
     )
-    return None if ran.returncode else image.read_bytes()
+    return None if result.returncode else image.read_bytes()
 
 
 @pytest.mark.parametrize("capability", TARGETS)
@@ -170,20 +170,20 @@ def assemble(
 def test_unreported_instructions_are_found(
     library: ctypes.CDLL, ptxas: str, tmp_path: Path, capability: int, name: str
 ) -> None:
-    since, body, what = CODE[name]
+    since, body, kind = CODE[name]
     if capability < since:
         pytest.skip("there is none")
     handles = (
         "",
         "ld.global.u64 %t, [%b];",
     )  # a handle that is a parameter, and one that is loaded
-    for before in handles if "%t" in body else handles[:1]:
-        cubin = assemble(ptxas, tmp_path, capability, before + body)
+    for handle in handles if "%t" in body else handles[:1]:
+        cubin = assemble(ptxas, tmp_path, capability, handle + body)
         if cubin is None:
             pytest.skip("this assembler does not know it")
-        expected = {("kernel", what)} if what else set()
-        if what == SYSTEM:  # any kernel may call a device function of the driver
-            expected |= {("other", what)}
+        expected = {("kernel", kind)} if kind else set()
+        if kind == SYSTEM:  # any kernel may call a device function of the driver
+            expected |= {("other", kind)}
         assert set(unseen(library, cubin) or ()) == expected
         assert unseen(library, cubin) is not None
 
@@ -227,9 +227,9 @@ class Image:
         self.symbols = b"\0" * 24
 
     def add(self, name: str, kind: int, content: bytes, *, flags: int = 0, link: int = 0) -> int:
-        at = len(self.names)
+        offset = len(self.names)
         self.names += name.encode() + b"\0"
-        header = (at, kind, flags, 0, 64 + len(self.content), len(content), link, 0, 1, 0)
+        header = (offset, kind, flags, 0, 64 + len(self.content), len(content), link, 0, 1, 0)
         self.sections.append(struct.pack("<IIQQQQIIQQ", *header))
         self.content += content
         return len(self.sections) - 1
@@ -238,8 +238,8 @@ class Image:
         section = self.add(f".text.{name}", PROGBITS, instructions(*opcodes), flags=flags)
         self.symbol(name, section, KERNEL if kernel else 0)
 
-    def symbol(self, name: str, section: int, other: int) -> None:
-        self.symbols += struct.pack("<IBBHQQ", len(self.strings), FUNCTION, other, section, 0, 0)
+    def symbol(self, name: str, section: int, st_other: int) -> None:
+        self.symbols += struct.pack("<IBBHQQ", len(self.strings), FUNCTION, st_other, section, 0, 0)
         self.strings += name.encode() + b"\0"
 
     def file(self, *, symbols: bool = True) -> bytes:
@@ -248,9 +248,23 @@ class Image:
             self.add(".symtab", SYMTAB, self.symbols, link=strings)
         self.add(".shstrtab", STRTAB, self.names + b".shstrtab\0")
         ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
-        at = 64 + len(self.content)
-        rest = (2, 190, 1, 0, 0, at, 0, 64, 0, 0, 64, len(self.sections), len(self.sections) - 1)
-        header = ident + struct.pack("<HHIQQQIHHHHHH", *rest)
+        offset = 64 + len(self.content)
+        header_fields = (
+            2,
+            190,
+            1,
+            0,
+            0,
+            offset,
+            0,
+            64,
+            0,
+            0,
+            64,
+            len(self.sections),
+            len(self.sections) - 1,
+        )
+        header = ident + struct.pack("<HHIQQQIHHHHHH", *header_fields)
         return header + self.content + b"".join(self.sections)
 
 
@@ -275,9 +289,14 @@ def test_each_kernel_reports_each_kind_once(library: ctypes.CDLL) -> None:
 def test_device_functions_count_for_every_kernel(library: ctypes.CDLL) -> None:
     image = an_image()
     image.code("helper", 0x9A5, kernel=False)
-    found = unseen(library, image.file()) or []
-    assert {name for name, what in found if what == MULTIMEM} == {"one", "two", "three", "helper"}
-    assert ("two", TEXTURES) not in found
+    reported = unseen(library, image.file()) or []
+    assert {name for name, kind in reported if kind == MULTIMEM} == {
+        "one",
+        "two",
+        "three",
+        "helper",
+    }
+    assert ("two", TEXTURES) not in reported
 
 
 def test_driver_functions_are_reported_as_unseen(library: ctypes.CDLL) -> None:
@@ -292,8 +311,8 @@ def test_driver_functions_are_reported_as_unseen(library: ctypes.CDLL) -> None:
 
 
 def test_without_symbols_functions_count_for_all(library: ctypes.CDLL) -> None:
-    found = unseen(library, an_image().file(symbols=False)) or []
-    assert {name for name, what in found if what == SURFACES} == {"one", "two", "three"}
+    reported = unseen(library, an_image().file(symbols=False)) or []
+    assert {name for name, kind in reported if kind == SURFACES} == {"one", "two", "three"}
 
 
 @pytest.mark.parametrize("size", [0, 3, 63, 64, 100, -1])
@@ -315,6 +334,6 @@ def test_damaged_cubin_is_read_within_bounds(library: ctypes.CDLL, seed: int, ch
     chance = random.Random(seed)
     cubin = bytearray(an_image().file())
     for _ in range(changes):
-        at = chance.choice([chance.randrange(64), chance.randrange(len(cubin))])
-        cubin[at] = chance.choice([0, 0xFF, 0x7F, chance.randrange(256)])
+        offset = chance.choice([chance.randrange(64), chance.randrange(len(cubin))])
+        cubin[offset] = chance.choice([0, 0xFF, 0x7F, chance.randrange(256)])
     unseen(library, bytes(cubin[: chance.choice([len(cubin), chance.randrange(len(cubin) + 1)])]))

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(
 CLIENT = Path(__file__).with_name("nvtx_client.c")
 # Where toolkits and wheels have NVTX's headers.
 TOOLKITS = Path("/usr/local").glob("cuda*/include")
-WHEELS = chain(*(Path(place).glob("nvidia/*/include") for place in sys.path if place))
-HEADERS = [place for place in chain(WHEELS, TOOLKITS) if (place / "nvtx3/nvToolsExt.h").exists()]
+WHEELS = chain(*(Path(path).glob("nvidia/*/include") for path in sys.path if path))
+HEADERS = [path for path in chain(WHEELS, TOOLKITS) if (path / "nvtx3/nvToolsExt.h").exists()]
 
 BEGIN = """
 import importlib, os, sys, threading
@@ -36,14 +36,14 @@ import nvtx
 
 def recorded(spool: Path, program: str, *arguments: str) -> list[list[EventBody]]:
     """Run a program, and return the bodies of each of its processes."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", BEGIN + program, str(spool), *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
     return [list(bodies) for bodies in _by_process(spool).values()]
 
 
@@ -51,9 +51,9 @@ def _by_process(spool: Path) -> dict[int, Iterator[EventBody]]:
     bodies: dict[int, list[EventBody]] = {}
     with Spool(spool) as opened:
         for batch in opened.batches():
-            new = [event.body for event in unpack(batch.records, batch.strings)]
-            bodies.setdefault(batch.process, []).extend(new)
-    return {process: iter(each) for process, each in bodies.items()}
+            new_bodies = [event.body for event in unpack(batch.records, batch.strings)]
+            bodies.setdefault(batch.process, []).extend(new_bodies)
+    return {process: iter(process_bodies) for process, process_bodies in bodies.items()}
 
 
 def test_ranges_and_marks_of_nvtx_package_are_recorded(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_process_that_is_not_recorded_has_no_ranges() -> None:
     start = 'assert recorder.start(sys.argv[1], "") is None'
     code = BEGIN.replace(start, 'os.environ["NVTX_INJECTION64_PATH"] = recorder.__file__')
     program = f"{code}assert type(nvtx.get_domain('x')) is not nvtx.Domain"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_library_of_user_is_not_replaced(tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ assert recorder.start(sys.argv[1], "") == "/opt/tool.so"
 assert os.environ["NVTX_INJECTION64_PATH"] == "/opt/tool.so"
 """
     code = BEGIN.replace('assert recorder.start(sys.argv[1], "") is None\nimport nvtx\n', program)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", code, tmp_path], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_fork_has_its_own_ranges(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
-    both = sorted(recorded(tmp_path, program), key=len)
+    processes = sorted(recorded(tmp_path, program), key=len)
     ends = [RangePop()] * 2
     # The range that the parent opened is unknown in the child.
-    assert both == [
+    assert processes == [
         [RangePush("child"), RangePush("both"), *ends],
         [RangePush("both"), RangePush("parent"), RangePush("both"), *ends, RangePop()],
     ]
@@ -214,8 +214,8 @@ assert client.call_all() == 0
     started = ("ascii", "wide é漢😀", "event")
 
     def numbered(first: int) -> list[EventBody]:
-        begun = [RangePush(name, number=first + at) for at, name in enumerate(started)]
+        begun = [RangePush(name, number=first + index) for index, name in enumerate(started)]
         begun.append(RangePush("event", "domain", number=first + 3))
-        return [*begun, *(RangePop(number=first + at) for at in range(4))]
+        return [*begun, *(RangePop(number=first + index) for index in range(4))]
 
     assert bodies == [*default, *numbered(1), *in_domain, *default, *numbered(5), *in_domain]

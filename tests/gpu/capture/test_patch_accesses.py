@@ -76,46 +76,48 @@ class Arena:
         return self.header()[3]
 
     def maps(self) -> list[TensorMap]:
-        at = self.library.maps_of(ctypes.c_void_p(self.at), self.log2)
-        return list((TensorMap * min(self.header()[4], MAX_MAPS)).from_address(at))
+        address = self.library.maps_of(ctypes.c_void_p(self.at), self.log2)
+        return list((TensorMap * min(self.header()[4], MAX_MAPS)).from_address(address))
 
     def boxes(self) -> list[Box]:
-        at = self.library.boxes_of(ctypes.c_void_p(self.at), self.log2)
-        return list((Box * min(self.header()[5], MAX_BOXES)).from_address(at))
+        address = self.library.boxes_of(ctypes.c_void_p(self.at), self.log2)
+        return list((Box * min(self.header()[5], MAX_BOXES)).from_address(address))
 
     def lost_launches(self) -> set[int]:
         bits = int.from_bytes(ctypes.string_at(self.at + 4096, 16384), "little")
         return {launch for launch in range(bits.bit_length()) if bits >> launch & 1}
 
     def bitmap(self, page: int) -> bytes:
-        at = self.library.bitmap_in(ctypes.c_void_p(self.at), self.log2, page)
-        return ctypes.string_at(at, BITMAP_BYTES)
+        address = self.library.bitmap_in(ctypes.c_void_p(self.at), self.log2, page)
+        return ctypes.string_at(address, BITMAP_BYTES)
 
     def summary(self, page: int) -> int:
         """Return one bit per word of a page's bitmap, set if the whole word was set at once."""
-        at = self.library.summary_in(ctypes.c_void_p(self.at), self.log2, page)
-        return int.from_bytes(ctypes.string_at(at, SUMMARY_BYTES), "little")
+        address = self.library.summary_in(ctypes.c_void_p(self.at), self.log2, page)
+        return int.from_bytes(ctypes.string_at(address, SUMMARY_BYTES), "little")
 
     def bytes(self) -> dict[tuple[int, int], set[int]]:
         """Return the accessed bytes by launch and mode."""
-        at = ctypes.c_void_p(self.at)
-        pages = ctypes.c_void_p(self.library.pages_of(at, self.log2))
-        count = self.library.claimed_page_count(at)
+        arena_address = ctypes.c_void_p(self.at)
+        pages = ctypes.c_void_p(self.library.pages_of(arena_address, self.log2))
+        count = self.library.claimed_page_count(arena_address)
         bitmaps = b"".join(map(self.bitmap, range(count)))
-        found: dict[tuple[int, int], set[int]] = {}
-        for each in read_ranges(self.library, pages, bitmaps, count):
-            for begin, end in each.pieces():
-                found.setdefault((each.launch, each.mode), set()).update(range(begin, end))
-        return found
+        bytes_by_access: dict[tuple[int, int], set[int]] = {}
+        for accessed in read_ranges(self.library, pages, bitmaps, count):
+            for begin, end in accessed.pieces():
+                bytes_by_access.setdefault((accessed.launch, accessed.mode), set()).update(
+                    range(begin, end)
+                )
+        return bytes_by_access
 
 
 @contextmanager
 def arena(library: ctypes.CDLL, log2: int = 8, pages: int = 64) -> Iterator[Arena]:
-    at = library.new_arena(log2, pages)
+    arena_address = library.new_arena(log2, pages)
     try:
-        yield Arena(library, at, log2)
+        yield Arena(library, arena_address, log2)
     finally:
-        library.free_arena(ctypes.c_void_p(at), log2)
+        library.free_arena(ctypes.c_void_p(arena_address), log2)
 
 
 ACCESSES = st.lists(
@@ -139,16 +141,16 @@ def test_every_byte_is_recorded_or_launch_is_lost(
     share: float,
 ) -> None:
     expected: dict[tuple[int, int], set[int]] = {}
-    with arena(library, log2, max(1, int(share * 2 ** (log2 - 2)))) as made:
+    with arena(library, log2, max(1, int(share * 2 ** (log2 - 2)))) as used_arena:
         for launch, base, offset, size, flags, times in accesses:
             step = 1 << (size - 1).bit_length()  # CUDA C++ Programming Guide, "Size and Alignment"
             for i in range(times):
                 address = base + (offset // step + i) * step % PAGE
-                made.access(launch, address, size, flags)
+                used_arena.access(launch, address, size, flags)
                 touched = expected.setdefault((launch, FLAGS[flags]), set())
                 touched.update(range(address, address + size))
-        found, lost = made.bytes(), made.lost_launches()
-        assert made.lost == len(lost)
+        found, lost = used_arena.bytes(), used_arena.lost_launches()
+        assert used_arena.lost == len(lost)
     for name, touched in expected.items():
         if name[0] in lost:
             assert found.get(name, set()) <= touched
@@ -172,13 +174,13 @@ class Together(ctypes.Structure):
 
 
 def warp_access(
-    made: Arena, launch: int, addresses: list[int], lanes: int, size: int, flags: int
+    used_arena: Arena, launch: int, addresses: list[int], lanes: int, size: int, flags: int
 ) -> set[int]:
     """Access with all lanes of a warp at once; return the bytes."""
-    every = Together(
-        made.userdata(launch).value, (ctypes.c_uint64 * 32)(*addresses), lanes, size, flags
+    warp = Together(
+        used_arena.userdata(launch).value, (ctypes.c_uint64 * 32)(*addresses), lanes, size, flags
     )
-    made.library.access_in_warp(ctypes.byref(every))
+    used_arena.library.access_in_warp(ctypes.byref(warp))
     return {
         address + i
         for lane, address in enumerate(addresses)
@@ -222,13 +224,13 @@ def test_every_byte_of_a_warp_is_recorded(
     library: ctypes.CDLL, warps: list[tuple[str, int, int, int, int, int, int]]
 ) -> None:
     expected: dict[tuple[int, int], set[int]] = {}
-    with arena(library, 11, 512) as made:
+    with arena(library, 11, 512) as used_arena:
         for kind, launch, start, size, lanes, flags, seed in warps:
             addresses = pattern(kind, ADDRESSES[0], start, size, seed)
-            touched = warp_access(made, launch, addresses, lanes, size, flags)
+            touched = warp_access(used_arena, launch, addresses, lanes, size, flags)
             expected.setdefault((launch, FLAGS[flags]), set()).update(touched)
-        assert made.lost == 0
-        assert made.bytes() == expected
+        assert used_arena.lost == 0
+        assert used_arena.bytes() == expected
 
 
 @given(
@@ -243,184 +245,196 @@ def test_warp_copy_reads_all_but_zero_filled_bytes(
 ) -> None:
     addresses = pattern(kind, ADDRESSES[0], start, size, start)
     left = [size - min(zero, size) for zero in zeros]
-    every = Together(
+    warp = Together(
         address=(ctypes.c_uint64 * 32)(*addresses),
         lanes=lanes,
         bytes=size,
         copy=True,
-        zeros=(ctypes.c_uint32 * 32)(*(size - each for each in left)),
+        zeros=(ctypes.c_uint32 * 32)(*(size - copied_bytes for copied_bytes in left)),
     )
-    with arena(library) as made:
-        every.userdata = made.userdata(5).value
-        library.access_in_warp(ctypes.byref(every))
+    with arena(library) as used_arena:
+        warp.userdata = used_arena.userdata(5).value
+        library.access_in_warp(ctypes.byref(warp))
         read = {
-            at + i
-            for lane, at in enumerate(addresses)
+            address + i
+            for lane, address in enumerate(addresses)
             if lanes >> lane & 1
             for i in range(left[lane])
         }
-        assert made.bytes() == ({(5, READ): read} if read else {})
+        assert used_arena.bytes() == ({(5, READ): read} if read else {})
 
 
 @pytest.mark.parametrize(("size", "words"), [(4, 1), (8, 2), (16, 4), (1, 1), (2, 2)])
 def test_streaming_warp_sets_each_word_and_summary_bit_once(
     library: ctypes.CDLL, size: int, words: int
 ) -> None:
-    with arena(library) as made:
-        made.access(0, PAGE + 0x1000, size, 1)
-        before = library.atomic_count()
-        warp_access(made, 0, pattern("row", PAGE, 0, size, 0), ALL_LANES, size, 1)
-        assert library.atomic_count() == before + words + 1
-        assert made.summary(0) == (1 << words) - 1
+    with arena(library) as used_arena:
+        used_arena.access(0, PAGE + 0x1000, size, 1)
+        atomics_before = library.atomic_count()
+        warp_access(used_arena, 0, pattern("row", PAGE, 0, size, 0), ALL_LANES, size, 1)
+        assert library.atomic_count() == atomics_before + words + 1
+        assert used_arena.summary(0) == (1 << words) - 1
 
 
 def test_unaligned_run_is_not_in_summary(library: ctypes.CDLL) -> None:
-    with arena(library) as made:
-        warp_access(made, 0, pattern("row", PAGE, 1, 8, 0), ALL_LANES, 8, 2)
-        assert made.summary(0) == 0
-        assert made.bytes() == {(0, WRITE): set(range(PAGE + 8, PAGE + 0x108))}
+    with arena(library) as used_arena:
+        warp_access(used_arena, 0, pattern("row", PAGE, 1, 8, 0), ALL_LANES, 8, 2)
+        assert used_arena.summary(0) == 0
+        assert used_arena.bytes() == {(0, WRITE): set(range(PAGE + 8, PAGE + 0x108))}
 
 
 def test_whole_words_of_each_run_are_in_summary(library: ctypes.CDLL) -> None:
     """Two rows of 160 bytes and one of 64, like a tile of a matrix."""
     starts = [PAGE, PAGE + 0x400, PAGE + 0x800]
-    with arena(library) as made:
+    with arena(library) as used_arena:
         lanes = [starts[lane // 10 if lane < 20 else 2] + lane % 10 * 16 for lane in range(24)]
         lanes[20:] = [starts[2] + i * 16 for i in range(4)]
-        warp_access(made, 0, lanes + [0] * 8, (1 << 24) - 1, 16, 1)
-        assert made.summary(0) == 1 << 0 | 1 << 8
+        warp_access(used_arena, 0, lanes + [0] * 8, (1 << 24) - 1, 16, 1)
+        assert used_arena.summary(0) == 1 << 0 | 1 << 8
         rows = zip(starts, (160, 160, 64), strict=True)
-        assert made.bytes() == {(0, READ): {at + i for at, size in rows for i in range(size)}}
+        assert used_arena.bytes() == {
+            (0, READ): {address + i for address, size in rows for i in range(size)}
+        }
 
 
 def test_repeated_access_makes_no_atomics(library: ctypes.CDLL) -> None:
-    with arena(library) as made:
-        made.access(3, 0x10000, 16, 1)
-        before = library.atomic_count()
+    with arena(library) as used_arena:
+        used_arena.access(3, 0x10000, 16, 1)
+        atomics_before = library.atomic_count()
         for _ in range(10):
-            made.access(3, 0x10000, 16, 1)
-            made.access(3, 0x10004, 4, 1)
-        assert library.atomic_count() == before
+            used_arena.access(3, 0x10000, 16, 1)
+            used_arena.access(3, 0x10004, 4, 1)
+        assert library.atomic_count() == atomics_before
 
 
 def test_full_arena_claims_each_page_once(library: ctypes.CDLL) -> None:
-    with arena(library, 8, 1) as made:
+    with arena(library, 8, 1) as used_arena:
         for _ in range(2):
-            before = library.atomic_count()
+            atomics_before = library.atomic_count()
             for i in range(1000):
-                made.access(3, PAGE * i, 4, 1)
-        assert library.atomic_count() == before, "the table is full"
-        assert made.lost_launches() == {3}
-        made.access(4, PAGE * 9, 4, 1)
-        assert made.lost_launches() == {3, 4}
-        assert made.lost == 2
+                used_arena.access(3, PAGE * i, 4, 1)
+        assert library.atomic_count() == atomics_before, "the table is full"
+        assert used_arena.lost_launches() == {3}
+        used_arena.access(4, PAGE * 9, 4, 1)
+        assert used_arena.lost_launches() == {3, 4}
+        assert used_arena.lost == 2
 
 
 def test_summary_of_streamed_page_is_full(library: ctypes.CDLL) -> None:
-    with arena(library) as made:
+    with arena(library) as used_arena:
         for address in range(PAGE, 3 * PAGE, 512):
-            warp_access(made, 0, pattern("row", address, 0, 16, 0), ALL_LANES, 16, 2)
-        assert made.header()[2] == 2
-        assert [made.summary(page) for page in range(3)] == [ALL_WORDS, ALL_WORDS, 0]
-        assert [made.bitmap(page) for page in range(2)] == [b"\xff" * BITMAP_BYTES] * 2
+            warp_access(used_arena, 0, pattern("row", address, 0, 16, 0), ALL_LANES, 16, 2)
+        assert used_arena.header()[2] == 2
+        assert [used_arena.summary(page) for page in range(3)] == [ALL_WORDS, ALL_WORDS, 0]
+        assert [used_arena.bitmap(page) for page in range(2)] == [b"\xff" * BITMAP_BYTES] * 2
 
 
 def test_words_set_bit_by_bit_are_not_in_summary(library: ctypes.CDLL) -> None:
-    with arena(library) as made:
+    with arena(library) as used_arena:
         for address in range(PAGE, 2 * PAGE, 4):
-            made.access(0, address, 4, 2)
-        assert made.bitmap(0) == b"\xff" * BITMAP_BYTES
-        assert made.summary(0) == 0
+            used_arena.access(0, address, 4, 2)
+        assert used_arena.bitmap(0) == b"\xff" * BITMAP_BYTES
+        assert used_arena.summary(0) == 0
 
 
 def test_pages_of_all_chunks_have_own_bitmap_and_summary(
     library: ctypes.CDLL,
 ) -> None:
     count = 2 * CHUNK_PAGES + 3
-    with arena(library, 16, count) as made:
+    with arena(library, 16, count) as used_arena:
         for page in range(count):
-            made.access(0, (page + 1) * PAGE, 4, 1)
+            used_arena.access(0, (page + 1) * PAGE, 4, 1)
         for page in (0, CHUNK_PAGES - 1, CHUNK_PAGES, 2 * CHUNK_PAGES, count - 1):
             row = pattern("row", (page + 1) * PAGE, 8 * (page % 50), 16, 0)
-            warp_access(made, 0, row, ALL_LANES, 16, 1)
+            warp_access(used_arena, 0, row, ALL_LANES, 16, 1)
         for page in range(count):
-            word = 0b1 if made.summary(page) == 0 or page % 50 else (1 << 128) - 1
-            assert int.from_bytes(made.bitmap(page), "little") & 0b11 == word & 0b11
-        streamed = {page for page in range(count) if made.summary(page)}
+            word = 0b1 if used_arena.summary(page) == 0 or page % 50 else (1 << 128) - 1
+            assert int.from_bytes(used_arena.bitmap(page), "little") & 0b11 == word & 0b11
+        streamed = {page for page in range(count) if used_arena.summary(page)}
         assert streamed == {0, CHUNK_PAGES - 1, CHUNK_PAGES, 2 * CHUNK_PAGES, count - 1}
-        assert made.lost == 0
+        assert used_arena.lost == 0
 
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_concurrent_threads_claim_each_page_once(library: ctypes.CDLL, size: int) -> None:
     begin, span = PAGE, 5 * PAGE // 2
     for _ in range(5):
-        with arena(library) as made:
+        with arena(library) as used_arena:
             library.touch_in_threads(
-                made.userdata(9), ctypes.c_uint64(begin), span // size, size, 1 | 2
+                used_arena.userdata(9), ctypes.c_uint64(begin), span // size, size, 1 | 2
             )
-            assert made.bytes() == {(9, ATOMIC): set(range(begin, begin + span))}
-            assert made.header()[2] == (3 if size == 8 else 10)
+            assert used_arena.bytes() == {(9, ATOMIC): set(range(begin, begin + span))}
+            assert used_arena.header()[2] == (3 if size == 8 else 10)
 
 
 def test_prefetches_and_launches_without_user_data_are_ignored(library: ctypes.CDLL) -> None:
-    with arena(library) as made:
-        made.access(0, 0x10000, 4, PREFETCH)
+    with arena(library) as used_arena:
+        used_arena.access(0, 0x10000, 4, PREFETCH)
         library.ck_memory_access(
             ctypes.c_uint64(0), ctypes.c_uint64(7), ctypes.c_uint64(0x10000), 4, 1, None
         )
-        assert made.header()[2:] == (0, 0, 0, 0)
+        assert used_arena.header()[2:] == (0, 0, 0, 0)
 
 
 def test_shared_user_data_is_distinguished_by_grid(library: ctypes.CDLL) -> None:
-    pc, at = ctypes.c_uint64(7), 0x10000
-    with arena(library) as made:
-        shared = ctypes.c_uint64(made.userdata(131070).value | BY_GRID)
+    pc, address = ctypes.c_uint64(7), 0x10000
+    with arena(library) as used_arena:
+        shared = ctypes.c_uint64(used_arena.userdata(131070).value | BY_GRID)
         for grid in (1, 3, (1 << 40) + 5):
             library.set_grid_id(ctypes.c_uint64(grid))
-            library.ck_memory_access(shared, pc, ctypes.c_uint64(at + grid % 64 * 4), 4, 1, None)
-            library.ck_copy_async(shared, pc, ctypes.c_uint64(at + 4096), 64, 16, 0)
-            library.ck_bulk_store(shared, pc, ctypes.c_uint64(at + 8192), 0, 1, 0)
+            library.ck_memory_access(
+                shared, pc, ctypes.c_uint64(address + grid % 64 * 4), 4, 1, None
+            )
+            library.ck_copy_async(shared, pc, ctypes.c_uint64(address + 4096), 64, 16, 0)
+            library.ck_bulk_store(shared, pc, ctypes.c_uint64(address + 8192), 0, 1, 0)
         library.set_grid_id(ctypes.c_uint64(77))
-        made.access(131070, at, 4, 1)
-        expected = {(131070, READ): set(range(at, at + 4))}
+        used_arena.access(131070, address, 4, 1)
+        expected = {(131070, READ): set(range(address, address + 4))}
         for grid, launch in ((1, 131071), (3, 1), (5, 3)):
-            word = set(range(at + grid * 4, at + grid * 4 + 4))
-            expected[launch, READ] = word | set(range(at + 4096, at + 4112))
-            expected[launch, WRITE] = set(range(at + 8192, at + 8208))
-        assert made.bytes() == expected
+            word = set(range(address + grid * 4, address + grid * 4 + 4))
+            expected[launch, READ] = word | set(range(address + 4096, address + 4112))
+            expected[launch, WRITE] = set(range(address + 8192, address + 8208))
+        assert used_arena.bytes() == expected
 
 
 def test_async_copy_reads_all_but_zero_filled_bytes(library: ctypes.CDLL) -> None:
-    with arena(library) as made:
+    with arena(library) as used_arena:
         pc = ctypes.c_uint64(7)
-        library.ck_copy_async(made.userdata(0), pc, ctypes.c_uint64(0x10000), 64, 16, 0)
-        library.ck_copy_async(made.userdata(0), pc, ctypes.c_uint64(0x10010), 64, 16, 13)
-        library.ck_copy_async(made.userdata(0), pc, ctypes.c_uint64(0), 64, 16, 16)
-        assert made.bytes() == {(0, READ): set(range(0x10000, 0x10013))}
+        library.ck_copy_async(used_arena.userdata(0), pc, ctypes.c_uint64(0x10000), 64, 16, 0)
+        library.ck_copy_async(used_arena.userdata(0), pc, ctypes.c_uint64(0x10010), 64, 16, 13)
+        library.ck_copy_async(used_arena.userdata(0), pc, ctypes.c_uint64(0), 64, 16, 16)
+        assert used_arena.bytes() == {(0, READ): set(range(0x10000, 0x10013))}
 
 
 def test_bulk_copies_access_masked_bytes(library: ctypes.CDLL) -> None:
-    with arena(library) as made:
+    with arena(library) as used_arena:
         pc = ctypes.c_uint64(7)
         source = 0x1FFF0
-        library.ck_bulk_load(made.userdata(0), pc, ctypes.c_uint64(source), 0, 0, 5000, 0)
-        library.ck_bulk_load(made.userdata(1), pc, ctypes.c_uint64(source), 0, 0, 9 << 16 | 7, 1)
-        library.ck_bulk_store(made.userdata(2), pc, ctypes.c_uint64(source), 0, 0x8001 << 16 | 3, 1)
-        library.ck_bulk_store(made.userdata(3), pc, ctypes.c_uint64(source), 0, 3, 0)
-        library.ck_bulk_reduction(made.userdata(4), pc, ctypes.c_uint64(source), 0, 3)
-        assert made.bytes() == {
+        library.ck_bulk_load(used_arena.userdata(0), pc, ctypes.c_uint64(source), 0, 0, 5000, 0)
+        library.ck_bulk_load(
+            used_arena.userdata(1), pc, ctypes.c_uint64(source), 0, 0, 9 << 16 | 7, 1
+        )
+        library.ck_bulk_store(
+            used_arena.userdata(2), pc, ctypes.c_uint64(source), 0, 0x8001 << 16 | 3, 1
+        )
+        library.ck_bulk_store(used_arena.userdata(3), pc, ctypes.c_uint64(source), 0, 3, 0)
+        library.ck_bulk_reduction(used_arena.userdata(4), pc, ctypes.c_uint64(source), 0, 3)
+        assert used_arena.bytes() == {
             (0, READ): set(range(source, source + 80000)),
             (1, READ): set(range(source, source + 112)),
-            (2, WRITE): {source + i * 16 + each for i in range(3) for each in (0, 15)},
+            (2, WRITE): {source + i * 16 + byte for i in range(3) for byte in (0, 15)},
             (3, WRITE): set(range(source, source + 48)),
             (4, ATOMIC): set(range(source, source + 48)),
         }
 
 
-def tensor_load(made: Arena, launch: int, at: ctypes.c_uint64, stage: int, x: int) -> None:
-    words = (stage, stage, x, 1, 2, 3, 4, 2, 0, 0, 0)
-    made.library.ck_tensor_load(made.userdata(launch), ctypes.c_uint64(7), at, *words)
+def tensor_load(
+    used_arena: Arena, launch: int, map_address: ctypes.c_uint64, stage: int, coordinate: int
+) -> None:
+    words = (stage, stage, coordinate, 1, 2, 3, 4, 2, 0, 0, 0)
+    used_arena.library.ck_tensor_load(
+        used_arena.userdata(launch), ctypes.c_uint64(7), map_address, *words
+    )
 
 
 def address_of(content: ctypes.Array[ctypes.c_uint64]) -> ctypes.c_uint64:
@@ -430,23 +444,23 @@ def address_of(content: ctypes.Array[ctypes.c_uint64]) -> ctypes.c_uint64:
 def test_box_is_recorded_once(library: ctypes.CDLL) -> None:
     content = (ctypes.c_uint64 * 8)(*range(100, 108))
     again = (ctypes.c_uint64 * 8)(*content)
-    with arena(library) as made:
+    with arena(library) as used_arena:
         for stage in range(3):
-            for x in (0, 64, -64):
-                tensor_load(made, 5, address_of(content), stage, x)
-        tensor_load(made, 6, address_of(again), 0, 64)
+            for coordinate in (0, 64, -64):
+                tensor_load(used_arena, 5, address_of(content), stage, coordinate)
+        tensor_load(used_arena, 6, address_of(again), 0, 64)
         library.ck_tensor_store(
-            made.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
+            used_arena.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
         )
-        assert made.header()[2:] == (0, 0, 1, 5)
+        assert used_arena.header()[2:] == (0, 0, 1, 5)
         content[0] = 99  # a map that the kernel changes is another
         library.ck_tensor_store(
-            made.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
+            used_arena.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
         )
-        assert made.header()[2:] == (0, 0, 2, 6)
-        maps, boxes = made.maps(), made.boxes()
-        assert [list(each.content) for each in maps] == [list(again), list(content)]
-        first, second = (each.place for each in maps)
+        assert used_arena.header()[2:] == (0, 0, 2, 6)
+        maps, boxes = used_arena.maps(), used_arena.boxes()
+        assert [list(recorded_map.content) for recorded_map in maps] == [list(again), list(content)]
+        first, second = (recorded_map.place for recorded_map in maps)
         assert [(box.launch, box.map, box.mode) for box in boxes] == [
             *[(5, first, READ)] * 3,
             (6, first, READ),
@@ -462,36 +476,36 @@ def test_boxes_with_shared_user_data_belong_to_their_launches(
     library: ctypes.CDLL,
 ) -> None:
     content = (ctypes.c_uint64 * 8)()
-    with arena(library) as made:
-        shared = ctypes.c_uint64(made.userdata(131070).value | BY_GRID)
+    with arena(library) as used_arena:
+        shared = ctypes.c_uint64(used_arena.userdata(131070).value | BY_GRID)
         for grid in (1, 5):
             library.set_grid_id(ctypes.c_uint64(grid))
             library.ck_tensor_store(shared, ctypes.c_uint64(7), address_of(content), *range(8))
-        assert [box.launch for box in made.boxes()] == [131071, 3]
+        assert [box.launch for box in used_arena.boxes()] == [131071, 3]
 
 
 def test_arena_holds_maximum_number_of_boxes(library: ctypes.CDLL) -> None:
     content = (ctypes.c_uint64 * 8)()
-    with arena(library) as made:
-        for x in range(MAX_BOXES):
-            tensor_load(made, 5, address_of(content), 0, x)
-        assert made.header()[3:] == (0, 1, MAX_BOXES)
-        assert {box.word[2] for box in made.boxes()} == set(range(MAX_BOXES))
-        tensor_load(made, 6, address_of(content), 0, 7)
-        tensor_load(made, 5, address_of(content), 1, 7)
-        assert made.lost_launches() == {6}
-        before = library.atomic_count()
-        for x in range(100):
-            tensor_load(made, 6, address_of(content), 0, x)
-        assert library.atomic_count() == before
+    with arena(library) as used_arena:
+        for coordinate in range(MAX_BOXES):
+            tensor_load(used_arena, 5, address_of(content), 0, coordinate)
+        assert used_arena.header()[3:] == (0, 1, MAX_BOXES)
+        assert {box.word[2] for box in used_arena.boxes()} == set(range(MAX_BOXES))
+        tensor_load(used_arena, 6, address_of(content), 0, 7)
+        tensor_load(used_arena, 5, address_of(content), 1, 7)
+        assert used_arena.lost_launches() == {6}
+        atomics_before = library.atomic_count()
+        for coordinate in range(100):
+            tensor_load(used_arena, 6, address_of(content), 0, coordinate)
+        assert library.atomic_count() == atomics_before
 
 
 def test_boxes_lack_a_map_that_did_not_fit(library: ctypes.CDLL) -> None:
     content = (ctypes.c_uint64 * 8)()
-    with arena(library) as made:
+    with arena(library) as used_arena:
         for number in range(MAX_MAPS + 1):
             content[0] = number
-            tensor_load(made, 5 + (number == MAX_MAPS), address_of(content), 0, 0)
-        places = {each.place for each in made.maps()}
+            tensor_load(used_arena, 5 + (number == MAX_MAPS), address_of(content), 0, 0)
+        places = {recorded_map.place for recorded_map in used_arena.maps()}
         assert len(places) == MAX_MAPS
-        assert [box.launch for box in made.boxes() if box.map not in places] == [6]
+        assert [box.launch for box in used_arena.boxes() if box.map not in places] == [6]

@@ -69,42 +69,57 @@ class Tensor:
             words[13 + (3 + i) // 4] |= (box - 1) << (3 + i) % 4 * 8
         return b"".join(word.to_bytes(4, "little") for word in words)
 
-    def rows(self, at: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def rows(self, coordinates: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield the start and end address of each element of the box."""
         size = TYPES[self.type][1]
         inside = [
-            [c for c in range(first, first + box, step) if 0 <= c < dim]
-            for first, box, step, dim in zip(at, self.box, self.steps, self.dims, strict=True)
+            [coordinate for coordinate in range(first, first + box, step) if 0 <= coordinate < dim]
+            for first, box, step, dim in zip(
+                coordinates, self.box, self.steps, self.dims, strict=True
+            )
         ]
         for others in product(*reversed(inside[1:])):
             row = self.address + sum(
-                c * stride for c, stride in zip(reversed(others), self.strides, strict=True)
+                coordinate * stride
+                for coordinate, stride in zip(reversed(others), self.strides, strict=True)
             )
-            for c in inside[0]:
-                yield row + c * size, row + (c + 1) * size
+            for coordinate in inside[0]:
+                yield row + coordinate * size, row + (coordinate + 1) * size
 
 
-def recorded(each: dict[str, object]) -> Tensor:
-    return Tensor(**{name: each[name] for name in Tensor.__dataclass_fields__})  # type: ignore[arg-type]
+def recorded(description: dict[str, object]) -> Tensor:
+    return Tensor(**{name: description[name] for name in Tensor.__dataclass_fields__})  # type: ignore[arg-type]
 
 
-def tensor_map(encoded: bytes, place: int) -> TensorMap:
-    made = TensorMap(place=place)
-    ctypes.memmove(made.content, encoded, 64)
-    return made
+def tensor_map(encoded: bytes, slot: int) -> TensorMap:
+    created = TensorMap(place=slot)
+    ctypes.memmove(created.content, encoded, 64)
+    return created
 
 
-def load(launch: int, place: int, at: Sequence[int], rank: int = 0, mode: int = TILED) -> Box:
+def load(
+    launch: int, slot: int, coordinates: Sequence[int], rank: int = 0, mode: int = TILED
+) -> Box:
     """Return a box as the patch writes it for a load; its shared memory fields vary."""
-    coordinates = [*at, 0, 0, 0, 0, 0][:5]
-    words = (launch * 16, 77, *coordinates, rank or len(at), 1, 3 << 16, mode, 0)
-    return Box(launch, place, READ, (ctypes.c_uint32 * 12)(*(w & 0xFFFFFFFF for w in words)))
+    padded = [*coordinates, 0, 0, 0, 0, 0][:5]
+    words = (launch * 16, 77, *padded, rank or len(coordinates), 1, 3 << 16, mode, 0)
+    return Box(
+        launch,
+        slot,
+        READ,
+        (ctypes.c_uint32 * 12)(*(word_value & 0xFFFFFFFF for word_value in words)),
+    )
 
 
-def store(launch: int, place: int, at: Sequence[int], mode: int = WRITE) -> Box:
-    coordinates = [*at, 0, 0, 0, 0, 0][:5]
-    words = (launch * 16, *coordinates, len(at), TILED, 0, 0, 0, 0)
-    return Box(launch, place, mode, (ctypes.c_uint32 * 12)(*(w & 0xFFFFFFFF for w in words)))
+def store(launch: int, slot: int, coordinates: Sequence[int], mode: int = WRITE) -> Box:
+    padded = [*coordinates, 0, 0, 0, 0, 0][:5]
+    words = (launch * 16, *padded, len(coordinates), TILED, 0, 0, 0, 0)
+    return Box(
+        launch,
+        slot,
+        mode,
+        (ctypes.c_uint32 * 12)(*(word_value & 0xFFFFFFFF for word_value in words)),
+    )
 
 
 @dataclass
@@ -142,22 +157,22 @@ class Expansion:
         )
 
     def pieces(self) -> Pieces:
-        found: Pieces = {}
+        pieces: Pieces = {}
         if self.pages.count:
-            for each in read_ranges(
+            for accessed in read_ranges(
                 self.library, self.pages.pages, self.pages.bitmaps, self.pages.count
             ):
-                found.setdefault((each.launch, each.mode), []).extend(each.pieces())
+                pieces.setdefault((accessed.launch, accessed.mode), []).extend(accessed.pieces())
         self.library.page_set_free(ctypes.byref(self.pages))
-        return found
+        return pieces
 
 
 def expand(
     library: ctypes.CDLL, maps: Sequence[TensorMap], boxes: Sequence[Box]
 ) -> tuple[Pieces, set[int]]:
-    one = Expansion(library)
-    one.expand(maps, boxes)
-    return one.pieces(), one.lost
+    expansion = Expansion(library)
+    expansion.expand(maps, boxes)
+    return expansion.pieces(), expansion.lost
 
 
 def joined(rows: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -189,30 +204,30 @@ class Decoded(ctypes.Structure):
 
 
 def decode(library: ctypes.CDLL, encoded: bytes) -> Decoded | None:
-    made = Decoded()
-    known = library.tensor_map_decode(
-        (ctypes.c_uint64 * 8).from_buffer_copy(encoded), ctypes.byref(made)
+    decoded = Decoded()
+    is_known = library.tensor_map_decode(
+        (ctypes.c_uint64 * 8).from_buffer_copy(encoded), ctypes.byref(decoded)
     )
-    return made if known & 1 else None
+    return decoded if is_known & 1 else None
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED["encoded"])))
 def test_recorded_map_is_decoded_as_encoded(library: ctypes.CDLL, number: int) -> None:
-    each = RECORDED["encoded"][number]
-    tensor, content = recorded(each), bytes.fromhex(each["map"])
-    found = decode(library, content)
-    assert found is not None
+    encoded = RECORDED["encoded"][number]
+    tensor, content = recorded(encoded), bytes.fromhex(encoded["map"])
+    decoded = decode(library, content)
+    assert decoded is not None
     rank = len(tensor.dims)
-    assert (found.rank, found.interleave, found.address) == (
+    assert (decoded.rank, decoded.interleave, decoded.address) == (
         rank,
         tensor.interleave,
         tensor.address,
     )
-    assert list(found.dims)[:rank] == tensor.dims
-    assert list(found.strides)[:rank] == [TYPES[tensor.type][1], *tensor.strides]
-    assert list(found.box)[:rank] == tensor.box
-    assert list(found.steps)[:rank] == tensor.steps
-    elsewhere = each["fill"] << 15 | each["swizzle"] << 13 | each["cache"] << 17
+    assert list(decoded.dims)[:rank] == tensor.dims
+    assert list(decoded.strides)[:rank] == [TYPES[tensor.type][1], *tensor.strides]
+    assert list(decoded.box)[:rank] == tensor.box
+    assert list(decoded.steps)[:rank] == tensor.steps
+    elsewhere = encoded["fill"] << 15 | encoded["swizzle"] << 13 | encoded["cache"] << 17
     assert tensor.encoded(elsewhere) == content, (
         "the encoder of the other tests agrees with the driver"
     )
@@ -221,17 +236,17 @@ def test_recorded_map_is_decoded_as_encoded(library: ctypes.CDLL, number: int) -
 def test_boxes_of_gemm_cover_its_matrices(library: ctypes.CDLL) -> None:
     """cuBLAS, bfloat16, 2048 to a side: it loads each tile of A and of B once."""
     boxes, expected = [], []
-    for place, (rows, each) in enumerate(zip((32, 128), RECORDED["product"], strict=True)):
+    for slot, (rows, encoded) in enumerate(zip((32, 128), RECORDED["product"], strict=True)):
         grid = product(range(0, 2048, 64), range(0, 2048, rows))
-        boxes += [load(7, place, (x, y, 0)) for x, y in grid]
-        expected.append((each["matrix"], each["matrix"] + 2048 * 2048 * 2))
+        boxes += [load(7, slot, (column, row, 0)) for column, row in grid]
+        expected.append((encoded["matrix"], encoded["matrix"] + 2048 * 2048 * 2))
     maps = [
-        tensor_map(bytes.fromhex(each["map"]), place)
-        for place, each in enumerate(RECORDED["product"])
+        tensor_map(bytes.fromhex(encoded["map"]), slot)
+        for slot, encoded in enumerate(RECORDED["product"])
     ]
     assert expand(library, maps, boxes) == ({(7, READ): joined(iter(expected))}, set())
-    found, _ = expand(library, maps, boxes[:-1])
-    assert sum(end - begin for begin, end in found[7, READ]) == 2 * 2048 * 2048 * 2 - 128 * 128
+    pieces, _ = expand(library, maps, boxes[:-1])
+    assert sum(end - begin for begin, end in pieces[7, READ]) == 2 * 2048 * 2048 * 2 - 128 * 128
 
 
 @dataclass(frozen=True)
@@ -324,9 +339,9 @@ def test_im2col_loads_read_pixels_of_the_bounding_box(
         boxes.append(box)
         if channel < made.dims[0]:
             rows += made.rows(first, channel, offsets)
-    found, lost = expand(library, [tensor_map(made.encoded(), 5)], boxes)
+    pieces, lost = expand(library, [tensor_map(made.encoded(), 5)], boxes)
     assert not lost
-    assert found == ({(2, READ): joined(iter(rows))} if rows else {})
+    assert pieces == ({(2, READ): joined(iter(rows))} if rows else {})
 
 
 AT = st.integers(-70, 70) | st.sampled_from([-(1 << 31), (1 << 31) - 1, 1000])
@@ -365,11 +380,17 @@ def test_box_covers_its_elements_inside_the_tensor(
 ) -> None:
     rank, boxes = len(tensor.dims), []
     rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for at, launch, reads in uses:
-        boxes.append((load if reads else store)(launch, 5, at[:rank]))
-        rows.setdefault((launch, READ if reads else WRITE), []).extend(tensor.rows(at[:rank]))
-    found, lost = expand(library, [tensor_map(tensor.encoded(), 5)], boxes)
-    assert found == {name: joined(iter(each)) for name, each in rows.items() if each}
+    for coordinates, launch, reads in uses:
+        boxes.append((load if reads else store)(launch, 5, coordinates[:rank]))
+        rows.setdefault((launch, READ if reads else WRITE), []).extend(
+            tensor.rows(coordinates[:rank])
+        )
+    pieces, lost = expand(library, [tensor_map(tensor.encoded(), 5)], boxes)
+    assert pieces == {
+        name: joined(iter(pieces_of_name))
+        for name, pieces_of_name in rows.items()
+        if pieces_of_name
+    }
     assert not lost
 
 
@@ -396,9 +417,9 @@ def test_unknown_map_loses_its_launch(library: ctypes.CDLL, encoded: bytes) -> N
     maps = [tensor_map(encoded, 0), tensor_map(PLAIN.encoded(), 1)]
     rank = (encoded[8] >> 4 & 7) + 1
     boxes = [load(3, 0, (0,) * min(rank, 5)), load(4, 1, (0, 0))]
-    found, lost = expand(library, maps, boxes)
+    pieces, lost = expand(library, maps, boxes)
     assert lost == {3}
-    assert (4, READ) in found
+    assert (4, READ) in pieces
 
 
 UNKNOWN_BOXES = {
@@ -416,18 +437,18 @@ UNKNOWN_BOXES = {
 @pytest.mark.parametrize("box", UNKNOWN_BOXES.values(), ids=UNKNOWN_BOXES.keys())
 def test_unknown_box_loses_its_launch(library: ctypes.CDLL, box: Box) -> None:
     maps = [tensor_map(PLAIN.encoded(), 1)]
-    found, lost = expand(library, maps, [load(5, 1, (0, 0)), box, store(4, 1, (0, 0), ATOMIC)])
+    pieces, lost = expand(library, maps, [load(5, 1, (0, 0)), box, store(4, 1, (0, 0), ATOMIC)])
     assert lost == {3}
-    assert found.keys() == {(4, ATOMIC), (5, READ)}
+    assert pieces.keys() == {(4, ATOMIC), (5, READ)}
 
 
 def test_adjacent_boxes_are_joined(library: ctypes.CDLL) -> None:
     """A gap of four elements; one that begins where another ends, and has more rows; one within another."""
     for places in [((0, 0), (36, 0)), ((0, -4), (32, 0)), ((0, 0), (32, -4)), ((0, 0), (8, 0))]:
-        rows = joined(piece for at in places for piece in PLAIN.rows(at))
-        boxes = [load(1, 0, at) for at in places]
-        found, _ = expand(library, [tensor_map(PLAIN.encoded(), 0)], boxes)
-        assert found == {(1, READ): rows}
+        rows = joined(piece for coordinates in places for piece in PLAIN.rows(coordinates))
+        boxes = [load(1, 0, coordinates) for coordinates in places]
+        pieces, _ = expand(library, [tensor_map(PLAIN.encoded(), 0)], boxes)
+        assert pieces == {(1, READ): rows}
 
 
 @pytest.mark.parametrize("full", [0, 1])
@@ -435,19 +456,21 @@ def test_pages_of_device_and_boxes_are_merged(library: ctypes.CDLL, full: int) -
     """The bitmap of a full page is not copied to the host, so its content is ignored."""
     tensor = Tensor(7, 0x7F12_3400_0000, (16384,), (), (256,), (1,))
     key = 1 << 63 | 9 << 46 | WRITE << 44 | tensor.address >> PAGE_SHIFTS[0]
-    for before in (True, False):
-        one = Expansion(library)
-        for page in (True, False) if before else (False, True):
+    for is_before in (True, False):
+        expansion = Expansion(library)
+        for page in (True, False) if is_before else (False, True):
             if page:
-                one.add_page(key, 0 if full else 0b1011, full)
+                expansion.add_page(key, 0 if full else 0b1011, full)
             else:
-                one.expand([tensor_map(tensor.encoded(), 0)], [store(9, 0, (3,))])
-        assert one.pages.count == 2
-        at = tensor.address
+                expansion.expand([tensor_map(tensor.encoded(), 0)], [store(9, 0, (3,))])
+        assert expansion.pages.count == 2
+        address = tensor.address
         touched = (
-            [(at, at + (1 << PAGE_SHIFTS[0]))] if full else [(at, at + 8), (at + 12, at + 259 * 4)]
+            [(address, address + (1 << PAGE_SHIFTS[0]))]
+            if full
+            else [(address, address + 8), (address + 12, address + 259 * 4)]
         )
-        assert one.pieces() == {(9, WRITE): touched}
+        assert expansion.pieces() == {(9, WRITE): touched}
 
 
 def test_no_boxes_change_nothing(library: ctypes.CDLL) -> None:

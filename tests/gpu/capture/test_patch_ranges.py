@@ -75,11 +75,11 @@ def brute_force(contents: list[Content]) -> dict[tuple[int, int], set[int]]:
         size = 1 if level else 4
         base = base_of(level, quarter)
         bits = int.from_bytes(bitmap(kind, seed), "little")
-        here = touched.setdefault((launch, mode), set())
+        touched_bytes = touched.setdefault((launch, mode), set())
         for granule, bit in enumerate(reversed(f"{bits:b}")):
             if bit == "1":
-                here.update(range(base + granule * size, base + (granule + 1) * size))
-    return {name: here for name, here in touched.items() if here}
+                touched_bytes.update(range(base + granule * size, base + (granule + 1) * size))
+    return {name: touched_bytes for name, touched_bytes in touched.items() if touched_bytes}
 
 
 def pages_of(contents: list[Content]) -> tuple[ctypes.Array[Page], bytes]:
@@ -109,14 +109,14 @@ def test_ranges_are_bytes_of_set_bits_in_order(
 ) -> None:
     contents = one_page_each(contents)
     ranges = read_ranges(library, *pages_of(contents), len(contents))
-    found: dict[tuple[int, int], set[int]] = {}
-    for each in ranges:
-        here = found.setdefault((each.launch, each.mode), set())
-        for begin, end in each.pieces():
-            assert here.isdisjoint((begin, end - 1)), "no byte twice"
-            here.update(range(begin, end))
-    assert found == brute_force(contents)
-    order = [(each.launch, each.mode, each.lo) for each in ranges]
+    bytes_by_access: dict[tuple[int, int], set[int]] = {}
+    for accessed in ranges:
+        touched_bytes = bytes_by_access.setdefault((accessed.launch, accessed.mode), set())
+        for begin, end in accessed.pieces():
+            assert touched_bytes.isdisjoint((begin, end - 1)), "no byte twice"
+            touched_bytes.update(range(begin, end))
+    assert bytes_by_access == brute_force(contents)
+    order = [(accessed.launch, accessed.mode, accessed.lo) for accessed in ranges]
     assert order == sorted(order)
 
 
@@ -126,21 +126,21 @@ def test_adjacent_pieces_are_joined_across_pages_and_levels(library: ctypes.CDLL
         (5, WRITE, 1, 8, "full", 0),
         (5, WRITE, 0, 0, "full", 0),
     ]
-    (one,) = read_ranges(library, *pages_of(contents), 3)
-    assert (one.lo, one.bytes, one.count) == (BASE, 2 * WINDOW + WINDOW // 4, 1)
+    (merged,) = read_ranges(library, *pages_of(contents), 3)
+    assert (merged.lo, merged.bytes, merged.count) == (BASE, 2 * WINDOW + WINDOW // 4, 1)
 
 
 def test_column_is_one_range_across_pages(library: ctypes.CDLL) -> None:
     contents = [(5, WRITE, 0, 4 * i, "strided", 0) for i in range(2)]
-    (one,) = read_ranges(library, *pages_of(contents), 2)
-    assert (one.lo, one.bytes, one.stride, one.count) == (BASE, 4, 8, 2 * WINDOW // 8)
+    (merged,) = read_ranges(library, *pages_of(contents), 2)
+    assert (merged.lo, merged.bytes, merged.stride, merged.count) == (BASE, 4, 8, 2 * WINDOW // 8)
 
 
 def test_two_pieces_are_no_range_and_second_may_begin_one(library: ctypes.CDLL) -> None:
     bits = sum(1 << granule for granule in (0, 100, 110, 120, 130, 500, 900))
     pages = (Page * 1)(Page(key(0, READ, 1, BASE), 0))
     ranges = read_ranges(library, pages, bits.to_bytes(BITMAP_BYTES, "little"), 1)
-    assert [(each.lo - BASE, each.stride, each.count) for each in ranges] == [
+    assert [(accessed.lo - BASE, accessed.stride, accessed.count) for accessed in ranges] == [
         (0, 0, 1),
         (100, 10, 4),
         (500, 0, 1),
@@ -151,7 +151,7 @@ def test_two_pieces_are_no_range_and_second_may_begin_one(library: ctypes.CDLL) 
 def test_pieces_of_range_do_not_touch(library: ctypes.CDLL) -> None:
     contents: list[Content] = [(0, READ, 1, i, "noise", i) for i in range(4)]
     ranges = read_ranges(library, *pages_of(contents), 4)
-    pieces = sorted(piece for each in ranges for piece in each.pieces())
+    pieces = sorted(piece for accessed in ranges for piece in accessed.pieces())
     assert all(end < begin for (_, end), (begin, _) in pairwise(pieces))
 
 

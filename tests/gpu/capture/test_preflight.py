@@ -32,8 +32,8 @@ def machine(tmp_path: Path) -> SearchPaths:
     (tmp_path / "native").mkdir()
     (tmp_path / "native" / "_frames.cpython-312-x86_64-linux-gnu.so").write_bytes(b"")
     record(tmp_path)
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    return SearchPaths(kept, [str(packages)], tmp_path, tmp_path / "native")
+    variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return SearchPaths(variables, [str(packages)], tmp_path, tmp_path / "native")
 
 
 def install(packages: Path, version: str) -> None:
@@ -156,6 +156,7 @@ def test_other_tool_is_refused_by_its_variable(
         ("CUDA_INJECTION64_PATH", ""),
         ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2"),
         ("NVTX_INJECTION64_PATH", "/x/listener.so"),
+        ("NVTX_INJECTION64_PATH", "/nsight/cudakit/gpu/capture/_recorder.abi3.so"),
         ("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0"),
     ],
 )
@@ -202,8 +203,8 @@ def test_interpreter_that_cannot_load_recorder_is_refused(
     machine: SearchPaths, tmp_path: Path, name: str, version: list[int]
 ) -> None:
     python = tmp_path / "python"
-    answer = json.dumps({"name": name, "version": version, "packages": []})
-    python.write_text(f"#!/bin/sh\necho 'hello'\necho '{answer}'\n")
+    description = json.dumps({"name": name, "version": version, "packages": []})
+    python.write_text(f"#!/bin/sh\necho 'hello'\necho '{description}'\n")
     python.chmod(0o755)
 
     refusal = refused(machine, str(python))

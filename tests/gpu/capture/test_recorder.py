@@ -77,8 +77,8 @@ cuda.destroy_stream(CONTEXT, OTHER)
 cuda.make_stream(CONTEXT, OTHER, 1)
 """
     events = recorded(tmp_path, library, program)
-    made = [(each.stream, each.flag) for each in event_bodies(events, StreamCreate)]
-    assert made == [
+    created = [(body.stream, body.flag) for body in event_bodies(events, StreamCreate)]
+    assert created == [
         (1, StreamFlag.NON_BLOCKING),  # the driver's own, of the context that is being made
         (2, StreamFlag.LEGACY),
         (3, StreamFlag.NON_BLOCKING),
@@ -86,7 +86,7 @@ cuda.make_stream(CONTEXT, OTHER, 1)
         (5, StreamFlag.PER_THREAD),
         (6, StreamFlag.NON_BLOCKING),  # the handle came again, the number did not
     ]
-    assert [each.stream for each in event_bodies(events, StreamDestroy)] == [4]
+    assert [body.stream for body in event_bodies(events, StreamDestroy)] == [4]
     assert {event.device for event in events if isinstance(event.body, StreamDestroy)} == {3}
 
 
@@ -123,7 +123,7 @@ parameters = (P * 2)(ctypes.addressof(table), ctypes.addressof(again))
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
 """
     events = recorded(tmp_path, library, program)
-    assert [(each.lo, each.known) for each in event_bodies(events, Access)] == [
+    assert [(body.lo, body.known) for body in event_bodies(events, Access)] == [
         (0x10010, Precision.ASSUMED),  # it is given a second time, beside the table
         (0x10020, Precision.UNCERTAIN),
     ]
@@ -139,7 +139,7 @@ extra = (P * 5)(1, ctypes.addressof(packed), 2, ctypes.addressof(size), 0)
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), None, extra)
 """
     events = recorded(tmp_path, library, program)
-    assert [each.lo for each in event_bodies(events, Access)] == [0x10020]
+    assert [body.lo for body in event_bodies(events, Access)] == [0x10020]
 
 
 def test_pointer_to_freed_memory_is_ignored(library: Path, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ kernel.name, kernel.parameters, kernel.sizes[0] = b"one", 1, 8
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
 """
     events = recorded(tmp_path, library, program)
-    assert [each.name for each in event_bodies(events, Launch)] == ["none", "one"]
+    assert [body.name for body in event_bodies(events, Launch)] == ["none", "one"]
     assert len(list(event_bodies(events, Access))) == 1
 
 
@@ -177,7 +177,7 @@ for name in (b"8yn0iYCKYHlIj4-BwPqk", b"GReLUrM4wMqfg9yzV3KQ") * 2:
     cuda.unload_module()
 """
     events = recorded(tmp_path, library, program)
-    names = [each.name for each in event_bodies(events, Launch)]
+    names = [body.name for body in event_bodies(events, Launch)]
     assert names == ["8yn0iYCKYHlIj4-BwPqk", "GReLUrM4wMqfg9yzV3KQ"] * 2
 
 
@@ -194,7 +194,7 @@ memory(FREE, 0x50000, 0x100, context=None)
 memory(FREE, 0x30000, 0x100, context=None)
 """
     events = recorded(tmp_path, library, program)
-    assert [(each.how, each.stream) for each in event_bodies(events, Alloc)] == [
+    assert [(body.how, body.stream) for body in event_bodies(events, Alloc)] == [
         (AllocationKind.SYNC, 0),
         (AllocationKind.MANAGED, 0),
         (AllocationKind.VIRTUAL, 0),
@@ -202,7 +202,7 @@ memory(FREE, 0x30000, 0x100, context=None)
         (AllocationKind.STREAM_ORDERED, 3),
         (AllocationKind.STREAM_ORDERED, 3),
     ]
-    assert [(each.how, each.stream) for each in event_bodies(events, Free)] == [
+    assert [(body.how, body.stream) for body in event_bodies(events, Free)] == [
         (AllocationKind.STREAM_ORDERED, 3),
         (AllocationKind.SYNC, 0),  # cuMemFree waits
         (AllocationKind.VIRTUAL, 0),
@@ -220,7 +220,7 @@ cuda.copy_rows(CONTEXT, STREAM, U(0x10000), U(0x40000), box, 2)
     assert copies[0] == Copy(
         3, 0x10000, 0x40000, 16, 2, 64, 32, Direction.HOST_TO_DEVICE, HostMemory.PINNED
     )
-    assert [(each.destination - 0x10000, each.source - 0x40000) for each in copies] == [
+    assert [(body.destination - 0x10000, body.source - 0x40000) for body in copies] == [
         (0, 0),
         (64 * 5, 32 * 5),
         (64 * 10, 32 * 10),
@@ -331,7 +331,7 @@ outer = graph([fill_node(0x30000, 16), outer_node, fill_node(0x40000, 16)], [(0,
 cuda.instantiate(ctypes.byref(outer), EXECUTABLE)
 """
     events = recorded(tmp_path, library, GRAPHS + program)
-    edges = {(each.before, each.after) for each in event_bodies(events, GraphEdge)}
+    edges = {(body.before, body.after) for body in event_bodies(events, GraphEdge)}
     # 1 fill, 2 begin and 3 end of the inner graph, 4 and 5 its nodes, 6 fill
     assert edges == {(1, 2), (2, 3), (2, 4), (2, 5), (4, 3), (5, 3), (3, 6)}
 
@@ -343,7 +343,7 @@ cuda.launch_graph(CONTEXT, STREAM, EXECUTABLE, 1)
 cuda.launch_graph(CONTEXT, STREAM, P(0x9999), 0)
 """
     events = recorded(tmp_path, library, GRAPHS + program)
-    assert [each.what for each in event_bodies(events, Gap)] == [
+    assert [body.what for body in event_bodies(events, Gap)] == [
         "graph launch with a different number of kernels than instantiated",
         "graph launch whose instantiation was not recorded",
     ]
@@ -367,7 +367,7 @@ os.waitpid(child, 0)
 cuda.fill(CONTEXT, STREAM, U(0x30000), U(30), 1)
 """
     processes = recorded_processes(tmp_path, library, program)
-    fills = sorted([each.address for each in event_bodies(events, Fill)] for events in processes)
+    fills = sorted([body.address for body in event_bodies(events, Fill)] for events in processes)
     assert fills == [[0x10000, 0x30000], [0x20000]]
 
 

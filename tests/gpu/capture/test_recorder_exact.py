@@ -53,10 +53,10 @@ launch(read(0x100010))
         (0x100204, 0x100214, AccessMode.WRITE, 0),
     ]
     assert (first.pending, first.known, first.ended_nodes) == (1, {Precision.EXACT}, [(0, True)])
-    assert [(each.lo, each.hi) for each in first.assumed] == [(0x100000, 0x200000)]
+    assert [(access.lo, access.hi) for access in first.assumed] == [(0x100000, 0x200000)]
     assert second.accesses == [(0x100010, 0x100014, AccessMode.READ, 0)]
-    at = [i for i, event in enumerate(events) if isinstance(event.body, Accessed)]
-    assert position(events, StreamSync) < at[0] < len(events) - 1
+    positions = [i for i, event in enumerate(events) if isinstance(event.body, Accessed)]
+    assert position(events, StreamSync) < positions[0] < len(events) - 1
     assert gaps(events) == {}
 
 
@@ -103,17 +103,17 @@ stream = read(0x100000, 16, stride=16, count=12 * 4096), read(0x1C0000, 16, stri
 launch(*stream, write(0x200000, stride=1 << 16, count=300))
 wait()
 """
-    (one,) = recorded_launches(run(tmp_path, library, program))
-    assert one.accesses == [
+    (launch,) = recorded_launches(run(tmp_path, library, program))
+    assert launch.accesses == [
         (0x100000, 0x1CFF80, AccessMode.READ, 0),
         (0x200000, 0x200000 + (299 << 16) + 4, AccessMode.WRITE, 0),
     ]
-    assert one.known == {Precision.EXACT}
+    assert launch.known == {Precision.EXACT}
 
 
 def test_accesses_without_wait_are_read_at_end(library: Path, tmp_path: Path) -> None:
     events = run(tmp_path, library, "launch(write(0x100000))\nlaunch(read(0x100000))")
-    assert [each.accesses for each in recorded_launches(events)] == [
+    assert [launch.accesses for launch in recorded_launches(events)] == [
         [(0x100000, 0x100004, AccessMode.WRITE, 0)],
         [(0x100000, 0x100004, AccessMode.READ, 0)],
     ]
@@ -127,7 +127,7 @@ launch(write(0x100000))
 launch(write(0x200000), stream=LEGACY)
 """
     events = run(tmp_path, library, program)
-    assert [each.ended_nodes for each in recorded_launches(events)] == [[(0, False)]] * 2
+    assert [launch.ended_nodes for launch in recorded_launches(events)] == [[(0, False)]] * 2
     assert gaps(events) == {ARENA_FULL: 2}
 
 
@@ -151,7 +151,7 @@ cuda.fill(CONTEXT, STREAM, U(2), U(1), 1)
     first, second = (i for i, name in enumerate(names) if name == "Fill")
     assert "Accessed" not in names[:first]
     assert names[first:second].count("Accessed") == 2
-    assert [each.accesses[0][0] for each in recorded_launches(events)] == [0x100000, 0x100004]
+    assert [launch.accesses[0][0] for launch in recorded_launches(events)] == [0x100000, 0x100004]
 
 
 def test_wait_of_one_thread_does_not_complete_launches_of_others(
@@ -171,8 +171,8 @@ cuda.synchronize_in_two_steps(CONTEXT, STREAM, 1)
 cuda.stop_deferring(STREAM)
 """
     events = run(tmp_path, library, program)
-    assert [each.accesses[0][0] for each in recorded_launches(events)] == [0x100000, 0x100004]
-    assert [each.ended_nodes for each in recorded_launches(events)] == [[(0, True)]] * 2
+    assert [launch.accesses[0][0] for launch in recorded_launches(events)] == [0x100000, 0x100004]
+    assert [launch.ended_nodes for launch in recorded_launches(events)] == [[(0, True)]] * 2
 
 
 def test_launches_of_many_threads_are_distinguished(library: Path, tmp_path: Path) -> None:
@@ -190,13 +190,13 @@ for each in threads: each.start()
 for each in threads: each.join()
 """
     events = run(tmp_path, library, program)
-    each = recorded_launches(events)
+    launches = recorded_launches(events)
     assert gaps(events) == {}
-    assert all(one.ended_nodes == [(0, True)] for one in each)
-    begins = sorted(lo for one in each for lo, _, _, _ in one.accesses)
+    assert all(launch.ended_nodes == [(0, True)] for launch in launches)
+    begins = sorted(lo for launch in launches for lo, _, _, _ in launch.accesses)
     assert begins == [0x100000 + i * 64 for i in range(800)]
-    for one in each:  # assumed and exact accesses are of the same thread
-        (lo, hi, _, _), thread = one.accesses[0], one.assumed[0].lo - 0x100000
+    for launch in launches:  # assumed and exact accesses are of the same thread
+        (lo, hi, _, _), thread = launch.accesses[0], launch.assumed[0].lo - 0x100000
         assert (lo - 0x100000) // 64 // 200 == thread
         assert hi - lo == 32
 
@@ -207,7 +207,7 @@ for i in range(3000):
     launch(write(0x100000 + i * 4))
 """
     events = run(tmp_path, library, program)
-    assert [one.accesses for one in recorded_launches(events)] == [
+    assert [launch.accesses for launch in recorded_launches(events)] == [
         [(0x100000 + i * 4, 0x100004 + i * 4, AccessMode.WRITE, 0)] for i in range(3000)
     ]
 
@@ -237,7 +237,7 @@ wait()
 round(16)
 """
     events = run(tmp_path, library, program)
-    assert [one.ended_nodes for one in recorded_launches(events)] == [[(0, True)]] * 19
+    assert [launch.ended_nodes for launch in recorded_launches(events)] == [[(0, True)]] * 19
     assert gaps(events) == {}
 
 
@@ -273,7 +273,9 @@ launch(write(0x100000))
 launch(write(0x100000))
 """
     events = run(tmp_path, library, program)
-    assert [(one.pending, len(one.assumed)) for one in recorded_launches(events)] == [(0, 1)] * 2
+    assert [(launch.pending, len(launch.assumed)) for launch in recorded_launches(events)] == [
+        (0, 1)
+    ] * 2
     assert gaps(events) == {
         "no device memory for arenas: accesses inferred from arguments": 1,
         "launch inferred from arguments: arena full": 2,
@@ -290,9 +292,9 @@ wait()
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
 """
     events = run(tmp_path, library, program)
-    other, failed = recorded_launches(events)
+    unaffected, failed = recorded_launches(events)
     assert (failed.accesses, failed.ended_nodes) == ([], [(0, True)])
-    assert other.accesses == [(0x100004, 0x100008, AccessMode.WRITE, 0)]
+    assert unaffected.accesses == [(0x100004, 0x100008, AccessMode.WRITE, 0)]
     assert type(events[-1].body).__name__ != "Accessed", "read at the wait, not at the end"
 
 
@@ -327,9 +329,9 @@ load_module(P(0x5001))  # the handle is reused
 launch(write(0x100000))
 """
     events = run(tmp_path, library, program)
-    assert [one.pending for one in recorded_launches(events)] == [0, 0, 1]
-    why = "launch inferred from arguments: machine code that could not be parsed or patched"
-    assert gaps(events) == {why: 2}
+    assert [launch.pending for launch in recorded_launches(events)] == [0, 0, 1]
+    reason = "launch inferred from arguments: machine code that could not be parsed or patched"
+    assert gaps(events) == {reason: 2}
 
 
 def test_kernel_with_unreported_accesses_is_not_exact(library: Path, tmp_path: Path) -> None:
@@ -341,8 +343,11 @@ cuda.load_module(CONTEXT, MODULE, other, ctypes.c_size_t(len(other)))
 launch(write(0x100000), kernel=textures)  # one of the same name, in a module with the same handle
 """
     events = run(tmp_path, library, program)
-    assert [one.ended_nodes for one in recorded_launches(events)] == [[(0, False)], [(0, True)]]
-    assert [len(one.accesses) for one in recorded_launches(events)] == [1, 1], (
+    assert [launch.ended_nodes for launch in recorded_launches(events)] == [
+        [(0, False)],
+        [(0, True)],
+    ]
+    assert [len(launch.accesses) for launch in recorded_launches(events)] == [1, 1], (
         "what was recorded stays"
     )
     assert gaps(events) == {"launch inferred from arguments: texture reads": 1}
@@ -355,7 +360,10 @@ cuda.call_driver(706, None)  # cuMulticastCreate
 launch(write(0x100000), kernel=multimem)
 """
     events = run(tmp_path, library, program)
-    assert [one.ended_nodes for one in recorded_launches(events)] == [[(0, True)], [(0, False)]]
+    assert [launch.ended_nodes for launch in recorded_launches(events)] == [
+        [(0, True)],
+        [(0, False)],
+    ]
     assert gaps(events) == {"launch inferred from arguments: multimem instructions": 1}
 
 
@@ -363,7 +371,9 @@ def test_context_without_patch_is_assumed(library: Path, tmp_path: Path) -> None
     begin = 'ctypes.c_int.in_dll(cuda, "capability").value = 80\n'
     program = begin + BEGIN + "launch(write(0x100000))"
     events = recorded(tmp_path, library, program, patches=PATCHES)
-    assert [(one.pending, len(one.assumed)) for one in recorded_launches(events)] == [(0, 1)]
+    assert [(launch.pending, len(launch.assumed)) for launch in recorded_launches(events)] == [
+        (0, 1)
+    ]
     assert list(event_bodies(events, Arenas)) == []
     assert gaps(events) == {"context without device patch: accesses inferred from arguments": 1}
 
@@ -387,12 +397,12 @@ load_module()
 launch(write(0x100008))
 """
     events = run(tmp_path, library, program)
-    assert [one.accesses for one in recorded_launches(events)] == [
-        [(at, at + 4, AccessMode.WRITE, 0)] for at in (0x100000, 0x100004, 0x100008)
+    assert [launch.accesses for launch in recorded_launches(events)] == [
+        [(address, address + 4, AccessMode.WRITE, 0)] for address in (0x100000, 0x100004, 0x100008)
     ]
     assert position(events, Fill) < position(events, Accessed)
-    assert all(one.ended_nodes == [(0, True)] for one in recorded_launches(events))
-    sizes = [each.size_bytes for each in event_bodies(events, Arenas)]
+    assert all(launch.ended_nodes == [(0, True)] for launch in recorded_launches(events))
+    sizes = [body.size_bytes for body in event_bodies(events, Arenas)]
     assert sizes[0] > 0
     assert sizes[-1] == 0, "the end gives everything back"
     assert sizes.count(0) == 2
@@ -410,7 +420,7 @@ for i in range(40):
     cuda.destroy_context(context, 0)
 """
     events = run(tmp_path, library, program)
-    assert [one.accesses[0][0] for one in recorded_launches(events)] == [
+    assert [launch.accesses[0][0] for launch in recorded_launches(events)] == [
         0x100000 + i * 4 for i in range(40)
     ]
 
@@ -443,5 +453,7 @@ os.waitpid(child, 0)
 cuda.stop_deferring(STREAM)
 """
     processes = recorded_processes(tmp_path, library, BEGIN + program, patches=PATCHES)
-    did = sorted([one.accesses[0][0] for one in recorded_launches(events)] for events in processes)
+    did = sorted(
+        [launch.accesses[0][0] for launch in recorded_launches(events)] for events in processes
+    )
     assert did == [[0x100000], [0x300000]]

@@ -63,13 +63,14 @@ wait()
 """
     events = run(tmp_path, library, GRAPHS + program)
     for i, (kernel, graph) in enumerate(zip(*[iter(recorded_launches(events))] * 2, strict=True)):
-        at = 0x100004 + i * 64
-        assert kernel.accesses == [(at - 4, at, AccessMode.READ, 0)]
+        address = 0x100004 + i * 64
+        assert kernel.accesses == [(address - 4, address, AccessMode.READ, 0)]
         assert graph.pending == 3
         assert graph.accesses == [
-            (at + n * 8, at + n * 8 + 4, AccessMode.WRITE, n + 1) for n in range(3)
+            (address + node * 8, address + node * 8 + 4, AccessMode.WRITE, node + 1)
+            for node in range(3)
         ]
-        assert graph.ended_nodes == [(n + 1, True) for n in range(3)]
+        assert graph.ended_nodes == [(node + 1, True) for node in range(3)]
     assert gaps(events) == {}
 
 
@@ -82,8 +83,8 @@ for i in range(3):
     launch_graph(other, write(0x100010), first_grid=52, executable=OTHER_EXECUTABLE)
 wait()
 """
-    each = recorded_launches(run(tmp_path, library, GRAPHS + program))
-    assert [[(lo, node) for lo, _, _, node in one.accesses] for one in each] == [
+    launches = recorded_launches(run(tmp_path, library, GRAPHS + program))
+    assert [[(lo, node) for lo, _, _, node in launch.accesses] for launch in launches] == [
         [(0x100000, 1), (0x100008, 2)],
         [(0x100010, 1)],
     ] * 3
@@ -135,9 +136,9 @@ launch(write(0x100010))
 cuda.fill(CONTEXT, STREAM, U(1), U(1), 1)
 """
     events = run(tmp_path, library, GRAPHS + program)
-    failed, other = recorded_launches(events)
+    failed, unaffected = recorded_launches(events)
     assert failed.accesses == []
-    assert other.accesses == [(0x100010, 0x100014, AccessMode.WRITE, 0)]
+    assert unaffected.accesses == [(0x100010, 0x100014, AccessMode.WRITE, 0)]
     assert "Fill" in {type(event.body).__name__ for event in events}, "no node's, but a fill"
 
 
@@ -147,9 +148,9 @@ two = graph(textures, plain)
 launch_graph(two, write(0x100000), write(0x100008))
 """
     events = run(tmp_path, library, GRAPHS + program)
-    (one,) = recorded_launches(events)
-    assert sorted(one.ended_nodes) == [(1, False), (2, True)]
-    assert one.accesses == [
+    (launch,) = recorded_launches(events)
+    assert sorted(launch.ended_nodes) == [(1, False), (2, True)]
+    assert launch.accesses == [
         (0x100000, 0x100004, AccessMode.WRITE, 1),
         (0x100008, 0x10000C, AccessMode.WRITE, 2),
     ]
@@ -163,8 +164,10 @@ for round in range(15):  # the first launch of each takes many indices: more tha
     for i, each in enumerate(graphs):
         launch_graph(each, write(0x100000 + i * 4), first_grid=7 + 10000 * round, executable=P(0x9100 + i))
 """
-    each = recorded_launches(run(tmp_path, library, GRAPHS + program))
-    assert [one.accesses[0][0] for one in each] == [0x100000 + i * 4 for i in range(40)] * 15
+    launches = recorded_launches(run(tmp_path, library, GRAPHS + program))
+    assert [launch.accesses[0][0] for launch in launches] == [
+        0x100000 + i * 4 for i in range(40)
+    ] * 15
 
 
 # --- stores through tensor maps -------------------------------------------------------------------------
@@ -173,7 +176,11 @@ for round in range(15):  # the first launch of each takes many indices: more tha
 def a_map() -> dict[str, object]:
     """A recorded map of a byte matrix with gaps between rows."""
     maps = json.loads(MAPS.read_text())["encoded"]
-    return next(each for each in maps if each["dims"] == [1024, 512] and each["strides"] == [4112])
+    return next(
+        tensor_map
+        for tensor_map in maps
+        if tensor_map["dims"] == [1024, 512] and tensor_map["strides"] == [4112]
+    )
 
 
 TENSORS = """
@@ -199,10 +206,10 @@ def run_tensors(directory: Path, library: Path, program: str) -> list[Event]:
 
 def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_path: Path) -> None:
     program = "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0])"
-    (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
+    (launch,) = recorded_launches(events := run_tensors(tmp_path, library, program))
     address = a_map()["address"]
     assert isinstance(address, int)
-    written = [each for each in event_bodies(events, Access) if each.mode == AccessMode.WRITE]
+    written = [body for body in event_bodies(events, Access) if body.mode == AccessMode.WRITE]
     assert written == [
         Access(
             address + (1 << 22),
@@ -213,8 +220,8 @@ def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_pat
             count=512,
         )
     ]
-    assert (one.pending, one.ended_nodes) == (1, [(0, True)])
-    assert {how for _, _, how, _ in one.accesses} == {AccessMode.READ, AccessMode.WRITE}
+    assert (launch.pending, launch.ended_nodes) == (1, [(0, True)])
+    assert {mode for _, _, mode, _ in launch.accesses} == {AccessMode.READ, AccessMode.WRITE}
 
 
 @pytest.mark.parametrize(
@@ -227,29 +234,31 @@ def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_pat
 def test_stores_through_unknown_map_are_not_exact(
     library: Path, tmp_path: Path, program: str
 ) -> None:
-    (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
-    assert one.assumed
-    assert {mode for _, _, mode, _ in one.accesses} == {AccessMode.READ}, "what was recorded stays"
-    assert one.ended_nodes == [(0, False)]
+    (launch,) = recorded_launches(events := run_tensors(tmp_path, library, program))
+    assert launch.assumed
+    assert {mode for _, _, mode, _ in launch.accesses} == {AccessMode.READ}, (
+        "what was recorded stays"
+    )
+    assert launch.ended_nodes == [(0, False)]
     assert gaps(events) == {"launch with lost accesses: store through an unknown tensor map": 1}
 
 
 def test_stores_without_map_parameter_are_assumed(library: Path, tmp_path: Path) -> None:
     # zeros; a tensor at no allocation; one that exceeds its allocation
     program = "launch_stores(bytes(64), a_map_at(1 << 62), a_map_at(ADDRESS + (1 << 22) * 3 // 2))"
-    (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
-    assert (one.accesses, one.ended_nodes) == ([], [(0, False)])
+    (launch,) = recorded_launches(events := run_tensors(tmp_path, library, program))
+    assert (launch.accesses, launch.ended_nodes) == ([], [(0, False)])
     assert gaps(events) == {"launch inferred from arguments: tensor-map stores": 1}
 
 
 def test_reduced_tensor_is_accessed_atomically(library: Path, tmp_path: Path) -> None:
     program = "launch_stores(a_map_at(ADDRESS), kernel=reduces)"
-    (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
-    assert one.ended_nodes == [(0, True)]
-    assert {mode for _, _, mode, _ in one.accesses} == {
+    (launch,) = recorded_launches(events := run_tensors(tmp_path, library, program))
+    assert launch.ended_nodes == [(0, True)]
+    assert {mode for _, _, mode, _ in launch.accesses} == {
         AccessMode.READ | AccessMode.WRITE | AccessMode.ATOMIC
     }
-    assert one.known == {Precision.SUMMARY}
+    assert launch.known == {Precision.SUMMARY}
     assert gaps(events) == {}
 
 
@@ -260,10 +269,10 @@ rank = MAP[8] & 0x8F | 2 << 4
 extended = MAP[:8] + bytes([rank]) + MAP[9:40] + (0x7FFFFFFE).to_bytes(4, "little") + MAP[44:]
 launch_stores(extended)
 """
-    (one,) = recorded_launches(events := run_tensors(tmp_path, library, program))
-    (written,) = (each for each in event_bodies(events, Access) if each.mode == AccessMode.WRITE)
+    (launch,) = recorded_launches(events := run_tensors(tmp_path, library, program))
+    (written,) = (body for body in event_bodies(events, Access) if body.mode == AccessMode.WRITE)
     assert (written.hi - written.lo, written.count) == (511 * 4112 + 1024, 512)
-    assert one.ended_nodes == [(0, True)]
+    assert launch.ended_nodes == [(0, True)]
 
 
 NODES_WITH_STORES = """
@@ -286,13 +295,13 @@ launch_graph(storing, nothing)
 
 
 def stored_at(events: list[Event]) -> list[int]:
-    return [each.lo for each in event_bodies(events, Access) if each.known == Precision.SUMMARY]
+    return [body.lo for body in event_bodies(events, Access) if body.known == Precision.SUMMARY]
 
 
 def test_graph_node_stores_through_its_tensor_maps(library: Path, tmp_path: Path) -> None:
     events = run_tensors(tmp_path, library, GRAPHS + NODES_WITH_STORES)
     assert stored_at(events) == [a_map()["address"]]
-    assert [one.ended_nodes for one in recorded_launches(events)] == [[(1, True)]]
+    assert [launch.ended_nodes for launch in recorded_launches(events)] == [[(1, True)]]
     assert gaps(events) == {}
 
 
@@ -374,9 +383,9 @@ WRITTEN_AT_FIRST = [(0x100100, 64), (0x100200, 64)]
 
 def written_by_nodes(events: list[Event]) -> list[tuple[int, int]]:
     written = (
-        each for each in event_bodies(events, Access) if each.mode == AccessMode.WRITE and each.node
+        body for body in event_bodies(events, Access) if body.mode == AccessMode.WRITE and body.node
     )
-    return [(each.lo, each.hi - each.lo) for each in written]
+    return [(body.lo, body.hi - body.lo) for body in written]
 
 
 def test_changed_copy_and_memset_nodes_access_their_new_addresses(
@@ -388,7 +397,7 @@ change(563, fill, ctypes.addressof(new_fill) + Node.fill.offset)
 """
     events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
     assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, (0x100500, 32), (0x100600, 16)]
-    nodes = [(each.graph, each.node, each.work) for each in event_bodies(events, GraphNode)]
+    nodes = [(body.graph, body.node, body.work) for body in event_bodies(events, GraphNode)]
     assert nodes == [(1, 1, NodeType.COPY), (1, 2, NodeType.FILL)] * 2
     assert gaps(events) == {}
 
@@ -433,8 +442,8 @@ for i, one in enumerate((new_copy, new_fill)):
 change(586, parent, ctypes.addressof(other), OTHER_EXECUTABLE)
 """
     events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
-    new = [(0x100500, 32), (0x100600, 16)]
-    assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, *WRITTEN_AT_FIRST, *new]
-    changed = [(each.graph, each.node) for each in event_bodies(events, GraphNode)][-2:]
+    new_ranges = [(0x100500, 32), (0x100600, 16)]
+    assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, *WRITTEN_AT_FIRST, *new_ranges]
+    changed = [(body.graph, body.node) for body in event_bodies(events, GraphNode)][-2:]
     assert changed == [(2, 3), (2, 4)]
     assert gaps(events) == {}

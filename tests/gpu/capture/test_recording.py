@@ -29,10 +29,10 @@ with TemporaryDirectory(ignore_cleanup_errors=True) as name:
 
 def run(code: str) -> None:
     text = PROGRAM + "\n".join(f"    {line}" for line in code.splitlines())
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", text], capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_drained_passes_all_events() -> None:
@@ -103,11 +103,11 @@ os.waitpid(child, 0)
 assert Path(directory).is_dir()
 print(directory)
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.strip()
-    assert not Path(done.stdout.strip()).exists()
+    assert result.stdout.strip()
+    assert not Path(result.stdout.strip()).exists()
 
 
 # The library is the fake CUDA.
@@ -137,13 +137,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_cuda(library: Path, code: str) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", CUDA + code, str(library)],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_recorder_records_own_process(library: Path) -> None:

@@ -122,13 +122,16 @@ def test_layouts_equal_the_compilers(
 
 def declared(members: list[tuple[str, int]], prefix: str) -> str:
     numbered = enumerate(members)
-    return " ".join(f"{kind} {prefix}{at}{f'[{n}]' if n else ''};" for at, (kind, n) in numbered)
+    return " ".join(
+        f"{kind} {prefix}{index}{f'[{count}]' if count else ''};"
+        for index, (kind, count) in numbered
+    )
 
 
 def fields(members: list[tuple[str, int]], prefix: str) -> list[tuple[str, object]]:
     return [
-        (f"{prefix}{at}", C_TYPES[kind] * count if count else C_TYPES[kind])
-        for at, (kind, count) in enumerate(members)
+        (f"{prefix}{index}", C_TYPES[kind] * count if count else C_TYPES[kind])
+        for index, (kind, count) in enumerate(members)
     ]
 
 

@@ -21,9 +21,9 @@ def line(stack: Stack, width: int, *, with_callers: bool = False) -> str:
 def test_stack_line_has_call_site_and_innermost_frame_as_far_as_they_fit() -> None:
     site = "model/attention.py:97 forward"
     assert line(STACK, 66) == f"{site} (torch/nn/functional.py:5560 linear)"
-    assert line(STACK, 65) == f"{site} (functional.py:5560 linear)"
-    assert line(STACK, 56) == f"{site} (linear)"
-    assert line(STACK, 37) == "attention.py:97 forward (linear)"
+    assert line(STACK, 65) == f"{site} (…/functional.py:5560 linear)"
+    assert line(STACK, 58) == f"{site} (… linear)"
+    assert line(STACK, 39) == "…/attention.py:97 forward (… linear)"
     assert line(STACK, 31) == site
 
 
@@ -36,8 +36,8 @@ def test_path_of_an_installed_package_begins_at_the_package() -> None:
     ("width", "shown"),
     [
         (29, "model/attention.py:97 forward"),
-        (28, "attention.py:97 forward"),
-        (22, "attention.py:97 forwa…"),
+        (28, "…/attention.py:97 forward"),
+        (22, "…/attention.py:97 for…"),
         (1, "…"),
     ],
 )
@@ -72,3 +72,22 @@ def test_empty_stack_has_a_sentence() -> None:
 def test_very_deep_stack_is_formatted_quickly() -> None:
     deep = Stack((SITE,) + (STEP,) * 100_000)
     assert line(deep, 160, with_callers=True).count("←") == 5
+
+
+def test_distinct_frame_inside_the_call_site_keeps_its_line() -> None:
+    inner = Frame("softmax", TORCH, 7)
+    stack = Stack((inner, Frame("linear", TORCH, 5560), SITE), site=2, distinct=1)
+    assert line(stack, 80) == "model/attention.py:97 forward (torch/nn/functional.py:5560 linear)"
+    assert line(stack, 55) == "model/attention.py:97 forward (…/functional.py:5560)"
+    assert line(stack, 48) == "model/attention.py:97 forward (…:5560)"
+    assert line(stack, 37) == "…/attention.py:97 forward (…:5560)"
+
+
+def test_distinct_caller_is_shown_after_the_call_site() -> None:
+    distant, direct = (Stack(STACK.frames, site=1, distinct=index) for index in (3, 2))
+    site = "model/attention.py:97 forward"
+    assert line(distant, 92) == f"{site} (…/functional.py:5560 linear) ← … train/loop.py:214 step"
+    assert line(distant, 56) == f"{site} ← … train/loop.py:214 step"
+    assert line(distant, 55) == "…/attention.py:97 forward ← …/loop.py:214 step"
+    assert line(distant, 45) == "…/attention.py:97 forward ← …/loop.py:214"
+    assert line(direct, 64) == f"{site} ← torch/nn/functional.py:9 call"

@@ -69,7 +69,7 @@ def test_wide_table_cuts_bars_before_stacks() -> None:
     table = Table((SIZE, SHARE, AT), ((Bytes(8 << 30), Ratio(0.5), SITE),))
     assert drawn(table, 58)[2:] == ["8.00 GiB  █████       50.0%  model/attention.py:97 forward"]
     assert drawn(table, 53)[2:] == ["8.00 GiB  ██▌    50.0%  model/attention.py:97 forward"]
-    assert drawn(table, 42)[2:] == ["8.00 GiB   50.0%  attention.py:97 forward"]
+    assert drawn(table, 42)[2:] == ["8.00 GiB   50.0%  …/attention.py:97 forwa…"]
 
 
 def test_header_wraps_before_cells_are_cut() -> None:
@@ -88,7 +88,7 @@ def test_columns_left_out_are_named() -> None:
     columns = (SIZE, SHARE, *(Column(f"count {i}", "number") for i in range(4)), AT)
     row = (Bytes(8 << 30), Ratio(0.5), *(Count(10**7 + i) for i in range(4)), SITE)
     assert drawn(Table(columns, (row,)), 60)[2:] == [
-        "8.00 GiB  10,000,000  10,000,001  attention.py:97 forward",
+        "8.00 GiB  10,000,000  10,000,001  …/attention.py:97 forward",
         "Columns hidden at this width: share, count 2, count 3.",
     ]
 

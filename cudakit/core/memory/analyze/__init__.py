@@ -40,23 +40,32 @@ class MemorySpec:
     pool: tuple[int, int] | None = None
 
 
+# The replays of a device take up to some seconds.
+_MAX_REPLAYED_DEVICES = 8
+
+
 def analyze(
     snapshots: Sequence[Snapshot], spec: MemorySpec, new_allocator: NewAllocator | None = None
 ) -> MemoryResult:
     """Return the result for one or more snapshots.
 
-    With ``new_allocator``, remedies of failed allocations are replayed before they are recommended. Raises
-    UsageError if no snapshot has the chosen device, stream, pool or event.
+    With ``new_allocator``, remedies of failed allocations are replayed before they are recommended, for the
+    first 8 devices with a failed allocation. Raises UsageError if no snapshot has the chosen device, stream,
+    pool or event.
     """
     chosen = select_devices(snapshots, spec)
     if spec.at == "oom" and not any(_has_oom(trace) for _, trace in chosen):
         raise UsageError("no allocation failed in this trace", hint="use --at peak or --at end")
+    failed = [id(trace) for _, trace in chosen if _has_oom(trace)]
+    replayed = failed[:_MAX_REPLAYED_DEVICES]
     stacks = {id(snapshot): StackTable(snapshot) for snapshot in snapshots}
     return MemoryResult(
         schema=SCHEMA,
         files=tuple(map(file_facts, snapshots)),
         devices=tuple(
-            _analyze_device(stacks[id(snapshot)], trace, spec, new_allocator)
+            _analyze_device(
+                stacks[id(snapshot)], trace, spec, new_allocator if id(trace) in replayed else None
+            )
             for snapshot, trace in chosen
         ),
     )

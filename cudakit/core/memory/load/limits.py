@@ -31,7 +31,9 @@ class Budget:
         self._items = min(10_000 + content_bytes, 2_000_000 + file_bytes // 2)
         self._frames = min(10_000 + content_bytes, 500_000 + file_bytes // 8)
         self._characters = min(_MIB + 200 * content_bytes, 64 * _MIB + 20 * file_bytes)
-        self._sizes = f"{file_bytes:,} bytes ({content_bytes:,} decompressed)"
+        self._sizes = f"{file_bytes:,} bytes"
+        if content_bytes != file_bytes:
+            self._sizes += f" ({content_bytes:,} decompressed)"
         memory = memory_share(memory_bytes)
         # Python objects of an uncompressed snapshot take at most 20 bytes per byte.
         self._object_bytes = min(768 * _MIB + 64 * file_bytes, memory)

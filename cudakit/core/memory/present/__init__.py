@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from cudakit.core.memory.present import call_sites, segments, steps, summary
+from cudakit.core.memory.present import call_sites, page, segments, steps, summary
 from cudakit.core.memory.present.rows import device_name, files_name, moment_name, per_device
 from cudakit.core.memory.result import DeviceMemory, MemoryResult
 from cudakit.document import Document, Node, Note, Section
@@ -18,7 +18,20 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
     parts = per_device(
         (f"{device.file}: {device_name(device)}", _sections(device, top)) for device in devices
     )
-    return Document(f"GPU memory of {files_name(result.files)}", (*overview, *parts))
+    title = f"GPU memory of {files_name(result.files)}"
+    return Document(title, (*overview, *parts), closing=_answers(result))
+
+
+def summary_report(result: MemoryResult) -> Document:
+    """Return only the summary: the state, the cause and the action of each device."""
+    return Document(f"GPU memory of {files_name(result.files)}", _answers(result))
+
+
+def _answers(result: MemoryResult) -> tuple[Node, ...]:
+    return per_device(
+        (f"{device.file}: {device_name(device)}", summary.answer(device))
+        for device in result.devices
+    )
 
 
 def brief(result: MemoryResult) -> tuple[Note, ...]:
@@ -41,6 +54,7 @@ def _warnings(notes: Iterable[Note]) -> list[Note]:
 def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     yield from summary.answer(device)
     yield from summary.reliability(device)
+    yield page.explorer(device)
     if device.ooms:
         yield Section("Out of memory", tuple(summary.failures(device, top)))
     yield Section(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias, TypeVar
 
 from cudakit.core.memory.record.pools import POOL_NAMES
@@ -53,15 +55,54 @@ def stack_value(frames: tuple[Frame, ...], site: int) -> Value:
     return Stack(frames, site) if frames else Text(NO_STACK)
 
 
+def distinct_stacks(stacks: Sequence[Value]) -> list[Value]:
+    """Mark in each call stack that looks like another one the first frame in which they differ.
+
+    Stacks look alike if they have the same call site and the same function as their innermost frame. The
+    first differing frame is searched from the innermost frame outwards.
+    """
+    alike: defaultdict[tuple[Frame, str | None], list[int]] = defaultdict(list)
+    for number, stack in enumerate(stacks):
+        if isinstance(stack, Stack):
+            innermost = stack.frames[0].name if stack.site else None
+            alike[stack.frames[stack.site], innermost].append(number)
+    result = list(stacks)
+    for numbers in alike.values():
+        group = [stack for stack in (stacks[n] for n in numbers) if isinstance(stack, Stack)]
+        for number, stack in zip(numbers, group, strict=True):
+            result[number] = replace(stack, distinct=_first_difference(stack, group))
+    return result
+
+
+def _first_difference(stack: Stack, group: Sequence[Stack]) -> int | None:
+    """Return the index of the first frame in which a stack differs from another of its group.
+
+    None if no other stack has other frames, or if this stack is the beginning of the others.
+    """
+    for index, frame in enumerate(stack.frames):
+        if index != stack.site and any(
+            other.frames[index : index + 1] != (frame,) for other in group
+        ):
+            return index
+    return None
+
+
 def table(
     columns: Sequence[tuple[str, _Kind, Callable[[_T], Value]]],
     items: Iterable[_T],
     caption: str = "",
 ) -> Table:
     """Return a table with a row per item; a column is a title, a kind, and the value of an item."""
+    listed = list(items)
+    cells = [
+        distinct_stacks([value(item) for item in listed])
+        if kind == "stack"
+        else [value(item) for item in listed]
+        for _, kind, value in columns
+    ]
     return Table(
         tuple(Column(title, kind) for title, kind, _ in columns),
-        tuple(tuple(value(item) for *_, value in columns) for item in items),
+        tuple(tuple(column[row] for column in cells) for row in range(len(listed))),
         caption,
     )
 

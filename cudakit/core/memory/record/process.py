@@ -18,9 +18,14 @@ from cudakit.trace.trace_file import Stack
 MAX_EVENTS = 200_000
 _MAX_RANGES = 100_000
 
+_UNUSED_FIELDS = ("seq", "context", "kind")
+
 # The domain of ranges and marks that cudakit records itself.
 OWN_DOMAIN = "cudakit"
 BACKWARD_RANGE = "backward pass"
+# The domains of CUB, Thrust and NCCL, which record a range for each of their calls. These would be taken for
+# the steps of the program.
+LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL"})
 # The mark of the moment that the final snapshot shows; later frees belong to the end of the process.
 END_MARK = "end of the program"
 
@@ -73,7 +78,8 @@ class ProcessMemory:
             if self.has_ended:
                 return
             fields = next(rows[kind])
-            stack = batch.stacks[fields["site"]]
+            site = fields["site"]
+            stack = batch.stacks[site] if site < len(batch.stacks) else ()  # a damaged trace
             if kind == EventKind.ALLOC:
                 self._alloc(fields, stack, batch.strings)
             elif kind == EventKind.FREE:
@@ -117,8 +123,9 @@ class ProcessMemory:
         self, kind: EventKind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
     ) -> None:
         domain, time_ns = strings[fields["domain"]], fields["time_ns"]
-        if fields.get("is_copy"):
-            return  # autograd's threads work within the range of the calling thread
+        # Autograd's threads have copies of the ranges of the thread that called ``backward()``.
+        if fields.get("is_copy") or domain in LIBRARY_DOMAINS:
+            return
         number = fields.get("number", 0)
         nested_in = number or (fields["thread"], domain)  # a range of the process nests in none
         open_ranges = self._open_ranges.setdefault(nested_in, [])
@@ -137,6 +144,6 @@ class ProcessMemory:
 def _rows(records: Records, kind: int) -> list[dict[str, int]]:
     """Return the fields of the records of one kind."""
     rows = view(records[records["kind"] == kind], EventKind(kind))
-    names = rows.dtype.names or ()
+    names = [name for name in rows.dtype.names or () if name not in _UNUSED_FIELDS]
     columns = [rows[name].tolist() for name in names]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -216,11 +216,15 @@ class _Writer:
             yield _block(segment.address, size, segment.requested_bytes, self.frames(segment.stack))
             return
         end = segment.address
-        for address, block in sorted(segment.blocks.items()):
+        blocks = sorted(segment.blocks.items())
+        next_addresses = [*(address for address, _ in blocks[1:]), segment.end]
+        for (address, block), next_address in zip(blocks, next_addresses, strict=False):
             if address > end:
                 yield _block(end, address - end, 0, [])
-            yield _block(address, block.size_bytes, block.requested_bytes, self.frames(block.stack))
-            end = address + block.size_bytes
+            # A pool may round less than the model: JAX and RMM round to 256 bytes.
+            size = min(block.size_bytes, next_address - address)
+            yield _block(address, size, block.requested_bytes, self.frames(block.stack))
+            end = address + size
         if segment.end > end:
             yield _block(end, segment.end - end, 0, [])
 
@@ -254,7 +258,7 @@ def _merged(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Merge two traces by time, and return whether old events are missing.
 
-    Where one trace lost its old events, the other is cut at the same time: a trace must be complete.
+    If one trace lost its old events, the other is cut at the same time: a trace must be complete.
     """
     if not torch or not all("time_us" in entry for entry in torch):
         return [*torch, *recorded], any(overflows)
@@ -335,7 +339,7 @@ def _ranges_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[_TorchRange]:
 def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
     """Give memory without a call stack that of the backward pass during which it was allocated.
 
-    Autograd's threads have no Python frames. Where two passes ran at once, the memory keeps no call stack.
+    Autograd's threads have no Python frames. If two passes ran at once, the memory keeps no call stack.
     """
     passes = _Passes(writer)
     if passes.is_empty:

@@ -117,7 +117,10 @@ def growth(failure: Failure) -> Cause | None:
             f" {format_count(len(peaks))} steps, because requests get larger, most at"
             f" {_frames_text(row.stack, row.site)}"
         ),
-        remedy="limit the size that grows: the length of sequences, the size of the batch, or the cache",
+        remedy=(
+            f"limit the size that grows at {_frames_text(row.stack, row.site)}: the length of sequences, the"
+            " size of the batch, or the cache"
+        ),
         stack=row.stack,
         site=row.site,
     )

@@ -28,11 +28,14 @@ from cudakit.core.memory.whatif.program import (
 from cudakit.core.memory.whatif.recorded_outcome import limit_of, settings_of
 from cudakit.core.memory.whatif.replay import NewAllocator, ReplayedRequest, replay_request
 from cudakit.errors import CudakitError
+from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, with_changes
 from cudakit.torch_rules.sizes import MIB
 
 # Replayed events before the failure; the second number if the failure does not recur with the first.
 _EVENTS: Final = (20_000, 200_000)
+# A failed request takes as long as about 20 events, because the allocator releases its cache and retries.
+_MAX_FAILURES: Final = 1_000
 # PyTorch rejects max_split_size_mb up to 20.
 _MIN_SPLIT_MB: Final = 21
 
@@ -100,7 +103,10 @@ def _tried(change: Change, retry: Callable[[Change], ReplayedRequest]) -> Replay
 def _recording_before(
     failure: Failure, snapshot: Snapshot, trace: DeviceTrace, n_events: int
 ) -> Recording:
+    earlier_failures = np.flatnonzero(trace.events.action[: failure.event] == Action.OOM)
     first = max(failure.event - n_events, 0)
+    if len(earlier_failures) > _MAX_FAILURES:
+        first = max(first, int(earlier_failures[-_MAX_FAILURES]))
     if first == 0:
         return Recording(snapshot, trace, failure.replayed)
     events: Events = take(trace.events, np.arange(first, len(trace.events)))

@@ -323,23 +323,33 @@ def steps(size: int) -> bytes:
     return snapshot(device_traces=items(items(*events)), external_annotations=items(*ranges))
 
 
+def _failed() -> bytes:
+    return pairs(action=text("oom"), size=number(1 << 30), device_free=number(1 << 20))
+
+
 def failures(size: int) -> bytes:
-    """Return a trace with as many failed allocations as fit."""
-    failed = (
-        entry(action=text("oom"), size=number(1 << 30), device_free=number(0))
-        if False
-        else b"}("
-        + text("action")
-        + text("oom")
-        + text("size")
-        + number(1 << 30)
-        + text("device_free")
-        + number(1 << 20)
-        + b"u"
-        for _ in range(size // 120)
-    )
-    events = (_alloc(LARGE + 512 * i) for i in range(size // 60))
-    return snapshot(device_traces=items(items(*events, *failed)))
+    """Return a trace with as many failed allocations as fit, after as many allocations."""
+    n = size // 90
+    events = (_alloc(LARGE + 512 * i) for i in range(n))
+    return snapshot(device_traces=items(items(*events, _failed() * n)))
+
+
+def failures_of_128_devices(size: int) -> bytes:
+    n = size // 90 // 128
+    trace = items(*(_alloc(LARGE + 512 * i) for i in range(n)), _failed() * n)
+    return snapshot(device_traces=items(trace * 128))
+
+
+def failures_between_allocations(size: int) -> bytes:
+    events = (_alloc(LARGE + 512 * i) + _failed() for i in range(size // 90))
+    return snapshot(device_traces=items(items(*events)))
+
+
+def failures_that_do_not_recur(size: int) -> bytes:
+    """Return a trace whose last allocation fails although the replay has memory for it."""
+    events = (_alloc(LARGE + 512 * i) + _failed() for i in range(size // 90))
+    fits = pairs(action=text("oom"), size=number(1), device_free=number(1 << 40))
+    return snapshot(device_traces=items(items(*events, fits)))
 
 
 def large_numbers(size: int) -> bytes:
@@ -381,7 +391,8 @@ _SHAPES: tuple[Callable[[int], bytes], ...] = (
     frames_and_stacks_of_128_devices, one_deep_stack_in_many_events, one_long_name_in_many_events,
     one_long_name_in_many_stacks, many_pools, pools_of_large_numbers, one_large_pool, annotations,
     nested_annotations, annotation_times_as_texts, empty_lists_in_settings, many_settings, many_keys,
-    distinct_keys_in_events, streams, steps, failures, large_numbers, lists_in_lists,
+    distinct_keys_in_events, streams, steps, failures, failures_of_128_devices,
+    failures_between_allocations, failures_that_do_not_recur, large_numbers, lists_in_lists,
     empty_dictionaries, json_empty_dictionaries, json_events, json_lists, json_small_dictionaries,
 )  # fmt: skip
 

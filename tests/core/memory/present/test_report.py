@@ -13,11 +13,12 @@ from cudakit.core.memory.analyze import MemorySpec, analyze
 from cudakit.core.memory.analyze.diff import diff
 from cudakit.core.memory.load import load
 from cudakit.core.memory.present import diff as present_diff
-from cudakit.core.memory.present import report
+from cudakit.core.memory.present import report, summary_report
 from cudakit.core.memory.result import MemoryResult
 from cudakit.core.memory.snapshot import take
-from cudakit.document import Document, Note, Section, Table
+from cudakit.document import Document, Note, Section, Stack, Table, walk
 from cudakit.render import console, html
+from cudakit.render.console.frames import stack_line
 
 ROOT = Path(__file__).parents[4]
 
@@ -132,3 +133,47 @@ def test_report_of_cudakits_own_snapshot_names_cudakits_calls() -> None:
 
     assert "CachingAllocator.record_history()" in text
     assert "torch.cuda" not in text
+
+
+def test_long_report_ends_with_its_summary_and_a_short_one_does_not() -> None:
+    document = report(examined("examples/oom.pkl.gz"))
+    once = console.render(document, width=100, color=False, height=10_000)
+    twice = console.render(document, width=100, color=False, height=50)
+
+    summary = once[once.index("✗ Allocating") : once.index("✓ cuda:0")]
+    assert once.count(summary) == 1
+    assert twice.startswith(once)
+    assert twice.endswith(summary)
+
+
+def test_summary_report_has_the_state_the_cause_and_the_action_only() -> None:
+    (state, cause, action) = summary_report(examined("examples/oom.pkl.gz")).nodes
+
+    assert isinstance(state, Note)
+    assert isinstance(cause, Note)
+    assert isinstance(action, Note)
+    assert state.text.startswith("Allocating 96.0 MiB failed on cuda:0 at event 7,712")
+    assert cause.text.startswith("Cause (growth): ")
+    assert action.text.startswith("Action: limit the size that grows at lab/snaps.py:14 forward")
+
+
+def test_rows_of_every_table_can_be_told_apart() -> None:
+    """No two call stacks of a table look the same, although many have the same call site and function."""
+    for name in ("examples/oom.pkl.gz", "examples/train_python.pkl.gz"):
+        for node in walk(report(examined(name), top=0).nodes):
+            if not isinstance(node, Table):
+                continue
+            for index, column in enumerate(node.columns):
+                if column.kind != "stack":
+                    continue
+                stacks = [stack for row in node.rows if isinstance(stack := row[index], Stack)]
+                lines = [stack_line(s, width=200, with_callers=False).plain for s in stacks]
+                assert len(set(lines)) == len(lines), name
+
+
+def test_steps_with_rising_peaks_contradict_no_other_sentence() -> None:
+    text = read(report(examined("examples/oom.pkl.gz")), 1000)
+
+    assert "No call stack grows" not in text
+    assert "No call stack holds more memory after each step" in text
+    assert "but the peak of each step rises from 578 MiB to 2.60 GiB over 6 steps" in text

@@ -234,3 +234,18 @@ def test_pool_of_a_library_is_selected_by_name(memory: ProcessMemory, tmp_path: 
 
     (device,) = cudakit.memviz(path, pool=POOL_IDS["driver"]).devices
     assert device.end.reserved_bytes == 3 * MIB
+
+
+def test_blocks_closer_than_the_rounded_size_do_not_overlap() -> None:
+    memory = ProcessMemory()
+    driver_alloc(memory, OTHER, 2 * MIB, 1)
+    for offset in (0, 256, 2 * MIB - 256):
+        memory.model.pool_alloc(
+            device=0, address=OTHER + offset, size_bytes=200, requested_bytes=200, pool="rmm",
+            stack=STACK, time_ns=2 * MS,
+        )  # fmt: skip
+
+    (segment,) = built(memory)["segments"]
+    assert [(each["address"] - OTHER, each["size"]) for each in segment["blocks"]] == [
+        (0, 256), (256, 512), (768, 2 * MIB - 1024), (2 * MIB - 256, 256),
+    ]  # fmt: skip
