@@ -92,17 +92,17 @@ def _run_check(theme: str, check: Check, context: RunContext) -> CheckResult:
 def selected_ids(
     only: Collection[str], skip: Collection[str], *, deep: bool
 ) -> tuple[set[str], set[str]]:
-    """Return the full ids of a selection of checks.
+    """Return the full ids of the checks in ``only`` and of those in ``skip``.
 
     Raises UsageError for an id that no check has, and for a self-test without ``deep``.
     """
-    chosen, skipped = ({find_check(name).id for name in names} for names in (only, skip))
-    self_tests = {check.id for group in SELF_TEST.values() for check in group} & chosen
+    only_ids, skip_ids = ({find_check(name).id for name in names} for names in (only, skip))
+    self_tests = {check.id for group in SELF_TEST.values() for check in group} & only_ids
     if self_tests and not deep:
         raise UsageError(
             f"{', '.join(sorted(self_tests))} uses the GPU", hint="add --deep to allow that"
         )
-    return chosen, skipped
+    return only_ids, skip_ids
 
 
 def find_check(name: str) -> Check:

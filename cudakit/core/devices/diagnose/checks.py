@@ -1,4 +1,4 @@
-"""The table of all checks, by theme. The id of a dropped check is never reused."""
+"""The table of all checks, by theme. The id of a removed check is never reused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ THEMES: dict[str, tuple[Check, ...]] = {
     ),
 }
 
-# Run with --deep only: these checks use the GPU.
+# Checks that run with --deep only, because they use the GPU.
 SELF_TEST: dict[str, tuple[Check, ...]] = {
     "Self-test": (
         Check("CK041", "a CUDA context can be created", cuda.context_step),

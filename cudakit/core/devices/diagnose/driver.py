@@ -49,7 +49,7 @@ def driver_loaded(context: RunContext) -> Finding:
 
 
 def answering_driver(context: RunContext) -> str | None:
-    """Return the version of a driver that NVML or CUDA reaches, None if neither does."""
+    """Return the version of the driver that NVML or CUDA reaches, or None if neither reaches a driver."""
     if not isinstance(context.nvml, Unavailable):
         version = context.nvml.driver_version
         return "of unknown version" if isinstance(version, Unavailable) else version
@@ -290,7 +290,7 @@ def nvml_library_version(context: RunContext) -> str | None:
 
 
 def libcuda_path(context: RunContext) -> str | None:
-    """Return the path of the libcuda that answered, else the first one on the loader's path."""
+    """Return the path of the libcuda that CUDA loaded, or else of the first libcuda on the loader's path."""
     cuda = context.cuda
     if not isinstance(cuda, Unavailable) and isinstance(cuda.libcuda, str):
         return cuda.libcuda
@@ -298,13 +298,13 @@ def libcuda_path(context: RunContext) -> str | None:
 
 
 def libcuda_version(context: RunContext) -> str | None:
-    """Return the driver version in the file name of libcuda, None if it is unknown."""
+    """Return the driver version in the file name of libcuda, or None if it is unknown."""
     path = libcuda_path(context)
     return version_in_name(path) if path else None
 
 
 def version_in_name(path: str) -> str | None:
-    """Return 580.65.06 for libcuda.so.580.65.06, None for libcuda.so.1."""
+    """Return the driver version in a file name: 580.65.06 for libcuda.so.580.65.06, None for libcuda.so.1."""
     match = _VERSION_SUFFIX.search(path)
     return match[1] if match else None
 
@@ -318,13 +318,13 @@ def _first_copy(context: RunContext, soname: str) -> str | None:
 
 
 def driver_cuda(context: RunContext) -> tuple[int, int] | None:
-    """Return the version of CUDA that the driver supports, None if it is unknown."""
+    """Return the version of CUDA that the driver supports, or None if it is unknown."""
     version = None if isinstance(context.cuda, Unavailable) else context.cuda.driver_version
     return version if isinstance(version, tuple) else None
 
 
 def as_numbers(version: str) -> tuple[int, ...]:
-    """Convert a version to numbers that compare: 580.65.06 to (580, 65, 6)."""
+    """Convert a version to a tuple of numbers, for comparisons: 580.65.06 to (580, 65, 6)."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 

@@ -1,4 +1,4 @@
-"""The GPUs that NVML reports, in the form that checks read, and rules about single GPUs."""
+"""The state of each GPU that NVML reports, and rules that check the state of single GPUs."""
 
 from __future__ import annotations
 
@@ -72,25 +72,25 @@ def evidence_of(
 
 def names_of(gpus: Sequence[GpuState]) -> str:
     """Return the names of GPUs for a sentence: "GPU 0", "GPUs 0, 2 and 3"."""
-    numbers = [str(gpu.facts.index) for gpu in gpus]
-    if len(numbers) == 1:
-        return f"GPU {numbers[0]}"
-    return f"GPUs {', '.join(numbers[:-1])} and {numbers[-1]}"
+    indices = [str(gpu.facts.index) for gpu in gpus]
+    if len(indices) == 1:
+        return f"GPU {indices[0]}"
+    return f"GPUs {', '.join(indices[:-1])} and {indices[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRule:
     """A condition, and the finding about all GPUs that meet it.
 
-    Placeholders of message and fix: {gpus} the names of these GPUs, {indices} their NVML indices, {index}
-    and {detail} the index and detail of the first one.
+    Message and fix have placeholders: {gpus} stands for the names of the GPUs that meet the condition,
+    {indices} for their NVML indices, {index} for the index of the first one, {detail} for its detail.
     """
 
     status: Status
-    applies: Callable[[GpuState], object]
+    applies: Callable[[GpuState], object]  # condition
     message: str
     fix: tuple[str, ...]
-    describe: Callable[[GpuState], str | None]  # evidence about one GPU
+    describe: Callable[[GpuState], str | None]  # function that returns the evidence about one GPU
     detail: Callable[[GpuState], object] = lambda gpu: ""  # noqa: ARG005
 
     def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:
@@ -119,7 +119,10 @@ def check_gpus(
     *,
     without_gpus: str = "",
 ) -> Finding:
-    """Return the findings of rules, else OK with ``passed``, or ``without_gpus`` if there are none."""
+    """Return the findings of the rules. If there are none, return OK.
+
+    The summary of OK is ``passed``, or ``without_gpus`` if there is no GPU.
+    """
     findings = (finding for rule in rules for finding in rule.findings(gpus))
     summary = passed if gpus else without_gpus or passed
     return combine(findings, otherwise=ok(summary, evidence_of(gpus, describe)))

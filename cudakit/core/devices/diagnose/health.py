@@ -125,10 +125,11 @@ def memory_repairs(context: RunContext) -> Finding:
 
 # --- speed -----------------------------------------------------------------------------------------
 
-# From this utilization on, the PCIe link is not in its idle state.
-_BUSY_PERCENT = 10
-# Clock event reasons that are a problem; a software power cap under load is normal.
-_THROTTLES = (
+# Minimum utilization at which the PCIe link is not idle.
+_MIN_BUSY_PERCENT = 10
+# Clock event reasons that are a problem. A software power cap is not one of them, since it is normal under
+# load.
+_THROTTLING_REASONS = (
     "hardware slowdown",
     "software thermal slowdown",
     "hardware thermal slowdown",
@@ -142,7 +143,7 @@ def _is_below_maximum(gpu: GpuState, name: str) -> bool:
 
 
 def _is_busy(gpu: GpuState) -> bool:
-    return (gpu.number("utilization_gpu_percent") or 0) >= _BUSY_PERCENT
+    return (gpu.number("utilization_gpu_percent") or 0) >= _MIN_BUSY_PERCENT
 
 
 def _link_text(gpu: GpuState) -> str:
@@ -195,9 +196,9 @@ def _clock_reasons(gpu: GpuState) -> str:
 
 
 def _throttle_reason(gpu: GpuState) -> str:
-    """Return the first reason for throttling, "" if there is none."""
+    """Return the first reason for throttling, or an empty text if there is none."""
     reasons = gpu.texts("clock_event_reasons") or ()
-    return next((reason for reason in reasons if reason in _THROTTLES), "")
+    return next((reason for reason in reasons if reason in _THROTTLING_REASONS), "")
 
 
 THROTTLING_RULE = GpuRule(
@@ -232,7 +233,7 @@ def _power_text(gpu: GpuState) -> str:
 
 POWER_RULE = GpuRule(
     Status.WARN,
-    # NVML rounds, so a difference below 1 W is ignored.
+    # A difference below 1 W is ignored, because NVML rounds the limits.
     lambda gpu: _power_limit(gpu) + 1 < (gpu.number("power_limit_default_w") or 0),
     "{gpus}: the power limit is below its default",
     ("sudo nvidia-smi -i {index} -pl {detail:.0f}",),

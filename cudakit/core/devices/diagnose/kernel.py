@@ -40,7 +40,7 @@ def device_nodes(context: RunContext) -> Finding:
         raise NotCheckable("the GPU is simulated")
     require_driver(context)
     if context.host.is_wsl or context.host.is_jetson:
-        return _other_platform(context)
+        return _check_nodes_of_wsl_or_jetson(context)
     problems = [*_missing_nodes(context), *_refused_nodes(context)]
     if context.cuda_devices and problems:
         return ok("the device nodes work, because CUDA does", _node_evidence(context))
@@ -48,7 +48,7 @@ def device_nodes(context: RunContext) -> Finding:
     return combine(problems, otherwise=ok(passed, _node_evidence(context)))
 
 
-def _other_platform(context: RunContext) -> Finding:
+def _check_nodes_of_wsl_or_jetson(context: RunContext) -> Finding:
     refused = [node for node in context.driver.device_nodes if node.error]
     if refused:
         return fail(
@@ -175,6 +175,6 @@ def _compare_with_bus(
 
 
 def _without_leading_zeros(address: str) -> str:
-    # The PCI domain has 4 digits or 8.
+    # The PCI domain has 4 or 8 digits, depending on the source of the address.
     domain, _, suffix = address.lower().partition(":")
     return f"{int(domain, 16):x}:{suffix}"

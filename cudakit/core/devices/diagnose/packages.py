@@ -18,7 +18,7 @@ from cudakit.core.devices.diagnose.check import (
 from cudakit.core.devices.diagnose.driver import cuda_text, driver_cuda, require_driver
 from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
 
-# The oldest driver that runs each CUDA version (CUDA Compatibility, table of minor version compatibility).
+# The oldest driver for each major version of CUDA (CUDA Compatibility, table of minor version compatibility).
 _MIN_DRIVERS = {11: "450", 12: "525", 13: "580"}
 # Indexes of PyTorch builds that run on every driver of a CUDA major version.
 _TORCH_INDEXES = {
@@ -29,7 +29,7 @@ _TORCH_INDEXES = {
 _PTX_COMPILERS = re.compile(r"nvidia-cuda-nvrtc(-cu\d\d)?|nvidia-nvjitlink(-cu\d\d)?|cuda-toolkit")
 _BINDINGS = ("cuda-bindings", "cuda-python")
 
-# Packages that install the same module: the one installed last wins.
+# Packages that install the same module. Python imports the module of the package that was installed last.
 _SAME_MODULE = {
     "pynvml": ("nvidia-ml-py", "nvidia-ml-py3", "pynvml"),
     "cupy": ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
@@ -56,14 +56,15 @@ _FIRST_CUDA: dict[_Capability, _Capability] = {
     (12, 0): (12, 8),
     (12, 1): (12, 9),
 }
-# The lowest compute capability per CUDA version: 12 dropped Kepler; 13 dropped Maxwell, Pascal, Volta.
+# The lowest compute capability that each major version of CUDA supports. CUDA 12 dropped Kepler; CUDA 13
+# dropped Maxwell, Pascal and Volta.
 _MIN_CAPABILITIES: dict[int, _Capability] = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
 # The lowest compute capability that cudakit is tested on.
 _MIN_TESTED_CAPABILITY: _Capability = (7, 5)
 
 
 def distributions(context: RunContext) -> dict[str, Distribution]:
-    """Return the installed packages by name; of several copies, the first one on the path."""
+    """Return the installed packages by name. Of several copies, return the first one on sys.path."""
     return {
         distribution.name: distribution
         for distribution in reversed(require(context.software.distributions))
@@ -100,7 +101,7 @@ class _Need:
     name: str
     cuda: tuple[int, int | None]
     generates_ptx: bool = False
-    is_required: bool = True  # bindings and toolkits can be unused
+    is_required: bool = True  # False for bindings and toolkits, which may be installed but not used
 
 
 def _needs(context: RunContext) -> Iterator[_Need]:
@@ -221,7 +222,7 @@ def _builds_without_code(
 
 def _missing_code(cuda: tuple[int, int | None], capability: _Capability) -> str:
     first_cuda = _FIRST_CUDA.get(capability)
-    # An unknown minor version counts as the newest.
+    # If the minor version is unknown, the newest one is assumed.
     newest_cuda = (cuda[0], 99 if cuda[1] is None else cuda[1])
     if first_cuda and newest_cuda < first_cuda:
         return f"support starts with CUDA {cuda_text(first_cuda)}"
@@ -307,23 +308,24 @@ def _same_modules(names: Iterable[str]) -> Iterator[Finding]:
     for module, packages in _SAME_MODULE.items():
         conflicting = [name for name in packages if name in set(names)]
         if len(conflicting) > 1:
-            kept, *removed = _preferred(module, conflicting)
+            preferred, *unwanted = _by_preference(module, conflicting)
             yield warn(
                 f"{' and '.join(conflicting)} install the same module, {module}",
                 {module: ", ".join(conflicting)},
-                f"pip uninstall -y {' '.join(removed)} && pip install --force-reinstall --no-deps {kept}",
+                f"pip uninstall -y {' '.join(unwanted)} && "
+                f"pip install --force-reinstall --no-deps {preferred}",
             )
 
 
-def _preferred(module: str, names: list[str]) -> list[str]:
-    """Return the packages with the one to keep first: NVIDIA's own, the newest CUDA, the GPU build."""
+def _by_preference(module: str, names: list[str]) -> list[str]:
+    """Sort packages, the one to keep first: NVIDIA's own, for the newest CUDA, the build for GPUs."""
     if module == "pynvml":
         return names
     return sorted(names, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)
 
 
 def _cuda_major(name: str) -> int:
-    """Return the CUDA version in the name of a package: 13 for cupy-cuda13x, 0 without one."""
+    """Return the CUDA version in the name of a package: 13 for cupy-cuda13x, or 0 if it has none."""
     match = re.search(r"-cu(?:da)?(\d\d)x?(?:-|$)", name)
     return int(match[1]) if match else 0
 
@@ -351,7 +353,7 @@ def _installed_twice(context: RunContext) -> Iterator[Finding]:
 
 # --- CK012: libraries ------------------------------------------------------------------------------
 
-# The driver's own libraries; CK004 and CK008 check these.
+# The driver's own libraries, which CK004 and CK008 check.
 _DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 
 

@@ -39,9 +39,10 @@ _LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
 
 
 def report(result: DoctorResult, *, show_all: bool = False, selected: bool = False) -> Document:
-    """Return the problems and a summary; with ``show_all`` also every other check by theme.
+    """Return the problems and a summary. With ``show_all``, also return every other check by theme.
 
-    ``selected``: the user named the checks, so that each of them is shown, with the reason if it is unknown.
+    ``selected`` is true if the user selected checks by id. Then every check is shown, with the reason if it
+    could not be performed.
     """
     nodes: list[Node] = [node for check in _problems(result) for node in _problem(check)]
     if show_all or selected:
@@ -89,7 +90,7 @@ def _verdict(result: DoctorResult) -> str:
 
 
 def _summary(result: DoctorResult, *, show_all: bool) -> Note:
-    """Return the number of checks by status, and what to run next."""
+    """Return the number of checks by status, and advice on the next command."""
     counts = result.counts
     unknown = f", {counts['unknown']} could not be checked" if counts["unknown"] else ""
     text = (
@@ -130,7 +131,7 @@ def _with_evidence(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[
 
 
 def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
-    """Yield a section for each theme: passed checks in one line each, unknown ones by reason."""
+    """Yield a section for each theme: a line for each passed check, and a line for each unknown reason."""
     for theme, group in groupby(result.checks, key=lambda check: check.theme):
         checks = [check for check in group if check.status < Status.WARN]
         passed = [
@@ -143,7 +144,7 @@ def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
 
 
 def _self_test_line(result: DoctorResult) -> Iterator[Node]:
-    """Yield why the self-test did not run, if ``--deep`` asked for it."""
+    """Yield the reason why the self-test did not run, if ``--deep`` requested it."""
     steps = [check for check in result.checks if check.theme in SELF_TEST]
     if steps and all(check.status is Status.UNKNOWN for check in steps):
         reasons = dict.fromkeys(check.summary for check in steps)

@@ -1,4 +1,4 @@
-"""Remove names and numbers from a report that identify a person, a host or a GPU."""
+"""Remove the names and numbers that identify a person, a host or a GPU from a report."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-# UUIDs, also abbreviated as in CUDA_VISIBLE_DEVICES, and the legacy form of MIG instances.
+# The UUID of a device, also abbreviated as in CUDA_VISIBLE_DEVICES, or the legacy name of a MIG instance.
 _DEVICE_UUID = re.compile(r"\b(MIG-GPU|GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*(?:/\d+)*")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_HOMES = re.compile(r"/(home|Users)/[^/\s:,;'\"]+")
+_HOME_DIRECTORY = re.compile(r"/(home|Users)/[^/\s:,;'\"]+")
 # Common names of users and hosts, which are not removed.
 _COMMON_NAMES = frozenset(
     {"", "root", "user", "ubuntu", "nobody", "nvidia", "docker", "localhost", "gpu", "cuda"}
     | {"vm", "pc", "host", "server", "node", "linux", "debian", "fedora", "admin"}
-    | {"serial", "uuid", "home"}  # the placeholders
+    | {"serial", "uuid", "home"}  # words in the placeholders of a report
 )
-# A shorter serial number could also be part of other numbers.
+# Minimum length of a serial number to remove. A shorter one could be a part of other numbers.
 _MIN_SERIAL_LENGTH = 6
 
 
@@ -47,7 +47,7 @@ def redacted(value: _T, identity: Identity) -> _T:
 def _secrets(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]]:
     if len(identity.home) > 1:
         yield re.compile(rf"{re.escape(identity.home)}(?![\w.-])"), "~"
-    yield _HOMES, r"/\1/<user>"
+    yield _HOME_DIRECTORY, r"/\1/<user>"
     for serial in identity.serials:
         if len(serial) >= _MIN_SERIAL_LENGTH:
             yield _word_pattern(serial), "<serial>"

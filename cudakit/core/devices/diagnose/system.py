@@ -60,7 +60,7 @@ def container(context: RunContext) -> Finding:
 
 
 def _missing_capabilities(capabilities: str | None) -> list[str]:
-    # Without capabilities the runtime uses utility and compute.
+    # If no capabilities are set, the container runtime uses utility and compute.
     if not capabilities or "all" in capabilities.split(","):
         return []
     allowed = capabilities.split(",")
@@ -140,7 +140,7 @@ def mps(context: RunContext) -> Finding:
 
 _DCGM_CONFLICT = "DCGM uses the performance counters while it collects profiling metrics"
 _NCU_CONFLICT = "Nsight Compute uses the performance counters"
-# Tools by process name, which the kernel cuts at 15 characters.
+# The tools by the name of their process. The kernel cuts names of processes at 15 characters.
 _CUPTI_USERS = {
     "nsys": "Nsight Systems uses CUPTI in the programs that it starts",
     "ncu": _NCU_CONFLICT,
@@ -207,16 +207,16 @@ def performance_counters(context: RunContext) -> Finding:
 
 # --- memory ----------------------------------------------------------------------------------------
 
-# Docker's default is 64 MiB; the batches of a data loader can take hundreds of MiB.
+# Minimum size of /dev/shm. Docker's default is 64 MiB; the batches of a data loader can take hundreds of MiB.
 _MIN_SHARED_BYTES = 1 << 30
 _CONTAINER_SHM_FIXES: tuple[str, ...] = (
     "docker run --ipc=host ...  (or --shm-size=8g)",
     "in Kubernetes: mount an emptyDir with medium: Memory at /dev/shm",
 )
 _HOST_SHM_FIXES: tuple[str, ...] = ("sudo mount -o remount,size=8G /dev/shm",)
-# CUDA reserves address space for all memory of host and devices, and uses little of it.
+# Minimum of address space. CUDA reserves address space for all memory of host and devices, and uses little.
 _MIN_ADDRESS_SPACE = 1 << 40
-# Buffers registered with an InfiniBand card are locked in memory.
+# Minimum of lockable memory with InfiniBand. Buffers that are registered with a card are locked in memory.
 _MIN_LOCKED_BYTES = 1 << 30
 
 
@@ -282,7 +282,7 @@ def _size(limit: int | None) -> str:
 
 # --- cudakit itself --------------------------------------------------------------------------------
 
-# Extensions are built by setup.py.
+# The extensions that setup.py builds, each with the effect if it is missing.
 _EFFECT_IF_MISSING = {
     "core/memory/load/_pickled": "snapshots are read by the Python reader, about 10 times slower",
     "core/allocator/_fast": "the allocator's calls run in Python, several times slower",

@@ -19,10 +19,10 @@ class Variable:
     """One environment variable."""
 
     name: str
-    library: str  # the library that reads it: "CUDA", "PyTorch", "NCCL"
+    library: str  # library that reads the variable, such as "CUDA", "PyTorch" or "NCCL"
     effect: str
-    source: str
-    check: str  # the check that reports the variable unless it is off, or ""
+    source: str  # section of the documentation, or source file
+    check: str  # id of the check that warns about the variable unless it is off; empty if there is none
 
 
 @cache

@@ -13,17 +13,17 @@ from cudakit.gpu.api.run_context import RunContext
 from cudakit.torch_rules.settings import PYTORCH_VARIABLES, parse_config
 
 _OFF_VALUES = ("", "0", "false", "no", "off")
-# cuBLASLt's kernels for Hopper need 32 MiB; below 1 MiB hardly any kernel remains.
+# Minimum workspace of cuBLASLt. Its kernels for Hopper need 32 MiB; few kernels can run with less than 1 MiB.
 _MIN_WORKSPACE_KIB = 1024
 _WORKSPACE_FORM = re.compile(r"(:\d+:\d+)+")
 
 
 @dataclass(frozen=True, slots=True)
 class VariableRule:
-    """A variable, the values that get a warning, and the warning; {name} and {value} are filled in."""
+    """A warning about some values of a variable. The texts have the placeholders {name} and {value}."""
 
     name: str
-    applies: Callable[[str], bool]
+    applies: Callable[[str], bool]  # whether a value gets the warning
     message: str
     fix: str = "unset {name}"
 
@@ -33,7 +33,7 @@ def _is_on(value: str) -> bool:
 
 
 def rules_of(check: str, fix: str = "unset {name}") -> tuple[VariableRule, ...]:
-    """Return the rules of the table for a check; each rule warns unless its variable is off."""
+    """Return the rules of the table for a check. Each rule warns if its variable is set to an "on" value."""
     return tuple(
         VariableRule(row.name, _is_on, f"{{name}}={{value}}: {row.effect}", fix)
         for row in known_variables().values()
@@ -231,7 +231,7 @@ _PREFIXES = (
     "NUMBA_CUDA",
     "NUMBA_ENABLE_CUDA",
 )
-# Two letters may differ in a long name, one in a short name.
+# Minimum length of a name in which two letters may be wrong. In a shorter name, only one may be.
 _LONG_NAME_LENGTH = 16
 
 
@@ -256,7 +256,7 @@ def misspelled(context: RunContext) -> Finding:
 
 
 def _nearest_known_name(name: str) -> tuple[str, ...]:
-    """Return the known name that is nearest to a misspelled name, or none."""
+    """Return the known name that a misspelled name is most similar to, or an empty tuple."""
     known_names, upper = known_variables(), name.upper()
     if name in known_names or not upper.startswith(_PREFIXES):
         return ()

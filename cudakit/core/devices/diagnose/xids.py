@@ -23,9 +23,9 @@ class Xid:
     """One kind of error that the driver writes to the kernel log."""
 
     number: int
-    origin: str  # "program", "hardware" or "notice": the usual cause, by NVIDIA's catalog
+    origin: str  # usual cause, by NVIDIA's catalog: "program" or "hardware"; "notice" if it needs no action
     meaning: str
-    action: str
+    action: str  # recommended action
 
 
 @cache
