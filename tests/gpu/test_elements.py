@@ -31,13 +31,13 @@ def test_halves_are_those_of_numpy(values: list[float]) -> None:
 
 @given(singles)
 def test_bfloat16_is_rounded_to_nearest(value: float) -> None:
-    got = decode(encode([value], BF16), BF16)[0]
+    rounded = decode(encode([value], BF16), BF16)[0]
 
     upper = int(np.float32([value]).view(np.uint32)[0]) >> 16
     near = [(upper + step) << 16 for step in (-1, 0, 1) if upper + step >= 0]
     candidates = np.array(near, np.uint32).view(np.float32).astype(np.float64)
     finite = candidates[np.isfinite(candidates)]
-    assert abs(got - value) <= np.abs(finite - value).min()
+    assert abs(rounded - value) <= np.abs(finite - value).min()
 
 
 @pytest.mark.parametrize("element", EIGHT_BITS, ids=lambda element: element.name)

@@ -46,7 +46,10 @@ def test_trace_times_and_sequence_never_decrease(program: list[Step]) -> None:
     for seed in (None, 7):
         trace = Run(program, seed=seed).trace
 
-        assert all(a.time_ns <= b.time_ns and a.seq <= b.seq for a, b in pairwise(trace))
+        assert all(
+            earlier.time_ns <= later.time_ns and earlier.seq <= later.seq
+            for earlier, later in pairwise(trace)
+        )
 
 
 # Two racing steps, and the possible results.

@@ -20,9 +20,9 @@ class Status(IntEnum):
     """The outcome of a check; a higher value is worse."""
 
     OK = 0
-    UNKNOWN = 1  # The check could not run; never counts as a problem.
-    WARN = 2  # CUDA works, but slowly or unexpectedly.
-    FAIL = 3  # CUDA does not work, or not on every GPU.
+    UNKNOWN = 1  # the check could not be performed; this never counts as a problem
+    WARN = 2  # CUDA works, but slowly or unexpectedly
+    FAIL = 3  # CUDA does not work, or not on every GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,9 @@ class Finding:
     """The outcome of one check, with the reason."""
 
     status: Status
-    summary: str  # The result in one line.
-    evidence: Mapping[str, str] = field(default_factory=dict)  # The observed values by label.
-    fix: tuple[
-        str, ...
-    ] = ()  # Commands or sentences that repair the problem, most promising first.
+    summary: str  # sentence of one line
+    evidence: Mapping[str, str] = field(default_factory=dict)  # observed values, by name
+    fix: tuple[str, ...] = ()  # remedies as commands or sentences, the most promising first
 
 
 Examine: TypeAlias = Callable[[RunContext], Finding]
@@ -42,11 +40,11 @@ Examine: TypeAlias = Callable[[RunContext], Finding]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check; the docstring of ``examine`` is its explanation."""
+    """One check; its explanation is the docstring of ``examine``."""
 
-    id: str  # CK and three digits; the id of a removed check is never reused.
-    title: str  # The statement that is true if the check passes.
-    examine: Examine
+    id: str  # id, such as CK005; the id of a removed check is never reused
+    title: str  # statement that is true if the check passes
+    examine: Examine  # function that performs the check
 
     @property
     def explanation(self) -> str:
@@ -58,18 +56,18 @@ class Check:
             return self.examine(context)
         except NotCheckable as reason:
             return Finding(Status.UNKNOWN, str(reason))
-        except Exception as error:  # noqa: BLE001 one broken check must not prevent the others
+        except Exception as error:  # noqa: BLE001 an error in one check must not prevent the other checks
             return Finding(
                 Status.UNKNOWN, f"internal error in this check: {type(error).__name__}: {error}"
             )
 
 
 class NotCheckable(Exception):
-    """A fact that a check needs is missing; the message is the reason."""
+    """Raised if a fact that a check needs is missing; the message is the reason."""
 
 
 def require(fact: _T | Unavailable, reason: str = "") -> _T:
-    """Return a fact. Raises NotCheckable if the fact is Unavailable; default ``reason``: the fact's."""
+    """Return a fact. Raises NotCheckable with ``reason``, or else the fact's reason, if it is Unavailable."""
     if isinstance(fact, Unavailable):
         raise NotCheckable(reason or fact.reason)
     return fact
@@ -91,10 +89,10 @@ def fail(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> 
 
 
 def combine(findings: Iterable[Finding], *, otherwise: Finding) -> Finding:
-    """Return one finding for all that are not OK, worst first; ``otherwise`` if every finding is OK."""
+    """Join the findings that are not OK, the worst first. Return ``otherwise`` if all findings are OK."""
     problems = sorted(
         (finding for finding in findings if finding.status is not Status.OK),
-        key=lambda finding: -finding.status,
+        key=lambda item: -item.status,
     )
     if not problems:
         return otherwise
@@ -111,28 +109,27 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-# --- the results of all checks
-# ------------------------------------------------------------------------------------
+# --- the result ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """A check and its finding."""
+    """One check and its finding."""
 
-    id: str
-    theme: str  # The heading of a group of checks: "Driver", "GPU health".
-    title: str  # The statement that is true if the check passes.
+    id: str  # id, such as CK005
+    theme: str  # heading of the group of checks
+    title: str  # statement that is true if the check passes
     status: Status
-    summary: str  # The result in one line.
-    evidence: Mapping[str, str]  # The observed values by label.
-    fix: tuple[str, ...]  # Commands or sentences that repair the problem, most promising first.
+    summary: str  # sentence of one line
+    evidence: Mapping[str, str]  # observed values, by name
+    fix: tuple[str, ...]  # remedies as commands or sentences, the most promising first
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLine:
-    """The line about one GPU in the report."""
+    """One GPU of the report."""
 
-    index: int  # The NVML index, or the CUDA index if NVML does not answer.
+    index: int  # NVML index, or the CUDA index if NVML does not answer
     name: str | Unavailable
     uuid: str | Unavailable
     pci_bus_id: str | Unavailable
@@ -147,10 +144,8 @@ class SetVariable:
     name: str
     value: str
     effect: str
-    library: str  # The name of the library that reads the variable.
-    source: (
-        str  # The section of the documentation, or the source file, that describes the variable.
-    )
+    library: str  # library that reads the variable
+    source: str  # section of the documentation, or source file
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +153,17 @@ class DoctorResult:
     """The findings of all checks on one machine."""
 
     schema: str
-    simulated: bool  # Whether the GPUs are simulated.
-    status: Status  # The worst status of all checks; UNKNOWN only if no check could run.
-    counts: Mapping[str, int]  # The number of checks by status in lower case.
-    about: Mapping[str, str]  # The versions of system, driver and packages by label.
-    devices: tuple[DeviceLine, ...]
-    checks: tuple[CheckResult, ...]
-    variables: tuple[SetVariable, ...] = ()
+    simulated: bool  # whether the GPUs are simulated
+    status: Status  # worst status of all checks; unknown only if no check could be performed
+    counts: Mapping[str, int]  # number of checks by status
+    about: Mapping[str, str]  # versions of system, driver and packages
+    devices: tuple[DeviceLine, ...]  # GPUs, without MIG instances
+    checks: tuple[CheckResult, ...]  # all checks that were selected
+    variables: tuple[SetVariable, ...] = ()  # environment variables that are set
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no check could run."""
+        """Whether no check could be performed."""
         return self.status is Status.UNKNOWN
 
     @property
@@ -181,6 +176,6 @@ class DoctorResult:
 
 
 def overall_status(statuses: Iterable[Status]) -> Status:
-    """Return the worst status; UNKNOWN only if no check could run."""
+    """Return the worst status, or UNKNOWN if no check could be performed."""
     distinct = set(statuses)
     return max(distinct - {Status.UNKNOWN}, default=Status.UNKNOWN if distinct else Status.OK)
