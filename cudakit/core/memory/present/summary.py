@@ -55,7 +55,7 @@ def _state(device: DeviceMemory) -> Note:
         return Note(
             "error",
             f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
-            f" {format_count(oom.event)} ({pool_name(oom.pool)} pool, stream {oom.stream}):"
+            f" {format_count(oom.event)} ({pool_name(oom.pool)} pool, stream {oom.stream}){in_range(oom)}:"
             f" {format_bytes(oom.state.active_bytes)} in use, {format_bytes(oom.state.reserved_bytes)}"
             f" reserved, {format_bytes(oom.device_free_bytes)}{_of_device(oom)} free.{suffix}",
         )
@@ -87,8 +87,8 @@ _MAX_SHOWN_RANGES = 3
 _MAX_RANGE_NAME_LENGTH = 60
 
 
-def in_range(peak: Peak) -> str:
-    """Return the innermost ranges of a peak: `` in range 'step 7 / backward'``; empty without any."""
+def in_range(peak: Peak | Oom) -> str:
+    """Return the innermost ranges of a moment: `` in range 'step 7 / backward'``; empty without any."""
     if not peak.ranges:
         return ""
     names = [
@@ -227,12 +227,18 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
             remedies=tuple(f"{cause.id}: {cause.sentence}" for cause in oom.causes),
         )
         yield Note("info", "Actions, the most useful first:", remedies=oom.remedies)
-        yield from _replays(oom)
+        yield from _replays(oom, is_last=oom is device.ooms[-1])
 
 
-def _replays(oom: Oom) -> Iterator[Node]:
-    """Show what a replay of the events before the failure showed for each change."""
+def _replays(oom: Oom, *, is_last: bool) -> Iterator[Node]:
+    """Show the result of the replays with each change; only the last failure is replayed."""
     if not oom.replays:
+        if is_last and oom.causes[0].id == "fragmentation":
+            yield Note(
+                "info",
+                "No setting was tested: with the recorded settings, a replay of the events before the failure"
+                " does not fail.",
+            )
         return
     yield table(
         (
