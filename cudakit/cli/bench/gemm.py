@@ -14,9 +14,9 @@ from cudakit.cli.bench.options import (
     Effort,
     cache_option,
     effort_options,
-    passed_options,
     mode_option,
     name_list,
+    passed_options,
 )
 from cudakit.cli.bench.tune import TuneOptions, tune, tune_options, use_tuned
 from cudakit.cli.options import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from cudakit.cli.bench.options import passed_options, name_list
+from cudakit.cli.bench.options import name_list, passed_options
 from cudakit.cli.options import FILE, Decorator, Value, option, option_group
 from cudakit.errors import UsageError
 

@@ -13,10 +13,10 @@ from cudakit.cli.bench.options import (
     DESCRIBED_IN,
     Effort,
     cache_option,
-    passed_options,
     mode_option,
     name_list,
     parse_counts,
+    passed_options,
     sizes_option,
 )
 from cudakit.cli.failure import ExitCode
