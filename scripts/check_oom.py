@@ -16,6 +16,7 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_SETTING = re.compile(r"PYTORCH_CUDA_ALLOC_CONF=(\S+)")
 TIMEOUT_S = 120
 NEEDED_SHARE = 0.9
 
@@ -115,11 +117,8 @@ def last_failure(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def recommended_settings(failure: dict[str, Any]) -> list[str]:
-    """Return the settings that the report recommends."""
-    replays = failure["replays"]
-    return [
-        replay["settings"] for replay in replays if replay["recommended"] and replay["settings"]
-    ]
+    """Return the values of PYTORCH_CUDA_ALLOC_CONF that the remedies recommend."""
+    return [setting for remedy in failure["remedies"] for setting in _SETTING.findall(remedy)]
 
 
 def environments(gpus: int) -> list[dict[str, str]]:

@@ -59,9 +59,9 @@ def run(cli: Cli, tmp_path: Path, text: str, *options: str | Path) -> CliRun:
     form = "plain.json" if "\ud800" in text else "protocol-4.pkl"
     path = tmp_path / form
     path.write_bytes(files.FORMS[form](hostile(text)))
-    found = cli("memviz", path, *options)
-    assert (found.exit_code, found.stderr) == (0, "")
-    return found
+    run = cli("memviz", path, *options)
+    assert (run.exit_code, run.stderr) == (0, "")
+    return run
 
 
 def is_harmless(text: str) -> bool:

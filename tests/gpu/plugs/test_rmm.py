@@ -31,10 +31,10 @@ def callbacks(allocator: Allocating) -> Any:
 
 def test_rmm_streams_are_passed_on() -> None:
     allocator = Allocating()
-    made = callbacks(allocator)
+    resource = callbacks(allocator)
 
-    ptr = made.allocate(100, Stream(5))
-    made.deallocate(ptr, 100, Stream(6))
+    ptr = resource.allocate(100, Stream(5))
+    resource.deallocate(ptr, 100, Stream(6))
 
     assert allocator.allocated == [(100, 5)]
     assert allocator.freed == [(ptr, 6)]

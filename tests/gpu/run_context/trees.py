@@ -10,7 +10,7 @@ from cudakit.gpu.run_context.files import Files
 def tree(root: Path, **contents: str) -> Files:
     """Write files below a root; ``__`` in a keyword is the separator of its path."""
     for path, text in contents.items():
-        place = root / path.replace("__", "/").lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        path = root / path.replace("__", "/").lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     return Files(root)
