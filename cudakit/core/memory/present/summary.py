@@ -57,7 +57,8 @@ def _state(device: DeviceMemory) -> Note:
             f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
             f" {format_count(oom.event)}{in_range(oom.ranges)} ({pool_name(oom.pool)} pool,"
             f" stream {oom.stream}): {format_bytes(oom.state.active_bytes)} in use,"
-            f" {format_bytes(oom.state.reserved_bytes)} reserved, {format_bytes(oom.device_free_bytes)}{_of_device(oom)} free.{suffix}",
+            f" {format_bytes(oom.state.reserved_bytes)} reserved,"
+            f" {format_bytes(oom.device_free_bytes)}{_of_device(oom)} free.{suffix}",
         )
     if device.leaks:
         return Note("warn", growth_sentence(device))
