@@ -76,9 +76,9 @@ class MemoryMonitor:
         unread = set(paths)
         for (process, chain), memory in self._processes.items():
             path = self._path_of(process, chain)
-            unread.discard(path)
             if memory.is_empty:
                 continue
+            unread.discard(path)
             snapshot = self._write(memory, path, has_torch=path in self._torch_paths)
             if snapshot is not None and path not in paths:
                 paths.append(path)
