@@ -370,3 +370,23 @@ def test_limit_includes_memory_that_only_pytorch_has_recorded(run: Runner) -> No
     (sentence,) = done.files.limits_passed
     assert "passed the limit of 5.00 MiB before the recorded events; peak 6.00 MiB" in sentence
     assert run("import torch\n", limit=6 * MIB, driver=False, RANK="1").files.limits_passed == ()
+
+
+def test_failed_allocation_of_cupy_has_a_snapshot_of_its_moment(run: Runner) -> None:
+    done = run(
+        CUPY
+        + """
+for _ in range(2):
+    try:
+        cupy.pool.malloc(2 << 30)
+    except MemoryError:
+        later = cupy.pool.malloc(512)
+"""
+    )
+
+    assert [Path(path).name for path in done.files.paths] == ["out-oom.pickle", "out.pickle"]
+    assert blocks(done.snapshot(), "cupy") == [(1024, 1000, "weights")]
+    (device,) = cudakit.memviz(done.files.paths[0]).devices
+    (oom,) = device.ooms
+    assert (oom.size_bytes, oom.device_free_bytes) == (2 << 30, 5 * MIB)
+    assert len(cudakit.memviz(done.files.paths[1]).devices[0].ooms) == 2
