@@ -13,6 +13,7 @@ import numpy as np
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.moments import state_at, time_of
 from cudakit.core.memory.analyze.step_peaks import StepHistory
+from cudakit.core.memory.analyze.steps import open_ranges_at
 from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.result import Cause, Oom, ReplayedRemedy
@@ -83,6 +84,7 @@ def _explain(
         device_total_bytes=failure.device_total,
         causes=causes,
         replays=replays,
+        ranges=open_ranges_at(snapshot, trace, failure.event),
     )
 
 
