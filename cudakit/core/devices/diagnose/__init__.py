@@ -128,17 +128,17 @@ def versions(context: RunContext) -> dict[str, str]:
         "system": context.host.distribution,
         "kernel": context.host.kernel,
         "container": context.host.container or ("WSL" if context.host.is_wsl else ""),
-        "driver": _driver(context),
+        "driver": _driver_version(context),
         "NVML": nvml_library_version(context),
         "CUDA of the driver": None if supported_cuda is None else cuda_text(supported_cuda),
         "libcuda": libcuda_path(context),
         "Python": "" if context.simulated else platform.python_version(),
-        **_packages(context),
+        **_package_versions(context),
     }
     return {label: text for label, text in versions_by_label.items() if text}
 
 
-def _driver(context: RunContext) -> str | None:
+def _driver_version(context: RunContext) -> str | None:
     module = context.driver.module
     if module:
         return f"{module.version} ({'open' if module.is_open else 'proprietary'} kernel module)"
@@ -146,7 +146,7 @@ def _driver(context: RunContext) -> str | None:
     return version if isinstance(version, str) else None
 
 
-def _packages(context: RunContext) -> dict[str, str]:
+def _package_versions(context: RunContext) -> dict[str, str]:
     if isinstance(context.software.distributions, Unavailable):
         return {}
     installed = {

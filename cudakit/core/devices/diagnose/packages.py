@@ -25,7 +25,8 @@ _TORCH_INDEXES = {
     12: "https://download.pytorch.org/whl/cu126",
     13: "https://download.pytorch.org/whl/cu130",
 }
-# Packages that generate PTX, which the driver compiles: a newer minor version can be too new for it.
+# Packages that generate PTX. The driver compiles PTX, and cannot compile PTX of a newer minor version of
+# CUDA.
 _PTX_COMPILERS = re.compile(r"nvidia-cuda-nvrtc(-cu\d\d)?|nvidia-nvjitlink(-cu\d\d)?|cuda-toolkit")
 _BINDINGS = ("cuda-bindings", "cuda-python")
 

@@ -44,7 +44,7 @@ def report(result: DoctorResult, *, show_all: bool = False, selected: bool = Fal
     ``selected`` is true if the user selected checks by id. Then every check is shown, with the reason if it
     could not be performed.
     """
-    nodes: list[Node] = [node for check in _problems(result) for node in _problem(check)]
+    nodes: list[Node] = [node for check in _problems(result) for node in _problem_nodes(check)]
     if show_all or selected:
         nodes += _passed_by_theme(result)
     if show_all:
@@ -63,9 +63,9 @@ def paste(result: DoctorResult) -> Document:
     sections: tuple[tuple[str, Sequence[Node]], ...] = (
         ("Versions", [versions]),
         ("GPUs", [_device_table(result.devices)] if result.devices else []),
-        ("Problems", [node for check in _problems(result) for node in _problem(check)]),
+        ("Problems", [node for check in _problems(result) for node in _problem_nodes(check)]),
         ("Passed", [node for check in passed for node in _with_evidence(check, check.evidence)]),
-        ("Could not be checked", list(_unknown(result.checks))),
+        ("Could not be checked", list(_unknown_checks(result.checks))),
     )
     shown = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
     variables = _variables_section(result.variables)
@@ -112,7 +112,7 @@ def _problems(result: DoctorResult) -> list[CheckResult]:
     return sorted(problems, key=lambda check: -check.status)
 
 
-def _problem(check: CheckResult) -> Iterator[Node]:
+def _problem_nodes(check: CheckResult) -> Iterator[Node]:
     """Return a problem with the evidence that its summary does not contain."""
     return _with_evidence(
         check,
@@ -140,7 +140,7 @@ def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
             if check.status is Status.OK
         ]
         if checks:
-            yield Section(theme, (*passed, *_unknown(checks)))
+            yield Section(theme, (*passed, *_unknown_checks(checks)))
 
 
 def _self_test_line(result: DoctorResult) -> Iterator[Node]:
@@ -151,7 +151,7 @@ def _self_test_line(result: DoctorResult) -> Iterator[Node]:
         yield Note("warn", f"The self-test did not run: {'; '.join(reasons)}.")
 
 
-def _unknown(checks: Sequence[CheckResult]) -> Iterator[Node]:
+def _unknown_checks(checks: Sequence[CheckResult]) -> Iterator[Node]:
     reasons: dict[str, list[str]] = {}
     for check in checks:
         if check.status is Status.UNKNOWN:
