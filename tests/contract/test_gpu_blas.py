@@ -93,7 +93,7 @@ def test_8_bit_gemm_is_correct(bench: Workbench, blas: Blas, dtype: str) -> None
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
-def test_int8_in_another_layout_is_right_or_refused(
+def test_int8_in_each_layout_is_correct_or_refused(
     bench: Workbench, blas: Blas, layout: str
 ) -> None:
     assert_right_or_refused(bench, blas, a_gemm("int8", layout=layout))
@@ -125,7 +125,7 @@ def test_batched_gemm_does_not_write_padding(bench: Workbench, blas: Blas, dtype
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_padding_is_left_out_in_every_layout(bench: Workbench, blas: Blas, layout: str) -> None:
+def test_padding_is_ignored_in_every_layout(bench: Workbench, blas: Blas, layout: str) -> None:
     assert_right(bench, blas, a_gemm("fp32", layout=layout, batch=2, padding=5))
 
 
@@ -142,7 +142,7 @@ def test_bias_of_fp8_gemm_is_correct(bench: Workbench, blas: Blas, output: str) 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", ["fp64", *FP8])
-def test_another_epilogue_is_right_or_refused(
+def test_each_epilogue_is_correct_or_refused(
     bench: Workbench, blas: Blas, dtype: str, epilogue: str
 ) -> None:
     assert_right_or_refused(bench, blas, a_gemm(dtype, epilogue=epilogue))
@@ -249,7 +249,7 @@ def test_listed_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str)
         assert_right(bench, blas, gemm, settings, algorithm)
 
 
-def test_multiplication_reports_chosen_algorithm(blas: Blas) -> None:
+def test_gemm_reports_chosen_algorithm(blas: Blas) -> None:
     gemm = a_gemm("fp32", k=512)
     for algorithm in blas.heuristics(gemm, USUAL, 3):
         with closing(blas.prepare(gemm, USUAL, algorithm)) as plan:
@@ -280,7 +280,7 @@ def test_deterministic_gemm_is_bitwise_reproducible(
 
 
 @pytest.mark.parametrize("library", ["cublaslt", "cublas"])
-def test_multiplication_reports_settings(bench: Workbench, library: Library) -> None:
+def test_gemm_reports_settings(bench: Workbench, library: Library) -> None:
     with closing(opened(bench.gpu, library)) as blas:
         assert blas.library == library
         assert blas.version

@@ -37,7 +37,7 @@ def test_wait_does_not_delay_earlier_work(bench: Workbench) -> None:
     assert not gpu.query_stream(first)
 
 
-def test_unrecorded_event_is_done_and_delays_nothing(bench: Workbench) -> None:
+def test_unrecorded_event_is_complete_and_delays_no_work(bench: Workbench) -> None:
     gpu, event, value = bench.gpu, bench.gpu.event(), bench.ints(0)
     stream = gpu.stream()
 

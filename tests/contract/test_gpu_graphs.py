@@ -121,7 +121,7 @@ SPOILERS: dict[str, tuple[Status, Callable[[Gpu, Stream], object]]] = {
 
 
 @pytest.mark.parametrize(("status", "spoil"), SPOILERS.values(), ids=SPOILERS)
-def test_prohibited_call_invalidates_capture(
+def test_call_that_is_prohibited_in_capture_invalidates_it(
     bench: Workbench, status: Status, spoil: Callable[[Gpu, Stream], object]
 ) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)

@@ -309,7 +309,7 @@ def test_copy_to_registered_memory_is_stream_ordered(bench: Workbench) -> None:
     gpu.destroy_graph(gpu.capture_end(stream))
 
 
-def test_only_pageable_memory_can_be_registered_once(gpu: Gpu) -> None:
+def test_only_unregistered_pageable_memory_can_be_registered(gpu: Gpu) -> None:
     pageable, pinned, device = (
         gpu.host_malloc(64, pinned=False),
         gpu.host_malloc(64),

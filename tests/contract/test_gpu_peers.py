@@ -28,7 +28,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Gpu]:
         yield gpu
 
 
-def test_data_copied_to_peer_comes_back(gpu: Gpu) -> None:
+def test_data_copied_to_peer_and_back_is_unchanged(gpu: Gpu) -> None:
     size, stream = 3 * MIB + 5, gpu.stream()
     values = np.random.default_rng(7).integers(0, 256, size, dtype=np.uint8).tobytes()
     peer_memory, peer_memory_2 = (gpu.peer_malloc(PEER, size) for _ in range(2))

@@ -118,7 +118,7 @@ def test_unmapped_range_cannot_be_unmapped(gpu: Gpu) -> None:
         gpu.unmap(ptr, page)
 
 
-def test_mappings_side_by_side_are_unmapped_at_once_and_none_in_part(gpu: Gpu) -> None:
+def test_adjacent_mappings_are_unmapped_together_but_not_partially(gpu: Gpu) -> None:
     page = gpu.granularity()
     ptr = gpu.reserve(3 * page)
     gpu.map(ptr, gpu.create(page), page)

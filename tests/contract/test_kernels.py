@@ -88,7 +88,7 @@ def test_random_words_do_not_depend_on_grid(bench: Workbench, fill: Fill) -> Non
 
 
 @every_element
-def test_uniform_values_are_those_of_numpy_bit_by_bit(
+def test_uniform_values_equal_numpy_bit_by_bit(
     bench: Workbench, fill: Fill, element: Element
 ) -> None:
     bits = filled(
@@ -103,7 +103,9 @@ def test_uniform_values_are_those_of_numpy_bit_by_bit(
 
 
 @every_element
-def test_uniform_values_are_uniform(bench: Workbench, fill: Fill, element: Element) -> None:
+def test_uniform_values_have_uniform_distribution(
+    bench: Workbench, fill: Fill, element: Element
+) -> None:
     bits = filled(
         bench,
         element,
@@ -120,7 +122,9 @@ def test_uniform_values_are_uniform(bench: Workbench, fill: Fill, element: Eleme
 
 
 @pytest.mark.parametrize("element", [FP64, FP32, FP16, INT8], ids=lambda element: element.name)
-def test_normal_values_are_normal(bench: Workbench, fill: Fill, element: Element) -> None:
+def test_normal_values_have_normal_distribution(
+    bench: Workbench, fill: Fill, element: Element
+) -> None:
     bits = filled(
         bench, element, 50_001, lambda out: fill.normal(out, 50_001, element, LEGACY, seed=SEED)
     )

@@ -66,7 +66,7 @@ def test_writes_between_columns_and_matrices_are_counted(
 
 
 @pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
-def test_poison_value_is_never_a_result(element: Element) -> None:
+def test_poison_value_never_occurs_as_a_result(element: Element) -> None:
     bits = np.frombuffer(bytes([poison_byte(element)]) * element.size_bytes, element.bits)
     (value,) = decode(bits, element)
 

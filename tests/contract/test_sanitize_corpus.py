@@ -155,7 +155,7 @@ def test_every_log_belongs_to_program() -> None:
     assert {path.stem for path in LOGS.iterdir()} <= set(PROGRAMS)
 
 
-def test_every_framework_has_three_pairs() -> None:
+def test_every_framework_has_three_program_pairs() -> None:
     counts = Counter(case.name.split("_")[0] for case in PROGRAMS.values())
 
     assert set(counts) == {"cupy", "cuda", "torch", "triton", "numba", "jax"}
@@ -173,7 +173,7 @@ def test_program_is_short_and_documents_both_variants(name: str) -> None:
     assert "# WRONG" in source
 
 
-def test_without_exact_accesses_less_has_to_be_found() -> None:
+def test_fewer_races_are_required_without_exact_accesses() -> None:
     must = {
         accesses: {
             case.label

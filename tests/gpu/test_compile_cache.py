@@ -18,7 +18,7 @@ def cache(tmp_path: Path) -> CompileCache:
     return CompileCache(tmp_path / "new" / "kernels")
 
 
-def test_kept_image_comes_back(cache: CompileCache) -> None:
+def test_stored_image_is_returned(cache: CompileCache) -> None:
     cache.keep("a", b"\x7fELF machine code")
 
     assert cache.get("a") == b"\x7fELF machine code"
@@ -61,14 +61,14 @@ def _stored(cache: CompileCache) -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_image_that_others_can_write_is_ignored(cache: CompileCache, mode: int) -> None:
+def test_image_writable_by_others_is_ignored(cache: CompileCache, mode: int) -> None:
     _stored(cache).chmod(mode)
 
     assert cache.get("a") is None
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
-def test_directory_that_others_can_write_is_ignored(cache: CompileCache, mode: int) -> None:
+def test_directory_writable_by_others_is_ignored(cache: CompileCache, mode: int) -> None:
     image = _stored(cache)
     cache.directory.chmod(mode)
     cache.keep("b", b"machine code")

@@ -159,7 +159,7 @@ def test_function_missing_in_nvidia_ml_py_is_unavailable() -> None:
     assert device.fields["serial"] == Unavailable("this nvidia-ml-py lacks the function")
 
 
-def test_call_for_several_fields_is_made_once() -> None:
+def test_nvml_call_that_fills_several_fields_is_made_once() -> None:
     lib = FakeNvml([gpu(nvmlDeviceGetEccMode=[1, 0])])
 
     fields = only(lib).fields
@@ -205,7 +205,7 @@ def test_values_omitted_from_batches_are_read_alone() -> None:
     assert lib.calls.count("nvmlDeviceGetFieldValues(1)") == 4
 
 
-def test_names_limit_calls() -> None:
+def test_names_select_nvml_calls() -> None:
     lib = FakeNvml([gpu()])
     nvml = opened(lib)
     device = nvml.view().devices[0]
@@ -341,7 +341,7 @@ def test_activity_is_measured_between_two_samples() -> None:
     assert lib.calls.count("nvmlGpmSampleFree") == 1
 
 
-def test_names_limit_activity_metrics() -> None:
+def test_names_select_activity_metrics() -> None:
     nvml = opened(CountingNvml([counting()]))
     device = nvml.view().devices[0]
     nvml.activity(device)

@@ -99,7 +99,7 @@ def test_mig_instance_has_own_uuid() -> None:
     assert facts.uuid == "MIG-66666666-7777-8888-9999-aaaaaaaaaaaa"
 
 
-def test_hidden_devices_are_seen_by_second_child_only() -> None:
+def test_hidden_devices_are_listed_by_second_child_only() -> None:
     two_devices = driver_answer(device(FIRST), device(SECOND))
     cuda = view(driver_answer(device(SECOND)), two_devices, visible_devices="1")
 
@@ -113,7 +113,7 @@ def test_hidden_devices_are_seen_by_second_child_only() -> None:
     )
 
 
-def test_all_devices_hidden_are_known_despite_cuda_error() -> None:
+def test_hidden_devices_are_listed_despite_cuda_error() -> None:
     error = {
         "version": 13000,
         "libcuda": None,

@@ -119,7 +119,7 @@ class Monitor:
 
     def _feed(self, batch: Batch) -> None:
         has_new_race = self._detector.feed(batch, self._report)
-        # A race may be suppressed, which only the Result shows.
+        # The new race may be suppressed; only the result shows whether it is.
         if has_new_race and self._stop_on_first and not self._stop_requested:
             self._stop_requested = bool(findings(self.result()))
 

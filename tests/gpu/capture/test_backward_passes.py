@@ -268,7 +268,7 @@ assert names == [[], ["step"]], names
     )
 
 
-def test_pass_that_began_first_may_end_first(library: Path) -> None:
+def test_backward_pass_that_began_first_may_end_first(library: Path) -> None:
     run(
         library,
         """

@@ -102,7 +102,7 @@ def test_generators_and_comprehensions_have_frames() -> None:
         assert walked_stack == expected
 
 
-def test_coroutine_frames_are_where_they_run() -> None:
+def test_coroutine_frames_are_in_stack_of_running_task() -> None:
     async def inner() -> tuple[Stack, Stack]:
         await asyncio.sleep(0)
         return walked_and_expected()

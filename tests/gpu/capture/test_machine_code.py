@@ -299,7 +299,7 @@ def test_device_functions_count_for_every_kernel(library: ctypes.CDLL) -> None:
     assert ("two", TEXTURES) not in reported
 
 
-def test_driver_functions_are_reported_as_unseen(library: ctypes.CDLL) -> None:
+def test_driver_functions_are_reported_as_unreported_accesses(library: ctypes.CDLL) -> None:
     image = Image()
     image.code("one", 0x94D)
     image.symbol("vprintf", 0, 0)

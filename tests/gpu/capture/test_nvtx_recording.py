@@ -175,7 +175,7 @@ nvtx.mark("x" + 1023 * "y")
     assert recorded(tmp_path, program) == [[Mark("x" + 511 * "é"), Mark("x" + 1023 * "y")]]
 
 
-def test_number_of_names_is_bounded(tmp_path: Path) -> None:
+def test_number_of_recorded_range_names_is_bounded(tmp_path: Path) -> None:
     program = """
 for number in range(65600):
     nvtx.mark(f"step {number}")

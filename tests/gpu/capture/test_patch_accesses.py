@@ -283,7 +283,7 @@ def test_unaligned_run_is_not_in_summary(library: ctypes.CDLL) -> None:
         assert used_arena.bytes() == {(0, WRITE): set(range(PAGE + 8, PAGE + 0x108))}
 
 
-def test_whole_words_of_each_run_are_in_summary(library: ctypes.CDLL) -> None:
+def test_complete_words_of_each_run_are_in_summary(library: ctypes.CDLL) -> None:
     """Two rows of 160 bytes and one of 64, like a tile of a matrix."""
     starts = [PAGE, PAGE + 0x400, PAGE + 0x800]
     with arena(library) as used_arena:
@@ -337,7 +337,7 @@ def test_words_set_bit_by_bit_are_not_in_summary(library: ctypes.CDLL) -> None:
         assert used_arena.summary(0) == 0
 
 
-def test_pages_of_all_chunks_have_own_bitmap_and_summary(
+def test_each_page_of_every_chunk_has_its_bitmap_and_summary(
     library: ctypes.CDLL,
 ) -> None:
     count = 2 * CHUNK_PAGES + 3
@@ -500,7 +500,7 @@ def test_arena_holds_maximum_number_of_boxes(library: ctypes.CDLL) -> None:
         assert library.atomic_count() == atomics_before
 
 
-def test_boxes_lack_a_map_that_did_not_fit(library: ctypes.CDLL) -> None:
+def test_box_is_recorded_without_tensor_map_that_did_not_fit(library: ctypes.CDLL) -> None:
     content = (ctypes.c_uint64 * 8)()
     with arena(library) as used_arena:
         for number in range(MAX_MAPS + 1):

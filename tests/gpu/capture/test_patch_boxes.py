@@ -413,7 +413,7 @@ UNKNOWN_MAPS = {
 
 
 @pytest.mark.parametrize("encoded", UNKNOWN_MAPS.values(), ids=UNKNOWN_MAPS.keys())
-def test_unknown_map_loses_its_launch(library: ctypes.CDLL, encoded: bytes) -> None:
+def test_launch_with_unknown_tensor_map_is_lost(library: ctypes.CDLL, encoded: bytes) -> None:
     maps = [tensor_map(encoded, 0), tensor_map(PLAIN.encoded(), 1)]
     rank = (encoded[8] >> 4 & 7) + 1
     boxes = [load(3, 0, (0,) * min(rank, 5)), load(4, 1, (0, 0))]
@@ -435,7 +435,7 @@ UNKNOWN_BOXES = {
 
 
 @pytest.mark.parametrize("box", UNKNOWN_BOXES.values(), ids=UNKNOWN_BOXES.keys())
-def test_unknown_box_loses_its_launch(library: ctypes.CDLL, box: Box) -> None:
+def test_launch_with_unknown_box_is_lost(library: ctypes.CDLL, box: Box) -> None:
     maps = [tensor_map(PLAIN.encoded(), 1)]
     pieces, lost = expand(library, maps, [load(5, 1, (0, 0)), box, store(4, 1, (0, 0), ATOMIC)])
     assert lost == {3}
@@ -473,5 +473,5 @@ def test_pages_of_device_and_boxes_are_merged(library: ctypes.CDLL, full: int) -
         assert expansion.pieces() == {(9, WRITE): touched}
 
 
-def test_no_boxes_change_nothing(library: ctypes.CDLL) -> None:
+def test_expanding_no_boxes_leaves_pages_unchanged(library: ctypes.CDLL) -> None:
     assert expand(library, [], []) == ({}, set())

@@ -434,7 +434,7 @@ assert len(os.listdir(own)) == 2
 """
 
 
-def test_killed_reader_ends_the_recording(library: Path, tmp_path: Path) -> None:
+def test_recording_ends_if_its_reader_is_killed(library: Path, tmp_path: Path) -> None:
     program = """
 reader.kill()
 reader.wait()
@@ -445,7 +445,7 @@ assert not os.path.exists(own)
     recorded(tmp_path, library, READ_BY_OTHER + program)
 
 
-def test_lost_records_are_counted_in_the_file_of_the_reader(library: Path, tmp_path: Path) -> None:
+def test_lost_records_are_counted_in_the_losses_file(library: Path, tmp_path: Path) -> None:
     program = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (24 * 256, resource.RLIM_INFINITY))

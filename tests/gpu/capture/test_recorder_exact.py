@@ -68,7 +68,9 @@ def begins_and_ends(events: list[Event]) -> tuple[list[int], list[int]]:
     return begins, [ends[events[i].seq] for i in begins]
 
 
-def test_soon_repeated_wait_is_read_behind_next_launches(library: Path, tmp_path: Path) -> None:
+def test_arena_is_read_during_next_launches_if_waits_repeat_quickly(
+    library: Path, tmp_path: Path
+) -> None:
     program = """
 import time
 for _ in range(2):
@@ -131,7 +133,9 @@ launch(write(0x200000), stream=LEGACY)
     assert gaps(events) == {ARENA_FULL: 2}
 
 
-def test_stream_without_wait_is_read_by_marker(library: Path, tmp_path: Path) -> None:
+def test_arena_of_stream_without_wait_is_read_after_its_marker(
+    library: Path, tmp_path: Path
+) -> None:
     program = """
 import time
 cuda.make_stream(CONTEXT, OTHER, 1)
@@ -282,7 +286,9 @@ launch(write(0x100000))
     }
 
 
-def test_failed_launch_has_no_accesses_and_blocks_nothing(library: Path, tmp_path: Path) -> None:
+def test_failed_launch_has_no_accesses_and_does_not_block_arena(
+    library: Path, tmp_path: Path
+) -> None:
     program = """
 import time
 launch(write(0x100004))
@@ -409,7 +415,7 @@ launch(write(0x100008))
     assert gaps(events) == {}
 
 
-def test_many_contexts_are_created_and_destroyed(library: Path, tmp_path: Path) -> None:
+def test_pools_of_destroyed_contexts_are_reused(library: Path, tmp_path: Path) -> None:
     program = """
 for i in range(40):
     context, stream = P(0x100000 + i * 16), P(0x200000 + i * 16)
@@ -425,7 +431,7 @@ for i in range(40):
     ]
 
 
-def test_own_stream_of_recorder_is_not_recorded(library: Path, tmp_path: Path) -> None:
+def test_stream_of_recorder_is_not_recorded(library: Path, tmp_path: Path) -> None:
     program = """
 launch(write(0x100000))
 cuda.destroy_recorder_stream(CONTEXT)

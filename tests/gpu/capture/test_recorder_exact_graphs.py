@@ -90,7 +90,7 @@ wait()
     ] * 3
 
 
-def test_unexpected_grid_ids_spoil_the_arena(library: Path, tmp_path: Path) -> None:
+def test_unexpected_grid_ids_make_the_arena_lost(library: Path, tmp_path: Path) -> None:
     program = """
 two = graph(plain, plain)
 launch_graph(two, write(0x100000), write(0x100008), first_grid=1000)
@@ -128,7 +128,7 @@ launch_graph(one, write(0x100020), first_grid=2000)
     assert gaps(events) == {"graph launch with a different number of kernels than instantiated": 2}
 
 
-def test_failed_graph_launch_is_finished(library: Path, tmp_path: Path) -> None:
+def test_accesses_of_failed_graph_launch_are_ended(library: Path, tmp_path: Path) -> None:
     program = """
 two = graph(plain, plain)
 launch_graph(two, write(0x100000), write(0x100008), result=700)
@@ -204,7 +204,7 @@ def run_tensors(directory: Path, library: Path, program: str) -> list[Event]:
     return run(directory, library, f"a_map = {a_map()!r}\n{TENSORS}{program}")
 
 
-def test_map_that_is_not_loaded_through_is_stored_through(library: Path, tmp_path: Path) -> None:
+def test_tensor_map_without_loads_counts_as_stored_through(library: Path, tmp_path: Path) -> None:
     program = "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0])"
     (launch,) = recorded_launches(events := run_tensors(tmp_path, library, program))
     address = a_map()["address"]

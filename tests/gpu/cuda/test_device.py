@@ -123,7 +123,7 @@ def test_torch_memory_is_shared(gpu: Cuda) -> None:
 
 
 @pytest.mark.gpu
-def test_facts_agree_with_torch(gpu: Cuda) -> None:
+def test_device_facts_agree_with_torch(gpu: Cuda) -> None:
     torch = pytest.importorskip("torch")
     facts, properties = gpu.facts(), torch.cuda.get_device_properties(0)
 
@@ -251,7 +251,7 @@ def pair(gpu: Cuda) -> Iterator[tuple[Cuda, Cuda]]:
 
 
 @pytest.mark.gpu
-def test_two_devices_work_whichever_is_current(pair: tuple[Cuda, Cuda]) -> None:
+def test_two_devices_work_regardless_of_current_device(pair: tuple[Cuda, Cuda]) -> None:
     read = []
     for current_one in (0, 1):
         with cudakit.device(current_one):

@@ -48,7 +48,9 @@ def test_foreign_stream_is_used_by_handle(gpu: Cuda, handle: int) -> None:
     assert gpu.streams.external(0) == LEGACY
 
 
-def test_own_streams_are_handles_and_foreign_ones_are_not_destroyed(gpu: Cuda, handle: int) -> None:
+def test_stream_ids_are_handles_and_foreign_streams_are_not_destroyed(
+    gpu: Cuda, handle: int
+) -> None:
     stream = gpu.stream()
     gpu.sync_stream(stream)
     assert stream > 2

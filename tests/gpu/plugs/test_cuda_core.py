@@ -75,7 +75,9 @@ def test_collected_buffer_is_freed(kind: type[AllocatorResource], allocator: All
     assert allocator.live == set()
 
 
-def test_buffer_of_zero_bytes(kind: type[AllocatorResource], allocator: Allocating) -> None:
+def test_buffer_of_zero_bytes_has_null_address(
+    kind: type[AllocatorResource], allocator: Allocating
+) -> None:
     buffer = kind(allocator).allocate(0, stream=FIRST)
 
     assert (buffer.size, int(buffer.handle)) == (0, 0)
@@ -116,7 +118,7 @@ def test_out_of_memory_is_raised_unchanged(
         kind(allocator).allocate(1 << 30, stream=FIRST)
 
 
-def test_statistics_and_snapshot_are_the_allocators(
+def test_statistics_and_snapshot_come_from_the_allocator(
     kind: type[AllocatorResource], allocator: Allocating
 ) -> None:
     resource = kind(allocator)

@@ -91,7 +91,7 @@ def test_numba_free_is_a_use_by_the_default_stream() -> None:
     assert allocator.freed == [(ptr, LEGACY)]
 
 
-def test_default_stream_only_frees_at_once() -> None:
+def test_memory_is_reused_at_once_with_default_stream_only() -> None:
     allocator = Allocating()
 
     memory = manager(allocator, default_stream_only=True).memalloc(100)
@@ -146,7 +146,7 @@ def test_ipc_handle_is_pickled_by_its_bytes() -> None:
     assert offset > 0
 
 
-def test_unsupported_ipc_handle_raises_the_allocators_error() -> None:
+def test_unsupported_ipc_handle_raises_error_of_the_allocator() -> None:
     allocator = Allocating()
     memory_manager = manager(allocator)
     memory = memory_manager.memalloc(100)

@@ -97,7 +97,7 @@ def test_buffer_closed_on_another_stream_waits_for_it(device: Any, resource: Any
     assert resource.statistics()["active.all.current"] == 0
 
 
-def test_empty_buffer_and_double_free(
+def test_double_free_is_counted_and_not_raised(
     device: Any, resource: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stream = device.create_stream()

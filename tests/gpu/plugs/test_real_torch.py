@@ -71,7 +71,7 @@ def test_pool_beyond_the_device_memory_raises_out_of_memory(torch: Any) -> None:
         torch.empty(1 << 45, dtype=torch.int8, device="cuda")
 
 
-def test_no_split_pool_has_whole_segments(torch: Any) -> None:
+def test_no_split_pool_returns_undivided_segments(torch: Any) -> None:
     try:
         pool = cudakit.torch_pool("driver", no_split=True)
     except cudakit.UsageError as refused:

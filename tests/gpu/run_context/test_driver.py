@@ -42,7 +42,7 @@ def test_driver_without_files_is_empty() -> None:
     assert driver == Driver(kernel_log=driver.kernel_log)
 
 
-def test_modules_are_read_by_their_names(tmp_path: Path) -> None:
+def test_loaded_kernel_modules_are_recognised_by_name(tmp_path: Path) -> None:
     files = tree(
         tmp_path,
         proc__driver__nvidia__version=OPEN,

@@ -80,7 +80,7 @@ def test_device_unknown_to_nvml_has_no_count_of_processes() -> None:
 # --- gather_all: what doctor checks ----------------------------------------------------------------
 
 
-def test_failed_source_leaves_other_facts(tmp_path: Path) -> None:
+def test_failure_to_read_one_fact_keeps_the_other_facts(tmp_path: Path) -> None:
     context = gather_all(
         Machine(), variables={}, search_path=[str(tmp_path)], files=Files(tmp_path)
     )

@@ -47,7 +47,7 @@ def test_summary_of_the_running_host_names_cpu_system_and_kernel() -> None:
     assert isinstance(host.available_bytes, int)
 
 
-def test_summary_leaves_unknown_values_out() -> None:
+def test_host_summary_omits_unknown_values() -> None:
     assert Host(cpu="", system="Linux").summary() == {"system": "Linux"}
 
 

@@ -128,7 +128,7 @@ def test_only_sonames_are_listed(tmp_path: Path) -> None:
     assert listed_libraries(files, path="/opt") == [("LD_LIBRARY_PATH", "/opt/libcudnn.so.9")]
 
 
-def test_links_of_libraries_are_resolved(tmp_path: Path) -> None:
+def test_symbolic_links_of_libraries_are_resolved(tmp_path: Path) -> None:
     files = put(tmp_path, "/opt/libcuda.so.580.159.04")
     (tmp_path / "opt/libcuda.so.1").symlink_to("libcuda.so.580.159.04")
 

@@ -174,7 +174,7 @@ def test_workspace_out_of_memory_is_reported() -> None:
 NOWHERE = Places(Ptr(0), Ptr(0), Ptr(0), Ptr(0))
 
 
-def test_closed_blas_and_multiplication_are_refused(sim: Sim) -> None:
+def test_closed_blas_and_gemm_are_refused(sim: Sim) -> None:
     blas, gemm = sim.blas(), a_gemm()
     plan = blas.prepare(gemm, USUAL)
     plan.close()
@@ -298,7 +298,7 @@ def test_changed_operands_are_computed_again(bench: Workbench) -> None:
         problem.check(result(bench, problem, operands))
 
 
-def test_matrix_times_itself_needs_no_copy(bench: Workbench) -> None:
+def test_gemm_of_matrix_with_itself_needs_no_copy(bench: Workbench) -> None:
     problem = Problem(a_gemm("fp32", m=32, n=32, k=32))
     problem.b = problem.a
     operands = put(bench, problem)

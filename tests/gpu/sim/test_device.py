@@ -378,7 +378,7 @@ def test_injected_failures_are_raised_once_and_in_order(desk: SimBench) -> None:
     desk.gpu.malloc(4)
 
 
-def test_injected_sticky_failure_stays(desk: SimBench) -> None:
+def test_injected_sticky_failure_fails_later_calls(desk: SimBench) -> None:
     desk.gpu.fail_next("launch", cuda_error(Status.ECC_UNCORRECTABLE))
 
     for use in (lambda: desk.spin(1), desk.gpu.sync):

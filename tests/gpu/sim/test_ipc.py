@@ -69,7 +69,9 @@ def test_process_on_another_machine_cannot_open_handle(giver: Sim) -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_freed_memory_is_invalid_where_open(giver: Sim, taker: Sim, *, ends: bool) -> None:
+def test_freed_memory_is_invalid_in_processes_that_opened_it(
+    giver: Sim, taker: Sim, *, ends: bool
+) -> None:
     ptr = giver.malloc(MIB)
     handle = giver.ipc_handle(ptr)
     mapped_ptr = taker.ipc_open(handle)

@@ -176,7 +176,7 @@ def test_part_of_mapping_cannot_be_unmapped() -> None:
     gpu.unmap(base, 2 * PAGE)
 
 
-def test_reservation_is_freed_whole_and_unmapped_only() -> None:
+def test_only_complete_and_unmapped_reservation_is_freed() -> None:
     gpu = Sim()
     base = gpu.reserve(2 * PAGE)
     gpu.map(base, gpu.create(PAGE), PAGE)

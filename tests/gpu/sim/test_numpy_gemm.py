@@ -152,7 +152,7 @@ def test_gelu_is_tanh_form() -> None:
         assert dot("fp64", [value], [1.0], epilogue="gelu") == pytest.approx(expected, abs=1e-8)
 
 
-def test_computed_products_are_kept_within_limit() -> None:
+def test_gemm_results_are_cached_within_size_limit() -> None:
     gemm = Gemm(dtype="fp32", m=4, n=4, k=4)
     first, second = (np.full((4, 4), value, np.float32) for value in (1, 2))
     roomy, narrow = ResultCache(1 << 10), ResultCache(gemm.d.size_bytes)
@@ -163,7 +163,7 @@ def test_computed_products_are_kept_within_limit() -> None:
         assert (products.multiply(gemm, first, first) is once) == (products is roomy)
 
 
-def test_cached_product_depends_on_gemm() -> None:
+def test_cached_gemm_result_depends_on_gemm() -> None:
     products, bits = ResultCache(), np.arange(16, dtype=np.float32).reshape(4, 4)
     plain = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="nn"), bits, bits)
     turned = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="tn"), bits, bits)

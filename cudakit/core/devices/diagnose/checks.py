@@ -89,7 +89,7 @@ def checks_by_id() -> dict[str, Check]:
 def id_ranges() -> str:
     """Return the ids of all checks as ranges: ``CK001 to CK037, CK041 to CK044``."""
     ranges: list[list[int]] = []
-    for number in sorted(int(name.removeprefix("CK")) for name in checks_by_id()):
+    for number in sorted(int(check_id.removeprefix("CK")) for check_id in checks_by_id()):
         if ranges and number == ranges[-1][-1] + 1:
             ranges[-1].append(number)
         else:

@@ -24,7 +24,7 @@ from cudakit.units import Unavailable
 
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 # Remedy if cuInit is out of memory. cuInit allocates no device memory, so the general remedy does not apply.
-_ADDRESS_SPACE_REMEDY = (
+_ADDRESS_SPACE_FIX_REMEDY = (
     "CUDA could not reserve address space: check ulimit -v and vm.overcommit_memory (CK035)"
 )
 _NO_DEVICE_REMEDY = (
@@ -47,7 +47,7 @@ def cuda_starts(context: RunContext) -> Finding:
     cuda = context.cuda
     if isinstance(cuda, Unavailable):
         require_driver(context)
-        return _explain_missing_libcuda(context, cuda.reason)
+        return _unanswered_query(context, cuda.reason)
     supported_cuda = driver_cuda(context)
     version = "?" if supported_cuda is None else cuda_text(supported_cuda)
     path = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
@@ -57,14 +57,14 @@ def cuda_starts(context: RunContext) -> Finding:
     if cuda.error is not None:
         require_driver(context)
         code, name, text = cuda.error
-        remedy = _ADDRESS_SPACE_REMEDY if code == _OUT_OF_MEMORY else context.cuda_remedy
+        remedy = _ADDRESS_SPACE_FIX_REMEDY if code == _OUT_OF_MEMORY else context.cuda_remedy
         return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *filter(None, [remedy]))
     if not cuda.devices:
         return fail("CUDA starts but finds no device", evidence, _NO_DEVICE_REMEDY)
     return ok(f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence)
 
 
-def _explain_missing_libcuda(context: RunContext, reason: str) -> Finding:
+def _unanswered_query(context: RunContext, reason: str) -> Finding:
     if "cannot be loaded" not in reason:
         return fail(
             f"the query of the CUDA driver failed: {reason}",
@@ -154,7 +154,7 @@ def device_order(context: RunContext) -> Finding:
     )
 
 
-# --- the self-test: each check reports one step of --deep ------------------------------------------
+# --- the self-test: each check reports one step ------------------------------------------
 
 
 def context_step(context: RunContext) -> Finding:

@@ -15,7 +15,7 @@ from cudakit.units import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The facts and telemetry of one GPU from NVML."""
+    """The facts and the telemetry that NVML reports about one GPU."""
 
     facts: DeviceFacts
     fields: Mapping[str, Field]
@@ -41,7 +41,7 @@ class GpuState:
         return tuple(map(str, value)) if isinstance(value, tuple) else None
 
     def has(self, *names: str) -> bool:
-        """Return whether NVML gave a value for at least one of these fields."""
+        """Return whether NVML reported a value for at least one of these fields."""
         values = (self.fields.get(name) for name in names)
         return any(value is not None and not isinstance(value, Unavailable) for value in values)
 
@@ -65,9 +65,9 @@ def _states(context: RunContext) -> Iterator[GpuState]:
 def evidence_of(
     gpus: Iterable[GpuState], describe: Callable[[GpuState], str | None]
 ) -> dict[str, str]:
-    """Return the description of each GPU by its label, without empty ones."""
-    described = {gpu.label: describe(gpu) for gpu in gpus}
-    return {label: text for label, text in described.items() if text}
+    """Return the description of each GPU by the GPU's label; GPUs without a description are left out."""
+    descriptions = {gpu.label: describe(gpu) for gpu in gpus}
+    return {label: text for label, text in descriptions.items() if text}
 
 
 def names_of(gpus: Sequence[GpuState]) -> str:
@@ -80,7 +80,7 @@ def names_of(gpus: Sequence[GpuState]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuRule:
-    """A condition, and the finding about all GPUs that meet it.
+    """A condition, and the finding about all GPUs that fulfill the condition.
 
     Message and fix have placeholders: {gpus} stands for the names of the GPUs that meet the condition,
     {indices} for their NVML indices, {index} for the index of the first one, {detail} for its detail.
@@ -94,7 +94,7 @@ class GpuRule:
     detail: Callable[[GpuState], object] = lambda gpu: ""  # noqa: ARG005
 
     def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:
-        """Yield the finding if at least one GPU meets the condition."""
+        """Yield the finding if at least one GPU fulfills the condition."""
         affected = [gpu for gpu in gpus if self.applies(gpu)]
         if affected:
             placeholders = {

@@ -20,12 +20,12 @@ _ECC_AGGREGATE = (
 )
 
 
-def _total(gpu: GpuState, names: tuple[str, ...]) -> int:
+def _sum_of_fields(gpu: GpuState, names: tuple[str, ...]) -> int:
     return int(sum(gpu.number(name) or 0 for name in names))
 
 
 def _ecc_counts(gpu: GpuState) -> str:
-    volatile, aggregate = _total(gpu, _ECC_VOLATILE), _total(gpu, _ECC_AGGREGATE)
+    volatile, aggregate = _sum_of_fields(gpu, _ECC_VOLATILE), _sum_of_fields(gpu, _ECC_AGGREGATE)
     return f"{volatile} since driver load, {aggregate} in total"
 
 
@@ -39,14 +39,14 @@ ECC_RULES = (
     ),
     GpuRule(
         Status.FAIL,
-        lambda gpu: _total(gpu, _ECC_VOLATILE),
+        lambda gpu: _sum_of_fields(gpu, _ECC_VOLATILE),
         "{gpus}: uncorrectable memory errors since the driver was loaded",
         ("end all processes on the GPU, then: sudo nvidia-smi --gpu-reset -i {indices}",),
         _ecc_counts,
     ),
     GpuRule(
         Status.WARN,
-        lambda gpu: _total(gpu, _ECC_AGGREGATE) and not _total(gpu, _ECC_VOLATILE),
+        lambda gpu: _sum_of_fields(gpu, _ECC_AGGREGATE) and not _sum_of_fields(gpu, _ECC_VOLATILE),
         "{gpus}: uncorrectable memory errors before the driver was last loaded",
         ("check whether the count grows: nvidia-smi -q -d ECC",),
         _ecc_counts,
@@ -83,7 +83,9 @@ def _recovery_action(gpu: GpuState) -> str | None:
     return gpu.text("recovery_action")
 
 
-_RESET = "end all processes on the GPU, then: sudo nvidia-smi --gpu-reset -i {indices} (or reboot)"
+_RESET_FIX = (
+    "end all processes on the GPU, then: sudo nvidia-smi --gpu-reset -i {indices} (or reboot)"
+)
 _PENDING_REPAIRS = ("remapped_rows_pending", "retired_pages_pending", "repair_channel_pending")
 REPAIR_RULES = (
     GpuRule(
@@ -97,14 +99,14 @@ REPAIR_RULES = (
         Status.WARN,
         lambda gpu: any(gpu.flag(name) for name in _PENDING_REPAIRS),
         "{gpus}: defective memory is still in use until the next reset",
-        (_RESET,),
+        (_RESET_FIX,),
         _repair_counts,
     ),
     GpuRule(
         Status.FAIL,
         lambda gpu: _recovery_action(gpu) not in (None, "none"),
         "{gpus}: the driver requests a recovery action: {detail}",
-        (_RESET,),
+        (_RESET_FIX,),
         _recovery_action,
         detail=_recovery_action,
     ),
@@ -182,10 +184,11 @@ def pcie_links(context: RunContext) -> Finding:
     card, a riser or a BIOS setting.
     """
     gpus = [gpu for gpu in gpu_states(context) if gpu.has("pcie_width", "pcie_generation")]
-    idle = any(_is_below_maximum(gpu, "pcie_generation") and not _is_busy(gpu) for gpu in gpus)
-    passed = (
-        f"PCIe links have all lanes{' (idle links run slower, which is normal)' if idle else ''}"
+    has_idle_link = any(
+        _is_below_maximum(gpu, "pcie_generation") and not _is_busy(gpu) for gpu in gpus
     )
+    idle_links = " (idle links run slower, which is normal)" if has_idle_link else ""
+    passed = f"PCIe links have all lanes{idle_links}"
     return check_gpus(
         gpus, PCIE_RULES, passed, _link_text, without_gpus="no GPU reports a PCIe link"
     )
@@ -195,7 +198,7 @@ def _clock_reasons(gpu: GpuState) -> str:
     return ", ".join(gpu.texts("clock_event_reasons") or ()) or "none"
 
 
-def _throttle_reason(gpu: GpuState) -> str:
+def _throttling_reason(gpu: GpuState) -> str:
     """Return the first reason for throttling, or an empty text if there is none."""
     reasons = gpu.texts("clock_event_reasons") or ()
     return next((reason for reason in reasons if reason in _THROTTLING_REASONS), "")
@@ -203,11 +206,11 @@ def _throttle_reason(gpu: GpuState) -> str:
 
 THROTTLING_RULE = GpuRule(
     Status.WARN,
-    _throttle_reason,
+    _throttling_reason,
     "{gpus}: throttled now ({detail})",
     ("check fans, airflow and power supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",),
     lambda gpu: f"{_clock_reasons(gpu)}, {gpu.number('temperature_gpu_c') or 0:g} °C",
-    detail=_throttle_reason,
+    detail=_throttling_reason,
 )
 
 

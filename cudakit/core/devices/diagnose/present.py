@@ -1,4 +1,4 @@
-"""Present the result of doctor as a Document: problems first, then a summary."""
+"""Format the result of doctor as a Document: problems first, then a summary."""
 
 from __future__ import annotations
 
@@ -57,19 +57,21 @@ def report(result: DoctorResult, *, show_all: bool = False, selected: bool = Fal
 
 
 def paste(result: DoctorResult) -> Document:
-    """Return a report to paste into an issue: versions, devices, every check with its evidence."""
+    """Return the report of ``--paste``, for issues: versions, devices, every check with its evidence."""
     versions = Facts(tuple((label, Text(value)) for label, value in result.about.items()))
     passed = [check for check in result.checks if check.status is Status.OK]
     sections: tuple[tuple[str, Sequence[Node]], ...] = (
         ("Versions", [versions]),
         ("GPUs", [_device_table(result.devices)] if result.devices else []),
         ("Problems", [node for check in _problems(result) for node in _problem_nodes(check)]),
-        ("Passed", [node for check in passed for node in _with_evidence(check, check.evidence)]),
-        ("Could not be checked", list(_unknown_checks(result.checks))),
+        ("Passed", [node for check in passed for node in _check_nodes(check, check.evidence)]),
+        ("Could not be checked", list(_unknown_check_notes(result.checks))),
     )
-    shown = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
+    sections_with_nodes = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
     variables = _variables_section(result.variables)
-    return Document(_title(result), (*shown, *variables, _summary(result, show_all=True)))
+    return Document(
+        _title(result), (*sections_with_nodes, *variables, _summary(result, show_all=True))
+    )
 
 
 # --- title and summary -----------------------------------------------------------------------------
@@ -83,9 +85,9 @@ def _title(result: DoctorResult) -> str:
 def _verdict(result: DoctorResult) -> str:
     failed, warned = result.failures, result.warnings
     if failed or warned:
-        parts = [count_of(failed, "check") + " failed"] if failed else []
-        parts += [count_of(warned, "warning")] if warned else []
-        return ", ".join(parts)
+        counts = [count_of(failed, "check") + " failed"] if failed else []
+        counts += [count_of(warned, "warning")] if warned else []
+        return ", ".join(counts)
     return "no check could be performed" if result.is_unknown else "no problems found"
 
 
@@ -107,14 +109,14 @@ def _summary(result: DoctorResult, *, show_all: bool) -> Note:
 
 
 def _problems(result: DoctorResult) -> list[CheckResult]:
-    """Return the failures, then the warnings."""
+    """Return the checks that failed, then those with warnings."""
     problems = [check for check in result.checks if check.status >= Status.WARN]
     return sorted(problems, key=lambda check: -check.status)
 
 
 def _problem_nodes(check: CheckResult) -> Iterator[Node]:
-    """Return a problem with the evidence that its summary does not contain."""
-    return _with_evidence(
+    """Yield the nodes of a failed check or a warning, with the evidence that is not in its summary."""
+    return _check_nodes(
         check,
         {
             label: value
@@ -124,7 +126,7 @@ def _problem_nodes(check: CheckResult) -> Iterator[Node]:
     )
 
 
-def _with_evidence(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[Node]:
+def _check_nodes(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[Node]:
     yield Note(_LEVELS[check.status], f"{check.id} {check.summary}", check.fix)
     if evidence:
         yield Facts(tuple((label, Text(value)) for label, value in evidence.items()))
@@ -140,7 +142,7 @@ def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
             if check.status is Status.OK
         ]
         if checks:
-            yield Section(theme, (*passed, *_unknown_checks(checks)))
+            yield Section(theme, (*passed, *_unknown_check_notes(checks)))
 
 
 def _self_test_line(result: DoctorResult) -> Iterator[Node]:
@@ -151,7 +153,7 @@ def _self_test_line(result: DoctorResult) -> Iterator[Node]:
         yield Note("warn", f"The self-test did not run: {'; '.join(reasons)}.")
 
 
-def _unknown_checks(checks: Sequence[CheckResult]) -> Iterator[Node]:
+def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:
     reasons: dict[str, list[str]] = {}
     for check in checks:
         if check.status is Status.UNKNOWN:
@@ -165,9 +167,9 @@ def _unknown_checks(checks: Sequence[CheckResult]) -> Iterator[Node]:
 
 def _variables_line(variables: Sequence[SetVariable]) -> Iterator[Node]:
     if variables:
-        listed = ", ".join(variable.name for variable in variables)
+        names = ", ".join(variable.name for variable in variables)
         noun = count_of(len(variables), "environment variable")
-        yield Note("info", f"{noun} of CUDA and its libraries set: {listed}")
+        yield Note("info", f"{noun} of CUDA and its libraries set: {names}")
 
 
 def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:

@@ -134,15 +134,15 @@ def nccl(context: RunContext) -> Finding:
     return combine(
         (
             *apply_rules(rules_of("CK022", _NCCL_FIX), settings),
-            *apply_rules(_RENAMED, settings),
-            *_nccl_log(settings),
+            *apply_rules(_RENAMED_VARIABLES, settings),
+            *_nccl_log_warning(settings),
         ),
         otherwise=finding if nccl_settings else ok("NCCL has its default settings"),
     )
 
 
 _NCCL_FIX = "unset {name}, unless this machine needs it"
-_RENAMED = tuple(
+_RENAMED_VARIABLES = tuple(
     VariableRule(
         row.name,
         lambda value: True,  # noqa: ARG005
@@ -154,7 +154,7 @@ _RENAMED = tuple(
 )
 
 
-def _nccl_log(settings: Mapping[str, str]) -> Iterator[Finding]:
+def _nccl_log_warning(settings: Mapping[str, str]) -> Iterator[Finding]:
     level = settings.get("NCCL_DEBUG", "").upper()
     if level in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in settings:
         yield warn(
@@ -249,19 +249,19 @@ def misspelled(context: RunContext) -> Finding:
                 f"export {correct}={context.variables[name]}; unset {name}",
             )
             for name in sorted(context.variables)
-            for correct in _nearest_known_name(name)
+            for correct in _nearest_variable(name)
         ),
         otherwise=ok("no misspelled environment variable"),
     )
 
 
-def _nearest_known_name(name: str) -> tuple[str, ...]:
+def _nearest_variable(name: str) -> tuple[str, ...]:
     """Return the known name that a misspelled name is most similar to, or an empty tuple."""
-    known_names, upper = known_variables(), name.upper()
-    if name in known_names or not upper.startswith(_PREFIXES):
+    table, upper_name = known_variables(), name.upper()
+    if name in table or not upper_name.startswith(_PREFIXES):
         return ()
     distance, nearest = min(
-        (_edit_distance(upper, candidate), candidate) for candidate in known_names
+        (_edit_distance(upper_name, candidate), candidate) for candidate in table
     )
     return (nearest,) if distance <= (2 if len(nearest) >= _LONG_NAME_LENGTH else 1) else ()
 
