@@ -2,9 +2,10 @@
 
     python scripts/bench_memviz.py [SNAPSHOT.pkl ...]
 
-Without files, scripts/make_snapshots.py makes two of a million events. pickle.load is timed alone, with
-garbage collection off; memviz is timed as a whole process. Runs alternate, and the medians are printed. The
-last line has the time of ``cudakit --help``.
+Without files, scripts/make_snapshots.py makes three of a million events. pickle.load is timed alone, with
+garbage collection off; memviz is timed as a whole process. Runs alternate, and the medians are printed. For a
+file with a failed allocation, the analysis is timed with and without the replays of remedies. The last line
+has the time of ``cudakit --help``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,22 @@ with open(sys.argv[1], "rb") as file:
     print(time.perf_counter() - start, flush=True)
 import os
 os._exit(0)
+"""
+
+
+# Prints the seconds of the analysis without and with replays; empty without a failed allocation.
+_REPLAYS = """
+import sys, time
+from cudakit.api.memory import new_allocator
+from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.load import load
+from cudakit.torch_rules.actions import Action
+snapshot = load(sys.argv[1])
+if any((device.events.action == Action.OOM).any() for device in snapshot.devices):
+    for allocator in (None, new_allocator):
+        start = time.perf_counter()
+        analyze([snapshot], MemorySpec(), allocator)
+        print(time.perf_counter() - start)
 """
 
 
@@ -80,6 +97,20 @@ def compare(file: str) -> None:
     print(f"  pickle.load   {load:6.2f} s   {load_peak / 2**20:6.0f} MiB")
     print(f"  memviz        {report:6.2f} s   {report_peak / 2**20:6.0f} MiB")
     print(f"  ratio         {report / load:6.2f}     {report_peak / load_peak:6.2f}")
+    time_replays(file, report)
+
+
+def time_replays(file: str, report: float) -> None:
+    """Print by how much the replays of remedies lengthen a report of ``report`` seconds."""
+    runs = [run([sys.executable, "-P", "-c", _REPLAYS, file])[1].split() for _ in range(3)]
+    if runs[0]:
+        without, replayed = (
+            statistics.median(map(float, times)) for times in zip(*runs, strict=True)
+        )
+        added = replayed - without
+        print(
+            f"  replays       {added:6.2f} s   {report / (report - added):.2f} times the report without"
+        )
 
 
 def _seconds(measured: Run) -> float:

@@ -16,16 +16,19 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_SETTING = re.compile(r"PYTORCH_CUDA_ALLOC_CONF=(\S+)")
 TIMEOUT_S = 120
 NEEDED_SHARE = 0.9
 
@@ -114,9 +117,8 @@ def last_failure(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def recommended_settings(failure: dict[str, Any]) -> list[str]:
-    """Return the settings whose replay let the failed request succeed."""
-    replays = failure["replays"]
-    return [replay["settings"] for replay in replays if replay["helps"] and replay["settings"]]
+    """Return the values of PYTORCH_CUDA_ALLOC_CONF that the remedies recommend."""
+    return [setting for remedy in failure["remedies"] for setting in _SETTING.findall(remedy)]
 
 
 def environments(gpus: int) -> list[dict[str, str]]:
@@ -131,20 +133,20 @@ def environments(gpus: int) -> list[dict[str, str]]:
     ]
 
 
-def check_all(programs: list[str], folder: Path, gpus: int, jobs: int) -> list[Outcome]:
+def check_all(programs: list[str], folder: Path, gpus: int, jobs: int) -> Iterator[Outcome]:
     """Check programs, several at a time on each GPU."""
     places = environments(gpus)
     with ThreadPoolExecutor(jobs * gpus) as pool:
-        return list(
-            pool.map(
-                lambda item: check(item[1], folder, places[item[0] % gpus]), enumerate(programs)
-            )
+        yield from pool.map(
+            lambda item: check(item[1], folder, places[item[0] % gpus]), enumerate(programs)
         )
 
 
-def report(outcomes: list[Outcome]) -> int:
-    """Print a line for each program and return the exit code."""
-    for outcome in outcomes:
+def report(checked: Iterable[Outcome]) -> tuple[int, list[Outcome]]:
+    """Print a line for each program; return the exit code and the outcomes."""
+    outcomes = []
+    for outcome in checked:
+        outcomes.append(outcome)
         mark = "ok   " if outcome.is_right else "WRONG"
         print(
             f"{mark} {outcome.program:34} {outcome.expected:18} {outcome.error or outcome.sentence}"
@@ -156,7 +158,7 @@ def report(outcomes: list[Outcome]) -> int:
     right = sum(outcome.is_right for outcome in outcomes)
     tried = [helped for outcome in outcomes for helped in outcome.settings.values()]
     print(f"{right} of {len(outcomes)} causes right; {sum(tried)} of {len(tried)} settings helped")
-    return 0 if right >= NEEDED_SHARE * len(outcomes) and all(tried) else 1
+    return (0 if right >= NEEDED_SHARE * len(outcomes) and all(tried) else 1), outcomes
 
 
 def main() -> int:
@@ -174,7 +176,7 @@ def main() -> int:
     folder = options.keep or Path(tempfile.mkdtemp(prefix="cudakit-oom-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        outcomes = check_all(chosen, folder, options.gpus, options.jobs)
+        exit_code, outcomes = report(check_all(chosen, folder, options.gpus, options.jobs))
     finally:
         if options.keep is None:
             shutil.rmtree(folder)
@@ -182,7 +184,7 @@ def main() -> int:
         options.json.write_text(
             json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n"
         )
-    return report(outcomes)
+    return exit_code
 
 
 if __name__ == "__main__":

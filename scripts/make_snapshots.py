@@ -2,8 +2,9 @@
 
     python scripts/make_snapshots.py FOLDER [EVENTS]
 
-Writes few_stacks.pkl (30 call stacks, one stream) and many_stacks.pkl (6,000 call stacks, four streams,
-pending frees). As in PyTorch's files, call stacks share frames and every event has its own list.
+Writes few_stacks.pkl (30 call stacks, one stream), the same with a failed allocation at its end, and
+many_stacks.pkl (6,000 call stacks, four streams, pending frees). As in PyTorch's files, call stacks share
+frames and every event has its own list.
 scripts/record_snapshots.py records such files with PyTorch.
 """
 
@@ -130,8 +131,8 @@ def _block(
     }
 
 
-def make(path: Path, *, events: int, stacks: int, streams: int) -> None:
-    """Write one snapshot."""
+def make(path: Path, *, events: int, stacks: int, streams: int, fails: bool = False) -> None:
+    """Write one snapshot; with ``fails`` the last event is a failed allocation."""
     rng = random.Random(stacks)
     frames = [
         {"name": f"function_{i}", "filename": f"project/module_{i % 97}.py", "line": i}
@@ -141,6 +142,9 @@ def make(path: Path, *, events: int, stacks: int, streams: int) -> None:
         stacks=[rng.choices(frames, k=_DEPTH) for _ in range(stacks)], streams=streams, rng=rng
     )
     program.run(events)
+    if fails:
+        size, last = _SLOTS * _SLOT, program.trace[-1]
+        program.trace.append(last | {"action": "oom", "device_free": 0, "size": size})
     snapshot = {
         "segments": segments(program),
         "device_traces": [program.trace],
@@ -152,9 +156,10 @@ def make(path: Path, *, events: int, stacks: int, streams: int) -> None:
 
 
 def main() -> None:
-    """Write both snapshots into a folder."""
+    """Write the snapshots into a folder."""
     folder, events = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000
     make(folder / "few_stacks.pkl", events=events, stacks=30, streams=1)
+    make(folder / "few_stacks_fails.pkl", events=events, stacks=30, streams=1, fails=True)
     make(folder / "many_stacks.pkl", events=events, stacks=6_000, streams=4)
 
 

@@ -22,7 +22,7 @@ from cudakit.trace.spool import Batch
 
 
 class MemoryRecording:
-    """The recording of a block: the files that were written, and notes on what is not recorded."""
+    """The recording of a ``with`` block: the files that were written, and notes on memory not recorded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,16 +53,16 @@ def record_memory(
     >>> with cudakit.record_memory("step.pickle") as recording:  # doctest: +SKIP
     ...     train_step()
     """
-    place = Path(path).absolute()
-    recording = MemoryRecording(place)
+    snapshot_path = Path(path).absolute()
+    recording = MemoryRecording(snapshot_path)
     session = _session()
     recording.notes = session.source.notes
 
-    def write(torch: dict[str, Any] | None, to: Path) -> None:
-        write_snapshot(session.snapshot(torch), to)
-        recording.files.append(to)
+    def write(torch: dict[str, Any] | None, output_path: Path) -> None:
+        write_snapshot(session.snapshot(torch), output_path)
+        recording.files.append(output_path)
 
-    oom_path = place.with_stem(f"{place.stem}-oom")
+    oom_path = snapshot_path.with_stem(f"{snapshot_path.stem}-oom")
     history = TorchHistory(
         max_entries=max_entries, stacks=stacks, write_oom=lambda torch: write(torch, oom_path)
     )
@@ -70,22 +70,24 @@ def record_memory(
     try:
         yield recording
     finally:
-        write(session.end(), place)
+        write(session.end(), snapshot_path)
         recording.notes = session.source.notes
 
 
 class _Session:
-    """The recording of this process, which goes on until the process ends."""
+    """The recording of this process, which continues until the process ends."""
 
     def __init__(self) -> None:
         self._memory = ProcessMemory()
         self._jax_messages: list[str] = []
-        self._history: TorchHistory | None = None  # of the current block
+        self._history: TorchHistory | None = (
+            None  # history of the current block; None outside of blocks
+        )
         self.source: MemorySource = begin_memory(self._feed, self._jax_messages.append)
         after_import("torch", self._start_history)
 
     def begin(self, history: TorchHistory, max_entries: int) -> None:
-        """Begin a block: drop the events so far, but not the memory in use."""
+        """Begin a block: forget the events before the block, but not the memory in use."""
         self._history = history
         if sys.modules.get("torch") is not None:
             self._start_history()
@@ -104,7 +106,7 @@ class _Session:
             self._history.start()
 
     def snapshot(self, torch: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the snapshot of this moment; ``torch`` is that of PyTorch, which is changed."""
+        """Return a snapshot of the memory now. ``torch`` is PyTorch's snapshot, which this method changes."""
         if self.source.hooks:
             self.source.hooks.profile_jax()
         with self._drained():
@@ -124,5 +126,5 @@ class _Session:
 
 @cache
 def _session() -> _Session:
-    """Return the recording of this process, shared by all blocks: CUDA can be recorded only once."""
+    """Return the recording of this process. All blocks share it, because CUDA can be recorded only once."""
     return _Session()

@@ -177,10 +177,10 @@ class Chart:
 class Finding:
     """A defect of the program with its locations, for structured formats such as SARIF."""
 
-    rule: str  # a stable name: "read-after-write"
+    rule: str  # stable name of the kind of defect, such as "read-after-write"
     meaning: str  # one sentence that explains the rule
-    places: tuple[tuple[str, Stack], ...]  # label and stack; the most relevant one first
-    count: int = 1  # number of occurrences
+    places: tuple[tuple[str, Stack], ...]  # labelled call stacks, the most relevant one first
+    count: int = 1  # how often the defect occurred
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +222,26 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplorerData:
+    """The data of an Explorer: named arrays, and texts and numbers that JSON can hold."""
+
+    arrays: Mapping[str, Array]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Explorer:
+    """An interactive picture of HTML pages; other formats leave it out.
+
+    ``kind`` names the script that draws it (``KIND.js`` among the assets of the pages); ``data`` is called
+    only if a page is written.
+    """
+
+    kind: str
+    data: Callable[[], ExplorerData]
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A heading and the nodes under it."""
 
@@ -229,7 +249,7 @@ class Section:
     nodes: tuple[Node, ...]
 
 
-Node: TypeAlias = Facts | Table | Tree | Chart | Note | Columns | View | Section
+Node: TypeAlias = Facts | Table | Tree | Chart | Note | Columns | View | Explorer | Section
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,9 @@ class StreamPool:
     reserved_bytes: int
     free_bytes: int
     largest_free_bytes: int
-    # Whole segments and pages of the default pool, which empty_cache releases.
+    # Bytes in whole segments and pages of the default pool, which empty_cache releases.
     releasable_bytes: int = 0
-    pending_bytes: int = 0  # freed, but used by other streams
+    pending_bytes: int = 0  # Bytes that were freed but are used by other streams.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Pin:
     requested_bytes: int
     segment_bytes: int
     segment_free_bytes: int
-    frames: Frames  # call stack of its allocation; empty if not recorded
+    frames: Frames  # Call stack of the block's allocation; empty if not recorded.
 
 
 class Process(Protocol):
@@ -97,30 +97,30 @@ class OomReport:
 
     device: int
     requested_bytes: int
-    block_bytes: int  # rounded
-    segment_bytes: int  # requested from the device
+    block_bytes: int  # Size of the block: the request after rounding.
+    segment_bytes: int  # Size of the segment that was requested from the device.
     stream: int
     pool: PoolId
     small: bool
     device_free_bytes: int
     device_total_bytes: int
-    limit_bytes: int | None  # maximum reserved memory
+    limit_bytes: int | None  # Maximum of reserved bytes; None: no limit.
     allocated_bytes: int
     reserved_bytes: int
-    private_free_bytes: int  # cached in private pools
-    pending_bytes: int  # freed, but used by other streams
+    private_free_bytes: int  # Free bytes in private pools.
+    pending_bytes: int  # Bytes that were freed but are used by other streams.
     max_split_size_bytes: int | None
     expandable_segments: bool
-    stream_pools: tuple[StreamPool, ...]  # most free bytes first
-    pins: tuple[Pin, ...]  # most free bytes in the segment first
+    stream_pools: tuple[StreamPool, ...]  # Sorted by free bytes, the most first.
+    pins: tuple[Pin, ...]  # Sorted by free bytes of the segment, the most first.
     # Pairs of a stream and the bytes of freed blocks that wait for it.
     awaited: tuple[tuple[int, int], ...] = ()
-    capturing: bool = False  # a capture prevented waits and releases
-    rejected: bool = False  # by throw_on_cudamalloc_oom, before any driver call
+    capturing: bool = False  # Whether a capture prevented waiting and releasing memory.
+    rejected: bool = False  # Whether throw_on_cudamalloc_oom rejected it before any driver call.
     # The bytes of the address range of an expandable segment; None: segments are not expandable.
     range_bytes: int | None = None
-    reserve_class: str = ""  # class of the stream, which selects the address range
-    processes: Sequence[Process] | Unavailable = _NOT_QUERIED  # processes that use the device
+    reserve_class: str = ""  # Class of the stream, which selects the size of the address range.
+    processes: Sequence[Process] | Unavailable = _NOT_QUERIED  # Processes that use the device.
 
     @property
     def elsewhere_bytes(self) -> int:

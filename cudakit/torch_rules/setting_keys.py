@@ -20,7 +20,7 @@ from cudakit.torch_rules.setting_rules import (
 from cudakit.torch_rules.setting_text import Entry, Token
 from cudakit.torch_rules.sizes import MIB
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,400}")  # Python cannot parse a number of 5000 digits
+_INTEGER = re.compile(r"[+-]?[0-9]{1,400}")  # Limited, because Python cannot parse 5000 digits.
 _SHORT_INTEGER = re.compile(r"\+?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _DIVISIONS_FORMAT = "divisions as one number (4) or by intervals in MiB ([256:1,512:2,>:4])"
@@ -69,9 +69,9 @@ def _read_threshold(entry: Entry) -> float:
 
 
 def _read_divisions(entry: Entry) -> tuple[int, ...]:
-    """Read one number for all slots, or one per listed interval; ``>`` sets all later slots.
+    """Read one number for all slots, or a list of intervals with one number each; ``>`` sets all later slots.
 
-    The first listed number also sets all earlier slots. Omitted slots between listed ones are 0
+    The first number of a list also sets all earlier slots. Slots between two listed intervals are 0
     (AcceleratorAllocatorConfig::parseRoundUpPower2Divisions).
     """
     if entry.pairs is None:
@@ -116,12 +116,12 @@ def _write_size(size_bytes: int) -> str:
 
 
 def _write_number(value: float) -> str:
-    """Write the shortest text that is parsed as the same number."""
+    """Return the shortest text that is parsed as the same number."""
     return repr(float(value))
 
 
 def _write_divisions(slots: tuple[int, ...]) -> str:
-    """Write one number if all slots are equal, else the slots between the first and the last run."""
+    """Return one number if all slots are equal, else a list without the equal slots at both ends."""
     runs = [slot for slot, (a, b) in enumerate(pairwise(slots)) if a != b]
     if not runs and slots[0]:
         return f"{slots[0]:d}"
@@ -191,10 +191,10 @@ def _parse_reserve(entry: Entry, token: Token) -> Reserve:
 class Key:
     """A key of PyTorch's configuration."""
 
-    field: str  # of Settings
+    field: str  # Name of the field of Settings.
     read: Callable[[Entry], Any]
     write: Callable[[Any], str]
-    native: bool = True  # only the native backend uses it
+    native: bool = True  # Whether only the native backend uses the setting.
 
 
 def _switch_key(field: str, *, native: bool = True) -> Key:

@@ -15,13 +15,15 @@ from cudakit.torch_rules.sizes import MIB
 # The default address range of an expandable segment, as a share of the device's memory (ExpandableSegment).
 FULL_RESERVE = 9 / 8
 _GIB = 1 << 30
-# A snapshot stores sizes as signed 64-bit numbers; larger ones would become negative.
+# The largest size in MiB. A snapshot stores sizes as signed 64-bit numbers, so larger sizes would become
+# negative.
 LARGEST_MIB = (1 << 63) // MIB - 1
 BACKENDS = ("native", "cudaMallocAsync")
-# Slot i: [2^i MiB, 2^(i+1) MiB); the first also holds smaller sizes, the last larger ones
-# (c10/core/AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals).
+# Number of slots of the setting roundup_power2_divisions. Slot i is for sizes in [2^i MiB, 2^(i+1) MiB), the
+# first slot also for smaller sizes, the last one also for larger sizes (c10/core/AllocatorConfig.cpp,
+# kRoundUpPowerOfTwoIntervals).
 DIVISION_SLOTS = 16
-# CUDAAllocatorConfig::pinned_max_register_threads.
+# Maximum of pinned_num_register_threads (CUDAAllocatorConfig::pinned_max_register_threads).
 MAX_REGISTER_THREADS = 128
 
 
@@ -39,7 +41,7 @@ class Reserve:
     def __post_init__(self) -> None:
         if self.unit not in ("share", "GiB"):
             raise InputError(f"the unit of a reserve is {self.unit!r}; it must be 'share' or 'GiB'")
-        value: object = self.value  # unchecked callers can pass any type
+        value: object = self.value  # Callers without a type checker can pass any type.
         maximum = FULL_RESERVE if self.unit == "share" else sys.float_info.max
         if not isinstance(value, float) or not 0 < value <= maximum:
             raise InputError(
@@ -65,7 +67,7 @@ class SettingRefused(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition on a value, and its description for error messages."""
+    """The condition that the value of a setting must meet, and its description for error messages."""
 
     holds: Callable[[object], bool]
     expected: str

@@ -23,10 +23,10 @@ _MAX_SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A word or a separator of the value of a variable; the empty token is its end."""
+    """A word or a separator in the value of a variable. An empty token is the end of the value."""
 
     variable: str
-    position: int  # index of its first character
+    position: int  # Index of the token's first character.
     text: str
 
     @property
@@ -46,7 +46,7 @@ class Entry:
     """A key and its value: a word, or pairs in brackets."""
 
     key: Token
-    value: Token  # the word, or the opening bracket
+    value: Token  # The word, or the opening bracket of the pairs.
     pairs: tuple[tuple[Token, Token], ...] | None = None
 
     def word(self, expected: str) -> str:
@@ -80,7 +80,7 @@ def _tokens(variable: str, text: str) -> Iterator[Token]:
 
 
 class _Cursor:
-    """The current token, and the tokens after it."""
+    """A position in a sequence of tokens: the current token, and the tokens after it."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = iter(tokens)

@@ -42,11 +42,12 @@ class Settings:
 
     # Blocks of at least this size are not split; None: no limit.
     max_split_size_bytes: int | None = None
-    # Used by slack_bytes; None: large_segment_size_bytes.
+    # The value of slack_bytes; None: large_segment_size_bytes.
     max_non_split_rounding_bytes: int | None = None
     # The segment of a request above 1 MiB and below 10 MiB.
     large_segment_size_bytes: int = 20 * MIB
-    # By slot i, for sizes in [2^i, 2^(i+1)) MiB; 0 and 1: not rounded.
+    # For each slot i, the number of steps between 2^i and 2^(i+1) MiB to which sizes are rounded; 0 and 1: no
+    # rounding.
     roundup_power2_divisions: tuple[int, ...] = _NO_DIVISIONS
     # The share of the limit above which unused segments are released, oldest first; 0: off.
     garbage_collection_threshold: float = 0.0
@@ -59,7 +60,7 @@ class Settings:
     # Within a capture, reuse blocks that are free according to the graph captured so far.
     graph_capture_record_stream_reuse: bool = False
 
-    # Segments that grow within a range of addresses.
+    # Use segments that grow within a range of addresses.
     expandable_segments: bool = False
     # The size of the address range; None: 9/8 of the device's memory.
     expandable_segments_reserve: Reserve | None = None
@@ -68,14 +69,15 @@ class Settings:
 
     # Process events in a background thread.
     pinned_use_background_threads: bool = False
-    # Allocate by cudaHostRegister instead of cudaHostAlloc; the threads populate the pages.
+    # Allocate by cudaHostRegister instead of cudaHostAlloc.
     pinned_use_cuda_host_register: bool = False
+    # Number of threads that populate the pages for cudaHostRegister.
     pinned_num_register_threads: int = 1
-    # Larger requests are not rounded to a power of two; None: all are.
+    # Requests above this size are not rounded to a power of two; None: all requests are rounded.
     pinned_max_round_threshold_bytes: int | None = None
-    # Larger blocks are released when freed; None: all are cached.
+    # Blocks above this size are released when freed; None: all blocks are cached.
     pinned_max_cached_size_bytes: int | None = None
-    # Reserved at the first use, and divided into blocks; 0: nothing.
+    # Size of the pinned memory that is reserved at the first use and divided into blocks; 0: none.
     pinned_reserve_segment_size_bytes: int = 0
     # Ignore errors when pinned memory is freed.
     pinned_free_catch_all: bool = False
@@ -166,12 +168,12 @@ class Settings:
                 raise SettingRefused(key.field, value, expected)
 
 
-# In PyTorch's order of precedence: the old name first (AcceleratorAllocatorConfig::instance; its header says
-# otherwise).
+# The environment variables of PyTorch in their order of precedence: the old name comes first
+# (AcceleratorAllocatorConfig::instance; the comment in its header is wrong).
 PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # The variable that only cudakit's allocator reads comes first.
 VARIABLES = ("CUDAKIT_ALLOC_CONF", *PYTORCH_VARIABLES)
-# Names of sizes in a snapshot, and their fields.
+# Names of sizes in a snapshot, and the fields of Settings that they set.
 _RECORDED_BYTES = {
     "max_split_size": "max_split_size_bytes",
     "max_non_split_rounding": "max_non_split_rounding_bytes",
@@ -184,7 +186,7 @@ class SettingsWarning(UserWarning):
 
 
 def effective(environment: Mapping[str, str]) -> Settings:
-    """Return the settings from environment variables.
+    """Return the settings that environment variables configure.
 
     The first of CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF that is set is the
     whole configuration, even if it is empty: variables are not merged. If the others differ from it, a

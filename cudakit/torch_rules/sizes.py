@@ -1,6 +1,6 @@
 """Sizes: rounding of requests, and the size of the segment that is allocated for a block.
 
-The rules and constants are those of PyTorch's c10/cuda/CUDACachingAllocator.cpp; comments name the originals.
+The rules and constants come from PyTorch's c10/cuda/CUDACachingAllocator.cpp; comments name the originals.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-SMALLEST_BLOCK = 512  # kMinBlockSize: every block is a multiple of it
+SMALLEST_BLOCK = 512  # kMinBlockSize: the size of every block is a multiple of this size
 MAX_SMALL_BYTES = MIB  # kSmallSize: larger blocks come from the large pool
 SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
 LARGE_SEGMENT = 20 * MIB  # kLargeBuffer; the default of the setting large_segment_size_mb
-OWN_SEGMENT = 10 * MIB  # kMinLargeAlloc: blocks of at least this size get a segment of their own
-SEGMENT_STEP = 2 * MIB  # kRoundLarge
+OWN_SEGMENT = (
+    10 * MIB
+)  # kMinLargeAlloc: a block of at least this size gets a new segment of its size
+SEGMENT_STEP = 2 * MIB  # kRoundLarge: sizes of such segments are multiples of this size
 
 # PyTorch rejects a request of 1 EiB before it calls the allocator (aten/src/ATen/EmptyTensor.cpp).
 TOO_MANY_BYTES = 1 << 60
-# A size without a limit: SIZE_MAX in PyTorch; here the largest value of a signed 64-bit counter.
+# The value of a limit that does not limit: SIZE_MAX in PyTorch, here the largest signed 64-bit number.
 UNLIMITED = (1 << 63) - 1
 
-# Divisions are set for each power of two from 1 MiB on, the last for 32 GiB and above.
+# The setting of divisions has a slot for each power of two from 1 MiB on; the last slot is for 32 GiB and
+# above.
 _FIRST_SLOT_BITS = MIB.bit_length()
 
 
 def rounded(size_bytes: int, divisions: Sequence[int] = ()) -> int:
     """Round a request up to the size of its block.
 
-    ``divisions`` are the 16 of the setting ``roundup_power2_divisions``; empty: nothing is divided.
-    Source: round_size.
+    ``divisions`` are the 16 values of the setting ``roundup_power2_divisions``; empty: multiples of 512
+    bytes. Source: round_size.
     """
     if size_bytes < SMALLEST_BLOCK:
         return SMALLEST_BLOCK
@@ -47,7 +50,7 @@ def rounded(size_bytes: int, divisions: Sequence[int] = ()) -> int:
 
 
 def division_of(size_bytes: int, divisions: Sequence[int]) -> int:
-    """Return the division for the power of two below a size.
+    """Return the number of divisions between the two powers of two around ``size_bytes``.
 
     Source: CUDAAllocatorConfig::roundup_power2_divisions (c10/core/AllocatorConfig.cpp).
     """
@@ -56,7 +59,7 @@ def division_of(size_bytes: int, divisions: Sequence[int]) -> int:
 
 
 def rounded_to_division(size_bytes: int, division: int) -> int:
-    """Round up to one of the steps between two powers of two; ``division`` is a power of two.
+    """Round up to the next of ``division`` equal steps between two powers of two.
 
     Source: roundup_power2_next_division.
     """
@@ -79,7 +82,7 @@ def segment_size(block_bytes: int, large_segment_bytes: int = LARGE_SEGMENT) -> 
 def rounded_array(
     sizes_bytes: npt.NDArray[np.int64], divisions: Sequence[int] = ()
 ) -> npt.NDArray[np.int64]:
-    """Round up an array of requests as ``rounded`` does."""
+    """Round up each request of an array, as ``rounded`` does."""
     import numpy as np  # the allocator does not need numpy
 
     without_division = np.maximum(

@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-LAYERS = 8
+LAYERS = 4
 HEADS = 16
 HEAD_SIZE = 128
 STEPS = 120

@@ -46,7 +46,7 @@ def test_commands_are_completed_without_importing_them(complete: Complete) -> No
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "completions"),
     [
         ("cudakit run --st", ["plain,--stop-on-first"]),
         ("cudakit run --show pos", ["plain,possible"]),
@@ -75,8 +75,10 @@ def test_commands_are_completed_without_importing_them(complete: Complete) -> No
         ("cudakit completion ", ["plain,bash", "plain,zsh", "plain,fish"]),
     ],
 )
-def test_values_and_files_are_completed(complete: Complete, line: str, found: list[str]) -> None:
-    assert complete(line) == found
+def test_values_and_files_are_completed(
+    complete: Complete, line: str, completions: list[str]
+) -> None:
+    assert complete(line) == completions
 
 
 def test_old_spellings_are_not_offered(complete: Complete) -> None:
@@ -87,7 +89,7 @@ def test_old_spellings_are_not_offered(complete: Complete) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shell", "variables", "found"),
+    ("shell", "variables", "completions"),
     [
         ("zsh", {"COMP_WORDS": "cudakit devices --gpu sim:h200x", "COMP_CWORD": "3"}, "sim:h200x2"),
         (
@@ -108,14 +110,14 @@ def test_old_spellings_are_not_offered(complete: Complete) -> None:
     ],
 )
 def test_zsh_and_fish_get_whole_words(
-    command: list[str], shell: str, variables: dict[str, str], found: str
+    command: list[str], shell: str, variables: dict[str, str], completions: str
 ) -> None:
     request = variables | {"_CUDAKIT_COMPLETE": f"{shell}_complete"}
     run = subprocess.run(
         command, check=True, capture_output=True, text=True, env={**os.environ, **request}
     )
 
-    assert found in re.split(r"[\n\t]|plain,", run.stdout)
+    assert completions in re.split(r"[\n\t]|plain,", run.stdout)
 
 
 # --- scripts ---------------------------------------------------------------------------------------

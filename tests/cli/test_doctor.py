@@ -42,7 +42,7 @@ def test_doctor_diagnoses_this_machine(cli: Cli) -> None:
     assert [check["id"] for check in result["checks"]] == HERE
     assert sum(result["counts"].values()) == len(HERE)
     assert run.exit_code == (ExitCode.FINDINGS if result["counts"]["fail"] else ExitCode.OK)
-    assert not [one for one in result["checks"] if "internal error" in one["summary"]]
+    assert not [check for check in result["checks"] if "internal error" in check["summary"]]
 
 
 def test_machine_without_driver_fails_one_check(cli: Cli) -> None:
@@ -159,14 +159,14 @@ def test_set_variables_are_in_json_with_effect_and_source(
 ) -> None:
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-    (found,) = parsed(cli(*SETTINGS, "--json").stdout)["variables"]
+    (variable,) = parsed(cli(*SETTINGS, "--json").stdout)["variables"]
 
-    assert (found["name"], found["value"], found["library"]) == (
+    assert (variable["name"], variable["value"], variable["library"]) == (
         "PYTORCH_NVML_BASED_CUDA_CHECK",
         "1",
         "PyTorch",
     )
-    assert found["source"] == "PyTorch documentation, CUDA Environment Variables"
+    assert variable["source"] == "PyTorch documentation, CUDA Environment Variables"
 
 
 def test_ids_ignore_case(cli: Cli) -> None:
@@ -223,14 +223,14 @@ def test_explain_needs_no_machine(cli: Cli) -> None:
 
     assert run.exit_code == ExitCode.OK
     assert run.stdout.startswith("CK012: LD_LIBRARY_PATH shadows no CUDA library\n")
-    found = parsed(cli("doctor", "--explain", "ck12", "--json").stdout)
-    assert (found["schema"], found["id"]) == ("cudakit.doctor.explanation/1", "CK012")
+    document = parsed(cli("doctor", "--explain", "ck12", "--json").stdout)
+    assert (document["schema"], document["id"]) == ("cudakit.doctor.explanation/1", "CK012")
 
 
 def test_explain_of_doctor_explains_errors_too(cli: Cli) -> None:
-    found = parsed(cli("doctor", "--explain", "700", "--json").stdout)
+    document = parsed(cli("doctor", "--explain", "700", "--json").stdout)
 
-    assert found["schema"] == "cudakit.explain/1"
+    assert document["schema"] == "cudakit.explain/1"
 
 
 @pytest.mark.parametrize(

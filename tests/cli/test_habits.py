@@ -74,12 +74,12 @@ EACH = pytest.mark.parametrize("name", LINES)
 
 def formats_of(name: str) -> list[str]:
     """Read the formats of a command from the help of ``-o``."""
-    (option,) = (each for each in options_of(ALL[name]) if "-o" in each.opts)
+    (option,) = (option for option in options_of(ALL[name]) if "-o" in option.opts)
     return re.findall(r"\.([a-z]+(?:\.json)?)\b", (option.help or "").split("Repeatable")[0])
 
 
 def options_of(command: click.Command) -> list[Option]:
-    return [each for each in command.params if isinstance(each, Option)]
+    return [option for option in command.params if isinstance(option, Option)]
 
 
 def terminal(name: str, done: CliRun) -> str:
@@ -127,7 +127,7 @@ def test_every_command_has_a_line_here() -> None:
 def test_output_options_have_the_same_names_and_help_on_every_command() -> None:
     described: dict[str, set[tuple[str, str]]] = {}
     for name in LINES:
-        group = [each for each in options_of(ALL[name]) if each.group == "Output"]
+        group = [option for option in options_of(ALL[name]) if option.group == "Output"]
         for option in group:
             if not option.hidden:
                 names = ", ".join(option.opts)
@@ -150,8 +150,8 @@ def test_output_options_have_the_same_names_and_help_on_every_command() -> None:
 
 @pytest.mark.parametrize("spelling", ["--gpu", "--top", "--device"])
 def test_option_with_the_same_name_has_the_same_metavar(spelling: str) -> None:
-    found = [each for command in ALL.values() for each in options_of(command)]
-    metavars = {each.metavar for each in found if spelling in each.opts}
+    options = [option for command in ALL.values() for option in options_of(command)]
+    metavars = {option.metavar for option in options if spelling in option.opts}
 
     assert len(metavars) == 1
 
@@ -181,11 +181,11 @@ def test_every_shown_option_has_a_help_and_is_in_a_group() -> None:
 def test_every_file_is_completed_by_the_shell() -> None:
     """A parameter with FILE in its metavar completes file names, and others of text complete values."""
     files = [
-        (name, each.name)
+        (name, parameter.name)
         for name, command in ALL.items()
-        for each in command.params
-        if re.search("FILE|SNAPSHOT|BEFORE|AFTER|SCRIPT|PYTHON", each.metavar or "")
-        and not isinstance(each.type, (click.Path, Value))
+        for parameter in command.params
+        if re.search("FILE|SNAPSHOT|BEFORE|AFTER|SCRIPT|PYTHON", parameter.metavar or "")
+        and not isinstance(parameter.type, (click.Path, Value))
     ]
 
     assert files == []
@@ -222,8 +222,8 @@ def test_file_replaces_the_report_and_is_named_on_stderr(name: str, place: Place
 def test_every_format_is_written_and_nothing_is_printed_twice(name: str, place: Place) -> None:
     formats = formats_of(name)
     targets = [place.file(f"out.{form}") for form in formats]
-    wanted = [word for target in (*targets, "-") for word in ("-o", target)]
-    done = place.run(name, *wanted)
+    arguments = [word for target in (*targets, "-") for word in ("-o", target)]
+    done = place.run(name, *arguments)
 
     assert {"json", "html", "md", "txt"} <= set(formats)
     assert done.exit_code in (0, 1)
@@ -335,11 +335,14 @@ def test_unknown_option_names_the_help_of_the_command(name: str, place: Place) -
 
 
 def documented_lines() -> Iterator[tuple[str, str]]:
-    """Yield the command lines in the code blocks of all pages and helps."""
+    """Yield the command lines in the code blocks of all pages, fenced or indented."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for page in pages:
+        is_fenced = False
         for line in page.read_text(encoding="utf-8").splitlines():
-            if match := re.match(r"(?:\$ |    )?(cudakit [^`▶]*)$", line):
+            is_fenced ^= line.startswith("```")
+            match = re.match(r"(?:\$ |    )?(cudakit [^`▶]*)$", line)
+            if match and (is_fenced or line.startswith("    ")):
                 yield page.relative_to(ROOT).as_posix(), match[1]
 
 

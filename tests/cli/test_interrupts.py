@@ -68,18 +68,18 @@ def test_sigint_handler_is_restored() -> None:
 
 
 def test_other_thread_installs_no_handler() -> None:
-    seen: list[object] = []
+    handlers: list[object] = []
 
     def work() -> None:
         with held_interrupts() as deliver:
             deliver()
-            seen.append(signal.getsignal(signal.SIGINT))
+            handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
 
-    assert seen == [signal.default_int_handler]
+    assert handlers == [signal.default_int_handler]
 
 
 def test_interrupt_inside_exec_ends_with_130(tmp_path: Path) -> None:

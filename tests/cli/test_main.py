@@ -157,9 +157,9 @@ def test_error_caused_by_an_interrupt_counts_as_interrupt() -> None:
 def test_closed_pipe_ends_the_command_with_141(command: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "wb") as gone:
+    with os.fdopen(writer, "wb") as closed_pipe:
         done = subprocess.run(
-            [*command, "--help"], check=False, stdout=gone, stderr=subprocess.PIPE
+            [*command, "--help"], check=False, stdout=closed_pipe, stderr=subprocess.PIPE
         )
 
     assert (done.returncode, done.stderr) == (141, b"")

@@ -27,8 +27,8 @@ def ask(cli: Cli) -> Ask:
     def run_and_parse(*arguments: str | Path) -> Json:
         run = cli("memviz", *arguments, "--json")
         assert (run.exit_code, run.stderr) == (0, "")
-        found: Json = json.loads(run.stdout)
-        return found
+        document: Json = json.loads(run.stdout)
+        return document
 
     return run_and_parse
 
@@ -42,8 +42,8 @@ def snapshot(tmp_path: Path) -> Path:
 
 def raw(path: Path) -> Json:
     with gzip.open(path) as file:
-        found: Json = pickle.load(file)  # noqa: S301 our own example
-    return found
+        document: Json = pickle.load(file)  # noqa: S301 our own example
+    return document
 
 
 def usage_error(cli: Cli, *arguments: str | Path) -> str:
@@ -67,23 +67,23 @@ BYTES = (
 )
 
 
-def check(found: Json, kinds: dict[str, Any]) -> None:
+def check(document: Json, kinds: dict[str, Any]) -> None:
     for key, kind in kinds.items():
-        assert isinstance(found[key], kind), (key, found[key])
-        assert isinstance(found[key], bool) == (kind is bool), key
+        assert isinstance(document[key], kind), (key, document[key])
+        assert isinstance(document[key], bool) == (kind is bool), key
 
 
-def check_stack(found: Json) -> None:
-    assert isinstance(found["stack"], list)
-    for frame in found["stack"]:
+def check_stack(document: Json) -> None:
+    assert isinstance(document["stack"], list)
+    for frame in document["stack"]:
         check(frame, {"name": TEXT, "filename": TEXT, "line": INT})
 
 
 @pytest.mark.parametrize("path", [OOM, TRAINING], ids=lambda path: path.name)
 def test_json_has_the_documented_fields(ask: Ask, path: Path) -> None:
-    found = ask(path)
-    assert found["schema"] == "cudakit.memviz/1"
-    for device in found["devices"]:
+    document = ask(path)
+    assert document["schema"] == "cudakit.memviz/1"
+    for device in document["devices"]:
         check(device, {"device": INT, "events": INT, "exact": bool, "inconsistencies": INT})
         check(device["end"], dict.fromkeys((*BYTES, "segments", "blocks"), INT))
         check(
@@ -106,17 +106,17 @@ def test_json_has_the_documented_fields(ask: Ask, path: Path) -> None:
 
 def sums(segments: Iterable[Json]) -> Json:
     """Return the totals of the final state, as PyTorch's statistics define them."""
-    found = list(segments)
-    blocks = [block for segment in found for block in segment["blocks"]]
+    segment_list = list(segments)
+    blocks = [block for segment in segment_list for block in segment["blocks"]]
     active = [block for block in blocks if block["state"] != "inactive"]
     allocated = [block for block in active if block["state"] == "active_allocated"]
     return {
         "allocated_bytes": sum(block["size"] for block in allocated),
         "requested_bytes": sum(block["requested_size"] for block in active),
         "active_bytes": sum(block["size"] for block in active),
-        "reserved_bytes": sum(segment["total_size"] for segment in found),
+        "reserved_bytes": sum(segment["total_size"] for segment in segment_list),
         "pending_free_bytes": sum(b["size"] for b in active if b["state"] != "active_allocated"),
-        "segments": len(found),
+        "segments": len(segment_list),
         "blocks": len(active),
     }
 
@@ -135,9 +135,9 @@ def test_each_device_has_its_own_final_state(ask: Ask, tmp_path: Path) -> None:
     segments = [*files.segments(), *(s | {"device": 2} for s in files.segments()[1:])]
     path = tmp_path / "two.pkl"
     path.write_bytes(pickled({"segments": segments, "device_traces": []}))
-    found = {device["device"]: device["end"] for device in ask(path)["devices"]}
-    assert found.keys() == {0, 2}
-    for number, end in found.items():
+    end_by_device = {device["device"]: device["end"] for device in ask(path)["devices"]}
+    assert end_by_device.keys() == {0, 2}
+    for number, end in end_by_device.items():
         expected = sums(s for s in segments if s["device"] == number)
         assert {key: end[key] for key in expected} == expected
 
@@ -286,9 +286,9 @@ def test_several_files_share_one_report(cli: Cli, ask: Ask, tmp_path: Path) -> N
     for rank, path in enumerate(paths):
         last = event("alloc", SMALL + MIB, (rank + 1) * KIB)
         path.write_bytes(pickled(files.snapshot(device_traces=[[last]])))
-    found = ask(*paths)
-    assert [file["name"] for file in found["files"]] == [str(path) for path in paths]
-    assert [device["file"] for device in found["devices"]] == [str(path) for path in paths]
+    document = ask(*paths)
+    assert [file["name"] for file in document["files"]] == [str(path) for path in paths]
+    assert [device["file"] for device in document["devices"]] == [str(path) for path in paths]
     text = cli("memviz", *paths).stdout
     assert "GPU memory of 3 files" in text
     assert all(path.name in text for path in paths)

@@ -114,16 +114,16 @@ def test_file_that_is_not_a_snapshot_is_rejected_in_one_line(
     "form", ["protocol-0.pkl", "protocol-2.pkl", "protocol-4.pkl", "plain.json"]
 )
 def test_truncated_file_is_rejected_at_every_length(refused: Refused, form: str) -> None:
-    whole = files.FORMS[form](files.snapshot())
-    for length in {*range(1, 40), *range(40, len(whole), 97), len(whole) - 2, len(whole) - 1}:
-        refused(whole[:length])
+    content = files.FORMS[form](files.snapshot())
+    for length in {*range(1, 40), *range(40, len(content), 97), len(content) - 2, len(content) - 1}:
+        refused(content[:length])
 
 
 @pytest.mark.parametrize("form", ["gzip.pkl.gz", "zstandard.json.zst"])
 def test_truncated_compressed_file_is_rejected_at_every_length(refused: Refused, form: str) -> None:
-    whole = files.FORMS[form](files.snapshot())
-    for length in range(5, len(whole) - 1, 41):
-        refused(whole[:length])
+    content = files.FORMS[form](files.snapshot())
+    for length in range(5, len(content) - 1, 41):
+        refused(content[:length])
 
 
 def test_error_is_a_json_object_with_json(cli: Cli, tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def test_format_of_a_file_follows_its_suffix_or_its_old_option(
 
 
 def test_all_exports_can_be_written_at_once(cli: Cli, tmp_path: Path) -> None:
-    wanted = [part for option in EXPORTS for part in (option, tmp_path / option)]
-    assert cli("memviz", OOM, *wanted, "--json").exit_code == 0
+    arguments = [part for option in EXPORTS for part in (option, tmp_path / option)]
+    assert cli("memviz", OOM, *arguments, "--json").exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == set(EXPORTS)
 
 

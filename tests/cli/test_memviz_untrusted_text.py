@@ -59,9 +59,9 @@ def run(cli: Cli, tmp_path: Path, text: str, *options: str | Path) -> CliRun:
     form = "plain.json" if "\ud800" in text else "protocol-4.pkl"
     path = tmp_path / form
     path.write_bytes(files.FORMS[form](hostile(text)))
-    found = cli("memviz", path, *options)
-    assert (found.exit_code, found.stderr) == (0, "")
-    return found
+    run = cli("memviz", path, *options)
+    assert (run.exit_code, run.stderr) == (0, "")
+    return run
 
 
 def is_harmless(text: str) -> bool:
@@ -117,11 +117,12 @@ class Page(HTMLParser):
 def test_page_has_no_element_from_untrusted_text(cli: Cli, tmp_path: Path, text: str) -> None:
     target = tmp_path / "page.html"
     run(cli, tmp_path, "plain", "-q", "--json", "--html", target)
-    plain = Page(target.read_text())
+    plain_page = target.read_text()
+    plain = Page(plain_page)
     run(cli, tmp_path, text, "-q", "--json", "--html", target, "--force")
     page = target.read_text()
     assert Page(page).shape <= plain.shape | {("details", ""), ("summary", ""), ("td", "title")}
-    assert "<script" not in page.lower()
+    assert page.lower().count("<script") == plain_page.lower().count("<script")
     assert is_harmless(page)
     assert len(page) < 2_000_000
 

@@ -25,10 +25,10 @@ def test_memviz_what_if_prints_the_headline_and_exits_with_0(cli: Cli) -> None:
 
 def test_memviz_what_if_json_has_a_schema_and_a_row_per_setting(cli: Cli) -> None:
     run = cli("memviz", OOM, "--what-if", GROWS, "--what-if", "", "--json")
-    found = json.loads(run.stdout)
+    document = json.loads(run.stdout)
 
-    assert found["schema"] == "cudakit.memviz.whatif/1"
-    (device,) = found["devices"]
+    assert document["schema"] == "cudakit.memviz.whatif/1"
+    (device,) = document["devices"]
     assert [row["name"] for row in device["tried"]] == [GROWS, "defaults"]
     assert device["differences"] == []
     assert device["recorded"]["peak"]["reserved_bytes"] == 2988441600

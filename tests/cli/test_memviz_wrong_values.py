@@ -90,13 +90,13 @@ def test_wrong_value_anywhere_gives_a_report_or_an_error(tmp_path: Path) -> None
     path, reported = tmp_path / "snapshot.pkl", set()
     for root, place, wrong in spoiled():
         path.write_bytes(pickled(root))
-        found = load_or_refuse(path)
+        loaded = load_or_refuse(path)
         # Most values are ignored and give the same snapshot.
-        if isinstance(found, InputError) or (same := columns(found)) in reported:
+        if isinstance(loaded, InputError) or (same := columns(loaded)) in reported:
             continue
         reported.add(same)
         try:
-            whole_report(found, MemorySpec(), pictures=len(reported) % 5 == 0)
+            whole_report(loaded, MemorySpec(), pictures=len(reported) % 5 == 0)
         except Exception as error:
             error.add_note(f"with {wrong!r} at {place}")
             raise
@@ -109,11 +109,11 @@ def test_json_and_pickle_agree_on_a_wrong_value(tmp_path: Path) -> None:
         for form in ("protocol-4.pkl", "plain.json"):
             path = tmp_path / form
             path.write_bytes(files.FORMS[form](root))
-            found = load_or_refuse(path)
+            loaded = load_or_refuse(path)
             outcomes.append(
-                found.message.removeprefix(str(path))
-                if isinstance(found, InputError)
-                else [(d.device, d.events.action.tolist(), d.warnings) for d in found.devices]
+                loaded.message.removeprefix(str(path))
+                if isinstance(loaded, InputError)
+                else [(d.device, d.events.action.tolist(), d.warnings) for d in loaded.devices]
             )
         assert outcomes[0] == outcomes[1], (place, wrong)
 
@@ -192,19 +192,21 @@ def test_contradicting_numbers_give_a_report_or_an_error(
     path = tmp_path_factory.getbasetemp() / "contradiction.pkl"
     root = files.snapshot(device_traces=[trace], segments=segments, allocator_settings=recorded)
     path.write_bytes(pickled(root))
-    found = load_or_refuse(path)
-    if isinstance(found, Snapshot):
+    loaded = load_or_refuse(path)
+    if isinstance(loaded, Snapshot):
         with suppress(UsageError):  # the event does not exist
-            whole_report(found, MemorySpec(at=at))
+            whole_report(loaded, MemorySpec(at=at))
 
 
 def test_randomly_changed_bytes_give_a_report_or_an_error(cli: Cli, tmp_path: Path) -> None:
-    whole = pickled(sample())
+    content = pickled(sample())
     path = tmp_path / "snapshot.pkl"
     for seed in range(100):
-        damaged = bytearray(whole)
+        damaged = bytearray(content)
         for i in range(1 + seed % 3):
-            damaged[zlib.crc32(b"%d %d" % (seed, i)) % len(whole)] = zlib.crc32(b"%d" % seed) % 256
+            damaged[zlib.crc32(b"%d %d" % (seed, i)) % len(content)] = (
+                zlib.crc32(b"%d" % seed) % 256
+            )
         path.write_bytes(damaged)
         run = cli("memviz", path, "--json")
         assert run.exit_code in (0, 2), seed

@@ -172,8 +172,8 @@ def test_full_disk_error_names_the_file() -> None:
 def test_closed_pipe_is_not_reported_as_full_disk() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "wb", buffering=0) as gone:
-        stream = io.TextIOWrapper(io.BufferedWriter(gone, 1), write_through=True)
+    with os.fdopen(writer, "wb", buffering=0) as closed_pipe:
+        stream = io.TextIOWrapper(io.BufferedWriter(closed_pipe, 1), write_through=True)
         with pytest.raises(BrokenPipeError):
             Output(stream, "x.txt", width=100, color=False).write("words")
 

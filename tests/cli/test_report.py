@@ -35,11 +35,11 @@ def options(*targets: Target, quiet: bool = False) -> OutputOptions:
     )
 
 
-def written(asked: OutputOptions, report: Report = REPORT) -> str:
+def written(output_options: OutputOptions, report: Report = REPORT) -> str:
     """Write a report; return the text on the terminal."""
     stream = io.StringIO()
     with open_outputs(
-        asked, terminal=lambda: Output(stream, "terminal", 80, color=False)
+        output_options, terminal=lambda: Output(stream, "terminal", 80, color=False)
     ) as outputs:
         outputs.write(report)
     return stream.getvalue()

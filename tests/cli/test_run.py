@@ -158,11 +158,11 @@ def test_lost_events_are_counted_and_fail_the_run(here: Here) -> None:
     assert (run.returncode, run.stdout) == (1, "done\n")
     assert run.stderr.startswith("No races found, result incomplete")
     (reason,) = json.loads((here.path / "races.json").read_text())["incomplete"]
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"([\d,]+) events of process \d+ could not be recorded: File too large", reason
     )
-    assert found
-    assert int(found[1].replace(",", "")) > 900
+    assert match
+    assert int(match[1].replace(",", "")) > 900
     assert reason in run.stderr
 
 
@@ -182,8 +182,8 @@ def test_child_processes_are_checked_unless_no_follow(here: Here) -> None:
 
 def test_output_format_follows_the_suffix(here: Here) -> None:
     files = [f"races.{suffix}" for suffix in ("json", "html", "sarif")]
-    wanted = [part for file in files for part in ("-o", file)]
-    run = here.run("--sanitize", *wanted, here.program())
+    arguments = [part for file in files for part in ("-o", file)]
+    run = here.run("--sanitize", *arguments, here.program())
 
     result, page, log = ((here.path / file).read_text() for file in files)
     assert run.exit_code == 1

@@ -60,7 +60,7 @@ def test_sanitize_applies_suppressions_to_the_log(cli: Cli) -> None:
     result = json.loads(done.stdout)
     assert done.exit_code == 0
     assert result["races"] == []
-    assert [each["races"] for each in result["suppressed"]] == [1]
+    assert [suppression["races"] for suppression in result["suppressed"]] == [1]
 
 
 def test_failed_program_and_its_status_are_in_the_log(cli: Cli) -> None:

@@ -14,13 +14,13 @@ def add(launch: Launch, data: Ptr, count: np.int32, amount: np.int32) -> None:
 
 
 @host_kernel("store")
-def store(launch: Launch, where: Ptr, value: np.int32) -> None:
-    launch.write(where, np.int32)[:] = value
+def store(launch: Launch, address: Ptr, value: np.int32) -> None:
+    launch.write(address, np.int32)[:] = value
 
 
 @host_kernel("move")
-def move(launch: Launch, to: Ptr, from_: Ptr) -> None:
-    launch.write(to, np.int32)[:] = launch.read(from_, np.int32)
+def move(launch: Launch, destination: Ptr, source: Ptr) -> None:
+    launch.write(destination, np.int32)[:] = launch.read(source, np.int32)
 
 
 @host_kernel("gather")

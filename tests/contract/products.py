@@ -96,25 +96,25 @@ class Problem:
 
     def check(self, content: bytes, *, reduced: bool = False) -> None:
         """Assert that D is the expected result, and that padding and guard area are unchanged."""
-        d = self.gemm.d
-        bits = np.frombuffer(content[: d.size_bytes], d.element.bits)
-        where = places(d)
-        wrong = np.abs(decode(bits[where], d.element) - self.expected())
+        result_matrix = self.gemm.d
+        bits = np.frombuffer(content[: result_matrix.size_bytes], result_matrix.element.bits)
+        positions = places(result_matrix)
+        wrong = np.abs(decode(bits[positions], result_matrix.element) - self.expected())
         assert np.all(wrong <= self.tolerance(reduced=reduced)), (
             f"{self.gemm}: off by {wrong.max()}"
         )
-        untouched = np.ones(d.elements, bool)
-        untouched[where] = False
-        assert set(bits[untouched].tobytes() + content[d.size_bytes :]) == {POISON}
+        untouched = np.ones(result_matrix.elements, bool)
+        untouched[positions] = False
+        assert set(bits[untouched].tobytes() + content[result_matrix.size_bytes :]) == {POISON}
 
     def _factors(self) -> tuple[Floats, Floats]:
         """Return op(A) and op(B)."""
         gemm = self.gemm
-        a = decode(self.a[places(gemm.a)], gemm.a.element)
-        b = decode(self.b[places(gemm.b)], gemm.b.element)
+        factor_a = decode(self.a[places(gemm.a)], gemm.a.element)
+        factor_b = decode(self.b[places(gemm.b)], gemm.b.element)
         return (
-            a if gemm.layout[0] == "n" else a.transpose(0, 2, 1),
-            b if gemm.layout[1] == "n" else b.transpose(0, 2, 1),
+            factor_a if gemm.layout[0] == "n" else factor_a.transpose(0, 2, 1),
+            factor_b if gemm.layout[1] == "n" else factor_b.transpose(0, 2, 1),
         )
 
     def _products(self, a: Floats, b: Floats) -> Floats:
@@ -126,29 +126,31 @@ class Problem:
 
 
 def places(matrix: Matrix) -> npt.NDArray[np.int64]:
-    """Return the index of each element: z * stride + i + j * leading for row i, column j of matrix z."""
-    z, i, j = np.ogrid[: matrix.batch, : matrix.rows, : matrix.columns]
-    found: npt.NDArray[np.int64] = z * matrix.stride + i + j * matrix.leading
-    return found
+    """Return the index of each element in memory, for each matrix, row and column."""
+    batch_index, i, j = np.ogrid[: matrix.batch, : matrix.rows, : matrix.columns]
+    positions: npt.NDArray[np.int64] = batch_index * matrix.stride + i + j * matrix.leading
+    return positions
 
 
 def put(bench: Workbench, problem: Problem) -> Places:
     """Allocate memory for a problem, and write its operands."""
-    d = np.full(problem.gemm.d.size_bytes + TAIL_BYTES, POISON, np.uint8)
-    return Places(*(_put(bench, content) for content in (problem.a, problem.b, d, problem.bias)))
+    result_bytes = np.full(problem.gemm.d.size_bytes + TAIL_BYTES, POISON, np.uint8)
+    return Places(
+        *(_put(bench, content) for content in (problem.a, problem.b, result_bytes, problem.bias))
+    )
 
 
-def result(bench: Workbench, problem: Problem, where: Places) -> bytes:
+def result(bench: Workbench, problem: Problem, operands: Places) -> bytes:
     """Wait for the device, and read D and its guard area."""
-    return bench.read_bytes(where.d, problem.gemm.d.size_bytes + TAIL_BYTES)
+    return bench.read_bytes(operands.d, problem.gemm.d.size_bytes + TAIL_BYTES)
 
 
 def run(bench: Workbench, plan: GemmPlan, problem: Problem, stream: Stream | None = None) -> bytes:
     """Compute a problem once, in new memory."""
-    where = put(bench, problem)
-    plan.enqueue(where, bench.gpu.stream() if stream is None else stream)
-    content = result(bench, problem, where)
-    for ptr in (where.a, where.b, where.d, where.bias):
+    operands = put(bench, problem)
+    plan.enqueue(operands, bench.gpu.stream() if stream is None else stream)
+    content = result(bench, problem, operands)
+    for ptr in (operands.a, operands.b, operands.d, operands.bias):
         bench.gpu.free(ptr)
     return content
 
@@ -161,8 +163,8 @@ def _put(bench: Workbench, content: npt.NDArray[Any]) -> Ptr:
 
 def _random(matrix: Matrix, random: np.random.Generator) -> Bits:
     bits = np.full(matrix.size_bytes, 0xFF, np.uint8).view(matrix.element.bits)
-    where = places(matrix)
-    bits[where] = encode(_values(matrix.element, where.shape, random), matrix.element)
+    positions = places(matrix)
+    bits[positions] = encode(_values(matrix.element, positions.shape, random), matrix.element)
     return bits
 
 

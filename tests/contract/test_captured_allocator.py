@@ -21,15 +21,15 @@ Make = Callable[..., DeviceAllocator]
 
 @pytest.fixture
 def make(gpu: Gpu) -> Iterator[Make]:
-    made: list[DeviceAllocator] = []
+    allocators: list[DeviceAllocator] = []
 
     def allocator(**settings: bool) -> DeviceAllocator:
-        made.append(DeviceAllocator(gpu, Settings(**settings), owned=False))
-        return made[-1]
+        allocators.append(DeviceAllocator(gpu, Settings(**settings), owned=False))
+        return allocators[-1]
 
     yield allocator
-    for each in made:
-        each.close()
+    for allocator in allocators:
+        allocator.close()
 
 
 def pools(allocator: DeviceAllocator) -> list[tuple[int, int]]:
@@ -37,28 +37,30 @@ def pools(allocator: DeviceAllocator) -> list[tuple[int, int]]:
 
 
 def host_pools(allocator: DeviceAllocator) -> list[tuple[int, int]]:
-    return sorted(each["segment_pool_id"] for each in allocator.pinned.snapshot()["host_segments"])
+    return sorted(
+        segment["segment_pool_id"] for segment in allocator.pinned.snapshot()["host_segments"]
+    )
 
 
 @pytest.mark.parametrize("expandable", [False, True])
 def test_captured_allocations_are_usable_by_graph(
     bench: Workbench, make: Make, expandable: bool
 ) -> None:
-    gpu, stream, seen = bench.gpu, bench.gpu.stream(), bench.ints(0)
+    gpu, stream, result = bench.gpu, bench.gpu.stream(), bench.ints(0)
     allocator = make(expandable_segments=expandable)
     with allocator.capture(stream=stream) as memory:
         gpu.capture_begin(stream)
         ptr = allocator.alloc(SIZE, stream)
         gpu.fill(ptr, 0, SIZE, stream)
         bench.add(ptr, 1, 7, stream)
-        bench.move(seen, ptr, stream)
+        bench.move(result, ptr, stream)
         allocator.free(ptr)
         executable = gpu.instantiate(gpu.capture_end(stream))
     assert set(pools(allocator)) == {memory.id}
 
     for _ in range(2):
         gpu.graph_launch(executable, stream)
-        assert bench.read(seen) == [7]
+        assert bench.read(result) == [7]
     gpu.destroy_graph_exec(executable)
     memory.close()
     allocator.empty_cache()
@@ -96,7 +98,7 @@ def test_pinned_memory_events_are_not_queried_during_capture(gpu: Gpu, make: Mak
 @pytest.mark.parametrize("named", [False, True])
 def test_pinned_memory_used_by_graph_is_not_reused(gpu: Gpu, make: Make, named: bool) -> None:
     stream, allocator = gpu.stream(), make()
-    # Before any pinned allocation.
+    # The snapshot before any pinned allocation.
     with allocator.capture(stream=stream) as memory:
         gpu.capture_begin(stream)
         ptr = allocator.pinned.alloc(MIB, stream if named else None)
@@ -117,14 +119,14 @@ def test_pinned_memory_used_by_graph_is_not_reused(gpu: Gpu, make: Make, named: 
 
 
 def test_pinned_memory_of_uncaptured_stream_does_not_belong_to_graph(gpu: Gpu, make: Make) -> None:
-    stream, other, allocator = gpu.stream(blocking=False), gpu.stream(blocking=False), make()
+    stream, other_stream, allocator = gpu.stream(blocking=False), gpu.stream(blocking=False), make()
     with allocator.capture(stream=stream):
         gpu.capture_begin(stream)
-        ptr = allocator.pinned.alloc(MIB, other)
+        ptr = allocator.pinned.alloc(MIB, other_stream)
         gpu.destroy_graph(gpu.capture_end(stream))
-    allocator.pinned.record_use(ptr, other)
+    allocator.pinned.record_use(ptr, other_stream)
     allocator.pinned.free(ptr)
-    gpu.sync_stream(other)
+    gpu.sync_stream(other_stream)
 
     assert host_pools(allocator) == [(0, 0)]
     assert allocator.pinned.alloc(MIB) == ptr
@@ -132,11 +134,11 @@ def test_pinned_memory_of_uncaptured_stream_does_not_belong_to_graph(gpu: Gpu, m
 
 def test_only_requests_on_captured_streams_use_graph_memory(bench: Workbench, make: Make) -> None:
     gpu, allocator = bench.gpu, make()
-    first, second, other = (gpu.stream(blocking=False) for _ in range(3))
+    first, second, third = (gpu.stream(blocking=False) for _ in range(3))
     with allocator.capture(stream=first) as memory:
         gpu.capture_begin(first)
         gpu.wait(second, bench.recorded(first))
-        for stream in (first, second, other, Stream(0), PER_THREAD):
+        for stream in (first, second, third, Stream(0), PER_THREAD):
             allocator.alloc(SIZE, stream)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(allocator.alloc, 2 * SIZE, second).result()
@@ -144,10 +146,10 @@ def test_only_requests_on_captured_streams_use_graph_memory(bench: Workbench, ma
         gpu.destroy_graph(gpu.capture_end(first))
         allocator.alloc(SIZE, first)
 
-    found = allocator.snapshot()["segments"]
-    mine = [segment["stream"] for segment in found if segment["segment_pool_id"] == memory.id]
+    segments = allocator.snapshot()["segments"]
+    mine = [segment["stream"] for segment in segments if segment["segment_pool_id"] == memory.id]
     assert sorted(mine) == [first, second, second]
-    assert len(found) == 7
+    assert len(segments) == 7
 
 
 def test_per_thread_default_stream_is_queried_by_its_thread(bench: Workbench, make: Make) -> None:
@@ -174,18 +176,18 @@ def reused(bench: Workbench, allocator: DeviceAllocator) -> tuple[bool, bool, Gr
         bench.store(ptr, 2, second)
         allocator.free(ptr)
         bench.store(allocator.alloc(4, first), 3, first)
-        before = allocator.alloc(SIZE, first) == ptr
+        is_reused_before = allocator.alloc(SIZE, first) == ptr
         gpu.wait(first, bench.recorded(second))
-        after = allocator.alloc(SIZE, first) == ptr
+        is_reused_after = allocator.alloc(SIZE, first) == ptr
         gpu.destroy_graph(gpu.capture_end(first))
-    return before, after, memory
+    return is_reused_before, is_reused_after, memory
 
 
 def test_memory_freed_in_capture_is_reused_if_graph_orders_it(bench: Workbench, make: Make) -> None:
     allocator = make(graph_capture_record_stream_reuse=True)
     for _ in range(2):  # captures are independent of each other
-        before, after, memory = reused(bench, allocator)
-        assert (before, after) == (False, True)
+        is_reused_before, is_reused_after, memory = reused(bench, allocator)
+        assert (is_reused_before, is_reused_after) == (False, True)
         memory.close()
 
 

@@ -1,4 +1,4 @@
-"""Expandable segments on every device: growth, content and release of memory."""
+"""Tests expandable segments on every device: growth, content and release of memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PAGE = 20 * MIB
 
 @pytest.fixture
 def allocator(gpu: Gpu) -> Iterator[CachingAllocator]:
-    made = CachingAllocator(GpuUpstream(gpu), Settings(expandable_segments=True))
-    yield made
-    made.close()
+    allocator = CachingAllocator(GpuUpstream(gpu), Settings(expandable_segments=True))
+    yield allocator
+    allocator.close()
 
 
 def reserved(allocator: CachingAllocator) -> int:
@@ -48,10 +48,10 @@ def test_released_pages_leave_gap_that_is_mapped_again(
     gpu.fill(ptrs[0], 1, PAGE, LEGACY)
     gpu.fill(ptrs[2], 3, PAGE, LEGACY)
     gpu.sync()
-    before = gpu.memory_info().free_bytes
+    free_bytes_before = gpu.memory_info().free_bytes
     allocator.free(ptrs[1])
     allocator.empty_cache()
-    assert gpu.memory_info().free_bytes >= before + PAGE
+    assert gpu.memory_info().free_bytes >= free_bytes_before + PAGE
     assert allocator.alloc(PAGE) == ptrs[1]
     gpu.fill(ptrs[1], 2, PAGE, LEGACY)
 
@@ -75,10 +75,10 @@ def test_memory_in_use_is_not_released_before_stream_completes(
 
 
 def test_failed_oversized_allocation_leaks_nothing(gpu: Gpu, allocator: CachingAllocator) -> None:
-    before = gpu.memory_info()
+    memory_before = gpu.memory_info()
     with pytest.raises(OutOfMemory):
-        allocator.alloc(before.total_bytes + before.total_bytes // 16)
+        allocator.alloc(memory_before.total_bytes + memory_before.total_bytes // 16)
 
     assert reserved(allocator) == 0
-    assert gpu.memory_info().free_bytes >= before.free_bytes - PAGE
+    assert gpu.memory_info().free_bytes >= memory_before.free_bytes - PAGE
     assert allocator.alloc(700)

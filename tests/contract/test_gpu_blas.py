@@ -93,7 +93,7 @@ def test_8_bit_gemm_is_correct(bench: Workbench, blas: Blas, dtype: str) -> None
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
-def test_int8_in_another_layout_is_right_or_refused(
+def test_int8_in_each_layout_is_correct_or_refused(
     bench: Workbench, blas: Blas, layout: str
 ) -> None:
     assert_right_or_refused(bench, blas, a_gemm("int8", layout=layout))
@@ -125,7 +125,7 @@ def test_batched_gemm_does_not_write_padding(bench: Workbench, blas: Blas, dtype
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_padding_is_left_out_in_every_layout(bench: Workbench, blas: Blas, layout: str) -> None:
+def test_padding_is_ignored_in_every_layout(bench: Workbench, blas: Blas, layout: str) -> None:
     assert_right(bench, blas, a_gemm("fp32", layout=layout, batch=2, padding=5))
 
 
@@ -142,7 +142,7 @@ def test_bias_of_fp8_gemm_is_correct(bench: Workbench, blas: Blas, output: str) 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", ["fp64", *FP8])
-def test_another_epilogue_is_right_or_refused(
+def test_each_epilogue_is_correct_or_refused(
     bench: Workbench, blas: Blas, dtype: str, epilogue: str
 ) -> None:
     assert_right_or_refused(bench, blas, a_gemm(dtype, epilogue=epilogue))
@@ -194,60 +194,68 @@ def test_fp8_needs_layout_tn_before_blackwell(bench: Workbench, blas: Blas, layo
 def test_gemm_is_stream_ordered(bench: Workbench, blas: Blas) -> None:
     gpu, gemm = bench.gpu, a_gemm("fp32")
     late, early = Problem(gemm, seed=1), Problem(gemm, seed=2)
-    stream, where, other = gpu.stream(blocking=False), put(bench, early), put(bench, late)
+    stream, early_operands, late_operands = (
+        gpu.stream(blocking=False),
+        put(bench, early),
+        put(bench, late),
+    )
     with closing(blas.prepare(gemm, USUAL)) as plan:
         bench.spin(stream)
-        gpu.copy(where.a, other.a, late.a.nbytes, stream)
-        gpu.copy(where.b, other.b, late.b.nbytes, stream)
-        plan.enqueue(where, stream)
-        late.check(result(bench, late, where))
+        gpu.copy(early_operands.a, late_operands.a, late.a.nbytes, stream)
+        gpu.copy(early_operands.b, late_operands.b, late.b.nbytes, stream)
+        plan.enqueue(early_operands, stream)
+        late.check(result(bench, late, early_operands))
 
 
 def test_captured_gemm_is_computed_by_every_replay(bench: Workbench, blas: Blas) -> None:
     gpu, gemm = bench.gpu, a_gemm("bf16", epilogue="bias")
     problems = [Problem(gemm, seed=seed) for seed in range(3)]
-    stream, where = gpu.stream(), put(bench, problems[0])
+    stream, operands = gpu.stream(), put(bench, problems[0])
     with closing(blas.prepare(gemm, USUAL)) as plan:
         gpu.capture_begin(stream)
-        plan.enqueue(where, stream)
+        plan.enqueue(operands, stream)
         graph = gpu.instantiate(gpu.capture_end(stream))
-        untouched = result(bench, problems[0], where)
+        untouched = result(bench, problems[0], operands)
         for problem in problems:
-            for ptr, bits in (where.a, problem.a), (where.b, problem.b), (where.bias, problem.bias):
+            for ptr, bits in (
+                (operands.a, problem.a),
+                (operands.b, problem.b),
+                (operands.bias, problem.bias),
+            ):
                 bench.write(ptr, bits)
             gpu.graph_launch(graph, stream)
-            problem.check(result(bench, problem, where))
+            problem.check(result(bench, problem, operands))
     assert len(set(untouched)) == 1
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 def test_heuristic_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
     gemm, settings = a_gemm(dtype, k=512), GemmSettings()
-    found = blas.heuristics(gemm, settings, 8)
+    algorithms = blas.heuristics(gemm, settings, 8)
 
-    assert 1 <= len(found) <= 8
-    for algorithm in found:
+    assert 1 <= len(algorithms) <= 8
+    for algorithm in algorithms:
         assert_right(bench, blas, gemm, settings, algorithm)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_listed_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
     gemm, settings = a_gemm(dtype, k=512), GemmSettings()
-    found = list(islice(blas.algorithms(gemm, settings), 20))
+    algorithms = list(islice(blas.algorithms(gemm, settings), 20))
 
-    assert found
-    assert len(set(found)) == len(found)
-    for algorithm in found:
+    assert algorithms
+    assert len(set(algorithms)) == len(algorithms)
+    for algorithm in algorithms:
         assert_right(bench, blas, gemm, settings, algorithm)
 
 
-def test_multiplication_reports_chosen_algorithm(blas: Blas) -> None:
+def test_gemm_reports_chosen_algorithm(blas: Blas) -> None:
     gemm = a_gemm("fp32", k=512)
-    for wanted in blas.heuristics(gemm, USUAL, 3):
-        with closing(blas.prepare(gemm, USUAL, wanted)) as plan:
+    for algorithm in blas.heuristics(gemm, USUAL, 3):
+        with closing(blas.prepare(gemm, USUAL, algorithm)) as plan:
             chosen = plan.algorithm
             assert isinstance(chosen, Algorithm)
-            assert replace(chosen, workspace_bytes=wanted.workspace_bytes) == wanted
+            assert replace(chosen, workspace_bytes=algorithm.workspace_bytes) == algorithm
 
 
 def test_zero_workspace_excludes_algorithms_that_need_one(bench: Workbench, blas: Blas) -> None:
@@ -272,7 +280,7 @@ def test_deterministic_gemm_is_bitwise_reproducible(
 
 
 @pytest.mark.parametrize("library", ["cublaslt", "cublas"])
-def test_multiplication_reports_settings(bench: Workbench, library: Library) -> None:
+def test_gemm_reports_settings(bench: Workbench, library: Library) -> None:
     with closing(opened(bench.gpu, library)) as blas:
         assert blas.library == library
         assert blas.version
@@ -296,31 +304,31 @@ def test_closed_gemm_frees_workspace(bench: Workbench, blas: Blas) -> None:
     gemm = a_gemm("fp32", k=1 << 15)
     plan = blas.prepare(gemm, USUAL)
     run(bench, plan, Problem(gemm))
-    plan.close()  # one-time allocations of the library are done
-    before = bench.gpu.memory_info().free_bytes
+    plan.close()  # after the first GEMM, the library makes no more one-time allocations
+    free_bytes_before = bench.gpu.memory_info().free_bytes
     for _ in range(16):
         blas.prepare(gemm, USUAL).close()
-    assert before - bench.gpu.memory_info().free_bytes < 2 * WORKSPACE_BYTES
+    assert free_bytes_before - bench.gpu.memory_info().free_bytes < 2 * WORKSPACE_BYTES
 
 
 def test_several_gemms_share_library(bench: Workbench, blas: Blas) -> None:
     first, second = Problem(a_gemm("fp32", k=4096)), Problem(a_gemm("fp64", n=16), seed=1)
     with (
-        closing(blas.prepare(first.gemm, USUAL)) as one,
-        closing(blas.prepare(second.gemm, USUAL)) as other,
+        closing(blas.prepare(first.gemm, USUAL)) as first_plan,
+        closing(blas.prepare(second.gemm, USUAL)) as second_plan,
     ):
         for _ in range(2):
-            first.check(run(bench, one, first))
-            second.check(run(bench, other, second))
+            first.check(run(bench, first_plan, first))
+            second.check(run(bench, second_plan, second))
 
 
 def test_unused_operands_may_be_null(bench: Workbench, blas: Blas) -> None:
     problem = Problem(a_gemm("fp32"))
-    where = put(bench, problem)
-    bench.gpu.free(where.bias)
+    operands = put(bench, problem)
+    bench.gpu.free(operands.bias)
     with closing(blas.prepare(problem.gemm, USUAL)) as plan:
-        plan.enqueue(where, bench.gpu.stream())
-        problem.check(result(bench, problem, where))
+        plan.enqueue(operands, bench.gpu.stream())
+        problem.check(result(bench, problem, operands))
 
 
 def test_int8_sums_are_exact_at_extremes(bench: Workbench, blas: Blas) -> None:

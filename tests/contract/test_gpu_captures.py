@@ -1,4 +1,4 @@
-"""Queries of a stream capture in progress."""
+"""Tests queries of a stream capture in progress."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def capturing(gpu: Gpu, stream: Stream) -> Iterator[None]:
 
 def ancestors(gpu: Gpu, stream: Stream) -> set[GraphNode]:
     """Return all transitive dependencies of the next captured node of a stream."""
-    seen: set[GraphNode] = set()
+    visited: set[GraphNode] = set()
     left = [*gpu.capture_dependencies(stream)]
     while left:
         node = left.pop()
-        if node not in seen:
-            seen.add(node)
+        if node not in visited:
+            visited.add(node)
             left += gpu.dependencies(node)
-    return seen
+    return visited
 
 
 def test_capture_has_id_while_in_progress(gpu: Gpu) -> None:
@@ -86,13 +86,13 @@ def test_next_captured_node_depends_on_last_node_of_stream(bench: Workbench) -> 
 
 def test_waiting_stream_depends_only_on_recorded_work(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
-    value, other = bench.ints(0), bench.ints(0)
+    value, other_value = bench.ints(0), bench.ints(0)
     with capturing(gpu, first):
         bench.add(value, 1, 1, first)
         gpu.wait(second, bench.recorded(first))
         assert gpu.capture_dependencies(second) == gpu.capture_dependencies(first)
         bench.add(value, 1, 1, first)
-        bench.add(other, 1, 1, second)
+        bench.add(other_value, 1, 1, second)
         on_first, on_second = gpu.capture_dependencies(first), gpu.capture_dependencies(second)
         assert len(ancestors(gpu, first)) == len(ancestors(gpu, second)) == 2
         assert not {*on_first} & ancestors(gpu, second)

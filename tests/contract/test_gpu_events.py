@@ -15,14 +15,14 @@ LONG_S = 0.99 * LONG_NS / 1e9
 
 def test_wait_orders_stream_after_recorded_work(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream(blocking=False)
-    value, seen = bench.ints(0), bench.ints(0)
+    value, result = bench.ints(0), bench.ints(0)
     bench.spin(first)
     bench.store(value, 1, first)
 
     gpu.wait(second, bench.recorded(first, timing=False))
-    bench.move(seen, value, second)
+    bench.move(result, value, second)
 
-    assert bench.read(seen) == [1]
+    assert bench.read(result) == [1]
 
 
 def test_wait_does_not_delay_earlier_work(bench: Workbench) -> None:
@@ -30,14 +30,14 @@ def test_wait_does_not_delay_earlier_work(bench: Workbench) -> None:
     value = bench.ints(0)
     bench.spin(first)
     bench.store(value, 5, second)
-    before = bench.recorded(second)
+    first_record = bench.recorded(second)
     gpu.wait(second, bench.recorded(first))
-    gpu.sync_event(before)
+    gpu.sync_event(first_record)
 
     assert not gpu.query_stream(first)
 
 
-def test_unrecorded_event_is_done_and_delays_nothing(bench: Workbench) -> None:
+def test_unrecorded_event_is_complete_and_delays_no_work(bench: Workbench) -> None:
     gpu, event, value = bench.gpu, bench.gpu.event(), bench.ints(0)
     stream = gpu.stream()
 
@@ -77,13 +77,13 @@ def test_event_is_done_after_recorded_work(bench: Workbench) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
     first = bench.recorded(stream)
     bench.spin(stream)
-    last = bench.recorded(stream)
-    during = gpu.query_event(last)
+    last_event = bench.recorded(stream)
+    during = gpu.query_event(last_event)
     gpu.sync_stream(stream)
 
     assert not during
     assert gpu.query_event(first)
-    assert gpu.query_event(last)
+    assert gpu.query_event(last_event)
 
 
 def test_sync_event_does_not_wait_for_later_work(bench: Workbench) -> None:
@@ -124,7 +124,7 @@ def test_elapsed_time_grows_with_work_between_events(bench: Workbench) -> None:
     elapsed = [gpu.elapsed(events[0], event) for event in events]
 
     assert elapsed[0] == 0
-    assert all(after - before >= LONG_S / 10 for before, after in pairwise(elapsed))
+    assert all(later - earlier >= LONG_S / 10 for earlier, later in pairwise(elapsed))
     assert gpu.elapsed(events[1], events[0]) == pytest.approx(-elapsed[1])
 
 

@@ -54,13 +54,13 @@ def test_fill_is_captured(bench: Workbench) -> None:
 def test_graph_launches_are_stream_ordered(bench: Workbench) -> None:
     stream, value = bench.gpu.stream(), bench.ints(0)
     graph = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
-    other, seen = bench.gpu.stream(), bench.ints(0)
-    bench.spin(other)
-    bench.gpu.graph_launch(graph, other)
-    bench.move(seen, value, other)
-    bench.gpu.graph_launch(graph, other)
+    other_stream, result = bench.gpu.stream(), bench.ints(0)
+    bench.spin(other_stream)
+    bench.gpu.graph_launch(graph, other_stream)
+    bench.move(result, value, other_stream)
+    bench.gpu.graph_launch(graph, other_stream)
 
-    assert bench.read(seen) == [1]
+    assert bench.read(result) == [1]
     assert bench.read(value) == [2]
 
 
@@ -72,20 +72,20 @@ def test_empty_capture_gives_empty_graph(bench: Workbench) -> None:
 
 def test_events_fork_and_join_streams_in_capture(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
-    value, seen = bench.ints(0), bench.ints(0)
+    value, result = bench.ints(0), bench.ints(0)
 
     def work() -> None:
         bench.spin(first, 1_000_000)
         bench.add(value, 1, 1, first)
         gpu.wait(second, bench.recorded(first))
-        bench.move(seen, value, second)
+        bench.move(result, value, second)
         gpu.wait(first, bench.recorded(second))
-        bench.add(seen, 1, 10, first)
+        bench.add(result, 1, 10, first)
 
     graph = captured(bench, first, work)
     for times in (1, 2):
         gpu.graph_launch(graph, first)
-        assert bench.read(seen) == [times + 10]
+        assert bench.read(result) == [times + 10]
 
 
 def test_graph_outlives_stream_and_executable_outlives_graph(bench: Workbench) -> None:
@@ -121,7 +121,7 @@ SPOILERS: dict[str, tuple[Status, Callable[[Gpu, Stream], object]]] = {
 
 
 @pytest.mark.parametrize(("status", "spoil"), SPOILERS.values(), ids=SPOILERS)
-def test_prohibited_call_invalidates_capture(
+def test_call_that_is_prohibited_in_capture_invalidates_it(
     bench: Workbench, status: Status, spoil: Callable[[Gpu, Stream], object]
 ) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
@@ -147,12 +147,12 @@ def test_capture_in_non_blocking_stream_allows_legacy_stream(bench: Workbench) -
 
 def test_capture_does_not_restrict_other_threads(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
-    other = gpu.stream()
+    other_stream = gpu.stream()
 
     def elsewhere() -> None:
         gpu.free(gpu.malloc(512))
-        bench.store(value, 1, other)
-        gpu.sync_stream(other)
+        bench.store(value, 1, other_stream)
+        gpu.sync_stream(other_stream)
 
     def work() -> None:
         bench.add(value, 1, 1, stream)
@@ -268,10 +268,10 @@ def test_graph_update_can_replace_kernel(bench: Workbench) -> None:
 def test_graph_update_does_not_change_running_launch(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
-    other = graph_of(bench, stream, lambda: bench.add(value, 1, 10, stream))
+    other_graph = graph_of(bench, stream, lambda: bench.add(value, 1, 10, stream))
     bench.spin(stream)
     gpu.graph_launch(executable, stream)
-    gpu.graph_update(executable, other)
+    gpu.graph_update(executable, other_graph)
     gpu.graph_launch(executable, stream)
 
     assert bench.read(value) == [11]
@@ -280,9 +280,9 @@ def test_graph_update_does_not_change_running_launch(bench: Workbench) -> None:
 def test_executable_outlives_graph_of_update(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
-    other = graph_of(bench, stream, lambda: bench.add(value, 1, 10, stream))
-    gpu.graph_update(executable, other)
-    gpu.destroy_graph(other)
+    other_graph = graph_of(bench, stream, lambda: bench.add(value, 1, 10, stream))
+    gpu.graph_update(executable, other_graph)
+    gpu.destroy_graph(other_graph)
     gpu.graph_launch(executable, stream)
 
     assert bench.read(value) == [10]
@@ -298,11 +298,11 @@ def _twice(bench: Workbench, value: Ptr, stream: Stream) -> None:
 
 def _fork(bench: Workbench, value: Ptr, stream: Stream) -> None:
     """Enqueue the additions of ``_twice`` in parallel branches."""
-    other = bench.gpu.stream()
-    bench.gpu.wait(other, bench.recorded(stream))
+    other_stream = bench.gpu.stream()
+    bench.gpu.wait(other_stream, bench.recorded(stream))
     bench.add(value, 1, 1, stream)
-    bench.add(Ptr(value + INT_BYTES), 1, 1, other)
-    bench.gpu.wait(stream, bench.recorded(other))
+    bench.add(Ptr(value + INT_BYTES), 1, 1, other_stream)
+    bench.gpu.wait(stream, bench.recorded(other_stream))
 
 
 UNLIKE: dict[str, tuple[str, Work, Work]] = {
@@ -320,13 +320,13 @@ UNLIKE: dict[str, tuple[str, Work, Work]] = {
 }
 
 
-@pytest.mark.parametrize(("reason", "work", "other"), UNLIKE.values(), ids=UNLIKE)
+@pytest.mark.parametrize(("reason", "work", "other_work"), UNLIKE.values(), ids=UNLIKE)
 def test_update_with_different_graph_is_refused_without_effect(
-    bench: Workbench, reason: str, work: Work, other: Work
+    bench: Workbench, reason: str, work: Work, other_work: Work
 ) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0, 0)
     executable = captured(bench, stream, lambda: work(bench, value, stream))
-    unlike = graph_of(bench, stream, lambda: other(bench, value, stream))
+    unlike = graph_of(bench, stream, lambda: other_work(bench, value, stream))
 
     with refused(Status.GRAPH_EXEC_UPDATE_FAILURE) as caught:
         gpu.graph_update(executable, unlike)
@@ -349,19 +349,19 @@ def test_uploaded_graph_runs_once_per_launch(bench: Workbench) -> None:
 
 def test_graph_upload_is_stream_ordered(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(blocking=False), bench.ints(0)
-    seen, aside = bench.ints(0), gpu.stream(blocking=False)
+    result, aside = bench.ints(0), gpu.stream(blocking=False)
     executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
     bench.spin(stream)
     bench.store(value, 7, stream)
     gpu.graph_upload(executable, stream)
     gpu.sync_event(bench.recorded(stream))
-    bench.move(seen, value, aside)
+    bench.move(result, value, aside)
 
-    assert bench.read(seen) == [7]
+    assert bench.read(result) == [7]
 
 
 def test_graph_upload_waits_for_launches_in_other_streams(bench: Workbench) -> None:
-    gpu, value, seen = bench.gpu, bench.ints(0), bench.ints(0)
+    gpu, value, result = bench.gpu, bench.ints(0), bench.ints(0)
     first, second, third = (gpu.stream(blocking=False) for _ in range(3))
 
     def work() -> None:
@@ -372,9 +372,9 @@ def test_graph_upload_waits_for_launches_in_other_streams(bench: Workbench) -> N
     gpu.graph_launch(executable, first)
     gpu.graph_upload(executable, second)
     gpu.sync_event(bench.recorded(second))
-    bench.move(seen, value, third)
+    bench.move(result, value, third)
 
-    assert bench.read(seen) == [1]
+    assert bench.read(result) == [1]
 
 
 def test_destroyed_graph_cannot_be_updated_or_uploaded(bench: Workbench) -> None:

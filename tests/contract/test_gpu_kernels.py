@@ -31,8 +31,8 @@ def test_kernel_arguments_of_every_width_arrive(bench: Workbench) -> None:
 
     bench.launch("gather", out, *args)
 
-    got = np.frombuffer(bench.read_bytes(out, 48), np.float64)
-    assert got.tolist() == [-3.0, -300.0, -70_000.0, -float(1 << 40), 0.5, 0.1]
+    values = np.frombuffer(bench.read_bytes(out, 48), np.float64)
+    assert values.tolist() == [-3.0, -300.0, -70_000.0, -float(1 << 40), 0.5, 0.1]
 
 
 def test_kernel_arguments_are_copied_at_launch(bench: Workbench) -> None:
@@ -81,7 +81,8 @@ def test_shared_memory_above_default_is_opted_in(
     value = bench.ints(1)
     args = (value, np.int32(2))
 
-    # Every device of compute capability 7.5 and newer has 64 KiB, minus static and reserved memory.
+    # Every device of compute capability 7.5 and newer has 64 KiB of shared memory, minus static and reserved
+    # memory.
     bench.gpu.launch(bench.kernels["store"], ONE, ONE, args, LEGACY, shared_bytes=60 << 10)
 
     assert bench.read(value) == [2]

@@ -93,7 +93,7 @@ def test_pageable_memory_is_copied_to_and_from_and_between(bench: Workbench) -> 
 
 @pytest.mark.parametrize("size", [4096, 8 * MIB])
 def test_copy_to_pageable_memory_is_synchronous(bench: Workbench, size: int) -> None:
-    # CUDA Driver API, "API synchronization behavior": the copy is staged and may be synchronous.
+    # The copy is staged and may be synchronous (CUDA Driver API, "API synchronization behavior").
     gpu, stream = bench.gpu, bench.gpu.stream(blocking=False)
     ptr, pageable = gpu.malloc(size), gpu.host_malloc(size, pinned=False)
     gpu.fill(ptr, 1, size, stream)
@@ -131,12 +131,12 @@ def test_pageable_memory_view_ends_with_allocation(gpu: Gpu) -> None:
 
 
 def test_zero_bytes_copied_or_filled_do_nothing(bench: Workbench) -> None:
-    here, there = bench.ints(1), bench.ints(2)
+    source_array, target_array = bench.ints(1), bench.ints(2)
 
-    bench.gpu.copy(here, there, 0, LEGACY)
-    bench.gpu.fill(here, 0xFF, 0, LEGACY)
+    bench.gpu.copy(source_array, target_array, 0, LEGACY)
+    bench.gpu.fill(source_array, 0xFF, 0, LEGACY)
 
-    assert bench.read(here) == [1]
+    assert bench.read(source_array) == [1]
 
 
 @pytest.mark.parametrize("size_bytes", [0, -1])
@@ -155,23 +155,23 @@ def test_allocations_do_not_overlap(gpu: Gpu) -> None:
     sizes = [1, 511, 512, 513, MIB, 2 * MIB, 3 * MIB + 1]
     begun = sorted((gpu.malloc(size), size) for size in sizes)
 
-    assert all(ptr + size <= after for (ptr, size), (after, _) in pairwise(begun))
+    assert all(ptr + size <= next_ptr for (ptr, size), (next_ptr, _) in pairwise(begun))
 
 
 def test_allocation_is_aligned_for_every_type(gpu: Gpu) -> None:
-    # "at least 256 bytes": CUDA C++ Programming Guide, Device Memory Accesses.
+    # Allocations are aligned to at least 256 bytes (CUDA C++ Programming Guide, "Device Memory Accesses").
     assert all(gpu.malloc(size) % 256 == 0 for size in (1, 3, 257))
 
 
 def test_memory_info_counts_allocations_until_freed(gpu: Gpu) -> None:
-    before = gpu.memory_info()
+    memory_before = gpu.memory_info()
     ptr = gpu.malloc(256 * MIB)
     during = gpu.memory_info()
     gpu.free(ptr)
 
-    assert before.free_bytes - during.free_bytes >= 256 * MIB
-    assert gpu.memory_info().free_bytes == before.free_bytes
-    assert 0 < during.free_bytes < during.total_bytes == before.total_bytes
+    assert memory_before.free_bytes - during.free_bytes >= 256 * MIB
+    assert gpu.memory_info().free_bytes == memory_before.free_bytes
+    assert 0 < during.free_bytes < during.total_bytes == memory_before.total_bytes
 
 
 def test_out_of_memory_reports_sizes(gpu: Gpu) -> None:
@@ -234,32 +234,33 @@ def test_unknown_address_cannot_be_freed(gpu: Gpu) -> None:
 
 def test_stream_ordered_memory_is_usable_in_stream_order(bench: Workbench) -> None:
     gpu, stream = bench.gpu, bench.gpu.stream()
-    kept = bench.ints(0)
+    result = bench.ints(0)
 
     ptr = gpu.malloc(4, stream)
     bench.store(ptr, 9, stream)
-    bench.move(kept, ptr, stream)
+    bench.move(result, ptr, stream)
     gpu.free(ptr, stream)
 
-    assert bench.read(kept) == [9]
+    assert bench.read(result) == [9]
 
 
 def test_allocation_can_be_freed_in_stream_that_waited(bench: Workbench) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
-    kept = bench.ints(0)
+    result = bench.ints(0)
 
     ptr = gpu.malloc(4, first)
     bench.spin(first)
     bench.store(ptr, 3, first)
     gpu.wait(second, bench.recorded(first))
-    bench.move(kept, ptr, second)
+    bench.move(result, ptr, second)
     gpu.free(ptr, second)
 
-    assert bench.read(kept) == [3]
+    assert bench.read(result) == [3]
 
 
 def test_both_kinds_of_memory_can_be_freed_both_ways(gpu: Gpu) -> None:
-    # CUDA C++ Programming Guide, Stream Ordered Memory Allocator, "Introduction".
+    # The order of the free is documented in the CUDA C++ Programming Guide, "Stream Ordered Memory
+    # Allocator".
     stream = gpu.stream()
     ordered, plain = gpu.malloc(64, stream), gpu.malloc(64)
     gpu.sync()
@@ -309,7 +310,7 @@ def test_copy_to_registered_memory_is_stream_ordered(bench: Workbench) -> None:
     gpu.destroy_graph(gpu.capture_end(stream))
 
 
-def test_only_pageable_memory_can_be_registered_once(gpu: Gpu) -> None:
+def test_only_unregistered_pageable_memory_can_be_registered(gpu: Gpu) -> None:
     pageable, pinned, device = (
         gpu.host_malloc(64, pinned=False),
         gpu.host_malloc(64),

@@ -1,4 +1,4 @@
-"""Peer memory: on a simulated machine with two devices, and on a real one if it has two."""
+"""Tests peer memory on a simulated machine with two devices, and on the real machine if it has two."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Gpu]:
         yield gpu
 
 
-def test_data_copied_to_peer_comes_back(gpu: Gpu) -> None:
+def test_data_copied_to_peer_and_back_is_unchanged(gpu: Gpu) -> None:
     size, stream = 3 * MIB + 5, gpu.stream()
     values = np.random.default_rng(7).integers(0, 256, size, dtype=np.uint8).tobytes()
-    there, again = (gpu.peer_malloc(PEER, size) for _ in range(2))
-    here, host = gpu.malloc(size), gpu.host_malloc(size)
+    peer_memory, peer_memory_2 = (gpu.peer_malloc(PEER, size) for _ in range(2))
+    own_memory, host = gpu.malloc(size), gpu.host_malloc(size)
     gpu.host_view(host, size)[:] = values
 
-    gpu.copy(here, host, size, stream)
-    gpu.copy(there, here, size, stream)
-    gpu.fill(here, 0, size, stream)
-    gpu.copy(again, there, size, stream)
-    gpu.copy(here, again, size, stream)
+    gpu.copy(own_memory, host, size, stream)
+    gpu.copy(peer_memory, own_memory, size, stream)
+    gpu.fill(own_memory, 0, size, stream)
+    gpu.copy(peer_memory_2, peer_memory, size, stream)
+    gpu.copy(own_memory, peer_memory_2, size, stream)
     gpu.sync_stream(stream)
     gpu.host_view(host, size)[:] = bytes(size)
-    gpu.copy(host, here, size, stream)
+    gpu.copy(host, own_memory, size, stream)
     gpu.sync_stream(stream)
 
     assert bytes(gpu.host_view(host, size)) == values
-    gpu.peer_free(PEER, there)
+    gpu.peer_free(PEER, peer_memory)
 
 
 def test_peer_allocation_uses_memory_of_peer(gpu: Gpu) -> None:
-    gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))  # one-time allocations of the driver
-    here = gpu.memory_info().free_bytes
-    with closing(open_gpu("cuda" if not gpu.simulated else "sim:h200x2", PEER)) as other:
-        before = other.memory_info().free_bytes
+    gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))  # lets the driver make its one-time allocations
+    own_free_bytes = gpu.memory_info().free_bytes
+    with closing(open_gpu("cuda" if not gpu.simulated else "sim:h200x2", PEER)) as peer_gpu:
+        peer_free_bytes = peer_gpu.memory_info().free_bytes
         ptr = gpu.peer_malloc(PEER, 256 * MIB)
-        during = other.memory_info().free_bytes
+        during = peer_gpu.memory_info().free_bytes
         gpu.peer_free(PEER, ptr)
 
         # Simulated devices do not share state.
-        assert gpu.simulated or before - during >= 256 * MIB
-        assert other.memory_info().free_bytes == before
-    assert gpu.memory_info().free_bytes == here
+        assert gpu.simulated or peer_free_bytes - during >= 256 * MIB
+        assert peer_gpu.memory_info().free_bytes == peer_free_bytes
+    assert gpu.memory_info().free_bytes == own_free_bytes
 
 
 def test_peer_out_of_memory_reports_sizes(gpu: Gpu) -> None:
@@ -73,10 +73,10 @@ def test_peer_out_of_memory_reports_sizes(gpu: Gpu) -> None:
 
 
 def test_invalid_peer_free_is_rejected(gpu: Gpu) -> None:
-    ptr, own = gpu.peer_malloc(PEER, 512), gpu.malloc(512)
+    ptr, own_ptr = gpu.peer_malloc(PEER, 512), gpu.malloc(512)
 
     with refused(Status.INVALID_VALUE):
-        gpu.peer_free(PEER, own)
+        gpu.peer_free(PEER, own_ptr)
     with refused(Status.INVALID_VALUE):
         gpu.free(ptr)
     with refused(Status.INVALID_VALUE):
@@ -96,13 +96,13 @@ def test_device_is_no_peer_of_itself_and_missing_peer_has_no_memory(gpu: Gpu) ->
 
 
 def test_peer_memory_leaves_default_stream_usable(gpu: Gpu) -> None:
-    there, here = gpu.peer_malloc(PEER, 64), gpu.malloc(64)
-    gpu.fill(here, 7, 64, LEGACY)
-    gpu.copy(there, here, 64, LEGACY)
-    gpu.fill(here, 0, 64, LEGACY)
-    gpu.copy(here, there, 64, LEGACY)
+    peer_memory, own_memory = gpu.peer_malloc(PEER, 64), gpu.malloc(64)
+    gpu.fill(own_memory, 7, 64, LEGACY)
+    gpu.copy(peer_memory, own_memory, 64, LEGACY)
+    gpu.fill(own_memory, 0, 64, LEGACY)
+    gpu.copy(own_memory, peer_memory, 64, LEGACY)
     host = gpu.host_malloc(64)
-    gpu.copy(host, here, 64, LEGACY)
+    gpu.copy(host, own_memory, 64, LEGACY)
     gpu.sync()
 
     assert bytes(gpu.host_view(host, 64)) == b"\7" * 64
@@ -125,13 +125,13 @@ def test_peer_access_is_set_per_mapping(gpu: Gpu) -> None:
         gpu.map(Ptr(ptr + number * page), gpu.create(page), page)
     gpu.enable_peer(PEER)
     pages = [Ptr(ptr + number * page) for number in range(3)]
-    assert [gpu.has_access(each, PEER) for each in pages] == [False, False, False]
+    assert [gpu.has_access(page, PEER) for page in pages] == [False, False, False]
 
     gpu.set_access(ptr, 2 * page, PEER)
-    assert [gpu.has_access(each, PEER) for each in pages] == [True, True, False]
-    assert all(gpu.has_access(each, 0) for each in pages)
+    assert [gpu.has_access(page, PEER) for page in pages] == [True, True, False]
+    assert all(gpu.has_access(page, 0) for page in pages)
     gpu.set_access(ptr, page, PEER, allowed=False)
-    assert [gpu.has_access(each, PEER) for each in pages] == [False, True, False]
+    assert [gpu.has_access(page, PEER) for page in pages] == [False, True, False]
     gpu.unmap(ptr, 3 * page)
     gpu.map(pages[1], gpu.create(page), page)
     assert not gpu.has_access(pages[1], PEER)

@@ -1,4 +1,4 @@
-"""Memory sharing, as far as one process can observe it; tests/gpu and tests/core cover several processes."""
+"""Tests memory sharing within one process; tests/gpu and tests/core test it with several processes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_address_inside_allocation_has_no_handle(gpu: Gpu) -> None:
     mapped = gpu.reserve(page)
     gpu.map(mapped, gpu.create(page), page)
 
-    for place in (Ptr(ptr + 512), mapped):
+    for address in (Ptr(ptr + 512), mapped):
         with refused(Status.INVALID_VALUE):
-            gpu.ipc_handle(place)
+            gpu.ipc_handle(address)
     gpu.free(ptr)
     with refused(Status.INVALID_VALUE):
         gpu.ipc_handle(ptr)
@@ -65,7 +65,7 @@ def test_imported_backing_shares_memory(bench: Workbench) -> None:
 
 def test_exported_memory_lives_until_withdrawn_and_unmapped(gpu: Gpu) -> None:
     page = gpu.granularity()
-    before = gpu.memory_info().free_bytes
+    free_bytes_before = gpu.memory_info().free_bytes
     ptr, backing = gpu.reserve(page), gpu.create(page, "descriptor")
     gpu.map(ptr, backing, page)
     gpu.release(backing)
@@ -74,9 +74,9 @@ def test_exported_memory_lives_until_withdrawn_and_unmapped(gpu: Gpu) -> None:
     gpu.release(mapped)
     gpu.unmap(ptr, page)
 
-    assert gpu.memory_info().free_bytes <= before - page
+    assert gpu.memory_info().free_bytes <= free_bytes_before - page
     gpu.revoke(exported)
-    assert gpu.memory_info().free_bytes == before
+    assert gpu.memory_info().free_bytes == free_bytes_before
     gpu.revoke(exported)
 
 

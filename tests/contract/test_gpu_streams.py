@@ -12,14 +12,14 @@ from cudakit.gpu.driver_errors import Status
 
 def follows(bench: Workbench, first: Stream, second: Stream) -> bool:
     """Return whether work of one stream waits for earlier work of another."""
-    value, seen = bench.ints(0), bench.ints(0)
+    value, result = bench.ints(0), bench.ints(0)
     bench.gpu.sync()
     bench.spin(first)
     bench.store(value, 1, first)
-    bench.move(seen, value, second)
+    bench.move(result, value, second)
     bench.gpu.sync_stream(second)
     waited = bench.gpu.query_stream(first)
-    assert bench.read(seen) == [int(waited)]
+    assert bench.read(result) == [int(waited)]
     return waited
 
 
@@ -59,14 +59,14 @@ def test_legacy_stream_orders_blocking_streams(
     bench: Workbench,
 ) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
-    value, between, seen = bench.ints(0), bench.ints(0), bench.ints(0)
+    value, between, result = bench.ints(0), bench.ints(0), bench.ints(0)
     bench.spin(first)
     bench.store(value, 4, first)
     bench.move(between, value, LEGACY)
-    bench.move(seen, between, second)
+    bench.move(result, between, second)
     gpu.sync_stream(second)
 
-    assert bench.read(seen) == [4]
+    assert bench.read(result) == [4]
 
 
 def test_per_thread_default_streams_are_independent(bench: Workbench) -> None:
@@ -87,12 +87,12 @@ def test_per_thread_default_streams_are_independent(bench: Workbench) -> None:
 
 def test_stream_query_is_true_after_work_completes(bench: Workbench) -> None:
     stream = bench.gpu.stream()
-    before = bench.gpu.query_stream(stream)
+    is_complete_before = bench.gpu.query_stream(stream)
     bench.spin(stream)
     during = bench.gpu.query_stream(stream)
     bench.gpu.sync_stream(stream)
 
-    assert (before, during, bench.gpu.query_stream(stream)) == (True, False, True)
+    assert (is_complete_before, during, bench.gpu.query_stream(stream)) == (True, False, True)
 
 
 def test_sync_waits_for_every_stream(bench: Workbench) -> None:

@@ -57,23 +57,23 @@ def test_two_mappings_share_memory(bench: Workbench) -> None:
 
 def test_released_backing_lives_until_unmapped(bench: Workbench) -> None:
     gpu, page = bench.gpu, bench.gpu.granularity()
-    before = gpu.memory_info().free_bytes
+    free_bytes_before = gpu.memory_info().free_bytes
     ptr, backing = mapped(gpu, pages=8)
     gpu.release(backing)
     bench.write(ptr, np.array([3], np.int32))
 
     assert bench.read(ptr) == [3]
-    assert gpu.memory_info().free_bytes <= before - 8 * page
+    assert gpu.memory_info().free_bytes <= free_bytes_before - 8 * page
     gpu.unmap(ptr, 8 * page)
-    assert gpu.memory_info().free_bytes == before
+    assert gpu.memory_info().free_bytes == free_bytes_before
 
 
 def test_reserved_addresses_take_no_memory(gpu: Gpu) -> None:
-    before = gpu.memory_info()
-    size = 4 * before.total_bytes // gpu.granularity() * gpu.granularity()
+    memory_before = gpu.memory_info()
+    size = 4 * memory_before.total_bytes // gpu.granularity() * gpu.granularity()
     ptr = gpu.reserve(size)
 
-    assert gpu.memory_info().free_bytes == before.free_bytes
+    assert gpu.memory_info().free_bytes == memory_before.free_bytes
     gpu.unreserve(ptr, size)
 
 
@@ -118,7 +118,7 @@ def test_unmapped_range_cannot_be_unmapped(gpu: Gpu) -> None:
         gpu.unmap(ptr, page)
 
 
-def test_mappings_side_by_side_are_unmapped_at_once_and_none_in_part(gpu: Gpu) -> None:
+def test_adjacent_mappings_are_unmapped_together_but_not_partially(gpu: Gpu) -> None:
     page = gpu.granularity()
     ptr = gpu.reserve(3 * page)
     gpu.map(ptr, gpu.create(page), page)

@@ -1,4 +1,4 @@
-"""The kernels that cudakit launches, on every device."""
+"""Tests the kernels that cudakit launches, on every device."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def compare(gpu: Gpu) -> Iterator[Compare]:
 
 
 def filled(
-    bench: Workbench, element: Element, count: int, how: Callable[[Ptr], None]
+    bench: Workbench, element: Element, count: int, write: Callable[[Ptr], None]
 ) -> npt.NDArray[Any]:
     """Run a fill, check that it writes only its range, and return the bits."""
     size_bytes = count * element.size_bytes
     out = bench.gpu.malloc(size_bytes + 16)
     bench.gpu.fill(out, 0xEE, size_bytes + 16, LEGACY)
-    how(out)
+    write(out)
     content = bench.read_bytes(out, size_bytes + 16)
     bench.gpu.free(out)
     assert content[size_bytes:] == b"\xee" * 16
@@ -69,10 +69,10 @@ def filled(
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_philox_matches_published_vectors(bench: Workbench, fill: Fill, name: str) -> None:
-    place, sequence, seed, words = PUBLISHED[name]
+    position, sequence, seed, words = PUBLISHED[name]
     out = bench.gpu.malloc(16)
 
-    fill.bits(out, 1, LEGACY, seed=seed, sequence=sequence, first=place)
+    fill.bits(out, 1, LEGACY, seed=seed, sequence=sequence, first=position)
 
     assert np.frombuffer(bench.read_bytes(out, 16), np.uint32).tolist() == list(words)
 
@@ -83,12 +83,12 @@ def test_random_words_do_not_depend_on_grid(bench: Workbench, fill: Fill) -> Non
 
     fill.bits(out, count, LEGACY, seed=SEED, sequence=3, first=first)
 
-    got = np.frombuffer(bench.read_bytes(out, 16 * count), np.uint32).reshape(count, 4)
-    assert np.array_equal(got, philox(first, count, 3, SEED))
+    words_of_blocks = np.frombuffer(bench.read_bytes(out, 16 * count), np.uint32).reshape(count, 4)
+    assert np.array_equal(words_of_blocks, philox(first, count, 3, SEED))
 
 
 @every_element
-def test_uniform_values_are_those_of_numpy_bit_by_bit(
+def test_uniform_values_equal_numpy_bit_by_bit(
     bench: Workbench, fill: Fill, element: Element
 ) -> None:
     bits = filled(
@@ -103,7 +103,9 @@ def test_uniform_values_are_those_of_numpy_bit_by_bit(
 
 
 @every_element
-def test_uniform_values_are_uniform(bench: Workbench, fill: Fill, element: Element) -> None:
+def test_uniform_values_have_uniform_distribution(
+    bench: Workbench, fill: Fill, element: Element
+) -> None:
     bits = filled(
         bench,
         element,
@@ -112,7 +114,7 @@ def test_uniform_values_are_uniform(bench: Workbench, fill: Fill, element: Eleme
     )
     values = decode(bits, element)
 
-    assert np.abs(values).max() <= 104  # what fp8 rounds 100 to
+    assert np.abs(values).max() <= 104  # 100 rounded to fp8
     shares = np.histogram(values, bins=[-105, -50, 0, 50, 105])[0] / len(values)
     # Rounding to 8 bits moves values near the edges.
     assert np.abs(shares - 0.25).max() < (0.03 if element.size_bytes == 1 else 0.01)
@@ -120,7 +122,9 @@ def test_uniform_values_are_uniform(bench: Workbench, fill: Fill, element: Eleme
 
 
 @pytest.mark.parametrize("element", [FP64, FP32, FP16, INT8], ids=lambda element: element.name)
-def test_normal_values_are_normal(bench: Workbench, fill: Fill, element: Element) -> None:
+def test_normal_values_have_normal_distribution(
+    bench: Workbench, fill: Fill, element: Element
+) -> None:
     bits = filled(
         bench, element, 50_001, lambda out: fill.normal(out, 50_001, element, LEGACY, seed=SEED)
     )
@@ -194,7 +198,7 @@ def test_invalid_fill_range_is_rejected(
 
 
 class Flags:
-    """Two words of pinned memory."""
+    """Allocate two words of pinned memory."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.go = gpu.host_malloc(8)
@@ -327,12 +331,12 @@ def test_read_kernel_reads_every_vector(
     for vector in {0, size_bytes // 32, size_bytes // 16 - 1}:
         bench.write(source, np.zeros(size_bytes, np.uint8))
         bench.write(Ptr(source + 16 * vector), np.array([1, 2, 3, SENTINEL], np.uint32))
-        before = bench.read_bytes(source, size_bytes)
+        bytes_before = bench.read_bytes(source, size_bytes)
         bench.write(sink, np.array([5], np.int32))
         bandwidth.read(sink, source, size_bytes, LEGACY)
 
         assert bench.read(sink) == [SENTINEL]
-        assert bench.read_bytes(source, size_bytes) == before
+        assert bench.read_bytes(source, size_bytes) == bytes_before
 
 
 @pytest.mark.parametrize("size_bytes", SIZES)
@@ -340,14 +344,21 @@ def test_scale_and_triad_compute_in_single_precision(
     bench: Workbench, bandwidth: Bandwidth, fill: Fill, size_bytes: int
 ) -> None:
     gpu, count = bench.gpu, size_bytes // 4
-    out, b, c = gpu.malloc(size_bytes), gpu.malloc(size_bytes), gpu.malloc(size_bytes)
-    for sequence, ptr in enumerate((b, c)):
+    out, operand_b, operand_c = (
+        gpu.malloc(size_bytes),
+        gpu.malloc(size_bytes),
+        gpu.malloc(size_bytes),
+    )
+    for sequence, ptr in enumerate((operand_b, operand_c)):
         fill.integers(ptr, count, FP32, LEGACY, low=-999, high=999, seed=SEED, sequence=sequence)
-    first, second = (np.frombuffer(bench.read_bytes(ptr, size_bytes), np.float32) for ptr in (b, c))
+    first, second = (
+        np.frombuffer(bench.read_bytes(ptr, size_bytes), np.float32)
+        for ptr in (operand_b, operand_c)
+    )
 
-    bandwidth.scale(out, b, 2.5, size_bytes, LEGACY)
+    bandwidth.scale(out, operand_b, 2.5, size_bytes, LEGACY)
     scaled = np.frombuffer(bench.read_bytes(out, size_bytes), np.float32)
-    bandwidth.triad(out, b, c, 2.5, size_bytes, LEGACY)
+    bandwidth.triad(out, operand_b, operand_c, 2.5, size_bytes, LEGACY)
     summed = np.frombuffer(bench.read_bytes(out, size_bytes), np.float32)
 
     assert np.array_equal(scaled, 2.5 * first)
@@ -367,14 +378,14 @@ def test_size_must_be_multiple_of_vector(bench: Workbench, bandwidth: Bandwidth)
 
 def test_different_words_are_counted(bench: Workbench, compare: Compare, fill: Fill) -> None:
     gpu, size_bytes = bench.gpu, 4 * 100_000
-    one, other = gpu.malloc(size_bytes), gpu.malloc(size_bytes)
-    for ptr in (one, other):
+    first_buffer, second_buffer = gpu.malloc(size_bytes), gpu.malloc(size_bytes)
+    for ptr in (first_buffer, second_buffer):
         fill.bits(ptr, size_bytes // 16, LEGACY, seed=SEED)
 
-    assert compare.count_different(one, other, size_bytes, LEGACY) == 0
-    gpu.fill(Ptr(other + 1000), 0xFF, 40, LEGACY)
-    gpu.fill(Ptr(other + size_bytes - 1), 0xAB, 1, LEGACY)
-    assert compare.count_different(one, other, size_bytes, LEGACY) == 11
+    assert compare.count_different(first_buffer, second_buffer, size_bytes, LEGACY) == 0
+    gpu.fill(Ptr(second_buffer + 1000), 0xFF, 40, LEGACY)
+    gpu.fill(Ptr(second_buffer + size_bytes - 1), 0xAB, 1, LEGACY)
+    assert compare.count_different(first_buffer, second_buffer, size_bytes, LEGACY) == 11
 
 
 def test_mismatched_words_are_counted(bench: Workbench, compare: Compare) -> None:

@@ -1,4 +1,4 @@
-"""NVTX ranges of PyTorch on a GPU: in reports of races and of memory."""
+"""Tests that reports of races and of memory contain the NVTX ranges of PyTorch, on a GPU."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def names(side: dict[str, Any]) -> list[str]:
 
 
 def test_race_with_backward_pass_names_its_ranges(tmp_path: Path) -> None:
-    done = run(tmp_path, RACE, "--sanitize", "-o", "races.json", "-o", "races.txt")
+    result = run(tmp_path, RACE, "--sanitize", "-o", "races.json", "-o", "races.txt")
     report = json.loads((tmp_path / "races.json").read_text(encoding="utf-8"))
 
-    assert done.returncode == 1, done.stderr
+    assert result.returncode == 1, result.stderr
     assert [names(race["previous"]) for race in report["races"]] == [["step 7", "backward"]]
     assert [names(race["current"]) for race in report["races"]] == [["read gradient"]]
     text = " ".join((tmp_path / "races.txt").read_text(encoding="utf-8").split())
@@ -77,13 +77,13 @@ def test_race_with_backward_pass_names_its_ranges(tmp_path: Path) -> None:
 
 
 def test_peak_of_memory_is_in_its_range(tmp_path: Path) -> None:
-    done = run(tmp_path, MEMORY, "--memory", "--snapshot", "memory.pickle")
-    assert done.returncode == 0, done.stderr
+    result = run(tmp_path, MEMORY, "--memory", "--snapshot", "memory.pickle")
+    assert result.returncode == 0, result.stderr
 
     (device,) = (
-        each
-        for each in cudakit.memviz(tmp_path / "memory.pickle").devices
-        if each.device is not None
+        device
+        for device in cudakit.memviz(tmp_path / "memory.pickle").devices
+        if device.device is not None
     )
 
     assert device.peak.ranges == ("step 7", "backward")

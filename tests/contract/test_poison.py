@@ -1,4 +1,4 @@
-"""The poison values of benchmarks, on every device."""
+"""Tests the poison values of benchmarks, on every device."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def poisoned(bench: Workbench, poison: Poison, element: Element) -> Ptr:
 
 
 def write(bench: Workbench, out: Ptr, element: Element, *places: int) -> None:
-    for place in places:
-        at = Ptr(out + place * element.size_bytes)
-        bench.gpu.fill(at, 0, element.size_bytes, LEGACY)
+    for index in places:
+        address = Ptr(out + index * element.size_bytes)
+        bench.gpu.fill(address, 0, element.size_bytes, LEGACY)
 
 
 @pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
@@ -49,7 +49,9 @@ def test_unwritten_elements_are_counted(bench: Workbench, poison: Poison, elemen
     assert poison.count(out, matrix(element), PITCH, COUNT, LEGACY) == (values - 3, 0)
 
 
-@pytest.mark.parametrize("element", [FP64, BF16, FP8_E5M2, INT32], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "element", [FP64, BF16, FP8_E5M2, INT32], ids=lambda element_type: element_type.name
+)
 def test_writes_between_columns_and_matrices_are_counted(
     bench: Workbench, poison: Poison, element: Element
 ) -> None:
@@ -58,13 +60,13 @@ def test_writes_between_columns_and_matrices_are_counted(
     behind_a_matrix = (LEADING * COLUMNS * BATCH, PITCH * COUNT - 1)
     write(bench, out, element, *behind_a_column, *behind_a_matrix)
 
-    found = poison.count(out, matrix(element), PITCH, COUNT, LEGACY)
+    counts = poison.count(out, matrix(element), PITCH, COUNT, LEGACY)
 
-    assert found == (ROWS * COLUMNS * BATCH * COUNT, 4)
+    assert counts == (ROWS * COLUMNS * BATCH * COUNT, 4)
 
 
 @pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
-def test_poison_value_is_never_a_result(element: Element) -> None:
+def test_poison_value_never_occurs_as_a_result(element: Element) -> None:
     bits = np.frombuffer(bytes([poison_byte(element)]) * element.size_bytes, element.bits)
     (value,) = decode(bits, element)
 

@@ -38,7 +38,7 @@ HELPERS = {"cuda_kernels"}
 
 
 def log_of(label: str) -> Path:
-    """Return the log of a program; older ones have the format of the last release."""
+    """Return the log of a program, in the current format or in that of the last release."""
     log = LOGS / f"{label}.log"
     return log if log.exists() else log.with_suffix(".npz")
 
@@ -47,24 +47,24 @@ def differences(case: Case, log: Path) -> list[str]:
     """Return the differences between the report on a log and the expected one."""
     with LogReader(log) as reader:
         result = analyze_log(reader, Report(demangle=demangle))
-    found: dict[str, Any] = json.loads(rendered.render(result))
-    return list(check_races.wrong_races(case, Run(0, 0.0, "", found)))
+    report: dict[str, Any] = json.loads(rendered.render(result))
+    return list(check_races.wrong_races(case, Run(0, 0.0, "", report)))
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted({case.name for case in PROGRAMS.values()}))
 def test_command_reports_race_and_accepts_fixed_variant(name: str) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(CHECK), f"sanitize_corpus/{name}", "--accesses", "exact", "--all"],
         capture_output=True,
         text=True,
         check=False,
     )
 
-    if "skipped" in done.stdout.splitlines()[0]:
-        pytest.skip(done.stdout.splitlines()[0])
-    assert done.returncode == 0, done.stdout + done.stderr
+    if "skipped" in result.stdout.splitlines()[0]:
+        pytest.skip(result.stdout.splitlines()[0])
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -84,8 +84,8 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Record a program of the simulated device, which traces exact accesses."""
     logs = tmp_path_factory.mktemp("logs")
     command = [sys.executable, str(CHECK), "sim_kernels", "--keep", str(logs)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
     return logs
 
 
@@ -107,10 +107,10 @@ def test_unexpected_race_is_reported_as_wrong(simulated: Path) -> None:
     case = next(case for case in check_races.cases() if case.name == "sim_kernels")
 
     assert differences(replace(case, kernels=("add", "*")), race) == []
-    (other,) = differences(replace(case, kernels=("add", "multiply|copy")), race)
-    assert other.startswith("unexpected kernels: ")
-    (other,) = differences(replace(case, kinds=("write_after_read",)), race)
-    assert other.startswith("unexpected kind: ")
+    (message,) = differences(replace(case, kernels=("add", "multiply|copy")), race)
+    assert message.startswith("unexpected kernels: ")
+    (message,) = differences(replace(case, kinds=("write_after_read",)), race)
+    assert message.startswith("unexpected kind: ")
 
 
 def test_clean_report_counts_only_with_exact_accesses(simulated: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_every_log_belongs_to_program() -> None:
     assert {path.stem for path in LOGS.iterdir()} <= set(PROGRAMS)
 
 
-def test_every_framework_has_three_pairs() -> None:
+def test_every_framework_has_three_program_pairs() -> None:
     counts = Counter(case.name.split("_")[0] for case in PROGRAMS.values())
 
     assert set(counts) == {"cupy", "cuda", "torch", "triton", "numba", "jax"}
@@ -173,7 +173,7 @@ def test_program_is_short_and_documents_both_variants(name: str) -> None:
     assert "# WRONG" in source
 
 
-def test_without_exact_accesses_less_has_to_be_found() -> None:
+def test_fewer_races_are_required_without_exact_accesses() -> None:
     must = {
         accesses: {
             case.label
@@ -193,31 +193,31 @@ READ, WRITE = AccessMode.READ, AccessMode.WRITE
 Pieces = tuple[AccessMode, int, int, int]
 
 
-def whole(mode: AccessMode, size: int) -> Pieces:
+def all_pieces(mode: AccessMode, size: int) -> Pieces:
     return (mode, size, 0, 1)
 
 
 MUST_TOUCH: dict[tuple[str, str], set[Pieces]] = {
-    ("cupy_chain_fixed", "cupy_fill"): {whole(WRITE, 40000)},
-    ("cupy_in_place_fixed", "cupy_add"): {whole(READ, 40000), whole(WRITE, 40000)},
-    ("cupy_vector_tail_fixed", "fill_by_four"): {whole(WRITE, 1001 * 4)},
+    ("cupy_chain_fixed", "cupy_fill"): {all_pieces(WRITE, 40000)},
+    ("cupy_in_place_fixed", "cupy_add"): {all_pieces(READ, 40000), all_pieces(WRITE, 40000)},
+    ("cupy_vector_tail_fixed", "fill_by_four"): {all_pieces(WRITE, 1001 * 4)},
     ("cupy_gather_fixed", "gather"): {
-        whole(READ, 256 * 4),
+        all_pieces(READ, 256 * 4),
         (READ, 4, 3 * 4, 256),
-        whole(WRITE, 256 * 4),
+        all_pieces(WRITE, 256 * 4),
     },
     ("cupy_columns_fixed", "fill_column"): {(WRITE, 4, 8 * 4, 256)},
     ("cupy_bytes_fixed", "fill_every_other"): {(WRITE, 1, 2, 256)},
-    ("triton_mask_fixed", "fill"): {whole(WRITE, 1000 * 4)},
+    ("triton_mask_fixed", "fill"): {all_pieces(WRITE, 1000 * 4)},
     ("triton_descriptor_fixed", "double"): {
         (READ, 32 * 4, 128 * 4, 256),
-        whole(WRITE, 256 * 32 * 4),
+        all_pieces(WRITE, 256 * 32 * 4),
     },
-    # A whole matrix, the left half of each row of another, and the target of a tensor map store.
+    # A complete matrix, the left half of each row of another matrix, and the target of a tensor map store.
     ("torch_matmul_fixed", "nvjet"): {
-        whole(READ, 4096 * 4096 * 2),
+        all_pieces(READ, 4096 * 4096 * 2),
         (READ, 4096 * 2, 8192 * 2, 4096),
-        whole(WRITE, 4096 * 4096 * 2),
+        all_pieces(WRITE, 4096 * 4096 * 2),
     },
 }
 
@@ -244,7 +244,7 @@ def pieces(row: np.void) -> Pieces:
 
 @pytest.mark.parametrize(("log", "kernel"), MUST_TOUCH)
 def test_recorded_accesses_match_kernel_source(log: str, kernel: str) -> None:
-    found = [touched for name, touched in did(log) if kernel in name]
+    accesses = [touched for name, touched in did(log) if kernel in name]
 
-    assert found
-    assert all(touched == MUST_TOUCH[log, kernel] for touched in found)
+    assert accesses
+    assert all(touched == MUST_TOUCH[log, kernel] for touched in accesses)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 EXAMPLES, PROGRAMS = ROOT / "examples/races", ROOT / "tests/sanitize_programs"
 CHECK = ROOT / "scripts/check_races.py"
 
-SHARED = "side_stream"  # shared by several programs
+SHARED = "side_stream"  # a module that several programs import
 
 
 def expected(folder: Path) -> dict[str, dict[str, Any]]:
@@ -32,13 +32,13 @@ def names() -> Iterator[Any]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", list(names()))
 def test_command_reports_race_and_accepts_fixed_variant(name: str) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(CHECK), name], capture_output=True, text=True, check=False
     )
 
-    if done.stdout.endswith("0 of 0 as expected, 2 skipped\n"):
+    if result.stdout.endswith("0 of 0 as expected, 2 skipped\n"):
         pytest.skip("something that it needs is not installed")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("variant", ["race", "fixed"])

@@ -60,11 +60,11 @@ class Workbench:
             block=(64, 1, 1),
         )
 
-    def store(self, where: Ptr, value: int, stream: Stream) -> None:
-        self.launch("store", where, np.int32(value), stream=stream)
+    def store(self, address: Ptr, value: int, stream: Stream) -> None:
+        self.launch("store", address, np.int32(value), stream=stream)
 
-    def move(self, to: Ptr, from_: Ptr, stream: Stream) -> None:
-        self.launch("move", to, from_, stream=stream)
+    def move(self, destination: Ptr, source: Ptr, stream: Stream) -> None:
+        self.launch("move", destination, source, stream=stream)
 
     def spin(self, stream: Stream, nanoseconds: int = LONG_NS) -> None:
         self.launch("spin", np.uint64(nanoseconds), stream=stream)
@@ -93,7 +93,9 @@ class Workbench:
         return content
 
     def read(self, ptr: Ptr, count: int = 1) -> list[int]:
-        return [int(n) for n in np.frombuffer(self.read_bytes(ptr, INT_BYTES * count), np.int32)]
+        return [
+            int(value) for value in np.frombuffer(self.read_bytes(ptr, INT_BYTES * count), np.int32)
+        ]
 
     def recorded(self, stream: Stream, *, timing: bool = True) -> Event:
         event = self.gpu.event(timing=timing)

@@ -43,8 +43,9 @@ class FakeNvml:
 
     gpus: list[dict[str, Any]]
     instances: Mapping[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)  # by the end of the name of a field id
-    init: int = 0  # the result of nvmlInit
+    # Values by field id, without its prefix NVML_FI_DEV_.
+    values: Mapping[str, Any] = field(default_factory=dict)
+    init: int = 0  # error code of nvmlInit; 0 for success
     calls: list[str] = field(default_factory=list)
 
     NVMLError = pynvml.NVMLError
@@ -64,9 +65,9 @@ class FakeNvml:
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        found = self.gpus[index]
-        if isinstance(found.get("handle"), int):
-            raise pynvml.NVMLError(found["handle"])
+        gpu = self.gpus[index]
+        if isinstance(gpu.get("handle"), int):
+            raise pynvml.NVMLError(gpu["handle"])
         return index
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, parent: int, index: int) -> tuple[int, int]:  # noqa: N802
@@ -86,8 +87,8 @@ class FakeNvml:
     def _answer(self, name: str, handle: Any, arguments: tuple[Any, ...]) -> Any:
         self.calls.append(name)
         answers = self.instances[handle] if isinstance(handle, tuple) else self.gpus[handle]
-        answer = answers.get(name, refuse(NOT_SUPPORTED))
-        return answer(handle, *arguments) if callable(answer) else answer
+        result = answers.get(name, refuse(NOT_SUPPORTED))
+        return result(handle, *arguments) if callable(result) else result
 
     def _value(self, number: int) -> Any:
         name = next(
@@ -96,8 +97,8 @@ class FakeNvml:
             if name.startswith("NVML_FI_DEV_") and getattr(pynvml, name) == number
         )
         value = pynvml.c_nvmlFieldValue_t()
-        known = self.values.get(name.removeprefix("NVML_FI_DEV_"))
-        value.nvmlReturn = 0 if known is not None else NOT_SUPPORTED
+        number = self.values.get(name.removeprefix("NVML_FI_DEV_"))
+        value.nvmlReturn = 0 if number is not None else NOT_SUPPORTED
         value.valueType = UINT
-        value.value.uiVal = known or 0
+        value.value.uiVal = number or 0
         return pointer(value)[0]

@@ -50,7 +50,7 @@ class Operation:
 
 
 class Race(NamedTuple):
-    """Two unordered operations, in enqueue order."""
+    """Two conflicting operations without an order, in enqueue order."""
 
     first: Event
     second: Event
@@ -121,10 +121,10 @@ class Order:
                 self._of_call[event.seq, node].append(access)
 
     def races(self) -> Iterator[Race]:
-        for one, other in combinations(self.operations, 2):
-            ordered = one.number in other.predecessors or other.number in one.predecessors
-            if not ordered and _conflict(one.accesses, other.accesses):
-                yield Race(one.event, other.event)
+        for first, second in combinations(self.operations, 2):
+            ordered = first.number in second.predecessors or second.number in first.predecessors
+            if not ordered and _conflict(first.accesses, second.accesses):
+                yield Race(first.event, second.event)
 
     def _operate(self, event: Event, stream: int, accesses: list[Access]) -> None:
         predecessors = self._before(stream)
@@ -134,16 +134,18 @@ class Order:
 
     def _launch(self, event: Event, stream: int, graph: int, executable: int) -> None:
         begin = self._before(stream) | self._executables[executable]
-        made: dict[int, Operation] = {}
-        for node, known in self._nodes[graph].items():
+        operations: dict[int, Operation] = {}
+        for node, template in self._nodes[graph].items():
             predecessors = begin
-            for before, after in self._edges[graph]:
-                if after == node:
-                    predecessors |= made[before].predecessors | {made[before].number}
-            made[node] = self._new(event, predecessors, list(known), stream, node)
-            self._of_call[event.seq, node] = made[node].accesses
-        done = begin | {operation.number for operation in made.values()}
-        self._streams[stream] = self._executables[executable] = done
+            for predecessor, successor in self._edges[graph]:
+                if successor == node:
+                    predecessors |= operations[predecessor].predecessors | {
+                        operations[predecessor].number
+                    }
+            operations[node] = self._new(event, predecessors, list(template), stream, node)
+            self._of_call[event.seq, node] = operations[node].accesses
+        completed = begin | {operation.number for operation in operations.values()}
+        self._streams[stream] = self._executables[executable] = completed
 
     def _new(
         self,
@@ -162,11 +164,15 @@ class Order:
         predecessors = self._streams[stream] | self._host
         flag = self._flags[stream]
         if flag is StreamFlag.LEGACY:
-            return predecessors.union(*(self._streams[other] for other in self._blocking()))
+            return predecessors.union(*(self._streams[stream] for stream in self._blocking()))
         if flag is StreamFlag.NON_BLOCKING:
             return predecessors
         return predecessors.union(
-            *(self._streams[s] for s, f in self._flags.items() if f is StreamFlag.LEGACY)
+            *(
+                self._streams[stream]
+                for stream, flag in self._flags.items()
+                if flag is StreamFlag.LEGACY
+            )
         )
 
     def _blocking(self) -> list[int]:
@@ -181,9 +187,11 @@ def races(trace: Iterable[Event]) -> list[Race]:
     return list(order.races())
 
 
-def _conflict(one: list[Access], other: list[Access]) -> bool:
+def _conflict(first_accesses: list[Access], second_accesses: list[Access]) -> bool:
     return any(
-        a.lo < b.hi and b.lo < a.hi and (a.mode | b.mode) & AccessMode.WRITE
-        for a in one
-        for b in other
+        first_access.lo < second_access.hi
+        and second_access.lo < first_access.hi
+        and (first_access.mode | second_access.mode) & AccessMode.WRITE
+        for first_access in first_accesses
+        for second_access in second_accesses
     )

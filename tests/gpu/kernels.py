@@ -23,14 +23,16 @@ extern "C" __global__ void orphan() {}
 """
 
 
-def mix(launch: Launch, into: Ptr, from_: Ptr, with_: np.int32) -> None:
+def mix(launch: Launch, destination: Ptr, source: Ptr, operand: np.int32) -> None:
     """A kernel whose result depends on the order of launches."""
-    changed = launch.update(into, np.int32)
-    changed[:] = (changed.astype(np.int64) * 31 + launch.read(from_, np.int32) + with_) % 1_000_003
+    changed = launch.update(destination, np.int32)
+    changed[:] = (
+        changed.astype(np.int64) * 31 + launch.read(source, np.int32) + operand
+    ) % 1_000_003
 
 
-def store(launch: Launch, where: Ptr, value: np.int32) -> None:
-    launch.write(where, np.int32)[:] = value
+def store(launch: Launch, address: Ptr, value: np.int32) -> None:
+    launch.write(address, np.int32)[:] = value
 
 
 def spin(launch: Launch, nanoseconds: np.uint64) -> None:
@@ -66,11 +68,11 @@ class SimBench:
     def launch(self, name: str, *args: Argument, stream: Stream = LEGACY) -> None:
         self.gpu.launch(self.kernels[name], ONE, ONE, args, stream)
 
-    def mix(self, into: Ptr, from_: Ptr, with_: int, stream: Stream) -> None:
-        self.launch("mix", into, from_, np.int32(with_), stream=stream)
+    def mix(self, destination: Ptr, source: Ptr, operand: int, stream: Stream) -> None:
+        self.launch("mix", destination, source, np.int32(operand), stream=stream)
 
-    def store(self, where: Ptr, value: int, stream: Stream = LEGACY) -> None:
-        self.launch("store", where, np.int32(value), stream=stream)
+    def store(self, address: Ptr, value: int, stream: Stream = LEGACY) -> None:
+        self.launch("store", address, np.int32(value), stream=stream)
 
     def spin(self, nanoseconds: int, stream: Stream = LEGACY) -> None:
         self.launch("spin", np.uint64(nanoseconds), stream=stream)
@@ -88,6 +90,6 @@ class SimBench:
         pinned = self.gpu.host_malloc(INT_BYTES * count)
         self.gpu.copy(pinned, ptr, INT_BYTES * count, LEGACY)
         self.gpu.sync()
-        found = np.frombuffer(self.gpu.host_view(pinned, INT_BYTES * count), np.int32).tolist()
+        values = np.frombuffer(self.gpu.host_view(pinned, INT_BYTES * count), np.int32).tolist()
         self.gpu.host_free(pinned)
-        return found
+        return values

@@ -81,15 +81,15 @@ class Run:
             self._do(number, *step)
         self.result = [self.desk.read(buffer)[0] for buffer in self.buffers]
 
-    def _do(self, number: int, word: str, s: int, x: int, y: int) -> None:
-        gpu, stream, event = self.gpu, self.streams[s], self.events[x]
+    def _do(self, number: int, word: str, stream_index: int, target: int, source: int) -> None:
+        gpu, stream, event = self.gpu, self.streams[stream_index], self.events[target]
         match word:
             case "mix":
-                self.desk.mix(self.buffers[x], self.buffers[y], number, stream)
+                self.desk.mix(self.buffers[target], self.buffers[source], number, stream)
             case "copy":
-                gpu.copy(self.buffers[x], self.buffers[y], INT_BYTES, stream)
+                gpu.copy(self.buffers[target], self.buffers[source], INT_BYTES, stream)
             case "fill":
-                gpu.fill(self.buffers[x], number, INT_BYTES, stream)
+                gpu.fill(self.buffers[target], number, INT_BYTES, stream)
             case "record":
                 gpu.record(event, stream)
             case "wait":
@@ -103,44 +103,48 @@ class Run:
                 gpu.sync_event(event)
                 assert gpu.query_event(event)
             case _:
-                self._do_more(number, word, s, x, y)
+                self._do_more(number, word, stream_index, target, source)
 
-    def _do_more(self, number: int, word: str, s: int, x: int, y: int) -> None:
+    def _do_more(self, number: int, word: str, stream_index: int, target: int, source: int) -> None:
         match word:
             case "query":
-                self.gpu.query_stream(self.streams[s])
-                self.gpu.query_event(self.events[x])
+                self.gpu.query_stream(self.streams[stream_index])
+                self.gpu.query_event(self.events[target])
             case "borrow" | "return":
-                self._borrow_or_return(word, s, x)
+                self._borrow_or_return(word, stream_index, target)
             case _:
-                self._use_graph(word, number, s, x, y)
+                self._use_graph(word, number, stream_index, target, source)
 
-    def _borrow_or_return(self, word: str, s: int, x: int) -> None:
+    def _borrow_or_return(self, word: str, stream_index: int, target: int) -> None:
         """Allocate memory in stream order, or free it in the order of another stream."""
         if word == "borrow":
-            ptr = self.gpu.malloc(INT_BYTES, self.streams[s])
-            self.gpu.copy(ptr, self.buffers[x], INT_BYTES, self.streams[s])
+            ptr = self.gpu.malloc(INT_BYTES, self.streams[stream_index])
+            self.gpu.copy(ptr, self.buffers[target], INT_BYTES, self.streams[stream_index])
             self.borrowed.append(ptr)
         elif self.borrowed:
             ptr = self.borrowed.pop()
-            self.gpu.copy(self.buffers[x], ptr, INT_BYTES, self.streams[s])
-            self.gpu.free(ptr, self.streams[s])
+            self.gpu.copy(self.buffers[target], ptr, INT_BYTES, self.streams[stream_index])
+            self.gpu.free(ptr, self.streams[stream_index])
 
-    def _use_graph(self, word: str, number: int, s: int, x: int, y: int) -> None:
+    def _use_graph(
+        self, word: str, number: int, stream_index: int, target: int, source: int
+    ) -> None:
         if word == "replay":
             if self.graphs:
-                self.gpu.graph_launch(self.graphs[x % len(self.graphs)], self.streams[s])
+                self.gpu.graph_launch(
+                    self.graphs[target % len(self.graphs)], self.streams[stream_index]
+                )
             return
         gpu, event = self.gpu, self.gpu.event()
         first, second = gpu.stream(blocking=False), gpu.stream(blocking=False)
         gpu.capture_begin(first)
-        self.desk.mix(self.buffers[x], self.buffers[y], number, first)
+        self.desk.mix(self.buffers[target], self.buffers[source], number, first)
         gpu.record(event, first)
         gpu.wait(second, event)
-        self.desk.mix(self.buffers[x], self.buffers[x], number, second)
-        gpu.fill(self.buffers[y], number, 1 if s % 2 else INT_BYTES, second)
+        self.desk.mix(self.buffers[target], self.buffers[target], number, second)
+        gpu.fill(self.buffers[source], number, 1 if stream_index % 2 else INT_BYTES, second)
         gpu.record(event, second)
         gpu.wait(first, event)
-        gpu.copy(self.buffers[y], self.buffers[x], INT_BYTES, first)
+        gpu.copy(self.buffers[source], self.buffers[target], INT_BYTES, first)
         self.graphs.append(gpu.instantiate(gpu.capture_end(first)))
-        gpu.graph_launch(self.graphs[-1], self.streams[s])
+        gpu.graph_launch(self.graphs[-1], self.streams[stream_index])

@@ -18,7 +18,7 @@ def cache(tmp_path: Path) -> CompileCache:
     return CompileCache(tmp_path / "new" / "kernels")
 
 
-def test_kept_image_comes_back(cache: CompileCache) -> None:
+def test_stored_image_is_returned(cache: CompileCache) -> None:
     cache.keep("a", b"\x7fELF machine code")
 
     assert cache.get("a") == b"\x7fELF machine code"
@@ -27,10 +27,10 @@ def test_kept_image_comes_back(cache: CompileCache) -> None:
 
 def test_damaged_file_is_ignored(cache: CompileCache) -> None:
     cache.keep("a", b"machine code")
-    (place,) = cache.directory.iterdir()
+    (path,) = cache.directory.iterdir()
 
-    for content in (b"", place.read_bytes()[:-1], place.read_bytes() + b"x", b"\0" * 40):
-        place.write_bytes(content)
+    for content in (b"", path.read_bytes()[:-1], path.read_bytes() + b"x", b"\0" * 40):
+        path.write_bytes(content)
         assert cache.get("a") is None
 
 
@@ -61,14 +61,14 @@ def _stored(cache: CompileCache) -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_image_that_others_can_write_is_ignored(cache: CompileCache, mode: int) -> None:
+def test_image_writable_by_others_is_ignored(cache: CompileCache, mode: int) -> None:
     _stored(cache).chmod(mode)
 
     assert cache.get("a") is None
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
-def test_directory_that_others_can_write_is_ignored(cache: CompileCache, mode: int) -> None:
+def test_directory_writable_by_others_is_ignored(cache: CompileCache, mode: int) -> None:
     image = _stored(cache)
     cache.directory.chmod(mode)
     cache.keep("b", b"machine code")
@@ -126,43 +126,47 @@ def test_nothing_but_images_is_left_behind(cache: CompileCache) -> None:
     cache.keep("a", b"one")
     cache.keep("a", b"two")
 
-    assert [place.name for place in cache.directory.iterdir()] == ["a.image"]
+    assert [path.name for path in cache.directory.iterdir()] == ["a.image"]
     assert cache.get("a") == b"two"
 
 
 def test_oldest_images_are_deleted(cache: CompileCache) -> None:
     cache.directory.mkdir(parents=True)
     for number in range(520):
-        place = cache.directory / f"{number}.image"
-        place.write_bytes(b"old")
-        os.utime(place, ns=(number, number))
+        path = cache.directory / f"{number}.image"
+        path.write_bytes(b"old")
+        os.utime(path, ns=(number, number))
 
     cache.keep("new", b"image")
 
-    left = {place.stem for place in cache.directory.iterdir()}
+    left = {path.stem for path in cache.directory.iterdir()}
     assert left == {"new", *map(str, range(9, 520))}
 
 
 @given(st.lists(st.text(), min_size=4, max_size=4), st.lists(st.text(), min_size=4, max_size=4))
-def test_different_sources_have_different_keys(one: list[str], other: list[str]) -> None:
-    keys = [cache_key(parts[0], parts[1], [parts[2]], parts[3]) for parts in (one, other)]
+def test_different_sources_have_different_keys(
+    first_parts: list[str], second_parts: list[str]
+) -> None:
+    keys = [
+        cache_key(parts[0], parts[1], [parts[2]], parts[3]) for parts in (first_parts, second_parts)
+    ]
 
-    assert (keys[0] == keys[1]) == (one == other)
+    assert (keys[0] == keys[1]) == (first_parts == second_parts)
 
 
 def test_cache_directory_follows_xdg(tmp_path: Path) -> None:
-    wanted = user_cache({"XDG_CACHE_HOME": str(tmp_path)})
+    cache = user_cache({"XDG_CACHE_HOME": str(tmp_path)})
     usual = user_cache({"XDG_CACHE_HOME": "relative"})
 
-    assert wanted == CompileCache(tmp_path / "cudakit" / "kernels")
+    assert cache == CompileCache(tmp_path / "cudakit" / "kernels")
     assert usual == CompileCache(Path.home() / ".cache" / "cudakit" / "kernels")
 
 
 @needs_nvrtc
 def test_compiled_source_is_not_compiled_again(cache: CompileCache) -> None:
     image = compile_cuda(SOURCE, (9, 0), cache=cache)
-    (place,) = cache.directory.iterdir()
-    cache.keep(place.stem, b"what the cache has")
+    (path,) = cache.directory.iterdir()
+    cache.keep(path.stem, b"what the cache has")
 
     assert image.startswith(b"\x7fELF")
     assert compile_cuda(SOURCE, (9, 0), cache=cache) == b"what the cache has"

@@ -20,7 +20,11 @@ def test_sticky_status_has_hint_to_restart_process(status: Status) -> None:
 
 
 def test_other_statuses_have_no_hint_to_restart_process() -> None:
-    assert not [s for s in set(Status) - STICKY if "restart the process" in cuda_error(s).hint]
+    assert not [
+        status
+        for status in set(Status) - STICKY
+        if "restart the process" in cuda_error(status).hint
+    ]
 
 
 def test_observed_values_are_in_message() -> None:
@@ -40,10 +44,10 @@ def test_unknown_code_has_text_of_driver() -> None:
 
 
 def test_runtime_names_are_those_of_the_runtime() -> None:
-    known = {name: int(code) for name, code in runtime.cudaError_t.__members__.items()}
+    runtime_codes = {name: int(code) for name, code in runtime.cudaError_t.__members__.items()}
     ours = {runtime_name(status): int(status) for status in Status if runtime_name(status)}
     ours |= {name: code for code, (name, _, _) in RUNTIME_ONLY.items()}
 
-    assert ours.items() <= known.items()
+    assert ours.items() <= runtime_codes.items()
     unnamed = {int(status) for status in Status if not runtime_name(status)}
-    assert not unnamed & set(known.values())
+    assert not unnamed & set(runtime_codes.values())

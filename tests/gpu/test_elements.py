@@ -25,19 +25,19 @@ EIGHT_BITS = [FP8_E4M3, FP8_E5M2]
 
 
 @given(st.lists(st.floats(-65504, 65504, width=32), min_size=1))
-def test_halves_are_those_of_numpy(values: list[float]) -> None:
+def test_half_precision_values_match_numpy(values: list[float]) -> None:
     assert encode(values, FP16).tolist() == np.float16(values).view(np.uint16).tolist()
 
 
 @given(singles)
 def test_bfloat16_is_rounded_to_nearest(value: float) -> None:
-    got = decode(encode([value], BF16), BF16)[0]
+    rounded = decode(encode([value], BF16), BF16)[0]
 
     upper = int(np.float32([value]).view(np.uint32)[0]) >> 16
     near = [(upper + step) << 16 for step in (-1, 0, 1) if upper + step >= 0]
     candidates = np.array(near, np.uint32).view(np.float32).astype(np.float64)
     finite = candidates[np.isfinite(candidates)]
-    assert abs(got - value) <= np.abs(finite - value).min()
+    assert abs(rounded - value) <= np.abs(finite - value).min()
 
 
 @pytest.mark.parametrize("element", EIGHT_BITS, ids=lambda element: element.name)
@@ -86,7 +86,7 @@ def test_integers_are_rounded_and_clamped() -> None:
     assert encode([-1e12, 1e12], INT32).tolist() == [-(2**31), 2**31 - 1]
 
 
-def test_bytes_of_ones_are_no_number_in_any_floating_format() -> None:
+def test_all_ones_byte_pattern_is_nan_in_every_floating_format() -> None:
     for element in (FP64, FP32, FP16, BF16, FP8_E4M3, FP8_E5M2):
         poison = np.full(element.size_bytes, 0xFF, np.uint8).view(element.bits)
         assert np.isnan(decode(poison, element)).all(), element.name

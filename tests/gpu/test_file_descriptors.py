@@ -1,4 +1,4 @@
-"""Duplication of file descriptors of other processes."""
+"""Tests the duplication of file descriptors of other processes."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_ended_process_error_has_pid() -> None:
 
 
 def test_process_with_reused_pid_is_rejected() -> None:
-    own = this_process()
-    earlier = ProcessId(own.pid, own.started - 1)
+    process = this_process()
+    earlier = ProcessId(process.pid, process.started - 1)
 
     with pytest.raises(EnvironmentUnusable, match="has ended"):
         duplicate(DescriptorHandle(earlier, 0, 1))
@@ -91,12 +91,12 @@ def test_closed_descriptor_error_says_memory_was_freed() -> None:
     ],
 )
 def test_permission_error_has_hint(code: int, hint: str) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    count_before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(EnvironmentUnusable, match=os.strerror(code)) as caught:
         duplicate(DescriptorHandle(this_process(), 0, 1), pidfd_getfd=refuses(code))
 
     assert hint in caught.value.hint
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == count_before
 
 
 def test_process_id_differs_after_fork() -> None:

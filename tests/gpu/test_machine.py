@@ -34,7 +34,7 @@ def test_only_real_machine_is_not_simulated() -> None:
     machine = open_machine("auto")
 
     assert not machine.simulated
-    machine.cuda()  # the child has ended
+    machine.cuda()  # the child process has ended
     assert open_machine("sim").simulated
 
 
@@ -92,12 +92,12 @@ def test_links_are_read_on_request_only() -> None:
 
 
 def test_machine_is_recorded() -> None:
-    made = record(open_machine("sim:h200x2"))
+    recorded = record(open_machine("sim:h200x2"))
 
-    assert isinstance(made.cuda, CudaView)
-    assert isinstance(made.nvml, NvmlView)
-    assert len(made.nvml.links) == 1
-    assert len(made.telemetry) == len(made.activity) == len(made.processes) == 2
+    assert isinstance(recorded.cuda, CudaView)
+    assert isinstance(recorded.nvml, NvmlView)
+    assert len(recorded.nvml.links) == 1
+    assert len(recorded.telemetry) == len(recorded.activity) == len(recorded.processes) == 2
 
 
 @pytest.mark.gpu
@@ -227,7 +227,7 @@ def test_model_identifies_no_machine(model: str) -> None:
 
 
 def test_recorded_machine_returns_its_record() -> None:
-    devices = tuple(DeviceFacts(at, f"GPU-{at}", "", {}) for at in range(2))
+    devices = tuple(DeviceFacts(index, f"GPU-{index}", "", {}) for index in range(2))
     machine = RecordedMachine(
         Record(
             NvmlView("1", "1", devices, ()),

@@ -29,9 +29,9 @@ READINGS = {**FACTS, **INSTANCE, **TELEMETRY}
 
 
 def opened(lib: FakeNvml, *, wsl: bool = False) -> Nvml:
-    found = open_nvml(lib, wsl=wsl)
-    assert isinstance(found, Nvml)
-    return found
+    nvml = open_nvml(lib, wsl=wsl)
+    assert isinstance(nvml, Nvml)
+    return nvml
 
 
 def only(lib: FakeNvml, *, wsl: bool = False) -> DeviceFacts:
@@ -44,11 +44,11 @@ def telemetry(lib: FakeNvml, *names: str) -> Telemetry | Unavailable:
     return nvml.telemetry(nvml.view().devices[0], names)
 
 
-# --- reading, and nothing but reading --------------------------------------------------------------
+# --- only functions that read are used --------------------------------------------------------------
 
 
 def test_no_function_that_changes_a_device_is_used() -> None:
-    sources = [place.read_text(encoding="utf-8") for place in PACKAGE.rglob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
 
     named = {name for source in sources for name in re.findall(r"nvml[A-Z]\w*", source)}
     assert len(named) > 50
@@ -63,8 +63,8 @@ def test_functions_and_constants_of_readings_exist_in_nvidia_ml_py(name: str) ->
         assert type(getattr(pynvml, question.identifier)) is int
         return
     assert callable(getattr(pynvml, question.function))
-    names = [each for each in question.arguments if isinstance(each, str)]
-    assert all(type(getattr(pynvml, each)) is int for each in names)
+    names = [name for name in question.arguments if isinstance(name, str)]
+    assert all(type(getattr(pynvml, name)) is int for name in names)
 
 
 @pytest.mark.parametrize("function", STRUCTURES)
@@ -81,7 +81,7 @@ def test_activity_metrics_exist_in_nvidia_ml_py(metric: str) -> None:
     assert type(getattr(pynvml, metric)) is int
 
 
-# --- starting --------------------------------------------------------------------------------------
+# --- initialization --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_activity_metrics_exist_in_nvidia_ml_py(metric: str) -> None:
     ],
 )
 def test_failed_init_has_a_reason(code: int, reason: str) -> None:
-    found = open_nvml(FakeNvml([], init=code))
+    nvml = open_nvml(FakeNvml([], init=code))
 
-    assert isinstance(found, Unavailable)
-    assert reason in found.reason
+    assert isinstance(nvml, Unavailable)
+    assert reason in nvml.reason
 
 
 def test_view_without_gpus_is_empty() -> None:
@@ -159,7 +159,7 @@ def test_function_missing_in_nvidia_ml_py_is_unavailable() -> None:
     assert device.fields["serial"] == Unavailable("this nvidia-ml-py lacks the function")
 
 
-def test_call_for_several_fields_is_made_once() -> None:
+def test_nvml_call_that_fills_several_fields_is_made_once() -> None:
     lib = FakeNvml([gpu(nvmlDeviceGetEccMode=[1, 0])])
 
     fields = only(lib).fields
@@ -176,10 +176,10 @@ def test_not_available_value_of_nvml_is_unavailable() -> None:
 
 
 def test_milliwatts_become_exact_watts() -> None:
-    found = telemetry(FakeNvml([gpu(nvmlDeviceGetPowerUsage=692454)]), "power_draw_w")
+    reading = telemetry(FakeNvml([gpu(nvmlDeviceGetPowerUsage=692454)]), "power_draw_w")
 
-    assert isinstance(found, Telemetry)
-    assert found.fields == {"power_draw_w": 692.454}
+    assert isinstance(reading, Telemetry)
+    assert reading.fields == {"power_draw_w": 692.454}
 
 
 def test_unexpected_answer_is_unavailable() -> None:
@@ -191,10 +191,10 @@ def test_unexpected_answer_is_unavailable() -> None:
 def test_field_values_are_read_in_one_batch_and_fail_separately() -> None:
     lib = FakeNvml([gpu()], values={"MEMORY_TEMP": 41})
 
-    found = telemetry(lib, "temperature_memory_c", "power_instant_w")
-    assert isinstance(found, Telemetry)
-    assert found.fields["temperature_memory_c"] == 41
-    assert found.fields["power_instant_w"] == Unavailable("not supported by this device")
+    reading = telemetry(lib, "temperature_memory_c", "power_instant_w")
+    assert isinstance(reading, Telemetry)
+    assert reading.fields["temperature_memory_c"] == 41
+    assert reading.fields["power_instant_w"] == Unavailable("not supported by this device")
     assert lib.calls[-1] == "nvmlDeviceGetFieldValues(2)"
 
 
@@ -205,7 +205,7 @@ def test_values_omitted_from_batches_are_read_alone() -> None:
     assert lib.calls.count("nvmlDeviceGetFieldValues(1)") == 4
 
 
-def test_names_limit_calls() -> None:
+def test_names_select_nvml_calls() -> None:
     lib = FakeNvml([gpu()])
     nvml = opened(lib)
     device = nvml.view().devices[0]
@@ -216,18 +216,19 @@ def test_names_limit_calls() -> None:
 
 
 def test_old_driver_reports_memory_by_old_function() -> None:
-    def old(_: object, version: int | None = None) -> Any:
+    def old_function(_: object, version: int | None = None) -> Any:
         if version:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         return SimpleNamespace(total=1000, used=400, free=600)
 
-    found = telemetry(FakeNvml([gpu(nvmlDeviceGetMemoryInfo=old)]))
-    assert isinstance(found, Telemetry)
-    assert (found.fields["memory_used_bytes"], found.fields["memory_free_bytes"]) == (400, 600)
-    assert isinstance(found.fields["memory_reserved_bytes"], Unavailable)
+    reading = telemetry(FakeNvml([gpu(nvmlDeviceGetMemoryInfo=old_function)]))
+    assert isinstance(reading, Telemetry)
+    assert (reading.fields["memory_used_bytes"], reading.fields["memory_free_bytes"]) == (400, 600)
+    assert isinstance(reading.fields["memory_reserved_bytes"], Unavailable)
 
 
-# --- words -----------------------------------------------------------------------------------------
+# --- conversion of values
+# -----------------------------------------------------------------------------------------
 
 
 def test_clock_event_reasons_are_named_by_bit() -> None:
@@ -250,23 +251,24 @@ def test_unknown_enumerator_is_named_unknown() -> None:
 
 @given(st.sets(st.integers(0, 200)))
 def test_cpu_ranges_contain_the_same_cpus(cpus: set[int]) -> None:
-    words = [sum(1 << cpu % 64 for cpu in cpus if cpu // 64 == at) for at in range(4)]
+    words = [sum(1 << cpu % 64 for cpu in cpus if cpu // 64 == index) for index in range(4)]
 
     named: set[int] = set()
     for part in filter(None, cpu_ranges(words).split(",")):
-        first, _, last = part.partition("-")
-        named |= set(range(int(first), int(last or first) + 1))
+        first, _, end = part.partition("-")
+        named |= set(range(int(first), int(end or first) + 1))
     assert named == cpus
 
 
-# --- lost, and divided -----------------------------------------------------------------------------
+# --- lost GPUs and MIG instances
+# -----------------------------------------------------------------------------
 
 
 def test_lost_gpu_has_no_telemetry() -> None:
     lost = refuse(pynvml.NVML_ERROR_GPU_IS_LOST)
 
-    found = telemetry(FakeNvml([gpu(nvmlDeviceGetTemperature=lost)]))
-    assert found == Unavailable("the GPU has fallen off the bus")
+    reading = telemetry(FakeNvml([gpu(nvmlDeviceGetTemperature=lost)]))
+    assert reading == Unavailable("the GPU has fallen off the bus")
 
 
 def test_gpu_lost_before_start_is_listed() -> None:
@@ -290,13 +292,13 @@ def test_mig_instances_follow_their_gpu_with_reasons_for_its_fields() -> None:
             (0, 5): gpu(nvmlDeviceGetUUID="MIG-2", nvmlDeviceGetGpuInstanceId=6),
         },
     )
-    whole, first, second = opened(lib).view().devices
+    gpu_facts, first, second = opened(lib).view().devices
 
-    assert (whole.parent, first.parent, second.parent) == (None, 0, 0)
+    assert (gpu_facts.parent, first.parent, second.parent) == (None, 0, 0)
     assert (first.uuid, first.index, first.fields["gpu_instance_id"]) == ("MIG-1", 2, 5)
-    assert first.pci_bus_id == whole.pci_bus_id
+    assert first.pci_bus_id == gpu_facts.pci_bus_id
     assert first.fields["serial"] == Unavailable("not reported for a MIG instance: see its GPU")
-    assert whole.fields["serial"] == Unavailable("not supported by this device")
+    assert gpu_facts.fields["serial"] == Unavailable("not supported by this device")
 
 
 # --- activity --------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ def counting(**answers: Any) -> dict[str, Any]:
 
 
 class CountingNvml(FakeNvml):
-    """One that can count activity: these functions take no handle."""
+    """A fake NVML with GPM, whose functions take no handle."""
 
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: N802
         return pynvml.c_nvmlGpmSample_t()
@@ -341,23 +343,23 @@ def test_activity_is_measured_between_two_samples() -> None:
     assert lib.calls.count("nvmlGpmSampleFree") == 1
 
 
-def test_names_limit_activity_metrics() -> None:
+def test_names_select_activity_metrics() -> None:
     nvml = opened(CountingNvml([counting()]))
     device = nvml.view().devices[0]
     nvml.activity(device)
 
-    found = nvml.activity(device, ["sm_activity_percent"])
-    assert isinstance(found, Telemetry)
-    assert set(found.fields) == {"sm_activity_percent"}
+    activity = nvml.activity(device, ["sm_activity_percent"])
+    assert isinstance(activity, Telemetry)
+    assert set(activity.fields) == {"sm_activity_percent"}
 
 
 def test_gpu_without_gpm_has_a_reason() -> None:
     unable = SimpleNamespace(isSupportedDevice=0)
     nvml = opened(FakeNvml([gpu(nvmlGpmQueryDeviceSupport=unable)]))
 
-    found = nvml.activity(nvml.view().devices[0])
-    assert isinstance(found, Unavailable)
-    assert "Hopper" in found.reason
+    activity = nvml.activity(nvml.view().devices[0])
+    assert isinstance(activity, Unavailable)
+    assert "Hopper" in activity.reason
 
 
 # --- links -----------------------------------------------------------------------------------------
@@ -425,7 +427,9 @@ def test_every_pair_is_listed_once() -> None:
     nvml = opened(FakeNvml([linked(number, []) for number in range(4)]))
 
     pairs = {(link.first, link.second) for link in nvml.links(nvml.view())}
-    assert pairs == {(a, b) for a, b in permutations(range(4), 2) if a < b}
+    assert pairs == {
+        (first, second) for first, second in permutations(range(4), 2) if first < second
+    }
 
 
 # --- processes -------------------------------------------------------------------------------------
@@ -434,23 +438,23 @@ def test_every_pair_is_listed_once() -> None:
 def test_process_has_command_owner_and_memory(tmp_path: Path) -> None:
     (tmp_path / "41").mkdir()
     (tmp_path / "41" / "cmdline").write_bytes(b"python\0train.py\0")
-    found = [SimpleNamespace(pid=41, usedGpuMemory=1000)]
-    nvml = opened(FakeNvml([gpu(nvmlDeviceGetComputeRunningProcesses_v3=found)]))
+    running = [SimpleNamespace(pid=41, usedGpuMemory=1000)]
+    nvml = opened(FakeNvml([gpu(nvmlDeviceGetComputeRunningProcesses_v3=running)]))
     nvml.view()
 
     reader = nvml._reader(nvml.view().devices[0])
     assert not isinstance(reader, Unavailable)
     listed = processes(reader, proc=tmp_path)
     assert isinstance(listed, tuple)
-    assert [(p.pid, p.kind, p.used_bytes, p.name) for p in listed] == [
-        (41, "compute", 1000, "python train.py")
-    ]
+    assert [
+        (process.pid, process.kind, process.used_bytes, process.name) for process in listed
+    ] == [(41, "compute", 1000, "python train.py")]
     assert isinstance(listed[0].user, str)
 
 
 def test_process_of_other_namespace_is_listed_without_command(tmp_path: Path) -> None:
-    found = [SimpleNamespace(pid=7, usedGpuMemory=None)]
-    nvml = opened(FakeNvml([gpu(nvmlDeviceGetGraphicsRunningProcesses_v3=found)]))
+    running = [SimpleNamespace(pid=7, usedGpuMemory=None)]
+    nvml = opened(FakeNvml([gpu(nvmlDeviceGetGraphicsRunningProcesses_v3=running)]))
     reader = nvml._reader(nvml.view().devices[0])
     assert not isinstance(reader, Unavailable)
 
@@ -465,9 +469,9 @@ def listed_with(utilization: object, proc: Path) -> tuple[Process, ...]:
     after_command = f"S {'0 ' * 18}{100 * os.sysconf('SC_CLK_TCK')} 0 0"
     (proc / "41" / "stat").write_text(f"41 (a) b) {after_command}")
     (proc / "uptime").write_text("160.50 900.00\n")
-    found = [SimpleNamespace(pid=41, usedGpuMemory=1000)]
+    running = [SimpleNamespace(pid=41, usedGpuMemory=1000)]
     device = gpu(
-        nvmlDeviceGetComputeRunningProcesses_v3=found, nvmlDeviceGetProcessUtilization=utilization
+        nvmlDeviceGetComputeRunningProcesses_v3=running, nvmlDeviceGetProcessUtilization=utilization
     )
     nvml = opened(FakeNvml([device]))
     reader = nvml._reader(nvml.view().devices[0])
@@ -493,7 +497,7 @@ def test_process_has_newest_sm_utilization_and_runtime(tmp_path: Path) -> None:
     "utilization",
     [
         refuse(pynvml.NVML_ERROR_NOT_FOUND),
-        refuse(pynvml.NVML_SUCCESS),  # nvidia-ml-py raises this if there are no samples
+        refuse(pynvml.NVML_SUCCESS),  # the error that nvidia-ml-py raises if there are no samples
         [SimpleNamespace(pid=41, timeStamp=1, smUtil=2**32 - 1)],
     ],
 )
@@ -511,13 +515,13 @@ def test_refused_utilization_by_process_has_a_reason(tmp_path: Path) -> None:
 
 def test_old_driver_lists_processes_by_old_function() -> None:
     missing = refuse(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    old = [SimpleNamespace(pid=1, usedGpuMemory=5)]
+    old_entries = [SimpleNamespace(pid=1, usedGpuMemory=5)]
     nvml = opened(
         FakeNvml(
             [
                 gpu(
                     nvmlDeviceGetComputeRunningProcesses_v3=missing,
-                    nvmlDeviceGetComputeRunningProcesses_v2=old,
+                    nvmlDeviceGetComputeRunningProcesses_v2=old_entries,
                 )
             ]
         )
@@ -531,8 +535,8 @@ def test_old_driver_lists_processes_by_old_function() -> None:
 def test_processes_are_unavailable_if_nvml_refuses_every_kind() -> None:
     nvml = opened(FakeNvml([gpu()]))
 
-    found = nvml.processes(nvml.view().devices[0])
-    assert found == Unavailable("not supported by this device")
+    processes = nvml.processes(nvml.view().devices[0])
+    assert processes == Unavailable("not supported by this device")
 
 
 def test_calls_are_equal_by_function_and_arguments() -> None:

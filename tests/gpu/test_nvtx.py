@@ -150,7 +150,7 @@ def test_attached_profiler_receives_ranges_and_marks(tmp_path: Path) -> None:
         ["cc", "-shared", "-fPIC", "-o", library, source],  # noqa: S607 where it was found
         check=True,
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", ANNOTATED],
         env=os.environ | {"NVTX_INJECTION64_PATH": str(library)},
         check=True,
@@ -158,4 +158,4 @@ def test_attached_profiler_receives_ranges_and_marks(tmp_path: Path) -> None:
         text=True,
     )
 
-    assert done.stdout == HEARD
+    assert result.stdout == HEARD

@@ -31,7 +31,7 @@ def device(uuid: str = FIRST, **changes: Any) -> dict[str, Any]:
     }
 
 
-def found(*devices: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def driver_answer(*devices: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {
         "version": 13000,
         "devices": list(devices),
@@ -47,9 +47,9 @@ def view(
     *,
     visible_devices: str | None = None,
 ) -> CudaView:
-    made = cuda_view(visible, everything, visible_devices=visible_devices, device_order=None)
-    assert isinstance(made, CudaView)
-    return made
+    cuda = cuda_view(visible, everything, visible_devices=visible_devices, device_order=None)
+    assert isinstance(cuda, CudaView)
+    return cuda
 
 
 def answered(script: str, *, seconds: float = 20, **environment: str) -> CudaView | Unavailable:
@@ -63,7 +63,7 @@ def answered(script: str, *, seconds: float = 20, **environment: str) -> CudaVie
 
 
 def test_attributes_become_fields_in_their_units() -> None:
-    (facts,) = view(found(device())).devices
+    (facts,) = view(driver_answer(device())).devices
 
     assert facts.uuid == "GPU-11111111-2222-3333-4444-555555555555"
     assert facts.pci_bus_id == "0000:65:00.0"
@@ -77,7 +77,7 @@ def test_attributes_become_fields_in_their_units() -> None:
 
 
 def test_unsupported_attribute_is_unavailable() -> None:
-    (facts,) = view(found(device())).devices
+    (facts,) = view(driver_answer(device())).devices
 
     reason = Unavailable("not supported by this driver")
     assert facts.fields["atomic_reduction_supported"] == reason
@@ -86,7 +86,7 @@ def test_unsupported_attribute_is_unavailable() -> None:
 
 def test_call_error_is_reason_of_field() -> None:
     refused = {"error": [999, "CUDA_ERROR_UNKNOWN", "unknown error"]}
-    (facts,) = view(found(device(memory=refused, uuid=refused))).devices
+    (facts,) = view(driver_answer(device(memory=refused, uuid=refused))).devices
 
     assert facts.fields["usable_memory_bytes"] == Unavailable("CUDA_ERROR_UNKNOWN: unknown error")
     assert facts.uuid == Unavailable("CUDA_ERROR_UNKNOWN: unknown error")
@@ -94,90 +94,92 @@ def test_call_error_is_reason_of_field() -> None:
 
 
 def test_mig_instance_has_own_uuid() -> None:
-    (facts,) = view(found(device(uuid=SECOND, gpu_uuid=FIRST))).devices
+    (facts,) = view(driver_answer(device(uuid=SECOND, gpu_uuid=FIRST))).devices
 
     assert facts.uuid == "MIG-66666666-7777-8888-9999-aaaaaaaaaaaa"
 
 
-def test_hidden_devices_are_seen_by_second_child_only() -> None:
-    both = found(device(FIRST), device(SECOND))
-    made = view(found(device(SECOND)), both, visible_devices="1")
+def test_hidden_devices_are_listed_by_second_child_only() -> None:
+    two_devices = driver_answer(device(FIRST), device(SECOND))
+    cuda = view(driver_answer(device(SECOND)), two_devices, visible_devices="1")
 
-    assert [(each.index, each.uuid) for each in made.hidden] == [
+    assert [(device.index, device.uuid) for device in cuda.hidden] == [
         (-1, "GPU-11111111-2222-3333-4444-555555555555")
     ]
-    assert made.devices[0].index == 0
-    assert made.order == (
+    assert cuda.devices[0].index == 0
+    assert cuda.order == (
         "GPU-11111111-2222-3333-4444-555555555555",
         "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa",
     )
 
 
-def test_all_devices_hidden_are_known_despite_cuda_error() -> None:
+def test_hidden_devices_are_listed_despite_cuda_error() -> None:
     error = {
         "version": 13000,
         "libcuda": None,
         "error": [100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"],
     }
-    made = view(error, found(device()), visible_devices="")
+    cuda = view(error, driver_answer(device()), visible_devices="")
 
-    assert made.error == (100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
-    assert (len(made.devices), len(made.hidden)) == (0, 1)
-    assert isinstance(made.libcuda, Unavailable)
+    assert cuda.error == (100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
+    assert (len(cuda.devices), len(cuda.hidden)) == (0, 1)
+    assert isinstance(cuda.libcuda, Unavailable)
 
 
 def test_failure_of_second_child_is_ignored() -> None:
-    made = view(found(device()), "the CUDA driver did not answer in time", visible_devices="0")
+    cuda = view(
+        driver_answer(device()), "the CUDA driver did not answer in time", visible_devices="0"
+    )
 
-    assert (len(made.devices), made.hidden) == (1, ())
+    assert (len(cuda.devices), cuda.hidden) == (1, ())
 
 
 def test_peers_are_directed_pairs() -> None:
-    made = view(found(device(FIRST), device(SECOND), peers=[[0, 1, 1], [1, 0, 0]]))
+    cuda = view(driver_answer(device(FIRST), device(SECOND), peers=[[0, 1, 1], [1, 0, 0]]))
 
-    assert made.peer_access == ((0, 1), (1, 0))
-    assert made.peer_atomics == ((0, 1),)
+    assert cuda.peer_access == ((0, 1), (1, 0))
+    assert cuda.peer_atomics == ((0, 1),)
 
 
 @pytest.mark.parametrize(("number", "version"), [(13000, (13, 0)), (12090, (12, 9))])
 def test_version_is_decoded_as_in_cuda_h(number: int, version: tuple[int, int]) -> None:
-    assert view(found(version=number)).driver_version == version
+    assert view(driver_answer(version=number)).driver_version == version
 
 
 # --- children that do not answer -------------------------------------------------------------------
 
 
 def test_answer_of_child_is_returned() -> None:
-    made = answered(f"print({json.dumps(json.dumps(found(device())))})")
+    cuda = answered(f"print({json.dumps(json.dumps(driver_answer(device())))})")
 
-    assert isinstance(made, CudaView)
-    assert made.devices[0].fields["name"] == "NVIDIA H200"
+    assert isinstance(cuda, CudaView)
+    assert cuda.devices[0].fields["name"] == "NVIDIA H200"
 
 
 def test_hanging_driver_times_out() -> None:
-    made = answered("import time; time.sleep(60)", seconds=0.3)
+    cuda = answered("import time; time.sleep(60)", seconds=0.3)
 
-    assert made == Unavailable("the CUDA driver did not answer within 0.3 s")
+    assert cuda == Unavailable("the CUDA driver did not answer within 0.3 s")
 
 
 def test_crashing_driver_is_reported() -> None:
-    made = answered("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    cuda = answered("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
 
-    assert made == Unavailable("the CUDA driver crashed during the query (SIGSEGV)")
+    assert cuda == Unavailable("the CUDA driver crashed during the query (SIGSEGV)")
 
 
 def test_failing_child_is_quoted() -> None:
-    made = answered("raise SystemExit('no ctypes here')")
+    cuda = answered("raise SystemExit('no ctypes here')")
 
-    assert isinstance(made, Unavailable)
-    assert made.reason == "the process that queries the CUDA driver exited with 1: no ctypes here"
+    assert isinstance(cuda, Unavailable)
+    assert cuda.reason == "the process that queries the CUDA driver exited with 1: no ctypes here"
 
 
 def test_missing_interpreter_is_reported() -> None:
-    made = start_probe(environment={}, command=["/nowhere/python"]).answer()
+    cuda = start_probe(environment={}, command=["/nowhere/python"]).answer()
 
-    assert isinstance(made, Unavailable)
-    assert "cannot start the process" in made.reason
+    assert isinstance(cuda, Unavailable)
+    assert "cannot start the process" in cuda.reason
 
 
 def test_second_child_runs_without_variable_if_set() -> None:
@@ -193,8 +195,8 @@ def test_second_child_runs_without_variable_if_set() -> None:
 
     assert isinstance(plain, CudaView)
     assert isinstance(hidden, CudaView)
-    assert [each.pci_bus_id for each in (*plain.devices, *plain.hidden)] == ["unset"]
-    assert [each.pci_bus_id for each in (*hidden.devices, *hidden.hidden)] == ["7", "unset"]
+    assert [device.pci_bus_id for device in (*plain.devices, *plain.hidden)] == ["unset"]
+    assert [device.pci_bus_id for device in (*hidden.devices, *hidden.hidden)] == ["7", "unset"]
     assert (plain.visible_devices, hidden.visible_devices) == (None, "7")
 
 
@@ -216,9 +218,9 @@ def test_missing_library_is_named_by_child() -> None:
     if Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists():
         pytest.skip("there is a driver")
 
-    done = run_child("10", "1")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "libcuda.so.1" in json.loads(done.stdout)["missing"]
+    result = run_child("10", "1")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "libcuda.so.1" in json.loads(result.stdout)["missing"]
 
 
 def test_child_imports_standard_library_only() -> None:
@@ -258,7 +260,9 @@ int cuDeviceGetP2PAttribute(int *value, int what, int one, int other) { *value =
 @pytest.fixture
 def driver(tmp_path: Path) -> Any:
     """Build a fake libcuda, and return its answer."""
-    if not any(os.access(f"{place}/cc", os.X_OK) for place in os.environ["PATH"].split(":")):
+    if not any(
+        os.access(f"{directory}/cc", os.X_OK) for directory in os.environ["PATH"].split(":")
+    ):
         pytest.skip("needs a C compiler")
 
     def build(*, init: int = 0, hang: str = "") -> CudaView | Unavailable:
@@ -275,36 +279,36 @@ def driver(tmp_path: Path) -> Any:
 
 
 def test_child_queries_every_device(driver: Any, tmp_path: Path) -> None:
-    made = driver()
+    cuda = driver()
 
-    assert isinstance(made, CudaView)
-    assert (made.driver_version, made.error) == ((13, 0), None)
-    assert [each.fields["name"] for each in made.devices] == ["Fake 0", "Fake 1"]
-    assert made.devices[1].uuid == "GPU-12121212-1212-1212-1212-121212121212"
-    assert made.devices[0].fields["usable_memory_bytes"] == 1 << 40
-    assert made.devices[0].fields["multiprocessor_count"] == 16
-    assert isinstance(made.devices[0].fields["atomic_reduction_supported"], Unavailable)
-    assert made.peer_access == made.peer_atomics == ((0, 1),)
-    assert made.libcuda == str(tmp_path / "libcuda.so.1")
+    assert isinstance(cuda, CudaView)
+    assert (cuda.driver_version, cuda.error) == ((13, 0), None)
+    assert [device.fields["name"] for device in cuda.devices] == ["Fake 0", "Fake 1"]
+    assert cuda.devices[1].uuid == "GPU-12121212-1212-1212-1212-121212121212"
+    assert cuda.devices[0].fields["usable_memory_bytes"] == 1 << 40
+    assert cuda.devices[0].fields["multiprocessor_count"] == 16
+    assert isinstance(cuda.devices[0].fields["atomic_reduction_supported"], Unavailable)
+    assert cuda.peer_access == cuda.peer_atomics == ((0, 1),)
+    assert cuda.libcuda == str(tmp_path / "libcuda.so.1")
 
 
 def test_failed_cuinit_has_code_name_and_explanation(driver: Any) -> None:
-    made = driver(init=100)
+    cuda = driver(init=100)
 
-    assert isinstance(made, CudaView)
-    assert made.error == (100, "CUDA_ERROR_NO_DEVICE", "no device")
-    assert made.devices == ()
+    assert isinstance(cuda, CudaView)
+    assert cuda.error == (100, "CUDA_ERROR_NO_DEVICE", "no device")
+    assert cuda.devices == ()
 
 
 def test_driver_hanging_in_native_code_is_killed(driver: Any) -> None:
-    made = driver(hang="sleep(60);")
+    cuda = driver(hang="sleep(60);")
 
-    assert isinstance(made, Unavailable)
-    assert "did not answer" in made.reason
+    assert isinstance(cuda, Unavailable)
+    assert "did not answer" in cuda.reason
 
 
 def test_driver_crashing_in_native_code_is_reported(driver: Any) -> None:
-    made = driver(hang="*(volatile int*)0=1;")
+    cuda = driver(hang="*(volatile int*)0=1;")
 
-    assert isinstance(made, Unavailable)
-    assert made.reason.startswith("the CUDA driver crashed during the query (SIGSEGV)")
+    assert isinstance(cuda, Unavailable)
+    assert cuda.reason.startswith("the CUDA driver crashed during the query (SIGSEGV)")

@@ -58,13 +58,13 @@ class Device:
     def launch(self, kernel: str, grid: Any, block: Any, args: Any, stream: int) -> None:
         assert grid[0] * block[0] == args[1], (kernel, stream)
         i = np.arange(int(args[1]), dtype=np.uint32)
-        x = i ^ args[2]
+        values = i ^ args[2]
         for _ in range(64):
-            x = x * np.uint32(1664525) + np.uint32(1013904223)
-            x ^= x >> np.uint32(13)
+            values = values * np.uint32(1664525) + np.uint32(1013904223)
+            values ^= values >> np.uint32(13)
         if self.fault == "kernel":
-            x[5] ^= 1
-        self.host_view(args[0], x.nbytes)[:] = x.tobytes()
+            values[5] ^= 1
+        self.host_view(args[0], values.nbytes)[:] = values.tobytes()
 
     def copy(self, dst: int, src: int, size: int, stream: int) -> None:
         assert stream == 7

@@ -67,14 +67,14 @@ def test_wide_tree_is_written_in_chunks_near_64_kib() -> None:
     assert "".join(chunks).count("\n") == 10_000
 
 
-def total(own: int, children: list[Tree]) -> int:
-    return own + sum(child.size_bytes for child in children)
+def total(own_bytes: int, children: list[Tree]) -> int:
+    return own_bytes + sum(child.size_bytes for child in children)
 
 
 _trees = st.recursive(
     st.builds(Tree, st.text(), st.integers(0, 2**40)),
     lambda children: st.builds(
-        lambda label, own, parts: Tree(label, total(own, parts), tuple(parts)),
+        lambda label, own_bytes, children: Tree(label, total(own_bytes, children), tuple(children)),
         st.text(),
         st.integers(0, 2**40),
         st.lists(children, max_size=4),

@@ -222,15 +222,15 @@ def tables(draw: st.DrawFn) -> Table:
 @st.composite
 def charts(draw: st.DrawFn) -> Chart:
     length = draw(st.integers(0, 12))
-    known = st.floats(-1e18, 1e18)
+    finite_floats = st.floats(-1e18, 1e18)
     unknown = st.sampled_from([np.nan, np.inf, -np.inf])
-    numbers = known | unknown if draw(st.booleans()) else st.integers(-(2**60), 2**60)
+    numbers = finite_floats | unknown if draw(st.booleans()) else st.integers(-(2**60), 2**60)
     values = st.lists(numbers, min_size=length, max_size=length).map(np.array)
     series = st.builds(Series, TEXTS, values, st.booleans())
-    markers = st.builds(Marker, known, TEXTS, st.sampled_from(["info", "warn", "error"]))
+    markers = st.builds(Marker, finite_floats, TEXTS, st.sampled_from(["info", "warn", "error"]))
     return Chart(
         draw(TEXTS),
-        np.sort(draw(st.lists(known, min_size=length, max_size=length).map(np.array))),
+        np.sort(draw(st.lists(finite_floats, min_size=length, max_size=length).map(np.array))),
         draw(st.lists(series, max_size=5).map(tuple)),
         draw(TEXTS),
         draw(st.sampled_from(["seconds", "count"])),

@@ -47,7 +47,7 @@ def chart(x: Any, y: Any, **changes: Any) -> Chart:
     return Chart(**{**options, "x": np.asarray(x), "series": series, **changes})
 
 
-def spans(start: Any, duration: Any, track: Any = None, **others: Any) -> Columns:
+def spans(start: Any, duration: Any, track: Any = None, **arguments: Any) -> Columns:
     start = np.asarray(start)
     track = np.zeros(len(start), dtype=np.int32) if track is None else np.asarray(track)
     arrays = {
@@ -55,7 +55,7 @@ def spans(start: Any, duration: Any, track: Any = None, **others: Any) -> Column
         "duration_us": np.asarray(duration),
         "track": track,
         "name": np.zeros(len(start), dtype=np.int32),
-        **{name: np.asarray(items) for name, items in others.items()},
+        **{name: np.asarray(items) for name, items in arguments.items()},
     }
     return Columns("spans", arrays, {"name": ("gemm",), "track": ("stream 0", "stream 7")})
 
@@ -264,9 +264,9 @@ def test_no_two_slices_of_a_thread_overlap_and_none_is_lost(
 
 @given(_times, _times)
 def test_track_has_as_many_lanes_as_spans_overlap_at_most(start: Any, duration: Any) -> None:
-    whole, length = np.rint(start), np.rint(duration)
-    at_once = [int(((whole <= t) & (t < whole + length)).sum()) for t in whole]
-    lanes = lanes_of(events_of(spans(whole, length)))
+    starts, lengths = np.rint(start), np.rint(duration)
+    at_once = [int(((starts <= t) & (t < starts + lengths)).sum()) for t in starts]
+    lanes = lanes_of(events_of(spans(starts, lengths)))
     assert max(at_once) <= len(lanes) <= max(1, *at_once) + 1
 
 

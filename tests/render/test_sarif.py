@@ -77,11 +77,11 @@ def test_log_has_the_properties_that_the_standard_requires() -> None:
     assert driver["name"] == "cudakit"
     assert len({rule["id"] for rule in driver["rules"]}) == len(driver["rules"]) == 2
     assert isinstance(only["invocations"][0]["executionSuccessful"], bool)
-    for one in only["results"]:
-        assert one["message"]["text"]
-        assert driver["rules"][one["ruleIndex"]]["id"] == one["ruleId"]
-        assert one["level"] in {"none", "note", "warning", "error"}
-        for flow in one["codeFlows"]:
+    for sarif_result in only["results"]:
+        assert sarif_result["message"]["text"]
+        assert driver["rules"][sarif_result["ruleIndex"]]["id"] == sarif_result["ruleId"]
+        assert sarif_result["level"] in {"none", "note", "warning", "error"}
+        for flow in sarif_result["codeFlows"]:
             assert all(thread["locations"] for thread in flow["threadFlows"])
     for part in objects(content):
         assert part.get("startLine", 1) >= 1
@@ -135,37 +135,37 @@ def test_all_places_are_related_locations_with_their_labels() -> None:
 
 
 def test_message_has_the_remedies_and_occurrence_count_is_a_field() -> None:
-    one = result(note())
+    sarif_result = result(note())
 
-    assert one["message"]["text"] == "read too early\nwait"
-    assert one["occurrenceCount"] == 3
+    assert sarif_result["message"]["text"] == "read too early\nwait"
+    assert sarif_result["occurrenceCount"] == 3
 
 
 def test_files_below_the_root_are_named_relative_to_it() -> None:
-    one = run(note(), root="/p")
+    sarif_run = run(note(), root="/p")
 
-    assert one["originalUriBaseIds"] == {"SRCROOT": {"uri": "file:///p/"}}
-    (location,) = one["results"][0]["locations"]
+    assert sarif_run["originalUriBaseIds"] == {"SRCROOT": {"uri": "file:///p/"}}
+    (location,) = sarif_run["results"][0]["locations"]
     assert location["physicalLocation"]["artifactLocation"] == {
         "uri": "train.py",
         "uriBaseId": "SRCROOT",
     }
-    assert "file:///v/site-packages/torch/nn.py" in uris(one)
+    assert "file:///v/site-packages/torch/nn.py" in uris(sarif_run)
     assert uris(run(note(), root="/pa")) == uris(run(note()))
 
 
 @pytest.mark.parametrize("filename", ["", "<stdin>", "<frozen importlib>"])
 def test_generated_code_has_a_name_and_no_file(filename: str) -> None:
-    one = result(note(stacks=(("here", Stack((Frame("f", filename, 3),))),)))
+    sarif_result = result(note(stacks=(("here", Stack((Frame("f", filename, 3),))),)))
 
-    (location,) = one["locations"]
+    (location,) = sarif_result["locations"]
     assert location == {"logicalLocations": [{"fullyQualifiedName": "f", "kind": "function"}]}
 
 
 def test_sarif_omits_a_place_without_a_stack() -> None:
-    one = result(note(stacks=(("here", Stack(())), ("there", EARLIER))))
-    assert uris(one["locations"]) == ["file:///p/data/loader.py"]
-    assert len(one["relatedLocations"]) == 1
+    sarif_result = result(note(stacks=(("here", Stack(())), ("there", EARLIER))))
+    assert uris(sarif_result["locations"]) == ["file:///p/data/loader.py"]
+    assert len(sarif_result["relatedLocations"]) == 1
 
     nowhere = result(note(stacks=(("here", Stack(())),)))
     assert not {"locations", "relatedLocations", "codeFlows"} & nowhere.keys()

@@ -62,10 +62,12 @@ def test_document_without_a_tree_is_rejected() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=())), st.integers(0, 2**50), st.integers(0, 2**50))
-def test_any_label_is_valid_utf8_and_weights_add_up(label: str, own: int, part: int) -> None:
-    tree = Tree(label, own + part, (Tree(label, part),))
+def test_any_label_is_valid_utf8_and_weights_add_up(
+    label: str, own_bytes: int, child_bytes: int
+) -> None:
+    tree = Tree(label, own_bytes + child_bytes, (Tree(label, child_bytes),))
     content = json.loads(render(Document(label, (tree,))).encode())
     (profile,) = content["profiles"]
-    assert sum(profile["weights"]) == profile["endValue"] == own + part
+    assert sum(profile["weights"]) == profile["endValue"] == own_bytes + child_bytes
     assert len(profile["samples"]) == len(profile["weights"])
     assert all(0 <= f < len(content["shared"]["frames"]) for s in profile["samples"] for f in s)

@@ -27,14 +27,14 @@ def test_thinning_keeps_the_extremes_of_every_column_in_two_points_each(
 ) -> None:
     x, y = np.array(sorted(points), float).T
     low, high = 0.0, 10.0**4
-    kept = thin_curve(x, y, low=low, high=high, columns=columns)
-    assert len(kept.x) <= 2 * columns + 2
+    points = thin_curve(x, y, low=low, high=high, columns=columns)
+    assert len(points.x) <= 2 * columns + 2
     for column in range(columns):
-        inside, left = (_in_column(xs, column, columns, high) for xs in (x, kept.x))
+        inside, left = (_in_column(xs, column, columns, high) for xs in (x, points.x))
         if inside.any():
-            assert kept.y[left].min() == y[inside].min()
-            assert kept.y[left].max() == y[inside].max()
-    assert (np.diff(kept.x) >= 0).all()
+            assert points.y[left].min() == y[inside].min()
+            assert points.y[left].max() == y[inside].max()
+    assert (np.diff(points.x) >= 0).all()
 
 
 def _in_column(x: Array, column: int, columns: int, high: float) -> Array:
@@ -45,20 +45,20 @@ def _in_column(x: Array, column: int, columns: int, high: float) -> Array:
 def test_value_over_empty_columns_is_the_last_before_them() -> None:
     x = np.append(np.linspace(0, 1, 9), 100)
     y = np.array([5, 9, 1, 9, 7, 7, 7, 7, 7, 2])
-    kept = thin_curve(x, y, low=0, high=100, columns=4)
-    assert kept.y.tolist() == [5, 9, 1, 7, 2]
+    points = thin_curve(x, y, low=0, high=100, columns=4)
+    assert points.y.tolist() == [5, 9, 1, 7, 2]
 
 
 def test_nan_and_infinity_interrupt_a_curve() -> None:
     y = np.array([1, np.nan, 2, 3, np.inf, np.inf, 4])
-    kept = thin_curve(np.arange(7), y, low=0, high=6, columns=100)
-    assert kept.y.tolist() == [1, 2, 3, 4]
-    assert kept.starts.tolist() == [True, True, False, True]
+    points = thin_curve(np.arange(7), y, low=0, high=6, columns=100)
+    assert points.y.tolist() == [1, 2, 3, 4]
+    assert points.starts.tolist() == [True, True, False, True]
 
 
 def test_curve_that_is_out_of_order_is_sorted() -> None:
-    kept = thin_curve(np.array([3, 1, 2]), np.array([30, 10, 20]), low=1, high=3, columns=9)
-    assert kept.y.tolist() == [10, 20, 30]
+    points = thin_curve(np.array([3, 1, 2]), np.array([30, 10, 20]), low=1, high=3, columns=9)
+    assert points.y.tolist() == [10, 20, 30]
 
 
 # --- charts

@@ -1,4 +1,4 @@
-"""Types for mypy: native types have the attributes of the plain ones."""
+"""Types for mypy: the native types have the attributes of the plain Python types."""
 
 from collections.abc import Callable
 from typing import Self

@@ -1,4 +1,4 @@
-"""The caching allocator of one device, one class that delegates to the parts in the other modules."""
+"""The caching allocator of one device: one class whose methods are implemented in the other modules."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class CachingAllocator:
     """Allocates memory of one device in stream order, and caches freed memory.
 
     The same operations give the same blocks, statistics and snapshots as in PyTorch's allocator. Streams are
-    handles; 0 is the default stream. Any thread may use it, and ``free`` may be called by finalizers.
+    handles; 0 is the default stream. Any thread may call any method, and finalizers may call ``free``.
 
-    With ``search_again`` the free blocks are searched again before a request fails, unlike in PyTorch.
+    With ``search_again`` the free blocks are searched once more before a request fails, unlike in PyTorch.
 
     ``native`` selects the implementation in C (True) or in Python (False); None selects C if it was compiled.
     """
@@ -50,24 +50,24 @@ class CachingAllocator:
         search_again: bool = True,
         native: bool | None = None,
     ) -> None:
-        chosen = settings or Settings()
-        self._state = state = AllocatorState(upstream, chosen, device=device, native=native)
+        settings = settings or Settings()
+        self._state = state = AllocatorState(upstream, settings, device=device, native=native)
         self._routing = PoolRouting(state)
         self._checkpoints = Checkpoints(state, self._routing)
-        self._recording = Recording(state, self._own_settings)
+        self._recording = Recording(state, self._cudakit_settings)
         self._limits = Limits(state)
         self._sharing = Sharing(state)
         self._oom = OomChain(state, self.snapshot, search_again=search_again)
         state.connect(SlowPath(self, state, self._oom))
         self.alloc, self.free = state.fast_path.alloc, state.fast_path.free
-        self.configure(chosen)
+        self.configure(settings)
 
     # Memory.
 
     def record_use(self, ptr: int, stream: int) -> None:
-        """Delay the reuse of an allocation, after its free, until another stream has finished with it.
+        """Record that another stream uses an allocation: once freed, it is reused when that stream is done.
 
-        This is PyTorch's record_stream. Raises InvalidPointer if nothing is allocated there.
+        This is PyTorch's record_stream. Raises InvalidPointer if nothing is allocated at ``ptr``.
         """
         state = self._state
         with state.inside():
@@ -79,7 +79,7 @@ class CachingAllocator:
             state.pending.add_use(block, stream_number(stream))
 
     def process_events(self) -> None:
-        # Complete the pending frees whose other streams have finished, as the next request would.
+        """Complete the pending frees whose streams have finished, as the next request does."""
         with self._state.inside():
             self._state.pending.process()
 
@@ -99,7 +99,7 @@ class CachingAllocator:
                 self._state.empty_pool(pools.find(id_of(pool)), stack)
 
     def close(self) -> None:
-        """Release cached memory and events. Live allocations stay."""
+        """Release cached memory and destroy unused events. Live allocations stay."""
         self.empty_cache()
         with self._state.inside():
             self._state.pending.close()
@@ -118,8 +118,8 @@ class CachingAllocator:
             limit = int(settings.memory_fraction * state.upstream.memory_info().total_bytes)
         with state.inside():
             state.engine.configure(settings, limit)
-            unlocks = settings.release_lock_on_cudamalloc
-            state.cache.malloc = self._malloc_unlocked if unlocks else state.upstream.malloc
+            is_unlocked = settings.release_lock_on_cudamalloc
+            state.cache.malloc = self._malloc_unlocked if is_unlocked else state.upstream.malloc
             state.set_slow("settings", on=not state.engine.is_simple)
 
     def set_memory_fraction(self, fraction: float) -> None:
@@ -137,21 +137,21 @@ class CachingAllocator:
         self.configure(replace(self.settings, memory_fraction=fraction))
 
     def set_garbage_collection(self, threshold: float) -> None:
-        """Release old segments once reserved bytes exceed this fraction of the limit; 0.0 is never.
+        """Release old segments once reserved bytes exceed this fraction of the limit; 0.0 turns that off.
 
-        Has an effect only with a memory fraction below 1. Raises SettingRefused for anything but a float from
-        0.0 to below 1.0 (garbage_collection_threshold).
+        This has an effect only with a memory fraction below 1. Raises SettingRefused for anything but a float
+        from 0.0 to below 1.0 (garbage_collection_threshold).
         """
         self.configure(replace(self.settings, garbage_collection_threshold=threshold))
 
     def enable_caching(self, *, enabled: bool) -> None:
-        """Turn caching on or off; without it each call is a driver call that is not counted.
+        """Turn caching on or off. Without caching, each alloc or free is a driver call, and is not counted.
 
-        Without caching a request in a capture raises UsageError.
+        Without caching, a request in a capture raises UsageError.
         """
         self._state.set_slow("uncached", on=not enabled)
 
-    def _own_settings(self) -> Mapping[str, Recorded]:
+    def _cudakit_settings(self) -> Mapping[str, Recorded]:
         """Return the settings that PyTorch does not have."""
         limit = self._limits.cache_limit_bytes
         return {
@@ -161,7 +161,7 @@ class CachingAllocator:
 
     on_shortage = delegated(OomChain.on_shortage, "_oom")
 
-    # Private pools: context managers, and the functions of PyTorch's C++ API.
+    # Methods for private pools: context managers, and the functions of PyTorch's C++ API.
 
     checkpoint = delegated(Checkpoints.checkpoint, "_checkpoints")
     restore = delegated(Checkpoints.restore, "_checkpoints")
@@ -214,7 +214,7 @@ class CachingAllocator:
 
     @property
     def peer_accessible_by(self) -> tuple[int, ...]:
-        """The devices enabled by ``enable_peer_access``, under the name that cuda.core uses."""
+        """The devices that ``enable_peer_access`` enabled; cuda.core has a property with this name."""
         return self._sharing.peers()
 
     share = delegated(Sharing.share, "_sharing")
@@ -270,7 +270,7 @@ class CachingAllocator:
             }
 
     def fragmentation(self) -> Fragmentation:
-        """Return the fragmentation of the reserved memory, and the free memory bound to each stream."""
+        """Return the fragmentation of the reserved memory, and the free memory that each stream can reuse."""
         with self._state.inside():
             segments = self._state.engine.segments.values()
             return fragmentation_of(segments, self._state.pending.awaited())
@@ -280,7 +280,7 @@ class CachingAllocator:
         return tuple(self._state.invalid_frees)
 
     def reset_peaks(self) -> None:
-        """Set every peak to the current value."""
+        """Set the peak of every statistic to its current value."""
         with self._state.inside():
             self._state.engine.stats.reset_peaks()
 

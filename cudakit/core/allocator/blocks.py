@@ -1,8 +1,8 @@
-"""Blocks, the parts of segments; sorted free blocks; and pools of free blocks.
+"""Blocks, which are parts of segments; free blocks, sorted by size; and pools of free blocks.
 
-The best fit is the smallest block that is large enough, of equal blocks that at the lowest address, and only
-among blocks of the request's stream (PyTorch's BlockComparatorSize). The rest of the allocator uses Block and
-FreeBlocks only through their public attributes, so that native types with the same attributes can replace
+The best fit is the smallest block of the request's stream that is large enough; among blocks of equal size,
+it is the block at the lowest address (PyTorch's BlockComparatorSize). The rest of the allocator uses Block
+and FreeBlocks only through their public attributes, so that native types with the same attributes can replace
 them (native.py).
 """
 
@@ -21,25 +21,25 @@ from cudakit.torch_rules.oom_facts import PoolId
 
 # A call stack: pairs of a code object and the offset of an instruction in it, innermost first.
 RawStack: TypeAlias = tuple[CodeType | int, ...]
-# Size, address and block. No two entries have equal sizes and addresses, so blocks are never compared.
-Entry: TypeAlias = "tuple[int, int, Block]"
+# A free block with its sort key: size, address, block. Addresses differ, so blocks are never compared.
+SortedBlock: TypeAlias = "tuple[int, int, Block]"
 
-# A longer list is split: moving its items would take longer than finding the part.
-MOST_IN_PART = 1024
+# Maximum length of a chunk of free blocks. Inserting into a longer list takes longer than finding its chunk.
+MAX_CHUNK_LENGTH = 1024
 
 
 class PagedRange(Protocol):
-    """The parts of an expandable segment that its blocks use."""
+    """The attributes of an expandable segment that code with a block of this segment uses."""
 
     ptr: int
     page_bytes: int
 
     def pages_within(self, block: Block) -> tuple[int, int]: ...
-    def pages_under(self, begin: int, end: int) -> tuple[int, int]: ...
+    def pages_containing(self, begin: int, end: int) -> tuple[int, int]: ...
 
 
 class Block:
-    """A part of a segment: free, allocated, or pending: freed while other streams still use it.
+    """A part of a segment. It is free, allocated, or pending: freed while other streams still use it.
 
     A block never changes its stream or its pool. When two blocks are merged the lower one stays, so that the
     first block of a segment is always the same object.
@@ -72,22 +72,22 @@ class Block:
     ) -> None:
         self.ptr: Ptr = ptr  # type: ignore[assignment]  # calling Ptr would double the time
         self.size = size
-        self.free_blocks = free_blocks  # contains the block while it is free
+        self.free_blocks = free_blocks  # The list that contains the block while it is free.
         self.expandable_segment = expandable_segment
-        self.mapped = True  # False: an address range of an expandable segment without memory
-        self.requested = 0  # bytes of its last request, before rounding
+        self.mapped = True  # False: addresses of an expandable segment without physical memory.
+        self.requested = 0  # Bytes of the block's last request, before rounding.
         self.free = self.allocated = False
-        self.prev: Block | None = None  # the block before it in the segment
+        self.prev: Block | None = None  # The block before this one in the segment.
         self.next: Block | None = None
-        self.stream_uses: dict[int, None] | None = None  # other streams, without an event yet
-        self.event_count = 0  # recorded events that the block waits for
-        self.gc_count_base = 0  # the pool's searches when the block became free
+        self.stream_uses: dict[int, None] | None = None  # Other streams, without an event yet.
+        self.event_count = 0  # Number of recorded events that the block waits for.
+        self.gc_count_base = 0  # Number of searches of the pool when the block became free.
         self.stack: RawStack | None = None
-        self.segment_stack: RawStack | None = None  # set in one block per segment
+        self.segment_stack: RawStack | None = None  # Stack of the segment's allocation.
 
     @property
     def stream(self) -> int:
-        """The stream in whose order the block is used."""
+        """The stream whose requests the block serves."""
         return self.free_blocks.stream
 
     @property
@@ -97,104 +97,104 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether the block is only a part of its segment."""
+        """Whether the segment has other blocks too."""
         return self.prev is not None or self.next is not None
 
 
 class FreeBlocks:
-    """The free blocks of one pool and stream, sorted by size and address, in parts of limited length.
+    """The free blocks of one pool and stream, sorted by size and address, in chunks of limited length.
 
-    No part is empty unless it is the only one. ``only_part`` is that part, or None if there are several.
+    No chunk is empty unless it is the only one. ``only_chunk`` is the only chunk; None if there are several.
     """
 
-    __slots__ = ("counters", "only_part", "parts", "pool", "stats", "stream")
+    __slots__ = ("chunks", "counters", "only_chunk", "pool", "stats", "stream")
 
     def __init__(self, pool: BlockPool, stream: int) -> None:
         self.pool = pool
         self.stats = pool.stats
         self.counters = pool.stats.blocks
         self.stream = stream
-        self.only_part: list[Entry] | None = []
-        self.parts = [self.only_part]
+        self.only_chunk: list[SortedBlock] | None = []
+        self.chunks = [self.only_chunk]
 
     def __bool__(self) -> bool:
-        return bool(self.parts[0])
+        return bool(self.chunks[0])
 
     def __iter__(self) -> Iterator[Block]:
-        for part in self.parts:
-            for entry in part:
-                yield entry[2]
+        for chunk in self.chunks:
+            for item in chunk:
+                yield item[2]
 
     def new_block(self, ptr: int, size: int, expandable_segment: PagedRange | None = None) -> Block:
         """Return a new block of this pool and stream, which is not free."""
         return Block(ptr, size, self, expandable_segment)
 
     def from_size(self, size: int) -> Iterable[Block]:
-        """Return the blocks of at least a size, in order."""
+        """Return the blocks of at least a size, in sorted order."""
         key = (size,)
-        first = self._part_index(key) if self else 0
-        for _, _, block in islice(self.parts[first], bisect_left(self.parts[first], key), None):
+        first = self._chunk_index(key) if self else 0
+        for _, _, block in islice(self.chunks[first], bisect_left(self.chunks[first], key), None):
             yield block
-        for part in self.parts[first + 1 :]:
-            for _, _, block in part:
+        for chunk in self.chunks[first + 1 :]:
+            for _, _, block in chunk:
                 yield block
 
     def add(self, block: Block) -> None:
         """Insert a block, which becomes free."""
         block.free = True
         block.gc_count_base = self.counters.searches
-        entry = block.size, block.ptr, block
-        part = self.only_part
-        if part is None:
-            part = self.parts[self._part_index(entry)]
-        insort(part, entry)
-        if len(part) > MOST_IN_PART:
-            self._divide(part)
+        item = block.size, block.ptr, block
+        chunk = self.only_chunk
+        if chunk is None:
+            chunk = self.chunks[self._chunk_index(item)]
+        insort(chunk, item)
+        if len(chunk) > MAX_CHUNK_LENGTH:
+            self._split_chunk(chunk)
 
     def remove(self, block: Block) -> None:
         """Remove a free block."""
         block.free = False
         key = block.size, block.ptr
-        part = self.only_part
-        if part is None:
-            part = self.parts[self._part_index(key)]
-        del part[bisect_left(part, key)]
-        if not part:
-            self._drop(part)
+        chunk = self.only_chunk
+        if chunk is None:
+            chunk = self.chunks[self._chunk_index(key)]
+        del chunk[bisect_left(chunk, key)]
+        if not chunk:
+            self._drop_chunk(chunk)
 
     def take(self, size: int, limit: int) -> Block | None:
         """Remove and return the smallest block of at least ``size``, or None if it is not below ``limit``."""
         key = (size,)
-        part = self.only_part
-        if part is None:
-            part = self.parts[self._part_index(key)]
-        index = bisect_left(part, key)
-        if index == len(part) or part[index][0] >= limit:
+        chunk = self.only_chunk
+        if chunk is None:
+            chunk = self.chunks[self._chunk_index(key)]
+        index = bisect_left(chunk, key)
+        if index == len(chunk) or chunk[index][0] >= limit:
             return None
-        block = part.pop(index)[2]
+        block = chunk.pop(index)[2]
         block.free = False
-        if not part:
-            self._drop(part)
+        if not chunk:
+            self._drop_chunk(chunk)
         return block
 
-    def _part_index(self, key: tuple[int] | tuple[int, int] | Entry) -> int:
-        """Return the index of the part with the first entry not below a key, or of the last part."""
-        return min(bisect_left(self.parts, key, key=_last), len(self.parts) - 1)
+    def _chunk_index(self, key: tuple[int] | tuple[int, int] | SortedBlock) -> int:
+        """Return the index of the chunk with the first item not below a key, or of the last chunk."""
+        return min(bisect_left(self.chunks, key, key=_last), len(self.chunks) - 1)
 
-    def _divide(self, part: list[Entry]) -> None:
-        half = len(part) // 2
-        self.parts.insert(self._part_index(part[-1]) + 1, part[half:])
-        del part[half:]
-        self.only_part = None
+    def _split_chunk(self, chunk: list[SortedBlock]) -> None:
+        half = len(chunk) // 2
+        self.chunks.insert(self._chunk_index(chunk[-1]) + 1, chunk[half:])
+        del chunk[half:]
+        self.only_chunk = None
 
-    def _drop(self, empty: list[Entry]) -> None:
-        if len(self.parts) > 1:
-            self.parts.remove(empty)
-        self.only_part = self.parts[0] if len(self.parts) == 1 else None
+    def _drop_chunk(self, empty: list[SortedBlock]) -> None:
+        if len(self.chunks) > 1:
+            self.chunks.remove(empty)
+        self.only_chunk = self.chunks[0] if len(self.chunks) == 1 else None
 
 
-def _last(part: list[Entry]) -> Entry:
-    return part[-1]
+def _last(chunk: list[SortedBlock]) -> SortedBlock:
+    return chunk[-1]
 
 
 class SegmentSource(Protocol):
@@ -205,9 +205,9 @@ class SegmentSource(Protocol):
 
 
 class BlockTypes(NamedTuple):
-    """The types that an allocator uses: those of plain Python, or native ones."""
+    """The types of free blocks and counters that an allocator uses: plain Python types, or native ones."""
 
-    free_blocks: type[FreeBlocks]  # which creates the blocks
+    free_blocks: type[FreeBlocks]  # Also determines the type of the blocks.
     counters: type[BlockCounters]
 
 
@@ -215,7 +215,7 @@ PLAIN_TYPES = BlockTypes(FreeBlocks, BlockCounters)
 
 
 class BlockPool:
-    """The small or the large free blocks of one owner.
+    """The free blocks of the small or the large pool with one id, by stream.
 
     ``reserved`` are the statistics of the bytes that a private pool reserves; ``stats`` counts all pools.
     """
@@ -256,7 +256,7 @@ class BlockPool:
 
 
 class Pools:
-    """The small and the large pool of one owner: the default pool, or a private one.
+    """The small and the large pool with one id: that of the default pool, or of a private pool.
 
     ``source`` provides the segments; None means the device.
     """
@@ -272,16 +272,16 @@ class Pools:
         self.source: SegmentSource | None = None
 
     def __iter__(self) -> Iterator[BlockPool]:
-        """Iterate over both in the order in which cached memory is released."""
+        """Iterate over both pools in the order in which cached memory is released."""
         yield self.large
         yield self.small
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that no free block served."""
+    """A request that no free block can serve."""
 
-    size: int  # of the block
+    size: int  # Size of the block.
     requested: int
     segment_bytes: int
     stream: int

@@ -1,4 +1,4 @@
-"""The allocator of a Gpu: closes the device, and handles forks and the exit of the interpreter."""
+"""The allocator of a Gpu, which closes the device, and handles forks and the exit of the interpreter."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from cudakit.gpu.api import Gpu, MemoryInfo
 from cudakit.torch_rules.oom_facts import PoolId
 from cudakit.torch_rules.settings import Settings
 
-# Methods for other processes and devices, which are refused like allocations.
-_SHARING = ("share", "ipc_handle", "open_shared", "enable_peer_access")
+# Methods that share memory with other processes and devices. A closed allocator refuses them like
+# allocations.
+_SHARING_METHODS = ("share", "ipc_handle", "open_shared", "enable_peer_access")
 
 
 class ForkedAllocator(EnvironmentUnusable):
@@ -36,9 +37,9 @@ class ForkedAllocator(EnvironmentUnusable):
 class DeviceAllocator(CachingAllocator):
     """The allocator of a Gpu.
 
-    When it is garbage-collected all its memory is freed, in use or not; with ``owned`` the Gpu is closed too.
-    At the end of the interpreter nothing is freed any more, since the driver frees everything. In a forked
-    child it allocates nothing, and frees do nothing.
+    When the allocator is garbage-collected, all its memory is freed, in use or not; with ``owned`` the Gpu is
+    closed too. At the exit of the interpreter nothing is freed, because the driver frees everything. In a
+    forked child the allocator refuses allocations and ignores frees.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class DeviceAllocator(CachingAllocator):
         self._gpu = gpu
         self._owned = owned
         self._finalizers = [_finalizer(self, upstream, gpu if owned else None)]
-        me = weakref.ref(self)
-        self._at_exit = partial(_at_exit, me)
+        reference = weakref.ref(self)
+        self._at_exit = partial(_at_exit, reference)
         atexit.register(self._at_exit)
-        os.register_at_fork(after_in_child=partial(_in_child, me))
+        os.register_at_fork(after_in_child=partial(_in_child, reference))
 
     @property
     def device(self) -> int:
@@ -98,7 +99,7 @@ class DeviceAllocator(CachingAllocator):
         return self._gpu.memory_info()
 
     def close(self) -> None:
-        """Free all memory and close the device. A second time does nothing.
+        """Free all memory and close the device. A second call does nothing.
 
         If the device is not owned, free only the cached memory: live allocations stay until the allocator is
         garbage-collected.
@@ -107,35 +108,35 @@ class DeviceAllocator(CachingAllocator):
         try:
             super().close()
         finally:
-            self._retire(_closed)
+            self._retire(_closed_error)
             if self._owned:
                 self._finalizers[0]()
 
     def _call_pinned(self, method: Callable[[CachingHostAllocator], None]) -> None:
-        """Call a method of the pinned pool, if there is one."""
+        """Call a method of the allocator of pinned memory, if there is one."""
         pool = self.__dict__.get("pinned")
         if pool is not None:
             method(pool)
 
     def _retire(self, refusal: Callable[[], Exception]) -> None:
-        """Refuse allocations and sharing with an error, and ignore all other calls that change memory."""
+        """Make allocations and sharing raise an error, and ignore all other calls that change memory."""
 
         def refuse(*_: object, **__: object) -> None:
             raise refusal()
 
         self._state.retire(refusal)
-        ignored = dict.fromkeys(("record_use", "empty_cache", "close"), _nothing)
+        ignored = dict.fromkeys(("record_use", "empty_cache", "close"), _do_nothing)
         # Attributes of an object hide those of its class.
-        self.__dict__.update(ignored | dict.fromkeys(_SHARING, refuse))
+        self.__dict__.update(ignored | dict.fromkeys(_SHARING_METHODS, refuse))
         pinned = self.__dict__.get("pinned")
         if pinned is not None:
-            pinned.__dict__.update(ignored | {"free": _nothing, "alloc": refuse})
+            pinned.__dict__.update(ignored | {"free": _do_nothing, "alloc": refuse})
 
     def _ignore_frees(self) -> None:
         self._state.retire(None)
         pinned = self.__dict__.get("pinned")
         if pinned is not None:
-            pinned.__dict__["free"] = _nothing
+            pinned.__dict__["free"] = _do_nothing
 
 
 def _finalizer(
@@ -161,18 +162,19 @@ def _at_exit(reference: weakref.ref[DeviceAllocator]) -> None:
 
 
 def _in_child(reference: weakref.ref[DeviceAllocator]) -> None:
+    """Disable the allocator in a forked child, which must not use the memory of its parent."""
     allocator = reference()
     if allocator is not None:
         for finalizer in allocator._finalizers:
             finalizer.detach()
-        # A thread of the parent may have held the lock, and does not exist here.
+        # Another thread of the parent may have held the lock. That thread does not exist in the child.
         allocator._state.guard.reset()
         allocator._retire(ForkedAllocator)
 
 
-def _nothing(*_: object, **__: object) -> None:
+def _do_nothing(*_: object, **__: object) -> None:
     pass
 
 
-def _closed() -> Exception:
+def _closed_error() -> Exception:
     return EnvironmentUnusable("this allocator was closed", hint="create another one")

@@ -1,7 +1,7 @@
 """The engine: best fit, splitting and merging of the blocks of one device.
 
-Follows PyTorch's c10/cuda/CUDACachingAllocator.cpp with its names: get_free_block, should_split,
-alloc_found_block, free_block. The caller holds the allocator's guard.
+The methods get_free_block, should_split, alloc_found_block and free_block follow those of the same name in
+PyTorch's c10/cuda/CUDACachingAllocator.cpp. The caller holds the allocator's guard.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cudakit.core.allocator.blocks import (
     RawStack,
     SegmentSource,
 )
-from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, checked_paged
+from cudakit.core.allocator.expandable import ExpandableSegments, best_fit, require_paged
 from cudakit.core.allocator.history import (
     ALLOC,
     FREE_COMPLETED,
@@ -32,7 +32,7 @@ from cudakit.torch_rules.sizes import MIB, SMALLEST_BLOCK, UNLIMITED
 
 
 class Engine:
-    """The blocks, pools and segments of one device. ``trace`` is the history while events are recorded."""
+    """The blocks, pools and segments of one device. ``trace`` is the history of events, or None."""
 
     __slots__ = (
         "collects_garbage",
@@ -59,10 +59,10 @@ class Engine:
         self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks)
         self.private = PrivatePools(self.stats, types.free_blocks)
         self.segments = Segments()
-        self.reserved_bytes = 0  # including the driver call that is running
+        self.reserved_bytes = 0  # Includes the segment that a driver call is about to return.
         self.trace: History | None = None
-        self.expandable: ExpandableSegments | None = None  # created when the setting is first on
-        self.stream_classes: dict[int, str] = {}  # for expandable_segments_reserve_by_class
+        self.expandable: ExpandableSegments | None = None  # None until the setting is turned on.
+        self.stream_classes: dict[int, str] = {}  # Keys of expandable_segments_reserve_by_class.
         self.configure(settings, UNLIMITED)
 
     def configure(self, settings: Settings, limit_bytes: int) -> None:
@@ -78,7 +78,7 @@ class Engine:
                 ' torch_pool("async")',
             )
         if settings.expandable_segments:
-            paged = checked_paged(self.upstream, settings.large_segment_size_bytes)
+            paged = require_paged(self.upstream, settings.large_segment_size_bytes)
             self.expandable = self.expandable or ExpandableSegments(
                 paged, self.segments, self.stream_classes
             )
@@ -91,12 +91,12 @@ class Engine:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a limit below the memory of the device."""
+        """Whether reserved bytes are limited, by a memory fraction below 1."""
         return self.limit_bytes < UNLIMITED
 
     @property
     def is_simple(self) -> bool:
-        """Whether rounding, search and split follow the defaults, which the fast path implements."""
+        """Whether the settings of rounding, search and split are those that the fast path implements."""
         return not (
             self.divisions
             or self.collects_garbage
@@ -107,16 +107,16 @@ class Engine:
     def expands(self, pool: BlockPool) -> bool:
         """Return whether new memory of a pool is mapped into expandable segments.
 
-        False for a pool with an allocator of its own (is_expandable_segments_active).
+        It is not for a pool with its own source of segments (PyTorch's is_expandable_segments_active).
         """
         return self.settings.expandable_segments and self.private.source(pool.id) is None
 
     def get_free_block(
         self, pool: BlockPool, size: int, stream: int, *, expands: bool
     ) -> Block | None:
-        """Remove and return the best fit of a pool; None without one, or if it is too large.
+        """Remove and return the best fit of a pool; None if no block fits, or if the best fit is too large.
 
-        Without ``expands`` blocks of expandable segments are skipped.
+        Without ``expands``, blocks of expandable segments are skipped.
         """
         if self.collects_garbage and pool.id == self.default.id:
             pool.stats.blocks.searches += 1
@@ -135,18 +135,18 @@ class Engine:
         return block
 
     def should_split(self, block: Block, size: int, *, expands: bool) -> bool:
-        """Return whether the rest of a block is kept free."""
-        pool, rest = block.free_blocks.pool, block.size - size
+        """Return whether a block is split, so that its rest stays free."""
+        pool, rest_bytes = block.free_blocks.pool, block.size - size
         if pool.no_split:
             return False
         if pool.small or expands:
-            return rest >= SMALLEST_BLOCK
-        return size < self.max_split_bytes and rest > MIB
+            return rest_bytes >= SMALLEST_BLOCK
+        return size < self.max_split_bytes and rest_bytes > MIB
 
     def alloc_found_block(
         self, block: Block, size: int, requested: int, stack: RawStack | None, *, split: bool
     ) -> None:
-        """Allocate a block that is in no list: its first ``size`` bytes with ``split``, else all of it."""
+        """Allocate a block that was removed from its list; with ``split``, only its first ``size`` bytes."""
         free, after = block.free_blocks, block.next
         counters = free.counters
         was_split = after is not None or block.prev is not None
@@ -186,7 +186,7 @@ class Engine:
             self.trace.record_block(ALLOC, block, stack)
 
     def free(self, block: Block, stack: RawStack | None) -> Block | None:
-        """Free an allocated block; return the merged free block, or None if other streams use it."""
+        """Free an allocated block; return the merged free block, or None if other streams still use it."""
         block.allocated = False
         if self.trace is not None:
             self.trace.record_block(FREE_REQUESTED, block, stack)
@@ -200,20 +200,20 @@ class Engine:
         return self.free_block(block, stack)
 
     def complete_free(self, block: Block, stack: RawStack | None) -> Block:
-        """Free a pending block that other streams do not use any more; return the free block it is in."""
+        """Free a pending block that no stream uses any more, and return the merged free block."""
         block.free_blocks.stats.count_completed(block.size, block.requested)
         return self.free_block(block, stack)
 
     def free_block(self, block: Block, stack: RawStack | None) -> Block:
-        """Add an unused block to the free blocks, merged with adjacent free blocks; return the result.
+        """Merge an unused block with adjacent free blocks, add it to the free blocks, and return it.
 
-        The caller counts it.
+        The caller updates the counters of allocated blocks.
         """
         if self.trace is not None:
             self.trace.record_block(FREE_COMPLETED, block, stack)
         free = block.free_blocks
         block.stack = None
-        merged = merged_bytes = 0  # of adjacent free blocks
+        merged = merged_bytes = 0  # Number and bytes of adjacent free blocks.
         before, after = block.prev, block.next
         if after is not None and after.free:
             free.remove(after)
@@ -242,7 +242,7 @@ class Engine:
         return block
 
     def count_mapped(self, pool: BlockPool, size: int) -> None:
-        """Count memory mapped into an expandable segment, or with a negative size unmapped memory."""
+        """Count memory that was mapped into an expandable segment; a negative size counts unmapped memory."""
         self.reserved_bytes += size
         if size > 0:
             self.stats.num_device_alloc += 1
@@ -251,7 +251,7 @@ class Engine:
         self.count_reserved(pool, size)
 
     def count_reserved(self, pool: BlockPool, size: int) -> None:
-        """Count memory taken from the device for a pool, or with a negative size returned memory."""
+        """Count memory that was taken from the device for a pool; a negative size counts returned memory."""
         pool.stats.count_reserved(size)
         for stat in pool.reserved:
             if size > 0:

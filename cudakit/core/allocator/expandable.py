@@ -27,8 +27,8 @@ from cudakit.units import format_bytes
 _FULL = Reserve(value=FULL_RESERVE)
 
 
-class Owner(Protocol):
-    """The parts of the engine that expandable segments use."""
+class PageOwner(Protocol):
+    """The attributes of the engine that expandable segments use."""
 
     settings: Settings
     trace: History | None
@@ -39,8 +39,9 @@ class Owner(Protocol):
 class ExpandableSegments:
     """The expandable segments of an engine.
 
-    ``stream_classes`` select the setting for the size of a stream's address range. If a driver call raises,
-    pages that were mapped before stay mapped.
+    ``registry`` has the segments by address; mapped ranges are added to it. ``stream_classes`` selects the
+    setting for the size of a stream's address range. If a driver call raises, pages that are mapped already
+    stay mapped.
     """
 
     def __init__(
@@ -52,49 +53,53 @@ class ExpandableSegments:
         self._upstream = upstream
         self._memory = upstream.pages
         self._registry = registry
+        # Segments by pool and stream.
         self._groups: dict[tuple[BlockPool, int], StreamSegments] = {}
         self._stream_classes = stream_classes
 
     @property
     def segments(self) -> list[ExpandableSegment]:
-        """The reserved ranges of addresses."""
+        """The expandable segments, each a reserved range of addresses."""
         return [segment for group in self._groups.values() for segment in group.segments]
 
     @property
     def mapped(self) -> list[tuple[int, int]]:
-        """The ranges that have memory: address and size of each."""
-        return [(each.ptr, each.size) for segment in self.segments for each in segment.ranges]
+        """The mapped ranges: address and size of each."""
+        return [(mapped.ptr, mapped.size) for segment in self.segments for mapped in segment.ranges]
 
-    def alloc_block(self, owner: Owner, request: Request) -> Block | None:
+    def alloc_block(self, owner: PageOwner, request: Request) -> Block | None:
         """Map the missing pages of a request at the lowest address where it fits; None if no memory is left.
 
-        The block is in no list. Raises CudaError for every other failure of the driver.
+        The returned block is in no list of free blocks. Raises CudaError for every other failure of the
+        driver.
         """
-        block = self._place_for(owner, request)
+        block = self._find_start(owner, request)
         if block is not None and not block.mapped:
             block = self._map(owner, block, min(request.size, block.size), request.stack)
         while block is not None and block.size < request.size:
             rest = block.next
-            assert rest is not None  # noqa: S101  # as the place was chosen
-            lacking = min(request.size - block.size, rest.size)
-            block = self._map(owner, rest, lacking, request.stack)
+            assert rest is not None  # noqa: S101  # because _find_start found enough addresses
+            missing_bytes = min(request.size - block.size, rest.size)
+            block = self._map(owner, rest, missing_bytes, request.stack)
         if block is not None:
             block.free_blocks.remove(block)
         return block
 
-    def release_blocks(self, owner: Owner, pool: BlockPool, stack: RawStack | None) -> None:
-        """Release every unused page of a pool, and the reservations that are empty then.
+    def release_blocks(self, owner: PageOwner, pool: BlockPool, stack: RawStack | None) -> None:
+        """Release every unused page of a pool, and then every segment without mapped pages.
 
-        Waits for their streams. On CudaError the remaining pages stay mapped.
+        Waits for the streams of the pages. On CudaError the remaining pages stay mapped.
         """
         groups = [
-            group for (own, _), group in sorted(self._groups.items(), key=_stream) if own is pool
+            group
+            for (group_pool, _), group in sorted(self._groups.items(), key=_stream)
+            if group_pool is pool
         ]
         for group in groups:
-            for block in [b for b in group.free if b.expandable_segment is not None]:
+            for block in [item for item in group.free if item.expandable_segment is not None]:
                 self._unmap(owner, block, stack)
         for group in groups:
-            for segment in [each for each in group.segments if not each.ranges]:
+            for segment in [item for item in group.segments if not item.ranges]:
                 self._memory.unreserve(segment.ptr, segment.size)
                 segment.remove()
             if not group.segments:
@@ -104,22 +109,25 @@ class ExpandableSegments:
         self, settings: Settings, pool: BlockPool, stream: int, total_bytes: int
     ) -> int:
         """Return the size of a new address range on a device with ``total_bytes`` of memory."""
-        by_class = dict(settings.expandable_segments_reserve_by_class)
-        plain = settings.expandable_segments_reserve or _FULL
-        reserve = by_class.get(self._stream_classes.get(stream, ""), plain)
+        reserve_by_class = dict(settings.expandable_segments_reserve_by_class)
+        default = settings.expandable_segments_reserve or _FULL
+        reserve = reserve_by_class.get(self._stream_classes.get(stream, ""), default)
         page = _page_bytes(settings, pool)
         return -(-reserve.size_bytes(total_bytes) // page) * page
 
-    def _place_for(self, owner: Owner, request: Request) -> Block | None:
+    def _find_start(self, owner: PageOwner, request: Request) -> Block | None:
         group = self._groups.get((request.pool, request.stream))
-        place = group.place_for(request.size) if group is not None else None
-        return place or self._reserve(owner, request)
+        start = group.find_start(request.size) if group is not None else None
+        return start or self._reserve(owner, request)
 
-    def _reserve(self, owner: Owner, request: Request) -> Block | None:
-        """Reserve addresses; None if none are left, or the request is larger than a reservation."""
-        total = self._upstream.memory_info().total_bytes
+    def _reserve(self, owner: PageOwner, request: Request) -> Block | None:
+        """Reserve addresses for a request, and return their block; None if no addresses are left.
+
+        Also returns None if the request is larger than a reservation.
+        """
+        total_bytes = self._upstream.memory_info().total_bytes
         pool, stream = request.pool, request.stream
-        size = self.reserve_bytes(owner.settings, pool, stream, total)
+        size = self.reserve_bytes(owner.settings, pool, stream, total_bytes)
         if request.size > size:
             return None
         try:
@@ -133,10 +141,13 @@ class ExpandableSegments:
         page = _page_bytes(owner.settings, pool)
         return ExpandableSegment(ptr, size, page, group, self._registry).first
 
-    def _map(self, owner: Owner, place: Block, needed: int, stack: RawStack | None) -> Block | None:
-        segment = cast("ExpandableSegment", place.expandable_segment)
-        ptr, page = place.ptr, segment.page_bytes
-        count = -(-needed // page)
+    def _map(
+        self, owner: PageOwner, unmapped: Block, needed_bytes: int, stack: RawStack | None
+    ) -> Block | None:
+        """Map the first pages of an unmapped block, and return a free block; None if no memory is left."""
+        segment = cast("ExpandableSegment", unmapped.expandable_segment)
+        ptr, page = unmapped.ptr, segment.page_bytes
+        count = -(-needed_bytes // page)
         try:
             self._memory.map(ptr, page, count)
         except CudaError as error:
@@ -144,14 +155,15 @@ class ExpandableSegments:
             return None
         if ptr == segment.ptr and segment.stack is None:
             segment.stack = stack
-        block = segment.map(place, count * page)
+        block = segment.map(unmapped, count * page)
         owner.count_mapped(block.pool, count * page)
         if owner.trace is not None:
             pool = block.pool.id
             owner.trace.record(SEGMENT_MAP, ptr, count * page, block.stream, stack, pool)
         return block
 
-    def _unmap(self, owner: Owner, block: Block, stack: RawStack | None) -> None:
+    def _unmap(self, owner: PageOwner, block: Block, stack: RawStack | None) -> None:
+        """Release the whole pages in a free block."""
         segment = cast("ExpandableSegment", block.expandable_segment)
         begin, end = segment.pages_within(block)
         if begin == end:
@@ -159,18 +171,19 @@ class ExpandableSegments:
         # Neither cuMemUnmap nor cuMemRelease waits for work that uses the memory.
         self._memory.sync_stream(block.stream)
         self._memory.unmap(begin, end - begin)
-        seen = stack or (segment.stack if block.ptr == segment.ptr else None)
+        event_stack = stack or (segment.stack if block.ptr == segment.ptr else None)
         segment.unmap(block, begin, end)
         owner.count_mapped(block.pool, begin - end)
         if owner.trace is not None:
             pool = block.pool.id
-            owner.trace.record(SEGMENT_UNMAP, begin, end - begin, block.stream, seen, pool)
+            owner.trace.record(SEGMENT_UNMAP, begin, end - begin, block.stream, event_stack, pool)
 
 
-def checked_paged(upstream: object, large_page_bytes: int) -> Paged:
-    """Return an upstream that has virtual memory.
+def require_paged(upstream: object, large_page_bytes: int) -> Paged:
+    """Return an upstream as one with virtual memory.
 
-    Raises Unsupported if it has none, or none with such pages; CudaError if the driver refuses.
+    Raises Unsupported if the upstream has no virtual memory, or no pages of the sizes of small and large
+    segments; CudaError if the driver refuses.
     """
     if not isinstance(upstream, Paged):
         raise Unsupported(
@@ -188,9 +201,10 @@ def checked_paged(upstream: object, large_page_bytes: int) -> Paged:
 
 
 def best_fit(free: FreeBlocks, size: int, *, expands: bool) -> Block | None:
-    """Return the best fit among plain and expandable blocks; without ``expands`` among plain ones.
+    """Return the best fit among all free blocks; without ``expands``, among blocks of plain segments only.
 
-    Blocks are tried by size and address. An expandable block is skipped if the next block can grow less.
+    Blocks are tried by size and address. An expandable block is skipped if the next block can grow to a
+    smaller size, as in PyTorch.
     """
     candidates = iter(free.from_size(size))
     if not expands:

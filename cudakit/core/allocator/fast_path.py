@@ -1,8 +1,9 @@
 """The usual case of ``alloc`` and ``free``, in Python.
 
-The usual case has default settings, no recorded stacks, monitors, routes to private pools or pending frees,
-and a free block. All other calls go to the slow path, which handles every case. ``native.FastPath`` replaces
-FastPath if it was compiled; it has the same methods, and also records stacks.
+In the usual case the settings are the defaults, no stacks are recorded, there are no monitors, routes to
+private pools or pending frees, and a free block serves the request. All other calls go to the slow path,
+which handles every case. ``native.FastPath`` replaces FastPath if it was compiled; it has the same methods,
+and also records stacks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Alloc(Protocol):
 
 
 class Free(Protocol):
-    """Free an allocation; a ``stream`` other than its own is recorded as a use first, as by ``record_use``.
+    """Free an allocation; if ``stream`` is not the stream of the allocation, its use is recorded first.
 
     If the allocator is in use, by another thread or by this one, the free is queued and performed at the end
     of that call. Raises InvalidPointer if nothing is allocated there, CudaError if an event cannot be
@@ -42,7 +43,7 @@ class Free(Protocol):
 
 
 class SlowCalls(Protocol):
-    """The same calls for every case."""
+    """``alloc`` and ``free`` of the slow path, which handles every case."""
 
     @property
     def slow_alloc(self) -> Alloc: ...
@@ -53,7 +54,7 @@ class SlowCalls(Protocol):
 class FastPath:
     """``alloc`` and ``free`` of one allocator. While the gate is slow, every call goes to the slow path.
 
-    ``python_frames`` is the number of frames between the caller and the slow calls.
+    ``python_frames`` is the number of Python frames between the caller and the slow path.
     """
 
     __slots__ = (
@@ -88,7 +89,7 @@ class FastPath:
         return history is None or not history.level
 
     def alloc(self, size_bytes: int, stream: int = DEFAULT_STREAM) -> Ptr:
-        """Allocate; see Alloc."""
+        """Allocate memory; see the protocol Alloc."""
         gate = self._gate
         if stream == LEGACY:
             stream = DEFAULT_STREAM
@@ -114,14 +115,14 @@ class FastPath:
         finally:
             gate.busy = False
             self._release()
-            if self._guard.late:
+            if self._guard.queued_frees:
                 self._guard.drain()
         if block is None:
             return self._slow_alloc(size_bytes, stream)
         return block.ptr
 
     def free(self, ptr: int, stream: int | None = None) -> None:
-        """Free; see Free."""
+        """Free memory; see the protocol Free."""
         gate = self._gate
         if gate.slow or gate.busy or not self._acquire(False):
             self._slow_free(ptr, stream)
@@ -129,7 +130,7 @@ class FastPath:
         gate.busy = True
         try:
             block = self._live.get(ptr)
-            if block is not None and not block.stream_uses and _is_own(block, stream):
+            if block is not None and not block.stream_uses and _is_stream_of(block, stream):
                 block = self._live.pop(ptr)
                 self._engine.free(block, None)
             else:
@@ -137,17 +138,17 @@ class FastPath:
         finally:
             gate.busy = False
             self._release()
-            if self._guard.late:
+            if self._guard.queued_frees:
                 self._guard.drain()
         if block is None:
             self._slow_free(ptr, stream)
 
 
-def _is_own(block: Block, stream: int | None) -> bool:
-    """Return whether a stream is that of a block."""
-    own_stream = block.free_blocks.stream
+def _is_stream_of(block: Block, stream: int | None) -> bool:
+    """Return whether a stream is the stream of a block; None is."""
+    block_stream = block.free_blocks.stream
     return (
         stream is None
-        or stream == own_stream
-        or (stream == LEGACY and own_stream == DEFAULT_STREAM)
+        or stream == block_stream
+        or (stream == LEGACY and block_stream == DEFAULT_STREAM)
     )

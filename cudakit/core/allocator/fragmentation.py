@@ -1,8 +1,8 @@
-"""Fragmentation of the reserved memory, and the facts of a request that failed.
+"""Fragmentation of the reserved memory, and the report of a request that failed.
 
-Internal fragmentation is the bytes of blocks beyond those requested. External fragmentation is one minus the
-share of the largest free block in all free bytes. Free memory serves one stream only, that of its segment:
-for all others it is stranded.
+Internal fragmentation is the size of blocks minus their requested bytes. External fragmentation is one minus
+the share of the largest free block in all free bytes. A free block serves requests of one stream only, the
+stream of its segment. For requests of all other streams it is stranded.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cudakit.core.allocator.segments import Segment
 from cudakit.gpu.api import MemoryInfo
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, PoolId, StreamPool
 
-_MOST_PINS = 3
-# Segments with at least this part of the request free are named first.
-_WORTH_NAMING = 64
+_MAX_PINS = 3  # Maximum number of blocks that a report names because they keep segments from being released.
+# Segments are preferred whose free bytes are at least the request's segment divided by this number.
+_MIN_FREE_DIVISOR = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +27,26 @@ class StreamMemory:
     """Memory that only one stream can reuse, in bytes."""
 
     stream: int
-    stranded_bytes: int  # free, and reused by this stream only
-    releasable_bytes: int  # the part that empty_cache releases: whole segments and pages
+    stranded_bytes: int  # Free bytes that only this stream can reuse.
+    releasable_bytes: int  # Stranded bytes in whole segments and pages, which empty_cache releases.
     largest_hole_bytes: int
-    pending_bytes: int  # freed blocks of this stream that other streams still use
-    awaited_bytes: int  # freed blocks of other streams that wait for this one
+    pending_bytes: int  # Bytes of freed blocks of this stream that other streams still use.
+    awaited_bytes: int  # Bytes of freed blocks of other streams that wait for this stream.
 
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """The reserved memory, and how fragmented it is; in bytes, and shares from 0 to 1."""
+    """The fragmentation of the reserved memory: in bytes, and as shares from 0 to 1."""
 
     reserved_bytes: int
     allocated_bytes: int
-    pending_bytes: int  # freed, but still used by other streams
-    requested_bytes: int  # of allocated and pending blocks, before rounding
+    pending_bytes: int  # Bytes of freed blocks that other streams still use.
+    requested_bytes: int  # Bytes of allocated and pending blocks before rounding.
     free_bytes: int
     largest_hole_bytes: int
-    releasable_bytes: int  # free in whole segments and pages, which empty_cache releases
-    stream_pools: tuple[StreamPool, ...]  # the one with most free bytes first
-    streams: tuple[StreamMemory, ...]  # the one with most stranded bytes first
+    releasable_bytes: int  # Free bytes in whole segments and pages, which empty_cache releases.
+    stream_pools: tuple[StreamPool, ...]  # Sorted by free bytes, the most first.
+    streams: tuple[StreamMemory, ...]  # Sorted by stranded and awaited bytes, the most first.
 
     @property
     def internal_bytes(self) -> int:
@@ -67,7 +67,7 @@ class Fragmentation:
 def fragmentation_of(
     segments: Iterable[Segment], awaited: Iterable[tuple[int, Block]]
 ) -> Fragmentation:
-    """Return the fragmentation; ``awaited`` are the streams that freed blocks wait for, and those blocks."""
+    """Return the fragmentation; ``awaited`` has each stream with a freed block that waits for it."""
     segment_blocks = [(segment, segment.blocks()) for segment in segments]
     used = [block for _, blocks in segment_blocks for block in blocks if not block.free]
     stream_pools = stream_pools_of(segment_blocks)
@@ -92,52 +92,57 @@ def awaited_bytes(awaited: Iterable[tuple[int, Block]]) -> dict[int, int]:
     return bytes_by_stream
 
 
-def stream_pools_of(held: Iterable[tuple[Segment, list[Block]]]) -> tuple[StreamPool, ...]:
-    """Group segments by the requests that they serve."""
-    by_key: dict[tuple[PoolId, bool, int], list[StreamPool]] = {}
-    for segment, blocks in held:
+def stream_pools_of(
+    segment_blocks: Iterable[tuple[Segment, list[Block]]],
+) -> tuple[StreamPool, ...]:
+    """Sum up the segments of each pool and stream: the segments that serve the same requests."""
+    stream_pools: dict[tuple[PoolId, bool, int], list[StreamPool]] = {}
+    for segment, blocks in segment_blocks:
         key = segment.pool.id, segment.pool.small, segment.stream
         free = [block for block in blocks if block.free]
         sizes = [block.size for block in free]
-        whole = sum(map(segment.releasable_bytes, free)) if key[0] == DEFAULT_POOL else 0
-        pending = sum(b.size for b in blocks if not b.free and not b.allocated)
-        by_key.setdefault(key, []).append(
-            StreamPool(*key, segment.size, sum(sizes), max(sizes, default=0), whole, pending)
+        releasable = sum(map(segment.releasable_bytes, free)) if key[0] == DEFAULT_POOL else 0
+        pending = sum(block.size for block in blocks if not block.free and not block.allocated)
+        stream_pools.setdefault(key, []).append(
+            StreamPool(*key, segment.size, sum(sizes), max(sizes, default=0), releasable, pending)
         )
-    summed = [_summed(parts) for parts in by_key.values()]
-    return tuple(sorted(summed, key=lambda each: -each.free_bytes))
+    sums = map(_sum_stream_pools, stream_pools.values())
+    return tuple(sorted(sums, key=lambda pool: -pool.free_bytes))
 
 
-def _summed(parts: list[StreamPool]) -> StreamPool:
-    first = parts[0]
+def _sum_stream_pools(segments: list[StreamPool]) -> StreamPool:
+    first = segments[0]
     return StreamPool(
         first.pool,
         first.small,
         first.stream,
-        reserved_bytes=sum(part.reserved_bytes for part in parts),
-        free_bytes=sum(part.free_bytes for part in parts),
-        largest_free_bytes=max(part.largest_free_bytes for part in parts),
-        releasable_bytes=sum(part.releasable_bytes for part in parts),
-        pending_bytes=sum(part.pending_bytes for part in parts),
+        reserved_bytes=sum(segment.reserved_bytes for segment in segments),
+        free_bytes=sum(segment.free_bytes for segment in segments),
+        largest_free_bytes=max(segment.largest_free_bytes for segment in segments),
+        releasable_bytes=sum(segment.releasable_bytes for segment in segments),
+        pending_bytes=sum(segment.pending_bytes for segment in segments),
     )
 
 
 def _streams(
     stream_pools: Iterable[StreamPool], awaited: Mapping[int, int]
 ) -> tuple[StreamMemory, ...]:
-    own: dict[int, list[StreamPool]] = {stream: [] for stream in awaited}
+    pools_by_stream: dict[int, list[StreamPool]] = {stream: [] for stream in awaited}
     for pool in stream_pools:
-        own.setdefault(pool.stream, []).append(pool)
-    memory_by_stream = _memory_of(own, awaited)
+        pools_by_stream.setdefault(pool.stream, []).append(pool)
+    streams = _stream_memory(pools_by_stream, awaited)
     return tuple(
-        sorted(memory_by_stream, key=lambda m: (-m.stranded_bytes - m.awaited_bytes, m.stream))
+        sorted(
+            streams,
+            key=lambda memory: (-memory.stranded_bytes - memory.awaited_bytes, memory.stream),
+        )
     )
 
 
-def _memory_of(
-    own: Mapping[int, list[StreamPool]], awaited: Mapping[int, int]
+def _stream_memory(
+    pools_by_stream: Mapping[int, list[StreamPool]], awaited: Mapping[int, int]
 ) -> Iterator[StreamMemory]:
-    for stream, stream_pools in own.items():
+    for stream, stream_pools in pools_by_stream.items():
         yield StreamMemory(
             stream,
             stranded_bytes=sum(pool.free_bytes for pool in stream_pools),
@@ -158,8 +163,8 @@ def report_of(
     capturing: bool = False,
     rejected: bool = False,
 ) -> OomReport:
-    """Return the facts of a request that failed."""
-    total = engine.stats.total
+    """Return the report of a request that failed."""
+    total_of = engine.stats.total
     stream_pools = stream_pools_of(
         (segment, segment.blocks()) for segment in engine.segments.values()
     )
@@ -174,41 +179,44 @@ def report_of(
         device_free_bytes=info.free_bytes,
         device_total_bytes=info.total_bytes,
         limit_bytes=engine.limit_bytes if engine.is_limited else None,
-        allocated_bytes=total("allocated_bytes"),
-        reserved_bytes=total("reserved_bytes"),
-        private_free_bytes=sum(s.free_bytes for s in stream_pools if s.pool != engine.default.id),
-        pending_bytes=total("pending_bytes"),
+        allocated_bytes=total_of("allocated_bytes"),
+        reserved_bytes=total_of("reserved_bytes"),
+        private_free_bytes=sum(
+            pool.free_bytes for pool in stream_pools if pool.pool != engine.default.id
+        ),
+        pending_bytes=total_of("pending_bytes"),
         max_split_size_bytes=engine.settings.max_split_size_bytes,
         expandable_segments=engine.settings.expandable_segments,
         stream_pools=stream_pools,
-        pins=_pins(engine.segments.values(), request.segment_bytes // _WORTH_NAMING),
+        pins=_pins(engine.segments.values(), request.segment_bytes // _MIN_FREE_DIVISOR),
         awaited=tuple(sorted(awaited_bytes(awaited).items(), key=lambda pair: -pair[1])),
         capturing=capturing,
         rejected=rejected,
-        range_bytes=_range_bytes(engine, request, info.total_bytes),
+        range_bytes=_reserve_bytes(engine, request, info.total_bytes),
         reserve_class=engine.stream_classes.get(request.stream, ""),
     )
 
 
-def _range_bytes(engine: Engine, request: Request, total_bytes: int) -> int | None:
+def _reserve_bytes(engine: Engine, request: Request, total_bytes: int) -> int | None:
+    """Return the size of an expandable segment for a request; None if the request uses plain segments."""
     if engine.expandable is None or not engine.expands(request.pool):
         return None
     pool, stream = request.pool, request.stream
     return engine.expandable.reserve_bytes(engine.settings, pool, stream, total_bytes)
 
 
-def _pins(segments: Iterable[Segment], least_bytes: int) -> tuple[Pin, ...]:
-    """Return the smallest used block of the segments with most free bytes for each byte in use."""
-    free_in = [(_free_bytes(segment), segment) for segment in segments]
-    partly = [(free, s) for free, s in free_in if 0 < free < s.size]
-    ranked = [(free, s) for free, s in partly if free >= least_bytes] or partly
+def _pins(segments: Iterable[Segment], min_free_bytes: int) -> tuple[Pin, ...]:
+    """Return the smallest used block of each segment with the most free bytes per byte in use."""
+    free_bytes = [(_free_bytes(segment), segment) for segment in segments]
+    partly_free = [(free, segment) for free, segment in free_bytes if 0 < free < segment.size]
+    ranked = [pair for pair in partly_free if pair[0] >= min_free_bytes] or partly_free
     ranked.sort(key=lambda pair: (pair[1].size - pair[0]) / pair[0])
     stacks = Stacks()
-    return tuple(_pin(segment, free, stacks) for free, segment in ranked[:_MOST_PINS])
+    return tuple(_pin(segment, free, stacks) for free, segment in ranked[:_MAX_PINS])
 
 
 def _pin(segment: Segment, free_bytes: int, stacks: Stacks) -> Pin:
-    block = min((b for b in segment.blocks() if not b.free), key=lambda block: block.size)
+    block = min((item for item in segment.blocks() if not item.free), key=lambda block: block.size)
     frames = stacks.frames(block.stack)
     return Pin(block.ptr, block.size, block.requested, segment.size, free_bytes, frames)
 

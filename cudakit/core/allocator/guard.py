@@ -1,8 +1,8 @@
-"""The guard of an allocator: admits one thread at a time, and never the same thread twice.
+"""The guard of an allocator: a lock that its holder cannot acquire a second time, with a queue of frees.
 
-While a thread is inside the allocator, Python may run a finalizer in this thread, and the finalizer may free
-memory. A plain lock would deadlock; a re-entrant lock would let the finalizer see half-updated blocks. So a
-free that cannot enter is queued, and performed when the running call ends.
+While a thread holds the lock, Python may run a finalizer in this thread, and the finalizer may free memory. A
+plain lock would deadlock; a re-entrant lock would let the finalizer see half-updated blocks. So a free that
+cannot acquire the lock is queued, and performed when the running call ends.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class Reentered(UsageError):
 
 
 class Gate:
-    """Whether the fast path may change the allocator: not while a call is ``busy``, nor while it is ``slow``.
+    """Two flags that stop the fast path from changing the allocator.
 
-    ``slow`` is set while an option is on that only the slow path knows.
+    ``busy`` is set while a call changes the allocator, ``slow`` while an option is on that only the slow path
+    implements.
     """
 
     __slots__ = ("busy", "slow")
@@ -41,23 +42,23 @@ class Gate:
 
 
 class Guard(Generic[_Free]):
-    """A lock that its holder cannot acquire a second time, with a queue of frees that could not enter.
+    """A lock that its holder cannot acquire a second time, with a queue of frees that could not acquire it.
 
     ``perform`` performs a queued free. ``watchers`` are called, without the lock, after every change.
     """
 
-    __slots__ = ("gate", "late", "lock", "perform", "watchers")
+    __slots__ = ("gate", "lock", "perform", "queued_frees", "watchers")
 
     def __init__(self, perform: Callable[[_Free], None], gate: Gate | None = None) -> None:
         self.lock = threading.RLock()
         self.gate = gate or Gate()
         self.perform = perform
-        self.late: deque[_Free] = deque()
+        self.queued_frees: deque[_Free] = deque()
         self.watchers: list[Callable[[], None]] = []
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Hold the lock. Raises Reentered if this thread holds it already."""
+        """Hold the lock during a ``with`` block. Raises Reentered if this thread holds it already."""
         self.enter()
         try:
             self.perform_queued()
@@ -67,7 +68,7 @@ class Guard(Generic[_Free]):
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Release the lock within the context."""
+        """Release the lock during a ``with`` block."""
         self.leave()
         try:
             yield
@@ -88,7 +89,7 @@ class Guard(Generic[_Free]):
         self.gate.busy = True
 
     def try_enter(self) -> bool:
-        """Acquire the lock and return True, unless a thread holds it, this one included."""
+        """Acquire the lock and return True; return False if any thread holds it, including this one."""
         if self.gate.busy or not self.lock.acquire(blocking=False):
             return False
         self.gate.busy = True
@@ -102,31 +103,31 @@ class Guard(Generic[_Free]):
     def exit(self) -> None:
         """Release the lock, perform queued frees and call the watchers."""
         self.leave()
-        if self.late or self.watchers:
-            self.after()
+        if self.queued_frees or self.watchers:
+            self.finish_change()
 
-    def after(self) -> None:
-        """Perform queued frees and call the watchers. The lock is released."""
+    def finish_change(self) -> None:
+        """Perform queued frees and call the watchers. The caller does not hold the lock."""
         self.drain()
         for watcher in list(self.watchers):
             watcher()
 
     def queue(self, free: _Free) -> None:
         """Queue a free that could not acquire the lock."""
-        self.late.append(free)
-        self.drain()  # the holder may have left before it saw the queue
+        self.queued_frees.append(free)
+        self.drain()  # The holder may have released the lock before this free was in the queue.
 
     def drain(self) -> None:
-        """Perform queued frees, unless the lock is held: the holder performs them afterwards."""
-        while self.late and self.try_enter():
+        """Perform queued frees if the lock is free; otherwise its holder performs them afterwards."""
+        while self.queued_frees and self.try_enter():
             try:
                 self.perform_queued()
             finally:
                 self.leave()
 
     def perform_queued(self) -> None:
-        """Perform queued frees. The lock is held."""
-        while self.late:
-            # On an error of an event the block stays pending, and its event is recorded later.
+        """Perform queued frees. The caller holds the lock."""
+        while self.queued_frees:
+            # If an event cannot be recorded, the block stays pending, and the event is recorded later.
             with suppress(CudaError):
-                self.perform(self.late.popleft())
+                self.perform(self.queued_frees.popleft())

@@ -1,6 +1,6 @@
-"""History: a ring of the latest events, with the call stacks that caused them.
+"""History: a ring of the latest allocator events, with the call stacks that caused the events.
 
-A stack is gathered as code objects and offsets before the allocator is entered; lines are looked up when a
+A stack is gathered as code objects and offsets, before the guard is acquired; lines are looked up when a
 snapshot is taken. Source of levels and actions: PyTorch's c10/cuda/CUDACachingAllocator.h (RecordContext,
 TraceEntry) and torch/cuda/memory.py (_record_memory_history).
 """
@@ -38,10 +38,10 @@ Context: TypeAlias = Literal["state", "alloc", "all"]
 Stage: TypeAlias = Literal["START", "END"]
 # The start or end of a named range: name, stage, time in ns of time.perf_counter_ns.
 Annotation: TypeAlias = tuple[str, Stage, int]
-# The user's text; or that text, and the reason for an action of the allocator itself.
+# The user's text for later events; or a tuple of that text and the reason why the allocator itself acts.
 Metadata: TypeAlias = "str | tuple[str, str]"
-# One event: action, address (of an OOM: free bytes of the device), size, stream, time in ns of
-# time.perf_counter_ns, stack, pool, metadata. A plain tuple is created in a third of the time of a named
+# One event: action, address (for an OOM event: free bytes of the device), size, stream, time in ns of
+# time.perf_counter_ns, stack, pool, metadata. Creating a plain tuple takes a third of the time of a named
 # tuple.
 TraceEvent: TypeAlias = "tuple[str, int, int, int, int, RawStack | None, PoolId, Metadata]"
 
@@ -50,9 +50,9 @@ class Level(IntEnum):
     """The events for which call stacks are gathered; each level includes those before it."""
 
     NONE = 0
-    STATE = 1  # of live blocks
-    ALLOC = 2  # of allocations in the trace
-    ALL = 3  # of frees
+    STATE = 1  # Stacks of the allocations of live blocks.
+    ALLOC = 2  # Also stacks of allocations in the trace.
+    ALL = 3  # Also stacks of frees.
 
 
 _LEVELS: dict[str | None, Level] = {
@@ -61,7 +61,7 @@ _LEVELS: dict[str | None, Level] = {
     "alloc": Level.ALLOC,
     "all": Level.ALL,
 }
-_IN_TRACE = Level.ALLOC  # a global variable is read faster than an enum member
+_TRACE_LEVEL = Level.ALLOC  # A global variable is read faster than an enum member.
 
 
 def gather(depth: int = 1) -> RawStack:
@@ -75,7 +75,7 @@ def gather(depth: int = 1) -> RawStack:
 
 
 class Events:
-    """The last ``maxlen`` of ``count`` events. Later events get ``metadata``."""
+    """The last ``maxlen`` of ``count`` events; events that are appended later contain ``metadata``."""
 
     __slots__ = ("count", "maxlen", "metadata", "ring")
 
@@ -83,10 +83,10 @@ class Events:
         self.maxlen = maxlen
         self.metadata = metadata
         self.count = 0
-        self.ring: list[TraceEvent] = []  # the next event replaces that at count % maxlen
+        self.ring: list[TraceEvent] = []  # If full, the next event replaces item count % maxlen.
 
     def append(self, event: TraceEvent) -> None:
-        """Append an event; the oldest one is dropped if there are too many."""
+        """Append an event. If the ring is full, the event replaces the oldest one."""
         if len(self.ring) < self.maxlen:
             self.ring.append(event)
         else:
@@ -94,13 +94,13 @@ class Events:
         self.count += 1
 
     def __iter__(self) -> Iterator[TraceEvent]:
-        """Iterate over the events, oldest first; later ones are not seen."""
+        """Iterate over the current events, oldest first; events appended meanwhile are not included."""
         oldest = self.count % self.maxlen if len(self.ring) == self.maxlen else 0
         return iter(self.ring[oldest:] + self.ring[:oldest])
 
 
 class History:
-    """The recorded events, and the settings of the recording, which is off until ``configure``."""
+    """The recorded events and the settings of the recording. Nothing is recorded before ``configure``."""
 
     __slots__ = (
         "_epoch_ns",
@@ -118,7 +118,7 @@ class History:
         self.skipped: frozenset[str] = frozenset()
         self.events = events(1, "")
         self.annotations: deque[Annotation] = deque(maxlen=1)
-        self._lost = False  # whether events were dropped before those of ``events`` were counted
+        self._lost = False  # Whether events were dropped from earlier rings.
         self._epoch_ns = time_ns() - perf_counter_ns()
 
     @property
@@ -144,7 +144,7 @@ class History:
         skip_actions: Collection[str],
         clear: bool,
     ) -> None:
-        """Record events from now on, or none. Raises UsageError for an invalid setting."""
+        """Start or stop to record events. Raises UsageError for an invalid setting."""
         if recorded is None:
             self.enabled, self.level = False, Level.NONE
             return
@@ -171,13 +171,13 @@ class History:
         """Append an event."""
         if action in self.skipped:
             return
-        seen = stack if self.level >= _IN_TRACE else None
+        event_stack = stack if self.level >= _TRACE_LEVEL else None
         self.events.append(
-            (action, address, size, stream, perf_counter_ns(), seen, pool, self.metadata)
+            (action, address, size, stream, perf_counter_ns(), event_stack, pool, self.metadata)
         )
 
     def record_block(self, action: str, block: Block, stack: RawStack | None) -> None:
-        """Append an event of an allocation; without a stack, with that of the block."""
+        """Append an event of a block; if ``stack`` is None, with the stack of the block."""
         free = block.free_blocks
         self.record(
             action, block.ptr, block.requested, free.stream, stack or block.stack, free.pool.id
@@ -185,7 +185,7 @@ class History:
 
     @contextmanager
     def tagged(self, tag: str) -> Iterator[None]:
-        """Mark the events within as caused by the allocator itself, with the reason."""
+        """Add a reason to all events in a ``with`` block, which the allocator itself causes."""
         text = self.metadata
         self.metadata = (text if isinstance(text, str) else text[0], tag)
         try:
@@ -194,11 +194,20 @@ class History:
             self.metadata = text
 
     def annotate(self, block: Block, stack: RawStack | None, text: str) -> None:
-        """Append a text on a live block."""
-        seen = stack if self.level >= _IN_TRACE else None
+        """Append an event with a text about a live block."""
+        event_stack = stack if self.level >= _TRACE_LEVEL else None
         now = perf_counter_ns()
         self.events.append(
-            (ANNOTATE, block.ptr, block.requested, block.stream, now, seen, block.pool.id, text)
+            (
+                ANNOTATE,
+                block.ptr,
+                block.requested,
+                block.stream,
+                now,
+                event_stack,
+                block.pool.id,
+                text,
+            )
         )
 
     def mark(self, name: str, stage: Stage) -> None:

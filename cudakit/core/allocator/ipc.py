@@ -1,7 +1,7 @@
 """Memory shared with other processes: exported and imported handles, and the value that is sent.
 
-A handle is opened once, however many objects use it, and closed after the last of them. Source: PyTorch's
-c10/cuda/CUDACachingAllocator.cpp (getIpcDevPtr, ExpandableSegment::fromShared).
+A handle is opened once in a process, even if several objects use it, and closed when no object uses it.
+Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (getIpcDevPtr, ExpandableSegment::fromShared).
 """
 
 from __future__ import annotations
@@ -36,36 +36,38 @@ SCHEMA = "cudakit.shared/1"
 # The CUipcMemHandle of a plain segment, or the handle of a page of an expandable segment.
 Handle: TypeAlias = bytes | FabricHandle | DescriptorHandle
 
-_BEYOND = 1 << 63  # above every size and address
-_PIDS = 1 << 31  # above every process id: pid_t is an int
+_MAX_NUMBER = (1 << 63) - 1  # The largest size or address.
+_MAX_PID = (1 << 31) - 1  # The largest process id: pid_t is an int.
 
-_KIND = re.compile(r"([a-z]+):([0-9a-f]+)(?::([0-9]{1,19}))?")
+_HANDLE = re.compile(r"([a-z]+):([0-9a-f]+)(?::([0-9]{1,19}))?")
 
-# The driver's answers if nothing is open any more: CUDA_ERROR_NOT_INITIALIZED, in a forked child, and
+# Error codes with which no handle can be open any more: CUDA_ERROR_NOT_INITIALIZED, in a forked child, and
 # CUDA_ERROR_CONTEXT_IS_DESTROYED (CUDA Driver API, CUresult).
-_NOTHING_IS_OPEN = (3, 709)
+_ERRORS_WITHOUT_CONTEXT = (3, 709)
 
 # The remaining steps of closing a handle, in order.
 _Steps: TypeAlias = "deque[Callable[[], None]]"
 
-# Exports the pages of an expandable segment: address, bytes of a page, number of pages.
+# A function that exports pages of an expandable segment, given address, bytes of a page, and number of pages.
 _ExportPages: TypeAlias = "Callable[[int, int, int], tuple[ShareableHandle, ...]]"
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Part of an allocation, for other processes of the machine to open; can be pickled, and written as text.
+    """A description of a part of an allocation, which other processes of the machine can open.
 
-    It describes the memory, and keeps neither the allocation nor the process alive. Its receiver can access
-    everything in the same segment or pages: send it only to processes that may do so.
+    It can be pickled or written as text, and keeps neither the allocation nor the process alive. The receiver
+    can access all memory in the same segment or pages: send it only to processes that may do so.
     """
 
-    size_bytes: int  # from the shared address to the end of the requested bytes
-    offset_bytes: int  # from the beginning of the opened memory
-    device: str  # its UUID
-    process: ProcessId  # the sharing process
-    page_bytes: int  # of each handle; 0: one handle, of a whole segment
-    handles: tuple[Handle, ...]  # of the pages, in the order of their addresses
+    size_bytes: int  # Bytes from the shared address to the end of the requested bytes.
+    offset_bytes: int  # Offset of the shared address in the opened memory.
+    device: str  # UUID of the device.
+    process: ProcessId  # The process that shares the memory.
+    page_bytes: (
+        int  # Bytes of the page of each handle; 0: the only handle is that of a whole segment.
+    )
+    handles: tuple[Handle, ...]  # Handles of the pages in the order of their addresses.
 
     def as_text(self) -> str:
         """Return JSON that ``from_text`` reads."""
@@ -78,7 +80,7 @@ class SharedMemory:
                 "pid": self.process.pid,
                 "started": self.process.started,
                 "page_bytes": self.page_bytes,
-                "handles": [_written(handle) for handle in self.handles],
+                "handles": [_handle_text(handle) for handle in self.handles],
             }
         )
 
@@ -86,14 +88,14 @@ class SharedMemory:
     def from_text(cls, text: str) -> SharedMemory:
         """Return the value that ``as_text`` wrote. Raises InputError for other texts and versions."""
         fields = _Fields(text)
-        process = ProcessId(fields.number("pid", _PIDS), fields.number("started"))
+        process = ProcessId(fields.number("pid", _MAX_PID), fields.number("started"))
         shared = cls(
             fields.number("size_bytes"),
             fields.number("offset_bytes"),
             fields.text("device"),
             process,
             fields.number("page_bytes"),
-            tuple(_read(each, process) for each in fields.texts("handles")),
+            tuple(_read_handle(item, process) for item in fields.texts("handles")),
         )
         shared._check()
         return shared
@@ -102,21 +104,23 @@ class SharedMemory:
         return SharedMemory.from_text, (self.as_text(),)
 
     def _check(self) -> None:
-        """Raise InputError for handles and sizes that no allocator shares."""
+        """Raise InputError for handles and sizes that ``share`` of an allocator never returns."""
         kinds = {type(handle) for handle in self.handles}
         if self.page_bytes:
             opened_bytes = len(self.handles) * self.page_bytes
-            fits = self.offset_bytes + self.size_bytes <= opened_bytes < _BEYOND
-            right = fits and len(kinds) == 1 and bytes not in kinds
+            fits = self.offset_bytes + self.size_bytes <= opened_bytes <= _MAX_NUMBER
+            is_valid = fits and len(kinds) == 1 and bytes not in kinds
         else:
-            right = kinds == {bytes} and len(self.handles) == 1
-        if not right or not self.size_bytes:
+            is_valid = kinds == {bytes} and len(self.handles) == 1
+        if not is_valid or not self.size_bytes:
             kind = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise _refused("handles", f"{len(self.handles)} ({kind}) for {self.size_bytes} bytes")
+            raise _invalid_field(
+                "handles", f"{len(self.handles)} ({kind}) for {self.size_bytes} bytes"
+            )
 
 
 class _Fields:
-    """The fields of the text; reading one raises InputError if it is invalid."""
+    """The fields of a text from ``as_text``; reading an invalid field raises InputError."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -131,26 +135,26 @@ class _Fields:
             )
         self._fields = fields
 
-    def number(self, name: str, beyond: int = _BEYOND) -> int:
+    def number(self, name: str, maximum: int = _MAX_NUMBER) -> int:
         value = self._fields.get(name)
-        if type(value) is not int or not 0 <= value < beyond:
-            raise _refused(name, value)
+        if type(value) is not int or not 0 <= value <= maximum:
+            raise _invalid_field(name, value)
         return value
 
     def text(self, name: str) -> str:
         value = self._fields.get(name)
         if not isinstance(value, str):
-            raise _refused(name, value)
+            raise _invalid_field(name, value)
         return value
 
     def texts(self, name: str) -> list[str]:
         value = self._fields.get(name)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise _refused(name, value)
+            raise _invalid_field(name, value)
         return value
 
 
-def _written(handle: Handle) -> str:
+def _handle_text(handle: Handle) -> str:
     match handle:
         case DescriptorHandle():
             return f"fd:{handle.number:x}:{handle.serial}"
@@ -160,26 +164,26 @@ def _written(handle: Handle) -> str:
             return f"ipc:{handle.hex()}"
 
 
-def _read(text: str, process: ProcessId) -> Handle:
-    match = _KIND.fullmatch(text)
+def _read_handle(text: str, process: ProcessId) -> Handle:
+    match = _HANDLE.fullmatch(text)
     if match is None:
-        raise _refused("handles", text)
+        raise _invalid_field("handles", text)
     kind, digits, serial = match.groups()
     if kind == "fd" and serial and len(digits) <= 8:
         return DescriptorHandle(process, int(digits, 16), int(serial))
     if serial or len(digits) != 2 * HANDLE_BYTES or kind not in ("ipc", "fabric"):
-        raise _refused("handles", text)
+        raise _invalid_field("handles", text)
     return bytes.fromhex(digits) if kind == "ipc" else FabricHandle(bytes.fromhex(digits))
 
 
-def _refused(name: str, value: Any) -> InputError:
+def _invalid_field(name: str, value: Any) -> InputError:
     return InputError(
         f"invalid {name} in shared memory: {value!r:.60}", hint="send the text unchanged"
     )
 
 
 class ImportedHandle:
-    """Memory of another process that is open in this one, and closed when this object is collected."""
+    """Memory of another process that is open in this process until this object is garbage-collected."""
 
     __slots__ = ("__weakref__", "ptr")
 
@@ -188,11 +192,11 @@ class ImportedHandle:
 
 
 class IpcDevice(DeviceInfo, VirtualMemory, Ipc, Streams, Protocol):
-    """A device whose memory is shared with other processes."""
+    """The protocols of a device whose memory is shared with other processes."""
 
 
 class IpcRegistry:
-    """The exported and the imported handles of one device. Threads and finalizers may call it."""
+    """The exported and the imported handles of one device. Any thread and finalizers may call its methods."""
 
     def __init__(self, gpu: IpcDevice, export_pages: _ExportPages) -> None:
         self._gpu = gpu
@@ -204,7 +208,7 @@ class IpcRegistry:
 
     @property
     def process(self) -> ProcessId:
-        """This process."""
+        """The id of the current process."""
         return self._gpu.process
 
     @cached_property
@@ -213,7 +217,7 @@ class IpcRegistry:
         return str(self._gpu.facts().uuid)
 
     def defer_during(self, captures: Callable[[], int]) -> None:
-        """Close nothing while ``captures`` returns a number above 0: closing waits for the device."""
+        """Close no handle while ``captures()`` is above 0, because closing waits for the device."""
         self._captures = captures
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
@@ -222,14 +226,14 @@ class IpcRegistry:
             return self._gpu.ipc_handle(ptr)
 
     def export(self, ptr: int, page_bytes: int, count: int) -> tuple[ShareableHandle, ...]:
-        """Return the handles of pages. Raises CudaError, or Unsupported if they have none."""
+        """Return the handles of pages. Raises CudaError, or Unsupported if the pages have no handles."""
         with self._gpu.relaxed():
             return self._export_pages(ptr, page_bytes, count)
 
     def open(self, shared: SharedMemory) -> ImportedHandle:
-        """Open memory, unless it is open already. Raises as ``open_shared`` of an allocator."""
+        """Open shared memory, unless it is open already. Raises the errors of ``open_shared``."""
         self._check(shared)
-        self._sweep()
+        self._close_unused_handles()
         key = (shared.process, shared.page_bytes, shared.handles)
         with self._lock:
             imported = self._imported.get(key)
@@ -238,28 +242,28 @@ class IpcRegistry:
                     ptr, steps = self._open(shared)
                 imported = self._imported[key] = ImportedHandle(ptr)
                 weakref.finalize(imported, self._close_later, steps).atexit = False
-        self._sweep()
+        self._close_unused_handles()
         return imported
 
     def close_unused(self) -> None:
-        """Close the handles that are not used any more. On CudaError the next call tries again."""
-        failure = self._sweep()
+        """Close the handles that no object uses any more. Raises CudaError; the next call tries again."""
+        failure = self._close_unused_handles()
         if failure:
             raise failure
 
-    def _sweep(self) -> CudaError | None:
-        """Close the handles that are not used any more, and return the last failure."""
+    def _close_unused_handles(self) -> CudaError | None:
+        """Close the handles that no object uses any more, and return the last failure."""
         failure: CudaError | None = None
         for _ in range(len(self._unused)):
             if self._captures() or not self._lock.acquire(blocking=False):
-                break  # a later call closes the rest
+                break  # A later call closes the remaining handles.
             try:
-                failure = self._close_one() or failure
+                failure = self._close_next_handle() or failure
             finally:
                 self._lock.release()
         return failure
 
-    def _close_one(self) -> CudaError | None:
+    def _close_next_handle(self) -> CudaError | None:
         try:
             steps = self._unused.popleft()
         except IndexError:
@@ -270,7 +274,7 @@ class IpcRegistry:
                     steps[0]()
                     steps.popleft()
         except CudaError as error:
-            if error.code in _NOTHING_IS_OPEN:
+            if error.code in _ERRORS_WITHOUT_CONTEXT:
                 return None
             self._unused.append(steps)
             return error
@@ -278,7 +282,7 @@ class IpcRegistry:
 
     def _close_later(self, steps: _Steps) -> None:
         self._unused.append(steps)
-        self._sweep()  # a finalizer cannot report a failure; the next call tries again
+        self._close_unused_handles()  # A finalizer cannot report a failure, but the next call tries again.
 
     def _check(self, shared: SharedMemory) -> None:
         if shared.process == self.process:
@@ -293,7 +297,7 @@ class IpcRegistry:
             )
 
     def _open(self, shared: SharedMemory) -> tuple[int, _Steps]:
-        """Return the address, and the steps that close it.
+        """Open handles; return the address of the memory, and the steps that close the handles.
 
         The first step waits for the device: cuIpcCloseMemHandle and cuMemUnmap are not documented to wait for
         work that uses the memory.
@@ -313,21 +317,21 @@ class IpcRegistry:
         return ptr, deque([gpu.sync, partial(gpu.unmap, ptr, size_bytes), unreserve])
 
     def _map(self, ptr: Ptr, page_bytes: int, handles: tuple[Handle, ...]) -> None:
-        mapped = 0
+        mapped_bytes = 0
         try:
             for handle in handles:
-                self._map_one(Ptr(ptr + mapped), page_bytes, handle)
-                mapped += page_bytes
+                self._map_page(Ptr(ptr + mapped_bytes), page_bytes, handle)
+                mapped_bytes += page_bytes
         except BaseException:
-            if mapped:
-                self._undo(partial(self._gpu.unmap, ptr, mapped))
+            if mapped_bytes:
+                self._undo(partial(self._gpu.unmap, ptr, mapped_bytes))
             raise
 
-    def _map_one(self, ptr: Ptr, page_bytes: int, handle: Handle) -> None:
+    def _map_page(self, ptr: Ptr, page_bytes: int, handle: Handle) -> None:
         backing = self._gpu.import_backing(cast("ShareableHandle", handle))
         try:
             self._gpu.map(ptr, backing, page_bytes)
-        finally:  # the memory lives as long as the mapping
+        finally:  # The memory exists as long as it is mapped.
             self._undo(partial(self._gpu.release, backing))
 
     def _undo(self, step: Callable[[], None]) -> None:
@@ -339,7 +343,7 @@ class IpcRegistry:
 
 
 class OpenedMemory:
-    """Memory of another process, until ``close``, the end of a with block, or the end of this object.
+    """Memory of another process: open until ``close``, the end of a with block, or garbage collection.
 
     Created by ``open_shared`` of an allocator. The memory has ``size_bytes`` from ``ptr`` on. Arrays created
     by ``__cuda_array_interface__``, such as by ``cupy.asarray``, have uint8 elements and keep this object
@@ -353,7 +357,7 @@ class OpenedMemory:
         self._offset_bytes = shared.offset_bytes
         self._imported: ImportedHandle | None = imported
         self._registry = registry
-        self._owner = owner  # the allocator, which keeps its device open
+        self._owner = owner  # The allocator; it keeps the device open.
 
     @property
     def ptr(self) -> Ptr:
@@ -369,15 +373,15 @@ class OpenedMemory:
             "typestr": "|u1",
             "data": (self.ptr, False),
             "strides": None,
-            "stream": None,  # unknown in this process
+            "stream": None,  # The stream that wrote the memory is unknown in this process.
             "version": 3,
         }
 
     def close(self) -> None:
-        """Close the memory; it is unmapped when every OpenedMemory of it in this process is closed.
+        """Close this object. The memory is unmapped when this process has no other OpenedMemory of it.
 
-        Closing twice does nothing. Unmapping waits for the device; during a capture of the allocator it is
-        left to a later call. Raises CudaError if the driver refuses; a later call tries again.
+        A second call does nothing. Unmapping waits for the device; during a capture of the allocator a later
+        call unmaps the memory. Raises CudaError if the driver refuses; a later call tries again.
         """
         if self._imported is not None:
             self._imported = None

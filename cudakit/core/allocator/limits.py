@@ -1,6 +1,6 @@
-"""Limits: monitors of memory, a limit of the cache, the memory fraction, and reserved address ranges.
+"""Limits: monitors of memory, a limit of the cache, and reserved address ranges.
 
-Callbacks run without the guard.
+Callbacks run while the guard is released.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from cudakit.errors import CudaError, UsageError
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL
 from cudakit.torch_rules.setting_rules import is_class_name
 
-Held: TypeAlias = Literal["reserved_bytes", "allocated_bytes", "active_bytes"]
+MonitoredMetric: TypeAlias = Literal["reserved_bytes", "allocated_bytes", "active_bytes"]
 Direction: TypeAlias = Literal["up", "down", "both"]
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A value has reached a threshold, or has fallen below it."""
+    """The report of a crossing: a value has reached a threshold, or has fallen below the threshold."""
 
-    metric: Held
-    up: bool  # the value is at least the threshold now; else below
-    value_bytes: int  # at the time of the check
+    metric: MonitoredMetric
+    up: bool  # Whether the value is now at or above the threshold.
+    value_bytes: int  # Value at the time of the check.
     threshold_bytes: int
     device: int
 
@@ -43,35 +43,39 @@ class Monitor:
     """A threshold that is monitored until ``end``."""
 
     def __init__(
-        self, metric: Held, threshold_bytes: int, direction: Direction, callback: Callback
+        self,
+        metric: MonitoredMetric,
+        threshold_bytes: int,
+        direction: Direction,
+        callback: Callback,
     ) -> None:
         self.metric = metric
         self.threshold_bytes = threshold_bytes
         self.direction = direction
         self.callback = callback
-        self.above = False
-        self._ends: Callable[[Monitor], None] | None = None
+        self.is_above = False
+        self._on_end: Callable[[Monitor], None] | None = None
 
     def end(self) -> None:
         """Stop monitoring."""
-        if self._ends is not None:
-            self._ends(self)
-            self._ends = None
+        if self._on_end is not None:
+            self._on_end(self)
+            self._on_end = None
 
-    def crossed(self, value: int) -> bool:
-        """Record a value; return whether it is a crossing to report."""
-        above = value >= self.threshold_bytes
-        if above == self.above:
+    def update(self, value: int) -> bool:
+        """Compare a new value with the threshold; return whether a crossing must be reported."""
+        is_above = value >= self.threshold_bytes
+        if is_above == self.is_above:
             return False
-        self.above = above
-        return self.direction in ("both", "up" if above else "down")
+        self.is_above = is_above
+        return self.direction in ("both", "up" if is_above else "down")
 
 
 @dataclass(frozen=True, slots=True)
 class AddressSpace:
-    """Addresses that expandable segments have reserved, mapped or not."""
+    """The addresses that expandable segments reserve, including addresses without memory."""
 
-    segments: int
+    segments: int  # Number of reserved ranges.
     reserved_bytes: int
 
 
@@ -81,15 +85,15 @@ class Limits:
     def __init__(self, state: AllocatorState) -> None:
         self._state = state
         self._monitors: list[Monitor] = []
-        self._calling = threading.Lock()
+        self._callback_lock = threading.Lock()
         self.cache_limit_bytes: int | None = None
 
     # Monitors.
 
     def monitor(
         self,
-        metric: Held,
-        threshold: int | float,  # bytes, or a fraction of the device's memory
+        metric: MonitoredMetric,
+        threshold: int | float,
         callback: Callback,
         *,
         direction: Direction = "up",
@@ -107,8 +111,8 @@ class Limits:
         _check(metric, threshold, direction)
         with self._state.inside():
             monitor = Monitor(metric, threshold, direction, callback)
-            monitor.above = self._state.engine.stats.total(metric) >= threshold
-            monitor._ends = self._forget
+            monitor.is_above = self._state.engine.stats.total(metric) >= threshold
+            monitor._on_end = self._forget
             self._monitors.append(monitor)
             self._state.watch(self._check_monitors)
             return monitor
@@ -122,7 +126,7 @@ class Limits:
             self._call_monitors()
             return
         guard = self._state.guard
-        if guard.try_enter():  # another thread may be adding a monitor
+        if guard.try_enter():  # Another thread may be adding a monitor at this moment.
             try:
                 if not self._monitors:
                     self._state.unwatch(self._check_monitors)
@@ -133,26 +137,26 @@ class Limits:
     def _call_monitors(self) -> None:
         """Call the callbacks whose threshold was crossed.
 
-        Changes by the callbacks, and by other threads while callbacks run, are checked with the next call.
-        So callbacks cannot call each other endlessly.
+        Changes that callbacks make, and changes by other threads while callbacks run, are checked after the
+        next call of the allocator. So callbacks cannot trigger each other endlessly.
         """
-        if not self._calling.acquire(blocking=False):
+        if not self._callback_lock.acquire(blocking=False):
             return
         try:
             for monitor in list(self._monitors):
                 value = self._state.engine.stats.total(monitor.metric)
-                if monitor.crossed(value):
+                if monitor.update(value):
                     self._report_crossing(monitor, value)
         finally:
-            self._calling.release()
+            self._callback_lock.release()
 
     def _report_crossing(self, monitor: Monitor, value: int) -> None:
         crossing = Crossing(
-            monitor.metric, monitor.above, value, monitor.threshold_bytes, self._state.device
+            monitor.metric, monitor.is_above, value, monitor.threshold_bytes, self._state.device
         )
         try:
             monitor.callback(crossing)
-        except Exception as error:  # noqa: BLE001  # not an error of the allocator's caller
+        except Exception as error:  # noqa: BLE001  # The caller of the allocator did not cause it.
             _report_unraisable(error, monitor.callback)
 
     # The cache.
@@ -176,12 +180,15 @@ class Limits:
                 self._state.watch(self._trim)
 
     def _trim(self) -> None:
+        """Release segments beyond the cache limit, unless another thread holds the guard."""
         limit, state = self.cache_limit_bytes, self._state
         if limit is None or _cached_bytes(state.engine) <= limit or state.captures.count:
             return
-        if state.guard.try_enter():  # else the holder of the guard trims when it leaves
+        if state.guard.try_enter():  # Otherwise the holder of the guard trims the cache afterwards.
             try:
-                with suppress(CudaError):  # the segment stays cached, and the next free tries again
+                with suppress(
+                    CudaError
+                ):  # The segment stays cached, and the next free tries again.
                     _trim_cache(state, limit)
             finally:
                 state.guard.leave()
@@ -216,8 +223,8 @@ class Limits:
         """Return the number and the size of the address ranges that expandable segments reserve."""
         with self._state.inside():
             expandable = self._state.engine.expandable
-            reserved = expandable.segments if expandable else ()
-            return AddressSpace(len(reserved), sum(each.size for each in reserved))
+            segments = expandable.segments if expandable else ()
+            return AddressSpace(len(segments), sum(segment.size for segment in segments))
 
 
 def _cached_bytes(engine: Engine) -> int:
@@ -227,22 +234,28 @@ def _cached_bytes(engine: Engine) -> int:
 def _trim_cache(state: AllocatorState, limit_bytes: int) -> None:
     """Release whole segments until the cached bytes are within the limit. Raises CudaError."""
     engine = state.engine
-    whole = sorted(filter(_is_free, engine.segments.values()), key=lambda segment: segment.size)
-    while whole and (excess := _cached_bytes(engine) - limit_bytes) > 0:
-        large_enough = (index for index, segment in enumerate(whole) if segment.size >= excess)
-        state.cache.release_block(whole.pop(next(large_enough, len(whole) - 1)).first, None)
+    free_segments = sorted(
+        filter(_is_releasable, engine.segments.values()), key=lambda segment: segment.size
+    )
+    while free_segments and (excess := _cached_bytes(engine) - limit_bytes) > 0:
+        large_enough = (
+            index for index, segment in enumerate(free_segments) if segment.size >= excess
+        )
+        chosen = next(large_enough, len(free_segments) - 1)
+        state.cache.release_block(free_segments.pop(chosen).first, None)
 
 
-def _is_free(segment: Segment) -> bool:
+def _is_releasable(segment: Segment) -> bool:
+    """Return whether a segment is free as a whole, not expandable, and in the default pool."""
     first = segment.first
-    plain = not segment.is_expandable and segment.pool.id == DEFAULT_POOL
-    return plain and first.free and first.size == segment.size
+    is_plain = not segment.is_expandable and segment.pool.id == DEFAULT_POOL
+    return is_plain and first.free and first.size == segment.size
 
 
 def _check(metric: str, threshold_bytes: int, direction: str) -> None:
-    if metric not in get_args(Held):
+    if metric not in get_args(MonitoredMetric):
         raise UsageError(
-            f"{metric!r} cannot be monitored", hint=f"one of {', '.join(get_args(Held))}"
+            f"{metric!r} cannot be monitored", hint=f"one of {', '.join(get_args(MonitoredMetric))}"
         )
     if direction not in get_args(Direction):
         raise UsageError(f"{direction!r} is not a direction", hint="one of 'up', 'down' or 'both'")

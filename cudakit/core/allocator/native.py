@@ -1,6 +1,6 @@
-"""The native types of the allocator: those of fast/, with the rarely called methods of the plain types.
+"""The native types of the allocator: data and frequent methods in C (fast/), rare methods of the plain types.
 
-Importing this module raises ImportError if the extension was not compiled; then the plain types are used.
+Importing this module raises ImportError if the extension was not compiled. The plain types are used then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Block(_fast.Block):
-    """A block whose data is native; see blocks.Block."""
+    """A block whose attributes are stored in C; see blocks.Block."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ class Block(_fast.Block):
 
 
 class FreeBlocks(_fast.FreeBlocks):
-    """Sorted free blocks; see blocks.FreeBlocks."""
+    """Free blocks, sorted in C; see blocks.FreeBlocks."""
 
     __slots__ = ("stats",)
 
@@ -51,9 +51,9 @@ class FreeBlocks(_fast.FreeBlocks):
 
 
 class BlockCounters(_fast.BlockCounters):
-    """Counters whose data is native; see pool_stats.BlockCounters."""
+    """Counters whose values are stored in C; see pool_stats.BlockCounters."""
 
-    __slots__ = ("other", "total")
+    __slots__ = ("all_pools", "other_pools")
 
     count_alloc = pool_stats.BlockCounters.count_alloc
     count_free = pool_stats.BlockCounters.count_free

@@ -1,4 +1,4 @@
-"""The slow path: alloc and free for every case, the attempts before a request fails, and its error.
+"""The slow path: alloc and free for every case, the attempts to find memory, and the error if all fail.
 
 Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator::malloc).
 """
@@ -32,8 +32,8 @@ ProcessQuery: TypeAlias = Callable[[], "tuple[Process, ...] | Unavailable"]
 class OutOfMemory(CudaError, MemoryError):
     """No memory is left for a request. ``report`` is None if the request was refused at once.
 
-    It is also a MemoryError, which CuPy, Numba and RMM handle. ``message`` is one line, which begins like
-    PyTorch's. The string of the error adds a table of the memory and the remedies.
+    The error is also a MemoryError, which CuPy, Numba and RMM handle. ``message`` is one line that begins
+    like PyTorch's message. The string of the error adds a table of the memory, and remedies.
     """
 
     def __init__(
@@ -68,28 +68,29 @@ class OomChain:
         self._helpers: list[Callable[[], bool]] = []
         self._observers: list[Observer] = []
         self._rejection_observers: list[Observer] = []
-        self._saver: Observer | None = None
+        self._snapshot_saver: Observer | None = None
         self._query: ProcessQuery | None = None
 
-    # Functions that programs register.
+    # Methods that register functions of the program.
 
     def on_shortage(self, helper: Callable[[], bool]) -> None:
-        """Call a function when no free block serves a request; it returns whether it freed memory."""
+        """Call a function when no free block serves a request. It returns whether it freed memory."""
         self._helpers.append(helper)
 
     def on_out_of_memory(self, observer: Observer) -> None:
         """Call a function with the report of each request that fails, before the error is raised.
 
-        Its exceptions become notes on that error. Requests that are refused at once go to ``on_rejection``.
+        Exceptions of the function become notes on that error. For requests that are refused at once, the
+        function of ``on_rejection`` is called instead.
         """
         self._observers.append(observer)
 
     def on_rejection(self, observer: Observer) -> None:
         """Call a function with the report of each request that throw_on_cudamalloc_oom refuses.
 
-        Such requests exceed the memory fraction; nothing is released for them, and no snapshot is saved. The
-        report has the values of PyTorch's OomRejectionObserver: ``device``, ``segment_bytes``,
-        ``reserved_bytes``, ``device_total_bytes``. Exceptions become notes on the error.
+        Such requests exceed the memory fraction; no memory is released for them, and no snapshot is saved.
+        The report has the values of PyTorch's OomRejectionObserver: ``device``, ``segment_bytes``,
+        ``reserved_bytes``, ``device_total_bytes``. Exceptions of the function become notes on the error.
         """
         self._rejection_observers.append(observer)
 
@@ -101,28 +102,30 @@ class OomChain:
         writable.
         """
         if path is None:
-            self._saver = None
+            self._snapshot_saver = None
             return
-        place = checked_path(path)
+        target = checked_path(path)
 
         def save_on_out_of_memory(report: OomReport) -> None:  # noqa: ARG001
-            save(self._take_snapshot(), place)
+            save(self._take_snapshot(), target)
 
-        save_on_out_of_memory.__qualname__ = "save_on_out_of_memory"  # for the note on the error
-        self._saver = save_on_out_of_memory
+        save_on_out_of_memory.__qualname__ = (
+            "save_on_out_of_memory"  # The note on the error contains this name.
+        )
+        self._snapshot_saver = save_on_out_of_memory
 
     def ask_processes(self, query: ProcessQuery | None) -> None:
         """Include the processes that a function returns in the reports of failed requests."""
         self._query = query
 
-    # The attempts. The guard is held.
+    # Attempts to find memory. The caller holds the guard.
 
-    def obtain(
+    def obtain_block(
         self, pool: BlockPool, size: int, requested: int, stream: int, stack: RawStack | None
     ) -> Block:
-        """Return a block that is in no list, after no free block was found."""
+        """Return a block for a request that no free block serves; it is in no list. Raises OutOfMemory."""
         engine = self._state.engine
-        if self._was_helped():
+        if self._call_helpers():
             expands = engine.expands(pool)
             block = engine.get_free_block(pool, size, stream, expands=expands)
             if block is not None:
@@ -131,21 +134,23 @@ class OomChain:
         request = Request(size, requested, segment_bytes, stream, pool, stack)
         if engine.collects_garbage:
             self._state.cache.garbage_collect_cached_blocks(stack)
-        # throw_on_cudamalloc_oom of PyTorch 2.12 (its pull request 179473): refused at once.
-        beyond = engine.reserved_bytes + segment_bytes > engine.limit_bytes
-        rejected = beyond and engine.settings.throw_on_cudamalloc_oom
+        # With throw_on_cudamalloc_oom (PyTorch 2.12, pull request 179473) a request beyond the limit fails at
+        # once.
+        exceeds_limit = engine.reserved_bytes + segment_bytes > engine.limit_bytes
+        rejected = exceeds_limit and engine.settings.throw_on_cudamalloc_oom
         block = None if rejected else self._try_all(request)
         if block is not None:
             return block
         raise self._error(self._report(request, rejected=rejected))
 
     def _try_all(self, request: Request) -> Block | None:
+        """Try PyTorch's ways to find memory in its order; return None if all of them fail."""
         state, engine = self._state, self._state.engine
-        block = state.cache.alloc_block(request) or self._borrow(request)
+        block = state.cache.alloc_block(request) or self._take_lent_block(request)
         if block is None and state.cache.release_available_cached_blocks(request):
             block = state.cache.alloc_block(request)
         if block is not None or state.captures.count:
-            return block  # waiting would invalidate the capture
+            return block  # Waiting for the device would invalidate the capture.
         state.empty_cache(request.stack)
         engine.stats.num_alloc_retries += 1
         block = state.cache.alloc_block(request)
@@ -155,10 +160,10 @@ class OomChain:
             engine.stats.num_sync_rescues += block is not None
         return block
 
-    def _borrow(self, request: Request) -> Block | None:
-        """Take a free block of a private pool that lends to the default one (PyTorch's try_mempool_fallback).
+    def _take_lent_block(self, request: Request) -> Block | None:
+        """Take a free block of a private pool that lends its blocks (PyTorch's try_mempool_fallback).
 
-        As in PyTorch, no block of an expandable segment, and without a driver call.
+        As in PyTorch, blocks of expandable segments are not lent, and the driver is not called.
         """
         engine = self._state.engine
         if request.pool.id != engine.default.id:
@@ -170,12 +175,15 @@ class OomChain:
                 return block
         return None
 
-    def _was_helped(self) -> bool:
+    def _call_helpers(self) -> bool:
+        """Call the functions of ``on_shortage``; return whether any of them freed memory."""
         if not self._helpers:
             return False
         state = self._state
         with state.guard.outside():
-            freed = [helper() for helper in self._helpers]  # every helper is called
+            freed = [
+                helper() for helper in self._helpers
+            ]  # A list, so that every helper is called.
         state.guard.perform_queued()
         return any(freed)
 
@@ -201,11 +209,11 @@ class OomChain:
         )
 
     def _error(self, report: OomReport) -> OutOfMemory:
-        """Call the observers, without the guard, and return the error, with a note for each that failed."""
+        """Call the observers without the guard; return the error with a note for each failed observer."""
         with self._state.guard.outside():
             if self._query is not None:
                 report = replace(report, processes=_processes(self._query))
-            saver = [self._saver] if self._saver else []
+            saver = [self._snapshot_saver] if self._snapshot_saver else []
             observers = self._rejection_observers if report.rejected else self._observers + saver
             notes = [
                 note for observer in list(observers) if (note := _call_observer(observer, report))
@@ -219,7 +227,8 @@ class OomChain:
 class SlowPath:
     """``alloc`` and ``free`` for every case: any settings, history, private pools and pending frees.
 
-    ``owner`` is the allocator: a reference to one of these functions keeps it alive.
+    ``owner`` is the allocator. The slow path refers to it, so that a reference to ``slow_alloc`` keeps it
+    alive.
     """
 
     def __init__(self, owner: object, state: AllocatorState, chain: OomChain) -> None:
@@ -228,7 +237,7 @@ class SlowPath:
         self._oom = chain
 
     def slow_alloc(self, size_bytes: int, stream: int = 0) -> Ptr:
-        """Allocate; see Alloc."""
+        """Allocate memory; see the protocol Alloc."""
         state = self._state
         if state.refusal is not None:
             raise state.refusal()
@@ -255,9 +264,9 @@ class SlowPath:
         pools = engine.private.route(stream) or engine.default
         pool = pools.small if size <= MAX_SMALL_BYTES else pools.large
         expands = engine.expands(pool)
-        block = engine.get_free_block(pool, size, stream, expands=expands) or self._oom.obtain(
-            pool, size, size_bytes, stream, stack
-        )
+        block = engine.get_free_block(
+            pool, size, stream, expands=expands
+        ) or self._oom.obtain_block(pool, size, size_bytes, stream, stack)
         # A lent block is split as if no segment were expandable, as in PyTorch.
         expands = engine.expands(pool) and block.pool is pool
         split = engine.should_split(block, size, expands=expands)
@@ -265,14 +274,14 @@ class SlowPath:
         return block
 
     def slow_free(self, ptr: int, stream: int | None = None) -> None:
-        """Free; see Free."""
+        """Free memory; see the protocol Free."""
         state = self._state
         if state.is_slow("retired"):
             return
         stack = None
         block = state.live.pop(ptr, None)
         if block is None:
-            self._free_unknown(ptr)
+            self._free_without_block(ptr)
             return
         if state.history.level >= Level.ALL:
             stack = gather(1 + state.fast_path.python_frames)
@@ -284,7 +293,8 @@ class SlowPath:
         finally:
             state.guard.exit()
 
-    def _free_unknown(self, ptr: int) -> None:
+    def _free_without_block(self, ptr: int) -> None:
+        """Free memory that was allocated without caching. Raises InvalidPointer for all other addresses."""
         state = self._state
         if ptr == 0:
             return
@@ -316,12 +326,12 @@ class SlowPath:
 def _processes(query: ProcessQuery) -> tuple[Process, ...] | Unavailable:
     try:
         return query()
-    except Exception as error:  # noqa: BLE001  # of NVML; the report is useful without it
+    except Exception as error:  # noqa: BLE001  # The report is useful without the processes.
         return Unavailable(str(error) or type(error).__name__)
 
 
 def _call_observer(observer: Observer, report: OomReport) -> str:
-    """Call an observer; return its failure as a note, which must not hide the out-of-memory error."""
+    """Call an observer; return a note if it failed: its error must not hide the out-of-memory error."""
     try:
         observer(report)
     except Exception as error:  # noqa: BLE001

@@ -1,4 +1,4 @@
-"""The virtual memory of a device: pages of expandable segments, shared with other processes and devices."""
+"""The virtual memory of a device: pages of expandable segments, which other processes and devices can use."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from cudakit.gpu.api import (
     VirtualMemory,
 )
 
-# CUresult values (CUDA Driver API): INVALID_HANDLE, and NOT_PERMITTED and NOT_SUPPORTED, with which
-# cuMemCreate refuses a kind of handle that is not available.
+# CUresult values (CUDA Driver API): CUDA_ERROR_INVALID_HANDLE; CUDA_ERROR_NOT_PERMITTED and _NOT_SUPPORTED,
+# with which cuMemCreate refuses a kind of handle that is not available.
 _INVALID_HANDLE = 400
-_NO_SUCH_HANDLE = (800, 801)
+_HANDLE_KIND_REFUSED = (800, 801)
 
 
 class _PagesDevice(VirtualMemory, Memory, Ipc, Streams, Protocol):
-    """A device whose pages are mapped and exported."""
+    """The protocols of a device whose pages are mapped and exported."""
 
 
 class GpuPages:
     """Virtual memory of a device, available during captures too.
 
-    The reference to the physical memory of a page is released as soon as the page is mapped: the memory
-    lives as long as the mapping (cuMemRelease, CUDA Driver API, "Virtual Memory Management"). It is created
-    with the first kind of handle that is available, so that other processes can open it, unless ``shares``
-    is off. ``peers`` are the other devices that can use it.
+    The handle of a page's physical memory is released as soon as the page is mapped: the memory exists as
+    long as the mapping (cuMemRelease, CUDA Driver API, "Virtual Memory Management"). With ``shares``, memory
+    is created with the first kind of shareable handle that is available, so that other processes can open it.
+    ``peers`` are the other devices that can access the memory.
     """
 
     def __init__(self, gpu: _PagesDevice, *, shares: bool = True) -> None:
@@ -45,11 +45,11 @@ class GpuPages:
         self.granularity = gpu.granularity
         self.peers: list[int] = []
         self._reserved: dict[int, int] = {}
-        self._mapped: dict[int, int] = {}  # pages: address and size
-        # The kinds of handle still to be tried, the best first; empty: not determined yet.
+        self._mapped: dict[int, int] = {}  # Sizes of the mapped pages by address.
+        # Kinds of handle that were not refused, the best first; empty if they are not determined yet.
         self._kinds: list[HandleKind | None] = [] if shares else [None]
-        self._exported: dict[int, ShareableHandle] = {}  # by the address of the page
-        self._undone: list[Callable[[], None]] = []  # refused by the driver, repeated later
+        self._exported: dict[int, ShareableHandle] = {}  # Handles by the address of the page.
+        self._failed_steps: list[Callable[[], None]] = []  # Clean-up steps to repeat later.
 
     def reserve(self, size_bytes: int) -> int:
         with self._gpu.relaxed():
@@ -87,52 +87,52 @@ class GpuPages:
         self._run_cleanup([])
 
     def _wait_for_all_work(self) -> None:
-        """Wait for the device. cuMemFree waits too, and unlike cuCtxSynchronize does not end captures."""
+        """Wait for the device by a cuMemFree, which does not invalidate captures, unlike cuCtxSynchronize."""
         try:
             self._gpu.free(self._gpu.malloc(1))
-        except CudaError:  # without free memory for the byte
+        except CudaError:  # No memory is free for the byte.
             self._gpu.sync()
 
     def sync_stream(self, stream: int) -> None:
-        # As for events, the legacy stream stands for the default stream of a thread.
+        # As for events, the legacy stream is used instead of the default stream of another thread.
         try:
             self._gpu.sync_stream(Stream(stream) if stream > 0 else LEGACY)
         except CudaError as error:
             if error.code != _INVALID_HANDLE:
                 raise
-            self._gpu.sync()  # the stream was destroyed, its work may still run
+            self._gpu.sync()  # The stream was destroyed, but its work may still run.
 
     def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None:
         """Allow another device to access mapped memory: the given ranges and later ones.
 
         On CudaError nothing is enabled.
         """
-        done: list[tuple[int, int]] = []
+        enabled: list[tuple[int, int]] = []
         try:
             for ptr, size_bytes in mapped:
                 self._gpu.set_access(Ptr(ptr), size_bytes, device)
-                done.append((ptr, size_bytes))
+                enabled.append((ptr, size_bytes))
         except BaseException:
-            for ptr, size_bytes in done:
-                with suppress(CudaError):  # more access than necessary, nothing is lost
+            for ptr, size_bytes in enabled:
+                with suppress(CudaError):  # The device then keeps an access that it does not need.
                     self._gpu.set_access(Ptr(ptr), size_bytes, device, allowed=False)
             raise
         self.peers.append(device)
 
     def export(self, ptr: int, page_bytes: int, count: int) -> tuple[ShareableHandle, ...]:
-        """Return handles of pages for other processes, the same each time until the pages are unmapped.
+        """Return handles of pages for other processes: the same handles until the pages are unmapped.
 
-        On CudaError, and Unsupported for pages without handles, nothing is exported.
+        Raises CudaError, and Unsupported for pages without handles; then no page is exported.
         """
         pages = range(ptr, ptr + count * page_bytes, page_bytes)
-        new: list[int] = []
+        new_pages: list[int] = []
         try:
             for page in pages:
                 if page not in self._exported:
                     self._exported[page] = self._export(page)
-                    new.append(page)
+                    new_pages.append(page)
         except BaseException:
-            self._revoke(new)
+            self._revoke(new_pages)
             raise
         return tuple(self._exported[page] for page in pages)
 
@@ -153,16 +153,16 @@ class GpuPages:
         self._run_cleanup([partial(self._gpu.revoke, self._exported.pop(page)) for page in pages])
 
     def _map(self, ptr: int, page_bytes: int, count: int) -> None:
-        mapped, backings = 0, self._create(page_bytes, count)
+        mapped_bytes, backings = 0, self._create(page_bytes, count)
         try:
             for backing in backings:
-                self._gpu.map(Ptr(ptr + mapped), backing, page_bytes)
-                mapped += page_bytes
+                self._gpu.map(Ptr(ptr + mapped_bytes), backing, page_bytes)
+                mapped_bytes += page_bytes
             for device in self.peers:
-                self._gpu.set_access(Ptr(ptr), mapped, device)
+                self._gpu.set_access(Ptr(ptr), mapped_bytes, device)
         except BaseException:
-            if mapped:
-                self._gpu.unmap(Ptr(ptr), mapped)
+            if mapped_bytes:
+                self._gpu.unmap(Ptr(ptr), mapped_bytes)
             raise
         finally:
             self._release(backings)
@@ -171,17 +171,17 @@ class GpuPages:
         backings: list[Backing] = []
         try:
             for _ in range(count):
-                backings.append(self._create_one(page_bytes))  # noqa: PERF401  # one may fail
+                backings.append(self._create_backing(page_bytes))  # noqa: PERF401  # a call may fail
         except BaseException:
             self._release(backings)
             raise
         return backings
 
-    def _create_one(self, page_bytes: int) -> Backing:
+    def _create_backing(self, page_bytes: int) -> Backing:
         """Create memory with the first kind of handle that is available.
 
-        A device may report a kind and then refuse it: that of an NVLink fabric without a channel (CUDA
-        Driver API, cuMemCreate).
+        A device may report a kind of handle and then refuse it, such as fabric handles without access to an
+        IMEX channel (CUDA Driver API, cuMemCreate).
         """
         self._kinds = self._kinds or [*self._gpu.handle_kinds(), None]
         while True:
@@ -189,7 +189,7 @@ class GpuPages:
             try:
                 return self._gpu.create(page_bytes, kind)
             except CudaError as error:
-                if kind is None or error.code not in _NO_SUCH_HANDLE:
+                if kind is None or error.code not in _HANDLE_KIND_REFUSED:
                     raise
                 del self._kinds[0]
 
@@ -197,10 +197,10 @@ class GpuPages:
         self._run_cleanup([partial(self._gpu.release, backing) for backing in backings])
 
     def _run_cleanup(self, steps: list[Callable[[], None]]) -> None:
-        """Run clean-up steps, and those that failed before. Failed steps are repeated later."""
-        left, self._undone = [*self._undone, *steps], []
-        for step in left:
+        """Run clean-up steps, and the steps that failed before. Steps that fail now are repeated later."""
+        steps, self._failed_steps = [*self._failed_steps, *steps], []
+        for step in steps:
             try:
                 step()
             except CudaError:
-                self._undone.append(step)
+                self._failed_steps.append(step)

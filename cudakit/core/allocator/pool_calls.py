@@ -1,8 +1,8 @@
 """The methods of an allocator for private pools: routing of requests, captures, and checkpoints.
 
-A replayed graph writes its outputs to the addresses of its capture, even if other memory was allocated there
-since. So a checkpoint records how the pool is divided into blocks, and can restore this division. Source:
-PyTorch's c10/cuda/CUDACachingAllocator.cpp (beginAllocateToPool, endAllocateToPool, releasePool; Note
+A replayed graph writes its outputs to the addresses of its capture, even if other blocks were allocated there
+after the capture. So a checkpoint records how a pool is divided into blocks, and can restore this division.
+Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (beginAllocateToPool, endAllocateToPool, releasePool; Note
 [Checkpointing PrivatePoolState], getCheckpointState, setCheckpointPoolState, setSegmentStateToCheckpoint).
 """
 
@@ -36,8 +36,8 @@ class PoolUsage:
     """The use and the memory of a private pool."""
 
     id: PoolId
-    uses: int  # number of holders; with 0 its cached memory can be released
-    segments: int
+    uses: int  # Number of holders; if it is 0, the cached memory can be released.
+    segments: int  # Number of segments.
     reserved_bytes: int
     allocated_bytes: int
 
@@ -51,7 +51,7 @@ class PoolRouting:
 
     @contextmanager
     def use_pool(self, pool: HeldPool | PoolId) -> Iterator[None]:
-        """Serve the requests of this thread from a pool; of nested contexts the innermost applies.
+        """Serve the requests of this thread from a pool. If contexts are nested, the innermost one applies.
 
         Events are queried and memory is released as usual, unlike in PyTorch 2.11 (its issue 159674). Raises
         PoolError if the pool is in use by another context.
@@ -71,7 +71,7 @@ class PoolRouting:
         stream: int | None,
         graph: CaptureGraph | None,
     ) -> Iterator[GraphMemory]:
-        """See ``CachingAllocator.capture``; the GraphMemory keeps ``owner`` alive."""
+        """Implement ``CachingAllocator.capture``; the yielded GraphMemory keeps ``owner`` alive."""
         number = None if stream is None else stream_number(stream)
         upstream = self._state.upstream
         if graph is None and isinstance(upstream, Captured):
@@ -83,16 +83,16 @@ class PoolRouting:
             pools.begin(pool_id, of_capture(number, graph))
             self._begin_capture(captured_graph)
         memory = GraphMemory(owner, pool_id)
-        captured = False
+        is_complete = False
         try:
             yield memory
-            captured = True
+            is_complete = True
         finally:
             self._stop_capture(pool_id, captured_graph)
-            if not captured:
+            if not is_complete:
                 memory.close()
 
-    # The functions of PyTorch's C++ API.
+    # Functions of PyTorch's C++ API.
 
     def graph_pool_handle(self) -> PoolId:
         """Return the id of a pool that graphs may share (torch.cuda.graph_pool_handle)."""
@@ -100,25 +100,26 @@ class PoolRouting:
             return pools.issue(graph=False)
 
     def begin_allocate_to_pool(self, pool_id: PoolId, takes: StreamFilter) -> None:
-        """Route the requests that ``takes`` accepts to a pool and hold it; create it if necessary.
+        """Route the requests that ``takes`` accepts to a pool, and hold the pool; create it if necessary.
 
-        If several pools accept a request, the last begun serves it. ``takes`` is called with the number of a
-        stream, in the requesting thread, while the allocator is locked. Raises PoolError if requests are
-        routed there already, if the pool has no holder any more, and for an id that was never issued.
+        If several pools accept a request, the pool whose routing began last serves it. ``takes`` is called
+        with the number of a stream, in the requesting thread, while the allocator is locked. Raises PoolError
+        if requests are routed to this pool already, if the pool has no holder any more, and for an id that
+        was never issued.
         """
         with self.with_pools() as pools:
             pools.begin(pool_id, takes)
 
     def end_allocate_to_pool(self, pool_id: PoolId) -> None:
-        """Stop routing requests to a pool; it is held until ``release_pool``. Raises PoolError."""
+        """Stop routing requests to a pool, which is held until ``release_pool``. Raises PoolError."""
         with self.with_pools() as pools:
             pools.end(pool_id)
 
     def release_pool(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
-        """Release one hold of a pool. Without holders, ``empty_cache`` releases its cached memory.
+        """Remove a holder of a pool. Without holders, ``empty_cache`` releases the pool's cached memory.
 
-        Raises PoolError if the pool has no holder, and if requests are still routed to it and this is its
-        only holder; with ``unrouted``, if requests are routed to it at all.
+        Raises PoolError if the pool has no holder, or if this is its only holder and requests are still
+        routed to the pool. With ``unrouted``, raises PoolError whenever requests are routed to the pool.
         """
         with self.with_pools() as pools:
             pools.release_holder(pool_id, unrouted=unrouted)
@@ -140,7 +141,7 @@ class PoolRouting:
         use_on_oom: bool = False,
         splits: bool = True,
     ) -> PoolId:
-        """Create a user's pool with one holder, and return its id. MemPool is the public interface."""
+        """Create a pool for MemPool, with one holder, and return its id."""
         with self.with_pools() as pools:
             pool_id = pools.issue(graph=False)
             pools.create(pool_id, source=source, use_on_oom=use_on_oom, no_split=not splits)
@@ -153,7 +154,7 @@ class PoolRouting:
                 self._empty_pool(pool_id)
 
     def abandon_pool(self, pool_id: PoolId, empties: bool) -> None:
-        """Release one hold of a pool from a finalizer, now or at the next call. Raises nothing."""
+        """Remove a holder of a pool from a finalizer, now or at the next call. Raises no exception."""
         self._pools.abandoned.append((pool_id, empties))
         guard = self._state.guard
         if guard.try_enter():
@@ -175,7 +176,7 @@ class PoolRouting:
 
     @contextmanager
     def with_pools(self) -> Iterator[PrivatePools]:
-        """Hold the guard, and first release the pools that finalizers abandoned."""
+        """Hold the guard in a ``with`` block, and first release the pools that finalizers abandoned."""
         with self._state.inside():
             self._release_abandoned()
             try:
@@ -213,7 +214,7 @@ class PoolRouting:
         pools = self._pools
         while pools.abandoned:
             pool_id, empties = pools.abandoned.popleft()
-            with suppress(CudaError, PoolError):  # memory that was not released stays cached
+            with suppress(CudaError, PoolError):  # Memory that cannot be released stays cached.
                 pools.release_holder(pool_id)
                 if empties:
                     self._empty_pool(pool_id)
@@ -240,7 +241,7 @@ def id_of(pool: HeldPool | PoolId) -> PoolId:
 
 
 def _open_id(pool: HeldPool | PoolId) -> PoolId:
-    """Return the id of a pool. Raises PoolError if it is closed."""
+    """Return the id of a pool. Raises PoolError if the pool is closed."""
     if isinstance(pool, HeldPool) and pool.closed:
         raise PoolError(f"private pool {pool.id} is closed", hint="create a new one")
     return id_of(pool)
@@ -248,7 +249,7 @@ def _open_id(pool: HeldPool | PoolId) -> PoolId:
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """A block of a checkpoint."""
+    """The state of a block at a checkpoint."""
 
     address: int
     size_bytes: int
@@ -281,54 +282,55 @@ class Checkpoints:
     def checkpoint(self, pool: HeldPool | PoolId) -> PoolState:
         """Return how a private pool is divided into blocks (torch's _cuda_getCheckpointState).
 
-        Raises PoolError if the pool has no holder, or other streams still use a freed block of it.
+        Raises PoolError if the pool has no holder, or if other streams still use a freed block of the pool.
         """
         with self._routing.with_pools() as pools:
             self._state.pending.settle()
-            pool_id = pools.live(id_of(pool)).id
+            pool_id = pools.find_held(id_of(pool)).id
             segments = segments_of(self._state.engine, pool_id)
-            return PoolState(pool_id, tuple(map(_division_of, segments)))
+            return PoolState(pool_id, tuple(map(_block_states, segments)))
 
     def restore(self, state: PoolState) -> Restored:
         """Divide a private pool as at a checkpoint; return the freed and the created allocations.
 
-        All allocations of the pool are freed. Then those of the checkpoint are created, at the same addresses
-        and with the sizes of their blocks. Later segments stay, free. Events in the trace have the
-        ``internal_metadata`` "restore". Raises PoolError, and changes nothing, if the pool has no holder,
-        segments were released, or other streams use its blocks (torch's _cuda_setCheckpointPoolState).
+        All allocations of the pool are freed. Then the allocations of the checkpoint are created, at the same
+        addresses and with the sizes of their blocks. Segments that were added after the checkpoint stay free.
+        Events in the trace have the ``internal_metadata`` "restore". Raises PoolError, and changes nothing,
+        if the pool has no holder, segments were released, or other streams use its blocks (torch's
+        _cuda_setCheckpointPoolState).
         """
-        own, engine = self._state, self._state.engine
-        stack = gather(2) if own.history.level else None
-        with self._routing.with_pools() as pools, own.history.tagged("restore"):
-            own.pending.settle(stack)
-            pool_id = pools.live(state.pool).id
-            _check(engine, pool_id, state)
+        allocator, engine = self._state, self._state.engine
+        stack = gather(2) if allocator.history.level else None
+        with self._routing.with_pools() as pools, allocator.history.tagged("restore"):
+            allocator.pending.settle(stack)
+            pool_id = pools.find_held(state.pool).id
+            _check_restorable(engine, pool_id, state)
             freed = self._claim(_live_blocks(engine, pool_id))
             addresses = tuple(int(block.ptr) for block in freed)
             for block in freed:
-                own.free_live(block, stack)
+                allocator.free_live(block, stack)
             created: list[int] = []
             for blocks in state.segments:
                 divided = _divide(engine, blocks, stack)
                 for block, recorded in zip(divided, blocks, strict=True):
                     if recorded.allocated:
-                        own.live[block.ptr] = block
+                        allocator.live[block.ptr] = block
                         created.append(recorded.address)
                     else:
-                        own.free_live(block, stack)
+                        allocator.free_live(block, stack)
             return Restored(addresses, tuple(created))
 
     def holds_exactly(self, pool: HeldPool | PoolId, live: Collection[int]) -> bool:
-        """Return whether exactly these addresses are allocated in a private pool.
+        """Return whether exactly the addresses in ``live`` are allocated in a private pool.
 
-        Raises PoolError if there is no such pool (torch's _cuda_checkPoolLiveAllocations).
+        Raises PoolError if the pool does not exist (torch's _cuda_checkPoolLiveAllocations).
         """
         with self._routing.with_pools() as pools:
             live_blocks = _live_blocks(self._state.engine, pools.find(id_of(pool)).id)
             return {int(block.ptr) for block in live_blocks} == set(live)
 
     def _claim(self, blocks: list[Block]) -> list[Block]:
-        """Remove blocks from the live ones. Raises PoolError if another thread is freeing one of them."""
+        """Remove blocks from the live blocks. Raises PoolError if another thread is freeing one of them."""
         live = self._state.live
         for number, block in enumerate(blocks):
             if live.pop(block.ptr, None) is None:
@@ -342,8 +344,8 @@ class Checkpoints:
 
 def segments_of(engine: Engine, pool: PoolId) -> list[Segment]:
     """List the segments of a pool by address."""
-    of_pool = [segment for segment in engine.segments.values() if segment.pool.id == pool]
-    return sorted(of_pool, key=lambda segment: segment.ptr)
+    pool_segments = [segment for segment in engine.segments.values() if segment.pool.id == pool]
+    return sorted(pool_segments, key=lambda segment: segment.ptr)
 
 
 def _live_blocks(engine: Engine, pool: PoolId) -> list[Block]:
@@ -351,7 +353,7 @@ def _live_blocks(engine: Engine, pool: PoolId) -> list[Block]:
     return [block for segment in segments for block in segment.blocks() if block.allocated]
 
 
-def _check(engine: Engine, pool: PoolId, checkpoint: PoolState) -> None:
+def _check_restorable(engine: Engine, pool: PoolId, checkpoint: PoolState) -> None:
     """Raise PoolError if segments of a pool were released, or other streams use its blocks."""
     segments = segments_of(engine, pool)
     for segment in segments:
@@ -368,19 +370,19 @@ def _check(engine: Engine, pool: PoolId, checkpoint: PoolState) -> None:
 def _divide(engine: Engine, blocks: tuple[BlockState, ...], stack: RawStack | None) -> list[Block]:
     """Divide a free segment into the blocks of a checkpoint, and return them, all allocated."""
     rest = engine.segments[Ptr(blocks[0].address)].first
-    pieces: list[Block] = []
+    divided: list[Block] = []
     for recorded in blocks:
-        rest = pieces[-1].next or rest if pieces else rest
+        rest = divided[-1].next or rest if divided else rest
         rest.free_blocks.remove(rest)
-        # Split as at the checkpoint, even if the settings have changed since.
+        # Split as at the checkpoint, even if the settings were changed afterwards.
         split, size = rest.size > recorded.size_bytes, recorded.size_bytes
         engine.alloc_found_block(rest, size, size, stack, split=split)
-        pieces.append(rest)
-    return pieces
+        divided.append(rest)
+    return divided
 
 
-def _division_of(segment: Segment) -> tuple[BlockState, ...]:
-    """Return the blocks of a segment. Raises PoolError if a freed block is still in use."""
+def _block_states(segment: Segment) -> tuple[BlockState, ...]:
+    """Return the states of a segment's blocks. Raises PoolError if a freed block is still in use."""
     _check_unused(segment, settled=True)
     return tuple(
         BlockState(int(block.ptr), block.size, block.allocated) for block in segment.blocks()
@@ -388,10 +390,10 @@ def _division_of(segment: Segment) -> tuple[BlockState, ...]:
 
 
 def _check_unused(segment: Segment, *, settled: bool) -> None:
-    """Raise PoolError if other streams use a freed block, or (not ``settled``) a live one."""
+    """Raise PoolError if other streams use a freed block or, unless ``settled``, a live block."""
     for block in segment.blocks():
-        freed = not block.free and not block.allocated
-        if freed or (block.stream_uses and not settled):
+        is_pending = not block.free and not block.allocated
+        if is_pending or (block.stream_uses and not settled):
             raise PoolError(
                 f"other streams use the block at {block.ptr:#x} of private pool {segment.pool.id}",
                 hint="synchronize them, then call empty_cache()",

@@ -1,7 +1,7 @@
-"""Statistics: the numbers of torch.cuda.memory_stats, with the same names and meanings.
+"""Statistics with the names and meanings of torch.cuda.memory_stats.
 
 A statistic has a current value, its peak since the last reset of peaks, and the sums of increases
-(``allocated``) and decreases (``freed``) since the last reset of sums. Source: PyTorch's
+(``allocated``) and decreases (``freed``) since the last reset of sums. Sources: PyTorch's
 c10/core/CachingDeviceAllocator.h, torch/cuda/memory.py and torch/csrc/cuda/Module.cpp. Reserved bytes of each
 private pool: PyTorch 2.15.
 """
@@ -14,7 +14,7 @@ from typing import TypeAlias
 from cudakit.torch_rules.oom_facts import PoolId
 from cudakit.torch_rules.sizes import UNLIMITED
 
-_Number: TypeAlias = tuple[str, int]
+_NamedValue: TypeAlias = tuple[str, int]
 
 _SCALARS = (
     "num_alloc_retries",
@@ -24,7 +24,7 @@ _SCALARS = (
     "num_device_free",
 )
 _KINDS = ("all", "small_pool", "large_pool")
-# Each counter has a current value, a peak, and the sum of its increases.
+# Names of the counters in BlockCounters, each with a current value, a peak, and the sum of its increases.
 BLOCK_COUNTERS = (
     "allocation",
     "allocated_bytes",
@@ -32,8 +32,10 @@ BLOCK_COUNTERS = (
     "inactive_split",
     "inactive_split_bytes",
 )
+# Names of all counters of a kind of pools.
 COUNTED = (*BLOCK_COUNTERS, "segment", "reserved_bytes")
-# Active blocks are allocated, or freed while other streams use them (pending).
+# Statistics of active blocks are sums of two counters: allocated blocks, and pending blocks, which were freed
+# while other streams use them.
 _ACTIVE = {
     "active": ("allocation", "pending"),
     "active_bytes": ("allocated_bytes", "pending_bytes"),
@@ -41,7 +43,7 @@ _ACTIVE = {
 
 
 class Stat:
-    """One statistic. BlockCounters has the statistics that change with each alloc and free."""
+    """One statistic. The statistics that change with each alloc and free are in BlockCounters instead."""
 
     __slots__ = ("allocated", "current", "freed", "peak")
 
@@ -67,29 +69,30 @@ class Stat:
         """Set the sums to 0."""
         self.allocated = self.freed = 0
 
-    def read(self, name: str) -> Iterator[_Number]:
-        """Return the four numbers by name."""
-        return _named(name, self.current, self.peak, self.allocated, self.freed)
+    def read(self, name: str) -> Iterator[_NamedValue]:
+        """Return the four values of the statistic with their names."""
+        return _named_values(name, self.current, self.peak, self.allocated, self.freed)
 
 
 class BlockCounters:
-    """Counters of the blocks of the small or the large pools: plain integers.
+    """Counters of the blocks of the small or the large pools, as plain integers.
 
-    ``_sum`` is the sum of increases; the sum of decreases follows from it, the current value, and the value
-    at the last reset of sums. ``other`` are the counters of the other kind of pools. Totals of both kinds are
-    added up when they are read, except their peaks: those of ``total``, which counts nothing else.
-    ``searches`` is the number of searches of the default pool, which the garbage collection of PyTorch needs.
+    ``_sum`` attributes are sums of increases; the sum of decreases follows from the sum of increases, the
+    current value, and the value at the last reset of sums. ``other_pools`` are the counters of the
+    other kind of pools. Totals of both kinds are computed when they are read, but their peaks are
+    recorded in ``all_pools``, of which nothing else is used. ``searches`` is the number of searches of the
+    default pool, from which garbage collection computes the age of a block.
     """
 
     __slots__ = (
         *(f"{name}{part}" for name in BLOCK_COUNTERS for part in ("", "_sum", "_peak")),
-        "other",
+        "other_pools",
         "searches",
-        "total",
+        "all_pools",
     )
 
-    other: BlockCounters
-    total: BlockCounters
+    other_pools: BlockCounters
+    all_pools: BlockCounters
 
     def __init__(self) -> None:
         self.allocation = self.allocation_sum = self.allocation_peak = 0
@@ -102,7 +105,7 @@ class BlockCounters:
 
     def count_alloc(self, size: int, requested: int) -> None:
         """Count an allocated block."""
-        total, other = self.total, self.other
+        total, other = self.all_pools, self.other_pools
         self.allocation = count = self.allocation + 1
         self.allocated_bytes = allocated = self.allocated_bytes + size
         self.requested_bytes = requested_now = self.requested_bytes + requested
@@ -126,36 +129,36 @@ class BlockCounters:
             total.requested_bytes_peak = requested_now
 
     def count_free(self, size: int, requested: int) -> None:
-        """Count a block that was freed and is not used any more."""
+        """Count a block that was freed and that no stream uses any more."""
         self.allocation -= 1
         self.allocated_bytes -= size
         self.requested_bytes -= requested
 
     def count_split(self, count: int, size: int) -> None:
-        """Count a net change of the free blocks in split segments."""
+        """Count a change of the number and the size of free blocks in split segments."""
         self.inactive_split = blocks = self.inactive_split + count
         self.inactive_split_bytes = inactive = self.inactive_split_bytes + size
         if count > 0:
             self.inactive_split_sum += count
             if blocks > self.inactive_split_peak:
                 self.inactive_split_peak = blocks
-            blocks += self.other.inactive_split
-            if blocks > self.total.inactive_split_peak:
-                self.total.inactive_split_peak = blocks
+            blocks += self.other_pools.inactive_split
+            if blocks > self.all_pools.inactive_split_peak:
+                self.all_pools.inactive_split_peak = blocks
         if size > 0:
             self.inactive_split_bytes_sum += size
             if inactive > self.inactive_split_bytes_peak:
                 self.inactive_split_bytes_peak = inactive
-            inactive += self.other.inactive_split_bytes
-            if inactive > self.total.inactive_split_bytes_peak:
-                self.total.inactive_split_bytes_peak = inactive
+            inactive += self.other_pools.inactive_split_bytes
+            if inactive > self.all_pools.inactive_split_bytes_peak:
+                self.all_pools.inactive_split_bytes_peak = inactive
 
 
 class Peaks:
-    """The peaks of the small or the large pools, or of all pools together; those of ``blocks`` too.
+    """The peaks of the small or the large pools, or of all pools, including the peaks of ``blocks``.
 
-    While no block is pending, active blocks are those that are allocated: ``active_peak`` is only raised at
-    other times, and read as at least ``allocation_peak``.
+    While no block is pending, the active blocks are the allocated blocks. So ``active_peak`` is only updated
+    while blocks are pending; the true peak is the larger one of ``active_peak`` and ``allocation_peak``.
     """
 
     __slots__ = (
@@ -184,35 +187,35 @@ class Peaks:
 class PoolStats(Peaks):
     """Counters of the small or the large pools.
 
-    ``pending`` blocks were freed while other streams use them.
+    ``pending`` counts blocks that were freed while other streams use them.
     """
 
     __slots__ = (
+        "all_pools",
         "at_reset",
-        "other",
+        "other_pools",
         "pending",
         "pending_bytes",
         "reserved_bytes",
         "reserved_bytes_sum",
         "segment",
         "segment_sum",
-        "total",
     )
 
     def __init__(self, blocks: BlockCounters, total: Peaks) -> None:
         super().__init__(blocks)
-        self.total = total
-        self.other = self  # the statistics of the other kind of pools
-        blocks.total, blocks.other = total.blocks, blocks
+        self.all_pools = total
+        self.other_pools = self  # Statistics of the other kind of pools, after ``pair_with``.
+        blocks.all_pools, blocks.other_pools = total.blocks, blocks
         self.segment = self.segment_sum = 0
         self.reserved_bytes = self.reserved_bytes_sum = 0
         self.pending = self.pending_bytes = 0
         self.at_reset = dict.fromkeys((*COUNTED, "pending", "pending_bytes"), 0)
 
-    def pair_with(self, other: PoolStats) -> None:
-        """Connect the statistics of the small and the large pools."""
-        self.other, other.other = other, self
-        self.blocks.other, other.blocks.other = other.blocks, self.blocks
+    def pair_with(self, other_pools: PoolStats) -> None:
+        """Connect the statistics of the small and the large pools with each other."""
+        self.other_pools, other_pools.other_pools = other_pools, self
+        self.blocks.other_pools, other_pools.blocks.other_pools = other_pools.blocks, self.blocks
 
     def current(self, name: str) -> int:
         """Return the current value of a statistic."""
@@ -226,7 +229,7 @@ class PoolStats(Peaks):
 
     @property
     def active(self) -> int:
-        """Blocks that are allocated or pending."""
+        """Number of blocks that are allocated or pending."""
         return self.blocks.allocation + self.pending
 
     @property
@@ -235,7 +238,7 @@ class PoolStats(Peaks):
         return self.blocks.allocated_bytes + self.pending_bytes
 
     def raise_active_peaks(self) -> None:
-        """Raise the peaks of active blocks to the current values, while blocks are pending."""
+        """Raise the peaks of active blocks to the current values; needed while blocks are pending."""
         self._raise_peaks(*_ACTIVE)
 
     def count_pending(self, size: int) -> None:
@@ -246,28 +249,28 @@ class PoolStats(Peaks):
         self.pending_bytes += size
 
     def count_completed(self, size: int, requested: int) -> None:
-        """Count a pending block that is not used any more."""
+        """Count a pending block that no stream uses any more."""
         self.blocks.requested_bytes -= requested
         self.pending -= 1
         self.pending_bytes -= size
 
     def count_segments(self, count: int) -> None:
-        """Count new segments, or with a negative number released ones."""
+        """Count new segments; a negative number counts released segments."""
         self.segment += count
         self.segment_sum += max(count, 0)
         self._raise_peaks("segment")
 
     def count_reserved(self, size: int) -> None:
-        """Count bytes taken from the device, or with a negative number released ones."""
+        """Count bytes taken from the device; a negative number counts released bytes."""
         self.reserved_bytes += size
         self.reserved_bytes_sum += max(size, 0)
         self._raise_peaks("reserved_bytes")
 
     def reset_peaks(self) -> None:
-        """Set every peak to the current value, those of all pools included."""
+        """Set every peak to the current value, including the peaks of all pools."""
         for name in (*COUNTED, *_ACTIVE):
             self.set_peak(name, self.current(name))
-            self.total.set_peak(name, self.current(name) + self.other.current(name))
+            self.all_pools.set_peak(name, self.current(name) + self.other_pools.current(name))
 
     def reset_sums(self) -> None:
         """Set all sums to 0."""
@@ -279,8 +282,8 @@ class PoolStats(Peaks):
         for name in names:
             value = self.current(name)
             self.set_peak(name, max(self.peak(name), value))
-            total = value + self.other.current(name)
-            self.total.set_peak(name, max(self.total.peak(name), total))
+            total = value + self.other_pools.current(name)
+            self.all_pools.set_peak(name, max(self.all_pools.peak(name), total))
 
 
 class DeviceStats:
@@ -290,18 +293,20 @@ class DeviceStats:
     """
 
     def __init__(self, max_split_bytes: int, counters: type[BlockCounters] = BlockCounters) -> None:
-        self.peaks = Peaks(counters())  # of all pools
+        self.peaks = Peaks(counters())  # Peaks of all pools together.
         self.small = PoolStats(counters(), self.peaks)
         self.large = PoolStats(counters(), self.peaks)
         self.small.pair_with(self.large)
         self.oversize_allocations, self.oversize_segments = Stat(), Stat()
-        # By pool, also dropped ones, and by kind of block.
+        # Reserved bytes by private pool, including dropped pools, and by kind of block.
         self.private_reserved: dict[PoolId, dict[str, Stat]] = {}
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
         self.num_device_alloc = self.num_device_free = 0
-        self.max_split_bytes = max_split_bytes  # the initial setting
-        self.num_oom_rejections = 0  # requests refused before any driver call
-        self.num_sync_rescues = 0  # requests served by memory that a synchronization made free
+        self.max_split_bytes = max_split_bytes  # Initial value of the setting.
+        self.num_oom_rejections = 0  # Requests that were refused before any driver call.
+        self.num_sync_rescues = (
+            0  # Requests served from memory that became free by a synchronization.
+        )
         self.num_invalid_frees = 0
 
     @property
@@ -321,7 +326,8 @@ class DeviceStats:
     def read(self) -> dict[str, int]:
         """Return the 122 numbers of torch.cuda.memory_stats (2.11), by name in alphabetical order.
 
-        Also the reserved bytes of each private pool (PyTorch 2.15), 0 once the pool is dropped.
+        The dict also has the reserved bytes of each private pool (PyTorch 2.15), which are 0 for a dropped
+        pool.
         """
         limit = self.max_split_bytes
         numbers = {name: getattr(self, name) for name in _SCALARS}
@@ -361,25 +367,27 @@ class DeviceStats:
                 yield f"reserved_bytes_by_private_pools.{graph}_{user}.{kind}", stat
 
 
-def _read_counted(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_Number]:
+def _read_counted(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_NamedValue]:
     for name in COUNTED:
         current = sum(pool.current(name) for pool in pools)
         added = sum(pool.added(name) for pool in pools)
         base = sum(pool.at_reset[name] for pool in pools)
         peak = peaks.peak(name)
-        yield from _named(f"{name}.{kind}", current, peak, added, base + added - current)
+        yield from _named_values(f"{name}.{kind}", current, peak, added, base + added - current)
 
 
-def _read_active(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_Number]:
+def _read_active(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_NamedValue]:
     for name, (allocated, pending) in _ACTIVE.items():
         current = sum(pool.current(name) for pool in pools)
         added = sum(pool.added(allocated) for pool in pools)
         base = sum(pool.at_reset[allocated] + pool.at_reset[pending] for pool in pools)
         peak = max(peaks.peak(name), peaks.peak(allocated))
-        yield from _named(f"{name}.{kind}", current, peak, added, base + added - current)
+        yield from _named_values(f"{name}.{kind}", current, peak, added, base + added - current)
 
 
-def _named(name: str, current: int, peak: int, added: int, freed: int) -> Iterator[_Number]:
+def _named_values(
+    name: str, current: int, peak: int, added: int, freed: int
+) -> Iterator[_NamedValue]:
     yield f"{name}.current", current
     yield f"{name}.peak", peak
     yield f"{name}.allocated", added

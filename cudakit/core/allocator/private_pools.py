@@ -1,10 +1,11 @@
-"""Private pools: memory of graphs and of users, the routing of requests to it, and objects that hold it.
+"""Private pools: pools of graphs and of users, the routing of requests to pools, and objects that hold pools.
 
-The id of a pool is (number, 0) for a graph's, (0, number) for a user's. Graphs, MemPools and routes hold a
-pool. Without holders its memory can be released, and the pool is dropped with its last segment.
+The id of a pool is (number, 0) for the pool of a graph, and (0, number) for the pool of a user. Graphs,
+MemPools and routes are holders of a pool. The memory of a pool without holders can be released, and the pool
+is dropped with its last segment.
 
-Routing to a pool and capturing a stream are separate, as in PyTorch 2.15, while 2.11 treats them as one. Only
-a capture forbids querying events and releasing memory (PyTorch issue 159674).
+Routing to a pool and capturing a stream are independent, as in PyTorch 2.15; in 2.11 routing implies a
+capture. Only a capture forbids querying events and releasing memory (PyTorch issue 159674).
 
 Source: c10/cuda/CUDACachingAllocator.cpp (beginAllocateToPool, endAllocateToPool, releasePool,
 get_pool, create_or_incref_pool, MemPool) and torch/cuda/memory.py (MemPool).
@@ -34,7 +35,7 @@ class PoolError(UsageError):
 class PrivatePool(Pools):
     """The small and the large pool of one id, and the number of its holders, ``uses``.
 
-    ``use_on_oom`` lends its free blocks to requests for the default pool before those fail.
+    With ``use_on_oom``, requests for the default pool may use the pool's free blocks before they fail.
     """
 
     __slots__ = ("use_on_oom", "uses")
@@ -53,7 +54,7 @@ class PrivatePool(Pools):
         self.uses = 1
 
     def __iter__(self) -> Iterator[BlockPool]:
-        """Iterate over both in the order of release, which differs from the default pool's."""
+        """Iterate over both pools in the order of release, which differs from that of the default pool."""
         yield self.small
         yield self.large
 
@@ -74,8 +75,11 @@ class PrivatePools:
         self._stats = stats
         self._free_blocks = free_blocks
         self._pools: dict[PoolId, PrivatePool] = {}
-        self._issued = {True: 0, False: 0}  # the last number, of graphs and of users
-        self.routes: list[Route] = []  # oldest first
+        self._issued = {
+            True: 0,
+            False: 0,
+        }  # Last number of a graph's pool (True), of a user's pool (False).
+        self.routes: list[Route] = []  # The oldest route is first.
         # Pools whose holder was garbage-collected, and whether to release their cached memory.
         self.abandoned: deque[tuple[PoolId, bool]] = deque()
 
@@ -84,13 +88,13 @@ class PrivatePools:
         return iter(list(self._pools.values()))
 
     def issue(self, *, graph: bool) -> PoolId:
-        """Return a new id."""
+        """Return a new pool id."""
         self._issued[graph] += 1
         number = self._issued[graph]
         return (number, 0) if graph else (0, number)
 
     def find(self, pool_id: PoolId) -> PrivatePool:
-        """Return a pool. Raises PoolError if it does not exist."""
+        """Return the pool with an id. Raises PoolError if the pool does not exist."""
         self.check_issued(pool_id)
         pool = self._pools.get(pool_id)
         if pool is None:
@@ -108,8 +112,8 @@ class PrivatePools:
         """Return whether requests of any thread go to a pool."""
         return any(route.pool.id == pool_id for route in self.routes)
 
-    def live(self, pool_id: PoolId) -> PrivatePool:
-        """Return a pool that has a holder. Raises PoolError."""
+    def find_held(self, pool_id: PoolId) -> PrivatePool:
+        """Return the pool with an id. Raises PoolError if the pool has no holder."""
         pool = self.find(pool_id)
         if not pool.uses:
             raise PoolError(
@@ -126,7 +130,7 @@ class PrivatePools:
         use_on_oom: bool = False,
         no_split: bool = False,
     ) -> PrivatePool:
-        """Create the pool of an issued id, with one holder. Raises PoolError for other ids."""
+        """Create the pool of an id, with one holder. Raises PoolError for an id that was never issued."""
         self.check_issued(pool_id)
         stats = self._stats
         pool = PrivatePool(
@@ -140,20 +144,20 @@ class PrivatePools:
         return pool
 
     def hold(self, pool_id: PoolId) -> PrivatePool:
-        """Add a holder to a pool, or create it. Raises PoolError if it has no holder any more."""
+        """Add a holder to a pool, or create the pool. Raises PoolError if an existing pool has no holder."""
         if pool_id not in self._pools:
             return self.create(pool_id)
-        pool = self.live(pool_id)
+        pool = self.find_held(pool_id)
         pool.uses += 1
         return pool
 
     def release_holder(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
         """Remove a holder of a pool.
 
-        Raises PoolError if it has none, and if requests are still routed to it and this is its only holder;
-        with ``unrouted``, if requests are routed to it at all.
+        Raises PoolError if the pool has no holder, or if this is its only holder and requests are still
+        routed to the pool. With ``unrouted``, raises PoolError whenever requests are routed to the pool.
         """
-        pool = self.live(pool_id)
+        pool = self.find_held(pool_id)
         if (unrouted or pool.uses == 1) and self.is_routed(pool_id):
             raise PoolError(
                 f"requests are still routed to private pool {pool_id}",
@@ -162,14 +166,14 @@ class PrivatePools:
         pool.uses -= 1
 
     def forget(self, pool: PrivatePool) -> None:
-        """Drop a pool without memory."""
+        """Remove a pool without segments."""
         del self._pools[pool.id]
 
     def begin(self, pool_id: PoolId, takes: StreamFilter) -> None:
-        """Route requests to a pool from now on, and hold it.
+        """Route requests to a pool from now on, and hold the pool.
 
-        If several pools accept a request, the last begun serves it. Raises PoolError if requests are routed
-        there already.
+        If several pools accept a request, the pool whose routing began last serves it. Raises PoolError if
+        requests are routed to the pool already.
         """
         if self.is_routed(pool_id):
             raise PoolError(
@@ -179,7 +183,7 @@ class PrivatePools:
         self.routes.append(Route(self.hold(pool_id), takes))
 
     def end(self, pool_id: PoolId) -> None:
-        """Stop routing requests to a pool, which is still held. Raises PoolError if none are routed there."""
+        """Stop routing requests to a pool, which stays held. Raises PoolError if none are routed to it."""
         for route in self.routes:
             if route.pool.id == pool_id:
                 self.routes.remove(route)
@@ -195,12 +199,12 @@ class PrivatePools:
                 return route.pool
         return None
 
-    # For pinned memory, which has its own guard.
+    # Methods for pinned memory, whose allocator has another guard.
 
     def pool_of(self, stream: int | None) -> PoolId:
-        """Return the pool of a request of this thread for pinned memory: the same as for device memory.
+        """Return the pool of this thread's request for pinned memory: the same as for device memory.
 
-        Without a stream it is the pool that this thread began last.
+        Without a stream, return the pool whose routing this thread began last.
         """
         caller = threading.get_ident()
         for route in reversed(list(self.routes)):
@@ -209,7 +213,7 @@ class PrivatePools:
         return DEFAULT_POOL
 
     def is_held(self, pool_id: PoolId) -> bool:
-        """Return whether a pool has a holder; the default pool always has."""
+        """Return whether a pool has a holder; True for the default pool."""
         pool = self._pools.get(pool_id)
         return pool_id == DEFAULT_POOL or (pool is not None and pool.uses > 0)
 
@@ -219,7 +223,7 @@ class PrivatePools:
         return None if pool is None else pool.source
 
     def lenders(self) -> Iterator[PrivatePool]:
-        """Iterate over the pools that lend free blocks before a request fails."""
+        """Iterate over the pools that lend free blocks to the default pool before a request fails."""
         return (pool for pool in self if pool.use_on_oom and pool.uses)
 
     def check_issued(self, pool_id: PoolId) -> None:
@@ -235,7 +239,7 @@ class PrivatePools:
 
 
 class PoolOwner(Protocol):
-    """The methods of an allocator that these objects call."""
+    """The methods of an allocator that HeldPool and MemPool call."""
 
     def create_pool(
         self,
@@ -254,13 +258,13 @@ class PoolOwner(Protocol):
 class HeldPool:
     """A holder of a private pool, until ``close``, the end of a with block, or garbage collection."""
 
-    _empties = False  # whether the cached memory is released at once
+    _empties = False  # Whether the cached memory is released when the pool is closed.
 
     def __init__(self, allocator: PoolOwner, pool_id: PoolId) -> None:
         self.id = pool_id
         self._allocator = allocator
         self._finalizer = weakref.finalize(self, allocator.abandon_pool, pool_id, self._empties)
-        self._finalizer.atexit = False  # the device may be closed by then
+        self._finalizer.atexit = False  # At exit the device may be closed already.
 
     @property
     def uses(self) -> int:
@@ -296,19 +300,21 @@ class HeldPool:
 
 
 class GraphMemory(HeldPool):
-    """The holder of a captured graph's pool: close it when the graph will not run any more.
+    """The holder of a captured graph's pool. Close it when the graph will not run any more.
 
-    After that ``empty_cache`` releases the cached memory, as when a torch.cuda.CUDAGraph is deleted.
+    ``empty_cache`` then releases the cached memory of the pool, as after the deletion of a
+    torch.cuda.CUDAGraph.
     """
 
 
 class MemPool(HeldPool):
     """A private pool for the allocations within ``allocator.use_pool(pool)``.
 
-    ``upstream`` allocates and frees the segments of the pool; it is kept alive until the last one is freed.
-    It is called while the allocator is locked, and must not call the allocator. With ``use_on_oom`` the pool
-    lends cached blocks to the default pool before a request fails. With ``no_split`` each block has a segment
-    of its own. When the pool is closed or garbage-collected, its cached memory is released.
+    ``upstream`` allocates and frees the segments of the pool, and is kept alive until the last segment is
+    freed. Its methods are called while the allocator is locked, and must not call the allocator. With
+    ``use_on_oom``, the pool lends cached blocks to the default pool before a request fails. With
+    ``no_split``, each block is a whole segment. When the pool is closed or garbage-collected, its cached
+    memory is released.
     """
 
     _empties = True

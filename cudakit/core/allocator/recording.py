@@ -1,8 +1,8 @@
-"""Recording: the history of an allocator, snapshots in PyTorch's format, and files of them.
+"""Recording: the history of an allocator, snapshots in PyTorch's format, and snapshot files.
 
 A snapshot has the format of torch.cuda.memory._snapshot, and consists of builtin types only. Source:
-torch/csrc/cuda/Module.cpp (torch_cuda_memorySnapshot) and torch/cuda/memory.py; the key internal_metadata is
-that of pull request 193432 of PyTorch.
+torch/csrc/cuda/Module.cpp (torch_cuda_memorySnapshot) and torch/cuda/memory.py. The key internal_metadata
+comes from pull request 193432 of PyTorch.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from cudakit.torch_rules.settings import Recorded as RecordedSetting
 
 
 class HasSnapshot(Protocol):
-    """A pinned memory allocator, for snapshots."""
+    """An allocator of pinned memory that adds keys to snapshots."""
 
     def snapshot(self) -> dict[str, Any]: ...
 
 
 class Recording:
-    """The calls of an allocator for its history and snapshots.
+    """The methods of an allocator for history and snapshots.
 
-    ``own_settings`` returns the settings that PyTorch does not have.
+    ``cudakit_settings`` returns the settings that PyTorch does not have.
     """
 
     def __init__(
-        self, state: AllocatorState, own_settings: Callable[[], Mapping[str, RecordedSetting]]
+        self, state: AllocatorState, cudakit_settings: Callable[[], Mapping[str, RecordedSetting]]
     ) -> None:
         self._state = state
-        self._own_settings = own_settings
+        self._cudakit_settings = cudakit_settings
         self._pinned: HasSnapshot | None = None
 
     def record_history(
@@ -65,10 +65,10 @@ class Recording:
     ) -> None:
         """Start or stop the recording of history, like torch.cuda.memory._record_memory_history.
 
-        ``history`` is "all", "state" (live blocks only) or None to stop. Recorded events are kept until
-        ``clear``, while PyTorch drops them when recording stops. ``context`` selects the events with call
-        stacks: "state" (live blocks), "alloc" (also allocations in the trace), "all" (also frees) or None.
-        Raises UsageError for an invalid setting.
+        ``history`` is "all", "state" (live blocks only) or None to stop. Recorded events stay until
+        ``clear``; PyTorch drops them when recording stops. ``context`` selects the events with call stacks:
+        "state" (live blocks), "alloc" (also allocations in the trace), "all" (also frees) or None. Raises
+        UsageError for an invalid setting.
         """
         state = self._state
         with state.inside():
@@ -83,7 +83,7 @@ class Recording:
             state.set_slow("history", on=not state.fast_path.record_events(recorded))
 
     def set_metadata(self, text: str) -> None:
-        """Set the text of the key ``user_metadata`` of all later entries of the trace."""
+        """Set the text of the key ``user_metadata`` in all later entries of the trace."""
         with self._state.inside():
             self._state.history.metadata = text
 
@@ -120,7 +120,7 @@ class Recording:
         """Return the segments and the trace in PyTorch's format, as builtin types."""
         state = self._state
         with state.inside():
-            result = _snapshot(state.engine, state.history, state.device, self._own_settings())
+            result = _snapshot(state.engine, state.history, state.device, self._cudakit_settings())
         return result | (self._pinned.snapshot() if self._pinned else {})
 
     def save_snapshot(self, path: str | os.PathLike[str]) -> None:
@@ -128,8 +128,8 @@ class Recording:
 
         Raises UsageError if it cannot be written; an existing file then stays.
         """
-        place = checked_path(path)
-        save(self.snapshot(), place)
+        target = checked_path(path)
+        save(self.snapshot(), target)
 
     def _mark(self, name: str, stage: Stage) -> None:
         if self._state.history.enabled:
@@ -140,9 +140,9 @@ class Recording:
 def _snapshot(
     engine: Engine, history: History, device: int, settings: Mapping[str, RecordedSetting]
 ) -> dict[str, Any]:
-    """Return all segments and the trace, to which an entry of the snapshot is appended afterwards.
+    """Return all segments and the trace, and then append an event SNAPSHOT to the history.
 
-    ``settings`` are those that PyTorch does not have.
+    ``settings`` are the settings that PyTorch does not have.
     """
     stacks = Stacks()
     entries = [_entry(history, stacks, event) for event in history.events]
@@ -150,20 +150,20 @@ def _snapshot(
     segments = [_segment(segment, stacks, device) for segment in by_address]
     if engine.trace is not None:
         engine.trace.record(SNAPSHOT, 0, engine.stats.total("active_bytes"), 0, None)
-    others: list[list[Any]] = [[] for _ in range(device)]
+    empty_traces: list[list[Any]] = [[] for _ in range(device)]
     return {
         "segments": segments,
-        "device_traces": [*others, entries],
+        "device_traces": [*empty_traces, entries],
         "allocator_settings": engine.settings.as_recorded() | dict(settings),
         "external_annotations": [
             _annotation(history, annotation, device) for annotation in history.annotations
         ],
-        "trace_alloc_overflowed": [*(False for _ in others), history.overflowed],
+        "trace_alloc_overflowed": [*(False for _ in empty_traces), history.overflowed],
     }
 
 
 def _entry(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
-    """Return an event of a trace."""
+    """Return an event as an entry of a trace."""
     action, address, size, stream, moment_ns, stack, pool, metadata = event
     text, tag = metadata if isinstance(metadata, tuple) else (metadata, "")
     entry = {
@@ -184,10 +184,10 @@ def _entry(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any
 
 
 def host_snapshot(blocks: Iterable[Block], history: History) -> dict[str, Any]:
-    """Return blocks of pinned memory and the trace.
+    """Return ``host_segments``, with one segment per block, and ``host_traces``.
 
-    PyTorch 2.14 shows a host segment by the bytes in use, and never splits one
-    (c10/core/CachingDeviceAllocator.h). Here each block of a split segment is shown as a segment.
+    PyTorch 2.14 never splits a host segment, and records the bytes in use of each segment
+    (c10/core/CachingDeviceAllocator.h). Here each block of a split segment is recorded as a segment.
     """
     stacks = Stacks()
     return {
@@ -254,28 +254,31 @@ def _state(block: Block) -> str:
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """Return an absolute path. Raises UsageError if no file can be written there."""
-    place = Path(path).absolute()  # the program may change its working directory
-    if place.is_dir():
-        raise UsageError(f"cannot write {place}: it is a directory", hint="give a file name")
-    if not place.parent.is_dir():
+    """Return a path as an absolute path. Raises UsageError if no file can be written there."""
+    target = Path(
+        path
+    ).absolute()  # Absolute, because the program may change its working directory.
+    if target.is_dir():
+        raise UsageError(f"cannot write {target}: it is a directory", hint="give a file name")
+    if not target.parent.is_dir():
         raise UsageError(
-            f"cannot write {place}: there is no directory {place.parent}", hint="make it first"
+            f"cannot write {target}: there is no directory {target.parent}", hint="make it first"
         )
-    return place
+    return target
 
 
 def save(snapshot: dict[str, Any], path: Path) -> None:
-    """Write a snapshot, or leave the existing file. Raises UsageError if it cannot be written."""
-    # A random name and mode "x": another user could place a symbolic link at a predictable name.
-    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+    """Write a snapshot to a file. Raises UsageError if that fails; an existing file then stays unchanged."""
+    # The name is random and the mode is "x", because another user could place a symbolic link at a known
+    # name.
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
         try:
-            with part.open("xb") as file:
+            with temporary.open("xb") as file:
                 pickle.dump(snapshot, file, protocol=4)
-            part.replace(path)
+            temporary.replace(path)
         finally:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}", hint="choose another path, or free disk space"

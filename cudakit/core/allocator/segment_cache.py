@@ -1,8 +1,8 @@
-"""The segments of an engine: memory is taken from the device, and cached segments are released.
+"""Allocation of segments from the device, and release of cached segments to the device.
 
-Follows PyTorch's c10/cuda/CUDACachingAllocator.cpp with its names: alloc_block, release_block,
-release_cached_blocks, release_available_cached_blocks, garbage_collect_cached_blocks. The caller holds the
-allocator's guard.
+The methods alloc_block, release_block, release_cached_blocks, release_available_cached_blocks and
+garbage_collect_cached_blocks follow those of the same name in PyTorch's c10/cuda/CUDACachingAllocator.cpp.
+The caller holds the allocator's guard.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from cudakit.torch_rules.sizes import UNLIMITED
 
 
 class SegmentCache:
-    """Takes the segments of an engine from the device and returns them. ``malloc`` is the driver call."""
+    """Allocates segments of an engine on the device and releases them. ``malloc`` is the driver call."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.malloc: Callable[[int, int], int] = engine.upstream.malloc
 
     def alloc_block(self, request: Request) -> Block | None:
-        """Take a segment from the device; None beyond the limit, and if the device is out of memory.
+        """Allocate a segment on the device, and return its block; None if memory or the limit is exhausted.
 
-        The block is in no list. Raises CudaError for every other failure of the driver.
+        The block is in no list of free blocks. Raises CudaError for every other failure of the driver.
         """
         engine, size, pool = self._engine, request.segment_bytes, request.pool
         if engine.reserved_bytes + size > engine.limit_bytes:
@@ -59,7 +59,7 @@ class SegmentCache:
         return block
 
     def release_block(self, block: Block, stack: RawStack | None) -> None:
-        """Return a free block that is a whole segment to the device. Raises CudaError, and keeps it."""
+        """Release a free block that is a whole segment to the device. On CudaError the block stays cached."""
         engine, pool, size = self._engine, block.pool, block.size
         (engine.private.source(pool.id) or engine.upstream).free(block.ptr)
         block.free_blocks.remove(block)
@@ -71,8 +71,8 @@ class SegmentCache:
         if size >= engine.max_split_bytes:
             engine.stats.oversize_segments.decrease()
         if engine.trace is not None:
-            seen = stack or segment.stack
-            engine.trace.record(SEGMENT_FREE, block.ptr, size, block.stream, seen, pool.id)
+            event_stack = stack or segment.stack
+            engine.trace.record(SEGMENT_FREE, block.ptr, size, block.stream, event_stack, pool.id)
 
     def release_cached_blocks(self, stack: RawStack | None) -> None:
         """Release all cached segments, except those of private pools that are held.
@@ -85,7 +85,7 @@ class SegmentCache:
             self.release_private_pool(private, stack)
 
     def release_private_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
-        """Release the cached segments of a pool that is not held; forget a pool without segments."""
+        """Release the cached segments of a private pool without holders; drop a pool without segments."""
         if pool.uses:
             return
         for kind in pool:
@@ -94,17 +94,21 @@ class SegmentCache:
             self._engine.private.forget(pool)
 
     def release_available_cached_blocks(self, request: Request) -> bool:
-        """Release oversize segments until a request fits; return whether they suffice.
+        """Release oversize segments until a request fits; return whether the released bytes suffice.
 
-        Releases the smallest one that suffices alone, else several, the largest first. Does nothing without
-        a max_split_size.
+        Releases the smallest segment that suffices alone, else several segments, the largest first. Does
+        nothing if max_split_size is not set.
         """
         limit = self._engine.max_split_bytes
         if limit == UNLIMITED:
             return False
         needed = max(request.size, limit)
         blocks = list(request.pool.by_stream.get(request.stream) or ())
-        candidates = [b for b in blocks if is_whole_segment(b) or b.expandable_segment is not None]
+        candidates = [
+            block
+            for block in blocks
+            if is_whole_segment(block) or block.expandable_segment is not None
+        ]
         large_enough = next((block for block in candidates if block.size >= needed), None)
         if large_enough is not None and large_enough.expandable_segment is None:
             self.release_block(large_enough, request.stack)
@@ -121,7 +125,7 @@ class SegmentCache:
     def garbage_collect_cached_blocks(self, stack: RawStack | None) -> None:
         """Release old segments of the large pool, until the reserved bytes are below the threshold.
 
-        Each pass releases the segments of at least the mean age of those that remain.
+        Each pass releases the segments whose age is at least the mean age of the remaining segments.
         """
         engine = self._engine
         threshold = int(engine.settings.garbage_collection_threshold * engine.limit_bytes)
@@ -129,15 +133,15 @@ class SegmentCache:
         candidates = [block for block in pool if is_whole_segment(block)]
         target = engine.reserved_bytes - threshold
         while candidates and target > 0:
-            mean = sum(map(pool.age, candidates)) / len(candidates)
+            mean_age = sum(map(pool.age, candidates)) / len(candidates)
             # The selection of a pass is complete before its first release, as in PyTorch.
-            old = [block for block in candidates if pool.age(block) >= mean]
-            candidates = [block for block in candidates if pool.age(block) < mean]
+            old = [block for block in candidates if pool.age(block) >= mean_age]
+            candidates = [block for block in candidates if pool.age(block) < mean_age]
             target -= sum(block.size for block in old)
             self._release_all(old, stack)
 
     def _release_blocks(self, pool: BlockPool, stack: RawStack | None) -> None:
-        """Release every unused segment of a pool, and every unused page of expandable ones."""
+        """Release every unused segment of a pool, and every unused page of its expandable segments."""
         self._release_all([block for block in pool if is_whole_segment(block)], stack)
         if self._engine.expandable is not None:
             self._engine.expandable.release_blocks(self._engine, pool, stack)

@@ -1,9 +1,9 @@
 """Segments: memory taken from the device in one piece, or mapped into reserved addresses page by page.
 
-The address range of an expandable segment is a chain of blocks. At first it is a single unmapped block, whose
-lowest pages are mapped first. Released pages leave unmapped blocks between mapped ones.
-Nothing here calls the driver. Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (ExpandableSegment,
-map_block, unmap_block).
+The address range of an expandable segment is a chain of blocks: at first a single unmapped block, whose
+lowest pages are mapped first. Released pages become unmapped blocks between mapped blocks. This module does
+not call the driver. Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (ExpandableSegment, map_block,
+unmap_block).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Segment:
 
     @property
     def stack(self) -> RawStack | None:
-        """The stack of its allocation, if the first block still has it.
+        """The stack of the segment's allocation, if the first block still has it.
 
-        When a block is split the upper part takes the stack, as in PyTorch, which makes a new object of the
-        lower part (alloc_found_block, try_merge_blocks).
+        When a block is split, the stack stays with the upper part, as in PyTorch, where the lower part
+        becomes a new object (alloc_found_block, try_merge_blocks).
         """
         return self.first.segment_stack
 
     def releasable_bytes(self, block: Block) -> int:
-        """Return the bytes of a free block that can be released: all, if it is the whole segment."""
+        """Return the bytes of a free block that can be released: all if it is the whole segment, else 0."""
         return 0 if block.is_split else block.size
 
     def blocks(self) -> list[Block]:
-        """List the blocks by address."""
+        """List the blocks of the segment by address."""
         blocks = [self.first]
         while (after := blocks[-1].next) is not None:
             blocks.append(after)
@@ -58,8 +58,8 @@ class Segment:
 class Segments(dict[int, Segment]):
     """The segments of a device by address, numbered from 1 in the order of their registration.
 
-    No number is given twice (PyTorch's registration_counter, by which NCCL registers segments in the same
-    order everywhere; PyTorch numbers each Block object, so its numbers differ).
+    No number is used twice. The numbers are PyTorch's registration_counter, with which NCCL registers
+    segments in the same order on all ranks; PyTorch numbers each Block object, so its numbers differ.
     """
 
     __slots__ = ("_last",)
@@ -74,7 +74,7 @@ class Segments(dict[int, Segment]):
         super().__setitem__(ptr, segment)
 
     def at(self, ptr: int) -> Segment | None:
-        """Return the segment that an address lies in."""
+        """Return the segment that contains an address, or None."""
         for segment in self.values():
             if segment.ptr <= ptr < segment.ptr + segment.size:
                 return segment
@@ -82,7 +82,7 @@ class Segments(dict[int, Segment]):
 
 
 class MappedRange(Segment):
-    """A contiguous mapped range of an expandable segment, which PyTorch's snapshots show as a segment."""
+    """A contiguous mapped range of an expandable segment; PyTorch's snapshots contain it as a segment."""
 
     __slots__ = ("_stack",)
 
@@ -95,22 +95,22 @@ class MappedRange(Segment):
 
     @property
     def stack(self) -> RawStack | None:
-        """The stack of its first mapping."""
+        """The stack of the request for which the first page of the range was mapped, or None."""
         return self._stack
 
     @property
     def end(self) -> int:
-        """The first address after it."""
+        """The first address after the range."""
         return self.ptr + self.size
 
     def releasable_bytes(self, block: Block) -> int:
-        """Return the bytes of a free block that can be released: the whole pages in it."""
+        """Return the bytes of a free block that can be released: those of the whole pages in the block."""
         assert block.expandable_segment is not None  # noqa: S101
         begin, end = block.expandable_segment.pages_within(block)
         return end - begin
 
     def blocks(self) -> list[Block]:
-        """List the blocks by address."""
+        """List the blocks of the segment by address."""
         blocks = [self.first]
         while (after := blocks[-1].next) is not None and after.mapped:
             blocks.append(after)
@@ -127,12 +127,12 @@ class StreamSegments:
         self.segments: list[ExpandableSegment] = []
         self.unmapped: list[Block] = []
 
-    def place_for(self, size: int) -> Block | None:
-        """Return the lowest block from which free and unmapped blocks add up to a size."""
+    def find_start(self, size: int) -> Block | None:
+        """Return the lowest block that begins a chain of free and unmapped blocks of at least a size."""
         for unmapped in self.unmapped:
             before = unmapped.prev
             start = before if before is not None and before.free else unmapped
-            if _reaches(start, size):
+            if _has_min_size(start, size):
                 return start
         return None
 
@@ -148,8 +148,8 @@ class StreamSegments:
 class ExpandableSegment:
     """A range of reserved addresses of one pool and stream.
 
-    Its mapped ranges are registered in ``registry`` too. ``stack`` is that of the first mapping, and is shown
-    for the range at the beginning.
+    The mapped ranges are added to ``registry``, which has all segments of the device. ``stack`` is the stack
+    of the first mapping; snapshots contain it for the range at the beginning of the segment.
     """
 
     __slots__ = ("first", "group", "page_bytes", "ptr", "ranges", "registry", "size", "stack")
@@ -174,39 +174,39 @@ class ExpandableSegment:
         insort(group.segments, self, key=_by_address)
 
     def remove(self) -> None:
-        """Remove the segment, which has no mapped pages, from those of its stream."""
+        """Remove the segment, which has no mapped pages, from the segments of its stream."""
         self.group.remove_unmapped(self.first)
         self.group.segments.remove(self)
 
     def pages_within(self, block: Block) -> tuple[int, int]:
-        """Return the first and the end address of the whole pages in a block; equal if there are none."""
+        """Return the begin and the end of the whole pages in a block; both are equal if there are none."""
         page, start = self.page_bytes, block.ptr - self.ptr
         begin = -(-start // page) * page
         end = (start + block.size) // page * page
         return self.ptr + begin, self.ptr + max(begin, end)
 
-    def pages_under(self, begin: int, end: int) -> tuple[int, int]:
-        """Return the first address and the number of the pages under an address range."""
+    def pages_containing(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the first address and the number of the pages that contain an address range."""
         page = self.page_bytes
         first, last = (begin - self.ptr) // page, -(-(end - self.ptr) // page)
         return self.ptr + first * page, last - first
 
-    def map(self, place: Block, size: int) -> Block:
-        """Map the beginning of an unmapped block, and return it as a free block merged with adjacent ones."""
-        block = self.group.free.new_block(place.ptr, size, self)
-        block.requested = place.requested
-        self.group.remove_unmapped(place)
+    def map(self, unmapped: Block, size: int) -> Block:
+        """Turn the beginning of an unmapped block into a free block, merge it with adjacent free blocks."""
+        block = self.group.free.new_block(unmapped.ptr, size, self)
+        block.requested = unmapped.requested
+        self.group.remove_unmapped(unmapped)
         chain = [block]
-        if size < place.size:
-            rest = self._unmapped_block(place.ptr + size, place.size - size)
+        if size < unmapped.size:
+            rest = self._unmapped_block(unmapped.ptr + size, unmapped.size - size)
             self.group.add_unmapped(rest)
             chain.append(rest)
-        self._replace(place, chain)
+        self._replace(unmapped, chain)
         self._extend_ranges(block)
         return self._merge_free(block)
 
     def unmap(self, block: Block, begin: int, end: int) -> None:
-        """Unmap a part of a free block, and merge it with adjacent unmapped blocks."""
+        """Turn a part of a free block into an unmapped block, and merge it with adjacent unmapped blocks."""
         free, after_bytes = self.group.free, block.ptr + block.size - end
         free.remove(block)
         gap = self._unmapped_block(begin, end - begin)
@@ -218,9 +218,9 @@ class ExpandableSegment:
         if after_bytes:
             chain.append(free.new_block(end, after_bytes, self))
         self._replace(block, chain)
-        for piece in chain:
-            if piece is not gap:
-                free.add(piece)
+        for mapped in chain:
+            if mapped is not gap:
+                free.add(mapped)
         self._cut_range(gap)
         self._merge_unmapped(gap)
 
@@ -230,7 +230,7 @@ class ExpandableSegment:
         return block
 
     def _replace(self, old: Block, chain: list[Block]) -> None:
-        """Replace a block in its chain by other blocks; it may be the first of these."""
+        """Replace a block of the segment by a chain of blocks, whose first block may be the same one."""
         before, after = old.prev, old.next
         for left, right in pairwise([before, *chain, after]):
             if left is not None:
@@ -266,7 +266,7 @@ class ExpandableSegment:
         group.add_unmapped(gap)
 
     def _extend_ranges(self, block: Block) -> None:
-        """Add a new block to the mapped ranges: at the end of one, the beginning of another, or both."""
+        """Add a newly mapped block to the mapped ranges, and join the ranges before and after the block."""
         ranges, end, size = self.ranges, block.ptr + block.size, block.size
         index = bisect_right(ranges, block.ptr, key=_by_address)
         if index < len(ranges) and ranges[index].ptr == end:
@@ -280,30 +280,30 @@ class ExpandableSegment:
             self._add_range(index, MappedRange(block, size, self.stack))
 
     def _cut_range(self, gap: Block) -> None:
-        """Take a new gap out of the mapped range that it lies in."""
+        """Remove an unmapped block from the mapped range that contains its addresses."""
         ranges, end = self.ranges, gap.ptr + gap.size
         index = bisect_right(ranges, gap.ptr, key=_by_address) - 1
-        cut = ranges[index]
-        after_bytes = cut.end - end
-        cut.size = gap.ptr - cut.ptr
-        if not cut.size:
-            del ranges[index], self.registry[cut.ptr]
+        containing = ranges[index]
+        after_bytes = containing.end - end
+        containing.size = gap.ptr - containing.ptr
+        if not containing.size:
+            del ranges[index], self.registry[containing.ptr]
             index -= 1
         if after_bytes:
             self._add_range(index + 1, MappedRange(cast("Block", gap.next), after_bytes, None))
 
-    def _add_range(self, index: int, new: MappedRange) -> None:
-        self.ranges.insert(index, new)
-        self.registry[new.ptr] = new
+    def _add_range(self, index: int, added: MappedRange) -> None:
+        self.ranges.insert(index, added)
+        self.registry[added.ptr] = added
 
 
 def is_whole_segment(block: Block) -> bool:
-    """Return whether a block is all of a segment that is not expandable."""
+    """Return whether a block is the only block of a segment that is not expandable."""
     return not block.is_split and block.expandable_segment is None
 
 
 def _absorb_next(block: Block) -> None:
-    """Merge the next block, which must be in no list, into a block."""
+    """Merge the next block, which must be in no list of free blocks, into a block."""
     absorbed = block.next
     assert absorbed is not None  # noqa: S101
     block.size += absorbed.size
@@ -313,12 +313,13 @@ def _absorb_next(block: Block) -> None:
 
 
 def expandable_size(block: Block) -> int:
-    """Return the size of a free block plus the unmapped addresses after it."""
+    """Return the size to which a free block can grow: its size plus that of the unmapped block after it."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def _reaches(start: Block, size: int) -> bool:
+def _has_min_size(start: Block, size: int) -> bool:
+    """Return whether free and unmapped blocks from ``start`` on have at least a size."""
     total = 0
     block: Block | None = start
     while block is not None and total < size and (block.free or not block.mapped):

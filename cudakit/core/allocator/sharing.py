@@ -1,4 +1,4 @@
-"""Sharing: an allocator's memory for other processes and other devices, and memory of other processes.
+"""Sharing: an allocator shares memory with other processes and devices, and opens memory of other processes.
 
 Source of peer access: PyTorch's c10/cuda/CUDACachingAllocator.cpp (enablePeerAccess,
 ExpandableSegment::addPeer).
@@ -21,15 +21,17 @@ class Sharing:
         self._state = state
         self._upstream = state.upstream
         if isinstance(self._upstream, Shareable):
-            # Not the state: the upstream, which the allocator's finalizer keeps, must not keep the allocator.
+            # The lambda refers to the captures only. The allocator's finalizer keeps the upstream alive,
+            # which must not keep the state and the allocator alive.
             captures = state.captures
             self._upstream.ipc.defer_during(lambda: captures.count)
 
     def share(self, ptr: int) -> SharedMemory:
         """Return a description of an allocation, from an address on, that another process can open.
 
-        Pickle it or send it as text; the other process calls ``open_shared``. Synchronize work on the memory
-        first, and keep it allocated until the other process has closed it: that use is not counted. Raises
+        Pickle the description or send it as text; the other process calls ``open_shared``. First synchronize
+        the work on the memory. Keep the memory allocated until the other process has closed it: the allocator
+        does not know of that use. Raises
         InvalidPointer if nothing is allocated there, Unsupported for memory that cannot be shared, CudaError
         if the driver refuses.
         """
@@ -42,16 +44,16 @@ class Sharing:
                 page_bytes, handles = 0, (registry.ipc_handle(Ptr(begin)),)
             else:
                 page_bytes = segment.page_bytes
-                begin, count = segment.pages_under(ptr, ptr + size_bytes)
+                begin, count = segment.pages_containing(ptr, ptr + size_bytes)
                 handles = registry.export(begin, page_bytes, count)
         process, device = registry.process, registry.device
         return SharedMemory(size_bytes, ptr - begin, device, process, page_bytes, handles)
 
     def ipc_handle(self, ptr: int) -> IpcHandle:
-        """Return the handle of the segment that an address lies in, and the offset of the address in it.
+        """Return the handle of the segment that contains an address, and the address's offset in the segment.
 
-        For receivers without cudakit (cuIpcGetMemHandle). Raises the errors of ``share``, and Unsupported in
-        an expandable segment, which has no such handle.
+        Receivers without cudakit can open the handle (cuIpcGetMemHandle). Raises the errors of ``share``, and
+        Unsupported for an expandable segment, which has no such handle.
         """
         registry = self._registry()
         with self._state.inside():
@@ -72,9 +74,9 @@ class Sharing:
     def enable_peer_access(self, device: int) -> None:
         """Allow kernels of another device to access all current and later memory of this allocator.
 
-        Repeated calls do nothing. The other device gets access to all plain memory of this context, for good
+        Repeated calls do nothing. The other device gets permanent access to all plain memory of this context
         (cuCtxEnablePeerAccess), and to the pages of expandable segments (cuMemSetAccess). Raises CudaError,
-        and revokes the access rights set by then, if the device does not exist or has no peer access;
+        and revokes the access that it enabled, if the device does not exist or has no peer access;
         Unsupported for an upstream without a device.
         """
         upstream = self._upstream
@@ -86,7 +88,7 @@ class Sharing:
                 upstream.enable_peer(device, expandable.mapped if expandable else ())
 
     def peers(self) -> tuple[int, ...]:
-        """Return the other devices that can use the memory."""
+        """Return the other devices that can access the memory."""
         upstream = self._upstream
         return tuple(sorted(upstream.peers)) if isinstance(upstream, Reachable) else ()
 
@@ -98,13 +100,13 @@ class Sharing:
     def _allocation(self, ptr: int) -> tuple[int, int, Block | None]:
         """Return the start of an address's segment, the requested bytes from the address on, and its block.
 
-        The block is None for memory that is not cached. The guard is held. Raises InvalidPointer, and
-        Unsupported for memory of a pool with its own upstream.
+        The block is None for memory that was allocated without caching. The caller holds the guard. Raises
+        InvalidPointer, and Unsupported for memory of a pool with its own upstream.
         """
         state = self._state
         if ptr in state.uncached:
             return ptr, state.uncached[ptr], None
-        block = state.live.get(ptr) or self._live_around(ptr)
+        block = state.live.get(ptr) or self._find_live_block(ptr)
         remaining_bytes = 0 if block is None else block.ptr + block.requested - ptr
         if block is None or remaining_bytes <= 0:
             raise InvalidPointer(
@@ -121,8 +123,8 @@ class Sharing:
             first = first.prev
         return first.ptr, remaining_bytes, block
 
-    def _live_around(self, ptr: int) -> Block | None:
-        """Return the live allocation that an address is inside of."""
+    def _find_live_block(self, ptr: int) -> Block | None:
+        """Return the live block that contains an address, or None."""
         segment = self._state.engine.segments.at(ptr)
         if segment is None:
             return None

@@ -1,4 +1,4 @@
-"""The state of one allocator: the parts that its methods share, and the reasons to bypass its fast path."""
+"""The state of one allocator, which its methods share, and the reasons why its fast path is off."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from cudakit.units import format_bytes
 if TYPE_CHECKING:
     from cudakit.core.allocator.native import FastPath as NativeFastPath
 
-# Why the fast path is off.
+# Reasons why the fast path is off.
 SlowPathReason: TypeAlias = Literal[
     "uncached", "history", "watched", "routed", "pending", "settings", "retired"
 ]
 # A block to be freed, the stack of the free, and the stream of the free.
-LateFree: TypeAlias = tuple[Block, "RawStack | None", "int | None"]
+QueuedFree: TypeAlias = tuple[Block, "RawStack | None", "int | None"]
 
-_MOST_INVALID_FREES = 1000
+_MAX_INVALID_FREES = 1000
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -60,7 +60,7 @@ class InvalidSize(UsageError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class InvalidFree:
-    """A refused free."""
+    """A free of an address at which no live allocation begins."""
 
     ptr: int
     reason: str
@@ -76,12 +76,13 @@ def native_module() -> ModuleType | None:
 
 
 class AllocatorState:
-    """The parts of the allocator of one device. ``live`` are the allocated blocks by address.
+    """The state of the allocator of one device. ``live`` has the allocated blocks by address.
 
-    ``native`` selects the native or the plain types; None selects the native ones if they were compiled.
+    ``native`` selects the native or the plain types; None selects the native types if they were compiled.
 
-    ``uncached`` has the bytes of the allocations that were made while caching was off, by address.
-    ``refusal`` returns the error of later allocations once the allocator is closed or its process was forked.
+    ``uncached`` has the sizes of allocations that were made while caching was off, by address.
+    ``refusal`` is None until the allocator is closed or its process was forked; then it returns the error of
+    later allocations.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class AllocatorState:
         if native and compiled is None:
             raise Unsupported("the native types of the allocator were not compiled")
         self.gate: Gate = compiled.Gate() if compiled else Gate()
-        self.guard: Guard[LateFree] = Guard(lambda late: self.free_live(*late), self.gate)
+        self.guard: Guard[QueuedFree] = Guard(lambda queued: self.free_live(*queued), self.gate)
         self.history = History(compiled.Events if compiled else Events)
         self.engine = Engine(upstream, settings, compiled.TYPES if compiled else PLAIN_TYPES)
         self.cache = SegmentCache(self.engine)
@@ -108,12 +109,12 @@ class AllocatorState:
         self.uncached: dict[int, int] = {}
         self.refusal: Callable[[], Exception] | None = None
         self._compiled = compiled
-        self.invalid_frees: deque[InvalidFree] = deque(maxlen=_MOST_INVALID_FREES)
+        self.invalid_frees: deque[InvalidFree] = deque(maxlen=_MAX_INVALID_FREES)
         self._invalid_numbers = count(1)
         self._slow: set[SlowPathReason] = set()
 
     def connect(self, slow_calls: SlowCalls) -> None:
-        """Create the fast path, after the slow calls, which need this state."""
+        """Create the fast path. This is a separate step because ``slow_calls`` need this state."""
         self.fast_path: FastPath | NativeFastPath
         if self._compiled:
             native = self._compiled.FastPath
@@ -122,16 +123,16 @@ class AllocatorState:
             self.fast_path = FastPath(self.engine, self.guard, self.live, slow_calls)
 
     def inside(self) -> AbstractContextManager[None]:
-        """Hold the guard within a ``with`` block. Raises Reentered."""
+        """Hold the guard during a ``with`` block. Raises Reentered."""
         return self.guard.inside()
 
     def retire(self, refusal: Callable[[], Exception] | None) -> None:
-        """Ignore frees from now on, and refuse allocations with an error if one is given."""
+        """Ignore frees from now on; if ``refusal`` is given, allocations raise the error that it returns."""
         self.refusal = refusal
         self.set_slow("retired", on=True)
 
     def set_slow(self, reason: SlowPathReason, *, on: bool) -> None:
-        """Set or clear a reason for the fast path to be off."""
+        """Add or remove a reason why the fast path is off."""
         if on:
             self._slow.add(reason)
         else:
@@ -139,11 +140,11 @@ class AllocatorState:
         self.gate.slow = bool(self._slow)
 
     def is_slow(self, reason: SlowPathReason) -> bool:
-        """Return whether the fast path is off for a reason."""
+        """Return whether the fast path is off for a certain reason."""
         return reason in self._slow
 
     def free_live(self, block: Block, stack: RawStack | None, stream: int | None = None) -> None:
-        """Free a block that was removed from ``live``; ``stream`` may have used it. The guard is held."""
+        """Free a block that was removed from ``live``; ``stream`` may use it. The caller holds the guard."""
         if stream is not None:
             self.pending.add_use(block, stream_number(stream))
         if block.stream_uses:
@@ -175,13 +176,13 @@ class AllocatorState:
     # Watchers.
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call a function after every change. The guard is held."""
+        """Call a function after every change. The caller holds the guard."""
         if watcher not in self.guard.watchers:
             self.guard.watchers.append(watcher)
         self.set_slow("watched", on=True)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Stop calling a function after changes. The guard is held."""
+        """Stop calling a function after changes. The caller holds the guard."""
         if watcher in self.guard.watchers:
             self.guard.watchers.remove(watcher)
         self.set_slow("watched", on=bool(self.guard.watchers))
@@ -189,7 +190,7 @@ class AllocatorState:
     # Invalid pointers.
 
     def refuse_free(self, ptr: int, stack: RawStack | None) -> InvalidPointer:
-        """Record an invalid free, and return its error."""
+        """Record an invalid free, and return the error to raise."""
         reason = "it was freed from within the allocator"
         if self.guard.try_enter():
             try:
@@ -204,7 +205,7 @@ class AllocatorState:
         )
 
     def describe_invalid_pointer(self, ptr: int) -> str:
-        """Describe an address at which no live allocation begins. The guard is held."""
+        """Describe an address at which no live allocation begins. The caller holds the guard."""
         segment = self.engine.segments.at(ptr)
         if segment is None:
             return "it belongs to no segment of this allocator, or its segment was released"
@@ -229,7 +230,7 @@ def checked_size(size_bytes: int) -> int:
 def delegated(
     method: Callable[Concatenate[Any, _P], _R], part: str
 ) -> Callable[Concatenate[Any, _P], _R]:
-    """Return a method of the allocator that calls a method of one of its parts."""
+    """Return a method for the allocator that calls a method of its attribute ``part``."""
     find = attrgetter(f"{part}.{method.__name__}")
 
     @wraps(method)

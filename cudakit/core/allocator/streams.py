@@ -1,12 +1,12 @@
-"""Frees that wait for other streams: an event on each stream that used the block, recorded at the free.
+"""Frees that wait for other streams: at a free, an event is recorded on each stream that used the block.
 
-Events are queried when memory is requested, those of one queue in their order; only ``synchronize`` waits for
-them. While a stream is captured, no event may be recorded or queried, and frees are deferred. A stream that
-began to use a block during the capture is not waited for afterwards, since its work is in the graph. A block
-that the graph built so far proves unused can be reused during the capture. Source: PyTorch's
-c10/cuda/CUDACachingAllocator.cpp (insert_events, process_events, synchronize_and_free_events,
-insert_events_deferred_until_no_capture, remove_cudagraph_stream_uses, record_free_markers, update_visited,
-free_safe_blocks_in_capture).
+Events are queried when memory is requested, in the order of their queue; only ``synchronize`` waits for
+events. While a stream is captured, events may be neither recorded nor queried, and frees are deferred. After
+the capture, the free does not wait for streams that began to use the block during the capture, because their
+work is in the graph. If the graph built so far proves that a block is unused, the block can be reused during
+the capture. Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (insert_events, process_events,
+synchronize_and_free_events, insert_events_deferred_until_no_capture, remove_cudagraph_stream_uses,
+record_free_markers, update_visited, free_safe_blocks_in_capture).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cudakit.errors import CudaError
 from cudakit.gpu.api import Event
 from cudakit.torch_rules.oom_facts import PoolId
 
-# Whether a request on a stream, made by the calling thread, matches.
+# A function that returns whether a request of the calling thread on a stream matches.
 StreamFilter: TypeAlias = Callable[[int], bool]
 _Queue: TypeAlias = "deque[tuple[Event, int, Block]]"
 
@@ -40,13 +40,14 @@ class LastUses:
 class CapturedGraph:
     """The graph of one capture, which can prove that freed blocks are unused.
 
-    A block that several streams used is free for its own stream once all nodes that those streams had at the
-    free come before the next node of that stream. The nodes before it are kept: their set only grows.
+    A block that several streams used can be reused by the block's stream if all nodes that these streams had
+    at the free come before the next node of the block's stream. The set of nodes before the next node only
+    grows, so it is stored and extended.
     """
 
     def __init__(self, graph: CaptureGraph) -> None:
         self._graph = graph
-        self._before: dict[tuple[int, int], set[int]] = {}  # by capture and stream
+        self._nodes_before: dict[tuple[int, int], set[int]] = {}  # Nodes by capture and stream.
 
     def last_uses(self, block: Block) -> LastUses | None:
         """Return the last nodes of the streams that use a block; None if one of them is not captured."""
@@ -56,23 +57,23 @@ class CapturedGraph:
         nodes = frozenset(node for stream in streams for node in self._graph.terminals(stream))
         return LastUses(self, nodes) if nodes else None
 
-    def before(self, stream: int) -> Set[int]:
-        """Return the nodes before the next one of a stream; none if the stream is not captured."""
+    def nodes_before(self, stream: int) -> Set[int]:
+        """Return the nodes before the next node of a stream; no nodes if the stream is not captured."""
         capture = self._graph.capture(stream)
         if capture is None:
             return frozenset()
-        seen = self._before.setdefault((capture, stream), set())
+        visited = self._nodes_before.setdefault((capture, stream), set())
         unvisited = list(self._graph.terminals(stream))
         while unvisited:
             node = unvisited.pop()
-            if node not in seen:
-                seen.add(node)
+            if node not in visited:
+                visited.add(node)
                 unvisited += self._graph.predecessors(node)
-        return seen
+        return visited
 
 
 class Captures:
-    """The captures that are under way: their number, and the graphs that permit reuse within."""
+    """The current captures: their number, and the graphs that allow to reuse blocks during a capture."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -82,10 +83,11 @@ class Captures:
 class PendingFrees:
     """The freed blocks that other streams still use.
 
-    ``complete`` is called with a block that no stream uses any more. A block whose events cannot be recorded
-    yet, during a capture or since the driver refused, is deferred: tried again each time. With ``in_order``
-    one queue holds the events of all streams, so that a slow stream delays the others (PyTorch's
-    CachingHostAllocator.h, process_events). ``idle`` are unused events, which may be shared.
+    ``complete`` is called with a block that no stream uses any more. If the events of a block cannot be
+    recorded, during a capture or because the driver refuses, the block is deferred: each call tries again.
+    With ``in_order``, the events of all streams are in one queue, so that a slow stream delays the others
+    (PyTorch's CachingHostAllocator.h, process_events). ``unused_events`` is a list that several objects may
+    share.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class PendingFrees:
         captures: Captures,
         *,
         in_order: bool = False,
-        idle: list[Event] | None = None,
+        unused_events: list[Event] | None = None,
     ) -> None:
         self._upstream = upstream
         self._complete = complete
@@ -103,10 +105,10 @@ class PendingFrees:
         self._in_order = in_order
         self._queues: dict[int, _Queue] = {}
         self._deferred: dict[Block, LastUses | None] = {}
-        # The streams that began to use a block during a capture.
-        self._captured: dict[Block, dict[int, None]] = {}
-        self._idle = [] if idle is None else idle
-        self.count = 0  # of blocks
+        # For each block, the streams that began to use the block during a capture.
+        self._uses_in_captures: dict[Block, dict[int, None]] = {}
+        self._unused_events = [] if unused_events is None else unused_events
+        self.count = 0  # Number of pending blocks.
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -114,22 +116,22 @@ class PendingFrees:
     def add_use(self, block: Block, stream: int) -> None:
         """Record that a stream uses a live block, unless it is the block's own stream.
 
-        A stream that used the block before the capture and again in it is waited for, unlike in PyTorch: its
-        work before the capture is in no graph.
+        If a stream used the block before a capture and again in the capture, the free waits for the stream,
+        unlike in PyTorch: the stream's work before the capture is in no graph.
         """
         if stream == block.stream:
             return
         if block.stream_uses is None:
             block.stream_uses = {}
         if self._captures.count and stream not in block.stream_uses:
-            self._captured.setdefault(block, {})[stream] = None
+            self._uses_in_captures.setdefault(block, {})[stream] = None
         block.stream_uses[stream] = None
 
     def add(self, block: Block) -> None:
         """Add a freed block, which waits for the streams that use it.
 
-        Raises CudaError if an event cannot be recorded or the graph cannot be queried; the block waits
-        nevertheless.
+        Raises CudaError if an event cannot be recorded or the graph cannot be queried. The block is added in
+        this case too.
         """
         self.count += 1
         if self._captures.count:
@@ -137,7 +139,7 @@ class PendingFrees:
             uses_by_graph = (graph.last_uses(block) for graph in self._captures.graphs)
             self._deferred[block] = next(filter(None, uses_by_graph), None)
             return
-        self._captured.pop(block, None)
+        self._uses_in_captures.pop(block, None)
         try:
             self._record(block)
         except BaseException:
@@ -147,7 +149,8 @@ class PendingFrees:
     def process(self, stack: RawStack | None = None, stream: int = 0) -> None:
         """Complete the blocks whose events have occurred, without waiting.
 
-        During a capture only those that its graph proves free for a request on ``stream``.
+        During a capture, complete only the blocks that its graph proves to be free for a request on
+        ``stream``.
         """
         if self._captures.count:
             if self._captures.graphs:
@@ -158,15 +161,15 @@ class PendingFrees:
             queue = self._queues[key]
             while queue and self._upstream.query_event(queue[0][0]):
                 event, _, block = queue.popleft()
-                self._occurred(event, block, stack)
+                self._handle_event(event, block, stack)
             if not queue:
                 del self._queues[key]
 
     def synchronize(self, stack: RawStack | None = None, *, pool: PoolId | None = None) -> None:
-        """Wait for every stream that uses a freed block, or one of a pool, and complete them all."""
+        """Wait for the streams that use freed blocks, or those of a pool, and complete these blocks."""
         self._record_deferred(stack)
         waiting = [block for block in self._deferred if pool is None or block.pool.id == pool]
-        if waiting:  # the stream may be destroyed: only the device can be waited for
+        if waiting:  # A stream may be destroyed, so only waiting for the whole device is possible.
             self._upstream.sync()
             self._forget_deferred(waiting, stack)
         for key in list(self._queues):
@@ -175,7 +178,7 @@ class PendingFrees:
                 del self._queues[key]
 
     def settle(self, stack: RawStack | None = None) -> None:
-        """Record the events that captures deferred, without querying any."""
+        """Record the events that captures deferred, without querying events."""
         if not self._captures.count:
             self._record_deferred(stack)
 
@@ -188,18 +191,18 @@ class PendingFrees:
 
     def close(self) -> None:
         """Destroy the unused events."""
-        while self._idle:
-            self._upstream.destroy_event(self._idle.pop())
+        while self._unused_events:
+            self._upstream.destroy_event(self._unused_events.pop())
 
     def _record(self, block: Block) -> None:
-        """Record an event on each stream; those that succeed are not repeated."""
+        """Record an event on each stream that uses a block; after a CudaError, a later call continues."""
         while block.stream_uses:
             stream = next(iter(block.stream_uses))
-            event = self._idle.pop() if self._idle else self._upstream.event()
+            event = self._unused_events.pop() if self._unused_events else self._upstream.event()
             try:
                 self._upstream.record(event, stream)
             except BaseException:
-                self._idle.append(event)
+                self._unused_events.append(event)
                 raise
             del block.stream_uses[stream]
             key = 0 if self._in_order else stream
@@ -207,9 +210,9 @@ class PendingFrees:
             block.event_count += 1
 
     def _record_deferred(self, stack: RawStack | None) -> None:
-        """Record the deferred events; complete the blocks that only captures used."""
+        """Record the deferred events; complete the blocks that were used in captures only."""
         for block in list(self._deferred):
-            for stream in self._captured.pop(block, ()):
+            for stream in self._uses_in_captures.pop(block, ()):
                 if block.stream_uses:
                     block.stream_uses.pop(stream, None)
             with suppress(CudaError):
@@ -217,58 +220,59 @@ class PendingFrees:
             if not block.stream_uses:
                 del self._deferred[block]
                 if not block.event_count:
-                    self._done(block, stack)
+                    self._complete_block(block, stack)
 
     def _complete_proven(self, stack: RawStack | None, stream: int) -> None:
-        before = {graph: graph.before(stream) for graph in self._captures.graphs}
+        nodes_before = {graph: graph.nodes_before(stream) for graph in self._captures.graphs}
         for block, last in list(self._deferred.items()):
             if last is None or block.stream != stream or block.event_count:
                 continue
-            if last.nodes <= before.get(last.graph, frozenset()):
+            if last.nodes <= nodes_before.get(last.graph, frozenset()):
                 del self._deferred[block]
-                self._captured.pop(block, None)
+                self._uses_in_captures.pop(block, None)
                 block.stream_uses = None
-                self._done(block, stack)
+                self._complete_block(block, stack)
 
     def _synchronize_queue(
         self, queue: _Queue, stack: RawStack | None, pool: PoolId | None
     ) -> None:
-        for entry in list(queue):
-            event, _, block = entry
+        for item in list(queue):
+            event, _, block = item
             if pool is None or block.pool.id == pool:
                 self._upstream.sync_event(event)
-                queue.remove(entry)
-                self._occurred(event, block, stack)
+                queue.remove(item)
+                self._handle_event(event, block, stack)
 
     def _forget_deferred(self, blocks: list[Block], stack: RawStack | None) -> None:
         for block in blocks:
             del self._deferred[block]
             block.stream_uses = None
             if not block.event_count:
-                self._done(block, stack)
+                self._complete_block(block, stack)
 
-    def _occurred(self, event: Event, block: Block, stack: RawStack | None) -> None:
-        self._idle.append(event)
+    def _handle_event(self, event: Event, block: Block, stack: RawStack | None) -> None:
+        self._unused_events.append(event)
         block.event_count -= 1
         if not block.event_count and not block.stream_uses:
-            self._done(block, stack)
+            self._complete_block(block, stack)
 
-    def _done(self, block: Block, stack: RawStack | None) -> None:
+    def _complete_block(self, block: Block, stack: RawStack | None) -> None:
         self.count -= 1
         self._complete(block, stack)
 
 
 def of_this_thread() -> StreamFilter:
-    """Match the requests of the calling thread."""
+    """Return a filter that matches the requests of the calling thread."""
     caller = threading.get_ident()
     return lambda stream: threading.get_ident() == caller  # noqa: ARG005
 
 
 def of_capture(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
-    """Match the requests on all streams of the capture that a stream is in.
+    """Return a filter that matches the requests on all streams of the capture that contains a stream.
 
-    Without a graph, which alone knows those streams, match all requests of this thread and all on that
-    stream: a request too many costs memory, one too few would let others use the memory of the graph.
+    Only a graph can tell these streams. Without one, the filter matches all requests of this thread, and all
+    requests on the stream: a request too many wastes memory, but with a request too few, other work could use
+    the memory of the graph.
     """
     is_same_thread = of_this_thread()
     if stream is None:

@@ -1,4 +1,4 @@
-"""Upstreams: the protocols by which the allocator calls a device, and their implementation on a Gpu.
+"""Upstreams: the protocols with which the allocator calls a device, and their implementation for a Gpu.
 
 Streams are the allocator's numbers: 0 is the legacy default stream, a negative number is the default stream
 of a thread, and all others are handles of the driver.
@@ -54,8 +54,8 @@ class Upstream(EventSource, Protocol):
 class VirtualMemory(Protocol):
     """The source of expandable segments. A failure is a CudaError, and changes nothing.
 
-    ``map`` maps pages end to end, each with physical memory of its own: all of them or none. ``unmap``
-    releases whole pages without waiting for work that uses them.
+    ``map`` maps consecutive pages, each with its own physical memory; if it fails, it maps no page. ``unmap``
+    releases whole pages without waiting for work that uses the pages.
     """
 
     def granularity(self) -> int: ...
@@ -67,14 +67,14 @@ class VirtualMemory(Protocol):
 
 
 class CaptureGraph(Protocol):
-    """The graphs that captures have built so far. Each node has a number, which no other node gets."""
+    """The graphs that captures have built so far. Each node has a unique number."""
 
     def capture(self, stream: int) -> int | None:
-        """Return the id of the capture that a stream is in, or None (cudaStreamGetCaptureInfo)."""
+        """Return the id of the capture of a stream; None if it is not captured (cudaStreamGetCaptureInfo)."""
         ...
 
     def terminals(self, stream: int) -> Collection[int]:
-        """Return the nodes on which the next node of a stream will depend (cudaStreamGetCaptureInfo)."""
+        """Return the nodes that the next node of a stream will depend on (cudaStreamGetCaptureInfo)."""
         ...
 
     def predecessors(self, node: int) -> Collection[int]:
@@ -101,7 +101,7 @@ class Captured(Protocol):
 
 @runtime_checkable
 class Reachable(Protocol):
-    """An upstream whose memory other devices can use; ``mapped`` are the ranges of its pages."""
+    """An upstream whose memory other devices can access; ``mapped`` are the mapped ranges of its pages."""
 
     @property
     def peers(self) -> Sequence[int]: ...
@@ -110,18 +110,18 @@ class Reachable(Protocol):
 
 @runtime_checkable
 class Shareable(Protocol):
-    """An upstream whose memory other processes can use."""
+    """An upstream whose memory other processes can open."""
 
     @property
     def ipc(self) -> IpcRegistry: ...
 
 
 class UpstreamDevice(IpcDevice, Memory, Peers, Graphs, Protocol):
-    """A device that an allocator takes memory from."""
+    """The protocols of a device from which an allocator takes memory."""
 
 
 class GpuEvents:
-    """The events of a device."""
+    """Creates and destroys the events of a device for an allocator."""
 
     def __init__(self, gpu: Streams) -> None:
         self._streams = gpu
@@ -140,21 +140,21 @@ class GpuEvents:
         self._events.discard(event)
 
     def destroy_events(self) -> None:
-        """Destroy the events that are left, except those that the driver refuses to destroy."""
+        """Destroy the remaining events; ignore errors of the driver."""
         for event in list(self._events):
             with suppress(CudaError):
                 self.destroy_event(event)
 
     def record(self, event: Event, stream: int) -> None:
-        # Only its own thread can name the default stream of a thread. The legacy stream waits for it, as for
-        # every blocking stream (CUDA Driver API, "Stream synchronization behavior").
+        # A thread cannot name the default stream of another thread. The legacy stream, which waits for all
+        # blocking streams (CUDA Driver API, "Stream synchronization behavior"), is used instead.
         self._streams.record(event, Stream(stream) if stream > 0 else LEGACY)
 
 
 class GpuUpstream(GpuEvents):
-    """Memory of a device by cuMemAlloc, during captures too.
+    """Memory of a device, allocated by cuMemAlloc, also during captures.
 
-    Without ``shares`` other processes cannot open pages of expandable segments.
+    Without ``shares``, other processes cannot open pages of expandable segments.
     """
 
     def __init__(self, gpu: UpstreamDevice, *, shares: bool = True) -> None:
@@ -174,7 +174,8 @@ class GpuUpstream(GpuEvents):
         return ptr
 
     def free(self, ptr: int) -> None:
-        # Removed before the free: another thread may get the same address at once.
+        # The address is removed before the free, because another thread may get the same address right after
+        # it.
         self._segments.discard(ptr)
         try:
             self._gpu.free(Ptr(ptr))
@@ -183,10 +184,10 @@ class GpuUpstream(GpuEvents):
             raise
 
     def release_all(self) -> None:
-        """Free all memory that this object allocated, except allocations that the driver refuses to free.
+        """Free all memory that this object allocated; ignore errors of the driver.
 
-        A finalizer may call this during a graph capture of another library. So memory is freed in relaxed
-        mode, and nothing calls cuCtxSynchronize, which would end every capture.
+        A finalizer may call this method during a graph capture of another library. So memory is freed in
+        relaxed mode, and without cuCtxSynchronize, which would invalidate every capture.
         """
         with suppress(CudaError), self._gpu.relaxed():
             self.pages.release_all()
@@ -208,26 +209,26 @@ class GpuGraph:
         self._gpu = gpu
 
     def capture(self, stream: int) -> int | None:
-        captured = _captured(stream)
-        return None if captured is None else self._gpu.capture_id(captured)
+        capturable = _capturable(stream)
+        return None if capturable is None else self._gpu.capture_id(capturable)
 
     def terminals(self, stream: int) -> tuple[int, ...]:
-        captured = _captured(stream)
-        return () if captured is None else self._gpu.capture_dependencies(captured)
+        capturable = _capturable(stream)
+        return () if capturable is None else self._gpu.capture_dependencies(capturable)
 
     def predecessors(self, node: int) -> tuple[int, ...]:
         return self._gpu.dependencies(GraphNode(node))
 
 
-def _captured(stream: int) -> Stream | None:
-    """Return a stream that may be captured: not the legacy one, nor another thread's default stream."""
+def _capturable(stream: int) -> Stream | None:
+    """Return a stream that may be captured; None for the legacy and another thread's default stream."""
     if stream < 0:
         return PER_THREAD if stream == stream_number(PER_THREAD) else None
     return Stream(stream) if stream else None
 
 
 def stream_number(stream: int) -> int:
-    """Return the allocator's number of a stream, from its handle; 0 and LEGACY are the same."""
+    """Return the allocator's number of the stream with a handle; 0 and LEGACY are the same stream."""
     if stream == LEGACY:
         return DEFAULT_STREAM
     if stream == PER_THREAD:

@@ -1,4 +1,4 @@
-"""Explain error codes, Xid numbers, checks and environment variables: ``cudakit explain``. Pure."""
+"""Explain error codes, Xid numbers, checks and environment variables: ``cudakit explain``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cudakit.core.devices.diagnose.xids import CATALOG, known_xids
 from cudakit.document import Document, Facts, Node, Section, Text
 from cudakit.errors import UsageError, one_of
 
-# "Xid 79", "xid79", "Xid:79".
+# An Xid in upper case: "XID 79", "XID79" or "XID:79".
 _XID = re.compile(r"XID\W*0*(\d+)")
-# A term of several words, such as "Xid 79" or "CUDA error 700", or a line: one word of the command line.
+# A term of several words, such as "Xid 79" or "CUDA error 700", or one word of the command line.
 _TERM = re.compile(
     r"(?:xid\W*|cuda\s+error\s+|(?:cublas|cudnn|nccl)\s+status\s+)\d+(?!\S)|[^\n]+", re.IGNORECASE
 )
@@ -29,24 +29,26 @@ _PREFIXES = ("CUDA_ERROR_", "CUDAERROR")
 class Topic:
     """The explanation of one name."""
 
-    kind: str  # "CUDA error", "Xid", "check", "environment variable", "cuBLAS status" and so on
-    name: str  # "CUDA_ERROR_ILLEGAL_ADDRESS", "Xid 79", "CK012"
-    code: int | None  # its number, if it has one
+    kind: (
+        str  # kind: "CUDA error", "Xid", "check", "environment variable", "cuBLAS status" and so on
+    )
+    name: str  # name, such as "CUDA_ERROR_ILLEGAL_ADDRESS", "Xid 79" or "CK012"
+    code: int | None  # number of the error, Xid or check; null for an environment variable
     other_names: tuple[str, ...]
-    meaning: str  # what happened, or the statement that a check tests
-    explanation: str  # paragraphs of background; "" for none
-    causes: str  # "" if there are no typical ones
-    action: str  # what to do; "" if there is no general advice
-    source: str  # documentation or source file
+    meaning: str  # meaning of an error, statement that a check tests, or effect of a variable
+    explanation: str  # background in paragraphs; empty if there is none
+    causes: str  # typical causes; empty if there are none
+    action: str  # recommended action; empty if there is no general one
+    source: str  # documentation or source file of the explanation
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """All topics that the terms can mean."""
+    """The explanations of the terms of one command."""
 
     schema: ClassVar[str] = "cudakit.explain/1"
-    asked: str  # the terms, separated by spaces
-    topics: tuple[Topic, ...]  # of the first term, then of the second one, and so on
+    asked: str  # terms of the command, separated by spaces
+    topics: tuple[Topic, ...]  # topics of the first term, then those of the second term, and so on
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,15 @@ def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explained:
     matching = {term: [topic for topic in topics if _matches(term, topic)] for term in terms}
     unknown = [term for term, topics_of_term in matching.items() if not topics_of_term]
     if unknown:
-        # Words of which none is a term are probably one message.
+        # If no word is a term, the words are probably one message.
         term = " ".join(terms) if unknown == terms else unknown[0]
         raise UsageError(f"no explanation for {term!r}", hint=_suggestion(term.upper(), topics))
-    found = dict.fromkeys(itertools.chain.from_iterable(matching.values()))
-    return Explained(" ".join(terms), tuple(found))
+    distinct_topics = dict.fromkeys(itertools.chain.from_iterable(matching.values()))
+    return Explained(" ".join(terms), tuple(distinct_topics))
 
 
 def check_explanation(result: Explained) -> CheckExplanation | None:
-    """Return the form of ``doctor --explain`` if the term is a check, else None."""
+    """Return the explanation that ``doctor --explain`` writes if the only topic is a check, else None."""
     (topic, *others) = result.topics
     if others or topic.kind != "check":
         return None
@@ -109,8 +111,8 @@ def _matches(spelling: str, topic: Topic) -> bool:
     )
 
 
-# Number of names that a hint suggests, and the number of similar names beyond which a hint is useless.
-_MAX_SUGGESTIONS, _MAX_SIMILAR = 5, 30
+_MAX_SUGGESTIONS = 5  # maximum number of names that a hint suggests
+_MAX_SIMILAR = 30  # maximum number of similar names with which a hint is useful
 _ABBREVIATIONS = {"OOM": "OUT_OF_MEMORY"}
 
 
@@ -125,8 +127,8 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
     if 0 < len(similar) <= _MAX_SUGGESTIONS + 1:
         return f"did you mean {one_of(similar)}?"
     if 0 < len(similar) <= _MAX_SIMILAR:
-        n_omitted = len(similar) - _MAX_SUGGESTIONS
-        return f"did you mean {', '.join(similar[:_MAX_SUGGESTIONS])} or one of {n_omitted} others?"
+        omitted = len(similar) - _MAX_SUGGESTIONS
+        return f"did you mean {', '.join(similar[:_MAX_SUGGESTIONS])} or one of {omitted} others?"
     return (
         "give a CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), library status (ncclSystemError), Xid "
         "(Xid 79), check (CK012) or environment variable"
@@ -138,10 +140,10 @@ def _misspelled(term: str, topics: Sequence[Topic]) -> list[str]:
     topic_by_spelling = {
         name.upper(): topic for topic in topics for name in (topic.name, *topic.other_names)
     }
-    near = get_close_matches(term, topic_by_spelling, n=3, cutoff=0.75) or get_close_matches(
+    similar = get_close_matches(term, topic_by_spelling, n=3, cutoff=0.75) or get_close_matches(
         f"CUDA_ERROR_{term}", topic_by_spelling, n=3, cutoff=0.8
     )
-    return list(dict.fromkeys(topic_by_spelling[spelling].name for spelling in near))
+    return list(dict.fromkeys(topic_by_spelling[spelling].name for spelling in similar))
 
 
 def _beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
@@ -149,9 +151,9 @@ def _beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
 
 
 def _with_words(term: str, topics: Sequence[Topic]) -> list[str]:
-    """Return the topics whose name or meaning has words that begin with each word of the term.
+    """Return the names of the topics whose name or meaning contains the beginning of each word of the term.
 
-    Numbers in the term must be the topic's code.
+    A number in the term must be the topic's code.
     """
     starts, numbers = re.findall(r"[A-Z][A-Z0-9]{2,}", term), re.findall(r"\b\d+", term)
 

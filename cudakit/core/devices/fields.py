@@ -14,10 +14,10 @@ from cudakit.gpu.api.fields import FieldInfo, nvml_fields
 
 @dataclass(frozen=True, slots=True)
 class FieldsList:
-    """All fields: the JSON of ``--list-fields``."""
+    """All fields of a device: the JSON of ``--list-fields``."""
 
     schema: ClassVar[str] = "cudakit.devices.list-fields/1"
-    fields: tuple[FieldInfo, ...]  # identity first
+    fields: tuple[FieldInfo, ...]  # all fields, those that identify a device first
 
 
 _IDENTITY = (
@@ -38,7 +38,7 @@ _USABLE_MEMORY = FieldInfo(
 
 
 def registry() -> Mapping[str, FieldInfo]:
-    """Return all fields by name, identity first."""
+    """Return all fields by name, those that identify a device first."""
     fields: dict[str, FieldInfo] = {}
     for field in (
         *(
@@ -47,7 +47,7 @@ def registry() -> Mapping[str, FieldInfo]:
         ),
         *(field.info for field in nvml_fields()),
         _USABLE_MEMORY,
-        *map(_attribute, attributes()),
+        *map(_attribute_field, attributes()),
     ):
         # A field of both NVML and CUDA is listed once.
         fields.setdefault(field.name, field)
@@ -55,19 +55,19 @@ def registry() -> Mapping[str, FieldInfo]:
 
 
 def fields_by_name(names: Sequence[str]) -> tuple[FieldInfo, ...]:
-    """Return fields by name. Raises UsageError, with similar names, for an unknown name."""
+    """Return the fields with these names. Raises UsageError, which suggests similar names."""
     fields = registry()
     for name in names:
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
-            suggestion = f"did you mean {one_of(near)}? " if near else ""
+            similar = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
+            suggestion = f"did you mean {one_of(similar)}? " if similar else ""
             raise UsageError(
                 f"no field {name!r}", hint=f"{suggestion}--list-fields lists all fields"
             )
     return tuple(fields[name] for name in names)
 
 
-def _attribute(attribute: Attribute) -> FieldInfo:
+def _attribute_field(attribute: Attribute) -> FieldInfo:
     return FieldInfo(
         attribute.name,
         attribute.unit.replace("word", "").replace("mask", ""),

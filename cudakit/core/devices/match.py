@@ -1,4 +1,7 @@
-"""Match the devices of CUDA and NVML by UUID, else by PCI address, never by index."""
+"""Match the devices of CUDA with those of NVML by UUID, or by PCI address if a UUID is unknown.
+
+Indices are not compared, because CUDA and NVML may number the devices differently.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ _UNKNOWN = Unavailable("not known")
 class MatchedDevice:
     """One device, as NVML and CUDA describe it."""
 
-    nvml: DeviceFacts | None
-    cuda: DeviceFacts | None
-    hidden: bool  # whether CUDA_VISIBLE_DEVICES hides it
+    nvml: DeviceFacts | None  # facts from NVML; None if NVML does not report the device
+    cuda: DeviceFacts | None  # facts from CUDA; None if CUDA does not see the device
+    hidden: bool  # whether CUDA_VISIBLE_DEVICES hides the device
 
     @property
     def uuid(self) -> str | Unavailable:
@@ -46,32 +49,33 @@ class MatchedDevice:
 
 
 def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[MatchedDevice, ...]:
-    """Return NVML's devices in its order, each with its CUDA device, then those of CUDA only."""
-    ours = list(nvml.devices) if isinstance(nvml, NvmlView) else []
-    theirs = list(_with_hidden(cuda)) if isinstance(cuda, CudaView) else []
+    """Return NVML's devices in NVML's order, each with its CUDA device, then the devices of CUDA only."""
+    nvml_devices = list(nvml.devices) if isinstance(nvml, NvmlView) else []
+    cuda_devices = list(_with_hidden(cuda)) if isinstance(cuda, CudaView) else []
     matched = []
-    for device in ours:
-        other = next((pair for pair in theirs if _is_same_device(device, pair[0])), None)
-        if other is None and len(ours) == len(theirs) == 1:
-            # A Jetson has no PCI address, and NVML and CUDA may not agree on its UUID.
-            other = theirs[0]
-        if other:
-            theirs.remove(other)
-        matched.append(MatchedDevice(device, other[0] if other else None, bool(other and other[1])))
-    return (*matched, *(MatchedDevice(None, device, hidden) for device, hidden in theirs))
+    for device in nvml_devices:
+        pair = next((pair for pair in cuda_devices if _is_same_device(device, pair[0])), None)
+        if pair is None and len(nvml_devices) == len(cuda_devices) == 1:
+            # A Jetson has no PCI address, and NVML and CUDA may report different UUIDs for it.
+            pair = cuda_devices[0]
+        if pair:
+            cuda_devices.remove(pair)
+        matched.append(MatchedDevice(device, pair[0] if pair else None, bool(pair and pair[1])))
+    return (*matched, *(MatchedDevice(None, device, hidden) for device, hidden in cuda_devices))
 
 
 def _with_hidden(view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
+    """Yield each device of CUDA, and whether CUDA_VISIBLE_DEVICES hides it."""
     yield from ((device, False) for device in view.devices)
     yield from ((device, True) for device in view.hidden)
 
 
-def _is_same_device(device: DeviceFacts, other: DeviceFacts) -> bool:
-    if isinstance(device.uuid, str) and isinstance(other.uuid, str):
-        return device.uuid.lower() == other.uuid.lower()
-    # All MIG instances of a GPU have its address.
-    is_addressable = isinstance(device.pci_bus_id, str) and device.parent is None
-    return is_addressable and device.pci_bus_id == other.pci_bus_id
+def _is_same_device(nvml_device: DeviceFacts, cuda_device: DeviceFacts) -> bool:
+    if isinstance(nvml_device.uuid, str) and isinstance(cuda_device.uuid, str):
+        return nvml_device.uuid.lower() == cuda_device.uuid.lower()
+    # A MIG instance has the PCI address of its GPU, so the address does not identify the instance.
+    has_own_address = isinstance(nvml_device.pci_bus_id, str) and nvml_device.parent is None
+    return has_own_address and nvml_device.pci_bus_id == cuda_device.pci_bus_id
 
 
 def _first_available(values: Iterable[str | Unavailable]) -> str | Unavailable:

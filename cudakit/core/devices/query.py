@@ -24,29 +24,29 @@ _HINT = "cudakit doctor finds the cause; --gpu sim shows a simulated GPU"
 def open_query(machine: Machine) -> Query:
     """Find the devices of a machine.
 
-    Raises EnvironmentUnusable if neither NVML nor CUDA sees any.
+    Raises EnvironmentUnusable if neither NVML nor CUDA sees a device.
     """
-    # NVML first: a child process queries CUDA at the same time.
+    # NVML is queried first, because a child process queries CUDA at the same time.
     nvml, cuda = machine.nvml(), machine.cuda()
     matched = match(nvml, cuda)
     if not matched:
-        raise EnvironmentUnusable(f"no GPU found: {_reasons(nvml, cuda)}", hint=_HINT)
+        raise EnvironmentUnusable(f"no GPU found: {_why_no_device(nvml, cuda)}", hint=_HINT)
     return Query(machine, nvml, cuda, matched, registry())
 
 
 def devices(machine: Machine, *, processes: bool = False, topology: bool = False) -> DevicesResult:
     """Read all fields of the devices of a machine once.
 
-    Raises EnvironmentUnusable if neither NVML nor CUDA sees any.
+    Raises EnvironmentUnusable if neither NVML nor CUDA sees a device.
     """
     return open_query(machine).read(processes=processes, topology=topology)
 
 
-def _reasons(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> str:
-    management = nvml.reason if isinstance(nvml, Unavailable) else "NVML reports none"
+def _why_no_device(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> str:
+    nvml_reason = nvml.reason if isinstance(nvml, Unavailable) else "NVML reports none"
     if isinstance(cuda, Unavailable):
-        return f"{management}; {cuda.reason}"
-    return f"{management}; CUDA: {cuda.error[1] if cuda.error else 'no device'}"
+        return f"{nvml_reason}; {cuda.reason}"
+    return f"{nvml_reason}; CUDA: {cuda.error[1] if cuda.error else 'no device'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Query:
         processes: bool = False,
         topology: bool = False,
     ) -> DevicesResult:
-        """Read the telemetry and merge it with the facts; ``names`` limits the fields.
+        """Read the telemetry and merge it with the facts. If there are ``names``, read only these fields.
 
-        ``activity`` adds the activity since the previous read with ``activity``.
+        ``activity`` adds the activity since the previous call with ``activity``.
         """
         nvml = self.nvml
         return DevicesResult(
@@ -92,14 +92,16 @@ class Query:
         self, device: MatchedDevice, names: Collection[str], *, activity: bool, processes: bool
     ) -> Device:
         nvml, fields = device.nvml, dict(device.fields)
-        telemetry = self.machine.telemetry(nvml, names) if nvml else self._without_nvml
+        telemetry = self.machine.telemetry(nvml, names) if nvml else self._nvml_reason
         fields |= self._fields_of(telemetry, "telemetry", names)
         if activity:
-            activity_read = self.machine.activity(nvml, names) if nvml else self._without_nvml
-            fields |= self._fields_of(activity_read, "activity", names)
+            reading = self.machine.activity(nvml, names) if nvml else self._nvml_reason
+            fields |= self._fields_of(reading, "activity", names)
         self._add_missing(device, names, fields)
-        lost = telemetry.reason if nvml and isinstance(telemetry, Unavailable) else None
-        visible = self._visible_devices
+        lost_reason = telemetry.reason if nvml and isinstance(telemetry, Unavailable) else None
+        notes = _device_notes(
+            device, fields, lost_reason=lost_reason, visible_devices=self._visible_devices
+        )
         name = fields["name"]
         return Device(
             cuda_index=self._cuda_index(device),
@@ -109,30 +111,31 @@ class Query:
             pci_bus_id=device.pci_bus_id,
             name=name if isinstance(name, Unavailable) else str(name),
             hidden=device.hidden,
-            lost=lost is not None,
-            notes=tuple(_device_notes(device, fields, lost=lost, visible_devices=visible)),
+            lost=lost_reason is not None,
+            notes=tuple(notes),
             fields={key: fields[key] for key in fields if not names or key in names},
             processes=self._processes(device) if processes else None,
         )
 
     def _fields_of(
-        self, read: Telemetry | Unavailable, kind: Kind, names: Collection[str]
+        self, reading: Telemetry | Unavailable, kind: Kind, names: Collection[str]
     ) -> Mapping[str, Field]:
-        """Return the fields of a reading; if it failed, every field of its kind with the reason."""
-        if isinstance(read, Telemetry):
-            return read.fields
-        return {field.name: read for field in self._of_kind(kind, names)}
+        """Return the fields of a reading. If the reading failed, return the reason for every field."""
+        if isinstance(reading, Telemetry):
+            return reading.fields
+        return {field.name: reading for field in self._fields_of_kind(kind, names)}
 
     def _add_missing(
         self, device: MatchedDevice, names: Collection[str], fields: dict[str, Field]
     ) -> None:
         """Add the missing fields as Unavailable, with the reason."""
-        for field in (*self._of_kind("fact"), *self._of_kind("telemetry", names)):
-            of_instance = field.group == INSTANCE_GROUP
-            if field.name not in fields and (device.is_instance or not of_instance):
+        facts, telemetry = self._fields_of_kind("fact"), self._fields_of_kind("telemetry", names)
+        for field in (*facts, *telemetry):
+            is_instance_field = field.group == INSTANCE_GROUP
+            if field.name not in fields and (device.is_instance or not is_instance_field):
                 fields[field.name] = self._missing_reason(device, field)
 
-    def _of_kind(self, kind: Kind, names: Collection[str] = ()) -> list[FieldInfo]:
+    def _fields_of_kind(self, kind: Kind, names: Collection[str] = ()) -> list[FieldInfo]:
         return [
             field
             for field in self.fields.values()
@@ -142,7 +145,7 @@ class Query:
     def _missing_reason(self, device: MatchedDevice, field: FieldInfo) -> Unavailable:
         if not field.source.startswith(("nvml", "NVML")):
             return _NOT_IN_CUDA if isinstance(self.cuda, CudaView) else self.cuda
-        return Unavailable("NVML did not report it") if device.nvml else self._without_nvml
+        return Unavailable("NVML did not report it") if device.nvml else self._nvml_reason
 
     def _processes(self, device: MatchedDevice) -> tuple[Process, ...] | Unavailable:
         if device.nvml is None:
@@ -161,7 +164,8 @@ class Query:
         return Unavailable(self.cuda.error[1]) if self.cuda.error else _NOT_IN_CUDA
 
     @property
-    def _without_nvml(self) -> Unavailable:
+    def _nvml_reason(self) -> Unavailable:
+        """The reason why NVML has no data of a device."""
         return self.nvml if isinstance(self.nvml, Unavailable) else _NOT_IN_NVML
 
     @property
@@ -185,8 +189,8 @@ def _cuda(view: CudaView | Unavailable) -> Cuda | Unavailable:
 # --- notes -----------------------------------------------------------------------------------------
 
 
-# Clock event reasons that are normal operation.
-_NORMAL = ("idle", "application clocks setting", "display clock setting")
+# Clock event reasons that are no throttling.
+_NORMAL_REASONS = ("idle", "application clocks setting", "display clock setting")
 
 
 def _machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> Iterator[str]:
@@ -207,14 +211,14 @@ def _device_notes(
     device: MatchedDevice,
     fields: dict[str, Field],
     *,
-    lost: str | None,
+    lost_reason: str | None,
     visible_devices: str | None,
 ) -> Iterator[str]:
-    """Yield notes on an unusual state of a device; ``lost`` is the reason if NVML lost it."""
+    """Yield notes on an unusual state of a device. ``lost_reason`` is not None if NVML lost the device."""
     if device.hidden:
         yield _hidden_by(visible_devices)
-    if lost:
-        yield lost
+    if lost_reason:
+        yield lost_reason
     if fields.get("integrated") is True:
         yield "integrated GPU: it uses the memory of the host"
     if fields.get("mig_mode") is True and device.nvml and device.nvml.parent is None:
@@ -224,7 +228,7 @@ def _device_notes(
         yield f"compute mode: {mode}"
     reasons = fields.get("clock_event_reasons")
     throttled = (
-        [str(reason) for reason in reasons if reason not in _NORMAL]
+        [str(reason) for reason in reasons if reason not in _NORMAL_REASONS]
         if isinstance(reasons, tuple)
         else []
     )

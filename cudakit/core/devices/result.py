@@ -17,16 +17,16 @@ class Device:
     cuda_index: int | Unavailable  # CUDA index; null if the device is not visible to CUDA
     nvml_index: (
         int | Unavailable
-    )  # NVML index, as in nvidia-smi; of a MIG instance, its number on its GPU
-    parent: int | None  # the NVML index of the GPU of a MIG instance; null for a GPU
-    uuid: str | Unavailable  # GPU-… or MIG-…, the same in every library
-    pci_bus_id: str | Unavailable  # domain:bus:device.function
+    )  # NVML index, as in nvidia-smi; for a MIG instance its number on the GPU
+    parent: int | None  # NVML index of the GPU of a MIG instance; null for a GPU
+    uuid: str | Unavailable  # UUID (GPU-… or MIG-…), the same in every library
+    pci_bus_id: str | Unavailable  # PCI address: domain:bus:device.function
     name: str | Unavailable  # product name
-    hidden: bool  # whether CUDA_VISIBLE_DEVICES hides it
+    hidden: bool  # whether CUDA_VISIBLE_DEVICES hides the device
     lost: bool  # whether the GPU has fallen off the bus
     notes: tuple[str, ...]  # unusual states: hidden, throttled, memory errors
     fields: Mapping[str, Field]  # facts and telemetry, by the names of --list-fields
-    processes: tuple[Process, ...] | Unavailable | None  # with --processes; else null
+    processes: tuple[Process, ...] | Unavailable | None  # processes; null without --processes
 
     def field(self, name: str) -> Field:
         """Return a field by its name in ``--list-fields``."""
@@ -40,36 +40,36 @@ class Device:
 class Cuda:
     """The CUDA driver."""
 
-    version: str | Unavailable  # the CUDA version that it supports
-    library: str | Unavailable  # the path of libcuda
-    error: CudaFailure | None  # the error of cuInit; null if it succeeded
-    visible_devices: str | None  # CUDA_VISIBLE_DEVICES; null if it is not set
-    device_order: str | None  # CUDA_DEVICE_ORDER; null if it is not set
+    version: str | Unavailable  # CUDA version that the driver supports
+    library: str | Unavailable  # path of libcuda
+    error: CudaFailure | None  # error of cuInit; null if cuInit succeeded
+    visible_devices: str | None  # value of CUDA_VISIBLE_DEVICES; null if it is not set
+    device_order: str | None  # value of CUDA_DEVICE_ORDER; null if it is not set
 
 
 @dataclass(frozen=True, slots=True)
 class CudaFailure:
     """An error of cuInit."""
 
-    code: int  # CUresult
-    name: str  # CUDA_ERROR_...
-    explanation: str  # the text of the driver
+    code: int  # error code (CUresult)
+    name: str  # name of the error: CUDA_ERROR_...
+    explanation: str  # description of the error by the driver
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """The connection of two GPUs."""
 
-    first: int  # NVML index
-    second: int  # NVML index, greater than ``first``
-    path: str | Unavailable  # NV18, PIX, PXB, PHB, NODE or SYS, as in nvidia-smi topo
-    nvlinks: int | Unavailable  # number of NVLinks between the two
-    nvml_read: str | Unavailable  # reading the other's memory, by NVML: ok or the reason
-    nvml_write: str | Unavailable  # writing to the other's memory
-    nvml_atomics: str | Unavailable  # atomics on the other's memory
-    cuda_access: bool | Unavailable  # peer access in both directions, by CUDA
-    cuda_atomics: bool | Unavailable  # native atomics in both directions
-    disagreement: str | None  # the difference if NVML and CUDA disagree
+    first: int  # NVML index of the first GPU
+    second: int  # NVML index of the second GPU, greater than ``first``
+    path: str | Unavailable  # connection: NV18, PIX, PXB, PHB, NODE or SYS, as in nvidia-smi topo
+    nvlinks: int | Unavailable  # number of NVLinks between the GPUs
+    nvml_read: str | Unavailable  # status of peer reads, as NVML reports it: ok or the reason
+    nvml_write: str | Unavailable  # status of peer writes, as NVML reports it: ok or the reason
+    nvml_atomics: str | Unavailable  # status of peer atomics, as NVML reports it: ok or the reason
+    cuda_access: bool | Unavailable  # whether CUDA reports peer access in both directions
+    cuda_atomics: bool | Unavailable  # whether CUDA reports native peer atomics in both directions
+    disagreement: str | None  # difference between the reports of NVML and CUDA; null if they agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,13 @@ class DevicesResult:
 
     schema: ClassVar[str] = "cudakit.devices/1"
     simulated: bool  # whether the GPUs are simulated
-    time_ns: int  # since 1970
-    driver_version: str | Unavailable  # of the kernel driver
-    nvml_version: str | Unavailable  # of libnvidia-ml
-    cuda: Cuda | Unavailable  # null if the query failed
-    devices: tuple[Device, ...]  # in NVML's order, a GPU before its MIG instances
-    pairs: tuple[Pair, ...] | None  # with --topology; else null
-    notes: tuple[str, ...]  # problems of the whole machine
+    time_ns: int  # time of the query, since 1970 in UTC
+    driver_version: str | Unavailable  # version of the kernel driver
+    nvml_version: str | Unavailable  # version of libnvidia-ml
+    cuda: Cuda | Unavailable  # state of the CUDA driver; null if the query failed
+    devices: tuple[Device, ...]  # devices in NVML's order, a GPU before its MIG instances
+    pairs: tuple[Pair, ...] | None  # connections of GPUs; null without --topology
+    notes: tuple[str, ...]  # problems that concern the whole machine
 
     @property
     def visible(self) -> tuple[Device, ...]:
@@ -99,8 +99,8 @@ class FieldsResult:
 
     schema: ClassVar[str] = "cudakit.devices.fields/1"
     simulated: bool  # whether the GPUs are simulated
-    time_ns: int  # since 1970
-    devices: tuple[Mapping[str, Field], ...]  # one row for each device
+    time_ns: int  # time of the query, since 1970 in UTC
+    devices: tuple[Mapping[str, Field], ...]  # the selected fields of each device
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,5 +109,5 @@ class SelectResult:
 
     schema: ClassVar[str] = "cudakit.devices.select/1"
     simulated: bool  # whether the GPUs are simulated
-    visible_devices: str  # the value for CUDA_VISIBLE_DEVICES
-    devices: tuple[Device, ...]  # the selected devices, in this order
+    visible_devices: str  # value for CUDA_VISIBLE_DEVICES that selects the devices
+    devices: tuple[Device, ...]  # selected devices, in the order of ``visible_devices``

@@ -9,13 +9,13 @@ from cudakit.core.devices.result import Device, DevicesResult, SelectResult
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.units import Unavailable, format_bytes
 
-_FORMS = "use 0 or cuda:0, nvml:0, a UUID prefix or a PCI address"
-# The length from which a plain number is the beginning of a UUID and not a CUDA index.
-_LEAST_UUID_DIGITS = 4
+_SELECTOR_HINT = "use 0 or cuda:0, nvml:0, a UUID prefix or a PCI address"
+# Minimum number of digits of a UUID prefix. A number with fewer digits is a CUDA index.
+_MIN_UUID_DIGITS = 4
 
 
 def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Device, ...]:
-    """Return the devices that match the selectors, in the order of the result; all without selectors.
+    """Return the devices that match the selectors, in the order of the result, or all without selectors.
 
     A selector is 0 or cuda:0, nvml:0, a UUID prefix or a PCI address. Raises UsageError, which lists the
     devices, if a selector matches none or several.
@@ -34,37 +34,39 @@ def _match_one(devices: Sequence[Device], selector: str) -> Device:
     if matching:
         message = f"{len(matching)} devices match {selector!r}"
         raise UsageError(message, hint=f"write more of the UUID; they are: {listed}")
-    raise UsageError(f"no device matches {selector!r}", hint=f"{_FORMS}; devices: {listed}")
+    raise UsageError(f"no device matches {selector!r}", hint=f"{_SELECTOR_HINT}; devices: {listed}")
 
 
 def _matches(device: Device, selector: str) -> bool:
-    if selector.isdecimal() and len(selector) < _LEAST_UUID_DIGITS:
+    if selector.isdecimal() and len(selector) < _MIN_UUID_DIGITS:
         return device.cuda_index == int(selector)
     kind, _, number = selector.lower().partition(":")
     if kind in ("cuda", "nvml") and number.isdecimal():
         index = device.cuda_index if kind == "cuda" else device.nvml_index
         return index == int(number) and (kind == "cuda" or device.parent is None)
-    return _starts_with(device.uuid, selector) or _is_address(device, selector)
+    return _is_uuid_prefix(selector, device.uuid) or _is_pci_address(selector, device)
 
 
-def _starts_with(uuid: str | Unavailable, selector: str) -> bool:
+def _is_uuid_prefix(selector: str, uuid: str | Unavailable) -> bool:
     if isinstance(uuid, Unavailable):
         return False
-    text, bare = selector.lower(), uuid.lower().partition("-")[2]
+    prefix, uuid_digits = selector.lower(), uuid.lower().partition("-")[2]
     # "GPU-" alone, or a few digits, is too short for a UUID prefix.
-    return (len(text) > len("GPU-") and uuid.lower().startswith(text)) or (
-        len(text) >= _LEAST_UUID_DIGITS and bare.startswith(text)
+    return (len(prefix) > len("GPU-") and uuid.lower().startswith(prefix)) or (
+        len(prefix) >= _MIN_UUID_DIGITS and uuid_digits.startswith(prefix)
     )
 
 
-def _is_address(device: Device, selector: str) -> bool:
+def _is_pci_address(selector: str, device: Device) -> bool:
     if isinstance(device.pci_bus_id, Unavailable) or device.parent is not None:
         return False
-    domain, _, rest = device.pci_bus_id.partition(":")
-    lowered = selector.lower()
+    domain, _, bus_address = device.pci_bus_id.partition(":")
     # nvidia-smi writes eight digits of the domain; lspci omits a domain of 0.
-    forms = {device.pci_bus_id, f"{domain:0>8}:{rest}", *([rest] if not int(domain, 16) else [])}
-    return lowered in forms or f"{lowered}.0" in forms
+    spellings = {device.pci_bus_id, f"{domain:0>8}:{bus_address}"}
+    if int(domain, 16) == 0:
+        spellings.add(bus_address)
+    address = selector.lower()
+    return address in spellings or f"{address}.0" in spellings
 
 
 def label(device: Device) -> str:
@@ -104,13 +106,14 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
 
     Raises EnvironmentUnusable, with the reason for each excluded device, if too few remain.
     """
-    excluded = {id(device): next(_reasons(device, spec), "") for device in devices}
-    fit = [device for device in devices if not excluded[id(device)]]
-    best = sorted(fit, key=_free_bytes, reverse=True)[: spec.count]
+    reason_by_id = {id(device): next(_exclusions(device, spec), "") for device in devices}
+    candidates = [device for device in devices if not reason_by_id[id(device)]]
+    best = sorted(candidates, key=_free_bytes, reverse=True)[: spec.count]
     if len(best) < spec.count:
-        reasons = "; ".join(f"{label(d)}: {excluded[id(d)]}" for d in devices if excluded[id(d)])
+        excluded = (device for device in devices if reason_by_id[id(device)])
+        reasons = "; ".join(f"{label(device)}: {reason_by_id[id(device)]}" for device in excluded)
         raise EnvironmentUnusable(
-            f"{_request(spec)}, but {_only(len(fit))} of {len(devices)} can be selected",
+            f"{_request(spec)}, but {_only(len(candidates))} of {len(devices)} can be selected",
             hint=reasons or f"use --count {len(devices)}",
         )
     if spec.count > 1 and any(device.parent is not None for device in best):
@@ -136,7 +139,8 @@ def _request(spec: SelectSpec) -> str:
     return f"{devices} with {' and '.join(limits)} requested" if limits else f"{devices} requested"
 
 
-def _reasons(device: Device, spec: SelectSpec) -> Iterator[str]:
+def _exclusions(device: Device, spec: SelectSpec) -> Iterator[str]:
+    """Yield the reasons why a device cannot be selected."""
     if isinstance(device.uuid, Unavailable):
         yield device.uuid.reason
     if isinstance(device.cuda_index, Unavailable):
@@ -149,12 +153,12 @@ def _reasons(device: Device, spec: SelectSpec) -> Iterator[str]:
             yield f"free memory is unknown: {free.reason}"
         elif _free_bytes(device) < spec.min_free_bytes:
             yield f"{format_bytes(_free_bytes(device))} free"
-    used = device.field("utilization_gpu_percent")
+    utilization = device.field("utilization_gpu_percent")
     if spec.max_utilization_percent is not None:
-        if isinstance(used, Unavailable):
-            yield f"utilization is unknown: {used.reason}"
-        elif isinstance(used, int) and used > spec.max_utilization_percent:
-            yield f"{used} % utilization"
+        if isinstance(utilization, Unavailable):
+            yield f"utilization is unknown: {utilization.reason}"
+        elif isinstance(utilization, int) and utilization > spec.max_utilization_percent:
+            yield f"{utilization} % utilization"
 
 
 def _free_bytes(device: Device) -> int:

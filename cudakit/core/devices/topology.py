@@ -16,7 +16,7 @@ _OK = "ok"
 def pairs(
     nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable, matched: Sequence[MatchedDevice]
 ) -> tuple[Pair, ...]:
-    """Return each pair of the GPUs that NVML reports."""
+    """Return the connection of each pair of GPUs that NVML reports."""
     if isinstance(nvml, Unavailable):
         return ()
     links = {(link.first, link.second): link for link in nvml.links}
@@ -26,19 +26,19 @@ def pairs(
         if device.nvml and device.nvml.parent is None
     }
     return tuple(
-        _pair(links.get((first, second)) or _unknown(first, second), gpus, cuda)
+        _pair(links.get((first, second)) or _unknown_link(first, second), gpus, cuda)
         for first, second in combinations(sorted(gpus), 2)
     )
 
 
-def _unknown(first: int, second: int) -> Link:
-    absent = Unavailable("NVML does not report it")
-    return Link(first, second, absent, absent, absent, absent, absent)
+def _unknown_link(first: int, second: int) -> Link:
+    unknown = Unavailable("NVML does not report it")
+    return Link(first, second, unknown, unknown, unknown, unknown, unknown)
 
 
 def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable) -> Pair:
-    left, right = gpus[link.first], gpus[link.second]
-    access = _is_bidirectional(cuda, left, right, "peer_access")
+    first_gpu, second_gpu = gpus[link.first], gpus[link.second]
+    cuda_access = _is_bidirectional(cuda, first_gpu, second_gpu, "peer_access")
     return Pair(
         first=link.first,
         second=link.second,
@@ -47,34 +47,36 @@ def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavai
         nvml_read=link.p2p_read,
         nvml_write=link.p2p_write,
         nvml_atomics=link.p2p_atomics,
-        cuda_access=access,
-        cuda_atomics=_is_bidirectional(cuda, left, right, "peer_atomics"),
-        disagreement=_disagreement(link, access),
+        cuda_access=cuda_access,
+        cuda_atomics=_is_bidirectional(cuda, first_gpu, second_gpu, "peer_atomics"),
+        disagreement=_disagreement(link, cuda_access),
     )
 
 
 def _is_bidirectional(
-    cuda: CudaView | Unavailable, left: MatchedDevice, right: MatchedDevice, list_name: str
+    cuda: CudaView | Unavailable, first: MatchedDevice, second: MatchedDevice, attribute: str
 ) -> bool | Unavailable:
-    """Return whether CUDA lists a pair in both directions."""
+    """Return whether a list of CUDA's view has a pair of devices in both directions."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
-    ordinals = [each.cuda.index for each in (left, right) if each.cuda and not each.hidden]
-    if len(ordinals) < 2:
+    indices = [gpu.cuda.index for gpu in (first, second) if gpu.cuda and not gpu.hidden]
+    if len(indices) < 2:
         return Unavailable("not both devices are visible to CUDA")
-    first, second = ordinals
-    listed = getattr(cuda, list_name)
-    return (first, second) in listed and (second, first) in listed
+    first_index, second_index = indices
+    index_pairs = getattr(cuda, attribute)
+    return (first_index, second_index) in index_pairs and (second_index, first_index) in index_pairs
 
 
-def _disagreement(link: Link, access: bool | Unavailable) -> str | None:
+def _disagreement(link: Link, cuda_access: bool | Unavailable) -> str | None:
+    """Return a sentence if NVML and CUDA disagree on peer access, else None."""
     states = [link.p2p_read, link.p2p_write]
-    if isinstance(access, Unavailable) or any(isinstance(state, Unavailable) for state in states):
+    is_unknown = any(isinstance(state, Unavailable) for state in states)
+    if isinstance(cuda_access, Unavailable) or is_unknown:
         return None
-    nvml = all(state == _OK for state in states)
-    if nvml == access:
+    nvml_access = all(state == _OK for state in states)
+    if nvml_access == cuda_access:
         return None
-    name = f"NVML {link.first} and {link.second}"
-    if nvml:
-        return f"{name}: NVML reports peer access, CUDA does not"
-    return f"{name}: CUDA reports peer access, NVML does not"
+    gpus = f"NVML {link.first} and {link.second}"
+    if nvml_access:
+        return f"{gpus}: NVML reports peer access, CUDA does not"
+    return f"{gpus}: CUDA reports peer access, NVML does not"

@@ -1,7 +1,7 @@
-"""The devices that CUDA_VISIBLE_DEVICES leaves visible, by the rules of the driver, with reasons.
+"""Determine the devices that CUDA_VISIBLE_DEVICES leaves visible, and why the others are hidden.
 
 The rules are from the CUDA Programming Guide ("Environment variables") and from experiments with driver 580.
-The driver alone decides which devices are visible; this module explains its decision.
+The driver alone decides which devices are visible; this module explains the driver's decision.
 """
 
 from __future__ import annotations
@@ -24,36 +24,40 @@ _UINT_MAX = 2**32 - 1
 class Visibility:
     """The effect of a value of CUDA_VISIBLE_DEVICES."""
 
-    kept: tuple[int, ...]  # positions among all devices, in the resulting order of CUDA
-    notes: tuple[str, ...]  # invalid entries and their effect
+    visible: tuple[int, ...]  # positions of the visible devices among all devices, in CUDA's order
+    notes: tuple[str, ...]  # sentences on invalid entries and their effect
 
 
 def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
-    """Apply CUDA_VISIBLE_DEVICES to all devices, given by UUID in CUDA's order without it.
+    """Apply a value of CUDA_VISIBLE_DEVICES.
 
-    None (not set) keeps all devices, "" keeps none. The first entry that matches no device ends the list; a
-    repeated device hides all devices. Indices and UUIDs cannot be mixed: the first entry decides.
+    ``uuids`` are the UUIDs of all devices, in the order that they have without the variable. None (the
+    variable is not set) shows all devices, "" hides all. The first entry that matches no device ends the
+    list; a repeated device hides all devices. If the first entry is an index, all entries must be indices; if
+    it is a UUID, all must be UUIDs.
     """
     if value is None:
         return Visibility(tuple(range(len(uuids))), ())
     if not value.strip():
         return Visibility((), (f"{VARIABLE} is empty, which hides every device",))
-    find = _by_uuid if value.startswith(_PREFIXES) else _by_number
-    kept: list[int] = []
+    find_position = _find_by_uuid if value.startswith(_PREFIXES) else _find_by_index
+    visible: list[int] = []
     entries = value.split(",")
-    for at, entry in enumerate(entries, start=1):
-        position, reason = find(entry, uuids)
+    for number, entry in enumerate(entries, start=1):
+        position, reason = find_position(entry, uuids)
         if position is None:
-            ignored = ", so CUDA ignores this and all later entries" if at < len(entries) else ""
-            return Visibility(tuple(kept), (f"{VARIABLE}={value}: {reason}{ignored}",))
-        if position in kept:
-            twice = f"{entry.strip()!r} repeats a device, so CUDA does not start"
-            return Visibility((), (f"{VARIABLE}={value}: {twice}",))
-        kept.append(position)
-    return Visibility(tuple(kept), ())
+            is_last = number == len(entries)
+            effect = "" if is_last else ", so CUDA ignores this and all later entries"
+            return Visibility(tuple(visible), (f"{VARIABLE}={value}: {reason}{effect}",))
+        if position in visible:
+            repetition = f"{entry.strip()!r} repeats a device, so CUDA does not start"
+            return Visibility((), (f"{VARIABLE}={value}: {repetition}",))
+        visible.append(position)
+    return Visibility(tuple(visible), ())
 
 
-def _by_number(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
+def _find_by_index(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
+    """Return the position of a device, or None with the reason."""
     count = len(uuids)
     parsed = _NUMBER.match(entry)
     if parsed is None:
@@ -68,20 +72,23 @@ def _by_number(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
 
 def _as_unsigned(number: int, *, negative: bool) -> int:
     # strtoul saturates at ULONG_MAX; the driver keeps the low 32 bits.
-    large = min(number, _ULONG_MAX)
-    return (-large if negative else large) & _UINT_MAX
+    saturated = min(number, _ULONG_MAX)
+    return (-saturated if negative else saturated) & _UINT_MAX
 
 
-def _by_uuid(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
+def _find_by_uuid(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
+    """Return the position of the only device with a UUID prefix, or None with the reason."""
     if not entry.startswith(_PREFIXES):
         return None, f"{entry!r} does not start with GPU- or MIG-"
-    # The driver ignores which of the two prefixes it is, and the case of the digits.
+    # The driver treats GPU- and MIG- alike, and ignores the case of the digits.
     digits = entry[_PREFIX_LENGTH:].rstrip().lower()
-    matches = [
-        at for at, uuid in enumerate(uuids) if uuid[_PREFIX_LENGTH:].lower().startswith(digits)
+    positions = [
+        position
+        for position, uuid in enumerate(uuids)
+        if uuid[_PREFIX_LENGTH:].lower().startswith(digits)
     ]
-    if not digits or not matches:
+    if not digits or not positions:
         return None, f"no UUID starts with {entry!r}"
-    if len(matches) > 1:
-        return None, f"{len(matches)} UUIDs start with {entry!r}"
-    return matches[0], ""
+    if len(positions) > 1:
+        return None, f"{len(positions)} UUIDs start with {entry!r}"
+    return positions[0], ""

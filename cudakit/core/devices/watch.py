@@ -1,4 +1,4 @@
-"""The state of ``devices --watch``: the samples of the last minute, sorting, filtering and keys. Pure."""
+"""The state of ``devices --watch``: the samples of the last minute, sorting, filtering and keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudakit.gpu.api.facts import Field
 from cudakit.units import Unavailable
 
 HISTORY_SECONDS = 60
-# In the order of the key "s"; a sort by value puts the largest first.
+# The values by which devices can be sorted, the largest first. The key "s" selects the next one.
 _SORT_VALUES: dict[str, Callable[[Device], Field]] = {
     "index": lambda device: 0,  # noqa: ARG005
     "utilization": lambda device: utilization(device),
@@ -29,12 +29,12 @@ class Quit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WatchView:
-    """How the devices are shown; each key returns the next view."""
+    """The settings of the view. Each key returns the next view."""
 
-    sort: str = "index"
-    pattern: str = ""  # the name or a process of a shown device contains the pattern
-    processes: bool = False
-    editing: bool = False  # whether keys go to the pattern
+    sort: str = "index"  # name of the value by which devices are sorted
+    pattern: str = ""  # text that a device's name or one of its processes must contain
+    processes: bool = False  # whether processes are shown
+    editing: bool = False  # whether keys are added to the pattern
 
     def press(self, key: str) -> WatchView:
         """Return the view after a key. Raises Quit for "q"."""
@@ -68,12 +68,12 @@ class WatchView:
         """The line that explains the keys."""
         if self.editing:
             return f"filter: {self.pattern}_  (Enter keeps it, Esc clears it)"
-        shown = f"filter ({self.pattern})" if self.pattern else "filter"
-        return f"keys: s sort (by {self.sort}), / {shown}, p processes, q quit"
+        filter_text = f"filter ({self.pattern})" if self.pattern else "filter"
+        return f"keys: s sort (by {self.sort}), / {filter_text}, p processes, q quit"
 
 
 def arrange(result: DevicesResult, view: WatchView) -> DevicesResult:
-    """Return the devices that match the pattern of a view, in its order."""
+    """Return the devices that match the pattern of a view, sorted as the view sorts them."""
     matching = [device for device in result.devices if _contains(device, view.pattern.lower())]
     value = _SORT_VALUES[view.sort]
     matching.sort(key=lambda device: _magnitude(value(device)), reverse=True)
@@ -95,7 +95,7 @@ def _magnitude(value: Field) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The utilization and the memory use of one device at one time, as shares from 0 to 1."""
+    """The utilization and the memory use of one device at one time, as fractions from 0 to 1."""
 
     time_ns: int
     utilization: float | Unavailable
@@ -117,23 +117,23 @@ class History:
             while samples[0].time_ns < oldest:
                 samples.popleft()
 
-    def of(self, device: Device) -> Sequence[Sample]:
+    def samples(self, device: Device) -> Sequence[Sample]:
         """Return the samples of a device, oldest first."""
         return tuple(self._samples.get(label(device), ()))
 
 
 def utilization(device: Device) -> float | Unavailable:
-    """Return the SM activity from 0 to 1, or the coarse utilization of GPUs without it."""
+    """Return the SM activity from 0 to 1, or the utilization if the GPU does not measure SM activity."""
     activity = device.field("sm_activity_percent")
-    coarse = device.field("utilization_gpu_percent")
-    value = coarse if isinstance(activity, Unavailable) else activity
+    utilization_percent = device.field("utilization_gpu_percent")
+    value = utilization_percent if isinstance(activity, Unavailable) else activity
     if isinstance(value, (int, float)):
         return value / 100
     return value if isinstance(value, Unavailable) else Unavailable("not a number")
 
 
 def memory_share(device: Device) -> float | Unavailable:
-    """Return the share of memory in use, from 0 to 1."""
+    """Return the fraction of memory that is in use, from 0 to 1."""
     used, total = device.field("memory_used_bytes"), device.field("memory_total_bytes")
     if isinstance(total, Unavailable):
         total = device.field("usable_memory_bytes")
@@ -148,12 +148,12 @@ def memory_share(device: Device) -> float | Unavailable:
 def averages(
     samples: Sequence[tuple[int, float | Unavailable]], *, now_ns: int, count: int
 ) -> Iterator[float | None]:
-    """Yield the mean of each of ``count`` equal parts of the last minute, None for one without samples."""
-    part_ns = HISTORY_SECONDS * 10**9 / count
-    parts: list[list[float]] = [[] for _ in range(count)]
+    """Yield the mean of each of ``count`` intervals of the last minute, or None if it has no samples."""
+    interval_ns = HISTORY_SECONDS * 10**9 / count
+    intervals: list[list[float]] = [[] for _ in range(count)]
     for time_ns, value in samples:
-        at = count - 1 - int((now_ns - time_ns) // part_ns)
-        if 0 <= at < count and not isinstance(value, Unavailable):
-            parts[at].append(value)
-    for part in parts:
-        yield sum(part) / len(part) if part else None
+        index = count - 1 - int((now_ns - time_ns) // interval_ns)
+        if 0 <= index < count and not isinstance(value, Unavailable):
+            intervals[index].append(value)
+    for values in intervals:
+        yield sum(values) / len(values) if values else None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_blas(cuda: CudaDevice, library: Library, capability: Capability) -> Blas:
-    """Import and open a library.
+    """Import a GEMM library, and open it on a device.
 
     Raises MissingDependency with the package to install, EnvironmentUnusable if torch was built without CUDA.
     """

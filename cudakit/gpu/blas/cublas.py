@@ -1,4 +1,4 @@
-"""cuBLAS: cublasGemmEx and cublasGemmStridedBatchedEx, through the nvmath-python bindings."""
+"""GEMM by cuBLAS: cublasGemmEx and cublasGemmStridedBatchedEx, called through the nvmath-python bindings."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Cublas(WithoutAlgorithms):
         cublas = vendor.cublas
         self.version = ".".join(str(cublas.get_property(part)) for part in range(3))
         self._handle: int = self.call(cublas.create, name="cublasCreate")
-        # Atomics make results irreproducible (cuBLAS Library, "Reproducibility").
+        # With atomics, results differ between runs (cuBLAS Library, "Reproducibility").
         self.call(
             cublas.set_atomics_mode,
             self._handle,
             cublas.AtomicsMode.NOT_ALLOWED,
             name="cublasSetAtomicsMode",
         )
-        self._state: tuple[int, ...] = ()
+        self._handle_state: tuple[int, ...] = ()  # Stream, workspace and math mode that are set.
 
     @property
     def handle(self) -> int:
@@ -68,20 +68,20 @@ class Cublas(WithoutAlgorithms):
         The stream is set first, because cublasSetStream resets the workspace (cuBLAS Library).
         """
         state = (stream, workspace, workspace_bytes, math_mode)
-        if state == self._state:
+        if state == self._handle_state:
             return
         cublas, handle = self.vendor.cublas, self.handle
-        self._state = ()
+        self._handle_state = ()
         self.call(cublas.set_stream, handle, stream, name="cublasSetStream")
         self.call(
             cublas.set_workspace, handle, workspace, workspace_bytes, name="cublasSetWorkspace"
         )
         self.call(cublas.set_math_mode, handle, math_mode, name="cublasSetMathMode")
-        self._state = state
+        self._handle_state = state
 
     def invalidate_state(self) -> None:
-        """Invalidate the cached state, because a workspace is about to be freed."""
-        self._state = ()
+        """Forget which state is set, because the workspace of the handle is about to be freed."""
+        self._handle_state = ()
 
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
@@ -109,7 +109,9 @@ class CublasGemm:
         self._blas = blas
         self._workspace_bytes = settings.workspace_bytes
         names = type_names(gemm)
-        self._scalars = np.array([1, 0], names.scalar)  # kept alive, because calls pass addresses
+        self._scalars = np.array(
+            [1, 0], names.scalar
+        )  # An attribute, because calls pass addresses of its items.
         self._call = _Call(blas.vendor, gemm, self._scalars)
         self._math_mode = _math_mode(blas.vendor, settings)
         self.settings: Mapping[str, str] = MappingProxyType(
@@ -151,7 +153,7 @@ class CublasGemm:
 
 
 class _Call:
-    """The cuBLAS function for a GEMM and its arguments; batches add strides and a count."""
+    """The cuBLAS function for a GEMM and the arguments of the call; for a batch, with strides and a count."""
 
     def __init__(self, vendor: Nvmath, gemm: Gemm, scalars: Any) -> None:
         cublas = vendor.cublas
@@ -195,13 +197,13 @@ def _matrix_arguments(matrix: Matrix, kind: int, *, batched: bool) -> tuple[int,
 
 
 def _fits_int32(gemm: Gemm) -> bool:
-    """Return whether all sizes fit 32-bit integers; larger ones need the ``_64`` functions."""
+    """Return whether all sizes fit in 32-bit integers; larger sizes need the ``_64`` functions."""
     leading = (gemm.a.leading, gemm.b.leading, gemm.d.leading)
     return max(gemm.m, gemm.n, gemm.k, gemm.batch, *leading) <= _INT32_MAX
 
 
 def _math_mode(vendor: Nvmath, settings: GemmSettings) -> int:
-    """Return the math mode (cuBLAS Library, "cublasMath_t"); tf32 is selected by compute type."""
+    """Return the math mode (cuBLAS Library, "cublasMath_t"). The compute type, not the mode, selects tf32."""
     modes = vendor.cublas.Math
     if settings.reduced_precision:
         return int(modes.DEFAULT_MATH)

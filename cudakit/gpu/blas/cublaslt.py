@@ -1,4 +1,4 @@
-"""cuBLASLt, through the nvmath-python bindings: lists algorithms and runs a selected one."""
+"""GEMM by cuBLASLt, which lists algorithms and runs a selected one, through the nvmath-python bindings."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from cudakit.units import format_bytes
 
 _ALGORITHM_HINT = "let the library choose, or tune again"
 
-# Exceeds the number of algorithms of every combination of types.
+# Maximum number of algorithm ids to request: more than cuBLASLt has for any combination of types.
 _MAX_IDS = 1000
 
-# Allocation for the scale factor 1.0.
+# Size of the allocation for the scale factor 1.0.
 _UNIT_SCALE_BYTES = 256
 
 
 class CublasLt:
-    """cuBLASLt on one device."""
+    """The library cuBLASLt on one device."""
 
     library: Library = "cublaslt"
 
@@ -66,7 +66,7 @@ class CublasLt:
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> LtGemm:
-        """Prepare a GEMM. Raises Unsupported for an algorithm that library or settings do not allow."""
+        """Prepare a GEMM. Raises Unsupported for an algorithm that the library or the settings forbid."""
         with ExitStack() as resources:
             problem = resources.enter_context(closing(self._problem(gemm, settings)))
             if algorithm is None:
@@ -75,18 +75,18 @@ class CublasLt:
                 structure, selected = self._checked_structure(problem, algorithm)
             is_user_choice = algorithm is not None
             plan = LtGemm(self, problem, structure, selected, is_user_choice=is_user_choice)
-            resources.pop_all()  # now owned by the prepared GEMM
+            resources.pop_all()  # The prepared GEMM closes the problem.
             return plan
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
-        """Return the algorithms of cublasLtMatmulAlgoGetHeuristic, best estimate first."""
+        """Return up to ``limit`` algorithms of cublasLtMatmulAlgoGetHeuristic, estimated fastest first."""
         with closing(self._problem(gemm, settings)) as problem:
             return [algorithm for _, algorithm in self._heuristic_results(problem, limit)]
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
     ) -> Iterator[Algorithm]:
-        """Yield every configuration that cublasLtMatmulAlgoCheck accepts, round-robin over algorithms."""
+        """Yield every configuration that cublasLtMatmulAlgoCheck accepts; algorithm ids take turns."""
         check_for_cublaslt(gemm, self._capability)
         return self._search(gemm, settings, is_over)
 
@@ -110,7 +110,7 @@ class CublasLt:
             raise call_error(error.status, "the description of the GEMM") from error
 
     def _heuristic_results(self, problem: Problem, limit: int) -> list[tuple[Any, Algorithm]]:
-        """Return heuristic results as structures and Algorithms. Raises Unsupported if there is none."""
+        """Return the heuristic results as structures and Algorithms. Raises Unsupported if there are none."""
         lt = self.vendor.lt
         results = np.zeros(limit, lt.matmul_heuristic_result_dtype)
         count = np.zeros(1, np.int32)
@@ -206,7 +206,7 @@ class LtGemm:
         )
         self._blas, self._problem = blas, problem
         self._matmul = blas.vendor.lt.matmul
-        self._structure = structure  # kept alive, because calls pass its address
+        self._structure = structure  # An attribute, because calls pass its address.
         self._algorithm_address: int = structure.ctypes.data
         self._workspace_bytes = algorithm.workspace_bytes
         self._workspace = (
@@ -259,7 +259,7 @@ def _describe_settings(
     problem: Problem, algorithm: Algorithm, *, is_user_choice: bool
 ) -> dict[str, str]:
     gemm, settings = problem.gemm, problem.settings
-    described = {
+    descriptions = {
         "chosen_by": "the user" if is_user_choice else "cuBLASLt heuristics",
         "compute_type": f"CUBLAS_{problem.names.compute}",
         "scale_type": problem.names.scale,
@@ -271,13 +271,13 @@ def _describe_settings(
         "reduction_schemes": " ".join(map(str, allowed_reductions(gemm, settings))),
     }
     if gemm.dtype.startswith("fp8"):
-        described["scales"] = "1 for each factor"
-        described["fast_accumulate"] = "yes" if settings.fast_accumulate else "no"
-    return described
+        descriptions["scales"] = "1 for each factor"
+        descriptions["fast_accumulate"] = "yes" if settings.fast_accumulate else "no"
+    return descriptions
 
 
 class _AlgorithmCheck:
-    """Checks configurations of one algorithm id."""
+    """Checks whether cuBLASLt supports configurations of one algorithm id for a GEMM."""
 
     def __init__(self, blas: CublasLt, problem: Problem, algorithm_id: int) -> None:
         lt = blas.vendor.lt
@@ -294,7 +294,7 @@ class _AlgorithmCheck:
         self.initialized = self._initialize(algorithm_id)
 
     def accepts(self, algorithm: Algorithm) -> Algorithm | None:
-        """Return the algorithm with its workspace size; None if it is not supported."""
+        """Return the algorithm with its workspace size, or None if cuBLASLt does not support it."""
         blas, lt = self._blas, self._blas.vendor.lt
         if not self.initialized:
             return None

@@ -1,4 +1,4 @@
-"""GEMM through CuPy's public functions, on memory of cudakit."""
+"""GEMM by CuPy's public functions, on memory that cudakit allocated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DTYPES: Mapping[str, str] = MappingProxyType(
 
 
 class CupyBlas(WithoutAlgorithms):
-    """CuPy on one device."""
+    """The library CuPy on one device."""
 
     library: Library = "cupy"
     title = "CuPy"
@@ -53,7 +53,7 @@ class CupyBlas(WithoutAlgorithms):
             return str(cuda.cublas.getVersion(cuda.get_cublas_handle()))
 
     def stream(self, stream: Stream) -> Any:
-        """Return the CuPy object of a stream. Raises CUDA_ERROR_INVALID_HANDLE if it was destroyed."""
+        """Return the CuPy object for a stream. Raises CUDA_ERROR_INVALID_HANDLE for a destroyed stream."""
         handle = self.cuda.stream_address(stream)
         if self._closed:
             raise closed_error(self.library)
@@ -64,7 +64,7 @@ class CupyBlas(WithoutAlgorithms):
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> CupyGemm:
-        """Prepare a GEMM. Raises Unsupported if CuPy needs copies for it, or if an algorithm is given."""
+        """Prepare a GEMM. Raises Unsupported if CuPy would copy operands, or if an algorithm is given."""
         if self._closed:
             raise closed_error(self.library)
         if algorithm is not None:
@@ -144,7 +144,7 @@ class CupyGemm:
 
 
 def _check(gemm: Gemm, settings: GemmSettings) -> None:
-    """Raise Unsupported for a GEMM that cupy.matmul cannot compute, or only with copies.
+    """Raise Unsupported for a GEMM that cupy.matmul cannot compute, or computes only after copying operands.
 
     Source: cupy/_core/_routines_linalg.pyx, ``tensordot_core`` and ``matmul``.
     """
@@ -183,7 +183,7 @@ def _dtype(gemm: Gemm) -> np.dtype[Any]:
 
 
 def _framework_settings(gemm: Gemm) -> tuple[Setting, ...]:
-    """Return the setting that selects fp32 or tf32; the environment variable CUPY_TF32 sets its default."""
+    """Return the CuPy setting that selects fp32 or tf32, whose default depends on the variable CUPY_TF32."""
     if gemm.dtype not in ("fp32", "tf32"):
         return ()
     linalg = import_module("cupy._core._routines_linalg")

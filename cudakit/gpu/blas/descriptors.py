@@ -1,4 +1,4 @@
-"""cuBLASLt structures: the descriptors of a GEMM, and algorithm configurations."""
+"""Structures of cuBLASLt: the descriptors of a GEMM, and the configurations of algorithms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudakit.gpu.blas.search import NO_REDUCTION, SPLITS, Choices, allowed_reduc
 from cudakit.gpu.blas.types import TypeNames, is_fp8_output, type_names
 from cudakit.gpu.blas.vendor import Nvmath
 
-# Names of cublasLtEpilogue_t, whose gelu is the tanh form (cuBLAS Library, "cublasLtEpilogue_t").
+# Names of values of cublasLtEpilogue_t. Its gelu is the tanh form (cuBLAS Library, "cublasLtEpilogue_t").
 _EPILOGUES: Mapping[str, str] = MappingProxyType(
     {
         "none": "DEFAULT",
@@ -49,12 +49,12 @@ FIELDS: Mapping[str, str] = MappingProxyType(
 # Thread block clusters exist since Hopper (CUDA C++ Programming Guide, "Thread Block Clusters").
 _CLUSTERS_SINCE = (9, 0)
 
-# Some algorithms accept any custom option, but only the first few differ.
+# Maximum number of custom options to try: some algorithms accept any value, but only the first few differ.
 _MAX_CUSTOM_OPTIONS = 64
 
 
 class AttributeBuffer:
-    """A buffer for the value of one attribute."""
+    """Memory for the value of one attribute, which cuBLASLt reads or writes by address."""
 
     def __init__(self, attribute: int, dtype: type[np.generic]) -> None:
         self.attribute = attribute
@@ -72,7 +72,7 @@ class AttributeBuffer:
 
 
 class Problem:
-    """The descriptors of one GEMM, until ``close``. C aliases D and is not read, because beta is 0.
+    """The descriptors of one GEMM, which exist until ``close``. C has the address of D, but beta is 0.
 
     ``unit_scale`` is the device address of an fp32 1.0. It is the fp8 scale, and a placeholder for the bias
     pointer, because the heuristics depend on whether that pointer is set.
@@ -109,11 +109,11 @@ class Problem:
 
     @property
     def reads_c(self) -> bool:
-        """Whether to pass D as C: not if D is fp8, because C cannot be fp8."""
+        """Whether D is passed as C: not if D is fp8, because C cannot be fp8."""
         return not is_fp8_output(self.gemm)
 
     def set_bias(self, bias: Ptr) -> None:
-        """Set the bias address, if it changes."""
+        """Set the address of the bias, unless it is already set."""
         if bias != self._bias_address:
             self._bias.number = self._bias_address = bias
             self._lt.matmul_desc_set_attribute(
@@ -121,7 +121,7 @@ class Problem:
             )
 
     def preference(self) -> int:
-        """Return a preference with the limits for the heuristics; ``close`` destroys it."""
+        """Return a preference descriptor with the limits for the heuristics; ``close`` destroys it."""
         lt = self._lt
         preference: int = lt.matmul_preference_create()
         self._resources.callback(lt.matmul_preference_destroy, preference)
@@ -200,11 +200,11 @@ class Problem:
 
 
 class Configurations:
-    """Reads and writes the configuration of a cublasLtMatmulAlgo_t by address."""
+    """Reads and writes the configuration in a cublasLtMatmulAlgo_t, given the address of this structure."""
 
     def __init__(self, lt: Any) -> None:
         self._lt = lt
-        self._written = AttributeBuffer(0, np.uint64)
+        self._size_written = AttributeBuffer(0, np.uint64)
         attributes = lt.MatmulAlgoConfigAttribute
         self._buffers = {
             field: AttributeBuffer(
@@ -214,7 +214,7 @@ class Configurations:
         }
 
     def read(self, address: int) -> Algorithm:
-        """Return the configuration; the structure does not contain the workspace size."""
+        """Return the configuration without the workspace size, which the structure does not contain."""
         numbers = {field: self._read(address, buffer) for field, buffer in self._buffers.items()}
         if numbers["split_k"] > 1:
             return Algorithm(**numbers)
@@ -240,18 +240,18 @@ class Configurations:
 
     def _read(self, address: int, buffer: AttributeBuffer) -> int:
         self._lt.matmul_algo_config_get_attribute(
-            address, buffer.attribute, buffer.address, buffer.size_bytes, self._written.address
+            address, buffer.attribute, buffer.address, buffer.size_bytes, self._size_written.address
         )
         return buffer.number
 
 
 class Capabilities:
-    """Reads the capabilities of an initialized algorithm structure by address."""
+    """Reads the capabilities of an algorithm from its initialized structure."""
 
     def __init__(self, lt: Any, address: int) -> None:
         self._lt = lt
         self._address = address
-        self._written = AttributeBuffer(0, np.uint64)
+        self._size_written = AttributeBuffer(0, np.uint64)
 
     def number(self, name: str) -> int:
         """Return the value of an attribute, such as ``SPLITK_SUPPORT``."""
@@ -263,7 +263,7 @@ class Capabilities:
         """Return the values of an array attribute, such as ``TILE_IDS``."""
         attribute, dtype = self._attribute(name)
         self._get(attribute, 0, 0)
-        values = np.zeros(self._written.number // np.dtype(dtype).itemsize, dtype)
+        values = np.zeros(self._size_written.number // np.dtype(dtype).itemsize, dtype)
         if values.size:
             self._get(attribute, values.ctypes.data, values.nbytes)
         return tuple(values.tolist())
@@ -274,14 +274,18 @@ class Capabilities:
 
     def _get(self, attribute: int, address: int, size_bytes: int) -> None:
         self._lt.matmul_algo_cap_get_attribute(
-            self._address, attribute, address, size_bytes, self._written.address
+            self._address, attribute, address, size_bytes, self._size_written.address
         )
 
 
 def choices(
-    lt: Any, algorithm_id: int, address: int, allowed: Sequence[int], capability: tuple[int, int]
+    lt: Any,
+    algorithm_id: int,
+    address: int,
+    allowed_schemes: Sequence[int],
+    capability: tuple[int, int],
 ) -> Choices:
-    """Return the parameter values of an algorithm, with reduction schemes from ``allowed`` only."""
+    """Return the parameter values of an algorithm, with reduction schemes from ``allowed_schemes`` only."""
     capabilities = Capabilities(lt, address)
     scheme_mask = capabilities.number("REDUCTION_SCHEME_MASK")
     max_custom = min(capabilities.number("CUSTOM_OPTION_MAX"), _MAX_CUSTOM_OPTIONS)
@@ -292,7 +296,7 @@ def choices(
         customs=range(max(max_custom, 0) + 1),
         swizzles=(0, 1) if capabilities.number("CTA_SWIZZLING_SUPPORT") else (0,),
         splits=SPLITS if capabilities.number("SPLITK_SUPPORT") else (),
-        reductions=tuple(scheme for scheme in allowed if scheme & scheme_mask),
+        reductions=tuple(scheme for scheme in allowed_schemes if scheme & scheme_mask),
         clusters=_sorted_values(lt.ClusterShape) if capability >= _CLUSTERS_SINCE else (0,),
         inners=_sorted_values(lt.MatmulInnerShape),
     )

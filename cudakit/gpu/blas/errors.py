@@ -1,4 +1,4 @@
-"""Errors for unsupported GEMMs, raised before a call or from its status."""
+"""Errors for unsupported GEMMs: checks before a call, and errors from the status of a call."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ UNSUPPORTED = frozenset(
 
 
 class WithoutAlgorithms:
-    """A library that selects algorithms internally: it neither lists nor accepts them."""
+    """A base class of libraries that select algorithms internally, and neither list nor accept them."""
 
-    title: str  # name in messages
+    title: str  # Name of the library in messages.
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:  # noqa: ARG002
         """Raise Unsupported: the library does not list algorithms."""
@@ -64,7 +64,7 @@ class WithoutAlgorithms:
 
 
 def check_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
-    """Raise Unsupported for GEMMs that cuBLASLt documents as unsupported; heuristics reject all others."""
+    """Raise Unsupported for a GEMM that is documented as unsupported; the heuristics find all other cases."""
     _check_accumulator(gemm)
     all_layouts = capability.major in _FP8_ALL_LAYOUTS
     if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not all_layouts:
@@ -95,7 +95,7 @@ def check_for_cublas(gemm: Gemm) -> None:
 
 
 def no_algorithm(gemm: Gemm, library: str, capability: Capability) -> Unsupported:
-    """Return the error for a GEMM without any supported algorithm."""
+    """Return the error for a GEMM for which the library has no algorithm."""
     return Unsupported(
         f"{library} has no algorithm for {describe(gemm)} on compute capability {capability}",
         hint=_requirements(gemm),
@@ -103,9 +103,11 @@ def no_algorithm(gemm: Gemm, library: str, capability: Capability) -> Unsupporte
 
 
 def call_error(status: int, call: str) -> CudakitError:
-    """Return the error for a failed status: Unsupported, or CudaError for other failures."""
-    is_known = status in list(BlasStatus)
-    name = f"CUBLAS_STATUS_{BlasStatus(status).name}" if is_known else f"CUBLAS_STATUS {status}"
+    """Return the error for the status of a failed call: Unsupported, or CudaError for other failures."""
+    is_documented = status in list(BlasStatus)
+    name = (
+        f"CUBLAS_STATUS_{BlasStatus(status).name}" if is_documented else f"CUBLAS_STATUS {status}"
+    )
     if status in UNSUPPORTED:
         return Unsupported(
             f"{call} is not supported: {name}", hint="try another type, layout, size or workspace"

@@ -17,12 +17,12 @@ from cudakit.gpu.api.gemm import Gemm, Matrix
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Shape and strides of an array, in elements; the batch dimension comes first."""
+    """The shape and the strides of an array, in elements. The batch dimension comes first."""
 
     element: Element
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    size_bytes: int  # from the first element to the end of the operand
+    size_bytes: int  # Bytes from the first element to the end of the operand.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Views:
     left: View
     right: View
     result: View
-    bias: View  # m
+    bias: View
 
 
 def views(gemm: Gemm) -> Views:
@@ -57,7 +57,7 @@ def _view(matrix: Matrix, shape: tuple[int, int], *, transposed: bool) -> View:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A process-wide setting and its required value."""
+    """A process-wide setting of a library, and the value that a GEMM requires."""
 
     read: Callable[[], Any]
     write: Callable[[Any], None]
@@ -70,7 +70,7 @@ def attribute_setting(owner: Any, name: str, value: Any) -> Setting:
 
 
 def run_with(settings: Sequence[Setting], work: Callable[[], object]) -> None:
-    """Run ``work`` with all settings applied; restore changed ones afterwards."""
+    """Run ``work`` with all settings applied, and restore the previous values afterwards."""
     changed: list[tuple[Setting, Any]] = []
     try:
         for setting in settings:

@@ -14,23 +14,23 @@ from itertools import product
 from cudakit.gpu.api.elements import BF16, FP16
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never
 
-# cublasLtReductionScheme_t: the reduction of the partial sums of split-k.
+# Values of cublasLtReductionScheme_t: how the partial sums of split-k are added.
 NO_REDUCTION, IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE = 0, 1, 2, 4
 SCHEMES = (IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE)
 
-# Split-k factors to try: the library accepts any, but larger ones do not help.
+# Split-k factors to try. The library accepts any factor, but larger ones are not faster.
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 # Approximate number of tile and stage combinations with which each cluster and inner shape is tried.
 _SAMPLE_COUNT = 16
 
-# Returns the algorithm with its workspace size, or None if the library does not support it.
+# A function that returns an algorithm with its workspace size, or None if the library does not support it.
 Accepts = Callable[[Algorithm], "Algorithm | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The parameter values of an algorithm, defaults first."""
+    """The values of each parameter of an algorithm; the default value is first."""
 
     id: int
     tiles: Sequence[int] = (0,)
@@ -59,9 +59,10 @@ def allowed_reductions(gemm: Gemm, settings: GemmSettings) -> tuple[int, ...]:
 def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | None]:
     """Yield each supported configuration once, and None for each unsupported one.
 
-    Tiles and stages come first, because they are found fast and differ the most. A cluster or inner shape is
-    tried only if a sample of tiles and stages supports it; if every value is supported, the parameter has no
-    effect and is skipped. Swizzle and split-k are tried on configurations that are supported without them.
+    Combinations of tiles and stages come first, because they are found fast, and their speed differs most. A
+    cluster or inner shape is tried only if a sample of tiles and stages supports it; if every value is
+    supported, the parameter has no effect and is skipped. Swizzle and split-k are tried on configurations
+    that are supported without them.
     """
     shapes = [
         Algorithm(id=choices.id, tile=tile, stages=stages)
@@ -86,9 +87,9 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | N
 def round_robin(
     iterators: Iterable[Iterator[Algorithm | None]], is_over: Callable[[], bool] = never
 ) -> Iterator[Algorithm]:
-    """Yield from all iterators in turn, so that a search that stops early covers each of them.
+    """Yield an algorithm of each iterator in turn, so that a search that stops early covers all of them.
 
-    An iterator yields None to pass its turn.
+    If an iterator yields None, the next iterator follows.
     """
     active = list(iterators)
     while active:
@@ -105,13 +106,14 @@ def round_robin(
 
 
 def _sample(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:
-    """Return an evenly spaced sample: trying all shapes takes seconds per algorithm."""
+    """Return an evenly spaced sample, because trying all shapes takes seconds per algorithm."""
     return shapes[:: max(1, len(shapes) // _SAMPLE_COUNT)]
 
 
 def _effective_values(
     field: str, values: Sequence[int], shapes: Sequence[Algorithm], accepts: Accepts
 ) -> Sequence[int]:
+    """Return the supported values of a parameter; only the first value if the parameter has no effect."""
     if len(values) == 1:
         return values
     supported = [
@@ -123,7 +125,7 @@ def _effective_values(
 
 
 def _variants(candidate: Algorithm, choices: Choices) -> Iterator[Algorithm]:
-    """Yield the variants of a configuration in swizzle and split-k."""
+    """Yield the configurations that differ from ``candidate`` only in swizzle and split-k."""
     unsplit = [(1, NO_REDUCTION)]
     for swizzle, (split, reduction) in product(
         choices.swizzles, [*unsplit, *product(choices.splits, choices.reductions)]

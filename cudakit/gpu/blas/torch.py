@@ -1,4 +1,4 @@
-"""GEMM through torch's functions, on memory of cudakit."""
+"""GEMM by torch's functions, on memory that cudakit allocated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 
 
 class TorchBlas(WithoutAlgorithms):
-    """torch on one device."""
+    """The library torch on one device."""
 
     library: Library = "torch"
     title = "torch"
@@ -32,12 +32,14 @@ class TorchBlas(WithoutAlgorithms):
         self.version = str(torch.__version__)
         self.device = torch.device("cuda", cuda.ordinal)
         self._streams: dict[Stream, Any] = {
-            LEGACY: torch.cuda.default_stream(self.device)  # torch's default is the legacy stream
+            LEGACY: torch.cuda.default_stream(
+                self.device
+            )  # torch's default stream is the legacy stream.
         }
         self._closed = False
 
     def stream(self, stream: Stream) -> Any:
-        """Return the torch object of a stream. Raises CUDA_ERROR_INVALID_HANDLE if it was destroyed."""
+        """Return the torch object for a stream. Raises CUDA_ERROR_INVALID_HANDLE for a destroyed stream."""
         handle = self.cuda.stream_address(stream)
         if self._closed:
             raise closed_error(self.library)
@@ -93,7 +95,7 @@ class TorchGemm:
         if self._closed:
             raise closed_error("the torch GEMM")
         torch, call = self._blas.torch, self._call
-        tensors = self._tensors.of(operands)
+        tensors = self._tensors.tensors_for(operands)
         try:
             with torch.cuda.stream(self._blas.stream(stream)):
                 run_with(self._settings_to_apply, lambda: call.run(tensors))
@@ -108,12 +110,12 @@ class TorchGemm:
 
 
 def _framework_settings(torch: Any, gemm: Gemm, settings: GemmSettings) -> dict[str, Setting]:
-    """Return the torch settings that a GEMM depends on, by name."""
+    """Return the settings of torch that a GEMM depends on, with the required values, by name."""
     matmul = torch.backends.cuda.matmul
     values: dict[str, Any] = {}
     match gemm.dtype:
         case "fp32" | "tf32":
-            # torch 2.9 replaced allow_tf32, which now warns, by fp32_precision.
+            # torch 2.9 replaced allow_tf32 by fp32_precision; allow_tf32 now causes a warning.
             if hasattr(matmul, "fp32_precision"):
                 values["fp32_precision"] = "tf32" if gemm.dtype == "tf32" else "ieee"
             else:

@@ -1,4 +1,4 @@
-"""The torch function for a GEMM, and tensors over memory that torch does not own."""
+"""The choice of a torch function for a GEMM, and tensors over memory that torch does not own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TensorSet:
     left: Any
     right: Any
     result: Any
-    bias: Any  # None without a bias
+    bias: Any  # None for a GEMM without a bias.
 
 
 class Tensors:
@@ -51,8 +51,8 @@ class Tensors:
         self._has_bias = gemm.has_bias
         self._cache: dict[tuple[Ptr, ...], TensorSet] = {}
 
-    def of(self, operands: Operands) -> TensorSet:
-        """Return tensors over operands, without ownership or copies."""
+    def tensors_for(self, operands: Operands) -> TensorSet:
+        """Return tensors over the memory of operands, which own no memory."""
         addresses = (operands.a, operands.b, operands.d, operands.bias)
         tensors = self._cache.get(addresses)
         if tensors is None:
@@ -72,7 +72,7 @@ class Tensors:
         )
 
     def _tensor(self, view: View, address: Ptr) -> Any:
-        memory = _Memory(address, view.size_bytes)
+        memory = _DeviceBytes(address, view.size_bytes)
         raw_bytes = self._torch.as_tensor(memory, device=self._device)
         elements = raw_bytes.view(dtype(self._torch, view.element.name))
         return elements.as_strided(view.shape, view.strides)
@@ -83,8 +83,8 @@ def dtype(torch: Any, element: str) -> Any:
     return getattr(torch, DTYPES[element])
 
 
-class _Memory:
-    """Device bytes (CUDA Array Interface, version 3)."""
+class _DeviceBytes:
+    """A range of device memory as an array of bytes (CUDA Array Interface, version 3)."""
 
     def __init__(self, address: Ptr, size_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -136,7 +136,7 @@ def _mm(torch: Any, gemm: Gemm) -> Call:
 
 
 def _mm_fp32_output(torch: Any, gemm: Gemm) -> Call:
-    """Return the call for 16-bit operands with fp32 output; needs ``out_dtype`` of torch 2.8."""
+    """Return the call for 16-bit operands with fp32 output, which needs torch 2.8 for ``out_dtype``."""
     if gemm.epilogue != "none":
         raise Unsupported(
             f"torch has no epilogue {gemm.epilogue} for {gemm.dtype} to {gemm.output}",
@@ -185,7 +185,7 @@ def _addmm_activation(torch: Any, gemm: Gemm) -> Call:
 def _scaled_mm(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> Call:
     _check_scaled_mm(gemm)
     unit_scale = torch.ones((), dtype=torch.float32, device=device)
-    torch.cuda.synchronize(device)  # later calls may use other streams
+    torch.cuda.synchronize(device)  # Later calls may use the scale on other streams.
     result_scale = unit_scale if is_fp8_output(gemm) else None
     output_dtype, fast_accumulate = dtype(torch, gemm.output), settings.fast_accumulate
     return Call(

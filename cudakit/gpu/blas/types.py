@@ -1,4 +1,4 @@
-"""cuBLAS data types of a GEMM (cuBLAS Library, "cublasLtMatmul", tables of data types)."""
+"""The cuBLAS data types for a GEMM (cuBLAS Library, "cublasLtMatmul", tables of data types)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DATA_TYPES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# cublasComputeType_t by accumulator.
+# Names of values of cublasComputeType_t by accumulator.
 _COMPUTE_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "fp64": "COMPUTE_64F",
@@ -50,7 +50,7 @@ class TypeNames:
     c: str
     d: str
     bias: str
-    scalar: type[np.generic]  # numpy type of alpha and beta, equal to ``scale``
+    scalar: type[np.generic]  # numpy type of alpha and beta; the same type as ``scale``.
 
 
 def type_names(gemm: Gemm) -> TypeNames:

@@ -13,7 +13,7 @@ from cudakit.gpu.api import Memory, Stream, Streams
 
 _T = TypeVar("_T")
 
-# First torch with cuBLASLt tuning (ATen/cuda/tunable/GemmCublaslt.h in its wheel).
+# The first version of torch with cuBLASLt tuning (ATen/cuda/tunable/GemmCublaslt.h in its wheel).
 FIRST_TUNING_TORCH = "2.15"
 
 
@@ -53,7 +53,7 @@ class Nvmath:
 
 
 def load_nvmath() -> Nvmath:
-    """Load nvmath-python and cuBLAS. Raises MissingDependency for the missing one.
+    """Load nvmath-python and cuBLAS. Raises MissingDependency if one of them is missing.
 
     cuBLAS is found in NVIDIA's wheels or the CUDA toolkit (cuda.pathfinder, "load_nvidia_dynamic_lib").
     """
@@ -66,7 +66,7 @@ def load_nvmath() -> Nvmath:
         ) from error
     try:
         lt.get_version(), cublas.get_property(0)
-    except RuntimeError as error:  # the bindings load cuBLAS at the first call
+    except RuntimeError as error:  # The bindings load cuBLAS at the first call.
         raise MissingDependency(
             "cuBLAS", purpose="computing GEMMs", requirement=_cublas_requirement()
         ) from error
@@ -74,7 +74,7 @@ def load_nvmath() -> Nvmath:
 
 
 def load_torch() -> Any:
-    """Import torch. Raises MissingDependency, or EnvironmentUnusable if it was built without CUDA."""
+    """Import torch. Raises MissingDependency, or EnvironmentUnusable for a torch built without CUDA."""
     try:
         torch = import_module("torch")
     except ImportError as error:

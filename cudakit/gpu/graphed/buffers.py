@@ -18,23 +18,23 @@ from cudakit.errors import UsageError
 from cudakit.gpu.api import Ptr
 
 _HINT = "pass device arrays or addresses; bind other arguments with functools.partial or a lambda"
-# Codes of kDLCUDA and kDLCUDAManaged.
+# Device types of DLPack for device memory: kDLCUDA and kDLCUDAManaged.
 DLPACK_DEVICES = frozenset({2, 13})
 _CAPSULE_NAME = b"dltensor"
 # stream=-1 requests no synchronization ("Python Specification for DLPack").
 _NO_STREAM = -1
-# numpy's type names, by DLDataTypeCode.
+# Type names of numpy by DLDataTypeCode.
 _TYPE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Dtype, shape and contiguity of a buffer, which new contents must match."""
+    """The dtype, shape and contiguity of a buffer. New contents must have the same layout."""
 
-    dtype: str  # numpy's name
+    dtype: str  # Name of the dtype in numpy.
     shape: tuple[int, ...]
     size_bytes: int
-    dense: bool  # C-contiguous
+    dense: bool  # Whether the buffer is C-contiguous.
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}{'' if self.dense else ', strided'}"
@@ -42,7 +42,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Device memory; without a layout, only the address is known."""
+    """A buffer in device memory. ``layout`` is None if only the address is known."""
 
     ptr: Ptr
     layout: Layout | None = None
@@ -61,7 +61,7 @@ def buffer_of(argument: object, index: int) -> Buffer:
 
 
 def check_contents(new: Buffer, captured: Buffer, index: int) -> None:
-    """Raise UsageError if the new contents do not match the captured buffer."""
+    """Raise UsageError if the contents of ``new`` cannot be copied into the captured buffer."""
     if new.ptr == captured.ptr:
         return
     for buffer, verb in ((captured, "was captured as"), (new, "is")):
@@ -88,7 +88,7 @@ def _buffer_reader(argument: object) -> Callable[[Any], Buffer] | None:
 
 
 def _dlpack_reader(argument: object) -> Callable[[Any], Buffer] | None:
-    """Return the DLPack reader for device memory, else None."""
+    """Return the function that reads an argument's DLPack capsule; None for host memory or without DLPack."""
     if not hasattr(argument, "__dlpack__") or not hasattr(argument, "__dlpack_device__"):
         return None
     kind, _ = argument.__dlpack_device__()
@@ -103,7 +103,7 @@ def _buffer_of_tensor(tensor: Any) -> Buffer:
 
 
 def _buffer_of_interface(argument: Any) -> Buffer:
-    """Read the CUDA Array Interface, version 3; without strides the array is C-contiguous."""
+    """Read the CUDA Array Interface, version 3. An array without strides is C-contiguous."""
     interface = argument.__cuda_array_interface__
     dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
     strides = interface.get("strides")
@@ -113,11 +113,11 @@ def _buffer_of_interface(argument: Any) -> Buffer:
 
 
 def _buffer_of_dlpack(argument: Any) -> Buffer:
-    """Read the DLPack capsule of an object; without strides the array is C-contiguous."""
+    """Read the DLPack capsule of an object. An array without strides is C-contiguous."""
     capsule = argument.__dlpack__(stream=_NO_STREAM)
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    # A DLManagedTensor begins with the DLTensor. The capsule was not consumed, so it frees the tensor itself.
+    # A DLManagedTensor begins with the DLTensor. Because nobody consumed the capsule, it frees the tensor.
     tensor = _DlTensor.from_address(get_pointer(capsule, _CAPSULE_NAME))
     ndim, dtype = tensor.ndim, tensor.dtype
     shape = tuple(tensor.shape[:ndim]) if ndim else ()

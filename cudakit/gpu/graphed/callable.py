@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class Graphed(Generic[_T]):
-    """A captured function, returned by ``cudakit.graph``; call it with new contents, or replay it."""
+    """A captured function, which ``cudakit.graph`` returns. Call it with new contents, or replay it."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Graphed(Generic[_T]):
     ) -> None:
         self._graph = graph
         self._function = function
-        self._arguments = buffers  # keeps the memory alive that the graph uses
+        self._arguments = buffers  # The graph uses the memory of the arguments.
         self._buffers = tuple(buffer_of(argument, index) for index, argument in enumerate(buffers))
         self._close = close
         self._closed = False
@@ -46,8 +46,8 @@ class Graphed(Generic[_T]):
     def __call__(self, *contents: object, stream: object = None) -> _T:
         """Copy new contents into the captured buffers, replay, and return the function's captured result.
 
-        Enqueues the work without waiting. Contents are device arrays of the same dtype and shape; a captured
-        buffer that is passed again is not copied. Raises UsageError if contents do not match.
+        The work is enqueued without waiting. Contents are device arrays of the same dtype and shape; a
+        captured buffer that is passed again is not copied. Raises UsageError if contents do not match.
         """
         self._check_open()
         sources = self._checked_buffers(contents)
@@ -69,9 +69,9 @@ class Graphed(Generic[_T]):
         return self._value
 
     def update(self, function: Callable[..., _T] | None = None, *, warmup: int = 0) -> _T:
-        """Capture the function again, or another one, on the same buffers; return its result.
+        """Capture the function again, or another function, on the same buffers; return its result.
 
-        Updates the parameters of the executable graph; with torch the graph is replaced. Raises
+        The parameters of the executable graph are updated; with torch, the graph is replaced. Raises
         CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE if the new graph has a different topology, and the errors of
         ``cudakit.graph``; the previous graph then stays in use.
         """
@@ -122,7 +122,7 @@ def _takes_stream(function: Callable[..., Any]) -> bool:
     """Return whether a function has a parameter named ``stream``."""
     try:
         return "stream" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # builtins may have no signature
+    except (TypeError, ValueError):  # Builtin functions may have no signature.
         return False
 
 
@@ -213,7 +213,7 @@ def _open_cuda(buffers: tuple[object, ...], device: object, resources: ExitStack
 
 
 def _ordinal_of(buffers: tuple[object, ...]) -> int:
-    """Return the index of the first buffer's device, else of the current device."""
+    """Return the index of the first buffer's device; without a device buffer, of the current device."""
     from cudakit.gpu.cuda.current import current_device
     from cudakit.gpu.cuda.driver import cu, initialize
 

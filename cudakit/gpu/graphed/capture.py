@@ -55,12 +55,13 @@ class DriverGraph:
     def __init__(self, gpu: GraphDevice, streams: StreamSource) -> None:
         self.gpu = gpu
         self.streams = streams
-        # In a non-blocking stream, work on the legacy stream would be omitted silently instead of failing.
+        # A blocking stream: work on the legacy stream then fails. With a non-blocking stream, such work would
+        # be missing in the graph without an error.
         self.capture_stream = gpu.stream(blocking=True)
         self._executable: GraphExec | None = None
 
     def run(self, work: Work[object], times: int) -> None:
-        """Run the work ``times`` times on the capture stream, after all enqueued work."""
+        """Wait for all enqueued work, and run the work ``times`` times on the capture stream."""
         handle = self.streams.handle(self.capture_stream)
         self.gpu.sync()
         with self.streams.as_current(handle):
@@ -69,7 +70,7 @@ class DriverGraph:
         self.gpu.sync_stream(self.capture_stream)
 
     def capture(self, work: Work[_T]) -> _T:
-        """Capture the work; return its result. Raises CudaError if it cannot be captured."""
+        """Capture the work; return its result. Raises CudaError for work that cannot be captured."""
         graph, value = self._capture(work)
         try:
             self._executable = self.gpu.instantiate(graph)
@@ -135,8 +136,8 @@ def run_captured(
 ) -> tuple[_G, _T]:
     """Run work within a capture; return the results of ``end`` and of the work.
 
-    Raises CudaError if the work cannot be captured, else the exception of the work; the graph is then passed
-    to ``destroy``.
+    Raises CudaError for work that cannot be captured, and otherwise the exception of the work. On an
+    exception, the graph is passed to ``destroy``.
     """
     with _no_garbage_collection():
         begin()
@@ -154,7 +155,7 @@ def run_captured(
 
 
 def _abort_capture(end: Callable[[], _G], destroy: Callable[[_G], object]) -> Exception | None:
-    """End a capture and drop its graph; return the error of an invalidated capture, or None."""
+    """End a capture and destroy its graph; return the error of an invalidated capture, or None."""
     try:
         destroy(end())
     except (CudaError, RuntimeError) as capture_error:
@@ -175,7 +176,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def capture_failure(error: BaseException, end_error: BaseException | None = None) -> CudaError:
-    """Return the CudaError for an invalidated capture; ``end_error`` is the error of ending it, if any."""
+    """Return the CudaError for an invalidated capture; ``end_error`` was raised when the capture ended."""
     status = status_of(error) or status_of(end_error) or Status.STREAM_CAPTURE_INVALIDATED
     reason = str(error).strip().partition("\n")[0]
     return CudaError(
@@ -187,8 +188,8 @@ def capture_failure(error: BaseException, end_error: BaseException | None = None
 
 
 def status_of(error: BaseException | None) -> Status | None:
-    """Return the capture status of any library's error, by its code or text; None for other errors."""
-    # The attributes of errors of cudakit and Numba, of CuPy, and of torch.
+    """Return the CUDA status in the code or text of a library's capture error; None for other errors."""
+    # Names of the attribute with the code in errors of cudakit and Numba, of CuPy, and of torch.
     for name in ("code", "status", "error_code"):
         code = getattr(error, name, None)
         if isinstance(code, int) and code in _HINTS:

@@ -1,4 +1,4 @@
-"""Streams for captured functions: current streams of frameworks, or of a simulated device."""
+"""Streams for captured functions: the current streams of frameworks, or streams of a simulated device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedStreams:
-    """Streams of a simulated device, without frameworks."""
+    """The streams of a simulated device, which no framework uses."""
 
     def handle(self, stream: Stream) -> StreamHandle:
         return StreamHandle(stream)
@@ -33,7 +33,7 @@ class SimulatedStreams:
 
 
 class FrameworkStreams:
-    """The current streams of torch, CuPy and cudakit; only frameworks that are already imported."""
+    """The current streams of torch and CuPy, if they are imported, and of cudakit."""
 
     def __init__(self, gpu: Cuda, buffers: Sequence[object]) -> None:
         self._gpu = gpu
@@ -45,7 +45,7 @@ class FrameworkStreams:
         return StreamHandle(self._gpu.stream_address(stream))
 
     def stream(self, requested: object) -> Stream:
-        """Return the requested stream, by default the current one."""
+        """Return the stream for an argument of any library; for None, the current stream."""
         if requested is None:
             return self._gpu.streams.external(self._current())
         from cudakit.gpu.cuda.current import stream
@@ -55,7 +55,7 @@ class FrameworkStreams:
 
     @contextmanager
     def as_current(self, handle: StreamHandle) -> Iterator[None]:
-        """Make a stream current in every framework within a block."""
+        """Make a stream current in every imported framework during a ``with`` block."""
         from cudakit.gpu.cuda import current
 
         with current.device(self._gpu.ordinal), current.stream(handle), ExitStack() as stack:
@@ -92,6 +92,6 @@ StreamSource: TypeAlias = SimulatedStreams | FrameworkStreams
 
 
 def _framework_of(buffers: Sequence[object]) -> str:
-    """Return the library of the first torch or CuPy buffer, whose current stream is the default."""
+    """Return "torch" or "cupy", the library of the first such buffer; "" if there is none."""
     packages = (type(buffer).__module__.partition(".")[0] for buffer in buffers)
     return next((package for package in packages if package in ("torch", "cupy")), "")

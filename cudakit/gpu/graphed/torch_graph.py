@@ -1,4 +1,4 @@
-"""A torch.cuda.CUDAGraph, which captures torch's allocator and random numbers correctly.
+"""Capture of functions of torch tensors as a torch.cuda.CUDAGraph.
 
 Only torch.cuda.CUDAGraph keeps allocations of a capture in a private pool of torch's caching allocator, and
 advances the random number generators at each replay ("CUDA Graphs" in torch's notes on CUDA semantics).
@@ -16,12 +16,12 @@ from cudakit.gpu.graphed.streams import StreamSource
 
 _T = TypeVar("_T")
 
-# The legacy default stream: NULL, and CU_STREAM_LEGACY.
+# Handles of the legacy default stream: NULL and CU_STREAM_LEGACY.
 _LEGACY_HANDLES = (0, 1)
 
 
 class TorchGraph(DriverGraph):
-    """The captured work of a function of tensors."""
+    """The captured work of a function of torch tensors."""
 
     def __init__(self, gpu: GraphDevice, streams: StreamSource, ordinal: int) -> None:
         super().__init__(gpu, streams)
@@ -31,7 +31,7 @@ class TorchGraph(DriverGraph):
 
     def capture(self, work: Work[_T]) -> _T:
         graph, handle = self._torch.cuda.CUDAGraph(), self.streams.handle(self.capture_stream)
-        # Free cached memory, which the graph's private pool cannot reuse.
+        # Release cached memory, because the graph's private pool cannot reuse it.
         gc.collect()
         self._torch.cuda.empty_cache()
         self.gpu.sync()

@@ -8,7 +8,19 @@ from io import StringIO
 from rich.cells import cell_len
 from rich.text import Text
 
-from cudakit.document import Chart, Columns, Document, Facts, Node, Note, Section, Table, Tree, View
+from cudakit.document import (
+    Chart,
+    Columns,
+    Document,
+    Explorer,
+    Facts,
+    Node,
+    Note,
+    Section,
+    Table,
+    Tree,
+    View,
+)
 from cudakit.render.console import theme
 from cudakit.render.console.facts import facts_lines
 from cudakit.render.console.table import table_lines
@@ -77,12 +89,12 @@ def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
             return _indent(_chart_lines(node, available))
         case View():
             return _draw_node(node.fallback, width, level=level)
-        case Columns() | Tree():
+        case Columns() | Tree() | Explorer():
             return []
 
 
 def _chart_lines(chart: Chart, width: int) -> list[Text]:
-    # Only charts need numpy, which is slow to import.
+    # This import loads numpy, which is slow and only needed for charts.
     from cudakit.render.console.chart import chart_lines
 
     return chart_lines(chart, width)
@@ -126,7 +138,7 @@ def _indent(lines: list[Text]) -> list[Text]:
 
 
 def _colorize(lines: Sequence[Text]) -> str:
-    # A pipe needs no colors, and a Console is slow to import.
+    # rich.console is slow to import, and text for a pipe does not need it.
     from rich.color import ColorSystem
     from rich.console import Console
 

@@ -1,12 +1,14 @@
-"""Render a Document as one HTML file that needs no network and no scripts."""
+"""Render a Document as one HTML file that needs no network."""
 
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.resources import files
 
-from cudakit.document import Document, Section
+from cudakit.document import Document, Explorer, Section, walk
+from cudakit.render.html.explorer import joined
 from cudakit.render.html.nodes import Place, columns_of, draw_nodes, is_empty
 from cudakit.render.markup import Markup, element, escape
 
@@ -14,23 +16,31 @@ _NEWLINE = Markup("\n")
 
 
 def render(document: Document) -> str:
-    """Return a document as a page without scripts and without external references.
+    """Return a document as a page without external references, and without scripts unless it has Explorers.
 
-    The content-security policy allows only the stylesheet of the page, by its hash (CSP Level 3, section
-    2.3.1), so that no text of the document can load, run or restyle anything.
+    The content-security policy allows only the stylesheet and the scripts of the page, by their hashes (CSP
+    Level 3, section 2.3.1), so that no text of the document can load, run or restyle anything.
     """
     style = files("cudakit.render").joinpath("assets/page.css").read_text(encoding="utf-8")
-    page = element("html", _head(document.title, style), _NEWLINE, _body(document), lang="en")
+    kinds = sorted({node.kind for node in walk(document.nodes) if isinstance(node, Explorer)})
+    scripts = [joined(kind) for kind in kinds]
+    page = element(
+        "html",
+        _head(document.title, style, scripts),
+        _NEWLINE,
+        _body(document, scripts),
+        lang="en",
+    )
     return f"<!DOCTYPE html>\n{page}\n"
 
 
-def _head(title: str, style: str) -> Markup:
+def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
     parts = (
         element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_policy(style)),
+        element("meta", http_equiv="Content-Security-Policy", content=_policy(style, scripts)),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="referrer", content="no-referrer"),
-        # Without this a browser requests an icon from the server.
+        # Without this link, a browser requests an icon from the server.
         element("link", rel="icon", href="data:,"),
         element("title", title),
         element("style", Markup(style)),
@@ -38,15 +48,20 @@ def _head(title: str, style: str) -> Markup:
     return element("head", *(line for part in parts for line in (_NEWLINE, part)), _NEWLINE)
 
 
-def _policy(style: str) -> str:
-    digest = b64encode(sha256(style.encode()).digest()).decode("ascii")
+def _policy(style: str, scripts: Sequence[str]) -> str:
+    sources = "".join(f" '{_digest(script)}'" for script in scripts)
+    allowed = f"script-src{sources}; " if scripts else ""
     return (
-        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; "
+        f"default-src 'none'; style-src '{_digest(style)}'; {allowed}img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
-def _body(document: Document) -> Markup:
+def _digest(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode('ascii')}"
+
+
+def _body(document: Document, scripts: Sequence[str]) -> Markup:
     place = Place(level=2, anchor="part", columns=columns_of(document))
     content = element(
         "main",
@@ -61,6 +76,7 @@ def _body(document: Document) -> Markup:
         contents,
         _NEWLINE,
         content,
+        *(element("script", Markup(script)) for script in scripts),
         class_="with-contents" if contents else None,
     )
 

@@ -9,6 +9,7 @@ from cudakit.document import (
     Chart,
     Columns,
     Document,
+    Explorer,
     Facts,
     Frame,
     Node,
@@ -23,6 +24,7 @@ from cudakit.document import (
     walk,
 )
 from cudakit.document.picture import Figure, NoData, Picture, Plot
+from cudakit.render.html.explorer import explorer
 from cudakit.render.html.table import fact, table
 from cudakit.render.markup import Markup, element
 from cudakit.render.svg.chart import chart
@@ -85,6 +87,8 @@ def _draw_node(node: Node, place: Place) -> Markup:
             return chart(node)
         case View():
             return _view(node, place)
+        case Explorer():
+            return explorer(node)
         case Columns() | Tree():
             return Markup()
 

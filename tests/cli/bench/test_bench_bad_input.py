@@ -191,8 +191,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_result_with_unrepresentable_number_is_damaged(
     key: str, value: str, saved: str, cli: Cli, tmp_path: Path
 ) -> None:
-    text, found = re.subn(rf'("{key}": \[?\s*)[^],\s]+', rf"\g<1>{value}", saved, count=1)
-    assert found
+    text, count = re.subn(rf'("{key}": \[?\s*)[^],\s]+', rf"\g<1>{value}", saved, count=1)
+    assert count
     file = tmp_path / "b.json"
     file.write_text(text)
 

@@ -49,13 +49,20 @@ def test_result_has_method_library_and_time(cli: Cli) -> None:
 def test_shapes_from_arguments_and_files_are_combined(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "shapes.csv"
     file.write_text("m,n,k,batch\n16,8,4,3\n")
-    found = axes(
+    combinations = axes(
         cli, "8", "4x8x16", "--shapes", str(file), "--dtype", "fp32,fp64", "--layout", "nn,tt"
     )
 
-    assert len(found) == 3 * 2 * 2
-    assert found[0] == {"dtype": "fp32", "m": 8, "n": 8, "k": 8, "layout": "nn"}
-    assert found[-1] == {"dtype": "fp64", "m": 16, "n": 8, "k": 4, "layout": "tt", "batch": 3}
+    assert len(combinations) == 3 * 2 * 2
+    assert combinations[0] == {"dtype": "fp32", "m": 8, "n": 8, "k": 8, "layout": "nn"}
+    assert combinations[-1] == {
+        "dtype": "fp64",
+        "m": 16,
+        "n": 8,
+        "k": 4,
+        "layout": "tt",
+        "batch": 3,
+    }
 
 
 def test_options_select_measured_gemms(cli: Cli) -> None:
@@ -85,23 +92,23 @@ def test_dtype_all_verifies_eight_types(cli: Cli) -> None:
 
 
 def test_baseline_is_interleaved_and_reported(cli: Cli) -> None:
-    own, baseline = answer(cli, "32", "--vs", "cublas")["results"]
+    measured, baseline = answer(cli, "32", "--vs", "cublas")["results"]
     report = cli(*ON_SIM, "32", "--vs", "cublas").stdout
 
-    assert (own["contender"], baseline["contender"]) == ("cudakit", "cublas")
-    assert own["method"]["interleaved"] == ["cudakit", "cublas"]
-    assert own["axes"] == baseline["axes"]
+    assert (measured["contender"], baseline["contender"]) == ("cudakit", "cublas")
+    assert measured["method"]["interleaved"] == ["cudakit", "cublas"]
+    assert measured["axes"] == baseline["axes"]
     assert "vs cublas" in report
     assert "100.0% ± " in report
 
 
 @pytest.mark.parametrize("vs", [["torch,cupy"], ["torch", "--vs", "cupy"]])
 def test_unsupported_baselines_have_reason(cli: Cli, vs: list[str]) -> None:
-    own, *others = answer(cli, "32", "--vs", *vs)["results"]
+    measured, *baselines = answer(cli, "32", "--vs", *vs)["results"]
 
-    assert own["verified"]
-    assert [baseline["contender"] for baseline in others] == ["torch", "cupy"]
-    for baseline in others:
+    assert measured["verified"]
+    assert [baseline["contender"] for baseline in baselines] == ["torch", "cupy"]
+    for baseline in baselines:
         assert baseline["median_s"] is None
         assert "real GPU" in baseline["unavailable"]["median_s"]
 

@@ -22,10 +22,10 @@ def output(*paths: Path) -> OutputOptions:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[[BenchResult], dict[str, str]]:
-    def write(made: BenchResult) -> dict[str, str]:
+    def write(bench_result: BenchResult) -> dict[str, str]:
         places = {form: tmp_path / f"run.{form}" for form in FORMATS}
         with open_outputs(output(*places.values())) as outputs:
-            outputs.write(report(made))
+            outputs.write(report(bench_result))
         return {form: place.read_text(encoding="utf-8") for form, place in places.items()}
 
     return write
@@ -85,7 +85,7 @@ def test_unknown_suffix_is_rejected_before_files_are_created(name: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("made", "code"),
+    ("bench_result", "code"),
     [
         (result(gemm()), ExitCode.OK),
         (result(launch()), ExitCode.OK),  # there is nothing to verify
@@ -95,6 +95,6 @@ def test_unknown_suffix_is_rejected_before_files_are_created(name: str, tmp_path
     ],
 )
 def test_exit_code_of_bench_depends_on_verification_and_completeness(
-    made: BenchResult, code: ExitCode
+    bench_result: BenchResult, code: ExitCode
 ) -> None:
-    assert exit_code(made) is code
+    assert exit_code(bench_result) is code

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "sizes"),
     [
         ("64KiB", (65536,)),
         ("1MiB, 3MiB,", (MIB, 3 * MIB)),
@@ -29,17 +29,17 @@ MIB = 1 << 20
         ("0", (0,)),  # which the Spec refuses
     ],
 )
-def test_sizes_are_list_and_doubling_ranges(text: str, found: tuple[int, ...]) -> None:
-    assert parse_sizes(text) == found
+def test_sizes_are_list_and_doubling_ranges(text: str, sizes: tuple[int, ...]) -> None:
+    assert parse_sizes(text) == sizes
 
 
 @given(st.integers(1, 1 << 50), st.integers(0, 60))
 def test_size_range_starts_at_low_and_stays_within_high(low: int, doublings: int) -> None:
-    found = parse_sizes(f"{low}..{low << doublings}")
+    sizes = parse_sizes(f"{low}..{low << doublings}")
 
-    assert found[0] == low
-    assert found[-1] == low << doublings
-    assert len(found) == doublings + 1
+    assert sizes[0] == low
+    assert sizes[-1] == low << doublings
+    assert len(sizes) == doublings + 1
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_lists_have_no_duplicates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "known"),
+    ("command", "choices"),
     [
         ("memory", spec.OPERATIONS),
         ("copy", spec.DIRECTIONS),
@@ -68,7 +68,7 @@ def test_lists_have_no_duplicates() -> None:
     ],
 )
 def test_help_names_all_choices_and_fits_80_columns(
-    command: str, known: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch
+    command: str, choices: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     run = cli("bench", command, "--help")
@@ -76,7 +76,7 @@ def test_help_names_all_choices_and_fits_80_columns(
     text = "".join(run.stdout.split())
 
     assert run.exit_code == 0
-    assert [name for name in known if name not in text] == []
+    assert [name for name in choices if name not in text] == []
     assert max(map(len, run.stdout.splitlines())) <= 80
 
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.blocks import MOST_IN_PART, Block, FreeBlocks
+from cudakit.core.allocator.blocks import MAX_CHUNK_LENGTH, Block, FreeBlocks
 from cudakit.core.allocator.guard import Reentered
 from cudakit.core.allocator.oom import SlowPath
 from cudakit.core.allocator.state import native_module
@@ -117,7 +117,7 @@ def _seen(allocator: CachingAllocator) -> Any:
     lists = [free for pool in pools for free in pool.by_stream.values()]
     for free in lists:
         if type(free) is FreeBlocks:
-            assert all(len(part) <= MOST_IN_PART for part in free.parts)
+            assert all(len(part) <= MAX_CHUNK_LENGTH for part in free.chunks)
     return {
         "segments": snapshot["segments"],
         "traces": snapshot["device_traces"],

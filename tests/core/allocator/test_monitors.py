@@ -10,16 +10,16 @@ import pytest
 from core.allocator.device import GIB, MIB, Device
 
 from cudakit.core.allocator.allocator import CachingAllocator
-from cudakit.core.allocator.limits import Crossing, Held
+from cudakit.core.allocator.limits import Crossing, MonitoredMetric
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.errors import UsageError
 
-METRICS: tuple[Held, ...] = ("reserved_bytes", "allocated_bytes", "active_bytes")
+METRICS: tuple[MonitoredMetric, ...] = ("reserved_bytes", "allocated_bytes", "active_bytes")
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_monitor_calls_back_when_a_threshold_is_crossed(
-    allocator: CachingAllocator, metric: Held
+    allocator: CachingAllocator, metric: MonitoredMetric
 ) -> None:
     seen: list[Crossing] = []
     allocator.monitor(metric, 30 * MIB, seen.append, direction="both")

@@ -68,24 +68,24 @@ SEEN: list[tuple[str, tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "kept"), SEEN)
-def test_rules_agree_with_observed_driver(value: str, kept: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("value", "visible"), SEEN)
+def test_rules_agree_with_observed_driver(value: str, visible: tuple[int, ...]) -> None:
     named = value.replace("<0>", FIRST).replace("<1>", SECOND)
 
-    assert visibility(named, [FIRST, SECOND]).kept == kept
+    assert visibility(named, [FIRST, SECOND]).visible == visible
 
 
 def test_unset_variable_leaves_all_devices() -> None:
     found = visibility(None, [FIRST, SECOND])
 
-    assert (found.kept, found.notes) == ((0, 1), ())
+    assert (found.visible, found.notes) == ((0, 1), ())
 
 
 def test_negative_number_ends_list_as_in_programming_guide() -> None:
     # CUDA Programming Guide, "Environment variables": 0,2,-1,1 leaves 0 and 2.
     found = visibility("0,2,-1,1", ["GPU-a", "GPU-b", "GPU-c"])
 
-    assert found.kept == (0, 2)
+    assert found.visible == (0, 2)
     assert found.notes == (
         "CUDA_VISIBLE_DEVICES=0,2,-1,1: '-1' is negative, so CUDA ignores this and all later entries",
     )
@@ -112,20 +112,20 @@ def test_ineffective_entry_has_note(value: str, reason: str) -> None:
 def test_ambiguous_uuid_prefix_matches_none() -> None:
     found = visibility("GPU-1", ["GPU-11", "GPU-12"])
 
-    assert found.kept == ()
+    assert found.visible == ()
     assert "2 UUIDs start with 'GPU-1'" in found.notes[0]
 
 
 @given(st.text(), st.integers(0, 4))
 def test_any_value_leaves_distinct_existing_devices(value: str, count: int) -> None:
-    kept = visibility(value, [f"GPU-{at}" for at in range(count)]).kept
+    visible = visibility(value, [f"GPU-{number}" for number in range(count)]).visible
 
-    assert set(kept) <= set(range(count))
-    assert len(kept) == len(set(kept))
+    assert set(visible) <= set(range(count))
+    assert len(visible) == len(set(visible))
 
 
 @given(st.lists(st.integers(0, 7), unique=True, min_size=1))
 def test_valid_numbers_keep_their_order_without_note(numbers: list[int]) -> None:
-    found = visibility(",".join(map(str, numbers)), [f"GPU-{at}" for at in range(8)])
+    found = visibility(",".join(map(str, numbers)), [f"GPU-{index}" for index in range(8)])
 
-    assert (found.kept, found.notes) == (tuple(numbers), ())
+    assert (found.visible, found.notes) == (tuple(numbers), ())

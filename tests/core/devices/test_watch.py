@@ -153,7 +153,11 @@ def test_history_drops_samples_older_than_a_minute() -> None:
     for second in (0, 30, 61, 90):
         history.add(replace(result, time_ns=second * SECOND))
 
-    assert [sample.time_ns // SECOND for sample in history.of(result.devices[0])] == [30, 61, 90]
+    assert [sample.time_ns // SECOND for sample in history.samples(result.devices[0])] == [
+        30,
+        61,
+        90,
+    ]
 
 
 def test_utilization_is_sm_activity_or_coarse() -> None:

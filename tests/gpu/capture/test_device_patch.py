@@ -104,7 +104,7 @@ def test_missing_nvrtc_is_error_if_exact_is_wanted(tmp_path: Path) -> None:
     assert caught.value.exit_code == 3
 
 
-def test_device_too_old_is_skipped_beside_newer_one(tmp_path: Path) -> None:
+def test_too_old_device_is_skipped_if_a_newer_one_exists(tmp_path: Path) -> None:
     ready, _ = add_device_patches(
         READY, None, tmp_path, devices=having((7, 5), (9, 0)), build=build
     )

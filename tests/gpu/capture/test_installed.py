@@ -55,7 +55,7 @@ def test_library_of_wheel_is_found(tmp_path: Path) -> None:
     assert (library_found.path, library_found.version) == (path, (13, 5, 25))
 
 
-def test_newest_library_wins(tmp_path: Path) -> None:
+def test_newest_library_is_used(tmp_path: Path) -> None:
     wheel(tmp_path / "a", "13.4.99")
     newest = toolkit(tmp_path / "usr/local/cuda-13.10", "13.10.1")
     toolkit(tmp_path / "usr/local/cuda-13.0", "13.0.85")
@@ -64,7 +64,7 @@ def test_newest_library_wins(tmp_path: Path) -> None:
     assert find_sanitizer_library(paths(tmp_path, tmp_path / "a", tmp_path / "b")).path == newest
 
 
-def test_library_of_packages_wins_over_equal_toolkit(tmp_path: Path) -> None:
+def test_library_of_packages_is_preferred_to_toolkit_of_same_version(tmp_path: Path) -> None:
     toolkit(tmp_path / "usr/local/cuda", "13.5.25")
     path = wheel(tmp_path / "packages", "13.5.25")
 
@@ -123,7 +123,7 @@ def named(path: Path) -> dict[str, str]:
     return {"CUDAKIT_SANITIZER_LIBRARY": str(path)}
 
 
-def test_named_library_wins(tmp_path: Path) -> None:
+def test_library_of_override_variable_is_used(tmp_path: Path) -> None:
     wheel(tmp_path / "packages", "13.9.1")
     path = wheel(tmp_path / "named", "13.4.2")
 
@@ -176,7 +176,7 @@ def test_toolkit_version_falls_back_to_directory_name(tmp_path: Path, directory:
     assert find_sanitizer_library(paths(tmp_path, environment=named(link))).version == (13, 4)
 
 
-def test_library_headers_are_beside_it(tmp_path: Path) -> None:
+def test_library_headers_are_found_next_to_the_library(tmp_path: Path) -> None:
     path = wheel(tmp_path / "packages", "13.5.25")
     include = path.parent / "include"
     include.mkdir()

@@ -1,4 +1,4 @@
-"""Pages convert to ranges: checked against a decoder that reads every bit."""
+"""Compares the conversion of pages to ranges with a simple decoder that reads every bit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bitmap(kind: str, seed: int) -> bytes:
 
 Content = tuple[
     int, int, int, int, str, int
-]  # launch, mode, level, quarter of the memory, kind, seed
+]  # launch, mode, level, quarter of the memory, kind of bits, seed
 CONTENTS = st.lists(
     st.tuples(
         st.sampled_from([0, 1, 65536, 131071]),
@@ -136,7 +136,7 @@ def test_column_is_one_range_across_pages(library: ctypes.CDLL) -> None:
     assert (merged.lo, merged.bytes, merged.stride, merged.count) == (BASE, 4, 8, 2 * WINDOW // 8)
 
 
-def test_two_pieces_are_no_range_and_second_may_begin_one(library: ctypes.CDLL) -> None:
+def test_two_pieces_are_not_joined_and_second_may_begin_a_range(library: ctypes.CDLL) -> None:
     bits = sum(1 << granule for granule in (0, 100, 110, 120, 130, 500, 900))
     pages = (Page * 1)(Page(key(0, READ, 1, BASE), 0))
     ranges = read_ranges(library, pages, bits.to_bytes(BITMAP_BYTES, "little"), 1)

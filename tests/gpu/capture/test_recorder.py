@@ -1,4 +1,4 @@
-"""The recorder writes CUDA's activity to a trace: run with a fake CUDA that only makes callbacks."""
+"""Tests the trace that the recorder writes. A fake CUDA makes the callbacks."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ cuda.make_stream(CONTEXT, OTHER, 1)
     events = recorded(tmp_path, library, program)
     created = [(body.stream, body.flag) for body in event_bodies(events, StreamCreate)]
     assert created == [
-        (1, StreamFlag.NON_BLOCKING),  # the driver's own, of the context that is being made
+        (1, StreamFlag.NON_BLOCKING),  # a stream that the driver creates with the context
         (2, StreamFlag.LEGACY),
         (3, StreamFlag.NON_BLOCKING),
         (4, StreamFlag.BLOCKING),
         (5, StreamFlag.PER_THREAD),
-        (6, StreamFlag.NON_BLOCKING),  # the handle came again, the number did not
+        (6, StreamFlag.NON_BLOCKING),  # the handle was reused, but not the id
     ]
     assert [body.stream for body in event_bodies(events, StreamDestroy)] == [4]
     assert {event.device for event in events if isinstance(event.body, StreamDestroy)} == {3}
@@ -124,7 +124,7 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
 """
     events = recorded(tmp_path, library, program)
     assert [(body.lo, body.known) for body in event_bodies(events, Access)] == [
-        (0x10010, Precision.ASSUMED),  # it is given a second time, beside the table
+        (0x10010, Precision.ASSUMED),  # the pointer is also passed outside of the large parameter
         (0x10020, Precision.UNCERTAIN),
     ]
 
@@ -169,7 +169,7 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
 
 
 def test_kernel_names_of_equal_hash_are_distinct(library: Path, tmp_path: Path) -> None:
-    # These names have the same 64-bit FNV-1a hash, which the recorder uses to find written strings.
+    # These names have the same 64-bit FNV-1a hash, by which the recorder looks up the ids of strings.
     program = """
 for name in (b"8yn0iYCKYHlIj4-BwPqk", b"GReLUrM4wMqfg9yzV3KQ") * 2:
     kernel = Kernel(name, 0)
@@ -204,7 +204,7 @@ memory(FREE, 0x30000, 0x100, context=None)
     ]
     assert [(body.how, body.stream) for body in event_bodies(events, Free)] == [
         (AllocationKind.STREAM_ORDERED, 3),
-        (AllocationKind.SYNC, 0),  # cuMemFree waits
+        (AllocationKind.SYNC, 0),  # cuMemFree waits for the device
         (AllocationKind.VIRTUAL, 0),
     ]
 
@@ -318,7 +318,7 @@ cuda.launch_graph(CONTEXT, LEGACY, EXECUTABLE, 0)
     ]
     assert list(event_bodies(events, GraphEdge)) == [GraphEdge(1, 1, 2)]
     assert list(event_bodies(events, GraphLaunch)) == [GraphLaunch(3, 1, 1), GraphLaunch(2, 1, 1)]
-    assert list(event_bodies(events, Copy)) == []  # the copies of nodes are the nodes'
+    assert list(event_bodies(events, Copy)) == []  # a memcpy node is recorded as a node
     assert list(event_bodies(events, Gap)) == []
 
 
@@ -332,7 +332,7 @@ cuda.instantiate(ctypes.byref(outer), EXECUTABLE)
 """
     events = recorded(tmp_path, library, GRAPHS + program)
     edges = {(body.before, body.after) for body in event_bodies(events, GraphEdge)}
-    # 1 fill, 2 begin and 3 end of the inner graph, 4 and 5 its nodes, 6 fill
+    # nodes: 1 memset, 2 and 3 begin and end of the child graph, 4 and 5 nodes of the child graph, 6 memset
     assert edges == {(1, 2), (2, 3), (2, 4), (2, 5), (4, 3), (5, 3), (3, 6)}
 
 
@@ -434,7 +434,7 @@ assert len(os.listdir(own)) == 2
 """
 
 
-def test_killed_reader_ends_the_recording(library: Path, tmp_path: Path) -> None:
+def test_recording_ends_if_its_reader_is_killed(library: Path, tmp_path: Path) -> None:
     program = """
 reader.kill()
 reader.wait()
@@ -445,7 +445,7 @@ assert not os.path.exists(own)
     recorded(tmp_path, library, READ_BY_OTHER + program)
 
 
-def test_lost_records_are_counted_in_the_file_of_the_reader(library: Path, tmp_path: Path) -> None:
+def test_lost_records_are_counted_in_the_losses_file(library: Path, tmp_path: Path) -> None:
     program = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (24 * 256, resource.RLIM_INFINITY))

@@ -1,4 +1,4 @@
-"""With a patch, the recorder writes the accesses of kernels: run with streams that defer their work."""
+"""Tests that the recorder writes the accesses of patched kernels; streams can defer their work."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def begins_and_ends(events: list[Event]) -> tuple[list[int], list[int]]:
     return begins, [ends[events[i].seq] for i in begins]
 
 
-def test_soon_repeated_wait_is_read_behind_next_launches(library: Path, tmp_path: Path) -> None:
+def test_arena_is_read_during_next_launches_if_waits_repeat_quickly(
+    library: Path, tmp_path: Path
+) -> None:
     program = """
 import time
 for _ in range(2):
@@ -80,7 +82,8 @@ for _ in range(400):
 """
     begins, ends = begins_and_ends(events := run(tmp_path, library, program))
     assert begins[0] < ends[0] < begins[1]
-    # A slow machine reads it at the poll after 64 launches, since the last read is 100 ms ago.
+    # On a slow machine, the last read was more than 100 ms ago: the arena is read at the poll after 64
+    # launches.
     in_time = events[begins[257]].time_ns - events[begins[0]].time_ns < 100_000_000
     assert begins[257 if in_time else 60] < ends[1] < begins[-1], "the device has enough to do"
 
@@ -92,12 +95,13 @@ for _ in range(4):
     wait()
 """
     begins, ends = begins_and_ends(run(tmp_path, library, program))
-    begins, ends = begins[1:], ends[1:]  # the need of pages is known after the first launch
+    # The first launch is excluded: it shows how many pages the launches need.
+    begins, ends = begins[1:], ends[1:]
     assert all(end < begin for end, begin in zip(ends, begins[1:], strict=False))
 
 
 def test_streamed_and_sparse_pages_are_distinguished(library: Path, tmp_path: Path) -> None:
-    """Enough pages that the host copies summaries first; one page is full but for a word."""
+    """The host copies summaries first, because there are many pages; one page lacks the bits of one word."""
     program = """
 stream = read(0x100000, 16, stride=16, count=12 * 4096), read(0x1C0000, 16, stride=16, count=4088)
 launch(*stream, write(0x200000, stride=1 << 16, count=300))
@@ -131,7 +135,9 @@ launch(write(0x200000), stream=LEGACY)
     assert gaps(events) == {ARENA_FULL: 2}
 
 
-def test_stream_without_wait_is_read_by_marker(library: Path, tmp_path: Path) -> None:
+def test_arena_of_stream_without_wait_is_read_after_its_marker(
+    library: Path, tmp_path: Path
+) -> None:
     program = """
 import time
 cuda.make_stream(CONTEXT, OTHER, 1)
@@ -227,7 +233,7 @@ launch(read(1 << 32, 4, stride=1 << 17, count=35000))  # a page each
 
 
 def test_space_is_reserved_for_launches_like_earlier_ones(library: Path, tmp_path: Path) -> None:
-    """The launches of a round need twice the pages of both arenas, without a wait in between."""
+    """Without a wait, the launches of a round need twice the pages of both arenas."""
     program = """
 def round(launches):
     for _ in range(launches):
@@ -246,8 +252,8 @@ round(16)
     [
         (1 << 20, 64 << 30, 256 << 20, 400 << 20),
         (8 << 30, 64 << 30, 512 << 20, (8 << 30) // 10),
-        (60 << 30, 20 << 30, 512 << 20, 1 << 30),  # 10 % would be 6 GiB
-        (60 << 30, 512 << 20, 32 << 20, 256 << 20),  # half of what is free
+        (60 << 30, 20 << 30, 512 << 20, 1 << 30),  # the limit is 1 GiB: 10 % would be 6 GiB
+        (60 << 30, 512 << 20, 32 << 20, 256 << 20),  # half of the free memory
     ],
 )
 def test_device_memory_of_arenas_is_bounded(
@@ -282,7 +288,9 @@ launch(write(0x100000))
     }
 
 
-def test_failed_launch_has_no_accesses_and_blocks_nothing(library: Path, tmp_path: Path) -> None:
+def test_failed_launch_has_no_accesses_and_does_not_block_arena(
+    library: Path, tmp_path: Path
+) -> None:
     program = """
 import time
 launch(write(0x100004))
@@ -409,7 +417,7 @@ launch(write(0x100008))
     assert gaps(events) == {}
 
 
-def test_many_contexts_are_created_and_destroyed(library: Path, tmp_path: Path) -> None:
+def test_pools_of_destroyed_contexts_are_reused(library: Path, tmp_path: Path) -> None:
     program = """
 for i in range(40):
     context, stream = P(0x100000 + i * 16), P(0x200000 + i * 16)
@@ -425,7 +433,7 @@ for i in range(40):
     ]
 
 
-def test_own_stream_of_recorder_is_not_recorded(library: Path, tmp_path: Path) -> None:
+def test_stream_of_recorder_is_not_recorded(library: Path, tmp_path: Path) -> None:
     program = """
 launch(write(0x100000))
 cuda.destroy_recorder_stream(CONTEXT)

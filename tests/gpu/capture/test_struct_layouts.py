@@ -93,7 +93,7 @@ MEMBERS = st.lists(
 
 
 @given(MEMBERS, MEMBERS, st.booleans())
-def test_layouts_equal_the_compilers(
+def test_computed_layouts_match_the_compiler(
     outer: list[tuple[str, int]], inner: list[tuple[str, int]], is_union: bool
 ) -> None:
     word, base = ("union", ctypes.Union) if is_union else ("struct", ctypes.Structure)
@@ -135,7 +135,7 @@ def fields(members: list[tuple[str, int]], prefix: str) -> list[tuple[str, objec
     ]
 
 
-def test_equal_layouts_fit() -> None:
+def test_equal_struct_layouts_are_accepted() -> None:
     compiled = {"Sanitizer_Small": {"context": 8, SIZE: 48}, "record": {"seq": 0}}
 
     assert difference(compiled, Header(HEADER)) == ""

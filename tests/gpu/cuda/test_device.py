@@ -21,9 +21,9 @@ from cudakit.gpu.handles import Handles
 def child(script: str) -> str:
     """Run a script in a child process; return its output."""
     command = [sys.executable, "-P", "-W", "error", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
 
 
 def test_handle_is_found_by_id_until_removed() -> None:
@@ -69,9 +69,9 @@ def current() -> int:
 @pytest.mark.gpu
 def test_call_leaves_thread_without_context(gpu: Cuda) -> None:
     def contexts() -> tuple[int, int]:
-        before = current()
+        context_before = current()
         gpu.free(gpu.malloc(64))
-        return before, current()
+        return context_before, current()
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(contexts).result() == (0, 0)
@@ -80,14 +80,14 @@ def test_call_leaves_thread_without_context(gpu: Cuda) -> None:
 @pytest.mark.gpu
 def test_call_restores_current_context_even_on_error(gpu: Cuda) -> None:
     device = check(cu.cuDeviceGet(0))
-    # The constructor's arguments differ between CUDA 12 and 13; the primary context's do not.
-    other = check(cu.cuDevicePrimaryCtxRetain(device))
-    check(cu.cuCtxPushCurrent(other))
+    # Another primary context, because cuCtxCreate has different arguments in CUDA 12 and 13.
+    other_context = check(cu.cuDevicePrimaryCtxRetain(device))
+    check(cu.cuCtxPushCurrent(other_context))
     try:
         gpu.sync()
         with pytest.raises(CudaError):
             gpu.malloc(1 << 60)
-        assert current() == int(other)
+        assert current() == int(other_context)
     finally:
         check(cu.cuCtxPopCurrent())
         check(cu.cuDevicePrimaryCtxRelease(device))
@@ -95,18 +95,18 @@ def test_call_restores_current_context_even_on_error(gpu: Cuda) -> None:
 
 @pytest.mark.gpu
 def test_close_frees_remaining_allocations(gpu: Cuda) -> None:
-    before = gpu.memory_info().free_bytes
-    other = Cuda(0)
-    page = other.granularity()
+    free_bytes_before = gpu.memory_info().free_bytes
+    other_device = Cuda(0)
+    page = other_device.granularity()
     for _ in range(3):
-        other.malloc(64 << 20)
-        ptr, backing = other.reserve(32 * page), other.create(32 * page)
-        other.map(ptr, backing, 32 * page)
+        other_device.malloc(64 << 20)
+        ptr, backing = other_device.reserve(32 * page), other_device.create(32 * page)
+        other_device.map(ptr, backing, 32 * page)
     held = gpu.memory_info().free_bytes
-    other.close()
+    other_device.close()
 
-    assert before - held >= 3 * (64 << 20) + 3 * 32 * page
-    assert gpu.memory_info().free_bytes == before
+    assert free_bytes_before - held >= 3 * (64 << 20) + 3 * 32 * page
+    assert gpu.memory_info().free_bytes == free_bytes_before
 
 
 @pytest.mark.gpu
@@ -123,14 +123,14 @@ def test_torch_memory_is_shared(gpu: Cuda) -> None:
 
 
 @pytest.mark.gpu
-def test_facts_agree_with_torch(gpu: Cuda) -> None:
+def test_device_facts_agree_with_torch(gpu: Cuda) -> None:
     torch = pytest.importorskip("torch")
-    facts, known = gpu.facts(), torch.cuda.get_device_properties(0)
+    facts, properties = gpu.facts(), torch.cuda.get_device_properties(0)
 
-    assert facts.fields["name"] == known.name
-    assert facts.fields["multiprocessor_count"] == known.multi_processor_count
-    assert facts.fields["compute_capability"] == f"{known.major}.{known.minor}"
-    assert str(facts.uuid).removeprefix("GPU-") == str(known.uuid)
+    assert facts.fields["name"] == properties.name
+    assert facts.fields["multiprocessor_count"] == properties.multi_processor_count
+    assert facts.fields["compute_capability"] == f"{properties.major}.{properties.minor}"
+    assert str(facts.uuid).removeprefix("GPU-") == str(properties.uuid)
 
 
 @pytest.mark.gpu
@@ -209,10 +209,10 @@ print(json.dumps(said))
 
 @pytest.mark.gpu
 def test_illegal_address_error_says_process_must_end() -> None:
-    said = json.loads(child(LOST))
+    child_report = json.loads(child(LOST))
 
-    assert len(said) == 3
-    for name, hint in said:
+    assert len(child_report) == 3
+    for name, hint in child_report:
         assert name == "CUDA_ERROR_ILLEGAL_ADDRESS"
         assert "restart the process" in hint
 
@@ -251,7 +251,7 @@ def pair(gpu: Cuda) -> Iterator[tuple[Cuda, Cuda]]:
 
 
 @pytest.mark.gpu
-def test_two_devices_work_whichever_is_current(pair: tuple[Cuda, Cuda]) -> None:
+def test_two_devices_work_regardless_of_current_device(pair: tuple[Cuda, Cuda]) -> None:
     read = []
     for current_one in (0, 1):
         with cudakit.device(current_one):
@@ -280,6 +280,6 @@ def test_peer_access_agrees_with_torch(pair: tuple[Cuda, Cuda]) -> None:
 def test_facts_and_telemetry_describe_device(pair: tuple[Cuda, Cuda]) -> None:
     facts = [gpu.facts() for gpu in pair]
 
-    assert [one.index for one in facts] == [0, 1]
+    assert [device.index for device in facts] == [0, 1]
     assert facts[0].uuid != facts[1].uuid
     assert all("memory_free_bytes" in gpu.telemetry().fields for gpu in pair)

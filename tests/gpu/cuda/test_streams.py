@@ -1,4 +1,4 @@
-"""A real device whose stream ids are driver handles."""
+"""Tests a real device whose stream ids are driver handles."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MIB = 1 << 20
 
 @pytest.fixture
 def gpu() -> Iterator[Cuda]:
-    made = Cuda(0, foreign_streams=True)
-    yield made
-    made.close()
+    gpu = Cuda(0, foreign_streams=True)
+    yield gpu
+    gpu.close()
 
 
 @pytest.fixture
@@ -48,21 +48,23 @@ def test_foreign_stream_is_used_by_handle(gpu: Cuda, handle: int) -> None:
     assert gpu.streams.external(0) == LEGACY
 
 
-def test_own_streams_are_handles_and_foreign_ones_are_not_destroyed(gpu: Cuda, handle: int) -> None:
+def test_stream_ids_are_handles_and_foreign_streams_are_not_destroyed(
+    gpu: Cuda, handle: int
+) -> None:
     stream = gpu.stream()
     gpu.sync_stream(stream)
     assert stream > 2
     gpu.destroy_stream(stream)
 
-    for other in (stream, Stream(handle)):
+    for stream_form in (stream, Stream(handle)):
         with pytest.raises(cudakit.CudaError, match="belongs to another library, or was destroyed"):
-            gpu.destroy_stream(other)
+            gpu.destroy_stream(stream_form)
 
 
 def test_processes_are_listed_or_unavailable(gpu: Cuda) -> None:
-    found = gpu.processes()
+    processes = gpu.processes()
 
-    assert found or isinstance(found, Unavailable)
+    assert processes or isinstance(processes, Unavailable)
 
 
 MODES = [
@@ -109,12 +111,12 @@ def test_memory_is_reused_after_stream_use(handle: int) -> None:
 
 
 def test_garbage_collected_allocator_frees_all_memory() -> None:
-    before = cudakit.mem_get_info(0).free_bytes
+    free_bytes_before = cudakit.mem_get_info(0).free_bytes
     allocator = cudakit.CachingAllocator(0)
     allocator.alloc(512 * MIB)
-    assert cudakit.mem_get_info(0).free_bytes <= before - 512 * MIB
+    assert cudakit.mem_get_info(0).free_bytes <= free_bytes_before - 512 * MIB
 
     del allocator
     gc.collect()
 
-    assert cudakit.mem_get_info(0).free_bytes > before - 64 * MIB
+    assert cudakit.mem_get_info(0).free_bytes > free_bytes_before - 64 * MIB

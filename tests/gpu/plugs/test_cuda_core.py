@@ -1,4 +1,4 @@
-"""With cuda.core as it is, which needs no GPU as long as its buffers are not said to be memory of one."""
+"""Tests with the real cuda.core, which needs no GPU if its buffers are not device memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cudakit.gpu.plugs.cuda_core import AllocatorResource
 
 
 class OnHost(AllocatorResource):
-    """The resource, but for what it says of its memory: for that of a device cuda.core asks the driver."""
+    """The resource, whose memory is not device memory: otherwise cuda.core would query the driver."""
 
     is_device_accessible = False
 
 
 class InPython(OnHost):
-    """The same with its calls in Python, wherever there are others."""
+    """The same resource with the calls in Python, even if the C extension is built."""
 
     allocate = Calls.allocate
     deallocate = Calls.deallocate
@@ -31,8 +31,8 @@ FIRST, SECOND = Stream.from_handle(0x1000), Stream.from_handle(0x2000)
 
 @pytest.fixture(params=[OnHost, InPython])
 def kind(request: pytest.FixtureRequest) -> type[AllocatorResource]:
-    found: type[AllocatorResource] = request.param
-    return found
+    resource_class: type[AllocatorResource] = request.param
+    return resource_class
 
 
 @pytest.fixture
@@ -45,8 +45,12 @@ def test_resource_is_a_memory_resource_of_the_device(allocator: Allocating) -> N
 
     assert isinstance(resource, MemoryResource)
     assert (resource.device_id, resource.allocator) == (0, allocator)
-    said = (resource.is_device_accessible, resource.is_host_accessible, resource.is_managed)
-    assert said == (True, False, False)
+    accessibility = (
+        resource.is_device_accessible,
+        resource.is_host_accessible,
+        resource.is_managed,
+    )
+    assert accessibility == (True, False, False)
 
 
 def test_buffer_is_allocated_on_its_stream_and_closed_on_another(
@@ -71,7 +75,9 @@ def test_collected_buffer_is_freed(kind: type[AllocatorResource], allocator: All
     assert allocator.live == set()
 
 
-def test_buffer_of_zero_bytes(kind: type[AllocatorResource], allocator: Allocating) -> None:
+def test_buffer_of_zero_bytes_has_null_address(
+    kind: type[AllocatorResource], allocator: Allocating
+) -> None:
     buffer = kind(allocator).allocate(0, stream=FIRST)
 
     assert (buffer.size, int(buffer.handle)) == (0, 0)
@@ -112,7 +118,7 @@ def test_out_of_memory_is_raised_unchanged(
         kind(allocator).allocate(1 << 30, stream=FIRST)
 
 
-def test_statistics_and_snapshot_are_the_allocators(
+def test_statistics_and_snapshot_come_from_the_allocator(
     kind: type[AllocatorResource], allocator: Allocating
 ) -> None:
     resource = kind(allocator)
@@ -123,14 +129,14 @@ def test_statistics_and_snapshot_are_the_allocators(
     buffer.close(FIRST)
 
 
-@pytest.mark.parametrize("given", [(), (1, 2), (1,)])
+@pytest.mark.parametrize("arguments", [(), (1, 2), (1,)])
 def test_wrong_arguments_are_refused(
-    kind: type[AllocatorResource], allocator: Allocating, given: tuple[int, ...]
+    kind: type[AllocatorResource], allocator: Allocating, arguments: tuple[int, ...]
 ) -> None:
     with pytest.raises(TypeError):
-        kind(allocator).allocate(*given)
+        kind(allocator).allocate(*arguments)
     with pytest.raises(TypeError):
-        kind(allocator).deallocate(1, *given)
+        kind(allocator).deallocate(1, *arguments)
     with pytest.raises(TypeError):
         kind(allocator).allocate(1, stream=FIRST, other=2)
     assert allocator.allocated == []

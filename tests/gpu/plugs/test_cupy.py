@@ -24,7 +24,7 @@ class Memory:
 
 
 class Cupy:
-    """The part of CuPy that allocates: ``device`` and ``stream`` are the current ones."""
+    """A fake of CuPy's allocation functions; ``device`` and ``stream`` are the current device and stream."""
 
     def __init__(self) -> None:
         self.device = 0
@@ -87,7 +87,7 @@ def test_free_uses_the_current_method_of_the_allocator() -> None:
     allocator, ignored = Allocating(), []
     memory = cupy_function_of(Cupy(), [allocator])(100)
 
-    allocator.free = lambda *given: ignored.append(given)  # type: ignore[method-assign]
+    allocator.free = lambda *arguments: ignored.append(arguments)  # type: ignore[method-assign]
     ptr = memory.ptr
     del memory
 

@@ -28,14 +28,14 @@ MemoryInfo = namedtuple("MemoryInfo", "free, total")
 
 
 class Manager:
-    """Numba's base of managers that leave memory of the host to it."""
+    """A fake of Numba's base class for memory managers."""
 
     def __init__(self, context: Any) -> None:
         self.context = context
 
 
 class Pointer:
-    """Numba's memory: its finalizer runs when nobody has it any more."""
+    """A fake of Numba's memory object, whose finalizer runs when it is garbage-collected."""
 
     def __init__(
         self, context: Any, pointer: Any, size: int, finalizer: Callable[[], None]
@@ -46,7 +46,7 @@ class Pointer:
 
 
 class Handle:
-    """Numba's handle, which another process opens."""
+    """A fake of Numba's IPC handle."""
 
     def __init__(
         self, base: Any, handle: Any, size: int, source_info: Any = None, offset: int = 0
@@ -70,13 +70,13 @@ CUDA = SimpleNamespace(
 
 
 def manager(*allocators: Allocating, device: int = 0, default_stream_only: bool = False) -> Any:
-    made = manager_of(
+    manager_class = manager_of(
         CUDA, allocator_by_device(allocators), default_stream_only=default_stream_only
     )
     context = Context(device)
-    found = made(context=context)
-    found.kept = context  # Numba keeps it
-    return found
+    memory_manager = manager_class(context=context)
+    memory_manager.kept = context  # Numba keeps the context alive
+    return memory_manager
 
 
 def test_numba_free_is_a_use_by_the_default_stream() -> None:
@@ -91,7 +91,7 @@ def test_numba_free_is_a_use_by_the_default_stream() -> None:
     assert allocator.freed == [(ptr, LEGACY)]
 
 
-def test_default_stream_only_frees_at_once() -> None:
+def test_memory_is_reused_at_once_with_default_stream_only() -> None:
     allocator = Allocating()
 
     memory = manager(allocator, default_stream_only=True).memalloc(100)
@@ -115,9 +115,9 @@ def test_manager_without_a_context_reports_its_version() -> None:
     def source(device: int) -> Allocating:
         raise AssertionError(device)
 
-    made = manager_of(CUDA, source, default_stream_only=False)
+    manager_class = manager_of(CUDA, source, default_stream_only=False)
 
-    assert made(context=None).interface_version == 1
+    assert manager_class(context=None).interface_version == 1
 
 
 def test_manager_reports_memory_info_of_the_device() -> None:
@@ -125,9 +125,9 @@ def test_manager_reports_memory_info_of_the_device() -> None:
 
 
 def test_ipc_handle_has_the_segment_and_the_offset() -> None:
-    made = manager(Allocating())
-    memory = made.memalloc(100)
-    handle = made.get_ipc_handle(memory)
+    memory_manager = manager(Allocating())
+    memory = memory_manager.memalloc(100)
+    handle = memory_manager.get_ipc_handle(memory)
 
     assert handle.base is memory
     assert (handle.size, handle.offset) == (100, memory.ptr - BASE)
@@ -136,22 +136,24 @@ def test_ipc_handle_has_the_segment_and_the_offset() -> None:
 
 
 def test_ipc_handle_is_pickled_by_its_bytes() -> None:
-    made = manager(Allocating())
-    rebuild, (data, size, source, offset) = made.get_ipc_handle(made.memalloc(100)).__reduce__()
+    memory_manager = manager(Allocating())
+    rebuild, (data, size, source, offset) = memory_manager.get_ipc_handle(
+        memory_manager.memalloc(100)
+    ).__reduce__()
 
     assert rebuild is unpickle_handle
     assert (data, size, source) == (b"a handle".ljust(64), 100, {"pci_bus_id": 7})
     assert offset > 0
 
 
-def test_unsupported_ipc_handle_raises_the_allocators_error() -> None:
+def test_unsupported_ipc_handle_raises_error_of_the_allocator() -> None:
     allocator = Allocating()
-    made = manager(allocator)
-    memory = made.memalloc(100)
+    memory_manager = manager(allocator)
+    memory = memory_manager.memalloc(100)
     allocator.refuses = CudakitError("it has no handle of")
 
     with pytest.raises(CudakitError, match="no handle of"):
-        made.get_ipc_handle(memory)
+        memory_manager.get_ipc_handle(memory)
 
 
 @pytest.mark.skipif(not numba_is_ready(), reason=WHY_NOT)

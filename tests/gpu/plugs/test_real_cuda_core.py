@@ -1,4 +1,4 @@
-"""cuda.core on a real device."""
+"""Tests the plug for cuda.core on a real device."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ extern "C" __global__ void add(float *numbers, float value, int count) {
 
 @pytest.fixture
 def device() -> Any:
-    found = core.Device(0)
-    found.set_current()
-    return found
+    device = core.Device(0)
+    device.set_current()
+    return device
 
 
 @pytest.fixture
@@ -60,15 +60,17 @@ def test_kernels_on_buffers_compute_correctly_and_are_counted(
             core.launch(stream, config, kernel, buffer, np.float32(turn), np.int32(COUNT))
             assert (on_host(buffer, stream) == turn).all()
 
-    known = resource.statistics()
-    assert known["allocation.all.allocated"] == known["allocation.all.freed"] == 30
-    assert known["segment.all.current"] == 3
-    seen = opened_by_all(resource.snapshot(), tmp_path)
-    assert any("test_real_cuda_core" in f.filename for row in seen.holders for f in row.stack)
+    statistics = resource.statistics()
+    assert statistics["allocation.all.allocated"] == statistics["allocation.all.freed"] == 30
+    assert statistics["segment.all.current"] == 3
+    opened = opened_by_all(resource.snapshot(), tmp_path)
+    assert any(
+        "test_real_cuda_core" in frame.filename for row in opened.holders for frame in row.stack
+    )
 
 
 def test_device_allocates_from_the_resource(device: Any, resource: Any) -> None:
-    stream, before = device.create_stream(), device.memory_resource
+    stream, previous_resource = device.create_stream(), device.memory_resource
     device.memory_resource = resource
     try:
         with device.allocate(MIB, stream=stream) as buffer:
@@ -76,7 +78,7 @@ def test_device_allocates_from_the_resource(device: Any, resource: Any) -> None:
             assert buffer.device_id == 0
             assert resource.statistics()["allocated_bytes.all.current"] == MIB
     finally:
-        device.memory_resource = before
+        device.memory_resource = previous_resource
 
 
 def test_buffer_closed_on_another_stream_waits_for_it(device: Any, resource: Any) -> None:
@@ -88,14 +90,14 @@ def test_buffer_closed_on_another_stream_waits_for_it(device: Any, resource: Any
 
     buffer.close(second)
 
-    known = resource.statistics()
-    assert (known["allocation.all.current"], known["active.all.current"]) == (0, 1)
+    statistics = resource.statistics()
+    assert (statistics["allocation.all.current"], statistics["active.all.current"]) == (0, 1)
     second.sync()
     resource.allocate(512, stream=first).close()
     assert resource.statistics()["active.all.current"] == 0
 
 
-def test_empty_buffer_and_double_free(
+def test_double_free_is_counted_and_not_raised(
     device: Any, resource: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stream = device.create_stream()

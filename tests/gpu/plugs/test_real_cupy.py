@@ -1,4 +1,4 @@
-"""CuPy on a real device."""
+"""Tests the plug for CuPy on a real device."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def test_cupy_on_several_streams_computes_correctly_and_is_counted(
 
     expected = np.tile((host @ host + 1).sum(axis=(1, 2)), 20)
     assert np.allclose([float(value) for value in sums], expected)
-    known = allocator.statistics()
-    assert known["allocation.all.allocated"] >= 4 * len(sums)
-    assert known["allocation.all.freed"] >= 3 * len(sums)
-    assert known["num_device_alloc"] < 100
+    statistics = allocator.statistics()
+    assert statistics["allocation.all.allocated"] >= 4 * len(sums)
+    assert statistics["allocation.all.freed"] >= 3 * len(sums)
+    assert statistics["num_device_alloc"] < 100
     snapshot = allocator.snapshot()
     held = {segment["stream"] for segment in snapshot["segments"]}
     assert {stream.ptr for stream in streams} <= held
-    seen = opened_by_all(snapshot, tmp_path)
-    assert any("test_real_cupy" in frame.filename for row in seen.holders for frame in row.stack)
+    opened = opened_by_all(snapshot, tmp_path)
+    assert any("test_real_cupy" in frame.filename for row in opened.holders for frame in row.stack)
 
 
 def test_graph_computes_in_private_memory(cupy: Any) -> None:
@@ -58,7 +58,7 @@ def test_graph_computes_in_private_memory(cupy: Any) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with cupy.cuda.using_allocator(cudakit.cupy_allocator(allocator)), stream:
         numbers = cupy.arange(MIB)
-        numbers * 2 + 1  # compiled before the capture
+        numbers * 2 + 1  # compiles the kernel before the capture
         with allocator.capture(stream=stream.ptr) as memory:
             stream.begin_capture()
             result = numbers * 2 + 1
@@ -70,7 +70,7 @@ def test_graph_computes_in_private_memory(cupy: Any) -> None:
         stream.synchronize()
 
         assert int(result[3]) == (3 + 5) * 2 + 1
-        assert address not in {other.data.ptr for other in others}
+        assert address not in {array.data.ptr for array in others}
         (usage,) = allocator.private_pools()
         assert (usage.id, usage.uses) == (memory.id, 1)
         del graph, result
@@ -107,8 +107,8 @@ def test_each_device_uses_its_allocator(cupy: Any) -> None:
     first, second = cudakit.CachingAllocator(0), cudakit.CachingAllocator(1)
     malloc = cudakit.cupy_allocator(first, second)
     with cupy.cuda.using_allocator(malloc), cupy.cuda.Device(1):
-        kept = cupy.arange(1000)
-        assert int(kept.sum()) == 499500
+        array = cupy.arange(1000)
+        assert int(array.sum()) == 499500
         assert second.statistics()["allocation.all.allocated"] > 0
         assert first.statistics()["allocation.all.allocated"] == 0
-        del kept
+        del array

@@ -1,4 +1,4 @@
-"""The programs of examples/allocator, on a real device."""
+"""Runs the programs of examples/allocator on a real device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_example_runs_and_writes_a_snapshot(
         pytest.skip(f"needs {needed}")
     if needed == "numba" and not numba_is_ready():
         pytest.skip(WHY_NOT)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", EXAMPLES / program],
         cwd=tmp_path,
         env=os.environ,
@@ -42,8 +42,8 @@ def test_example_runs_and_writes_a_snapshot(
         timeout=110,
     )
 
-    assert done.returncode == 0, done.stderr
-    first, second, third = done.stdout.splitlines()
+    assert result.returncode == 0, result.stderr
+    first, second, third = result.stdout.splitlines()
     assert first.startswith("allocations: ")
     assert second.endswith("MiB allocated")
     assert third.endswith("MiB reserved")
@@ -51,7 +51,7 @@ def test_example_runs_and_writes_a_snapshot(
 
 
 def test_every_example_is_tested() -> None:
-    assert {place.name for place in EXAMPLES.glob("*.py")} == {
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "use_cupy.py",
         "use_numba.py",
         "use_cuda_core.py",

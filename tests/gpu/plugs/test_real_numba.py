@@ -1,4 +1,6 @@
-"""Numba on a real device, in a process of its own: its memory manager is chosen once."""
+"""Tests the plug for Numba on a real device.
+
+Each test starts a process, because a process can set Numba's memory manager only once."""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ with whole as array:
 
 
 def test_numba_array_is_opened_in_another_process() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", SHARING, OPENING],
         env=os.environ | {"NUMBA_CUDA_MEMORY_MANAGER": "cudakit.api.numba"},
         capture_output=True,
@@ -88,22 +90,22 @@ def test_numba_array_is_opened_in_another_process() -> None:
         timeout=110,
     )
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True", "499500.0", "[5.0,", "1.0,", "2.0]"]
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["True", "499500.0", "[5.0,", "1.0,", "2.0]"]
 
 
 def test_numba_on_several_streams_computes_correctly_and_is_counted(tmp_path: Path) -> None:
-    place = tmp_path / "seen.pickle"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM, str(place)],
+    path = tmp_path / "seen.pickle"
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM, str(path)],
         env=os.environ | {"NUMBA_CUDA_MEMORY_MANAGER": "cudakit.api.numba"},
         capture_output=True,
         text=True,
         timeout=110,
     )
 
-    assert done.returncode == 0, done.stderr
-    statistics, snapshot = pickle.loads(place.read_bytes())  # noqa: S301  written by the program above
+    assert result.returncode == 0, result.stderr
+    statistics, snapshot = pickle.loads(path.read_bytes())  # noqa: S301  written by the program above
     assert statistics["allocation.all.allocated"] >= 63
     assert statistics["num_device_alloc"] < 30
     assert opened_by_all(snapshot, tmp_path).peak.requested_bytes >= 3 << 20

@@ -1,4 +1,4 @@
-"""RMM on a real device."""
+"""Tests the plug for RMM on a real device."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def rmm() -> Any:
 
 @contextmanager
 def used_by(rmm: Any, allocator: cudakit.CachingAllocator) -> Iterator[None]:
-    before = rmm.mr.get_current_device_resource()
+    previous_resource = rmm.mr.get_current_device_resource()
     rmm.mr.set_current_device_resource(cudakit.rmm_resource(allocator))
     try:
         yield
     finally:
-        rmm.mr.set_current_device_resource(before)
+        rmm.mr.set_current_device_resource(previous_resource)
 
 
 def test_rmm_buffers_are_counted(rmm: Any, tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ def test_rmm_buffers_are_counted(rmm: Any, tmp_path: Path) -> None:
         buffer = rmm.DeviceBuffer.to_device(b"cudakit" * 1000)
     assert buffer.tobytes() == b"cudakit" * 1000
     assert allocator.statistics()["requested_bytes.all.current"] == 7000
-    seen = opened_by_all(allocator.snapshot(), tmp_path)
-    assert seen.peak.requested_bytes == 7000
+    opened = opened_by_all(allocator.snapshot(), tmp_path)
+    assert opened.peak.requested_bytes == 7000
     del buffer
     assert allocator.statistics()["allocation.all.current"] == 0
 

@@ -1,4 +1,4 @@
-"""torch on a real device, with segments of our C functions."""
+"""Tests MemPools of PyTorch on a real device, with segments that cudakit's C functions allocate."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_tensors_of_a_pool_compute_correctly_and_are_in_torchs_snapshot(
     assert [float((tensor + outside).mean()) for tensor in tensors] == list(range(1, 9))
     segments = segments_of(torch, pool)
     assert sum(segment["allocated_size"] for segment in segments) == 32 * MIB
-    seen = opened_by_all(torch.cuda.memory._snapshot(), tmp_path)
-    assert any("test_real_torch" in f.filename for row in seen.holders for f in row.stack)
+    opened = opened_by_all(torch.cuda.memory._snapshot(), tmp_path)
+    assert any("test_real_torch" in frame.filename for row in opened.holders for frame in row.stack)
     torch.cuda.memory._record_memory_history(enabled=None)
 
     addresses = [segment["address"] for segment in segments]
@@ -71,12 +71,12 @@ def test_pool_beyond_the_device_memory_raises_out_of_memory(torch: Any) -> None:
         torch.empty(1 << 45, dtype=torch.int8, device="cuda")
 
 
-def test_no_split_pool_has_whole_segments(torch: Any) -> None:
+def test_no_split_pool_returns_undivided_segments(torch: Any) -> None:
     try:
         pool = cudakit.torch_pool("driver", no_split=True)
     except cudakit.UsageError as refused:
         pytest.skip(str(refused))
     with torch.cuda.use_mem_pool(pool):
-        kept = [torch.empty(4 * MIB, dtype=torch.int8, device="cuda") for _ in range(2)]
+        tensors = [torch.empty(4 * MIB, dtype=torch.int8, device="cuda") for _ in range(2)]
 
-    assert len(segments_of(torch, pool)) == len(kept)
+    assert len(segments_of(torch, pool)) == len(tensors)

@@ -21,7 +21,7 @@ class Stream:
 
 
 def callbacks(allocator: Allocating) -> Any:
-    """Make a resource of RMM's that shows its two functions."""
+    """Return a fake of RMM's resource, which exposes its two functions."""
 
     def make(allocate: Any, deallocate: Any) -> Any:
         return SimpleNamespace(allocate=allocate, deallocate=deallocate)
@@ -31,10 +31,10 @@ def callbacks(allocator: Allocating) -> Any:
 
 def test_rmm_streams_are_passed_on() -> None:
     allocator = Allocating()
-    made = callbacks(allocator)
+    resource = callbacks(allocator)
 
-    ptr = made.allocate(100, Stream(5))
-    made.deallocate(ptr, 100, Stream(6))
+    ptr = resource.allocate(100, Stream(5))
+    resource.deallocate(ptr, 100, Stream(6))
 
     assert allocator.allocated == [(100, 5)]
     assert allocator.freed == [(ptr, 6)]

@@ -20,25 +20,25 @@ def library() -> str:
         pytest.skip("installed without a compiler")
 
 
-def fake_torch(**known: type) -> Any:
-    """Make the part of torch that has pools; ``known`` are the options of a pool."""
+def fake_torch(**attributes: type) -> Any:
+    """Return a fake of torch's memory pools; ``attributes`` are the options that a pool accepts."""
 
     def mem_pool(allocator: object, **options: bool) -> object:
-        if unknown := options.keys() - known:
+        if unknown := options.keys() - attributes:
             raise TypeError(f"MemPool got an unexpected argument {min(unknown)!r}")
         return allocator, options
 
-    def pluggable(*given: str) -> Any:
-        return SimpleNamespace(allocator=lambda: given)
+    def pluggable(*arguments: str) -> Any:
+        return SimpleNamespace(allocator=lambda: arguments)
 
     memory = SimpleNamespace(CUDAPluggableAllocator=pluggable)
     return SimpleNamespace(__version__="2.7", cuda=SimpleNamespace(memory=memory, MemPool=mem_pool))
 
 
 def test_torch_pool_uses_two_c_functions() -> None:
-    made = pool_of(fake_torch(), "/lib.so", "managed", {"no_split": False})
+    pool = pool_of(fake_torch(), "/lib.so", "managed", {"no_split": False})
 
-    assert made == (("/lib.so", "cudakit_managed_alloc", "cudakit_managed_free"), {})
+    assert pool == (("/lib.so", "cudakit_managed_alloc", "cudakit_managed_free"), {})
 
 
 def test_torch_pool_passes_enabled_options() -> None:
@@ -85,7 +85,7 @@ def test_library_exports_the_functions_of_every_kind(kind: str) -> None:
     assert getattr(opened, f"cudakit_{kind}_free")
 
 
-# A process of its own, so that a crash is seen as what it is.
+# Run in a separate process, so that a crash does not end the tests.
 WITHOUT_DEVICE = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -103,6 +103,6 @@ for kind in sys.argv[2:]:
 
 def test_functions_return_null_for_a_missing_device() -> None:
     command = [sys.executable, "-P", "-c", WITHOUT_DEVICE, library(), *UPSTREAMS]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
 
-    assert done.stdout.splitlines() == ["[None, None, None]"] * len(UPSTREAMS)
+    assert result.stdout.splitlines() == ["[None, None, None]"] * len(UPSTREAMS)

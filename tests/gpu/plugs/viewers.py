@@ -1,4 +1,4 @@
-"""Who reads snapshots: memviz, and PyTorch's own viewer where torch is installed."""
+"""Opens snapshots in all viewers: memviz, and PyTorch's viewer if torch is installed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import cudakit
 
 def opened_by_all(snapshot: dict[str, Any], directory: Path) -> Any:
     """Open a snapshot in all viewers, and return memviz's result of its first device with events."""
-    place = directory / "snapshot.pickle"
-    place.write_bytes(pickle.dumps(snapshot))
+    path = directory / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
     if find_spec("torch") is not None:
         _opened_by_torch(snapshot)
-    result = cudakit.memviz(place)
+    result = cudakit.memviz(path)
     return next(device for device in result.devices if device.holders)
 
 

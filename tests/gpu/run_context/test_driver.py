@@ -18,9 +18,9 @@ def test_device_nodes_of_the_driver_are_opened_and_others_ignored(tmp_path: Path
     (tmp_path / "dev/nvidia-caps").mkdir()
     (tmp_path / "dev/nvidiactl").symlink_to("gone")
 
-    found = {node.path: node.error for node in device_nodes(files)}
+    errors = {node.path: node.error for node in device_nodes(files)}
 
-    assert found == {"/dev/nvidia0": "", "/dev/nvidiactl": "ENOENT"}
+    assert errors == {"/dev/nvidia0": "", "/dev/nvidiactl": "ENOENT"}
 
 
 def test_kernel_log_messages_have_no_prefix(tmp_path: Path) -> None:
@@ -36,13 +36,13 @@ def test_unreadable_kernel_log_is_unavailable_with_its_error(tmp_path: Path) -> 
 
 
 def test_driver_without_files_is_empty() -> None:
-    found = read_driver(Files(None), {}, "")
+    driver = read_driver(Files(None), {}, "")
 
-    assert isinstance(found.kernel_log, Unavailable)
-    assert found == Driver(kernel_log=found.kernel_log)
+    assert isinstance(driver.kernel_log, Unavailable)
+    assert driver == Driver(kernel_log=driver.kernel_log)
 
 
-def test_modules_are_read_by_their_names(tmp_path: Path) -> None:
+def test_loaded_kernel_modules_are_recognised_by_name(tmp_path: Path) -> None:
     files = tree(
         tmp_path,
         proc__driver__nvidia__version=OPEN,
@@ -51,19 +51,19 @@ def test_modules_are_read_by_their_names(tmp_path: Path) -> None:
     (tmp_path / "lib/modules/6.8.0-60").mkdir(parents=True)
     (tmp_path / "lib/modules/6.8.0-60/modules.dep").write_text("updates/dkms/nvidia.ko.zst:\n")
 
-    found = read_driver(files, {}, "6.8.0-60")
+    driver = read_driver(files, {}, "6.8.0-60")
 
-    assert found.module == KernelModule("580.159.04", is_open=True)
-    assert (found.module_installed, found.nouveau_loaded) == (True, True)
+    assert driver.module == KernelModule("580.159.04", is_open=True)
+    assert (driver.module_installed, driver.nouveau_loaded) == (True, True)
     assert not read_driver(files, {}, "6.8.0-61").module_installed
 
 
 @pytest.mark.parametrize(
-    ("variables", "found"), [({}, False), ({"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, True)]
+    ("variables", "is_found"), [({}, False), ({"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, True)]
 )
 def test_mps_pipes_are_found_in_directory_of_variable(
-    tmp_path: Path, variables: dict[str, str], found: bool
+    tmp_path: Path, variables: dict[str, str], is_found: bool
 ) -> None:
     files = tree(tmp_path, run__mps__control="")
 
-    assert read_driver(files, variables, "").mps_pipes is found
+    assert read_driver(files, variables, "").mps_pipes is is_found

@@ -50,12 +50,12 @@ def test_invalid_utf8_is_replaced(tmp_path: Path) -> None:
     assert Files(tmp_path).text("/raw") == "a\ufffdb"
 
 
-def test_long_file_is_read_whole(tmp_path: Path) -> None:
+def test_long_file_is_read_completely(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("line\n" * 100_000)
 
     assert (Files(tmp_path).text("/long") or "").count("line") == 100_000
 
 
 def test_kernel_release_is_readable() -> None:
-    # Files under /proc/sys refuse to be read in large pieces.
+    # Large reads of files under /proc/sys fail.
     assert Files(Path("/")).text("/proc/sys/kernel/osrelease") == os.uname().release

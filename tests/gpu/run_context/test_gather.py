@@ -19,7 +19,7 @@ GPU = DeviceFacts(0, "GPU-1", "0000:01:00.0", {})
 
 @dataclass
 class Machine:
-    """A machine whose CUDA breaks when it is asked."""
+    """A machine whose CUDA query raises an error."""
 
     simulated: bool = False
 
@@ -42,7 +42,7 @@ class Machine:
 
 
 class Working(Machine):
-    """A machine whose CUDA and NVML know the same GPU, which two processes use."""
+    """A machine with one GPU in CUDA and NVML, which two processes use."""
 
     def cuda(self) -> CudaView | Unavailable:
         return CudaView((13, 0), (GPU,), (), (), (), None, "/lib/libcuda.so.1", None, None)
@@ -55,56 +55,58 @@ class Working(Machine):
 
 
 def test_results_record_versions_device_processes_and_command() -> None:
-    found = gather(Working(), variables={"A": "1"}, command=("cudakit", "bench"))
+    context = gather(Working(), variables={"A": "1"}, command=("cudakit", "bench"))
 
-    assert {"driver": "580.159.04", "CUDA": "13.0"}.items() <= found.versions.items()
-    assert {"cudakit", "python"} <= found.versions.keys()
-    assert (found.nvml_device, found.other_processes) == (GPU, 2)
-    assert (found.variables, found.command) == ({"A": "1"}, ("cudakit", "bench"))
+    assert {"driver": "580.159.04", "CUDA": "13.0"}.items() <= context.versions.items()
+    assert {"cudakit", "python"} <= context.versions.keys()
+    assert (context.nvml_device, context.other_processes) == (GPU, 2)
+    assert (context.variables, context.command) == ({"A": "1"}, ("cudakit", "bench"))
 
 
 def test_gather_for_results_omits_slow_facts() -> None:
-    found, default = gather(Working(), variables={}), RunContext()
+    context, default = gather(Working(), variables={}), RunContext()
 
-    assert (found.driver, found.software) == (default.driver, default.software)
-    assert (found.processes, found.telemetry) == (default.processes, ())
+    assert (context.driver, context.software) == (default.driver, default.software)
+    assert (context.processes, context.telemetry) == (default.processes, ())
 
 
 def test_device_unknown_to_nvml_has_no_count_of_processes() -> None:
-    found = gather(Machine(), variables={})
+    context = gather(Machine(), variables={})
 
-    assert found.nvml_device is None
-    assert found.other_processes == Unavailable("NVML does not report the device")
+    assert context.nvml_device is None
+    assert context.other_processes == Unavailable("NVML does not report the device")
 
 
 # --- gather_all: what doctor checks ----------------------------------------------------------------
 
 
-def test_failed_source_leaves_other_facts(tmp_path: Path) -> None:
-    found = gather_all(Machine(), variables={}, search_path=[str(tmp_path)], files=Files(tmp_path))
+def test_failure_to_read_one_fact_keeps_the_other_facts(tmp_path: Path) -> None:
+    context = gather_all(
+        Machine(), variables={}, search_path=[str(tmp_path)], files=Files(tmp_path)
+    )
 
-    assert found.cuda == Unavailable("reading failed: ZeroDivisionError: unforeseen")
-    assert isinstance(found.nvml, NvmlView)
-    assert found.telemetry == (Telemetry(1, {"asked_of": 0, "names": 0}),)
-    assert found.software.distributions == ()
+    assert context.cuda == Unavailable("reading failed: ZeroDivisionError: unforeseen")
+    assert isinstance(context.nvml, NvmlView)
+    assert context.telemetry == (Telemetry(1, {"asked_of": 0, "names": 0}),)
+    assert context.software.distributions == ()
 
 
 def test_simulated_machine_has_no_fact_of_the_host() -> None:
-    found = gather_all(
+    context = gather_all(
         Machine(simulated=True), variables={"NCCL_DEBUG": "INFO"}, search_path=sys.path
     )
 
-    assert found.simulated
-    assert found.variables == {}
-    assert found.software.distributions == ()
-    assert isinstance(found.limits, Unavailable)
-    assert found.host.kernel == ""
-    assert isinstance(found.driver.kernel_log, Unavailable)
-    assert found.software.libraries == ()
+    assert context.simulated
+    assert context.variables == {}
+    assert context.software.distributions == ()
+    assert isinstance(context.limits, Unavailable)
+    assert context.host.kernel == ""
+    assert isinstance(context.driver.kernel_log, Unavailable)
+    assert context.software.libraries == ()
 
 
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"])
 def test_variables_of_process_do_not_select_simulated_gpus(name: str) -> None:
-    found = gather(open_machine("sim"), variables={name: "1", "CUDA_LAUNCH_BLOCKING": "1"})
+    context = gather(open_machine("sim"), variables={name: "1", "CUDA_LAUNCH_BLOCKING": "1"})
 
-    assert found.variables == {"CUDA_LAUNCH_BLOCKING": "1"}
+    assert context.variables == {"CUDA_LAUNCH_BLOCKING": "1"}

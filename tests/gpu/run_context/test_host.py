@@ -24,30 +24,30 @@ def test_host_facts_are_read_from_the_files_of_the_system(tmp_path: Path) -> Non
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/os-release").write_text('ID="ubuntu"\nPRETTY_NAME="Ubuntu 24.04.3 LTS"\n')
 
-    found = read_host(files, {})
+    host = read_host(files, {})
 
-    assert (found.cpu, found.kernel) == ("Xeon 8480C", "6.8.0-60-generic")
-    assert (found.distribution, found.distribution_id) == ("Ubuntu 24.04.3 LTS", "ubuntu")
-    assert (found.overcommit_memory, found.infiniband) == ("2", ("mlx5_0",))
-    assert found.available_bytes == 2 << 20
+    assert (host.cpu, host.kernel) == ("Xeon 8480C", "6.8.0-60-generic")
+    assert (host.distribution, host.distribution_id) == ("Ubuntu 24.04.3 LTS", "ubuntu")
+    assert (host.overcommit_memory, host.infiniband) == ("2", ("mlx5_0",))
+    assert host.available_bytes == 2 << 20
 
 
 def test_host_without_files_is_unknown() -> None:
-    found = read_host(Files(None), {})
+    host = read_host(Files(None), {})
 
-    assert found.summary() == {}
-    assert isinstance(found.available_bytes, Unavailable)
-    assert isinstance(found.shared_memory_bytes, Unavailable)
+    assert host.summary() == {}
+    assert isinstance(host.available_bytes, Unavailable)
+    assert isinstance(host.shared_memory_bytes, Unavailable)
 
 
 def test_summary_of_the_running_host_names_cpu_system_and_kernel() -> None:
-    found = read_host(SYSTEM, {})
+    host = read_host(SYSTEM, {})
 
-    assert found.summary().items() >= {"system": "Linux", "kernel": os.uname().release}.items()
-    assert isinstance(found.available_bytes, int)
+    assert host.summary().items() >= {"system": "Linux", "kernel": os.uname().release}.items()
+    assert isinstance(host.available_bytes, int)
 
 
-def test_summary_leaves_unknown_values_out() -> None:
+def test_host_summary_omits_unknown_values() -> None:
     assert Host(cpu="", system="Linux").summary() == {"system": "Linux"}
 
 

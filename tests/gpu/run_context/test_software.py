@@ -83,16 +83,17 @@ def test_builds_of_other_frameworks_are_read_from_names(tmp_path: Path) -> None:
 
 def put(root: Path, *paths: str) -> Files:
     for path in paths:
-        place = root / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.touch()
+        path = root / path.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     return Files(root)
 
 
 def listed_libraries(files: Files, *, path: str = "", wheels: str = "") -> list[tuple[str, str]]:
     distributions = [Distribution("nvidia-cudnn-cu13", "9.19", wheels)] if wheels else []
     return [
-        (one.source, one.path) for one in libraries(files, {"LD_LIBRARY_PATH": path}, distributions)
+        (library.source, library.path)
+        for library in libraries(files, {"LD_LIBRARY_PATH": path}, distributions)
     ]
 
 
@@ -127,7 +128,7 @@ def test_only_sonames_are_listed(tmp_path: Path) -> None:
     assert listed_libraries(files, path="/opt") == [("LD_LIBRARY_PATH", "/opt/libcudnn.so.9")]
 
 
-def test_links_of_libraries_are_resolved(tmp_path: Path) -> None:
+def test_symbolic_links_of_libraries_are_resolved(tmp_path: Path) -> None:
     files = put(tmp_path, "/opt/libcuda.so.580.159.04")
     (tmp_path / "opt/libcuda.so.1").symlink_to("libcuda.so.580.159.04")
 

@@ -49,9 +49,9 @@ def seconds(sim: Sim, gemm: Gemm, algorithm: Algorithm) -> float:
 def limit_of(sim: Sim, gemm: Gemm) -> Limit:
     fields = sim.facts().fields
     work = Work(gemm.operations, matrix_kind(gemm.dtype, fields), gemm.bytes_moved)
-    found = limit(work, fields, Unavailable("not measured"))
-    assert isinstance(found, Limit)
-    return found
+    value = limit(work, fields, Unavailable("not measured"))
+    assert isinstance(value, Limit)
+    return value
 
 
 def test_settings_exclude_algorithms(sim: Sim) -> None:
@@ -61,8 +61,8 @@ def test_settings_exclude_algorithms(sim: Sim) -> None:
     steady = list(blas.algorithms(gemm, GemmSettings(deterministic=True)))
 
     assert 6 <= len(everything) <= 12
-    assert small == [each for each in everything if each.workspace_bytes <= 1 << 20]
-    assert steady == [each for each in everything if each.reduction != 1]
+    assert small == [algorithm for algorithm in everything if algorithm.workspace_bytes <= 1 << 20]
+    assert steady == [algorithm for algorithm in everything if algorithm.reduction != 1]
     assert len(everything) > max(len(small), len(steady))
     assert sorted(map(repr, blas.heuristics(gemm, USUAL, 99))) == sorted(map(repr, everything))
 
@@ -76,7 +76,11 @@ def test_settings_exclude_algorithms(sim: Sim) -> None:
 )
 def test_excluded_algorithm_is_refused(sim: Sim, settings: GemmSettings, reason: str) -> None:
     gemm = a_gemm(k=4096)
-    excluded = next(each for each in algorithms(gemm) if reason in rejection_reason(each, settings))
+    excluded = next(
+        algorithm
+        for algorithm in algorithms(gemm)
+        if reason in rejection_reason(algorithm, settings)
+    )
 
     with pytest.raises(Unsupported) as caught:
         sim.blas().prepare(gemm, settings, excluded)
@@ -94,9 +98,11 @@ def test_first_heuristic_is_usually_fastest(sim: Sim) -> None:
     slower = []
     for m, n, k in product(SIZES, SIZES, SIZES):
         gemm = a_gemm("bf16", m=m, n=n, k=k)
-        allowed = [each for each in algorithms(gemm) if not rejection_reason(each, USUAL)]
+        allowed = [
+            algorithm for algorithm in algorithms(gemm) if not rejection_reason(algorithm, USUAL)
+        ]
         first = sort_by_estimate(gemm, allowed, rates_of(sim.facts(), "bf16"))[0]
-        best_s = min(seconds(sim, gemm, each) for each in allowed)
+        best_s = min(seconds(sim, gemm, algorithm) for algorithm in allowed)
         slower.append(seconds(sim, gemm, first) > 1.01 * best_s)
 
     assert 0.1 < sum(slower) / len(slower) < 0.5
@@ -106,7 +112,7 @@ def test_no_algorithm_is_fastest_for_every_shape(sim: Sim) -> None:
     best = set()
     for m, n, k in product(SIZES, SIZES, SIZES):
         gemm = a_gemm("bf16", m=m, n=n, k=k)
-        best.add(min(algorithms(gemm), key=lambda each: seconds(sim, gemm, each)).tile)
+        best.add(min(algorithms(gemm), key=lambda algorithm: seconds(sim, gemm, algorithm)).tile)
 
     assert len(best) >= 3
 
@@ -132,14 +138,14 @@ def test_no_algorithm_exceeds_peak(sim: Sim, dtype: str) -> None:
 
 def test_events_measure_gemm_duration(sim: Sim) -> None:
     gemm = a_gemm("bf16", m=512, n=512, k=512)
-    blas, where = sim.blas(), Places(*(Ptr(sim.malloc(1 << 20)) for _ in range(4)))
+    blas, operands = sim.blas(), Places(*(Ptr(sim.malloc(1 << 20)) for _ in range(4)))
     for algorithm in blas.heuristics(gemm, USUAL, 3):
         plan = blas.prepare(gemm, USUAL, algorithm)
         for _ in range(8):  # keeps the device busy until all work is enqueued
-            plan.enqueue(where, LEGACY)
+            plan.enqueue(operands, LEGACY)
         begin, end = sim.event(), sim.event()
         sim.record(begin, LEGACY)
-        plan.enqueue(where, LEGACY)
+        plan.enqueue(operands, LEGACY)
         sim.record(end, LEGACY)
         sim.sync()
         expected_s = seconds(sim, gemm, algorithm)

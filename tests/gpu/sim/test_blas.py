@@ -60,20 +60,20 @@ def test_gemm_is_traced_as_launch_with_accesses() -> None:
     trace: list[Event] = []
     bench = a_bench(sink=trace.append)
     gemm = a_gemm("bf16", padding=8, batch=2, epilogue="bias")
-    where = put(bench, Problem(gemm))
+    operands = put(bench, Problem(gemm))
     algorithm = Algorithm(id=1, tile=15)
     plan = bench.gpu.blas().prepare(gemm, USUAL, algorithm)
     begin = len(trace)
-    plan.enqueue(where, LEGACY)
+    plan.enqueue(operands, LEGACY)
     bench.gpu.close()
 
     bodies = [event.body for event in trace[begin:]]
     assert bodies == [
         Launch(LEGACY, "sim_gemm_bf16_tn", (2, 1, 1), (256, 1, 1)),
-        Access(where.bias, where.bias + 96, AccessMode.READ),
-        _columns(where.a, 64, 2 * 48, AccessMode.READ),
-        _columns(where.b, 64, 2 * 32, AccessMode.READ),
-        _columns(where.d, 48, 2 * 32, AccessMode.WRITE),
+        Access(operands.bias, operands.bias + 96, AccessMode.READ),
+        _columns(operands.a, 64, 2 * 48, AccessMode.READ),
+        _columns(operands.b, 64, 2 * 32, AccessMode.READ),
+        _columns(operands.d, 48, 2 * 32, AccessMode.WRITE),
     ]
 
 
@@ -87,10 +87,10 @@ def test_captured_gemm_is_named_node() -> None:
     trace: list[Event] = []
     bench = a_bench(sink=trace.append)
     gemm, stream = a_gemm(), bench.gpu.stream()
-    where = put(bench, Problem(gemm))
+    operands = put(bench, Problem(gemm))
     plan = bench.gpu.blas().prepare(gemm, USUAL)
     bench.gpu.capture_begin(stream)
-    plan.enqueue(where, stream)
+    plan.enqueue(operands, stream)
     bench.gpu.capture_end(stream)
     bench.gpu.close()
 
@@ -100,7 +100,7 @@ def test_captured_gemm_is_named_node() -> None:
 
 def split(gemm: Gemm) -> Algorithm:
     """Return an algorithm that needs a workspace."""
-    return next(each for each in algorithms(gemm) if each.workspace_bytes)
+    return next(algorithm for algorithm in algorithms(gemm) if algorithm.workspace_bytes)
 
 
 def test_workspace_is_device_memory() -> None:
@@ -123,8 +123,8 @@ def test_shared_workspace_on_two_streams_races(streams: int, expected: int) -> N
     places = [put(bench, Problem(gemm)) for _ in range(2)]
     plan = bench.gpu.blas().prepare(gemm, USUAL, split(gemm))
     used = [bench.gpu.stream(blocking=False) for _ in range(streams)]
-    for index, where in enumerate(places):
-        plan.enqueue(where, used[index % streams])
+    for index, operands in enumerate(places):
+        plan.enqueue(operands, used[index % streams])
     bench.gpu.close()
 
     assert len(races(trace)) == expected
@@ -137,9 +137,9 @@ def test_shared_workspace_on_two_streams_races(streams: int, expected: int) -> N
 def test_gemm_on_unallocated_memory_fails_as_launch(operand: str) -> None:
     bench = a_bench()
     problem = Problem(a_gemm(epilogue="bias"))
-    where = put(bench, problem)
-    bench.gpu.free(getattr(where, operand))
-    bench.gpu.blas().prepare(problem.gemm, USUAL).enqueue(where, LEGACY)
+    operands = put(bench, problem)
+    bench.gpu.free(getattr(operands, operand))
+    bench.gpu.blas().prepare(problem.gemm, USUAL).enqueue(operands, LEGACY)
 
     with refused(Status.ILLEGAL_ADDRESS) as caught:
         bench.gpu.sync()
@@ -149,8 +149,8 @@ def test_gemm_on_unallocated_memory_fails_as_launch(operand: str) -> None:
 def test_gemm_with_too_small_operand_fails() -> None:
     bench = a_bench()
     gemm = a_gemm("fp64")
-    where = put(bench, Problem(a_gemm("fp64", n=8)))
-    bench.gpu.blas().prepare(gemm, USUAL).enqueue(where, LEGACY)
+    operands = put(bench, Problem(a_gemm("fp64", n=8)))
+    bench.gpu.blas().prepare(gemm, USUAL).enqueue(operands, LEGACY)
 
     with refused(Status.ILLEGAL_ADDRESS):
         bench.gpu.sync()
@@ -174,7 +174,7 @@ def test_workspace_out_of_memory_is_reported() -> None:
 NOWHERE = Places(Ptr(0), Ptr(0), Ptr(0), Ptr(0))
 
 
-def test_closed_blas_and_multiplication_are_refused(sim: Sim) -> None:
+def test_closed_blas_and_gemm_are_refused(sim: Sim) -> None:
     blas, gemm = sim.blas(), a_gemm()
     plan = blas.prepare(gemm, USUAL)
     plan.close()
@@ -283,21 +283,25 @@ def test_every_model_computes_same_bits() -> None:
 def test_changed_operands_are_computed_again(bench: Workbench) -> None:
     gemm = a_gemm("fp16", epilogue="bias")
     problems = [Problem(gemm, seed) for seed in range(3)]
-    where = put(bench, problems[0])
+    operands = put(bench, problems[0])
     plan = bench.gpu.blas().prepare(gemm, USUAL)
     other_bias = Problem(gemm, 0)
     other_bias.bias = problems[1].bias
     for problem in [*problems, *problems, other_bias]:
-        for ptr, bits in (where.a, problem.a), (where.b, problem.b), (where.bias, problem.bias):
+        for ptr, bits in (
+            (operands.a, problem.a),
+            (operands.b, problem.b),
+            (operands.bias, problem.bias),
+        ):
             bench.write(ptr, bits)
-        plan.enqueue(where, LEGACY)
-        problem.check(result(bench, problem, where))
+        plan.enqueue(operands, LEGACY)
+        problem.check(result(bench, problem, operands))
 
 
-def test_matrix_times_itself_needs_no_copy(bench: Workbench) -> None:
+def test_gemm_of_matrix_with_itself_needs_no_copy(bench: Workbench) -> None:
     problem = Problem(a_gemm("fp32", m=32, n=32, k=32))
     problem.b = problem.a
-    where = put(bench, problem)
-    alias = SimpleNamespace(a=where.a, b=where.a, d=where.d, bias=where.bias)
+    operands = put(bench, problem)
+    alias = SimpleNamespace(a=operands.a, b=operands.a, d=operands.d, bias=operands.bias)
     bench.gpu.blas().prepare(problem.gemm, USUAL).enqueue(alias, LEGACY)
-    problem.check(result(bench, problem, where))
+    problem.check(result(bench, problem, operands))

@@ -34,11 +34,11 @@ def test_simulator_imports_no_vendor_library() -> None:
         "cudakit.gpu.sim.Sim().malloc(8)\n"
         "print({name.partition('.')[0] for name in sys.modules})"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", script], check=True, capture_output=True, text=True
     )
 
-    assert not {"cuda", "pynvml", "nvtx", "torch"} & set(done.stdout.split("'"))
+    assert not {"cuda", "pynvml", "nvtx", "torch"} & set(result.stdout.split("'"))
 
 
 def test_device_has_facts_of_model() -> None:
@@ -150,10 +150,10 @@ def test_copies_in_same_direction_serialize_and_opposite_overlap(desk: SimBench)
         return gpu.clock.now_ns - begin
 
     alone = took_ns((device[0], pinned[0]))
-    same = took_ns((device[0], pinned[0]), (device[1], pinned[1]))
+    same_stream_ns = took_ns((device[0], pinned[0]), (device[1], pinned[1]))
     opposite = took_ns((device[0], pinned[0]), (pinned[1], device[1]))
 
-    assert same > 1.8 * alone
+    assert same_stream_ns > 1.8 * alone
     assert opposite < 1.2 * alone
 
 
@@ -205,10 +205,12 @@ def test_missing_host_kernel_error_has_hint(desk: SimBench) -> None:
 
 
 def test_host_kernel_gets_launch_shape_and_arguments() -> None:
-    seen: list[tuple[object, ...]] = []
+    seen_arguments: list[tuple[object, ...]] = []
 
     def look(launch: Launch, *args: object) -> None:
-        seen.append((launch.grid, launch.block, launch.shared_bytes, launch.threads, args))
+        seen_arguments.append(
+            (launch.grid, launch.block, launch.shared_bytes, launch.threads, args)
+        )
 
     gpu = Sim(host_kernels={"look": look})
     kernel = gpu.kernel(
@@ -217,12 +219,12 @@ def test_host_kernel_gets_launch_shape_and_arguments() -> None:
     gpu.launch(kernel, (2, 3, 1), (32, 1, 1), (np.float32(1.5),), LEGACY, shared_bytes=64)
     gpu.sync()
 
-    assert seen == [((2, 3, 1), (32, 1, 1), 64, 192, (np.float32(1.5),))]
+    assert seen_arguments == [((2, 3, 1), (32, 1, 1), 64, 192, (np.float32(1.5),))]
 
 
 @host_kernel("tests.gpu.registered")
-def registered(launch: Launch, where: Ptr) -> None:
-    launch.write(where, np.uint8)[:] = 7
+def registered(launch: Launch, address: Ptr) -> None:
+    launch.write(address, np.uint8)[:] = 7
 
 
 def test_registered_host_kernel_runs_on_every_device() -> None:
@@ -239,8 +241,8 @@ def test_registered_host_kernel_runs_on_every_device() -> None:
 
 
 def test_host_kernel_read_view_is_read_only() -> None:
-    def sly(launch: Launch, where: Ptr) -> None:
-        launch.read(where, np.int32)[:] = 1
+    def sly(launch: Launch, address: Ptr) -> None:
+        launch.read(address, np.int32)[:] = 1
 
     gpu = Sim(host_kernels={"sly": sly})
     kernel = gpu.kernel(gpu.load(gpu.compile('extern "C" __global__ void sly(int* w) {}')), "sly")
@@ -297,9 +299,9 @@ def misuses() -> dict[str, Callable[[SimBench], object]]:
         desk.store(value, 1, stream)
 
     def before_its_turn(desk: SimBench) -> None:
-        stream, other = desk.gpu.stream(), desk.gpu.stream()
+        stream, other_stream = desk.gpu.stream(), desk.gpu.stream()
         desk.spin(1_000_000, stream)
-        desk.store(desk.gpu.malloc(4, stream), 1, other)
+        desk.store(desk.gpu.malloc(4, stream), 1, other_stream)
 
     return {use.__name__.replace("_", " "): use for use in (
         freed, beyond, straddling, null, unmapped, freed_in_its_stream, before_its_turn
@@ -355,14 +357,14 @@ def test_kernel_failure_is_raised_by_next_call(desk: SimBench) -> None:
 
 @pytest.mark.parametrize("size_bytes", [17, 1 << 40])
 def test_copy_beyond_end_is_refused_without_effect(desk: SimBench, size_bytes: int) -> None:
-    here, there = desk.ints(4), desk.ints(4)
+    own_memory, peer_memory = desk.ints(4), desk.ints(4)
 
-    for dst, src in ((here, there), (there, here)):
+    for dst, src in ((own_memory, peer_memory), (peer_memory, own_memory)):
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
             desk.gpu.copy(dst, src, size_bytes, LEGACY)
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
-        desk.gpu.fill(here, 0, size_bytes, LEGACY)
-    assert desk.read(here, 4) == [0] * 4
+        desk.gpu.fill(own_memory, 0, size_bytes, LEGACY)
+    assert desk.read(own_memory, 4) == [0] * 4
 
 
 def test_injected_failures_are_raised_once_and_in_order(desk: SimBench) -> None:
@@ -376,7 +378,7 @@ def test_injected_failures_are_raised_once_and_in_order(desk: SimBench) -> None:
     desk.gpu.malloc(4)
 
 
-def test_injected_sticky_failure_stays(desk: SimBench) -> None:
+def test_injected_sticky_failure_fails_later_calls(desk: SimBench) -> None:
     desk.gpu.fail_next("launch", cuda_error(Status.ECC_UNCORRECTABLE))
 
     for use in (lambda: desk.spin(1), desk.gpu.sync):
@@ -434,9 +436,9 @@ def test_parameter_sizes_are_checked(parameter: str, size_bytes: int) -> None:
     widths = {1: np.int8(0), 2: np.int16(0), 4: np.int32(0), 8: np.int64(0)}
 
     gpu.launch(kernel, ONE, ONE, (widths[size_bytes],), LEGACY)
-    for other in {*widths} - {size_bytes}:
+    for wrong_size in {*widths} - {size_bytes}:
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
-            gpu.launch(kernel, ONE, ONE, (widths[other],), LEGACY)
+            gpu.launch(kernel, ONE, ONE, (widths[wrong_size],), LEGACY)
 
 
 def test_parameters_of_unknown_types_are_not_checked() -> None:

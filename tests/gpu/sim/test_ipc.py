@@ -1,4 +1,4 @@
-"""Memory between simulated processes of one machine."""
+"""Tests memory sharing between simulated processes of one machine."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_shared_memory_is_read_and_written_by_both_processes(giver: Sim, taker: 
     ptr = giver.malloc(MIB)
     giver.fill(ptr, 5, MIB, LEGACY)
     giver.sync()
-    there = taker.ipc_open(giver.ipc_handle(ptr))
+    mapped_ptr = taker.ipc_open(giver.ipc_handle(ptr))
 
-    assert content(taker, there) == b"\5" * 4
-    taker.fill(Ptr(there + 8), 6, 8, LEGACY)
+    assert content(taker, mapped_ptr) == b"\5" * 4
+    taker.fill(Ptr(mapped_ptr + 8), 6, 8, LEGACY)
     taker.sync()
     assert content(giver, ptr + 6) == b"\5\5\6\6"
     assert used(taker) == 0
@@ -49,30 +49,32 @@ def test_shared_memory_is_read_and_written_by_both_processes(giver: Sim, taker: 
 
 def test_opened_memory_keeps_address_until_last_close(giver: Sim, taker: Sim) -> None:
     handle = giver.ipc_handle(giver.malloc(MIB))
-    there = taker.ipc_open(handle)
-    assert taker.ipc_open(handle) == there
+    mapped_ptr = taker.ipc_open(handle)
+    assert taker.ipc_open(handle) == mapped_ptr
 
-    taker.ipc_close(there)
-    content(taker, there)
-    taker.ipc_close(there)
+    taker.ipc_close(mapped_ptr)
+    content(taker, mapped_ptr)
+    taker.ipc_close(mapped_ptr)
     with pytest.raises(CudaError, match=r"ILLEGAL_ADDRESS|INVALID_VALUE"):
-        content(taker, there)
+        content(taker, mapped_ptr)
 
 
 def test_process_on_another_machine_cannot_open_handle(giver: Sim) -> None:
-    other = Sim(capacity_bytes=64 * MIB)
-    other.ipc_handle(other.malloc(MIB))
+    other_machine = Sim(capacity_bytes=64 * MIB)
+    other_machine.ipc_handle(other_machine.malloc(MIB))
 
-    assert other.process != giver.process
+    assert other_machine.process != giver.process
     with pytest.raises(CudaError, match="of another Python process cannot be opened"):
-        other.ipc_open(giver.ipc_handle(giver.malloc(MIB)))
+        other_machine.ipc_open(giver.ipc_handle(giver.malloc(MIB)))
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_freed_memory_is_invalid_where_open(giver: Sim, taker: Sim, *, ends: bool) -> None:
+def test_freed_memory_is_invalid_in_processes_that_opened_it(
+    giver: Sim, taker: Sim, *, ends: bool
+) -> None:
     ptr = giver.malloc(MIB)
     handle = giver.ipc_handle(ptr)
-    there = taker.ipc_open(handle)
+    mapped_ptr = taker.ipc_open(handle)
     if ends:
         giver.close()
     else:
@@ -80,18 +82,18 @@ def test_freed_memory_is_invalid_where_open(giver: Sim, taker: Sim, *, ends: boo
 
     with pytest.raises(CudaError, match="INVALID_VALUE"):
         taker.ipc_open(handle)
-    taker.ipc_close(there)
+    taker.ipc_close(mapped_ptr)
     with pytest.raises(CudaError, match="INVALID_VALUE"):
-        taker.ipc_close(there)
+        taker.ipc_close(mapped_ptr)
 
 
 def test_use_of_memory_freed_by_owner_is_illegal_address(giver: Sim, taker: Sim) -> None:
     ptr = giver.malloc(MIB)
-    there = taker.ipc_open(giver.ipc_handle(ptr))
+    mapped_ptr = taker.ipc_open(giver.ipc_handle(ptr))
     giver.free(ptr)
 
     with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
-        content(taker, there)
+        content(taker, mapped_ptr)
 
 
 @pytest.mark.parametrize("kind", ["descriptor", "fabric"])
@@ -102,8 +104,8 @@ def test_shared_pages_live_while_any_process_has_them(giver: Sim, kind: HandleKi
     giver.fill(base, 9, PAGE, LEGACY)
     giver.sync()
     exported = giver.export(backing)
-    there, imported = taker.reserve(PAGE), taker.import_backing(exported)
-    taker.map(there, imported, PAGE)
+    reserved_ptr, imported = taker.reserve(PAGE), taker.import_backing(exported)
+    taker.map(reserved_ptr, imported, PAGE)
     taker.release(imported)
     giver.unmap(base, PAGE)
     giver.release(backing)
@@ -111,8 +113,8 @@ def test_shared_pages_live_while_any_process_has_them(giver: Sim, kind: HandleKi
 
     assert isinstance(exported, FabricHandle) == (kind == "fabric")
     assert (used(giver), used(taker)) == (PAGE, 0)
-    assert content(taker, there) == b"\t" * 4
-    taker.unmap(there, PAGE)
+    assert content(taker, reserved_ptr) == b"\t" * 4
+    taker.unmap(reserved_ptr, PAGE)
     assert used(giver) == 0
 
 

@@ -21,7 +21,7 @@ OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 class MemoryModel(RuleBasedStateMachine):
-    """Compares the free memory of a device with a model."""
+    """Compares the free memory of a device with a simple model after each operation."""
 
     pointers: Bundle[Ptr] = Bundle("pointers")
     backings: Bundle[Backing] = Bundle("backings")
@@ -91,7 +91,7 @@ class MemoryModel(RuleBasedStateMachine):
     @invariant()
     def nothing_overlaps(self) -> None:
         placed = sorted(self.live.items())
-        assert all(ptr + size <= after for (ptr, size), (after, _) in pairwise(placed))
+        assert all(ptr + size <= next_ptr for (ptr, size), (next_ptr, _) in pairwise(placed))
 
     def teardown(self) -> None:
         self.gpu.close()
@@ -111,10 +111,10 @@ def test_stream_ordered_free_is_awaited_before_out_of_memory() -> None:
 def test_device_may_have_more_memory_than_host() -> None:
     gpu = Sim("h200")
     ptr = gpu.malloc(100 << 30)
-    last = Ptr(ptr + (100 << 30) - 4096)
-    gpu.fill(last, 0x5A, 4096, LEGACY)
+    last_page = Ptr(ptr + (100 << 30) - 4096)
+    gpu.fill(last_page, 0x5A, 4096, LEGACY)
     pinned = gpu.host_malloc(1)
-    gpu.copy(pinned, Ptr(last + 4095), 1, LEGACY)
+    gpu.copy(pinned, Ptr(last_page + 4095), 1, LEGACY)
     gpu.sync()
 
     assert gpu.host_view(pinned, 1)[0] == 0x5A
@@ -126,15 +126,15 @@ def test_new_memory_is_not_zero() -> None:
     assert desk.read(desk.gpu.malloc(4)) != [0]
 
 
-@given(before=st.integers(0, 40), rows=st.integers(1, 12), columns=st.integers(1, 7))
+@given(offset=st.integers(0, 40), rows=st.integers(1, 12), columns=st.integers(1, 7))
 @settings(max_examples=30, deadline=None)
-def test_kernel_accesses_range_of_several_mappings(before: int, rows: int, columns: int) -> None:
+def test_kernel_accesses_range_of_several_mappings(offset: int, rows: int, columns: int) -> None:
     desk = SimBench(capacity_bytes=CAPACITY)
     base = desk.gpu.reserve(2 * PAGE)
     for page in (base, Ptr(base + PAGE)):
         desk.gpu.map(page, desk.gpu.create(PAGE), PAGE)
     desk.gpu.fill(base, 0, 2 * PAGE, LEGACY)
-    table = Ptr(base + PAGE - 4 * before)
+    table = Ptr(base + PAGE - 4 * offset)
 
     for value in (5, 6):
         desk.launch("column", table, np.int32(rows), np.int32(columns), np.int32(value))
@@ -176,7 +176,7 @@ def test_part_of_mapping_cannot_be_unmapped() -> None:
     gpu.unmap(base, 2 * PAGE)
 
 
-def test_reservation_is_freed_whole_and_unmapped_only() -> None:
+def test_only_complete_and_unmapped_reservation_is_freed() -> None:
     gpu = Sim()
     base = gpu.reserve(2 * PAGE)
     gpu.map(base, gpu.create(PAGE), PAGE)

@@ -87,17 +87,17 @@ def test_sum_is_rounded_to_accumulator_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kept"),
+    ("value", "rounded"),
     [
-        (1 + 2**-11, 1.0),  # a tie, to even
+        (1 + 2**-11, 1.0),  # a tie is rounded to even
         (1 + 3 * 2**-11, 1 + 2**-9),
         (1 + 2**-11 + 2**-20, 1 + 2**-10),
         (-(1 + 2**-11 + 2**-20), -(1 + 2**-10)),
         (3.0, 3.0),
     ],
 )
-def test_tf32_factors_have_10_bits(value: float, kept: float) -> None:
-    assert dot("tf32", [value], [1.0]) == dot("tf32", [1.0], [value]) == kept
+def test_tf32_factors_have_10_bits(value: float, rounded: float) -> None:
+    assert dot("tf32", [value], [1.0]) == dot("tf32", [1.0], [value]) == rounded
     assert dot("fp32", [value], [1.0]) == value
 
 
@@ -118,7 +118,7 @@ def test_nan_is_preserved(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("element", "value", "kept"),
+    ("element", "value", "rounded"),
     [
         (FP16, 65519.0, 65504.0),
         (FP16, -65520.0, -INF),
@@ -133,10 +133,10 @@ def test_nan_is_preserved(dtype: str) -> None:
     ],
 )
 def test_overflow_gives_infinity_or_largest_value(
-    element: Element, value: float, kept: float
+    element: Element, value: float, rounded: float
 ) -> None:
     with np.errstate(over="ignore"):
-        assert decode(round_to(np.array([value]), element), element)[0] == kept
+        assert decode(round_to(np.array([value]), element), element)[0] == rounded
 
 
 @given(st.lists(st.floats(-4e4, 4e4, width=32), min_size=1), st.sampled_from([BF16, FP16, FP32]))
@@ -148,11 +148,11 @@ def test_rounding_matches_kernels(values: list[float], element: Element) -> None
 
 def test_gelu_is_tanh_form() -> None:
     values = {-3.0: -0.00363739, -1.0: -0.15880801, 0.0: 0.0, 0.5: 0.34571401, 2.0: 1.95459769}
-    for value, wanted in values.items():
-        assert dot("fp64", [value], [1.0], epilogue="gelu") == pytest.approx(wanted, abs=1e-8)
+    for value, expected in values.items():
+        assert dot("fp64", [value], [1.0], epilogue="gelu") == pytest.approx(expected, abs=1e-8)
 
 
-def test_computed_products_are_kept_within_limit() -> None:
+def test_gemm_results_are_cached_within_size_limit() -> None:
     gemm = Gemm(dtype="fp32", m=4, n=4, k=4)
     first, second = (np.full((4, 4), value, np.float32) for value in (1, 2))
     roomy, narrow = ResultCache(1 << 10), ResultCache(gemm.d.size_bytes)
@@ -163,7 +163,7 @@ def test_computed_products_are_kept_within_limit() -> None:
         assert (products.multiply(gemm, first, first) is once) == (products is roomy)
 
 
-def test_cached_product_depends_on_gemm() -> None:
+def test_cached_gemm_result_depends_on_gemm() -> None:
     products, bits = ResultCache(), np.arange(16, dtype=np.float32).reshape(4, 4)
     plain = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="nn"), bits, bits)
     turned = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="tn"), bits, bits)

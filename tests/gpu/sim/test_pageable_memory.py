@@ -1,4 +1,4 @@
-"""Pageable host memory, whose copies the driver stages, on the simulated device."""
+"""Tests copies of pageable host memory on the simulated device."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_pageable_copy_waits_for_stream_unless_staged() -> None:
     gpu, stream = desk.gpu, desk.gpu.stream()
     ptr, host = gpu.malloc(LARGE), gpu.host_malloc(LARGE, pinned=False)
     waited = []
-    for to, from_, size in ((ptr, host, SMALL), (ptr, host, LARGE), (host, ptr, SMALL)):
+    for destination, source, size in ((ptr, host, SMALL), (ptr, host, LARGE), (host, ptr, SMALL)):
         gpu.sync()
         desk.spin(LONG_NS, stream)
         begin_ns = gpu.clock.now_ns
-        gpu.copy(to, from_, size, stream)
+        gpu.copy(destination, source, size, stream)
         waited.append(gpu.clock.now_ns - begin_ns >= LONG_NS)
 
     assert waited == [False, True, True]
@@ -50,10 +50,10 @@ def test_pageable_copy_is_traced_and_pageable_allocation_is_not() -> None:
     ptr = gpu.malloc(SMALL)
     gpu.sync()
     begin = len(trace)
-    host, other = (gpu.host_malloc(SMALL, pinned=False) for _ in range(2))
+    host, other_host = (gpu.host_malloc(SMALL, pinned=False) for _ in range(2))
     gpu.copy(ptr, host, SMALL, LEGACY)
     gpu.copy(host, ptr, SMALL, LEGACY)
-    gpu.copy(other, host, SMALL, LEGACY)
+    gpu.copy(other_host, host, SMALL, LEGACY)
     gpu.host_free(host)
 
     facts = [event.body for event in trace[begin:]]

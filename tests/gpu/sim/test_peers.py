@@ -1,4 +1,4 @@
-"""Peer memory on a simulated machine."""
+"""Tests peer memory on a simulated machine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def copies_ns(gpu: Sim, *copies: tuple[Ptr, Ptr, Stream]) -> int:
     """Return the duration of concurrently enqueued copies in nanoseconds."""
     gpu.sync()
     begin_ns = gpu.clock.now_ns
-    for to, from_, stream in copies:
-        gpu.copy(to, from_, SIZE, stream)
+    for destination, source, stream in copies:
+        gpu.copy(destination, source, SIZE, stream)
     gpu.sync()
     return gpu.clock.now_ns - begin_ns
 
 
 def test_peer_copy_duration_follows_nvlinks() -> None:
     gpu = Sim("h200x2")
-    here, there, stream = gpu.malloc(SIZE), gpu.peer_malloc(1, SIZE), gpu.stream()
+    own_memory, peer_memory, stream = gpu.malloc(SIZE), gpu.peer_malloc(1, SIZE), gpu.stream()
     dispatch_ns = gpu.costs.dispatch_ns + 2 * gpu.costs.call_ns
 
     assert gpu.peers.nvlinks(1) == 18
-    taken_ns = copies_ns(gpu, (there, here, stream))
+    taken_ns = copies_ns(gpu, (peer_memory, own_memory, stream))
     assert taken_ns == pytest.approx(
         SIZE / 18 / 20e9 * 1e9 + gpu.costs.minimum_ns, abs=2 * dispatch_ns
     )
@@ -38,12 +38,14 @@ def test_peer_copy_duration_follows_nvlinks() -> None:
 
 def test_peer_copies_of_two_directions_overlap() -> None:
     gpu = Sim("h200x2")
-    here, also = gpu.malloc(SIZE), gpu.malloc(SIZE)
-    there, other = gpu.peer_malloc(1, SIZE), gpu.peer_malloc(1, SIZE)
+    own_memory, own_memory_2 = gpu.malloc(SIZE), gpu.malloc(SIZE)
+    peer_memory, peer_memory_2 = gpu.peer_malloc(1, SIZE), gpu.peer_malloc(1, SIZE)
     first, second = gpu.stream(blocking=False), gpu.stream(blocking=False)
-    one_ns = copies_ns(gpu, (there, here, first))
-    both_ns = copies_ns(gpu, (there, here, first), (also, other, second))
-    two_ns = copies_ns(gpu, (there, here, first), (other, also, second))
+    one_ns = copies_ns(gpu, (peer_memory, own_memory, first))
+    both_ns = copies_ns(
+        gpu, (peer_memory, own_memory, first), (own_memory_2, peer_memory_2, second)
+    )
+    two_ns = copies_ns(gpu, (peer_memory, own_memory, first), (peer_memory_2, own_memory_2, second))
 
     assert both_ns - one_ns <= gpu.costs.call_ns
     assert two_ns - one_ns > SIZE / 18 / 20
@@ -52,16 +54,16 @@ def test_peer_copies_of_two_directions_overlap() -> None:
 def test_peer_allocation_is_traced_on_peer() -> None:
     trace: list[Event] = []
     gpu = Sim("h200x2", sink=trace.append)
-    here = gpu.malloc(SIZE)
+    own_memory = gpu.malloc(SIZE)
     gpu.sync()
     begin = len(trace)
-    there = gpu.peer_malloc(1, SIZE)
-    gpu.copy(there, here, SIZE, LEGACY)
-    gpu.peer_free(1, there)
+    peer_memory = gpu.peer_malloc(1, SIZE)
+    gpu.copy(peer_memory, own_memory, SIZE, LEGACY)
+    gpu.peer_free(1, peer_memory)
 
     alloc, copy, free = trace[begin:]
-    assert (alloc.body, alloc.device, alloc.context) == (Alloc(there, SIZE), 1, 2)
-    assert (free.body, free.device) == (Free(there, SIZE), 1)
+    assert (alloc.body, alloc.device, alloc.context) == (Alloc(peer_memory, SIZE), 1, 2)
+    assert (free.body, free.device) == (Free(peer_memory, SIZE), 1)
     assert copy.device == 0
     assert isinstance(copy.body, Copy)
     assert (copy.body.direction, copy.body.host) == (
@@ -72,11 +74,11 @@ def test_peer_allocation_is_traced_on_peer() -> None:
 
 def test_kernels_access_peer_memory_if_machine_allows() -> None:
     desk = SimBench(model="h200x2")
-    there, here = desk.gpu.peer_malloc(1, 4), desk.ints()
-    desk.store(there, 5)
-    desk.gpu.copy(here, there, 4, LEGACY)
+    peer_memory, own_memory = desk.gpu.peer_malloc(1, 4), desk.ints()
+    desk.store(peer_memory, 5)
+    desk.gpu.copy(own_memory, peer_memory, 4, LEGACY)
 
-    assert desk.read(here) == [5]
+    assert desk.read(own_memory) == [5]
 
 
 def test_peer_memory_size_is_from_facts() -> None:

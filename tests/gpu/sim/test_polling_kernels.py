@@ -1,4 +1,4 @@
-"""Kernels of the simulated device that poll host memory."""
+"""Tests kernels of the simulated device that poll host memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def poll(launch: Launch, go: Ptr, late: Ptr, timeout_ns: np.uint64) -> None:
     launch.poll(lambda: bool(word[0]), int(timeout_ns), on_timeout)
 
 
-def store(launch: Launch, where: Ptr, value: np.int32) -> None:
-    launch.write(where, np.int32)[:] = value
+def store(launch: Launch, address: Ptr, value: np.int32) -> None:
+    launch.write(address, np.int32)[:] = value
 
 
 class BlockedStream:
@@ -41,7 +41,7 @@ class BlockedStream:
         module = self.gpu.load(self.gpu.compile(SOURCE))
         self._poll, self.store = (self.gpu.kernel(module, name) for name in ("poll", "store"))
         self.memory = self.gpu.host_malloc(12)
-        self.go, self.late, self.done = (Ptr(self.memory + at) for at in (0, 4, 8))
+        self.go, self.late, self.done = (Ptr(self.memory + offset) for offset in (0, 4, 8))
         self.words = np.frombuffer(self.gpu.host_view(self.memory, 12), np.int32)
         self.words[:] = 0
         self.stream = self.gpu.stream(blocking=False)
@@ -52,8 +52,8 @@ class BlockedStream:
         args = (self.go, self.late, np.uint64(LIMIT_NS))
         self.gpu.launch(self._poll, (1, 1, 1), (1, 1, 1), args, stream)
 
-    def put(self, kernel: Kernel, where: Ptr, stream: Stream) -> None:
-        self.gpu.launch(kernel, (1, 1, 1), (1, 1, 1), (where, np.int32(1)), stream)
+    def put(self, kernel: Kernel, address: Ptr, stream: Stream) -> None:
+        self.gpu.launch(kernel, (1, 1, 1), (1, 1, 1), (address, np.int32(1)), stream)
 
 
 @pytest.fixture
@@ -84,16 +84,16 @@ def test_polling_kernel_lasts_until_host_signals(held: BlockedStream) -> None:
 
 
 def test_other_streams_run_during_polling_kernel(held: BlockedStream) -> None:
-    other, value = held.gpu.stream(blocking=False), held.gpu.malloc(4)
-    held.put(held.store, value, other)
-    held.gpu.sync_stream(other)
+    other_stream, value = held.gpu.stream(blocking=False), held.gpu.malloc(4)
+    held.put(held.store, value, other_stream)
+    held.gpu.sync_stream(other_stream)
 
     assert held.words.tolist() == [0, 0, 0]
 
 
 def test_second_stream_can_end_polling_kernel(held: BlockedStream) -> None:
-    other = held.gpu.stream(blocking=False)
-    held.put(held.store, held.go, other)
+    other_stream = held.gpu.stream(blocking=False)
+    held.put(held.store, held.go, other_stream)
     held.gpu.sync_stream(held.stream)
 
     assert held.words.tolist() == [1, 0, 1]
@@ -117,8 +117,8 @@ def test_querying_host_reaches_limit_of_polling_kernel(held: BlockedStream) -> N
 
 
 def test_two_polling_kernels_reach_limits_concurrently(held: BlockedStream) -> None:
-    other = held.gpu.stream(blocking=False)
-    held.poll(other)
+    other_stream = held.gpu.stream(blocking=False)
+    held.poll(other_stream)
     begin = held.gpu.clock.now_ns
     held.gpu.sync()
 
@@ -128,7 +128,7 @@ def test_two_polling_kernels_reach_limits_concurrently(held: BlockedStream) -> N
 def test_legacy_stream_and_close_wait_for_polling_kernel() -> None:
     held = BlockedStream()
     held.gpu.sync_stream(LEGACY)
-    assert held.words.tolist() == [0, 0, 0]  # a stream that does not block it
+    assert held.words.tolist() == [0, 0, 0]  # a stream that is not blocked by the polling kernel
 
     held.gpu.close()
     assert held.words.tolist() == [0, 1, 1]

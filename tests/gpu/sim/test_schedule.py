@@ -46,7 +46,10 @@ def test_trace_times_and_sequence_never_decrease(program: list[Step]) -> None:
     for seed in (None, 7):
         trace = Run(program, seed=seed).trace
 
-        assert all(a.time_ns <= b.time_ns and a.seq <= b.seq for a, b in pairwise(trace))
+        assert all(
+            earlier.time_ns <= later.time_ns and earlier.seq <= later.seq
+            for earlier, later in pairwise(trace)
+        )
 
 
 # Two racing steps, and the possible results.
@@ -64,7 +67,7 @@ RACES: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("program", RACES.values(), ids=RACES)
-def test_race_shows_under_some_seed(program: list[Step]) -> None:
+def test_race_changes_result_for_some_seed(program: list[Step]) -> None:
     results = {tuple(Run(program, seed=seed).result) for seed in range(24)}
 
     assert races(Run(program).trace)
@@ -96,7 +99,7 @@ ORDERS: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("program", ORDERS.values(), ids=ORDERS)
-def test_implicit_order_of_cuda_suffices(program: list[Step]) -> None:
+def test_programs_ordered_by_cudas_implicit_rules_have_no_race(program: list[Step]) -> None:
     assert races(Run(program).trace) == []
     assert len({tuple(Run(program, seed=seed).result) for seed in range(12)}) == 1
 
@@ -112,7 +115,7 @@ def test_legacy_stream_waits_for_work_of_destroyed_stream() -> None:
         assert desk.read(value) == [2]
 
 
-def test_unordered_free_fails_under_some_seed() -> None:
+def test_unordered_free_fails_for_some_seed() -> None:
     program: list[Step] = [("borrow", 4, 0, 0), ("return", 5, 1, 0)]
 
     failures = {Run(program, seed=seed).failure for seed in range(24)}

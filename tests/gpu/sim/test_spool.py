@@ -72,9 +72,9 @@ def kinds(directory: Path) -> list[EventKind]:
 
 
 def test_device_of_traced_program_writes_to_spool(tmp_path: Path) -> None:
-    done = run(PROGRAM, {SPOOL_VARIABLE: str(tmp_path)})
+    result = run(PROGRAM, {SPOOL_VARIABLE: str(tmp_path)})
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
     assert kinds(tmp_path).count(EventKind.ALLOC) == 3
     assert kinds(tmp_path).count(EventKind.FILL) == 3
 
@@ -91,9 +91,9 @@ def test_event_has_call_stack(tmp_path: Path) -> None:
 
 
 def test_pending_work_is_traced_at_exit(tmp_path: Path) -> None:
-    done = run(LAUNCHES, {SPOOL_VARIABLE: str(tmp_path)})
+    result = run(LAUNCHES, {SPOOL_VARIABLE: str(tmp_path)})
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
     assert kinds(tmp_path).count(EventKind.LAUNCH) == kinds(tmp_path).count(EventKind.ACCESS) == 100
 
 
@@ -118,11 +118,11 @@ def test_device_with_sink_does_not_use_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path))
-    told: list[Event] = []
+    events: list[Event] = []
 
-    Sim(sink=told.append).malloc(8)
+    Sim(sink=events.append).malloc(8)
 
-    assert told
+    assert events
     assert kinds(tmp_path) == []
 
 
@@ -133,6 +133,6 @@ def test_device_opened_by_name_is_traced(tmp_path: Path, monkeypatch: pytest.Mon
     gpu.fill(ptr, 0, 8, LEGACY)
     gpu.close()
 
-    found = read(tmp_path)
-    assert found[-1][0].body.kind is EventKind.FILL
-    assert found[-1][1][0].file == __file__
+    traces = read(tmp_path)
+    assert traces[-1][0].body.kind is EventKind.FILL
+    assert traces[-1][1][0].file == __file__

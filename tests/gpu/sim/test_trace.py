@@ -49,7 +49,7 @@ READ, WRITE = AccessMode.READ, AccessMode.WRITE
 
 
 def bodies_of(use: Callable[[SimBench], object], **options: int) -> list[EventBody]:
-    """Return the trace facts of a use of a device, without earlier ones."""
+    """Return the bodies of the trace events of a use of a device."""
     trace: list[Event] = []
     desk = SimBench(sink=trace.append, **options)
     desk.gpu.sync()
@@ -70,7 +70,7 @@ def test_allocations_and_frees_are_traced() -> None:
         gpu.map(base, backing, page)
         gpu.unmap(base, page)
 
-    told = [body for body in bodies_of(use) if isinstance(body, (Alloc, Free))]
+    bodies = [body for body in bodies_of(use) if isinstance(body, (Alloc, Free))]
 
     expected = [
         (100, AllocationKind.SYNC, 0),
@@ -78,9 +78,9 @@ def test_allocations_and_frees_are_traced() -> None:
         (300, AllocationKind.PINNED, 0),
         (2 << 20, AllocationKind.VIRTUAL, 0),
     ]
-    assert [(a.size_bytes, a.how, a.stream) for a in told[::2]] == expected
-    assert [(f.size_bytes, f.how, f.stream) for f in told[1::2]] == expected
-    assert [a.address for a in told[::2]] == [f.address for f in told[1::2]]
+    assert [(alloc.size_bytes, alloc.how, alloc.stream) for alloc in bodies[::2]] == expected
+    assert [(free.size_bytes, free.how, free.stream) for free in bodies[1::2]] == expected
+    assert [alloc.address for alloc in bodies[::2]] == [free.address for free in bodies[1::2]]
 
 
 def test_stream_and_event_calls_are_traced() -> None:
@@ -143,21 +143,21 @@ def test_copies_and_fills_are_traced_with_ranges() -> None:
     def use(desk: SimBench) -> None:
         gpu = desk.gpu
         places.extend((gpu.malloc(8), gpu.malloc(8), gpu.host_malloc(8)))
-        device, other, pinned = places
+        device, other_memory, pinned = places
         gpu.copy(device, pinned, 8, LEGACY)
         gpu.copy(pinned, device, 4, LEGACY)
-        gpu.copy(other, device, 8, LEGACY)
-        gpu.fill(other, 1, 3, LEGACY)
+        gpu.copy(other_memory, device, 8, LEGACY)
+        gpu.fill(other_memory, 1, 3, LEGACY)
 
-    told = bodies_of(use)[3:]
+    bodies = bodies_of(use)[3:]
 
-    device, other, pinned = places
+    device, other_memory, pinned = places
     host, back = Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST
-    assert told == [
+    assert bodies == [
         Copy(1, device, pinned, 8, direction=host, host=HostMemory.PINNED),
         Copy(1, pinned, device, 4, direction=back, host=HostMemory.PINNED),
-        Copy(1, other, device, 8, direction=Direction.DEVICE_TO_DEVICE),
-        Fill(1, other, 3),
+        Copy(1, other_memory, device, 8, direction=Direction.DEVICE_TO_DEVICE),
+        Fill(1, other_memory, 3),
     ]
 
 
@@ -165,21 +165,27 @@ def test_copies_and_fills_are_traced_with_ranges() -> None:
 def test_launch_is_traced_before_its_accesses(seed: int | None) -> None:
     trace: list[Event] = []
     desk = SimBench(sink=trace.append, seed=seed)
-    x, y = desk.ints(), desk.ints()
+    first_array, second_array = desk.ints(), desk.ints()
     begin = len(trace)
-    desk.mix(x, y, 5, LEGACY)
-    desk.gpu.fill(y, 0, 4, LEGACY)
+    desk.mix(first_array, second_array, 5, LEGACY)
+    desk.gpu.fill(second_array, 0, 4, LEGACY)
     desk.gpu.sync()
 
-    told = trace[begin:]
-    assert [event.body for event in told] == [
+    new_events = trace[begin:]
+    assert [event.body for event in new_events] == [
         Launch(stream=1, name="mix", grid=ONE, block=ONE),
-        Access(x, x + 4, READ | WRITE),
-        Access(y, y + 4, READ),
-        Fill(1, y, 4),
+        Access(first_array, first_array + 4, READ | WRITE),
+        Access(second_array, second_array + 4, READ),
+        Fill(1, second_array, 4),
         ContextSync(),
     ]
-    assert told[0].seq == told[1].seq == told[2].seq < told[3].seq < told[4].seq
+    assert (
+        new_events[0].seq
+        == new_events[1].seq
+        == new_events[2].seq
+        < new_events[3].seq
+        < new_events[4].seq
+    )
 
 
 def test_strided_access_is_traced_with_stride() -> None:
@@ -217,29 +223,29 @@ def test_per_thread_default_streams_have_own_numbers() -> None:
 
 def test_capture_is_traced_as_nodes_and_edges() -> None:
     def use(desk: SimBench) -> None:
-        gpu, x = desk.gpu, desk.ints()
+        gpu, array = desk.gpu, desk.ints()
         first, second = gpu.stream(), gpu.stream()
         event = gpu.event()
         gpu.capture_begin(first)
-        desk.store(x, 1, first)
+        desk.store(array, 1, first)
         gpu.record(event, first)
         gpu.wait(second, event)
-        gpu.fill(x, 0, 4, second)
-        desk.store(x, 2, first)
+        gpu.fill(array, 0, 4, second)
+        desk.store(array, 2, first)
         gpu.record(event, second)
         gpu.wait(first, event)
-        desk.store(x, 3, first)
+        desk.store(array, 3, first)
         gpu.graph_launch(gpu.instantiate(gpu.capture_end(first)), first)
 
-    told = bodies_of(use)[5:]
+    bodies = bodies_of(use)[5:]
 
-    (fill,) = (body for body in told if isinstance(body, Access) and body.node == 2)
-    x = fill.lo
-    assert told == [
+    (fill,) = (body for body in bodies if isinstance(body, Access) and body.node == 2)
+    array = fill.lo
+    assert bodies == [
         CaptureBegin(graph=1, stream=3),
         GraphNode(1, 1, NodeType.LAUNCH, "store"),
         GraphNode(1, 2, NodeType.FILL),
-        Access(x, x + 4, WRITE, node=2),
+        Access(array, array + 4, WRITE, node=2),
         GraphEdge(1, before=1, after=2),
         GraphNode(1, 3, NodeType.LAUNCH, "store"),
         GraphEdge(1, before=1, after=3),
@@ -248,24 +254,24 @@ def test_capture_is_traced_as_nodes_and_edges() -> None:
         GraphEdge(1, before=2, after=4),
         CaptureEnd(graph=1, stream=3),
         GraphLaunch(stream=3, graph=1, executable=1),
-        Access(x, x + 4, WRITE, node=1),
-        Access(x, x + 4, WRITE, node=3),
-        Access(x, x + 4, WRITE, node=4),
+        Access(array, array + 4, WRITE, node=1),
+        Access(array, array + 4, WRITE, node=3),
+        Access(array, array + 4, WRITE, node=4),
     ]
 
 
 def test_graph_launched_into_capture_is_inlined() -> None:
     def use(desk: SimBench) -> None:
-        gpu, x, stream = desk.gpu, desk.ints(), desk.gpu.stream()
+        gpu, array, stream = desk.gpu, desk.ints(), desk.gpu.stream()
         gpu.capture_begin(stream)
-        desk.mix(x, x, 1, stream)
+        desk.mix(array, array, 1, stream)
         inner = gpu.instantiate(gpu.capture_end(stream))
         gpu.capture_begin(stream)
-        desk.mix(x, x, 2, stream)
+        desk.mix(array, array, 2, stream)
         gpu.graph_launch(inner, stream)
-        desk.mix(x, x, 3, stream)
+        desk.mix(array, array, 3, stream)
         gpu.graph_launch(gpu.instantiate(gpu.capture_end(stream)), stream)
-        assert desk.read(x) == [(2 * 32 + 1) * 32 + 3]
+        assert desk.read(array) == [(2 * 32 + 1) * 32 + 3]
 
     edges = [body for body in bodies_of(use) if isinstance(body, GraphEdge)]
 
@@ -298,9 +304,9 @@ def test_events_round_trip_through_log(tmp_path: Path) -> None:
         desk.gpu.close()
 
     with TraceReader(path) as reader:
-        found = [event for batch in reader.batches() for event in unpack(batch, reader.strings)]
-        assert reader.stacks[found[-1].site] == (frame,)
-    assert found == trace
+        events = [event for batch in reader.batches() for event in unpack(batch, reader.strings)]
+        assert reader.stacks[events[-1].site] == (frame,)
+    assert events == trace
 
 
 def test_failed_launch_is_traced() -> None:

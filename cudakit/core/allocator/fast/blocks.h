@@ -1,21 +1,21 @@
-/* Blocks, and the free blocks of a pool and stream, sorted by size and address. */
+/* Block, and FreeBlocks: the free blocks of one pool and stream, sorted by size and address. */
 #ifndef CUDAKIT_FAST_BLOCKS_H
 #define CUDAKIT_FAST_BLOCKS_H
 
 #include "types.h"
 
-enum { SMALLEST_BLOCK = 512 }; /* as in torch_rules/sizes.py */
-enum { CLASSES = 55 };         /* powers of two from 512 bytes to the largest size of 64 bits */
+enum { SMALLEST_BLOCK = 512 }; /* the same value as in torch_rules/sizes.py */
+enum { SIZE_CLASSES = 55 };    /* number of powers of two from 512 bytes to the largest size of 64 bits */
 
 /* ---- blocks ---------------------------------------------------------------------------------------------- */
 
 struct block {
     PyObject_HEAD
     long long ptr, size;
-    /* The links of the tree are next to the keys, to share a cache line with them. */
-    struct block *child[2]; /* smaller and larger keys */
-    uint64_t priority;
-    struct block **place; /* the child or root that refers to this block; NULL outside of the tree */
+    /* The links of the tree are next to its keys, size and ptr, to share a cache line with the keys. */
+    struct block *child[2]; /* the subtrees of blocks with smaller and with larger keys */
+    uint64_t priority;      /* random; no child has a higher priority */
+    struct block **link;    /* the child or root pointer to this block; NULL if the block is in no tree */
     long long requested, gc_count_base;
     struct free_blocks *free_blocks;
     struct block *prev, *next;
@@ -28,16 +28,18 @@ struct free_blocks {
     PyObject_HEAD
     PyObject *pool, *pool_id, *stream;
     struct counters *counters;
-    struct block *roots[CLASSES]; /* a tree for the sizes from 512 to 1,023 bytes, from 1 to 2 KiB, and so on */
-    uint64_t random;
+    struct block
+        *roots[SIZE_CLASSES]; /* a tree for the sizes from 512 to 1,023 bytes, from 1 to 2 KiB, and so on */
+    uint64_t random;          /* state of the random number generator of the priorities */
 };
 
 #define BLOCK_FIELDS(DO) \
     DO(child[0]) \
     DO(child[1]) \
     DO(free_blocks) DO(prev) DO(next) DO(expandable_segment) DO(stream_uses) DO(stack) DO(segment_stack)
-COLLECTED(block, BLOCK_FIELDS)
+DEFINE_GC_FUNCTIONS(block, BLOCK_FIELDS)
 
+/* Block(ptr, size, free_blocks, expandable_segment=None): create a block that is neither free nor allocated. */
 static PyObject *block_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"ptr", "size", "free_blocks", "expandable_segment", NULL};
@@ -54,19 +56,20 @@ static PyObject *block_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* Set prev or next; the closure is its offset. */
+/* Set the attribute prev or next; `offset` is the offset of its field. Raises TypeError for other objects. */
 static int set_adjacent(PyObject *self, PyObject *value, void *offset)
 {
-    PyObject **place = (PyObject **)((char *)self + (size_t)offset);
+    PyObject **field = (PyObject **)((char *)self + (size_t)offset);
     bool is_block = value && value != Py_None;
     if (is_block && Py_TYPE(value) != Py_TYPE(self)) {
         PyErr_SetString(PyExc_TypeError, "not a block of the same type");
         return -1;
     }
-    Py_XSETREF(*place, is_block ? Py_NewRef(value) : NULL);
+    Py_XSETREF(*field, is_block ? Py_NewRef(value) : NULL);
     return 0;
 }
 
+/* Return the attribute prev or next; `offset` is the offset of its field. */
 static PyObject *get_adjacent(PyObject *self, void *offset)
 {
     PyObject *value = *(PyObject **)((char *)self + (size_t)offset);
@@ -87,40 +90,43 @@ static PyMemberDef block_members[] = {
     MEMBER(block, stream_uses, T_OBJECT, 0),
     MEMBER(block, stack, T_OBJECT, 0),
     MEMBER(block, segment_stack, T_OBJECT, 0),
-    END,
+    END_OF_MEMBERS,
 };
 
 static PyGetSetDef block_getset[] = {
     {"prev", get_adjacent, set_adjacent, NULL, (void *)offsetof(struct block, prev)},
     {"next", get_adjacent, set_adjacent, NULL, (void *)offsetof(struct block, next)},
-    END,
+    END_OF_MEMBERS,
 };
 
 static PyType_Slot block_slots[] = {
     {Py_tp_new, block_new},
     {Py_tp_members, block_members},
     {Py_tp_getset, block_getset},
-    COLLECTED_SLOTS(block),
+    GC_SLOTS(block),
 };
 
 /* ---- free blocks: the tree ------------------------------------------------------------------------------- */
 
+/* Return whether a block is sorted before another one: by size, then by address. */
 static bool is_before(const struct block *block, const struct block *other)
 {
     return block->size < other->size || (block->size == other->size && block->ptr < other->ptr);
 }
 
+/* Return the root of the tree for blocks of a size. */
 static struct block **root_for(struct free_blocks *self, long long size)
 {
     return &self->roots[63 - 9 - __builtin_clzll((unsigned long long)size | SMALLEST_BLOCK)];
 }
 
-/* Return the smallest block of at least a size, at the lowest address among equal sizes; or NULL. A predicted
- * branch does not wait for the comparison; child[block->size < size] would. */
+/* Return the smallest block of at least a size, among equal sizes the one at the lowest address; NULL if there is
+ * none. The `if` is faster than child[block->size < size]: the processor predicts a branch, but would wait for the
+ * result of the comparison before it loads an indexed child. */
 static struct block *best_fit(struct free_blocks *self, long long size)
 {
     struct block *best = NULL;
-    for (struct block **root = root_for(self, size); !best && root < self->roots + CLASSES; root++)
+    for (struct block **root = root_for(self, size); !best && root < self->roots + SIZE_CLASSES; root++)
         for (struct block *block = *root; block;)
             if (block->size < size) {
                 block = block->child[1];
@@ -131,53 +137,55 @@ static struct block *best_fit(struct free_blocks *self, long long size)
     return best;
 }
 
-static void put(struct block **place, struct block *block)
+/* Set a child or root pointer to a block or NULL. */
+static void set_link(struct block **link, struct block *block)
 {
-    *place = block;
+    *link = block;
     if (block)
-        block->place = place;
+        block->link = link;
 }
 
-/* Insert a block, whose reference the tree takes. */
-static void insert(struct free_blocks *self, struct block *block)
+/* Insert a block, which becomes free. Takes over a reference to the block. */
+static void insert_block(struct free_blocks *self, struct block *block)
 {
-    struct block **place = root_for(self, block->size);
+    struct block **link = root_for(self, block->size);
     self->random = self->random * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX (TAOCP 3.3.4) */
     block->priority = self->random >> 32;
     block->gc_count_base = self->counters->searches;
     block->free = true;
-    while (*place && (*place)->priority > block->priority)
-        place = is_before(*place, block) ? &(*place)->child[1] : &(*place)->child[0];
-    /* Split the subtree at `place` into the children of this block. */
-    struct block *rest = *place, **end[2] = {&block->child[0], &block->child[1]};
-    put(place, block);
+    while (*link && (*link)->priority > block->priority)
+        link = is_before(*link, block) ? &(*link)->child[1] : &(*link)->child[0];
+    /* Split the subtree at `link` into the children of this block. `end` are the links where the smaller and the
+     * larger blocks continue. */
+    struct block *rest = *link, **end[2] = {&block->child[0], &block->child[1]};
+    set_link(link, block);
     while (rest) {
-        bool before = is_before(rest, block);
-        put(end[!before], rest);
-        end[!before] = &rest->child[before];
-        rest = rest->child[before];
+        bool is_smaller = is_before(rest, block);
+        set_link(end[!is_smaller], rest);
+        end[!is_smaller] = &rest->child[is_smaller];
+        rest = rest->child[is_smaller];
     }
     *end[0] = *end[1] = NULL;
 }
 
-/* Remove a block of the tree; the caller gets its reference. */
-static struct block *take(struct block *block)
+/* Remove a block from its tree, after which it is not free. Returns the tree's reference to the block. */
+static struct block *remove_block(struct block *block)
 {
-    struct block **place = block->place, *half[2] = {block->child[0], block->child[1]};
-    while (half[0] && half[1]) { /* join both subtrees */
-        bool upper = half[1]->priority > half[0]->priority;
-        put(place, half[upper]);
-        place = &half[upper]->child[!upper];
-        half[upper] = *place;
+    struct block **link = block->link, *half[2] = {block->child[0], block->child[1]};
+    while (half[0] && half[1]) { /* Join both subtrees: the root with the higher priority comes first. */
+        bool is_larger = half[1]->priority > half[0]->priority;
+        set_link(link, half[is_larger]);
+        link = &half[is_larger]->child[!is_larger];
+        half[is_larger] = *link;
     }
-    put(place, half[0] ? half[0] : half[1]);
+    set_link(link, half[0] ? half[0] : half[1]);
     block->child[0] = block->child[1] = NULL;
-    block->place = NULL;
+    block->link = NULL;
     block->free = false;
     return block;
 }
 
-/* Append the blocks of at least a size to a list, in order. */
+/* Append the blocks of a subtree with at least a size to a list, in sorted order; -1 with an exception on failure. */
 static int append_from(const struct block *block, long long size, PyObject *list)
 {
     for (; block; block = block->child[1])
@@ -189,23 +197,24 @@ static int append_from(const struct block *block, long long size, PyObject *list
 
 /* ---- free blocks: the type ------------------------------------------------------------------------------- */
 
+/* bool(free_blocks): return whether there is a free block. */
 static int free_blocks_bool(PyObject *self)
 {
     return best_fit((struct free_blocks *)self, 0) != NULL;
 }
 
-/* Return a list of the blocks of at least a size, which does not see later changes. */
+/* from_size(size): return a list of the blocks of at least a size, in sorted order. */
 static PyObject *free_blocks_from_size(PyObject *self, PyObject *size)
 {
-    long long least = PyLong_AsLongLong(size);
-    PyObject *list = least == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
-    for (int i = 0; list && i < CLASSES; i++)
-        if (append_from(((struct free_blocks *)self)->roots[i], least, list) < 0)
+    long long min_size = PyLong_AsLongLong(size);
+    PyObject *list = min_size == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
+    for (int i = 0; list && i < SIZE_CLASSES; i++)
+        if (append_from(((struct free_blocks *)self)->roots[i], min_size, list) < 0)
             Py_CLEAR(list);
     return list;
 }
 
-/* Return the object as a block of this pool and stream, free as requested; NULL with an exception otherwise. */
+/* Return an object as a block of this pool and stream that is free, or not free; NULL with an exception otherwise. */
 static struct block *checked_block(PyObject *self, PyObject *object, bool free)
 {
     struct block *block = (struct block *)object;
@@ -217,24 +226,27 @@ static struct block *checked_block(PyObject *self, PyObject *object, bool free)
     return block;
 }
 
+/* add(block): insert a block, which becomes free. */
 static PyObject *free_blocks_add(PyObject *self, PyObject *object)
 {
     struct block *block = checked_block(self, object, false);
     if (!block)
         return NULL;
-    insert((struct free_blocks *)self, (struct block *)Py_NewRef(object));
+    insert_block((struct free_blocks *)self, (struct block *)Py_NewRef(object));
     Py_RETURN_NONE;
 }
 
+/* remove(block): remove a free block. */
 static PyObject *free_blocks_remove(PyObject *self, PyObject *object)
 {
     struct block *block = checked_block(self, object, true);
     if (!block)
         return NULL;
-    Py_DECREF(take(block));
+    Py_DECREF(remove_block(block));
     Py_RETURN_NONE;
 }
 
+/* take(size, limit): remove and return the best fit, or None if there is none below the limit. */
 static PyObject *free_blocks_take(PyObject *self, PyObject *args)
 {
     long long size, limit;
@@ -243,17 +255,19 @@ static PyObject *free_blocks_take(PyObject *self, PyObject *args)
     struct block *block = best_fit((struct free_blocks *)self, size);
     if (!block || block->size >= limit)
         Py_RETURN_NONE;
-    return (PyObject *)take(block);
+    return (PyObject *)remove_block(block);
 }
 
+/* The fields that own references, without the trees, which are not copied from arguments. */
 #define FREE_BLOCKS_FIELDS(DO) DO(pool) DO(pool_id) DO(stream) DO(counters)
 #define FOR_ROOTS(DO) \
-    for (int i = 0; i < CLASSES; i++) { \
+    for (int i = 0; i < SIZE_CLASSES; i++) { \
         DO(roots[i]) \
     }
 #define VISIT_ROOTS(DO) FREE_BLOCKS_FIELDS(DO) FOR_ROOTS(DO)
-COLLECTED(free_blocks, VISIT_ROOTS)
+DEFINE_GC_FUNCTIONS(free_blocks, VISIT_ROOTS)
 
+/* FreeBlocks(pool, pool_id, stream, counters): create the free blocks of a pool and stream, without blocks. */
 static PyObject *free_blocks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"pool", "pool_id", "stream", "counters", NULL};
@@ -270,7 +284,7 @@ static PyMemberDef free_blocks_members[] = {
     MEMBER(free_blocks, pool, T_OBJECT, READONLY),
     MEMBER(free_blocks, counters, T_OBJECT, READONLY),
     MEMBER(free_blocks, stream, T_OBJECT, READONLY),
-    END,
+    END_OF_MEMBERS,
 };
 
 static PyMethodDef free_blocks_methods[] = {
@@ -282,8 +296,11 @@ static PyMethodDef free_blocks_methods[] = {
 };
 
 static PyType_Slot free_blocks_slots[] = {
-    {Py_tp_new, free_blocks_new},   {Py_tp_members, free_blocks_members}, {Py_tp_methods, free_blocks_methods},
-    {Py_nb_bool, free_blocks_bool}, COLLECTED_SLOTS(free_blocks),
+    {Py_tp_new, free_blocks_new},
+    {Py_tp_members, free_blocks_members},
+    {Py_tp_methods, free_blocks_methods},
+    {Py_nb_bool, free_blocks_bool},
+    GC_SLOTS(free_blocks),
 };
 
 #endif

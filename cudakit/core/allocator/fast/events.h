@@ -1,25 +1,29 @@
-/* The ring of the latest events, while history is recorded. */
+/* Events: the ring of the latest events, while history is recorded. */
 #ifndef CUDAKIT_FAST_EVENTS_H
 #define CUDAKIT_FAST_EVENTS_H
 
 #include "blocks.h"
 
+/* One event. If Python code appended it, action is NULL and stack is the event as a tuple. */
 struct event {
-    PyObject *action; /* NULL if Python code appended the event: `stack` is then the event, a tuple */
+    PyObject *action;
     PyObject *stack, *metadata;
-    struct free_blocks *free_blocks; /* gives the stream and the pool */
+    struct free_blocks *free_blocks; /* has the stream and the pool of the event */
     long long address, size, time_ns;
 };
 #define EVENT_FIELDS(DO) DO(action) DO(stack) DO(metadata) DO(free_blocks)
 
-/* The latest maxlen events. */
+/* A ring of the latest maxlen events. */
 struct events {
     PyObject_HEAD
-    struct event *ring;               /* the next event replaces that at count % maxlen */
-    PyObject *metadata;               /* stored in later events */
-    Py_ssize_t maxlen, length, count; /* count: all appended events; the ring grows to maxlen */
+    struct event *ring; /* if full, the next event replaces item count % maxlen */
+    PyObject *metadata; /* stored in each event that is appended */
+    Py_ssize_t maxlen;  /* maximum number of events in the ring */
+    Py_ssize_t length;  /* allocated items of the ring, which grows up to maxlen */
+    Py_ssize_t count;   /* number of all appended events, including dropped ones */
 };
 
+/* tp_traverse: visit the references of all events. */
 static int events_traverse(PyObject *object, visitproc visit, void *arg)
 {
     struct events *events = (struct events *)object;
@@ -31,6 +35,7 @@ static int events_traverse(PyObject *object, visitproc visit, void *arg)
     return 0;
 }
 
+/* tp_clear: drop all events. The fields are reset first, because dropping an event may run Python code. */
 static int events_clear(PyObject *object)
 {
     struct events *events = (struct events *)object;
@@ -45,6 +50,7 @@ static int events_clear(PyObject *object)
     return 0;
 }
 
+/* Events(maxlen, metadata): create an empty ring. */
 static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"maxlen", "metadata", NULL};
@@ -57,7 +63,7 @@ static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
-/* Append an event; false with an exception if no memory is left. This may run a finalizer of a dropped event. */
+/* Append an event; false with an exception if no memory is left. Dropping the oldest event may run a finalizer. */
 static bool append_event(struct events *self, struct event event)
 {
     if (self->count == self->length && self->length < self->maxlen) {
@@ -69,15 +75,16 @@ static bool append_event(struct events *self, struct event event)
         self->ring = ring;
         self->length = length;
     }
-    struct event *place = self->ring + self->count++ % self->maxlen, dropped = *place;
+    struct event *item = self->ring + self->count++ % self->maxlen, dropped = *item;
 #define INCREF(field) Py_XINCREF(event.field);
 #define DECREF(field) Py_XDECREF(dropped.field);
     EVENT_FIELDS(INCREF)
-    *place = event;
+    *item = event;
     EVENT_FIELDS(DECREF)
     return true;
 }
 
+/* append(event): append an event that Python code created, a tuple. */
 static PyObject *events_append(PyObject *self, PyObject *event)
 {
     if (!PyTuple_Check(event))
@@ -87,8 +94,8 @@ static PyObject *events_append(PyObject *self, PyObject *event)
     Py_RETURN_NONE;
 }
 
-/* Return an iterator of a list of tuples. Its creation may run a finalizer that appends events, and so drops
- * others: hence the references. */
+/* iter(events): return an iterator over the events as tuples, the oldest first. Creating a tuple may run a finalizer
+ * that appends events and so drops others; each event's references are therefore held meanwhile. */
 static PyObject *events_iter(PyObject *object)
 {
     struct events *self = (struct events *)object;
@@ -117,14 +124,17 @@ static PyMemberDef events_members[] = {
     MEMBER(events, maxlen, T_PYSSIZET, READONLY),
     MEMBER(events, count, T_PYSSIZET, READONLY),
     MEMBER(events, metadata, T_OBJECT, 0),
-    END,
+    END_OF_MEMBERS,
 };
 
 static PyMethodDef events_methods[] = {{"append", events_append, METH_O, NULL}, {NULL, NULL, 0, NULL}};
 
 static PyType_Slot events_slots[] = {
-    {Py_tp_new, events_new},   {Py_tp_members, events_members}, {Py_tp_methods, events_methods},
-    {Py_tp_iter, events_iter}, COLLECTED_SLOTS(events),
+    {Py_tp_new, events_new},
+    {Py_tp_members, events_members},
+    {Py_tp_methods, events_methods},
+    {Py_tp_iter, events_iter},
+    GC_SLOTS(events),
 };
 
 #endif

@@ -2,40 +2,41 @@
  *
  * Scope. A program allocates and frees memory millions of times, and nearly every call is the usual case: a free
  * block of the request's stream is large enough, no block waits for another stream, and no option is on. This
- * extension performs exactly these calls. All others are passed unchanged to slow_alloc and slow_free of oom.py, which handle
- * every case in Python. So the rules for the other cases are written only once.
+ * extension performs exactly these calls. All other calls are passed unchanged to slow_alloc and slow_free of oom.py,
+ * which handle every case in Python. So the rules for the other cases are written only once.
  *
  * Plain Python. blocks.py, pool_stats.py, history.py, guard.py and fast_path.py have plain types with the same
  * attributes and methods as the types here. They define the behaviour, are used if no C compiler was available at
  * installation, and are the reference of the tests (tests/core/allocator/test_fast_path.py). native.py derives the
- * types that the allocator uses from those below. The rest of the allocator is written in Python, and works on
- * either kind through attributes and methods.
+ * types that the allocator uses from the types of this extension. The rest of the allocator is written in Python,
+ * and uses the plain or the native types through attributes and methods only.
  *
- * The types, each with data of its own (types.h, blocks.h, events.h, and this file):
+ * The types (types.h, blocks.h, events.h, and this file):
  *
  *   Gate           whether the fast path may be used: not while the allocator is busy or an option is on
  *   BlockCounters  counters of the small or the large pools, for the statistics
- *   Block          a piece of a segment, linked with the pieces before and after it
+ *   Block          a part of a segment, linked with the blocks before and after it
  *   FreeBlocks     the free blocks of one pool and stream, sorted by size and address
  *   Events         the ring of the latest events, while history is recorded
- *   FastPath       alloc and free, which use the five other types
+ *   FastPath       alloc and free, which use objects of the five other types
  *
- * FreeBlocks has a treap for each power of two of the sizes: a binary search tree by size and address that is also
+ * FreeBlocks has a treap for each size class, a power of two: a binary search tree by size and address that is also
  * a heap by a random priority, and therefore balanced on average (Seidel and Aragon 1996). A search descends one
  * path; insertion and removal split and join subtrees. A sorted array would need less code, but with 100,000 free
- * blocks it would move a megabyte in each call. Removal cannot fail, and insertion needs no memory.
+ * blocks each call would move a megabyte. In a treap, neither insertion nor removal allocates memory, so they cannot
+ * fail.
  *
- * A free block belongs to its tree, which owns a reference to it. An allocated block belongs to `live`, the
- * dictionary of blocks by address, which the Python code shares. prev and next own references too, so that a
- * block never points to released memory, even if Python code modifies the list.
+ * References. The tree owns a reference to each free block. `live`, the dictionary of allocated blocks by address,
+ * which Python code uses too, owns a reference to each allocated block. prev and next own references too, so that
+ * they never point to released memory, even if Python code changes them.
  *
- * Threads and finalizers. The interpreter's lock makes a call atomic, as long as it runs no Python code. Python
- * code may run wherever an object is released or the garbage collector starts: a finalizer may then call this
+ * Threads and finalizers. The interpreter's lock makes a call atomic, as long as the call runs no Python code.
+ * Python code may run whenever an object is released or the garbage collector starts: a finalizer may then call this
  * allocator. So every call has three phases:
  *
- *   1. prepare: gather the call stack, create the block for the rest of a split (`spare`). May run Python code.
- *   2. change:  first check the gate again; then change blocks, tree, counters and `live`. Runs no Python code.
- *   3. finish:  record events, and release replaced objects. May run Python code: the change is complete.
+ *   1. prepare: gather the call stack, create the block for the rest of a split (`spare`). This may run Python code.
+ *   2. change:  check the gate again; then change blocks, tree, counters and `live`. This runs no Python code.
+ *   3. finish:  record events, and release replaced objects. This may run Python code: the change is complete.
  *
  * A finalizer therefore sees the allocator before or after a change, never in the middle. A request that fails
  * for lack of host memory fails in phase 1, before anything has changed.
@@ -45,44 +46,48 @@
 
 #include <time.h>
 
-/* As in torch_rules/sizes.py. */
-enum { MOST_SMALL = 1 << 20, LARGE_SLACK = 1 << 20 };
+/* The largest small request, and the largest rest of a large block that is not split off: the same values as
+ * MAX_SMALL_BYTES and MIB in torch_rules/sizes.py. */
+enum { MAX_SMALL_BYTES = 1 << 20, LARGE_SLACK = 1 << 20 };
 static const long long TOO_MANY_BYTES = 1LL << 60;
 /* CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (CUDA Driver API, data types). */
 enum { LEGACY_STREAM = 1, PER_THREAD_STREAM = 2 };
-/* As in history.Level. */
+/* The same values as in history.Level. */
 enum { LEVEL_STATE = 1, LEVEL_ALLOC = 2, LEVEL_ALL = 3 };
 
 /* ---- alloc and free: the change -------------------------------------------------------------------------- */
 
+/* alloc and free of one allocator. */
 struct fast_path {
     PyObject_HEAD
     struct state *state;
     struct gate *gate;
     PyObject *live, *slow_alloc, *slow_free;
-    PyObject *small_by_stream, *large_by_stream; /* FreeBlocks of the default pool */
+    PyObject *small_by_stream, *large_by_stream; /* FreeBlocks of the default pool by stream */
     struct counters *small, *large, *total;
     PyTypeObject *block_type; /* a subclass of Block */
     struct block *spare;      /* created in advance for the rest of a split */
-    struct events *events;    /* NULL: no history is recorded */
+    struct events *events;    /* the history; NULL while none is recorded */
     PyObject *gather;         /* returns the call stack of its caller */
     long level;               /* history.Level: the events whose stacks are gathered */
 };
 
-static void count(const struct fast_path *self, struct counters *counters, enum counted counted, long long change)
+/* Add a change to a counter of the small or the large pools, and update the peak of both kinds of pools. */
+static void count(const struct fast_path *self, struct counters *counters, enum counter_index index,
+                  long long change)
 {
     const struct counters *other = counters == self->small ? self->large : self->small;
-    struct counter *counter = &counters->of[counted];
-    long long *peak = &self->total->of[counted].peak;
+    struct counter *counter = &counters->values[index];
+    long long *peak = &self->total->values[index].peak;
     counter->current += change;
     if (change <= 0)
         return;
     counter->sum += change;
     counter->peak = Py_MAX(counter->peak, counter->current);
-    *peak = Py_MAX(*peak, counter->current + other->of[counted].current);
+    *peak = Py_MAX(*peak, counter->current + other->values[index].current);
 }
 
-/* Count allocated blocks, or with a negative sign freed ones. */
+/* Count an allocated block (sign 1) or a freed block (sign -1). */
 static void count_block(const struct fast_path *self, const struct block *block, int sign)
 {
     struct counters *counters = block->free_blocks->counters;
@@ -91,14 +96,14 @@ static void count_block(const struct fast_path *self, const struct block *block,
     count(self, counters, REQUESTED_BYTES, sign * block->requested);
 }
 
-/* Count the free blocks of split segments. */
+/* Count a change of the number and the size of free blocks in split segments. */
 static void count_split(const struct fast_path *self, const struct block *block, int blocks, long long size)
 {
     count(self, block->free_blocks->counters, INACTIVE_SPLIT, blocks);
     count(self, block->free_blocks->counters, INACTIVE_SPLIT_BYTES, size);
 }
 
-/* Cut a block down to a size; the rest, in the spare block, becomes free. */
+/* Shrink a block to a size. The rest becomes a free block, for which the spare block is used. */
 static void split(struct fast_path *self, struct block *block, long long size)
 {
     struct block *rest = self->spare, *after = block->next;
@@ -106,27 +111,27 @@ static void split(struct fast_path *self, struct block *block, long long size)
     self->spare = NULL;
     rest->ptr = block->ptr + size;
     rest->size = block->size - size;
-    rest->requested = block->requested; /* the last request, as in PyTorch's inactive blocks */
+    rest->requested = block->requested; /* size of the last request, as in PyTorch's inactive blocks */
     rest->event_count = 0;
     rest->mapped = true;
     rest->free_blocks = (struct free_blocks *)Py_NewRef(block->free_blocks);
     rest->segment_stack = block->segment_stack;
     block->segment_stack = NULL;
     rest->prev = (struct block *)Py_NewRef(block);
-    rest->next = after; /* with the reference of block->next */
+    rest->next = after; /* takes over the reference of block->next */
     if (after)
         Py_SETREF(after->prev, (struct block *)Py_NewRef(rest));
     block->next = (struct block *)Py_NewRef(rest);
     block->size = size;
     count_split(self, block, is_whole, is_whole ? rest->size : -size);
-    insert(block->free_blocks, rest);
+    insert_block(block->free_blocks, rest);
 }
 
-/* Allocate a block that is in no tree. */
+/* Allocate a block that was removed from its tree, and split it if the rest is large enough. */
 static void alloc_found_block(struct fast_path *self, struct block *block, long long size, long long requested)
 {
     long long rest = block->size - size;
-    if (size <= MOST_SMALL ? rest >= SMALLEST_BLOCK : rest > LARGE_SLACK)
+    if (size <= MAX_SMALL_BYTES ? rest >= SMALLEST_BLOCK : rest > LARGE_SLACK)
         split(self, block, size);
     else if (block->prev || block->next)
         count_split(self, block, -1, -block->size);
@@ -135,57 +140,58 @@ static void alloc_found_block(struct fast_path *self, struct block *block, long 
     count_block(self, block, 1);
 }
 
-/* Merge the block after this one into it; return the merged block with a reference of the caller's. */
+/* Merge the next block into a block; return the absorbed block with the reference of self->next. */
 static struct block *absorb_next(struct block *self)
 {
     struct block *absorbed = self->next, *after = absorbed->next;
     self->size += absorbed->size;
-    self->next = after; /* with the reference that the absorbed block had */
+    self->next = after; /* takes over the reference of absorbed->next */
     absorbed->next = NULL;
-    Py_CLEAR(absorbed->prev); /* this block, which the caller holds */
+    Py_CLEAR(absorbed->prev); /* not the last reference to `self`, because the caller holds one */
     if (after) {
         after->prev = (struct block *)Py_NewRef(self);
-        Py_DECREF(absorbed); /* not the last reference: the caller has that of self->next */
+        Py_DECREF(absorbed); /* reference of after->prev; not the last one, because the caller gets one */
     }
     return absorbed;
 }
 
-/* Remove the block before or after a freed one from the tree, to merge both; false if it is not free. */
+/* Remove an adjacent block from the tree, so that it can be merged; return false if it is not free. */
 static bool take_adjacent(struct free_blocks *free, struct block *adjacent)
 {
-    return adjacent && adjacent->free && adjacent->free_blocks == free && take(adjacent);
+    return adjacent && adjacent->free && adjacent->free_blocks == free && remove_block(adjacent);
 }
 
-/* Free an allocated block, merged with adjacent free ones; the caller gets the absorbed blocks, and has its stack. */
+/* Free an allocated block, and merge it with adjacent free blocks. The caller gets references to up to two absorbed
+ * blocks, and must have saved block->stack, whose reference it then owns. */
 static void free_block(struct fast_path *self, struct block *block, struct block *absorbed[2])
 {
     struct free_blocks *free = block->free_blocks;
     struct block *before = block->prev, *after = block->next;
-    int blocks = 0;
-    long long size = 0;
+    int count_change = 0; /* changes of the number and the size of free blocks by merging */
+    long long size_change = 0;
     block->allocated = false;
     block->stack = NULL;
     count_block(self, block, -1);
     if (take_adjacent(free, after)) {
-        blocks--;
-        size -= after->size;
-        Py_DECREF(after); /* not the last reference: block->next has one */
+        count_change--;
+        size_change -= after->size;
+        Py_DECREF(after); /* reference of the tree; not the last one, because block->next has one */
         absorbed[0] = absorb_next(block);
     }
-    if (take_adjacent(free, before)) { /* its reference goes to insert */
-        blocks--;
-        size -= before->size;
+    if (take_adjacent(free, before)) { /* insert_block below takes over the reference of the tree */
+        count_change--;
+        size_change -= before->size;
         before->requested = block->requested;
         absorbed[1] = absorb_next(before);
         block = before;
     } else {
         Py_INCREF(block);
     }
-    insert(free, block);
+    insert_block(free, block);
     if (block->prev || block->next)
-        count_split(self, block, blocks + 1, size + block->size);
+        count_split(self, block, count_change + 1, size_change + block->size);
     else
-        count_split(self, block, blocks, size);
+        count_split(self, block, count_change, size_change);
 }
 
 /* ---- alloc and free: prepare and finish ------------------------------------------------------------------ */
@@ -196,7 +202,7 @@ static bool is_open(const struct fast_path *self)
     return self->gate && !self->gate->busy && !self->gate->slow;
 }
 
-/* Gather the call stack if those of a level are recorded; false with an exception. */
+/* Gather the call stack if stacks of a level are recorded; return false with an exception on failure. */
 static bool gather_stack(const struct fast_path *self, long level, PyObject **stack)
 {
     if (self->level < level)
@@ -207,17 +213,17 @@ static bool gather_stack(const struct fast_path *self, long level, PyObject **st
     return *stack;
 }
 
-/* Create the block for the rest of a split; false with an exception. */
+/* Create the spare block for the rest of a split, if it is missing; return false with an exception on failure. */
 static bool create_spare(struct fast_path *self)
 {
     struct block *spare = self->spare ? NULL : (struct block *)self->block_type->tp_alloc(self->block_type, 0);
     if (spare)
-        Py_XSETREF(self->spare, spare); /* a finalizer may have created one meanwhile */
+        Py_XSETREF(self->spare, spare); /* tp_alloc may have run a finalizer that created a spare */
     return self->spare;
 }
 
-/* Reuse an absorbed block as the spare, unless other references to it exist; takes the reference. */
-static void keep_spare(struct fast_path *self, struct block *block)
+/* Reuse an absorbed block as the spare if no other reference to it exists. Takes over a reference. */
+static void reuse_as_spare(struct fast_path *self, struct block *block)
 {
     if (block && Py_REFCNT(block) == 1)
         block_clear((PyObject *)block);
@@ -227,7 +233,7 @@ static void keep_spare(struct fast_path *self, struct block *block)
         Py_XDECREF(block);
 }
 
-/* Return the event of an allocated block, with borrowed references; a NULL stack stands for the block's stack. */
+/* Return the event of an allocated block, with borrowed references. If stack is NULL, the block's stack is used. */
 static struct event event_of(const struct fast_path *self, const struct block *block, PyObject *stack)
 {
     stack = stack ? stack : block->stack;
@@ -239,12 +245,13 @@ static struct event event_of(const struct fast_path *self, const struct block *b
     };
 }
 
-/* Record an event, and again with next_action unless NULL. Exceptions are reported, not raised, because the
- * allocator was changed already. */
+/* Record an event with an action and, unless NULL, a second one with next_action. Exceptions are reported by
+ * sys.unraisablehook, because the allocator was changed already. */
 static void record(const struct fast_path *self, struct event event, PyObject *action, PyObject *next_action)
 {
-    struct events *events = (struct events *)Py_XNewRef((PyObject *)self->events); /* finalizers may replace it */
-    struct timespec now;                                                           /* as time.perf_counter_ns */
+    struct events *events =
+        (struct events *)Py_XNewRef((PyObject *)self->events); /* a finalizer may replace self->events */
+    struct timespec now;                                       /* the clock of time.perf_counter_ns */
     if (!events)
         return;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -259,7 +266,7 @@ static void record(const struct fast_path *self, struct event event, PyObject *a
     Py_DECREF(events);
 }
 
-/* Read a size, an address or a stream; false if it is not a plain integer in range. */
+/* Read a size, an address or a stream; return false if the object is not an int of 64 bits. */
 static bool read_int(PyObject *object, long long *value)
 {
     int overflow = 1;
@@ -268,7 +275,7 @@ static bool read_int(PyObject *object, long long *value)
     return !overflow;
 }
 
-/* Return the number of arguments, one or two, of which the second may be called stream; 0 for all others. */
+/* Return the number of arguments: one, or two if the second is positional or named stream; 0 for all other calls. */
 static Py_ssize_t count_arguments(const struct fast_path *self, Py_ssize_t nargs, PyObject *kwnames)
 {
     if (!kwnames)
@@ -277,6 +284,7 @@ static Py_ssize_t count_arguments(const struct fast_path *self, Py_ssize_t nargs
     return names_stream && PyTuple_GET_ITEM(kwnames, 0) == self->state->stream ? 2 : 0;
 }
 
+/* Pass a call on to slow_alloc or slow_free, unless an exception is set. */
 static PyObject *call_slow(PyObject *call, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     if (PyErr_Occurred())
@@ -285,29 +293,30 @@ static PyObject *call_slow(PyObject *call, PyObject *const *args, Py_ssize_t nar
                 : PyErr_Format(PyExc_RuntimeError, "the allocator was garbage-collected");
 }
 
-/* Allocate the best fit of the default pool; NULL, perhaps with an exception, if there is none. */
+/* Allocate the best fit of the default pool, and return its address. NULL without an exception: nothing fits. */
 static PyObject *alloc_best_fit(struct fast_path *self, PyObject *stream, long long requested, PyObject *stack)
 {
     long long size = (requested + SMALLEST_BLOCK - 1) & -SMALLEST_BLOCK;
-    PyObject *by_stream = size <= MOST_SMALL ? self->small_by_stream : self->large_by_stream;
+    PyObject *by_stream = size <= MAX_SMALL_BYTES ? self->small_by_stream : self->large_by_stream;
     PyObject *free_blocks = PyDict_GetItemWithError(by_stream, stream);
-    bool is_known = free_blocks && PyObject_TypeCheck(free_blocks, self->state->types[FREE_BLOCKS]);
-    struct block *block = is_known ? best_fit((struct free_blocks *)free_blocks, size) : NULL;
+    bool is_native = free_blocks && PyObject_TypeCheck(free_blocks, self->state->types[FREE_BLOCKS]);
+    struct block *block = is_native ? best_fit((struct free_blocks *)free_blocks, size) : NULL;
     PyObject *ptr = block ? PyLong_FromLongLong(block->ptr) : NULL;
     if (!ptr || PyDict_SetItem(self->live, ptr, (PyObject *)block) < 0) {
         Py_XDECREF(ptr);
         return NULL;
     }
-    take(block);
-    PyObject *dropped = block->stack;
+    remove_block(block);
+    PyObject *old_stack = block->stack;
     alloc_found_block(self, block, size, requested);
     block->stack = Py_XNewRef(stack);
     record(self, event_of(self, block, NULL), self->state->alloc, NULL);
-    Py_XDECREF(dropped);
-    Py_DECREF(block); /* the reference of the tree; `live` has its own */
+    Py_XDECREF(old_stack);
+    Py_DECREF(block); /* reference of the tree; `live` has another one */
     return ptr;
 }
 
+/* alloc(size_bytes, stream=0): allocate on the fast path if possible, else by slow_alloc. */
 static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     struct fast_path *self = (struct fast_path *)object;
@@ -322,29 +331,30 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
     return ptr ? ptr : call_slow(self->slow_alloc, args, nargs, kwnames);
 }
 
-/* Return the live block at an address; NULL, perhaps with an exception, if only the slow path can free it. */
+/* Return the live block at an address. NULL without an exception: only the slow path can free the address. */
 static struct block *find_freeable(const struct fast_path *self, PyObject *ptr, PyObject *stream)
 {
     struct block *block = (struct block *)PyDict_GetItemWithError(self->live, ptr);
-    long long number, own;
+    long long number, block_stream;
     if (!block || !Py_IS_TYPE(block, self->block_type) || block->free ||
         (block->stream_uses && block->stream_uses != Py_None) ||
         (block->expandable_segment && block->expandable_segment != Py_None))
         return NULL;
     if (stream == Py_None)
         return block;
-    if (!read_int(stream, &number) || !read_int(block->free_blocks->stream, &own))
+    if (!read_int(stream, &number) || !read_int(block->free_blocks->stream, &block_stream))
         return NULL;
-    return own == (number == LEGACY_STREAM ? 0 : number) ? block : NULL;
+    return block_stream == (number == LEGACY_STREAM ? 0 : number) ? block : NULL;
 }
 
+/* free(ptr, stream=None): free on the fast path if possible, else by slow_free. */
 static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     struct fast_path *self = (struct fast_path *)object;
     Py_ssize_t argument_count = count_arguments(self, nargs, kwnames);
     PyObject *stream = argument_count == 2 ? args[1] : Py_None, *stack = NULL;
     struct block *block = NULL, *absorbed[2] = {NULL, NULL};
-    /* Only plain integers: to compare another key could run Python code. */
+    /* The address must be a plain int: comparing another type of key could run Python code. */
     if (argument_count && is_open(self) && PyLong_CheckExact(args[0]) && gather_stack(self, LEVEL_ALL, &stack) &&
         is_open(self))
         block = (struct block *)Py_XNewRef((PyObject *)find_freeable(self, args[0], stream));
@@ -354,18 +364,19 @@ static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssiz
         return call_slow(self->slow_free, args, nargs, kwnames);
     }
     struct event event = event_of(self, block, stack);
-    PyObject *dropped = block->stack;
+    PyObject *old_stack = block->stack;
     free_block(self, block, absorbed);
     record(self, event, self->state->free_requested, self->state->free_completed);
     Py_DECREF(block);
-    keep_spare(self, absorbed[0]);
-    keep_spare(self, absorbed[1]);
+    reuse_as_spare(self, absorbed[0]);
+    reuse_as_spare(self, absorbed[1]);
     Py_XDECREF(stack);
-    Py_XDECREF(dropped);
+    Py_XDECREF(old_stack);
     Py_RETURN_NONE;
 }
 
-/* set_history(events, level, gather): record the events of alloc and free, with the stacks that gather returns. */
+/* set_history(events, level, gather): record the events of alloc and free in `events` (None: record nothing), with
+ * the stacks that gather() returns. */
 static PyObject *fast_path_set_history(PyObject *object, PyObject *args)
 {
     struct fast_path *self = (struct fast_path *)object, parsed = {.level = 0};
@@ -380,15 +391,17 @@ static PyObject *fast_path_set_history(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* The fields that own references. The gate is cleared first: without a gate, alloc and free change nothing. */
 #define FAST_PATH_FIELDS(DO) \
-    DO(gate) /* cleared first: without a gate, calls change nothing */ \
+    DO(gate) \
     DO(live) \
     DO(slow_alloc) \
     DO(slow_free) \
     DO(small_by_stream) \
     DO(large_by_stream) DO(small) DO(large) DO(total) DO(block_type) DO(spare) DO(events) DO(gather)
-COLLECTED(fast_path, FAST_PATH_FIELDS)
+DEFINE_GC_FUNCTIONS(fast_path, FAST_PATH_FIELDS)
 
+/* FastPath(gate, live, ...): create the fast path of an allocator; see _fast.pyi for the arguments. */
 static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"gate",  "live",       "small_by_stream", "large_by_stream", "small", "large",
@@ -421,7 +434,7 @@ static PyMethodDef fast_path_methods[] = {
 static PyType_Slot fast_path_slots[] = {
     {Py_tp_new, fast_path_new},
     {Py_tp_methods, fast_path_methods},
-    COLLECTED_SLOTS(fast_path),
+    GC_SLOTS(fast_path),
 };
 
 /* ---- the module ------------------------------------------------------------------------------------------ */
@@ -430,6 +443,7 @@ static PyType_Slot fast_path_slots[] = {
     {"cudakit.core.allocator._fast." name, sizeof(struct type), 0, \
      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | (flags), type##_slots}
 
+/* Initialize the module: create its types and the objects in its state. */
 static int exec_module(PyObject *self)
 {
     static PyType_Spec specs[TYPES] = {
@@ -453,6 +467,7 @@ static int exec_module(PyObject *self)
     return created ? 0 : -1;
 }
 
+/* m_traverse: visit the types. The strings and the int in the state cannot be part of reference cycles. */
 static int traverse_module(PyObject *self, visitproc visit, void *arg)
 {
     struct state *state = PyModule_GetState(self);
@@ -461,6 +476,7 @@ static int traverse_module(PyObject *self, visitproc visit, void *arg)
     return 0;
 }
 
+/* m_clear: release the types. */
 static int clear_module(PyObject *self)
 {
     struct state *state = PyModule_GetState(self);
@@ -474,7 +490,7 @@ static PyModuleDef_Slot module_slots[] = {
 #ifdef Py_mod_multiple_interpreters
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
 #endif
-    {0, NULL}, /* Py_mod_gil stays undeclared: the interpreter's lock makes a change atomic */
+    {0, NULL}, /* Py_mod_gil is not declared, because a change is atomic only with the interpreter's lock. */
 };
 
 static struct PyModuleDef module = {

@@ -1,4 +1,5 @@
-/* The basis of all types of the fast path: macros, the state of the module, and the two simplest types. */
+/* The common definitions of the fast path: macros, the state of the module, and the types Gate and BlockCounters.
+ * All functions of the fast path need the interpreter's lock (GIL). */
 #ifndef CUDAKIT_FAST_TYPES_H
 #define CUDAKIT_FAST_TYPES_H
 
@@ -10,13 +11,13 @@
 #include <structmember.h>
 
 #define MEMBER(type, name, kind, flags) {#name, kind, offsetof(struct type, name), flags, NULL}
-#define END {NULL, 0, 0, 0, NULL}
-/* To apply to each field of a list of references. */
+#define END_OF_MEMBERS {NULL, 0, 0, 0, NULL}
+/* Operations on one field of `self`, to apply to every field that owns a reference. */
 #define VISIT(field) Py_VISIT(self->field);
 #define CLEAR(field) Py_CLEAR(self->field);
 #define COPY(field) self->field = (void *)Py_XNewRef((PyObject *)parsed.field);
-/* Define tp_traverse and tp_clear for a type; FIELDS lists its references. */
-#define COLLECTED(type, FIELDS) \
+/* Define tp_traverse and tp_clear for the garbage collector; FIELDS lists the fields that own references. */
+#define DEFINE_GC_FUNCTIONS(type, FIELDS) \
     static int type##_traverse(PyObject *object, visitproc visit, void *arg) \
     { \
         struct type *self = (struct type *)object; \
@@ -30,25 +31,29 @@
         FIELDS(CLEAR) \
         return 0; \
     }
-#define COLLECTED_SLOTS(type) \
+#define GC_SLOTS(type) \
     {Py_tp_traverse, type##_traverse}, {Py_tp_clear, type##_clear}, {Py_tp_dealloc, dealloc}, \
     { \
         0, NULL \
     }
 
+/* Indices of the types in module state. TYPES is their number. */
 enum type { GATE, COUNTERS, BLOCK, FREE_BLOCKS, EVENTS, FAST_PATH, TYPES };
 
+/* The state of the module: its types, and objects that are used often. */
 struct state {
     PyTypeObject *types[TYPES];
     PyObject *zero, *stream, *alloc, *free_requested, *free_completed;
 };
 static struct PyModuleDef module;
 
+/* Return the state of the module that defines a type or its base. */
 static struct state *state_of(PyTypeObject *type)
 {
     return PyModule_GetState(PyType_GetModuleByDef(type, &module));
 }
 
+/* tp_dealloc of all types with garbage collection. */
 static void dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
@@ -62,31 +67,40 @@ static void dealloc(PyObject *self)
 
 struct gate {
     PyObject_HEAD
-    char busy; /* a call changes the allocator */
-    char slow; /* an option is on that the fast path does not know */
+    char busy; /* true while a call changes the allocator */
+    char slow; /* true while an option is on that the fast path does not implement */
 };
 
-static PyMemberDef gate_members[] = {MEMBER(gate, busy, T_BOOL, 0), MEMBER(gate, slow, T_BOOL, 0), END};
+static PyMemberDef gate_members[] = {MEMBER(gate, busy, T_BOOL, 0), MEMBER(gate, slow, T_BOOL, 0), END_OF_MEMBERS};
 static PyType_Slot gate_slots[] = {{Py_tp_members, gate_members}, {0, NULL}};
 
+/* Current value, sum of the increases, and peak of one statistic. */
 struct counter {
     long long current, sum, peak;
 };
 
-enum counted { ALLOCATION, ALLOCATED_BYTES, REQUESTED_BYTES, INACTIVE_SPLIT, INACTIVE_SPLIT_BYTES, COUNTED };
+/* Indices of the counters; COUNTERS_PER_KIND is their number. */
+enum counter_index {
+    ALLOCATION,
+    ALLOCATED_BYTES,
+    REQUESTED_BYTES,
+    INACTIVE_SPLIT,
+    INACTIVE_SPLIT_BYTES,
+    COUNTERS_PER_KIND
+};
 
-/* Counters of the small or the large pools. Of the total of both, only the peaks are used. */
+/* Counters of the small pools, of the large pools, or of both. In the counters of both, only peaks are used. */
 struct counters {
     PyObject_HEAD
-    struct counter of[COUNTED];
+    struct counter values[COUNTERS_PER_KIND];
     long long searches;
 };
 
-#define STAT(name, counted) \
-    {name, T_LONGLONG, offsetof(struct counters, of[counted].current), 0, NULL}, \
-        {name "_sum", T_LONGLONG, offsetof(struct counters, of[counted].sum), 0, NULL}, \
+#define STAT(name, index) \
+    {name, T_LONGLONG, offsetof(struct counters, values[index].current), 0, NULL}, \
+        {name "_sum", T_LONGLONG, offsetof(struct counters, values[index].sum), 0, NULL}, \
     { \
-        name "_peak", T_LONGLONG, offsetof(struct counters, of[counted].peak), 0, NULL \
+        name "_peak", T_LONGLONG, offsetof(struct counters, values[index].peak), 0, NULL \
     }
 
 static PyMemberDef counters_members[] = {
@@ -96,7 +110,7 @@ static PyMemberDef counters_members[] = {
     STAT("inactive_split", INACTIVE_SPLIT),
     STAT("inactive_split_bytes", INACTIVE_SPLIT_BYTES),
     MEMBER(counters, searches, T_LONGLONG, 0),
-    END,
+    END_OF_MEMBERS,
 };
 
 static PyType_Slot counters_slots[] = {{Py_tp_members, counters_members}, {0, NULL}};

@@ -1,1 +1,1 @@
-"""Pinned host memory: the engine of device memory with another upstream."""
+"""The allocator of pinned host memory: the engine of device memory with another upstream."""

@@ -1,4 +1,4 @@
-"""Pinned memory: the caching allocator of page-locked host memory.
+"""The caching allocator of pinned (page-locked) host memory.
 
 Source: PyTorch's aten/src/ATen/core/CachingHostAllocator.h.
 """
@@ -26,14 +26,15 @@ from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
 from cudakit.torch_rules.settings import Settings
 
-# PyTorch's thread polls every 0.1 ms, pending frees or not; each poll here takes the interpreter's lock.
+# Interval of the background thread. PyTorch's thread polls every 0.1 ms, but each poll in Python takes the
+# interpreter's lock.
 _POLL_S = 0.001
 
 
 class BackgroundThread:
-    """A thread that repeats ``work`` from each wake-up until it returns False.
+    """A thread that, when woken, repeats ``work`` until ``work`` returns False.
 
-    ``work`` is a method, whose object is not kept alive.
+    ``work`` is a method; the thread does not keep the object of the method alive.
     """
 
     def __init__(self, work: Callable[[], bool]) -> None:
@@ -66,7 +67,7 @@ class BackgroundThread:
 
     def _work_once(self) -> bool:
         """Call the method once; return False if its object was garbage-collected."""
-        self._awake.clear()  # before the work, so that a wake-up during the work is not lost
+        self._awake.clear()  # Cleared before the work, so that a wake-up during the work is not lost.
         work = self._work()
         if work is None:
             return False
@@ -81,12 +82,13 @@ class CachingHostAllocator:
     The same operations give the same blocks and statistics as in PyTorch's host allocator. Any thread may use
     it, and ``free`` may be called by finalizers.
 
-    ``splits`` splits and merges blocks instead of rounding to powers of two, so that no request wastes what
-    another could use. ``retries`` releases cached memory and tries again before a request fails. PyTorch does
-    neither.
+    With ``splits``, blocks are split and merged instead of rounded to powers of two, which wastes less
+    memory. With ``retries``, cached memory is released before a request fails, and the request is tried
+    again. PyTorch does neither.
 
-    ``holders`` are the private pools of the device's allocator: a request that would go to one of them there
-    goes to a private pool here too, whose memory is kept while that pool has holders.
+    ``holders`` are the private pools of the device's allocator. A request that the device's allocator would
+    serve from a private pool is served from a private pool of pinned memory too. Its memory is
+    kept while the device's pool has holders.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class CachingHostAllocator:
     ) -> None:
         self._retries = retries
         self._guard: Guard[tuple[Block, RawStack | None]] = Guard(
-            lambda late: self._memory.free(*late)
+            lambda queued: self._memory.free(*queued)
         )
         self._history = History()
         self._memory = HostMemory(upstream, holders or NoHolders(), splits=splits)
@@ -113,8 +115,8 @@ class CachingHostAllocator:
     def alloc(self, size_bytes: int, stream: int | None = None) -> Ptr:
         """Allocate bytes. A request of 0 bytes returns the address 0.
 
-        ``stream`` determines the private pool of the request, and whether it belongs to a capture; without
-        it, this thread's innermost pool and capture count.
+        ``stream`` determines the private pool of the request, and whether the request belongs to a capture.
+        Without a stream, the innermost pool and any capture of this thread apply.
 
         Raises OutOfPinnedMemory, InvalidSize for a negative size, CudaError for every other failure of the
         driver.
@@ -129,9 +131,9 @@ class CachingHostAllocator:
             return block.ptr
 
     def free(self, ptr: int) -> None:
-        """Free an allocation: it is reused once every stream that used it is done with its work up to now.
+        """Free an allocation. It is reused when all streams that used it have finished their present work.
 
-        If the allocator is in use, the free is queued and performed as soon as it is left. Raises
+        If another call of the allocator is running, the free is queued and performed after that call. Raises
         InvalidPointer if nothing is allocated there, CudaError if an event cannot be recorded (unless
         ``pinned_free_catch_all`` is set); the memory then stays pending until the streams are done.
         """
@@ -153,7 +155,7 @@ class CachingHostAllocator:
             self._wake()
 
     def record_use(self, ptr: int, stream: int) -> None:
-        """Record that a stream uses an allocation: it is reused after all work of the stream up to its free.
+        """Record that a stream uses an allocation: it is reused after the stream's work up to its free.
 
         Raises InvalidPointer if nothing is allocated there.
         """
@@ -165,10 +167,10 @@ class CachingHostAllocator:
             uses[stream_number(stream)] = None
 
     def empty_cache(self) -> None:
-        """Release all unused memory, without waiting for any stream.
+        """Release all cached memory without waiting for any stream.
 
         Private pools are included if they have no holder. Does nothing during a capture. Raises CudaError if
-        the driver refuses; the rest stays cached.
+        the driver refuses; the remaining memory stays cached.
         """
         stack = gather() if self._history.level >= Level.ALL else None
         with self._guard.inside():
@@ -177,7 +179,7 @@ class CachingHostAllocator:
                 self._memory.release_cached(stack)
 
     def close(self) -> None:
-        """Wait for pending frees, and release all memory that is neither allocated nor a graph's."""
+        """Wait for pending frees, and release all memory that is neither allocated nor used by a graph."""
         self._stop()
         with self._guard.inside():
             self._memory.close()
@@ -198,9 +200,9 @@ class CachingHostAllocator:
     def begin_capture(self) -> None:
         """Begin a capture: until its end no event is queried and nothing is released.
 
-        Memory that is allocated in a capture and used by a stream is not reused after its free, since the
-        graph may use it whenever it runs, until its private pool has no holder any more, or
-        ``forget_graphs``.
+        A graph may use memory that was allocated in its capture whenever it runs. If a stream used such
+        memory, the memory is not reused after its free until its private pool has no holder any more, or
+        ``forget_graphs`` is called.
         """
         with self._guard.inside():
             self._memory.captures.count += 1
@@ -211,7 +213,7 @@ class CachingHostAllocator:
             self._memory.captures.count -= 1
 
     def forget_graphs(self) -> None:
-        """Free the memory that was kept for graphs. No graph that uses it may run any more."""
+        """Free the memory that is kept for graphs, which must not run any more."""
         with self._guard.inside():
             self._memory.forget_graphs()
 
@@ -223,7 +225,7 @@ class CachingHostAllocator:
             return self._memory.stats.read()
 
     def counters(self) -> dict[str, int]:
-        """Return counters that PyTorch does not have; ``waiting_bytes`` were freed while streams use them."""
+        """Return counters that PyTorch does not have. ``waiting_bytes`` were freed, but streams use them."""
         with self._guard.inside():
             return self._memory.counters()
 
@@ -271,15 +273,18 @@ class CachingHostAllocator:
     def snapshot(self) -> dict[str, Any]:
         """Return ``host_segments`` and ``host_traces`` in PyTorch's format, as builtin types."""
         with self._guard.inside():
-            used = [*self._memory.live.values(), *(block for block, _ in list(self._guard.late))]
+            used = [
+                *self._memory.live.values(),
+                *(block for block, _ in list(self._guard.queued_frees)),
+            ]
             blocks = {*used, *(block for pool in self._memory.pools for block in pool)}
             return host_snapshot(blocks, self._history)
 
-    # Outside of the guard.
+    # Methods that are called without the guard.
 
     def _poll(self) -> bool:
-        """Process pending frees, in the background thread; return whether any are left."""
-        with suppress(CudaError), self._guard.inside():  # the next request raises it again
+        """Process pending frees in the background thread; return whether pending frees remain."""
+        with suppress(CudaError), self._guard.inside():  # The next request raises the error again.
             if self.settings.pinned_use_background_threads and not self._memory.captures.count:
                 self._memory.default.pending.process()
         return self.settings.pinned_use_background_threads and bool(self._memory.default.pending)

@@ -1,4 +1,4 @@
-"""The blocks of pinned memory: the engine of device memory, with PyTorch's rules for the host.
+"""The blocks of pinned memory: the engine of device memory, with PyTorch's rules for pinned memory.
 
 Source: PyTorch's aten/src/ATen/core/CachingHostAllocator.h.
 """
@@ -20,7 +20,7 @@ from cudakit.core.allocator.pinned.pools import (
     Pow2Sizes,
     Reserve,
 )
-from cudakit.core.allocator.pinned.upstream import HostStats, HostSupply, HostUpstream
+from cudakit.core.allocator.pinned.upstream import HostStats, HostUpstream, TimedSource
 from cudakit.core.allocator.segment_cache import SegmentCache
 from cudakit.core.allocator.segments import is_whole_segment
 from cudakit.core.allocator.streams import Captures, PendingFrees
@@ -39,7 +39,7 @@ class OutOfPinnedMemory(CudaError, MemoryError):
 class HostMemory:
     """The pools, the engine and the reserve of pinned memory. The caller holds the allocator's guard.
 
-    ``splits`` chooses the best fit with splits and merges instead of PyTorch's bins of powers of two.
+    With ``splits``, the best fit is used, with splits and merges, instead of PyTorch's bins of powers of two.
     """
 
     def __init__(self, upstream: HostUpstream, holders: Holders, *, splits: bool) -> None:
@@ -47,27 +47,33 @@ class HostMemory:
         self._splits = splits
         self.settings = Settings()
         self.stats = HostStats()
-        self._supply = HostSupply(upstream, self.stats)
-        self.engine = Engine(self._supply, Settings())
+        self._source = TimedSource(upstream, self.stats)
+        self.engine = Engine(self._source, Settings())
         self._cache = SegmentCache(self.engine)
         self._sizes = BestFitSizes() if splits else Pow2Sizes()
         self.captures = Captures()
-        self._idle: list[Event] = []
+        self._unused_events: list[Event] = []
         self.pools = HostPools(self._make_pool, holders)
         self.default = self.pools.default
         self._reserve: Reserve | None = None
         self.live: dict[int, Block] = {}
-        self._captured: set[Block] = set()  # allocated in a capture: its graph may run at any time
+        self._captured: set[Block] = (
+            set()
+        )  # Blocks allocated in a capture, whose graph may run at any time.
 
     def configure(self, settings: Settings) -> None:
         """Replace the settings. Raises Unsupported if the upstream does not support one."""
-        self._supply.configure(settings)
+        self._source.configure(settings)
         self._sizes.configure(settings)
         self.settings = settings
 
     def _make_pool(self, pool_id: PoolId) -> HostPool:
         pending = PendingFrees(
-            self._upstream, self._complete, self.captures, in_order=True, idle=self._idle
+            self._upstream,
+            self._complete,
+            self.captures,
+            in_order=True,
+            unused_events=self._unused_events,
         )
         return HostPool(pool_id, pending, splits=self._splits)
 
@@ -77,7 +83,7 @@ class HostMemory:
         self, size_bytes: int, stream: int | None, stack: RawStack | None, *, retries: bool
     ) -> Block:
         """Allocate a block. Raises OutOfPinnedMemory, CudaError."""
-        pool = self.pools.of_request(stream)
+        pool = self.pools.pool_of_request(stream)
         if pool.is_private or not self.settings.pinned_use_background_threads:
             pool.pending.process()
         size = self._sizes.rounded(size_bytes)
@@ -87,15 +93,15 @@ class HostMemory:
         split = self.engine.should_split(block, size, expands=False)
         self.engine.alloc_found_block(block, size, size_bytes, stack, split=split)
         self.stats.count_alloc(block.size)
-        # A request without a stream may belong to a capture that another thread began.
+        # A request without a stream may belong to a capture, even if another thread began this capture.
         if self.captures.count and (stream is None or pool.is_private):
             self._captured.add(block)
         self.live[block.ptr] = block
         return block
 
     def free(self, block: Block, stack: RawStack | None) -> None:
-        """Free an allocated block, now or when the streams that use it are done. Raises CudaError."""
-        pool = self.pools.of_block(block)
+        """Free an allocated block, at once or when the streams that use it are done. Raises CudaError."""
+        pool = self.pools.pool_of_block(block)
         if not block.stream_uses:
             self.stats.count_free(block.size)
             self._captured.discard(block)
@@ -103,15 +109,15 @@ class HostMemory:
             return
         self.engine.free(block, stack)
         if block in self._captured and self.pools.is_held(pool):
-            pool.kept.append(block)
+            pool.kept_for_graphs.append(block)
         else:
             pool.pending.add(block)
 
     def forget_graphs(self) -> None:
-        """Free the blocks that were kept for graphs."""
+        """Free the blocks that are kept for graphs."""
         for pool in self.pools:
-            while pool.kept:
-                block = pool.kept.pop()
+            while pool.kept_for_graphs:
+                block = pool.kept_for_graphs.pop()
                 block.stream_uses = None
                 self._complete(block, None)
 
@@ -128,7 +134,9 @@ class HostMemory:
             "num_free_failures": stats.num_free_failures,
             "num_invalid_frees": stats.num_invalid_frees,
             "num_rescues": stats.num_rescues,
-            "captured_bytes": sum(block.size for pool in self.pools for block in pool.kept),
+            "captured_bytes": sum(
+                block.size for pool in self.pools for block in pool.kept_for_graphs
+            ),
             "free_bytes": sum(block.size for pool in self.pools for block in pool.free_blocks()),
             "waiting_bytes": sum(waiting.values()),
         }
@@ -138,8 +146,8 @@ class HostMemory:
     def release_cached(self, stack: RawStack | None, *, waits: bool = False) -> int:
         """Release all cached blocks, except those of held private pools; return their bytes.
 
-        With ``waits`` pending frees of those private pools are waited for. Raises CudaError at the first
-        refused.
+        With ``waits``, wait for the pending frees of private pools without holders. Raises CudaError for the
+        first block that the driver refuses to free.
         """
         released = self._release_cached_blocks(self.default, stack)
         for pool in self.pools.unheld():
@@ -147,15 +155,15 @@ class HostMemory:
         return released
 
     def close(self) -> None:
-        """Wait for pending frees, and release all but allocated blocks and those of graphs."""
+        """Wait for pending frees, and release all blocks that are neither allocated nor kept for graphs."""
         self.default.pending.synchronize()
         self.release_cached(None, waits=True)
         self._release_reserve()
         self.default.pending.close()
 
     def _get_free_block(self, pool: HostPool, size: int) -> Block | None:
-        """Remove and return a free block of a pool, or else of the pool's part of the reserve."""
-        for blocks in dict.fromkeys((pool.of_size(size), pool.reserve)):
+        """Remove and return a free block of a pool, or else of the reserve; None if there is none."""
+        for blocks in dict.fromkeys((pool.pool_for_size(size), pool.reserve)):
             block = self.engine.get_free_block(blocks, size, NO_STREAM, expands=False)
             if block is not None:
                 return block
@@ -164,7 +172,7 @@ class HostMemory:
     def _obtain(self, pool: HostPool, size: int, stack: RawStack | None, *, retries: bool) -> Block:
         """Return a block for a request that no free block serves."""
         if self.settings.pinned_use_background_threads and not self.captures.count and pool.pending:
-            pool.pending.process()  # the background thread may not have processed all frees
+            pool.pending.process()  # The background thread may not have processed all frees yet.
             if (block := self._get_free_block(pool, size)) is not None:
                 return block
         reserve_bytes = self.settings.pinned_reserve_segment_size_bytes
@@ -181,7 +189,7 @@ class HostMemory:
 
     def _alloc_block(self, pool: HostPool, size: int, stack: RawStack | None) -> Block | None:
         """Take a block from the reserve or from the driver; None if no memory is left. Raises CudaError."""
-        kind = pool.of_size(size)
+        kind = pool.pool_for_size(size)
         ptr = self._reserve.carve(size) if self._reserve and not self._splits else None
         block: Block | None
         if ptr is not None:
@@ -213,13 +221,13 @@ class HostMemory:
         self._limit_cached(self.engine.complete_free(block, stack))
 
     def _limit_cached(self, block: Block | None) -> None:
-        """Release a free block that is larger than may be cached."""
+        """Release a free block that is larger than the settings allow to cache."""
         if block is None or not self._is_releasable(block):
             return
         limit = self.settings.pinned_max_cached_size_bytes
         too_large = limit is not None and block.size > limit
-        if too_large and not self.pools.of_block(block).is_private:
-            with suppress(CudaError):  # the block stays cached, and empty_cache tries again
+        if too_large and not self.pools.pool_of_block(block).is_private:
+            with suppress(CudaError):  # The block stays cached, and empty_cache tries again.
                 self._release_block(block, None)
 
     def _is_releasable(self, block: Block) -> bool:
@@ -233,7 +241,7 @@ class HostMemory:
         self.stats.count_released(block.size)
 
     def _release_cached_blocks(self, pool: HostPool, stack: RawStack | None) -> int:
-        """Release all cached blocks of a pool; return their bytes. Raises CudaError at the first refused."""
+        """Release all cached blocks of a pool; return their bytes. Raises CudaError at the first failure."""
         released = 0
         for block in [block for block in pool.free_blocks() if self._is_releasable(block)]:
             self._release_block(block, stack)
@@ -247,9 +255,9 @@ class HostMemory:
 
         Returns the bytes. Raises CudaError if the driver refuses.
         """
-        while pool.kept:  # no graph uses these blocks any more, but streams may
+        while pool.kept_for_graphs:  # No graph uses these blocks any more, but streams may.
             with suppress(CudaError):
-                pool.pending.add(pool.kept.pop())
+                pool.pending.add(pool.kept_for_graphs.pop())
         if waits:
             pool.pending.synchronize()
         else:
@@ -266,24 +274,24 @@ class HostMemory:
     def _take_reserve(self, size_bytes: int) -> None:
         """Take the reserve from the driver. Raises OutOfPinnedMemory, CudaError."""
         try:
-            ptr = self._supply.malloc(size_bytes)
+            ptr = self._source.malloc(size_bytes)
         except CudaError as error:
             if error.code != OUT_OF_MEMORY:
                 raise
             raise self._out_of_memory(size_bytes, reserve=True) from None
         self._reserve = Reserve(ptr, size_bytes)
-        if self._splits:  # else each block is counted when it is carved
+        if self._splits:  # Otherwise each block is counted when it is carved from the reserve.
             free = self.default.reserve.free_blocks(NO_STREAM)
             free.add(free.new_block(ptr, size_bytes))
             self.stats.count_obtained(size_bytes)
 
     def _release_reserve(self) -> None:
-        """Return the reserve to the driver, unless any of it is in use. Raises CudaError."""
-        used = [*self.live.values(), *self.default.kept]
+        """Return the reserve to the driver, unless a block of it is in use. Raises CudaError."""
+        used = [*self.live.values(), *self.default.kept_for_graphs]
         used += [block for pool in self.pools if pool.is_private for block in pool]
         if self._reserve is None or any(map(self._is_reserved, used)):
             return
-        self._supply.free(self._reserve.ptr)
+        self._source.free(self._reserve.ptr)
         for block in [
             candidate for candidate in self.default.free_blocks() if self._is_reserved(candidate)
         ]:
@@ -292,11 +300,11 @@ class HostMemory:
         self._reserve = None
 
     def _out_of_memory(self, size_bytes: int, *, reserve: bool = False) -> OutOfPinnedMemory:
-        counters, held = self.counters(), self.stats.allocated_bytes.current
+        counters, pool_bytes = self.counters(), self.stats.allocated_bytes.current
         use = " as the reserve (pinned_reserve_segment_size_mb)" if reserve else ""
         parts = [
             f"tried to allocate {format_bytes(size_bytes)} of pinned memory{use}; this pool holds"
-            f" {format_bytes(held)}, of which {format_bytes(counters['free_bytes'])} is free"
+            f" {format_bytes(pool_bytes)}, of which {format_bytes(counters['free_bytes'])} is free"
         ]
         if waiting := counters["waiting_bytes"]:
             parts.append(f"{format_bytes(waiting)} was freed but is in use by streams")

@@ -1,9 +1,9 @@
-"""Pools of pinned memory: which blocks serve a request, and the private pools of graphs.
+"""Pools of pinned memory: the choice of a block for a request, and the private pools of graphs.
 
-PyTorch keeps free blocks in bins of powers of two, and never splits one (``Pow2Bins``). The alternative is
-the best fit of device memory, with splits and merges, so that no memory is wasted by rounding: the
-engine's own FreeBlocks. A private pool has the id of the device's pool and is held with it: memory allocated
-while a graph is captured belongs to the graph, since it is read whenever the graph runs. Source: PyTorch's
+PyTorch has bins of free blocks by power of two, and never splits a block (``Pow2Bins``). The alternative is
+the best fit of device memory with splits and merges (``FreeBlocks``), which wastes no memory by rounding. A
+private pool has the id of a private pool of the device, and the same holders: memory that is allocated while
+a graph is captured belongs to the graph, because the graph reads it whenever it runs. Source: PyTorch's
 aten/src/ATen/core/CachingHostAllocator.h (get_free_block, HostPrivatePool, begin_allocate_to_pool,
 release_pool).
 """
@@ -27,7 +27,8 @@ from cudakit.torch_rules.sizes import (
     rounded,
 )
 
-# Of sizes that are not rounded to a power of two (CachingHostAllocator.cpp of PyTorch 2.13, kHostAlignment).
+# Sizes that are not rounded to a power of two are multiples of this size (CachingHostAllocator.cpp of PyTorch
+# 2.13, kHostAlignment).
 ALIGNMENT = 512
 # Host memory has no stream order; all free blocks of a pool are in one list.
 NO_STREAM = 0
@@ -39,7 +40,7 @@ def bin_of(size: int) -> int:
 
 
 class Pow2Bins(FreeBlocks):
-    """Free blocks by power of two, the one freed last first."""
+    """Free blocks in bins by power of two. In a bin, the block that was freed last is used first."""
 
     __slots__ = ("_bins",)
 
@@ -65,7 +66,7 @@ class Pow2Bins(FreeBlocks):
         self._bins[bin_of(block.size)].remove(block)
 
     def take(self, size: int, limit: int) -> Block | None:  # noqa: ARG002
-        """Remove and return the block freed last among those of the same bin that are large enough.
+        """Remove and return the large enough block of the bin that was freed last; None if there is none.
 
         Blocks that are not rounded differ in size (PyTorch's pull request 192722).
         """
@@ -79,21 +80,21 @@ class Pow2Bins(FreeBlocks):
 
 
 class Pow2Sizes:
-    """The sizes of PyTorch's pinned memory: a power of two.
+    """The block sizes of PyTorch's pinned memory: powers of two.
 
     Sizes above ``pinned_max_round_threshold_mb`` or ``pinned_max_cached_size_mb`` are multiples of 512 bytes
     instead (allocate).
     """
 
     def __init__(self) -> None:
-        self._most_rounded = UNLIMITED
+        self._max_rounded_bytes = UNLIMITED
 
     def configure(self, settings: Settings) -> None:
         limits = settings.pinned_max_round_threshold_bytes, settings.pinned_max_cached_size_bytes
-        self._most_rounded = min((n for n in limits if n is not None), default=UNLIMITED)
+        self._max_rounded_bytes = min((n for n in limits if n is not None), default=UNLIMITED)
 
     def rounded(self, size_bytes: int) -> int:
-        if size_bytes > self._most_rounded:
+        if size_bytes > self._max_rounded_bytes:
             return -(-size_bytes // ALIGNMENT) * ALIGNMENT
         return 1 << bin_of(size_bytes)
 
@@ -102,10 +103,10 @@ class Pow2Sizes:
 
 
 class BestFitSizes:
-    """The sizes of device memory. The thresholds of rounding do not apply.
+    """The block sizes of device memory. The settings for rounding to a power of two have no effect.
 
-    Requests of at most 1 MiB have segments of their own, so that none keeps a large segment from being reused
-    (PyTorch's issue 95823: 10 KiB that keep 4 GiB).
+    Requests of at most 1 MiB are served from separate segments, so that no small block keeps a large segment
+    in use (PyTorch's issue 95823: a block of 10 KiB in a segment of 4 GiB).
     """
 
     def configure(self, settings: Settings) -> None:
@@ -121,7 +122,7 @@ class BestFitSizes:
 
 
 class Reserve:
-    """Memory taken in advance and released at the end, from which blocks are carved."""
+    """Memory that is taken from the driver in advance and released at the end. Blocks are carved from it."""
 
     def __init__(self, ptr: int, size: int) -> None:
         self.ptr = ptr
@@ -142,7 +143,7 @@ class Reserve:
 
 
 class Holders(Protocol):
-    """The holders of private pools, those of the device's allocator."""
+    """The private pools of the device's allocator, as far as pinned memory uses them."""
 
     def pool_of(self, stream: int | None) -> PoolId:
         """Return the pool of a request of this thread, on a stream or without one."""
@@ -152,7 +153,7 @@ class Holders(Protocol):
 
 
 class NoHolders:
-    """Holders for an allocator without private pools."""
+    """Replaces Holders for an allocator without private pools."""
 
     def pool_of(self, stream: int | None) -> PoolId:  # noqa: ARG002
         return DEFAULT_POOL
@@ -162,38 +163,40 @@ class NoHolders:
 
 
 class HostPool:
-    """The blocks of one owner that are not allocated.
+    """The blocks with one pool id that are not allocated.
 
-    ``kept`` were freed, but a graph may use them whenever it runs.
+    The blocks in ``kept_for_graphs`` were freed, but a graph may use them whenever it runs.
     """
 
-    __slots__ = ("_stats", "id", "kept", "large", "pending", "reserve", "small")
+    __slots__ = ("_stats", "id", "kept_for_graphs", "large", "pending", "reserve", "small")
 
     def __init__(self, owner: PoolId, pending: PendingFrees, *, splits: bool) -> None:
         self.id = owner
         self.pending = pending
-        self.kept: list[Block] = []
-        # The statistics that users see are those of HostStats.
+        self.kept_for_graphs: list[Block] = []
+        # Users see the statistics in HostStats. These are needed by the engine.
         self._stats = stats = PoolStats(BlockCounters(), Peaks(BlockCounters()))
         self.large = self.small = self.reserve = BlockPool(owner, stats, small=False)
         if splits:
             self.small = BlockPool(owner, stats, small=True)
-            self.reserve = BlockPool(owner, stats, small=True)  # for all sizes, always split
+            self.reserve = BlockPool(
+                owner, stats, small=True
+            )  # Serves all sizes, and is always split.
         else:
             self.large.no_split = True
             self.large.by_stream[NO_STREAM] = Pow2Bins(self.large)
 
     @property
     def is_private(self) -> bool:
-        """Whether it is not the default pool."""
+        """Whether the pool is a private pool."""
         return self.id != DEFAULT_POOL
 
     @property
     def in_use(self) -> bool:
-        """Whether any block is allocated, pending or kept."""
+        """Whether a block is allocated, pending, or kept for graphs."""
         return self._stats.active > 0
 
-    def of_size(self, size: int) -> BlockPool:
+    def pool_for_size(self, size: int) -> BlockPool:
         """Return the pool whose segments serve a size."""
         return self.small if size <= MAX_SMALL_BYTES else self.large
 
@@ -204,37 +207,37 @@ class HostPool:
 
     def __iter__(self) -> Iterator[Block]:
         """Iterate over all blocks; a block that waits for several streams is repeated."""
-        yield from self.kept
+        yield from self.kept_for_graphs
         yield from self.free_blocks()
         yield from (block for _, block in self.pending.awaited())
 
 
 class HostPools:
-    """The default pool, and private ones from their first request on. The caller holds the guard."""
+    """The default pool and the private pools, which are created by their first request. Needs the guard."""
 
-    def __init__(self, make: Callable[[PoolId], HostPool], holders: Holders) -> None:
-        self._make = make
+    def __init__(self, make_pool: Callable[[PoolId], HostPool], holders: Holders) -> None:
+        self._make_pool = make_pool
         self._holders = holders
-        self.default = make(DEFAULT_POOL)
+        self.default = make_pool(DEFAULT_POOL)
         self._pools = {DEFAULT_POOL: self.default}
 
     def __iter__(self) -> Iterator[HostPool]:
-        """Iterate over all pools, the default one first; private ones may be dropped meanwhile."""
+        """Iterate over all pools, the default pool first; private pools may be dropped meanwhile."""
         return iter(list(self._pools.values()))
 
-    def of_block(self, block: Block) -> HostPool:
+    def pool_of_block(self, block: Block) -> HostPool:
         """Return the pool of a block."""
         return self._pools[block.pool.id]
 
-    def of_request(self, stream: int | None) -> HostPool:
+    def pool_of_request(self, stream: int | None) -> HostPool:
         """Return the pool of a request of this thread."""
         pool_id = self._holders.pool_of(stream)
         if pool_id not in self._pools:
-            self._pools[pool_id] = self._make(pool_id)
+            self._pools[pool_id] = self._make_pool(pool_id)
         return self._pools[pool_id]
 
     def is_held(self, pool: HostPool) -> bool:
-        """Return whether a pool may still get requests, or a graph still uses it."""
+        """Return whether a pool has holders: it may get requests, or a graph may use its memory."""
         return self._holders.is_held(pool.id)
 
     def unheld(self) -> list[HostPool]:

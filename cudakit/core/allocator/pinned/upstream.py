@@ -1,4 +1,4 @@
-"""The upstream of pinned memory, and its statistics, the numbers of torch.cuda.host_memory_stats.
+"""The upstream of pinned memory, and the statistics of torch.cuda.host_memory_stats.
 
 Source: PyTorch's CachingHostAllocator.h (HostStats, getStats) and torch/csrc/cuda/Module.cpp. Times are in
 microseconds.
@@ -29,19 +29,19 @@ class HostUpstream(EventSource, Protocol):
 
 @runtime_checkable
 class Registering(Protocol):
-    """An upstream that can also pin memory after its allocation, which locks the driver for less time."""
+    """An upstream that can also pin memory after its allocation: the driver is locked for less time."""
 
     def malloc_registered(self, size_bytes: int, threads: int) -> int: ...
 
 
 class HostMemoryDevice(Memory, Streams, Protocol):
-    """A device that host memory is pinned for."""
+    """The protocols of a device for which host memory is pinned."""
 
 
 class GpuHostUpstream(GpuEvents):
     """Host memory that a device can access (cuMemHostAlloc, cuMemHostRegister), during captures too.
 
-    An allocation is freed the way it was made, even if the settings changed, as in PyTorch
+    Memory is freed with the function that matches its allocation, even if the settings changed, as in PyTorch
     (aten/src/ATen/cuda/CachingHostAllocator.cpp, free_block).
     """
 
@@ -81,7 +81,7 @@ class GpuHostUpstream(GpuEvents):
             raise
 
     def release_all(self) -> None:
-        """Free all memory that was taken here, in use or not; see GpuUpstream.release_all."""
+        """Free all memory that this object allocated, in use or not; see GpuUpstream.release_all."""
         with suppress(CudaError), self._gpu.relaxed():
             for ptr in list(self._allocated):
                 with suppress(CudaError):
@@ -90,7 +90,7 @@ class GpuHostUpstream(GpuEvents):
 
 
 class Duration:
-    """The durations of calls (DurationStat)."""
+    """Statistics of the durations of calls (PyTorch's DurationStat)."""
 
     __slots__ = ("count", "max", "min", "total")
 
@@ -112,22 +112,24 @@ class Duration:
     def read(self, name: str) -> dict[str, int]:
         average = self.total // self.count if self.count else 0
         values = {"total": self.total, "max": self.max, "min": self.min, "count": self.count}
-        return {f"{name}.{part}": n for part, n in {**values, "avg": average}.items()}
+        return {f"{name}.{key}": value for key, value in {**values, "avg": average}.items()}
 
 
 class HostStats:
     """All statistics of pinned memory.
 
-    Active blocks are counted for each power of two, and their peak is the sum of those peaks, which is at
-    least the true one, as in PyTorch. ``num_rescues`` and ``num_free_failures`` are not PyTorch's.
+    As in PyTorch, active blocks are counted for each power of two, and their peak is the sum of these peaks,
+    which is at least the true peak. PyTorch has no ``num_rescues`` and ``num_free_failures``.
     """
 
     def __init__(self) -> None:
         self.allocations, self.allocated_bytes = Stat(), Stat()
         self.active: defaultdict[int, tuple[Stat, Stat]] = defaultdict(lambda: (Stat(), Stat()))
         self.alloc_time, self.free_time = Duration(), Duration()
-        self.num_rescues = 0  # requests served only after waiting or releasing memory
-        self.num_free_failures = 0  # frees that the driver refused: the memory is kept
+        self.num_rescues = 0  # Requests that were served only after waiting or releasing memory.
+        self.num_free_failures = (
+            0  # Frees that the driver refused; the memory stays cached._for_graphs
+        )
         self.num_invalid_frees = 0
 
     def count_alloc(self, size: int) -> None:
@@ -143,12 +145,12 @@ class HostStats:
         total.decrease(size)
 
     def count_obtained(self, size: int) -> None:
-        """Count memory that was allocated because no free block served a request."""
+        """Count memory that was taken from the driver, because no free block served a request."""
         self.allocations.increase(1)
         self.allocated_bytes.increase(size)
 
     def count_released(self, size: int) -> None:
-        """Count memory that is not kept any more."""
+        """Count memory that was returned to the driver."""
         self.allocations.decrease(1)
         self.allocated_bytes.decrease(size)
 
@@ -190,24 +192,24 @@ def _read(name: str, stats: tuple[Stat, ...]) -> dict[str, int]:
     }
 
 
-class HostSupply:
-    """The engine's source of segments: the upstream, as the settings say, with its calls timed."""
+class TimedSource:
+    """The engine's source of segments: calls the upstream as the settings require, and times the calls."""
 
     def __init__(self, upstream: HostUpstream, stats: HostStats) -> None:
         self._upstream = upstream
         self._stats = stats
-        self._take: Callable[[int], int] = upstream.malloc
+        self._malloc: Callable[[int], int] = upstream.malloc
 
     def configure(self, settings: Settings) -> None:
         """Replace the settings. Raises Unsupported if the upstream does not support one."""
-        self._take = self._upstream.malloc
+        self._malloc = self._upstream.malloc
         if settings.pinned_use_cuda_host_register:
-            self._take = self._registering(settings.pinned_num_register_threads)
+            self._malloc = self._registering_malloc(settings.pinned_num_register_threads)
 
     def malloc(self, size_bytes: int, stream: int = 0) -> int:  # noqa: ARG002
         """Take memory from the driver. Raises CudaError."""
         begin = perf_counter_ns()
-        ptr = self._take(size_bytes)
+        ptr = self._malloc(size_bytes)
         self._stats.alloc_time.add((perf_counter_ns() - begin) // 1000)
         return ptr
 
@@ -221,7 +223,7 @@ class HostSupply:
             raise
         self._stats.free_time.add((perf_counter_ns() - begin) // 1000)
 
-    def _registering(self, threads: int) -> Callable[[int], int]:
+    def _registering_malloc(self, threads: int) -> Callable[[int], int]:
         upstream = self._upstream
         if not isinstance(upstream, Registering):
             raise Unsupported(

@@ -29,8 +29,8 @@ from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-# Packages whose versions a report lists.
-_PACKAGES = (
+# The packages whose versions a report lists.
+_REPORTED_PACKAGES = (
     "cudakit",
     "torch",
     "cupy-cuda12x",
@@ -55,7 +55,7 @@ def diagnose(
 ) -> DoctorResult:
     """Run all checks, or those in ``only``, except those in ``skip``; ``deep`` adds the self-test.
 
-    Raises UsageError for an id that no check has, and for a self-test without ``deep``.
+    Raises UsageError for an id that no check has, and for a check of the self-test without ``deep``.
     """
     only, skip = selected_ids(only, skip, deep=deep)
     themes = {**THEMES, **SELF_TEST} if deep else THEMES
@@ -92,21 +92,21 @@ def _run_check(theme: str, check: Check, context: RunContext) -> CheckResult:
 def selected_ids(
     only: Collection[str], skip: Collection[str], *, deep: bool
 ) -> tuple[set[str], set[str]]:
-    """Return the full ids of a selection of checks.
+    """Return the full ids of the checks in ``only`` and of those in ``skip``.
 
     Raises UsageError for an id that no check has, and for a self-test without ``deep``.
     """
-    chosen, skipped = ({find_check(name).id for name in names} for names in (only, skip))
-    self_tests = {check.id for group in SELF_TEST.values() for check in group} & chosen
+    only_ids, skip_ids = ({find_check(name).id for name in names} for names in (only, skip))
+    self_tests = {check.id for group in SELF_TEST.values() for check in group} & only_ids
     if self_tests and not deep:
         raise UsageError(
             f"{', '.join(sorted(self_tests))} uses the GPU", hint="add --deep to allow that"
         )
-    return chosen, skipped
+    return only_ids, skip_ids
 
 
 def find_check(name: str) -> Check:
-    """Return the check with an id such as CK005, ck5 or 5. Raises UsageError if there is none."""
+    """Return the check with an id such as CK005, ck5 or 5. Raises UsageError if no check has the id."""
     by_id = checks_by_id()
     match = re.fullmatch(r"(?:CK)?0*(\d{1,3})", name.strip(), re.IGNORECASE)
     check = by_id.get(f"CK{int(match[1]):03}") if match else None
@@ -122,23 +122,23 @@ def find_check(name: str) -> Check:
 
 
 def versions(context: RunContext) -> dict[str, str]:
-    """Return the known versions of system, driver and packages."""
+    """Return the versions of system, driver and packages by label, without unknown ones."""
     supported_cuda = driver_cuda(context)
     versions_by_label = {
         "system": context.host.distribution,
         "kernel": context.host.kernel,
         "container": context.host.container or ("WSL" if context.host.is_wsl else ""),
-        "driver": _driver(context),
+        "driver": _driver_text(context),
         "NVML": nvml_library_version(context),
         "CUDA of the driver": None if supported_cuda is None else cuda_text(supported_cuda),
         "libcuda": libcuda_path(context),
         "Python": "" if context.simulated else platform.python_version(),
-        **_packages(context),
+        **_package_versions(context),
     }
     return {label: text for label, text in versions_by_label.items() if text}
 
 
-def _driver(context: RunContext) -> str | None:
+def _driver_text(context: RunContext) -> str | None:
     module = context.driver.module
     if module:
         return f"{module.version} ({'open' if module.is_open else 'proprietary'} kernel module)"
@@ -146,13 +146,13 @@ def _driver(context: RunContext) -> str | None:
     return version if isinstance(version, str) else None
 
 
-def _packages(context: RunContext) -> dict[str, str]:
+def _package_versions(context: RunContext) -> dict[str, str]:
     if isinstance(context.software.distributions, Unavailable):
         return {}
     installed = {
         package.name: package.version for package in reversed(context.software.distributions)
     }
-    return {name: installed[name] for name in _PACKAGES if name in installed}
+    return {name: installed[name] for name in _REPORTED_PACKAGES if name in installed}
 
 
 def _device_line(device: DeviceFacts) -> DeviceLine:

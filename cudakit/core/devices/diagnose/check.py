@@ -20,7 +20,7 @@ class Status(IntEnum):
     """The outcome of a check; a higher value is worse."""
 
     OK = 0
-    UNKNOWN = 1  # the check could not be made; never counts as a problem
+    UNKNOWN = 1  # the check could not be performed; this never counts as a problem
     WARN = 2  # CUDA works, but slowly or unexpectedly
     FAIL = 3  # CUDA does not work, or not on every GPU
 
@@ -30,9 +30,9 @@ class Finding:
     """The outcome of one check, with the reason."""
 
     status: Status
-    summary: str  # one line
+    summary: str  # sentence of one line
     evidence: Mapping[str, str] = field(default_factory=dict)  # observed values, by name
-    fix: tuple[str, ...] = ()  # commands or sentences, most promising first
+    fix: tuple[str, ...] = ()  # remedies as commands or sentences, the most promising first
 
 
 Examine: TypeAlias = Callable[[RunContext], Finding]
@@ -42,9 +42,9 @@ Examine: TypeAlias = Callable[[RunContext], Finding]
 class Check:
     """One check; its explanation is the docstring of ``examine``."""
 
-    id: str  # CK and three digits; the id of a dropped check is never reused
-    title: str  # the statement that holds if the check passes
-    examine: Examine
+    id: str  # id, such as CK005; the id of a removed check is never reused
+    title: str  # statement that is true if the check passes
+    examine: Examine  # function that performs the check
 
     @property
     def explanation(self) -> str:
@@ -56,7 +56,7 @@ class Check:
             return self.examine(context)
         except NotCheckable as reason:
             return Finding(Status.UNKNOWN, str(reason))
-        except Exception as error:  # noqa: BLE001 one broken check must not prevent the others
+        except Exception as error:  # noqa: BLE001 an error in one check must not prevent the other checks
             return Finding(
                 Status.UNKNOWN, f"internal error in this check: {type(error).__name__}: {error}"
             )
@@ -67,7 +67,7 @@ class NotCheckable(Exception):
 
 
 def require(fact: _T | Unavailable, reason: str = "") -> _T:
-    """Return a fact. If it is Unavailable, raises NotCheckable with ``reason``, or with the fact's reason."""
+    """Return a fact. Raises NotCheckable with ``reason``, or else the fact's reason, if it is Unavailable."""
     if isinstance(fact, Unavailable):
         raise NotCheckable(reason or fact.reason)
     return fact
@@ -89,7 +89,7 @@ def fail(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> 
 
 
 def combine(findings: Iterable[Finding], *, otherwise: Finding) -> Finding:
-    """Join the findings that are not OK, worst first; return ``otherwise`` if there are none."""
+    """Join the findings that are not OK, the worst first. Return ``otherwise`` if all findings are OK."""
     problems = sorted(
         (finding for finding in findings if finding.status is not Status.OK),
         key=lambda item: -item.status,
@@ -116,13 +116,13 @@ def count_of(number: int, noun: str) -> str:
 class CheckResult:
     """One check and its finding."""
 
-    id: str
-    theme: str
-    title: str  # the statement that holds if the check passes
+    id: str  # id, such as CK005
+    theme: str  # heading of the group of checks
+    title: str  # statement that is true if the check passes
     status: Status
-    summary: str  # one line
+    summary: str  # sentence of one line
     evidence: Mapping[str, str]  # observed values, by name
-    fix: tuple[str, ...]  # commands or sentences, most promising first
+    fix: tuple[str, ...]  # remedies as commands or sentences, the most promising first
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class SetVariable:
     name: str
     value: str
     effect: str
-    library: str  # the library that reads it
+    library: str  # library that reads the variable
     source: str  # section of the documentation, or source file
 
 
@@ -154,16 +154,16 @@ class DoctorResult:
 
     schema: str
     simulated: bool  # whether the GPUs are simulated
-    status: Status  # the worst of all checks; unknown only if no check could be made
+    status: Status  # worst status of all checks; unknown only if no check could be performed
     counts: Mapping[str, int]  # number of checks by status
     about: Mapping[str, str]  # versions of system, driver and packages
-    devices: tuple[DeviceLine, ...]
-    checks: tuple[CheckResult, ...]
+    devices: tuple[DeviceLine, ...]  # GPUs, without MIG instances
+    checks: tuple[CheckResult, ...]  # all checks that were selected
     variables: tuple[SetVariable, ...] = ()  # environment variables that are set
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no check could be made."""
+        """Whether no check could be performed."""
         return self.status is Status.UNKNOWN
 
     @property
@@ -176,6 +176,6 @@ class DoctorResult:
 
 
 def overall_status(statuses: Iterable[Status]) -> Status:
-    """Return the worst status; UNKNOWN only if no check could be made."""
+    """Return the worst status, or UNKNOWN if no check could be performed."""
     distinct = set(statuses)
     return max(distinct - {Status.UNKNOWN}, default=Status.UNKNOWN if distinct else Status.OK)

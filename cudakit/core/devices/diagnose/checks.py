@@ -1,4 +1,4 @@
-"""The table of all checks, by theme. The id of a dropped check is never reused."""
+"""The table of all checks, by theme. The id of a removed check is never reused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ THEMES: dict[str, tuple[Check, ...]] = {
     ),
 }
 
-# Run with --deep only: these checks use the GPU.
+# Checks that run with --deep only, because they use the GPU.
 SELF_TEST: dict[str, tuple[Check, ...]] = {
     "Self-test": (
         Check("CK041", "a CUDA context can be created", cuda.context_step),
@@ -89,7 +89,7 @@ def checks_by_id() -> dict[str, Check]:
 def id_ranges() -> str:
     """Return the ids of all checks as ranges: ``CK001 to CK037, CK041 to CK044``."""
     ranges: list[list[int]] = []
-    for number in sorted(int(name.removeprefix("CK")) for name in checks_by_id()):
+    for number in sorted(int(check_id.removeprefix("CK")) for check_id in checks_by_id()):
         if ranges and number == ranges[-1][-1] + 1:
             ranges[-1].append(number)
         else:

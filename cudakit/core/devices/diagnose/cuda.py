@@ -22,12 +22,12 @@ from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-_OUT_OF_MEMORY = 2
-# cuInit allocates no device memory: the general remedy for this error does not apply.
-_ADDRESS_SPACE = (
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+# Remedy if cuInit is out of memory. cuInit allocates no device memory, so the general remedy does not apply.
+_ADDRESS_SPACE_FIX_REMEDY = (
     "CUDA could not reserve address space: check ulimit -v and vm.overcommit_memory (CK035)"
 )
-_NO_DEVICE = (
+_NO_DEVICE_REMEDY = (
     "check the device nodes (CK002), CUDA_VISIBLE_DEVICES (CK014), the container (CK016) "
     "and MIG (CK017)"
 )
@@ -47,24 +47,24 @@ def cuda_starts(context: RunContext) -> Finding:
     cuda = context.cuda
     if isinstance(cuda, Unavailable):
         require_driver(context)
-        return _explain_missing_libcuda(context, cuda.reason)
+        return _unanswered_query(context, cuda.reason)
     supported_cuda = driver_cuda(context)
     version = "?" if supported_cuda is None else cuda_text(supported_cuda)
     path = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
     evidence = {"driver's CUDA": version, "libcuda": path}
-    if not cuda.devices and cuda.order and not visibility(cuda.visible_devices, cuda.order).kept:
+    if not cuda.devices and cuda.order and not visibility(cuda.visible_devices, cuda.order).visible:
         raise NotCheckable(f"{VARIABLE} hides every device (CK014)")
     if cuda.error is not None:
         require_driver(context)
         code, name, text = cuda.error
-        remedy = _ADDRESS_SPACE if code == _OUT_OF_MEMORY else context.cuda_remedy
+        remedy = _ADDRESS_SPACE_FIX_REMEDY if code == _OUT_OF_MEMORY else context.cuda_remedy
         return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *filter(None, [remedy]))
     if not cuda.devices:
-        return fail("CUDA starts but finds no device", evidence, _NO_DEVICE)
+        return fail("CUDA starts but finds no device", evidence, _NO_DEVICE_REMEDY)
     return ok(f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence)
 
 
-def _explain_missing_libcuda(context: RunContext, reason: str) -> Finding:
+def _unanswered_query(context: RunContext, reason: str) -> Finding:
     if "cannot be loaded" not in reason:
         return fail(
             f"the query of the CUDA driver failed: {reason}",
@@ -95,13 +95,13 @@ def visible_devices(context: RunContext) -> Finding:
         return ok(f"{VARIABLE} is not set: every device is visible")
     if isinstance(cuda, Unavailable) or not cuda.order:
         raise NotCheckable(f"CUDA sees no device with any value of {VARIABLE} (CK005)")
-    visible = visibility(value, cuda.order)
+    effect = visibility(value, cuda.order)
     evidence = {
         VARIABLE: value or "(empty)",
-        "visible devices": f"{len(visible.kept)} of {len(cuda.order)}",
+        "visible devices": f"{len(effect.visible)} of {len(cuda.order)}",
     }
-    notes = "; ".join(visible.notes)
-    if not visible.kept:
+    notes = "; ".join(effect.notes)
+    if not effect.visible:
         return fail(
             f"no device is visible: {notes}",
             evidence,
@@ -111,7 +111,7 @@ def visible_devices(context: RunContext) -> Finding:
     if notes:
         return warn(notes, evidence, f"use UUIDs: export {VARIABLE}={cuda.order[0][:12]}")
     return ok(
-        f"{VARIABLE}={value}: {len(visible.kept)} of {len(cuda.order)} devices are visible",
+        f"{VARIABLE}={value}: {len(effect.visible)} of {len(cuda.order)} devices are visible",
         evidence,
     )
 
@@ -154,7 +154,7 @@ def device_order(context: RunContext) -> Finding:
     )
 
 
-# --- the self-test: each check reports one step of --deep ------------------------------------------
+# --- the self-test: each check reports one step ------------------------------------------
 
 
 def context_step(context: RunContext) -> Finding:
@@ -192,6 +192,7 @@ def copy_step(context: RunContext) -> Finding:
 
 
 def _check_step(context: RunContext, name: str, success: str) -> Finding:
+    """Return the finding of one step of the self-test."""
     require_driver(context)
     step = next((result for result in require(context.self_test) if result.name == name), None)
     if step is None:

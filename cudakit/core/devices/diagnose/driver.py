@@ -41,15 +41,15 @@ def driver_loaded(context: RunContext) -> Finding:
         return ok(f"driver {module.version} is loaded ({kind} kernel module)")
     version = answering_driver(context)
     if version:
-        hidden = "" if context.simulated else " (/proc/driver/nvidia is hidden here)"
-        return ok(f"driver {version} answers{hidden}")
+        explanation = "" if context.simulated else " (/proc/driver/nvidia is hidden here)"
+        return ok(f"driver {version} answers{explanation}")
     if context.host.is_wsl:
-        return _explain_wsl(context)
+        return _unanswered_in_wsl(context)
     return _not_loaded(context)
 
 
 def answering_driver(context: RunContext) -> str | None:
-    """Return the version of a driver that NVML or CUDA reaches, None if neither does."""
+    """Return the version of the driver that NVML or CUDA reaches, or None if neither reaches a driver."""
     if not isinstance(context.nvml, Unavailable):
         version = context.nvml.driver_version
         return "of unknown version" if isinstance(version, Unavailable) else version
@@ -59,7 +59,7 @@ def answering_driver(context: RunContext) -> str | None:
 
 
 def require_nvml(context: RunContext) -> NvmlView:
-    """Return NVML's view. Raises NotCheckable if NVML does not answer, which CK003 reports."""
+    """Return the query result of NVML. Raises NotCheckable if NVML does not answer, which CK003 reports."""
     return require(context.nvml, "NVML does not answer (CK003)")
 
 
@@ -111,21 +111,21 @@ def _module_missing(context: RunContext, evidence: dict[str, str]) -> Finding:
             *_install_fixes(context.host.distribution_id),
             "after a kernel update: sudo dkms autoinstall, or boot the previous kernel",
         )
-    signed: tuple[str, ...] = ()
+    signing_fix: tuple[str, ...] = ()
     if context.host.secure_boot:
         evidence["Secure Boot"] = "on: modules must be signed with an enrolled key"
-        signed = (
+        signing_fix = (
             "enroll the key that signs the module (mokutil --import), or turn Secure Boot off",
         )
     return fail(
         "the NVIDIA kernel module is installed but not loaded",
         evidence,
         "sudo modprobe nvidia && sudo dmesg | grep -i nvrm | tail",
-        *signed,
+        *signing_fix,
     )
 
 
-def _explain_wsl(context: RunContext) -> Finding:
+def _unanswered_in_wsl(context: RunContext) -> Finding:
     file_exists = {
         "/dev/dxg": any(node.path == "/dev/dxg" for node in context.driver.device_nodes),
         "/usr/lib/wsl/lib/libcuda.so.1": context.driver.wsl_libcuda,
@@ -158,8 +158,8 @@ def nvml_answers(context: RunContext) -> Finding:
     if not isinstance(context.nvml, Unavailable):
         count = sum(device.parent is None for device in context.nvml.devices)
         version = context.nvml.nvml_version
-        shown = "" if isinstance(version, Unavailable) else f" {version}"
-        return ok(f"NVML{shown} answers and sees {count_of(count, 'GPU')}")
+        version_text = "" if isinstance(version, Unavailable) else f" {version}"
+        return ok(f"NVML{version_text} answers and sees {count_of(count, 'GPU')}")
     require_driver(context)
     reason = context.nvml.reason
     if context.host.is_jetson:
@@ -281,36 +281,36 @@ def _other_copies(context: RunContext, path: str) -> dict[str, str]:
 
 
 def nvml_library_version(context: RunContext) -> str | None:
-    """Return the driver version of libnvidia-ml, without the NVML version before it."""
+    """Return the driver version of libnvidia-ml, None if it is unknown."""
     nvml = context.nvml
     if not isinstance(nvml, Unavailable) and isinstance(nvml.nvml_version, str):
         return nvml.nvml_version.partition(".")[2] or None
-    path = _first_copy(context, "libnvidia-ml.so.1")
+    path = _first_copy_path(context, "libnvidia-ml.so.1")
     return version_in_name(path) if path else None
 
 
 def libcuda_path(context: RunContext) -> str | None:
-    """Return the path of the libcuda that answered, else the first one on the loader's path."""
+    """Return the path of the libcuda that CUDA loaded, or else of the first libcuda on the loader's path."""
     cuda = context.cuda
     if not isinstance(cuda, Unavailable) and isinstance(cuda.libcuda, str):
         return cuda.libcuda
-    return _first_copy(context, "libcuda.so.1")
+    return _first_copy_path(context, "libcuda.so.1")
 
 
 def libcuda_version(context: RunContext) -> str | None:
-    """Return the driver version in the file name of libcuda, None if it is unknown."""
+    """Return the driver version in the file name of libcuda, or None if it is unknown."""
     path = libcuda_path(context)
     return version_in_name(path) if path else None
 
 
 def version_in_name(path: str) -> str | None:
-    """Return 580.65.06 for libcuda.so.580.65.06, None for libcuda.so.1."""
+    """Return the driver version in a file name: 580.65.06 for libcuda.so.580.65.06, None for libcuda.so.1."""
     match = _VERSION_SUFFIX.search(path)
     return match[1] if match else None
 
 
-def _first_copy(context: RunContext, soname: str) -> str | None:
-    """Return the copy of a library that the dynamic loader would load."""
+def _first_copy_path(context: RunContext, soname: str) -> str | None:
+    """Return the path of the copy of a library that the dynamic loader would load, or None."""
     copies = (
         () if isinstance(context.software.libraries, Unavailable) else context.software.libraries
     )
@@ -318,13 +318,13 @@ def _first_copy(context: RunContext, soname: str) -> str | None:
 
 
 def driver_cuda(context: RunContext) -> tuple[int, int] | None:
-    """Return the version of CUDA that the driver supports, None if it is unknown."""
+    """Return the version of CUDA that the driver supports, or None if it is unknown."""
     version = None if isinstance(context.cuda, Unavailable) else context.cuda.driver_version
     return version if isinstance(version, tuple) else None
 
 
 def as_numbers(version: str) -> tuple[int, ...]:
-    """Convert a version to numbers that compare: 580.65.06 to (580, 65, 6)."""
+    """Convert a version to a tuple of numbers, for comparisons: 580.65.06 to (580, 65, 6)."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 

@@ -1,4 +1,4 @@
-"""The GPUs that NVML reports, in the form that checks read, and rules about single GPUs."""
+"""The state of each GPU that NVML reports, and rules that check the state of single GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cudakit.units import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The facts and telemetry of one GPU from NVML."""
+    """The facts and the telemetry that NVML reports about one GPU."""
 
     facts: DeviceFacts
     fields: Mapping[str, Field]
@@ -41,7 +41,7 @@ class GpuState:
         return tuple(map(str, value)) if isinstance(value, tuple) else None
 
     def has(self, *names: str) -> bool:
-        """Return whether NVML gave a value for at least one of these fields."""
+        """Return whether NVML reported a value for at least one of these fields."""
         values = (self.fields.get(name) for name in names)
         return any(value is not None and not isinstance(value, Unavailable) for value in values)
 
@@ -65,36 +65,36 @@ def _states(context: RunContext) -> Iterator[GpuState]:
 def evidence_of(
     gpus: Iterable[GpuState], describe: Callable[[GpuState], str | None]
 ) -> dict[str, str]:
-    """Return the description of each GPU by its label, without empty ones."""
-    described = {gpu.label: describe(gpu) for gpu in gpus}
-    return {label: text for label, text in described.items() if text}
+    """Return the description of each GPU by the GPU's label; GPUs without a description are left out."""
+    descriptions = {gpu.label: describe(gpu) for gpu in gpus}
+    return {label: text for label, text in descriptions.items() if text}
 
 
 def names_of(gpus: Sequence[GpuState]) -> str:
     """Return the names of GPUs for a sentence: "GPU 0", "GPUs 0, 2 and 3"."""
-    numbers = [str(gpu.facts.index) for gpu in gpus]
-    if len(numbers) == 1:
-        return f"GPU {numbers[0]}"
-    return f"GPUs {', '.join(numbers[:-1])} and {numbers[-1]}"
+    indices = [str(gpu.facts.index) for gpu in gpus]
+    if len(indices) == 1:
+        return f"GPU {indices[0]}"
+    return f"GPUs {', '.join(indices[:-1])} and {indices[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRule:
-    """A condition, and the finding about all GPUs that meet it.
+    """A condition, and the finding about all GPUs that fulfill the condition.
 
-    Placeholders of message and fix: {gpus} the names of these GPUs, {indices} their NVML indices, {index}
-    and {detail} the index and detail of the first one.
+    Message and fix have placeholders: {gpus} stands for the names of the GPUs that meet the condition,
+    {indices} for their NVML indices, {index} for the index of the first one, {detail} for its detail.
     """
 
     status: Status
-    applies: Callable[[GpuState], object]
+    applies: Callable[[GpuState], object]  # condition
     message: str
     fix: tuple[str, ...]
-    describe: Callable[[GpuState], str | None]  # evidence about one GPU
+    describe: Callable[[GpuState], str | None]  # function that returns the evidence about one GPU
     detail: Callable[[GpuState], object] = lambda gpu: ""  # noqa: ARG005
 
     def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:
-        """Yield the finding if at least one GPU meets the condition."""
+        """Yield the finding if at least one GPU fulfills the condition."""
         affected = [gpu for gpu in gpus if self.applies(gpu)]
         if affected:
             placeholders = {
@@ -119,7 +119,10 @@ def check_gpus(
     *,
     without_gpus: str = "",
 ) -> Finding:
-    """Return the findings of rules, else OK with ``passed``, or ``without_gpus`` if there are none."""
+    """Return the findings of the rules. If there are none, return OK.
+
+    The summary of OK is ``passed``, or ``without_gpus`` if there is no GPU.
+    """
     findings = (finding for rule in rules for finding in rule.findings(gpus))
     summary = passed if gpus else without_gpus or passed
     return combine(findings, otherwise=ok(summary, evidence_of(gpus, describe)))

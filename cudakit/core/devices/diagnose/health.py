@@ -20,12 +20,12 @@ _ECC_AGGREGATE = (
 )
 
 
-def _total(gpu: GpuState, names: tuple[str, ...]) -> int:
+def _sum_of_fields(gpu: GpuState, names: tuple[str, ...]) -> int:
     return int(sum(gpu.number(name) or 0 for name in names))
 
 
 def _ecc_counts(gpu: GpuState) -> str:
-    volatile, aggregate = _total(gpu, _ECC_VOLATILE), _total(gpu, _ECC_AGGREGATE)
+    volatile, aggregate = _sum_of_fields(gpu, _ECC_VOLATILE), _sum_of_fields(gpu, _ECC_AGGREGATE)
     return f"{volatile} since driver load, {aggregate} in total"
 
 
@@ -39,14 +39,14 @@ ECC_RULES = (
     ),
     GpuRule(
         Status.FAIL,
-        lambda gpu: _total(gpu, _ECC_VOLATILE),
+        lambda gpu: _sum_of_fields(gpu, _ECC_VOLATILE),
         "{gpus}: uncorrectable memory errors since the driver was loaded",
         ("end all processes on the GPU, then: sudo nvidia-smi --gpu-reset -i {indices}",),
         _ecc_counts,
     ),
     GpuRule(
         Status.WARN,
-        lambda gpu: _total(gpu, _ECC_AGGREGATE) and not _total(gpu, _ECC_VOLATILE),
+        lambda gpu: _sum_of_fields(gpu, _ECC_AGGREGATE) and not _sum_of_fields(gpu, _ECC_VOLATILE),
         "{gpus}: uncorrectable memory errors before the driver was last loaded",
         ("check whether the count grows: nvidia-smi -q -d ECC",),
         _ecc_counts,
@@ -83,7 +83,9 @@ def _recovery_action(gpu: GpuState) -> str | None:
     return gpu.text("recovery_action")
 
 
-_RESET = "end all processes on the GPU, then: sudo nvidia-smi --gpu-reset -i {indices} (or reboot)"
+_RESET_FIX = (
+    "end all processes on the GPU, then: sudo nvidia-smi --gpu-reset -i {indices} (or reboot)"
+)
 _PENDING_REPAIRS = ("remapped_rows_pending", "retired_pages_pending", "repair_channel_pending")
 REPAIR_RULES = (
     GpuRule(
@@ -97,14 +99,14 @@ REPAIR_RULES = (
         Status.WARN,
         lambda gpu: any(gpu.flag(name) for name in _PENDING_REPAIRS),
         "{gpus}: defective memory is still in use until the next reset",
-        (_RESET,),
+        (_RESET_FIX,),
         _repair_counts,
     ),
     GpuRule(
         Status.FAIL,
         lambda gpu: _recovery_action(gpu) not in (None, "none"),
         "{gpus}: the driver requests a recovery action: {detail}",
-        (_RESET,),
+        (_RESET_FIX,),
         _recovery_action,
         detail=_recovery_action,
     ),
@@ -125,10 +127,11 @@ def memory_repairs(context: RunContext) -> Finding:
 
 # --- speed -----------------------------------------------------------------------------------------
 
-# From this utilization on, the PCIe link is not in its idle state.
-_BUSY_PERCENT = 10
-# Clock event reasons that are a problem; a software power cap under load is normal.
-_THROTTLES = (
+# Minimum utilization at which the PCIe link is not idle.
+_MIN_BUSY_PERCENT = 10
+# Clock event reasons that are a problem. A software power cap is not one of them, since it is normal under
+# load.
+_THROTTLING_REASONS = (
     "hardware slowdown",
     "software thermal slowdown",
     "hardware thermal slowdown",
@@ -142,7 +145,7 @@ def _is_below_maximum(gpu: GpuState, name: str) -> bool:
 
 
 def _is_busy(gpu: GpuState) -> bool:
-    return (gpu.number("utilization_gpu_percent") or 0) >= _BUSY_PERCENT
+    return (gpu.number("utilization_gpu_percent") or 0) >= _MIN_BUSY_PERCENT
 
 
 def _link_text(gpu: GpuState) -> str:
@@ -181,10 +184,11 @@ def pcie_links(context: RunContext) -> Finding:
     card, a riser or a BIOS setting.
     """
     gpus = [gpu for gpu in gpu_states(context) if gpu.has("pcie_width", "pcie_generation")]
-    idle = any(_is_below_maximum(gpu, "pcie_generation") and not _is_busy(gpu) for gpu in gpus)
-    passed = (
-        f"PCIe links have all lanes{' (idle links run slower, which is normal)' if idle else ''}"
+    has_idle_link = any(
+        _is_below_maximum(gpu, "pcie_generation") and not _is_busy(gpu) for gpu in gpus
     )
+    idle_links = " (idle links run slower, which is normal)" if has_idle_link else ""
+    passed = f"PCIe links have all lanes{idle_links}"
     return check_gpus(
         gpus, PCIE_RULES, passed, _link_text, without_gpus="no GPU reports a PCIe link"
     )
@@ -194,19 +198,19 @@ def _clock_reasons(gpu: GpuState) -> str:
     return ", ".join(gpu.texts("clock_event_reasons") or ()) or "none"
 
 
-def _throttle_reason(gpu: GpuState) -> str:
-    """Return the first reason for throttling, "" if there is none."""
+def _throttling_reason(gpu: GpuState) -> str:
+    """Return the first reason for throttling, or an empty text if there is none."""
     reasons = gpu.texts("clock_event_reasons") or ()
-    return next((reason for reason in reasons if reason in _THROTTLES), "")
+    return next((reason for reason in reasons if reason in _THROTTLING_REASONS), "")
 
 
 THROTTLING_RULE = GpuRule(
     Status.WARN,
-    _throttle_reason,
+    _throttling_reason,
     "{gpus}: throttled now ({detail})",
     ("check fans, airflow and power supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",),
     lambda gpu: f"{_clock_reasons(gpu)}, {gpu.number('temperature_gpu_c') or 0:g} °C",
-    detail=_throttle_reason,
+    detail=_throttling_reason,
 )
 
 
@@ -232,7 +236,7 @@ def _power_text(gpu: GpuState) -> str:
 
 POWER_RULE = GpuRule(
     Status.WARN,
-    # NVML rounds, so a difference below 1 W is ignored.
+    # A difference below 1 W is ignored, because NVML rounds the limits.
     lambda gpu: _power_limit(gpu) + 1 < (gpu.number("power_limit_default_w") or 0),
     "{gpus}: the power limit is below its default",
     ("sudo nvidia-smi -i {index} -pl {detail:.0f}",),

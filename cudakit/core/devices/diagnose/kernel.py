@@ -22,10 +22,10 @@ from cudakit.units import Unavailable
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
 _UVM_NODE = "/dev/nvidia-uvm"
 _CONTROL_NODE = "/dev/nvidiactl"
-_START_CONTAINER = "docker run --gpus all ...  (or --device nvidia.com/gpu=all with CDI)"
+_CONTAINER_FIX = "docker run --gpus all ...  (or --device nvidia.com/gpu=all with CDI)"
 _LOG_COMMAND = "sudo dmesg | grep -iE 'nvrm|xid' | tail"
 # Kernel drivers that pass a GPU through to a virtual machine.
-_PASSED_THROUGH = ("vfio-pci", "pci-stub")
+_PASS_THROUGH_DRIVERS = ("vfio-pci", "pci-stub")
 
 
 def device_nodes(context: RunContext) -> Finding:
@@ -40,7 +40,7 @@ def device_nodes(context: RunContext) -> Finding:
         raise NotCheckable("the GPU is simulated")
     require_driver(context)
     if context.host.is_wsl or context.host.is_jetson:
-        return _other_platform(context)
+        return _check_nodes_of_wsl_or_jetson(context)
     problems = [*_missing_nodes(context), *_refused_nodes(context)]
     if context.cuda_devices and problems:
         return ok("the device nodes work, because CUDA does", _node_evidence(context))
@@ -48,7 +48,7 @@ def device_nodes(context: RunContext) -> Finding:
     return combine(problems, otherwise=ok(passed, _node_evidence(context)))
 
 
-def _other_platform(context: RunContext) -> Finding:
+def _check_nodes_of_wsl_or_jetson(context: RunContext) -> Finding:
     refused = [node for node in context.driver.device_nodes if node.error]
     if refused:
         return fail(
@@ -68,7 +68,7 @@ def _missing_nodes(context: RunContext) -> Iterator[Finding]:
             yield fail(
                 f"the container was started without a GPU: {missing} does not exist",
                 _node_evidence(context),
-                _START_CONTAINER,
+                _CONTAINER_FIX,
             )
         else:
             yield fail(
@@ -78,7 +78,7 @@ def _missing_nodes(context: RunContext) -> Iterator[Finding]:
                 "or: sudo nvidia-smi",
             )
     elif _UVM_NODE not in present:
-        fix = _START_CONTAINER if context.host.container else "sudo nvidia-modprobe -u -c 0"
+        fix = _CONTAINER_FIX if context.host.container else "sudo nvidia-modprobe -u -c 0"
         yield fail(
             f"{_UVM_NODE} does not exist, so CUDA cannot start (999)", _node_evidence(context), fix
         )
@@ -129,7 +129,7 @@ def gpus_on_bus(context: RunContext) -> Finding:
     GPUs in NVML.
     """
     require_driver(context)
-    bus_gpus = [gpu for gpu in context.driver.pci_gpus if gpu.driver not in _PASSED_THROUGH]
+    bus_gpus = [gpu for gpu in context.driver.pci_gpus if gpu.driver not in _PASS_THROUGH_DRIVERS]
     failed = [gpu.address for gpu in bus_gpus if gpu.is_gone]
     if failed:
         return fail(
@@ -175,6 +175,6 @@ def _compare_with_bus(
 
 
 def _without_leading_zeros(address: str) -> str:
-    # The PCI domain has 4 digits or 8.
+    # The PCI domain has 4 or 8 digits, depending on the source of the address.
     domain, _, suffix = address.lower().partition(":")
     return f"{int(domain, 16):x}:{suffix}"

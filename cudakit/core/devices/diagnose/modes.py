@@ -49,7 +49,7 @@ def fabric(context: RunContext) -> Finding:
         return _fabric_warning(waiting or broken, states, is_single=len(gpus) == 1)
     return fail(
         f"the NVSwitch fabric is not ready on {names_of(waiting or broken)}",
-        {**states, "nv-fabricmanager": _fabric_manager(context)},
+        {**states, "nv-fabricmanager": _fabric_manager_state(context)},
         "sudo systemctl enable --now nvidia-fabricmanager",
         "if it does not start, install exactly the driver's version of it",
         "in a virtual machine the host sets up the fabric: contact its administrator",
@@ -71,13 +71,13 @@ def _fabric_state(gpu: GpuState) -> str:
     return f"{gpu.text('fabric_state')}{f', {status}' if status else ''}"
 
 
-def _fabric_manager(context: RunContext) -> str:
+def _fabric_manager_state(context: RunContext) -> str:
     if isinstance(context.processes, Unavailable):
         return context.processes.reason
     return "running" if "nv-fabricmanage" in context.processes else "not running here"
 
 
-_MODE_CHANGE = GpuRule(
+_PENDING_MIG_CHANGE = GpuRule(
     Status.WARN,
     lambda gpu: gpu.flag("mig_mode_pending") not in (None, gpu.flag("mig_mode")),
     "{gpus}: a change of MIG mode takes effect at the next reset",
@@ -95,11 +95,11 @@ def mig_instances(context: RunContext) -> Finding:
     """
     gpus = gpu_states(context)
     mig_gpus = [gpu for gpu in gpus if gpu.flag("mig_mode")]
-    parents = Counter(device.parent for device in require_nvml(context).devices)
-    counts = {gpu.label: parents[gpu.facts.index] for gpu in mig_gpus}
+    instance_counts = Counter(device.parent for device in require_nvml(context).devices)
+    counts = {gpu.label: instance_counts[gpu.facts.index] for gpu in mig_gpus}
     evidence = {label: count_of(count, "instance") for label, count in counts.items()}
     empty = [gpu for gpu in mig_gpus if not counts[gpu.label]]
-    findings = list(_MODE_CHANGE.findings(gpus))
+    findings = list(_PENDING_MIG_CHANGE.findings(gpus))
     if empty:
         findings.insert(0, _empty_mig_finding(empty, evidence, all_gpus=len(empty) == len(gpus)))
     return combine(

@@ -18,19 +18,19 @@ from cudakit.core.devices.diagnose.check import (
 from cudakit.core.devices.diagnose.driver import cuda_text, driver_cuda, require_driver
 from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
 
-# The oldest driver that runs each CUDA version (CUDA Compatibility, table of minor version compatibility).
+# The oldest driver for each major version of CUDA (CUDA Compatibility, table of minor version compatibility).
 _MIN_DRIVERS = {11: "450", 12: "525", 13: "580"}
 # Indexes of PyTorch builds that run on every driver of a CUDA major version.
 _TORCH_INDEXES = {
     12: "https://download.pytorch.org/whl/cu126",
     13: "https://download.pytorch.org/whl/cu130",
 }
-# Packages that generate PTX, which the driver compiles: a newer minor version can be too new for it.
+# Packages that generate PTX. The driver may be unable to compile PTX of a newer minor version.
 _PTX_COMPILERS = re.compile(r"nvidia-cuda-nvrtc(-cu\d\d)?|nvidia-nvjitlink(-cu\d\d)?|cuda-toolkit")
 _BINDINGS = ("cuda-bindings", "cuda-python")
 
-# Packages that install the same module: the one installed last wins.
-_SAME_MODULE = {
+# Packages that install the same module. Python imports the module of the package that was installed last.
+_PACKAGES_OF_MODULES = {
     "pynvml": ("nvidia-ml-py", "nvidia-ml-py3", "pynvml"),
     "cupy": ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"),
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
@@ -56,14 +56,15 @@ _FIRST_CUDA: dict[_Capability, _Capability] = {
     (12, 0): (12, 8),
     (12, 1): (12, 9),
 }
-# The lowest compute capability per CUDA version: 12 dropped Kepler; 13 dropped Maxwell, Pascal, Volta.
+# The lowest compute capability that each major version of CUDA supports. CUDA 12 dropped Kepler; CUDA 13
+# dropped Maxwell, Pascal and Volta.
 _MIN_CAPABILITIES: dict[int, _Capability] = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
 # The lowest compute capability that cudakit is tested on.
 _MIN_TESTED_CAPABILITY: _Capability = (7, 5)
 
 
 def distributions(context: RunContext) -> dict[str, Distribution]:
-    """Return the installed packages by name; of several copies, the first one on the path."""
+    """Return the installed packages by name. Of several copies, return the first one on sys.path."""
     return {
         distribution.name: distribution
         for distribution in reversed(require(context.software.distributions))
@@ -82,41 +83,44 @@ def driver_version(context: RunContext) -> Finding:
     if supported_cuda is None:
         require_driver(context)
         raise NotCheckable("the CUDA version of the driver is unknown (CK005)")
-    needs = list(_needs(context))
+    requirements = list(_requirements(context))
     evidence = {"driver": f"CUDA {cuda_text(supported_cuda)}"}
-    evidence |= {need.name: f"CUDA {cuda_text(need.cuda)}" for need in needs}
+    evidence |= {item.name: f"CUDA {cuda_text(item.cuda)}" for item in requirements}
     passed = (
         f"the driver's CUDA {cuda_text(supported_cuda)} is new enough for the installed packages"
     )
     return combine(
-        (_compare(need, supported_cuda, evidence) for need in needs), otherwise=ok(passed, evidence)
+        (_check_requirement(item, supported_cuda, evidence) for item in requirements),
+        otherwise=ok(passed, evidence),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Need:
-    """The CUDA version that a package or toolkit was built for."""
+class _CudaRequirement:
+    """The CUDA version that a package or toolkit needs from the driver."""
 
     name: str
     cuda: tuple[int, int | None]
     generates_ptx: bool = False
-    is_required: bool = True  # bindings and toolkits can be unused
+    is_used: bool = True  # False for bindings and toolkits, which may be installed but not used
 
 
-def _needs(context: RunContext) -> Iterator[_Need]:
+def _requirements(context: RunContext) -> Iterator[_CudaRequirement]:
     for build in require(context.software.builds):
         if build.cuda:
-            yield _Need(f"{build.framework} {build.version}", build.cuda)
+            yield _CudaRequirement(f"{build.framework} {build.version}", build.cuda)
     for name, package in distributions(context).items():
         if _PTX_COMPILERS.fullmatch(name) or name in _BINDINGS:
             version = _major_minor(package.version)
             if version:
                 is_compiler = name not in _BINDINGS
-                yield _Need(
-                    f"{name} {package.version}", version, is_compiler, is_required=is_compiler
+                yield _CudaRequirement(
+                    f"{name} {package.version}", version, is_compiler, is_used=is_compiler
                 )
     for toolkit in context.software.toolkits:
-        yield _Need(f"toolkit {toolkit.path}", toolkit.cuda, generates_ptx=True, is_required=False)
+        yield _CudaRequirement(
+            f"toolkit {toolkit.path}", toolkit.cuda, generates_ptx=True, is_used=False
+        )
 
 
 def _major_minor(version: str) -> tuple[int, int] | None:
@@ -124,30 +128,33 @@ def _major_minor(version: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _compare(need: _Need, supported_cuda: tuple[int, int], evidence: dict[str, str]) -> Finding:
-    major, minor = need.cuda
+def _check_requirement(
+    requirement: _CudaRequirement, supported_cuda: tuple[int, int], evidence: dict[str, str]
+) -> Finding:
+    major, minor = requirement.cuda
     if major > supported_cuda[0]:
         oldest = _MIN_DRIVERS.get(major)
-        make_finding = fail if need.is_required else warn
+        make_finding = fail if requirement.is_used else warn
         return make_finding(
-            f"{need.name} needs CUDA {cuda_text(need.cuda)}, "
+            f"{requirement.name} needs CUDA {cuda_text(requirement.cuda)}, "
             f"but the driver supports {cuda_text(supported_cuda)}",
             evidence,
             f"update the driver to {oldest} or newer" if oldest else "update the driver",
             f"or install a build for CUDA {supported_cuda[0]}",
         )
     if (
-        need.generates_ptx
+        requirement.generates_ptx
         and minor is not None
         and major == supported_cuda[0]
         and minor > supported_cuda[1]
     ):
         return warn(
-            f"PTX from {need.name} is too new for the driver's CUDA {cuda_text(supported_cuda)} (error 222)",
+            f"PTX from {requirement.name} is too new for the driver's CUDA "
+            f"{cuda_text(supported_cuda)} (error 222)",
             evidence,
             "update the driver, or compile to machine code (-arch=sm_XX) instead of PTX",
         )
-    return ok(need.name)
+    return ok(requirement.name)
 
 
 # --- CK010 -----------------------------------------------------------------------------------------
@@ -206,7 +213,7 @@ def _builds_without_code(
 ) -> Iterator[Finding]:
     for build in require(context.software.builds):
         for name, capability in devices.items():
-            reason = _missing_code(build.cuda, capability) if build.cuda else ""
+            reason = _reason_without_code(build.cuda, capability) if build.cuda else ""
             if reason:
                 yield fail(
                     f"{build.framework} {build.version} has no code for {name} "
@@ -219,9 +226,9 @@ def _builds_without_code(
                 )
 
 
-def _missing_code(cuda: tuple[int, int | None], capability: _Capability) -> str:
+def _reason_without_code(cuda: tuple[int, int | None], capability: _Capability) -> str:
     first_cuda = _FIRST_CUDA.get(capability)
-    # An unknown minor version counts as the newest.
+    # If the minor version is unknown, the newest one is assumed.
     newest_cuda = (cuda[0], 99 if cuda[1] is None else cuda[1])
     if first_cuda and newest_cuda < first_cuda:
         return f"support starts with CUDA {cuda_text(first_cuda)}"
@@ -298,37 +305,38 @@ def module_conflicts(context: RunContext) -> Finding:
     """
     installed = distributions(context)
     return combine(
-        [*_same_modules(installed.keys()), *_installed_twice(context)],
+        [*_conflicting_packages(installed.keys()), *_duplicate_packages(context)],
         otherwise=ok("no two packages install the same module"),
     )
 
 
-def _same_modules(names: Iterable[str]) -> Iterator[Finding]:
-    for module, packages in _SAME_MODULE.items():
+def _conflicting_packages(names: Iterable[str]) -> Iterator[Finding]:
+    for module, packages in _PACKAGES_OF_MODULES.items():
         conflicting = [name for name in packages if name in set(names)]
         if len(conflicting) > 1:
-            kept, *removed = _preferred(module, conflicting)
+            preferred, *unwanted = _by_preference(module, conflicting)
             yield warn(
                 f"{' and '.join(conflicting)} install the same module, {module}",
                 {module: ", ".join(conflicting)},
-                f"pip uninstall -y {' '.join(removed)} && pip install --force-reinstall --no-deps {kept}",
+                f"pip uninstall -y {' '.join(unwanted)} && "
+                f"pip install --force-reinstall --no-deps {preferred}",
             )
 
 
-def _preferred(module: str, names: list[str]) -> list[str]:
-    """Return the packages with the one to keep first: NVIDIA's own, the newest CUDA, the GPU build."""
+def _by_preference(module: str, names: list[str]) -> list[str]:
+    """Sort packages, the one to keep first: NVIDIA's own, for the newest CUDA, the build for GPUs."""
     if module == "pynvml":
         return names
     return sorted(names, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)
 
 
 def _cuda_major(name: str) -> int:
-    """Return the CUDA version in the name of a package: 13 for cupy-cuda13x, 0 without one."""
+    """Return the CUDA version in the name of a package: 13 for cupy-cuda13x, or 0 if it has none."""
     match = re.search(r"-cu(?:da)?(\d\d)x?(?:-|$)", name)
     return int(match[1]) if match else 0
 
 
-def _installed_twice(context: RunContext) -> Iterator[Finding]:
+def _duplicate_packages(context: RunContext) -> Iterator[Finding]:
     copies: dict[str, list[Distribution]] = {}
     for distribution in require(context.software.distributions):
         if (
@@ -351,7 +359,7 @@ def _installed_twice(context: RunContext) -> Iterator[Finding]:
 
 # --- CK012: libraries ------------------------------------------------------------------------------
 
-# The driver's own libraries; CK004 and CK008 check these.
+# The driver's own libraries, which CK004 and CK008 check.
 _DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 
 
@@ -364,21 +372,25 @@ def shadowed_libraries(context: RunContext) -> Finding:
     causes no problem.
     """
     libraries = require(context.software.libraries)
-    packaged = [
+    cuda_libraries = [
         library for library in libraries if not library.soname.startswith(_DRIVER_LIBRARIES)
     ]
     return combine(
-        _shadowed(packaged),
-        otherwise=ok("LD_LIBRARY_PATH shadows no CUDA library of a package", _by_source(packaged))
-        if packaged
+        _shadowing_libraries(cuda_libraries),
+        otherwise=ok(
+            "LD_LIBRARY_PATH shadows no CUDA library of a package", _names_by_source(cuda_libraries)
+        )
+        if cuda_libraries
         else ok("no CUDA library is on the loader's path"),
     )
 
 
-def _shadowed(libraries: Sequence[Library]) -> Iterator[Finding]:
-    packaged = {library.soname: library for library in libraries if library.source == "package"}
+def _shadowing_libraries(libraries: Sequence[Library]) -> Iterator[Finding]:
+    package_copies = {
+        library.soname: library for library in libraries if library.source == "package"
+    }
     for library in libraries:
-        package_copy = packaged.get(library.soname)
+        package_copy = package_copies.get(library.soname)
         if (
             library.source == "LD_LIBRARY_PATH"
             and package_copy is not None
@@ -391,8 +403,8 @@ def _shadowed(libraries: Sequence[Library]) -> Iterator[Finding]:
             )
 
 
-def _by_source(libraries: Iterable[Library]) -> dict[str, str]:
-    by_source: dict[str, set[str]] = {}
+def _names_by_source(libraries: Iterable[Library]) -> dict[str, str]:
+    names_by_source: dict[str, set[str]] = {}
     for library in libraries:
-        by_source.setdefault(library.source, set()).add(library.soname)
-    return {source: ", ".join(sorted(names)) for source, names in by_source.items()}
+        names_by_source.setdefault(library.source, set()).add(library.soname)
+    return {source: ", ".join(sorted(names)) for source, names in names_by_source.items()}

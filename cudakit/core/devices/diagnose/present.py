@@ -1,4 +1,4 @@
-"""Present the result of doctor as a Document: problems first, then a summary."""
+"""Format the result of doctor as a Document: problems first, then a summary."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ _LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
 
 
 def report(result: DoctorResult, *, show_all: bool = False, selected: bool = False) -> Document:
-    """Return the problems and a summary; with ``show_all`` also every other check by theme.
+    """Return the problems and a summary. With ``show_all``, also return every other check by theme.
 
-    ``selected``: the user named the checks, so that each of them is shown, with the reason if it is unknown.
+    ``selected`` is true if the user selected checks by id. Then every check is shown, with the reason if it
+    could not be performed.
     """
-    nodes: list[Node] = [node for check in _problems(result) for node in _problem(check)]
+    nodes: list[Node] = [node for check in _problems(result) for node in _problem_nodes(check)]
     if show_all or selected:
         nodes += _passed_by_theme(result)
     if show_all:
@@ -56,19 +57,21 @@ def report(result: DoctorResult, *, show_all: bool = False, selected: bool = Fal
 
 
 def paste(result: DoctorResult) -> Document:
-    """Return a report to paste into an issue: versions, devices, every check with its evidence."""
+    """Return the report of ``--paste``, for issues: versions, devices, every check with its evidence."""
     versions = Facts(tuple((label, Text(value)) for label, value in result.about.items()))
     passed = [check for check in result.checks if check.status is Status.OK]
     sections: tuple[tuple[str, Sequence[Node]], ...] = (
         ("Versions", [versions]),
         ("GPUs", [_device_table(result.devices)] if result.devices else []),
-        ("Problems", [node for check in _problems(result) for node in _problem(check)]),
-        ("Passed", [node for check in passed for node in _with_evidence(check, check.evidence)]),
-        ("Could not be checked", list(_unknown(result.checks))),
+        ("Problems", [node for check in _problems(result) for node in _problem_nodes(check)]),
+        ("Passed", [node for check in passed for node in _check_nodes(check, check.evidence)]),
+        ("Could not be checked", list(_unknown_check_notes(result.checks))),
     )
-    shown = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
+    sections_with_nodes = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
     variables = _variables_section(result.variables)
-    return Document(_title(result), (*shown, *variables, _summary(result, show_all=True)))
+    return Document(
+        _title(result), (*sections_with_nodes, *variables, _summary(result, show_all=True))
+    )
 
 
 # --- title and summary -----------------------------------------------------------------------------
@@ -82,14 +85,14 @@ def _title(result: DoctorResult) -> str:
 def _verdict(result: DoctorResult) -> str:
     failed, warned = result.failures, result.warnings
     if failed or warned:
-        parts = [count_of(failed, "check") + " failed"] if failed else []
-        parts += [count_of(warned, "warning")] if warned else []
-        return ", ".join(parts)
+        counts = [count_of(failed, "check") + " failed"] if failed else []
+        counts += [count_of(warned, "warning")] if warned else []
+        return ", ".join(counts)
     return "no check could be performed" if result.is_unknown else "no problems found"
 
 
 def _summary(result: DoctorResult, *, show_all: bool) -> Note:
-    """Return the number of checks by status, and what to run next."""
+    """Return the number of checks by status, and advice on the next command."""
     counts = result.counts
     unknown = f", {counts['unknown']} could not be checked" if counts["unknown"] else ""
     text = (
@@ -106,14 +109,14 @@ def _summary(result: DoctorResult, *, show_all: bool) -> Note:
 
 
 def _problems(result: DoctorResult) -> list[CheckResult]:
-    """Return the failures, then the warnings."""
+    """Return the checks that failed, then those with warnings."""
     problems = [check for check in result.checks if check.status >= Status.WARN]
     return sorted(problems, key=lambda check: -check.status)
 
 
-def _problem(check: CheckResult) -> Iterator[Node]:
-    """Return a problem with the evidence that its summary does not contain."""
-    return _with_evidence(
+def _problem_nodes(check: CheckResult) -> Iterator[Node]:
+    """Yield the nodes of a failed check or a warning, with the evidence that is not in its summary."""
+    return _check_nodes(
         check,
         {
             label: value
@@ -123,14 +126,14 @@ def _problem(check: CheckResult) -> Iterator[Node]:
     )
 
 
-def _with_evidence(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[Node]:
+def _check_nodes(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[Node]:
     yield Note(_LEVELS[check.status], f"{check.id} {check.summary}", check.fix)
     if evidence:
         yield Facts(tuple((label, Text(value)) for label, value in evidence.items()))
 
 
 def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
-    """Yield a section for each theme: passed checks in one line each, unknown ones by reason."""
+    """Yield a section for each theme: a line for each passed check, and a line for each unknown reason."""
     for theme, group in groupby(result.checks, key=lambda check: check.theme):
         checks = [check for check in group if check.status < Status.WARN]
         passed = [
@@ -139,18 +142,18 @@ def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
             if check.status is Status.OK
         ]
         if checks:
-            yield Section(theme, (*passed, *_unknown(checks)))
+            yield Section(theme, (*passed, *_unknown_check_notes(checks)))
 
 
 def _self_test_line(result: DoctorResult) -> Iterator[Node]:
-    """Yield why the self-test did not run, if ``--deep`` asked for it."""
+    """Yield the reason why the self-test did not run, if ``--deep`` requested it."""
     steps = [check for check in result.checks if check.theme in SELF_TEST]
     if steps and all(check.status is Status.UNKNOWN for check in steps):
         reasons = dict.fromkeys(check.summary for check in steps)
         yield Note("warn", f"The self-test did not run: {'; '.join(reasons)}.")
 
 
-def _unknown(checks: Sequence[CheckResult]) -> Iterator[Node]:
+def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:
     reasons: dict[str, list[str]] = {}
     for check in checks:
         if check.status is Status.UNKNOWN:
@@ -164,9 +167,9 @@ def _unknown(checks: Sequence[CheckResult]) -> Iterator[Node]:
 
 def _variables_line(variables: Sequence[SetVariable]) -> Iterator[Node]:
     if variables:
-        listed = ", ".join(variable.name for variable in variables)
+        names = ", ".join(variable.name for variable in variables)
         noun = count_of(len(variables), "environment variable")
-        yield Note("info", f"{noun} of CUDA and its libraries set: {listed}")
+        yield Note("info", f"{noun} of CUDA and its libraries set: {names}")
 
 
 def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:

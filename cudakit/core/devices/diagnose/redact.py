@@ -1,4 +1,4 @@
-"""Remove names and numbers from a report that identify a person, a host or a GPU."""
+"""Remove the names and numbers that identify a person, a host or a GPU from a report."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-# UUIDs, also abbreviated as in CUDA_VISIBLE_DEVICES, and the legacy form of MIG instances.
+# The UUID of a device, also abbreviated as in CUDA_VISIBLE_DEVICES, or the legacy name of a MIG instance.
 _DEVICE_UUID = re.compile(r"\b(MIG-GPU|GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*(?:/\d+)*")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_HOMES = re.compile(r"/(home|Users)/[^/\s:,;'\"]+")
-# Common names of users and hosts, which are not removed.
+_HOME_DIRECTORY = re.compile(r"/(home|Users)/[^/\s:,;'\"]+")
+# Common names of users and hosts, which stay in the report.
 _COMMON_NAMES = frozenset(
     {"", "root", "user", "ubuntu", "nobody", "nvidia", "docker", "localhost", "gpu", "cuda"}
     | {"vm", "pc", "host", "server", "node", "linux", "debian", "fedora", "admin"}
-    | {"serial", "uuid", "home"}  # the placeholders
+    | {"serial", "uuid", "home"}  # words in the placeholders of a report
 )
-# A shorter serial number could also be part of other numbers.
+# Minimum length of a serial number to remove. A shorter one could be a part of other numbers.
 _MIN_SERIAL_LENGTH = 6
 
 
@@ -40,14 +40,14 @@ def redacted(value: _T, identity: Identity) -> _T:
 
     The value is a text, or is composed of dataclasses, tuples and mappings.
     """
-    result: _T = _redacted(value, tuple(_secrets(identity)))
+    result: _T = _replace_secret_patterns(value, tuple(_secret_patterns(identity)))
     return result
 
 
-def _secrets(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]]:
+def _secret_patterns(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]]:
     if len(identity.home) > 1:
         yield re.compile(rf"{re.escape(identity.home)}(?![\w.-])"), "~"
-    yield _HOMES, r"/\1/<user>"
+    yield _HOME_DIRECTORY, r"/\1/<user>"
     for serial in identity.serials:
         if len(serial) >= _MIN_SERIAL_LENGTH:
             yield _word_pattern(serial), "<serial>"
@@ -67,22 +67,26 @@ def _word_pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", re.IGNORECASE)
 
 
-def _redacted(value: Any, secrets: tuple[tuple[re.Pattern[str], str], ...]) -> Any:
+def _replace_secret_patterns(value: Any, patterns: tuple[tuple[re.Pattern[str], str], ...]) -> Any:
     match value:
         case Enum():
             return value
         case str():
-            for pattern, placeholder in secrets:
+            for pattern, placeholder in patterns:
                 value = pattern.sub(placeholder, value)
             return value
         case tuple():
-            return tuple(_redacted(item, secrets) for item in value)
+            return tuple(_replace_secret_patterns(item, patterns) for item in value)
         case Mapping():
             return {
-                _redacted(key, secrets): _redacted(item, secrets) for key, item in value.items()
+                _replace_secret_patterns(key, patterns): _replace_secret_patterns(item, patterns)
+                for key, item in value.items()
             }
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
-        changed = {field.name: _redacted(getattr(value, field.name), secrets) for field in fields}
-        return dataclasses.replace(value, **changed)
+        values = {
+            field.name: _replace_secret_patterns(getattr(value, field.name), patterns)
+            for field in fields
+        }
+        return dataclasses.replace(value, **values)
     return value

@@ -60,7 +60,7 @@ def container(context: RunContext) -> Finding:
 
 
 def _missing_capabilities(capabilities: str | None) -> list[str]:
-    # Without capabilities the runtime uses utility and compute.
+    # If no capabilities are set, the container runtime uses utility and compute.
     if not capabilities or "all" in capabilities.split(","):
         return []
     allowed = capabilities.split(",")
@@ -80,13 +80,13 @@ def wsl_libraries(context: RunContext) -> Finding:
         for library in require(context.software.libraries)
         if library.soname == "libcuda.so.1"
     ]
-    foreign = [
+    linux_copies = [
         library.path
         for library in copies
         if not library.real.startswith(_WSL_LIBRARIES) and "/wsl/" not in library.real
     ]
     evidence = {"libcuda.so.1": ", ".join(library.path for library in copies) or "not found"}
-    if foreign:
+    if linux_copies:
         return fail(
             "a Linux driver inside WSL hides the libcuda of the Windows driver",
             evidence,
@@ -140,8 +140,8 @@ def mps(context: RunContext) -> Finding:
 
 _DCGM_CONFLICT = "DCGM uses the performance counters while it collects profiling metrics"
 _NCU_CONFLICT = "Nsight Compute uses the performance counters"
-# Tools by process name, which the kernel cuts at 15 characters.
-_CUPTI_USERS = {
+# The tools by the name of their process. The kernel cuts names of processes at 15 characters.
+_PROFILING_TOOLS = {
     "nsys": "Nsight Systems uses CUPTI in the programs that it starts",
     "ncu": _NCU_CONFLICT,
     "nv-nsight-cu-cl": _NCU_CONFLICT,
@@ -163,8 +163,8 @@ def cupti_users(context: RunContext) -> Finding:
     """
     running = frozenset() if isinstance(context.processes, Unavailable) else context.processes
     tools = (
-        warn(f"{name} is running: {_CUPTI_USERS[name]}", {name: "running"}, _release_fix(name))
-        for name in sorted(running & _CUPTI_USERS.keys())
+        warn(f"{name} is running: {_PROFILING_TOOLS[name]}", {name: "running"}, _release_fix(name))
+        for name in sorted(running & _PROFILING_TOOLS.keys())
     )
     findings = (*apply_rules(rules_of("CK025"), context.variables), *tools)
     return combine(findings, otherwise=ok("no other tool uses CUPTI"))
@@ -207,16 +207,16 @@ def performance_counters(context: RunContext) -> Finding:
 
 # --- memory ----------------------------------------------------------------------------------------
 
-# Docker's default is 64 MiB; the batches of a data loader can take hundreds of MiB.
+# Minimum size of /dev/shm. Docker's default is 64 MiB; the batches of a data loader can take hundreds of MiB.
 _MIN_SHARED_BYTES = 1 << 30
 _CONTAINER_SHM_FIXES: tuple[str, ...] = (
     "docker run --ipc=host ...  (or --shm-size=8g)",
     "in Kubernetes: mount an emptyDir with medium: Memory at /dev/shm",
 )
 _HOST_SHM_FIXES: tuple[str, ...] = ("sudo mount -o remount,size=8G /dev/shm",)
-# CUDA reserves address space for all memory of host and devices, and uses little of it.
+# Minimum of address space. CUDA reserves address space for all memory of host and devices, and uses little.
 _MIN_ADDRESS_SPACE = 1 << 40
-# Buffers registered with an InfiniBand card are locked in memory.
+# Minimum of lockable memory with InfiniBand. Buffers that are registered with a card are locked in memory.
 _MIN_LOCKED_BYTES = 1 << 30
 
 
@@ -249,14 +249,15 @@ def memory_limits(context: RunContext) -> Finding:
     address_limit, lock_limit = limits.address_space_bytes, limits.locked_memory_bytes
     overcommit, cards = context.host.overcommit_memory, context.host.infiniband
     evidence = {
-        "address space (ulimit -v)": _size(address_limit),
-        "locked memory (ulimit -l)": _size(lock_limit),
+        "address space (ulimit -v)": _limit_text(address_limit),
+        "locked memory (ulimit -l)": _limit_text(lock_limit),
         "vm.overcommit_memory": overcommit or "?",
     }
     problems = (
         (
             address_limit is not None and address_limit < _MIN_ADDRESS_SPACE,
-            f"the address space is limited to {_size(address_limit)}: CUDA may fail with out of memory (2)",
+            f"the address space is limited to {_limit_text(address_limit)}: CUDA may fail with "
+            "out of memory (2)",
             "ulimit -v unlimited, or ask the batch system for more memory",
         ),
         (
@@ -266,7 +267,8 @@ def memory_limits(context: RunContext) -> Finding:
         ),
         (
             bool(cards) and lock_limit is not None and lock_limit < _MIN_LOCKED_BYTES,
-            f"only {_size(lock_limit)} of memory can be locked; InfiniBand ({', '.join(cards)}) needs more",
+            f"only {_limit_text(lock_limit)} of memory can be locked; InfiniBand "
+            f"({', '.join(cards)}) needs more",
             "ulimit -l unlimited (docker run --ulimit memlock=-1)",
         ),
     )
@@ -276,14 +278,14 @@ def memory_limits(context: RunContext) -> Finding:
     )
 
 
-def _size(limit: int | None) -> str:
+def _limit_text(limit: int | None) -> str:
     return "unlimited" if limit is None else format_bytes(limit)
 
 
-# --- cudakit itself --------------------------------------------------------------------------------
+# --- cudakit --------------------------------------------------------------------------------
 
-# Extensions are built by setup.py.
-_EFFECT_IF_MISSING = {
+# The extensions that setup.py builds, each with the effect if it is missing.
+_EFFECTS_OF_MISSING = {
     "core/memory/load/_pickled": "snapshots are read by the Python reader, about 10 times slower",
     "core/allocator/_fast": "the allocator's calls run in Python, several times slower",
     "gpu/plugs/_buffers": "buffers of cuda.core are allocated through Python, which is slower",
@@ -301,7 +303,7 @@ def compiled_extensions(context: RunContext) -> Finding:
     """
     missing = {
         name: effect
-        for name, effect in _EFFECT_IF_MISSING.items()
+        for name, effect in _EFFECTS_OF_MISSING.items()
         if name in context.software.missing_extensions
     }
     if not missing:

@@ -1,7 +1,7 @@
 """The environment variables that change CUDA, its libraries, its Python frameworks or cudakit.
 
-A heading names the library and the source of its rows: a section of its documentation or a source file. A
-mark ``!CK020`` makes that check report the variable unless it is off.
+A heading names the library that reads the variables below it and their source: a section of the library's
+documentation, or a source file. The mark ``!CK020`` makes that check report the variable unless it is off.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _ROW = re.compile(r"(\w+)(?: !(CK\d+))? (.+)")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One environment variable."""
+    """A row of the table: an environment variable and its effect."""
 
     name: str
-    library: str  # the library that reads it: "CUDA", "PyTorch", "NCCL"
+    library: str  # library that reads the variable, such as "CUDA", "PyTorch" or "NCCL"
     effect: str
-    source: str
-    check: str  # the check that reports the variable unless it is off, or ""
+    source: str  # section of the documentation, or source file
+    check: str  # id of the check that warns about the variable unless it is off; empty if there is none
 
 
 @cache
 def known_variables() -> Mapping[str, Variable]:
-    """Return all rows of the table by name."""
+    """Return all rows of the table by the name of the variable."""
     variables = {}
     library = source = ""
     for line in _TABLE.strip().splitlines():

@@ -13,17 +13,17 @@ from cudakit.gpu.api.run_context import RunContext
 from cudakit.torch_rules.settings import PYTORCH_VARIABLES, parse_config
 
 _OFF_VALUES = ("", "0", "false", "no", "off")
-# cuBLASLt's kernels for Hopper need 32 MiB; below 1 MiB hardly any kernel remains.
+# Minimum workspace of cuBLASLt. Its kernels for Hopper need 32 MiB; few kernels can run with less than 1 MiB.
 _MIN_WORKSPACE_KIB = 1024
 _WORKSPACE_FORM = re.compile(r"(:\d+:\d+)+")
 
 
 @dataclass(frozen=True, slots=True)
 class VariableRule:
-    """A variable, the values that get a warning, and the warning; {name} and {value} are filled in."""
+    """A warning about some values of a variable. The texts have the placeholders {name} and {value}."""
 
     name: str
-    applies: Callable[[str], bool]
+    applies: Callable[[str], bool]  # whether a value gets the warning
     message: str
     fix: str = "unset {name}"
 
@@ -33,7 +33,7 @@ def _is_on(value: str) -> bool:
 
 
 def rules_of(check: str, fix: str = "unset {name}") -> tuple[VariableRule, ...]:
-    """Return the rules of the table for a check; each rule warns unless its variable is off."""
+    """Return the rules of the table for a check. Each rule warns if its variable is set to an "on" value."""
     return tuple(
         VariableRule(row.name, _is_on, f"{{name}}={{value}}: {row.effect}", fix)
         for row in known_variables().values()
@@ -134,15 +134,15 @@ def nccl(context: RunContext) -> Finding:
     return combine(
         (
             *apply_rules(rules_of("CK022", _NCCL_FIX), settings),
-            *apply_rules(_RENAMED, settings),
-            *_nccl_log(settings),
+            *apply_rules(_RENAMED_VARIABLES, settings),
+            *_nccl_log_warning(settings),
         ),
         otherwise=finding if nccl_settings else ok("NCCL has its default settings"),
     )
 
 
 _NCCL_FIX = "unset {name}, unless this machine needs it"
-_RENAMED = tuple(
+_RENAMED_VARIABLES = tuple(
     VariableRule(
         row.name,
         lambda value: True,  # noqa: ARG005
@@ -154,7 +154,7 @@ _RENAMED = tuple(
 )
 
 
-def _nccl_log(settings: Mapping[str, str]) -> Iterator[Finding]:
+def _nccl_log_warning(settings: Mapping[str, str]) -> Iterator[Finding]:
     level = settings.get("NCCL_DEBUG", "").upper()
     if level in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in settings:
         yield warn(
@@ -231,7 +231,7 @@ _PREFIXES = (
     "NUMBA_CUDA",
     "NUMBA_ENABLE_CUDA",
 )
-# Two letters may differ in a long name, one in a short name.
+# Minimum length of a name in which two letters may be wrong. In a shorter name, only one may be.
 _LONG_NAME_LENGTH = 16
 
 
@@ -249,19 +249,19 @@ def misspelled(context: RunContext) -> Finding:
                 f"export {correct}={context.variables[name]}; unset {name}",
             )
             for name in sorted(context.variables)
-            for correct in _nearest_known_name(name)
+            for correct in _nearest_variable(name)
         ),
         otherwise=ok("no misspelled environment variable"),
     )
 
 
-def _nearest_known_name(name: str) -> tuple[str, ...]:
-    """Return the known name that is nearest to a misspelled name, or none."""
-    known_names, upper = known_variables(), name.upper()
-    if name in known_names or not upper.startswith(_PREFIXES):
+def _nearest_variable(name: str) -> tuple[str, ...]:
+    """Return the known name that a misspelled name is most similar to, or an empty tuple."""
+    table, upper_name = known_variables(), name.upper()
+    if name in table or not upper_name.startswith(_PREFIXES):
         return ()
     distance, nearest = min(
-        (_edit_distance(upper, candidate), candidate) for candidate in known_names
+        (_edit_distance(upper_name, candidate), candidate) for candidate in table
     )
     return (nearest,) if distance <= (2 if len(nearest) >= _LONG_NAME_LENGTH else 1) else ()
 

@@ -20,12 +20,12 @@ _ROW = re.compile(r"(\d+) (\w+) ([^|]+?)(?: \| (.+))?")
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One kind of error that the driver writes to the kernel log."""
+    """A kind of error that the driver writes to the kernel log."""
 
     number: int
-    origin: str  # "program", "hardware" or "notice": the usual cause, by NVIDIA's catalog
+    origin: str  # usual cause, by NVIDIA's catalog: "program" or "hardware"; "notice" if it needs no action
     meaning: str
-    action: str
+    action: str  # recommended action
 
 
 @cache
@@ -34,19 +34,19 @@ def known_xids() -> Mapping[int, Xid]:
     rows = (_ROW.fullmatch(line) for line in _TABLE.strip().splitlines())
     fields = (row.groups(default="") for row in rows if row)
     return {
-        int(number): Xid(int(number), origin, meaning, action or _ACTIONS[origin])
+        int(number): Xid(int(number), origin, meaning, action or _USUAL_ACTIONS[origin])
         for number, origin, meaning, action in fields
     }
 
 
-_ACTIONS = {
+_USUAL_ACTIONS = {
     "program": "run the program under compute-sanitizer: it prints the kernel and the source line",
     "hardware": "reset the GPU or reboot; if the error returns, test the GPU (dcgmi diag -r 3)",
     "notice": "no action is needed unless it appears often",
 }
 
-# Number, origin, meaning, and an action if it differs from that of the origin. Sources: Xid Errors, the
-# catalog; NVIDIA/open-gpu-kernel-modules, nverror.h.
+# Number, origin, meaning, and an action if it differs from the usual action for the origin. Sources: Xid
+# Errors, the catalog; NVIDIA/open-gpu-kernel-modules, nverror.h.
 _TABLE = """
 13 program exception in a kernel, such as an index out of bounds
 25 program invalid command buffer
@@ -152,15 +152,17 @@ def xids(context: RunContext) -> Finding:
         for (address, number), count in sorted(counts.items())
     }
     numbers = sorted({number for _, number in counts})
-    listed = ", ".join(map(str, numbers))
+    numbers_text = ", ".join(map(str, numbers))
     origins = {table[number].origin if number in table else "notice" for number in numbers}
     if origins == {"program"}:
         return warn(
-            f"programs caused GPU errors since boot (Xid {listed})", evidence, _ACTIONS["program"]
+            f"programs caused GPU errors since boot (Xid {numbers_text})",
+            evidence,
+            _USUAL_ACTIONS["program"],
         )
     make_finding = fail if "hardware" in origins else warn
     return make_finding(
-        f"the driver reported GPU errors since boot (Xid {listed})",
+        f"the driver reported GPU errors since boot (Xid {numbers_text})",
         evidence,
         *(f"Xid {xid}: {table[xid].action}" for xid in numbers if xid in table),
         f"NVIDIA's catalog: {CATALOG}",

@@ -70,22 +70,22 @@ def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
     return Table(
         columns=tuple(column for column, _ in columns),
         rows=tuple(tuple(cell(device) for _, cell in columns) for device in devices),
-        caption=_COARSE if activity and any(map(_is_coarse, devices)) else "",
-        faint=frozenset(at for at, device in enumerate(devices) if device.hidden),
+        caption=_NO_SM_ACTIVITY if activity and any(map(_lacks_sm_activity, devices)) else "",
+        faint=frozenset(row for row, device in enumerate(devices) if device.hidden),
     )
 
 
 def _pci(device: Device) -> Value:
     if isinstance(device.pci_bus_id, Unavailable):
         return device.pci_bus_id
-    # As in lspci: nearly every machine has only PCI domain 0.
+    # Domain 0 is omitted, as in lspci, because nearly every machine has no other PCI domain.
     return Text(device.pci_bus_id.removeprefix("0000:"))
 
 
 def _name(device: Device) -> Value:
     if isinstance(device.name, Unavailable):
         return device.name
-    # Without the vendor's name, so that the table fits 80 columns.
+    # The vendor's name is omitted, so that the table fits 80 columns.
     return Text(device.name.removeprefix("NVIDIA "))
 
 
@@ -101,7 +101,7 @@ def _memory(device: Device) -> Value:
 
 
 def _in_unit_of(used: Field, total: int, amount: float) -> str:
-    """Format used memory in the unit of the total; a value above 0 is never shown as 0."""
+    """Format the used memory in the unit of the total memory. A value above 0 is never shown as 0."""
     if not isinstance(used, int):
         return "n/a"
     scaled = used / total * amount
@@ -124,18 +124,18 @@ def _number(name: str, unit: str) -> _Cell:
 
 
 def _utilization(device: Device) -> Value:
-    """Return the SM activity; with "~" the coarse utilization of a GPU that does not measure it."""
-    if not _is_coarse(device):
+    """Return the SM activity. If the GPU does not measure it, return the utilization after a "~"."""
+    if not _lacks_sm_activity(device):
         return number_with_unit(device.field("sm_activity_percent"), "%")
-    coarse = device.field("utilization_gpu_percent")
-    return coarse if isinstance(coarse, Unavailable) else Text(f"~{coarse} %")
+    utilization = device.field("utilization_gpu_percent")
+    return utilization if isinstance(utilization, Unavailable) else Text(f"~{utilization} %")
 
 
-def _is_coarse(device: Device) -> bool:
+def _lacks_sm_activity(device: Device) -> bool:
     return isinstance(device.field("sm_activity_percent"), Unavailable)
 
 
-_COARSE = (
+_NO_SM_ACTIVITY = (
     "~ is the share of time in which at least one kernel ran: this GPU does not measure SM activity, "
     "or has not yet."
 )
@@ -203,24 +203,25 @@ _PROCESS_COLUMNS = (
     Column("runtime", "number"),
     Column("command", "text"),
 )
-# The letters of nvidia-smi.
+# The letters of nvidia-smi for the types of processes.
 _TYPES = {"compute": "C", "graphics": "G", "MPS": "M+C"}
 
 
 def processes(devices: Sequence[Device]) -> Iterator[Node]:
     """Yield a table of processes, and notes with the reason for each missing value."""
-    known = [device for device in devices if isinstance(device.processes, tuple)]
-    yield Table(_PROCESS_COLUMNS, tuple(row for device in known for row in _process_rows(device)))
+    listed = [device for device in devices if isinstance(device.processes, tuple)]
+    yield Table(_PROCESS_COLUMNS, tuple(row for device in listed for row in _process_rows(device)))
     for device in devices:
         if isinstance(device.processes, Unavailable):
             yield Note("info", f"{short_label(device)}: {device.processes.reason}")
-    yield from _missing_values([process for device in known for process in _processes(device)])
+    yield from _missing_values([process for device in listed for process in _processes(device)])
 
 
-def _missing_values(listed: Sequence[Process]) -> Iterator[Note]:
-    """Yield a note for each reason for missing values, with the values and the pids."""
+def _missing_values(processes: Sequence[Process]) -> Iterator[Note]:
+    """Yield a note for each reason for missing values, with the names of the values and the PIDs."""
+    # The names of missing values and the PIDs, by reason. Dicts instead of sets, because they keep the order.
     missing: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for process in listed:
+    for process in processes:
         values = {
             "command": process.name,
             "SM utilization": process.sm_percent,
@@ -232,8 +233,8 @@ def _missing_values(listed: Sequence[Process]) -> Iterator[Note]:
                 names, pids = missing.setdefault(value.reason, ({}, {}))
                 names[name] = pids[str(process.pid)] = None
     for reason, (names, pids) in missing.items():
-        what = " and ".join(names)
-        yield Note("info", f"{what} of pid {', '.join(pids)} not available: {reason}")
+        values_text = " and ".join(names)
+        yield Note("info", f"{values_text} of pid {', '.join(pids)} not available: {reason}")
 
 
 def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-_TIMES = {"ns": 1e-9, "us": 1e-6}
+_SECONDS_PER_UNIT = {"ns": 1e-9, "us": 1e-6}
 
 
 def field_value(value: Field, field: FieldInfo) -> Value:
-    """Return a field as a value; a number of another unit becomes text with the unit."""
+    """Return a field as a Value. A number whose unit has no type of Value becomes text with the unit."""
     match value:
         case Unavailable():
             return value
@@ -47,8 +47,8 @@ def field_value(value: Field, field: FieldInfo) -> Value:
             return Text(value or "none")
     if field.unit == "bytes":
         return Bytes(int(value))
-    if field.unit in _TIMES:
-        return Seconds(value * _TIMES[field.unit])
+    if field.unit in _SECONDS_PER_UNIT:
+        return Seconds(value * _SECONDS_PER_UNIT[field.unit])
     if field.unit == "B/s":
         return Rate(value, "B")
     if field.unit or isinstance(value, float):
@@ -102,7 +102,7 @@ def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
         tuple(field_value(device.field(field.name), field) for field in fields)
         for device in result.devices
     )
-    faint = frozenset(at for at, device in enumerate(result.devices) if device.hidden)
+    faint = frozenset(row for row, device in enumerate(result.devices) if device.hidden)
     return Document(title(result), (Table(columns, rows, faint=faint),))
 
 
@@ -131,14 +131,14 @@ def _is_number(field: FieldInfo) -> bool:
 
 
 def _array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
-    import numpy as np  # slow to import; only CSV needs it
+    import numpy as np  # imported here, because it is slow to import and only CSV needs it
 
-    known = [value for value in values if not isinstance(value, Unavailable)]
-    if known and all(type(value) is int for value in known):
-        filled = [value if type(value) is int else 0 for value in values]
-        missing = [isinstance(value, Unavailable) for value in values]
-        return np.ma.masked_array(np.array(filled, dtype=np.int64), mask=missing)
-    if known and all(isinstance(value, float) for value in known):
+    available = [value for value in values if not isinstance(value, Unavailable)]
+    if available and all(type(value) is int for value in available):
+        integers = [value if type(value) is int else 0 for value in values]
+        mask = [isinstance(value, Unavailable) for value in values]
+        return np.ma.masked_array(np.array(integers, dtype=np.int64), mask=mask)
+    if available and all(isinstance(value, float) for value in available):
         return np.array([value if isinstance(value, float) else np.nan for value in values])
     return np.array([_cell(value) for value in values], dtype=object)
 
@@ -177,7 +177,7 @@ def machine(result: DevicesResult) -> Section:
 
 
 def properties(device: Device) -> Section:
-    """Return every field of a device; an unavailable field with its reason."""
+    """Return every field of a device. An unavailable field is shown with its reason."""
     groups: dict[str, list[tuple[str, Value]]] = {}
     for name, field in registry().items():
         if field.kind == "identity" or name in device.fields:

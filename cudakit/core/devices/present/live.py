@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cudakit.core.devices.present import report
 from cudakit.core.devices.result import Device, DevicesResult
@@ -20,9 +20,10 @@ from cudakit.units import Unavailable
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _EMPTY = "·"
-# Columns that the rest of the table takes, and the smallest and largest length of a history.
-_OTHER_COLUMNS = 52
-_SHORTEST, _LONGEST = 8, 30
+# Width of the table without the two histories, in characters of the terminal.
+_WIDTH_WITHOUT_HISTORIES = 52
+# Limits of the width of a history, in characters.
+_MIN_HISTORY_WIDTH, _MAX_HISTORY_WIDTH = 8, 30
 
 
 def live_report(
@@ -39,7 +40,8 @@ def live_report(
 
 
 def _history_table(result: DevicesResult, history: History, width: int) -> Table:
-    count = min(max((width - _OTHER_COLUMNS) // 2, _SHORTEST), _LONGEST)
+    history_width = (width - _WIDTH_WITHOUT_HISTORIES) // 2
+    count = min(max(history_width, _MIN_HISTORY_WIDTH), _MAX_HISTORY_WIDTH)
     columns = (
         Column("device"),
         Column("utilization", "bar"),
@@ -48,40 +50,40 @@ def _history_table(result: DevicesResult, history: History, width: int) -> Table
         Column("history"),
     )
     rows = tuple(
-        _row(device, history.of(device), now_ns=result.time_ns, count=count)
+        _row(device, history.samples(device), now_ns=result.time_ns, count=count)
         for device in result.devices
     )
     return Table(columns, rows)
 
 
 def _row(
-    device: Device, samples: Iterable[Sample], *, now_ns: int, count: int
+    device: Device, samples: Sequence[Sample], *, now_ns: int, count: int
 ) -> tuple[Value, ...]:
-    kept = list(samples)
-    *_, last = kept or [Sample(now_ns, Unavailable("no sample"), Unavailable("no sample"))]
-    use = averages(
-        [(sample.time_ns, sample.utilization) for sample in kept], now_ns=now_ns, count=count
+    no_sample = Sample(now_ns, Unavailable("no sample"), Unavailable("no sample"))
+    last = samples[-1] if samples else no_sample
+    utilization = averages(
+        [(sample.time_ns, sample.utilization) for sample in samples], now_ns=now_ns, count=count
     )
     memory = averages(
-        [(sample.time_ns, sample.memory) for sample in kept], now_ns=now_ns, count=count
+        [(sample.time_ns, sample.memory) for sample in samples], now_ns=now_ns, count=count
     )
     return (
         Text(short_label(device)),
         _ratio(last.utilization),
-        Text(sparkline(use)),
+        Text(sparkline(utilization)),
         _ratio(last.memory),
         Text(sparkline(memory)),
     )
 
 
-def _ratio(share: float | Unavailable) -> Value:
-    return share if isinstance(share, Unavailable) else Ratio(share)
+def _ratio(fraction: float | Unavailable) -> Value:
+    return fraction if isinstance(fraction, Unavailable) else Ratio(fraction)
 
 
-def sparkline(shares: Iterable[float | None]) -> str:
-    """Draw shares from 0 to 1 as one character each; a missing one is a dot."""
-    top = len(_LEVELS) - 1
+def sparkline(fractions: Iterable[float | None]) -> str:
+    """Draw each fraction from 0 to 1 as a character; a missing fraction is a dot."""
+    highest_level = len(_LEVELS) - 1
     return "".join(
-        _EMPTY if share is None else _LEVELS[round(min(max(share, 0.0), 1.0) * top)]
-        for share in shares
+        _EMPTY if fraction is None else _LEVELS[round(min(max(fraction, 0.0), 1.0) * highest_level)]
+        for fraction in fractions
     )

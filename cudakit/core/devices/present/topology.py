@@ -16,7 +16,8 @@ _PATHS = {
     "NODE": "several PCIe host bridges of one NUMA node",
     "SYS": "the link between NUMA nodes",
 }
-_LOCAL = {"cpu_affinity": Column("CPUs"), "host_numa_id": Column("NUMA", "number")}
+# Fields of a GPU that the matrix of links shows in its last columns.
+_LOCALITY_COLUMNS = {"cpu_affinity": Column("CPUs"), "host_numa_id": Column("NUMA", "number")}
 _HINT = (
     "possible causes: an IOMMU, PCIe access control (ACS), or a container or virtual machine that "
     "hides the topology; measure the copy before you rely on it"
@@ -43,33 +44,33 @@ def _matrix(
     pairs: Mapping[tuple[int, int], Pair],
     cell: Callable[[Pair], Value],
 ) -> Table:
-    local = _LOCAL if title == "link" else {}
+    locality = _LOCALITY_COLUMNS if title == "link" else {}
     rows = tuple(
         (
-            Text(_name(row)),
-            *(_cell(row, other, pairs, cell) for other in gpus),
-            *(as_text(row.field(name)) for name in local),
+            Text(_name(row_gpu)),
+            *(_cell(row_gpu, column_gpu, pairs, cell) for column_gpu in gpus),
+            *(as_text(row_gpu.field(name)) for name in locality),
         )
-        for row in gpus
+        for row_gpu in gpus
     )
-    columns = (Column(title), *(Column(_name(gpu)) for gpu in gpus), *local.values())
+    columns = (Column(title), *(Column(_name(gpu)) for gpu in gpus), *locality.values())
     return Table(columns, rows, caption=_legend(pairs) if title == "link" else "")
 
 
 def _cell(
-    row: Device,
-    column: Device,
+    row_gpu: Device,
+    column_gpu: Device,
     pairs: Mapping[tuple[int, int], Pair],
     cell: Callable[[Pair], Value],
 ) -> Value:
-    if row is column:
+    if row_gpu is column_gpu:
         return Text("-")
-    first, second = sorted((_number(row), _number(column)))
+    first, second = sorted((_nvml_index(row_gpu), _nvml_index(column_gpu)))
     pair = pairs.get((first, second))
     return cell(pair) if pair else Unavailable("NVML does not report it")
 
 
-def _number(device: Device) -> int:
+def _nvml_index(device: Device) -> int:
     return device.nvml_index if isinstance(device.nvml_index, int) else -1
 
 
@@ -79,16 +80,18 @@ def _name(device: Device) -> str:
 
 
 def _access(pair: Pair) -> Value:
-    """Return one answer if NVML and CUDA agree, else both answers."""
-    nvml = _nvml_access(pair)
-    if isinstance(pair.cuda_access, Unavailable):
-        return nvml if isinstance(nvml, Unavailable) else Text(f"{_yes(nvml)} (NVML)")
-    if isinstance(nvml, Unavailable):
-        return Text(f"{_yes(pair.cuda_access)} (CUDA)")
-    if nvml == pair.cuda_access:
+    """Return whether there is peer access: one answer if NVML and CUDA agree, else both answers."""
+    nvml_access, cuda_access = _nvml_access(pair), pair.cuda_access
+    if isinstance(cuda_access, Unavailable):
+        if isinstance(nvml_access, Unavailable):
+            return nvml_access
+        return Text(f"{_yes_or_no(nvml_access)} (NVML)")
+    if isinstance(nvml_access, Unavailable):
+        return Text(f"{_yes_or_no(cuda_access)} (CUDA)")
+    if nvml_access == cuda_access:
         atomics = " + atomics" if pair.cuda_atomics is True else ""
-        return Text(_yes(nvml) + atomics)
-    return Text(f"NVML {_yes(nvml)}, CUDA {_yes(pair.cuda_access)}")
+        return Text(_yes_or_no(nvml_access) + atomics)
+    return Text(f"NVML {_yes_or_no(nvml_access)}, CUDA {_yes_or_no(cuda_access)}")
 
 
 def _nvml_access(pair: Pair) -> bool | Unavailable:
@@ -97,7 +100,7 @@ def _nvml_access(pair: Pair) -> bool | Unavailable:
     return unknown[0] if unknown else all(state == "ok" for state in states)
 
 
-def _yes(answer: bool) -> str:
+def _yes_or_no(answer: bool) -> str:
     return "yes" if answer else "no"
 
 

@@ -36,7 +36,7 @@ def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | No
     for depth in range(frames.shape[1]):
         function, line = _busiest_function(snapshot, frames[:, depth])
         in_function = line >= 0
-        if not function or _is_inner(function):
+        if not function or _is_inner(function) or not in_function.any():
             return None
         index, frames, line = index[in_function], frames[in_function], line[in_function]
         starts = _iteration_starts(line)

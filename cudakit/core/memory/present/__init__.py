@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from cudakit.core.memory.present import call_sites, segments, steps, summary
+from cudakit.core.memory.present import call_sites, page, segments, steps, summary
 from cudakit.core.memory.present.rows import device_name, files_name, moment_name, per_device
 from cudakit.core.memory.result import DeviceMemory, MemoryResult
 from cudakit.document import Document, Node, Note, Section
@@ -54,6 +54,7 @@ def _warnings(notes: Iterable[Note]) -> list[Note]:
 def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     yield from summary.answer(device)
     yield from summary.reliability(device)
+    yield page.explorer(device)
     if device.ooms:
         yield Section("Out of memory", tuple(summary.failures(device, top)))
     yield Section(

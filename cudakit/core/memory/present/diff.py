@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from cudakit.core.memory.analyze.call_sites import site_name
+from cudakit.core.memory.present import page
 from cudakit.core.memory.present.rows import device_name, limited, per_device, stack_value, table
 from cudakit.core.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
 from cudakit.document import (
@@ -29,7 +30,12 @@ def report(result: DiffResult, *, top: int = 10) -> Document:
     parts = per_device(
         (
             device_name(device),
-            (_answer(device), _totals_table(device), *_moment_sections(device, top)),
+            (
+                _answer(device),
+                _totals_table(device),
+                page.difference(device),
+                *_moment_sections(device, top),
+            ),
         )
         for device in result.devices
     )

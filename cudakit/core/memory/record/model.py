@@ -152,19 +152,19 @@ class MemoryModel:
 
         Numba, for example, reports the blocks that it gets from RMM.
         """
-        block = BlockInUse(_rounded(size_bytes), requested_bytes or size_bytes, pool, stack)
+        rounded_bytes, requested_bytes = _rounded(size_bytes), requested_bytes or size_bytes
         segment = self._segment_at(address)
         if segment is None:
             segment = Segment(
-                device,
-                address,
-                block.size_bytes,
-                block.requested_bytes,
-                0,
-                stack,
-                time_ns,
-                pool,
-                False,
+                device=device,
+                address=address,
+                size_bytes=rounded_bytes,
+                requested_bytes=requested_bytes,
+                stream=0,
+                stack=stack,
+                begin_ns=time_ns,
+                pool=pool,
+                is_recorded=False,
             )
             self._add_segment(segment)
         if address in segment.blocks:
@@ -172,9 +172,9 @@ class MemoryModel:
                 return
             self._free_block(segment, address, stack, time_ns)  # its free was not recorded
         segment.pool = pool
-        block = block._replace(size_bytes=min(block.size_bytes, segment.end - address))
-        segment.blocks[address] = block
-        self._append("alloc", segment, address, block.requested_bytes, stack, time_ns)
+        block_bytes = min(rounded_bytes, segment.end - address)
+        segment.blocks[address] = BlockInUse(block_bytes, requested_bytes, pool, stack)
+        self._append("alloc", segment, address, requested_bytes, stack, time_ns)
 
     def pool_free(self, *, address: int, pool: str, stack: Stack, time_ns: int) -> None:
         """Remove a block of a pool; an unknown block, or one of another pool, is ignored."""

@@ -18,6 +18,8 @@ from cudakit.trace.trace_file import Stack
 MAX_EVENTS = 200_000
 _MAX_RANGES = 100_000
 
+_UNUSED_FIELDS = ("seq", "context", "kind")
+
 # The domain of ranges and marks that cudakit records itself.
 OWN_DOMAIN = "cudakit"
 BACKWARD_RANGE = "backward pass"
@@ -76,7 +78,8 @@ class ProcessMemory:
             if self.has_ended:
                 return
             fields = next(rows[kind])
-            stack = batch.stacks[fields["site"]]
+            site = fields["site"]
+            stack = batch.stacks[site] if site < len(batch.stacks) else ()  # a damaged trace
             if kind == EventKind.ALLOC:
                 self._alloc(fields, stack, batch.strings)
             elif kind == EventKind.FREE:
@@ -141,6 +144,6 @@ class ProcessMemory:
 def _rows(records: Records, kind: int) -> list[dict[str, int]]:
     """Return the fields of the records of one kind."""
     rows = view(records[records["kind"] == kind], EventKind(kind))
-    names = rows.dtype.names or ()
+    names = [name for name in rows.dtype.names or () if name not in _UNUSED_FIELDS]
     columns = [rows[name].tolist() for name in names]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -13,6 +13,7 @@ import numpy as np
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.moments import state_at, time_of
 from cudakit.core.memory.analyze.step_peaks import StepHistory
+from cudakit.core.memory.analyze.steps import open_ranges_at
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.result import Cause, Oom, ReplayedRemedy
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
@@ -81,6 +82,7 @@ def _explain(
         device_total_bytes=failure.device_total,
         causes=causes,
         replays=replays,
+        ranges=open_ranges_at(snapshot, trace, failure.event),
     )
 
 

@@ -78,13 +78,14 @@ typedef struct { /* nvtxEventAttributes_t, the same in versions 1 to 3 */
 #define DEFAULT_DOMAIN ""
 #define INJECTION_VARIABLE "NVTX_INJECTION64_PATH"
 
-static bool enabled;
+static bool enabled; /* whether the calls of NVTX are recorded; read without the lock */
 
 void nvtx_enable(bool enable)
 {
     __atomic_store_n(&enabled, enable, __ATOMIC_RELEASE);
 }
 
+/* Return whether a call of NVTX is to be recorded: not one of the recorder's own CUDA calls. */
 static bool is_recording(void)
 {
     return __atomic_load_n(&enabled, __ATOMIC_ACQUIRE) && !this_thread.in_recorder_call;
@@ -130,6 +131,7 @@ typedef struct interned_text {
 #define INTERNED_LISTS 1024
 static interned_text *interned[INTERNED_LISTS]; /* by hash; protected by the lock */
 
+/* Return the handle of a text; NULL if no memory is left. Takes the lock. */
 static interned_text *intern(const char *text)
 {
     uint32_t hash = 0;
@@ -149,11 +151,13 @@ static interned_text *intern(const char *text)
     return found;
 }
 
+/* Return a text, or an empty text for NULL. */
 static const char *text_or_empty(const char *text)
 {
     return text ? text : "";
 }
 
+/* Return the name of a domain by its handle, which is NULL for the default domain. */
 static const char *domain_name(const interned_text *domain)
 {
     return domain ? domain->text : DEFAULT_DOMAIN;
@@ -173,6 +177,8 @@ static const char *message(const nvtx_attributes *event, char out[MAX_UTF8_BYTES
 }
 
 /* --- functions of NVTX, with domains -------------------------------------------------------------- */
+
+/* The functions below have the names and parameters of those in nvToolsExt.h that they replace. They take the lock. */
 
 static void domain_mark_ex(const interned_text *domain, const nvtx_attributes *event)
 {
@@ -230,6 +236,8 @@ static const interned_text *domain_create_w(const wchar_t *name)
 }
 
 /* --- functions of NVTX, of the default domain ------------------------------------------------------ */
+
+/* These functions have the names and parameters of those that they replace, too. They take the lock. */
 
 static void mark_ex(const nvtx_attributes *event)
 {

@@ -9,13 +9,13 @@
 #include "write/spool.h"
 
 #define MAX_NAME_BYTES 1024
-/* Names can contain numbers, such as that of a step. A bound, because the names stay in memory until the end. */
+/* Bound of the number of names, which stay in memory until the end: names can contain numbers, such as that of a step. */
 #define MAX_NAMES 65536
 #define TOO_MANY_NAMES "(range with one of too many names)"
 #define MAX_COPIES 64 /* threads of one backward pass; autograd has one for each device */
 
-static uint32_t names;      /* distinct names so far */
-static uint64_t last_start; /* number of the last range of the process */
+static uint32_t name_count;        /* number of distinct names so far */
+static uint64_t last_range_number; /* number of the last range of the process */
 
 /* The threads that have copies of ranges now, and the copied ranges. */
 static struct {
@@ -36,6 +36,7 @@ static size_t cut_length(const char *name, size_t length)
     return end;
 }
 
+/* Return the text id of the name of a range, mark or domain. The lock is held. */
 static uint32_t name_id(const char *name)
 {
     static char shortened[MAX_NAME_BYTES + 1]; /* protected by the lock */
@@ -47,15 +48,15 @@ static uint32_t name_id(const char *name)
     }
     if (spool_has_text(name))
         return spool_text(name);
-    if (names == MAX_NAMES)
+    if (name_count == MAX_NAMES)
         return spool_text(TOO_MANY_NAMES);
-    names++;
+    name_count++;
     return spool_text(name);
 }
 
 /* --- records ------------------------------------------------------------------------------------ */
 
-/* ``number``: of a range of the process, or 0. */
+/* Record the begin of a range; ``number`` is that of a range of the process, or 0. The lock is held. */
 static void write_push(uint32_t name, uint32_t domain, uint64_t number, bool is_copy)
 {
     record rec = record_begin(KIND_RANGE_PUSH, 0, 0, 0);
@@ -66,6 +67,7 @@ static void write_push(uint32_t name, uint32_t domain, uint64_t number, bool is_
     record_append(&rec);
 }
 
+/* Record the end of a range of the calling thread, or of the range of the process with this number. The lock is held. */
 static void write_pop(uint32_t domain, uint64_t number)
 {
     record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);
@@ -74,11 +76,13 @@ static void write_pop(uint32_t domain, uint64_t number)
     record_append(&rec);
 }
 
+/* Return the number of open ranges that the array contains. */
 static uint32_t stored_ranges(const open_ranges *open)
 {
     return open->count < MAX_OPEN_RANGES ? open->count : MAX_OPEN_RANGES;
 }
 
+/* Return the number of stored open ranges of a domain. */
 static int depth_in_domain(const open_ranges *open, uint32_t domain)
 {
     int depth = 0;
@@ -135,7 +139,7 @@ int range_pop(const char *domain)
 uint64_t range_start(const char *name, const char *domain)
 {
     pthread_mutex_lock(&recorder_lock);
-    const uint64_t number = ++last_start;
+    const uint64_t number = ++last_range_number;
     write_push(name_id(name), name_id(domain), number, false);
     pthread_mutex_unlock(&recorder_lock);
     return number;
@@ -144,7 +148,7 @@ uint64_t range_start(const char *name, const char *domain)
 void range_end(uint64_t number)
 {
     pthread_mutex_lock(&recorder_lock);
-    if (number && number <= last_start)
+    if (number && number <= last_range_number)
         write_pop(0, number);
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -179,6 +183,7 @@ void ranges_copy_to_backward_thread(void)
         write_push(copies.ranges.ranges[i].name, copies.ranges.ranges[i].domain, 0, true);
 }
 
+/* Record the end of a copy that another thread has. The lock is held. */
 static void write_copy_end(uint64_t thread, uint32_t domain)
 {
     record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);
@@ -199,7 +204,7 @@ void ranges_end_copies(void)
 
 void ranges_clear(void)
 {
-    names = 0;
+    name_count = 0;
     copies.thread_count = 0;
     copies.generation++;
 }

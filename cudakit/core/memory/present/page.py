@@ -1,0 +1,214 @@
+"""The data of the interactive page: every allocation, segment and event of a device as arrays.
+
+An instant is the index of an event: the state after event ``e``; -1 is before the first event. An allocation
+is in use from its ``begin`` to before its ``end``, as in ``Allocations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cudakit.core.memory.analyze.call_sites import StackTable
+from cudakit.core.memory.analyze.steps import active_annotation, non_decreasing
+from cudakit.core.memory.present.rows import device_name, pool_name
+from cudakit.core.memory.result import DeviceDiff, DeviceMemory
+from cudakit.core.memory.snapshot import DeviceTrace, Ids, Ints, SegmentKind, Snapshot
+from cudakit.document import Array, Explorer, ExplorerData, Frame
+from cudakit.torch_rules.actions import Action
+
+# Names from files are cut to this number of characters; no name that a person reads is longer.
+_LONGEST_TEXT = 400
+_MOST_ANNOTATIONS = 100_000
+_DEEPEST = 100
+
+
+def explorer(device: DeviceMemory) -> Explorer:
+    """Return the interactive picture of a device."""
+    return Explorer("memory", lambda: ExplorerData(_arrays(device), _facts(device)))
+
+
+def _arrays(device: DeviceMemory) -> Mapping[str, Array]:
+    allocations, trace = device.replay.allocations, device.trace
+    order = np.argsort(allocations.begin, kind="stable")
+    begin, freed, end = (
+        array[order] for array in (allocations.begin, allocations.free_requested, allocations.end)
+    )
+    source = allocations.source[order]
+    ranges, _ = active_annotation(device.snapshot, trace)
+    oom = np.flatnonzero(trace.events.action == Action.OOM)
+    parent, frame, leaf = _call_tree(device.snapshot.stacks)
+    times = non_decreasing(trace.events.time_us)
+    return {
+        # Event -1 becomes 0, so that no number is negative; the script subtracts 1.
+        "begin": begin + 1,
+        "pending": freed - begin,
+        "ending": end - freed,
+        "address": allocations.address[order],
+        "size": allocations.size[order],
+        "requested": allocations.requested[order],
+        "stack": allocations.stack[order],
+        "stream": allocations.stream[order],
+        "pool": allocations.pool[order],
+        "category": _by_event(trace.events.category, source),
+        "range": _by_event(ranges, source),
+        **_segment_arrays(device),
+        # Contradicting events make it differ from the sum of the segments.
+        "reserved": device.replay.curves.reserved,
+        "action": trace.events.action,
+        "time_us": times - times[0] if len(times) else times,
+        "oom_event": oom,
+        "oom_size": trace.events.size[oom],
+        "oom_free": trace.events.address[oom],
+        "node_parent": parent,
+        "node_frame": frame,
+        "stack_node": leaf,
+        "stack_site": StackTable(device.snapshot).site_frames + 1,
+    }
+
+
+def difference(device: DeviceDiff) -> Explorer:
+    """Return the interactive flame graph of the changes between two snapshots."""
+    return Explorer("memory_difference", lambda: _difference_data(device))
+
+
+def _difference_data(device: DeviceDiff) -> ExplorerData:
+    moments = {"peak": device.peak, "end": device.end}
+    rows = {
+        name: (*moment.grown, *moment.appeared, *moment.shrunk, *moment.vanished)
+        for name, moment in moments.items()
+    }
+    frames: dict[Frame, int] = {}
+    stacks = [
+        tuple(frames.setdefault(frame, len(frames)) for frame in row.stack)
+        for moment_rows in rows.values()
+        for row in moment_rows
+    ]
+    parent, frame, leaf = _call_tree(stacks)
+    arrays: dict[str, Array] = {"node_parent": parent, "node_frame": frame}
+    first = 0
+    for name, moment_rows in rows.items():
+        change = np.array([row.change_bytes for row in moment_rows], np.int64)
+        leaves = leaf[first : first + len(moment_rows)]
+        first += len(moment_rows)
+        for kind, amounts in (("grown", change.clip(min=0)), ("shrunk", (-change).clip(min=0))):
+            own = np.zeros(len(parent), np.int64)
+            np.add.at(own, leaves, amounts)
+            arrays[f"{name}_{kind}"] = own
+    return ExplorerData(arrays, {"frames": _frame_rows(frames)})
+
+
+def _frame_rows(frames: Iterable[Frame]) -> list[tuple[str, str, int]]:
+    return [(_cut(frame.name), _cut(frame.filename), frame.line) for frame in frames]
+
+
+def _by_event(ids: Ids, source: Ints) -> Ids:
+    """Return the id of the event of each allocation; 0 if the trace does not have the event."""
+    found = np.zeros(len(source), np.int32)
+    found[source >= 0] = ids[source[source >= 0]]
+    return found
+
+
+def _segment_arrays(device: DeviceMemory) -> dict[str, Array]:
+    history = device.replay.segments
+    parts = (history.plain, history.mapped)
+
+    def column(name: str) -> Array:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return {
+        "segment_begin": column("begin") + 1,
+        "segment_end": column("end"),
+        "segment_address": column("address"),
+        "segment_size": column("size"),
+        "segment_stream": column("stream"),
+        "segment_pool": np.maximum(column("pool"), 0),
+        "segment_kind": column("kind"),
+        "segment_expandable": column("expandable").astype(np.uint8),
+    }
+
+
+def _call_tree(stacks: Sequence[Sequence[int]]) -> tuple[Ints, Ints, Ints]:
+    """Return the call tree of stacks: the parent and the frame of each node, and the node of each stack.
+
+    Stacks are frame indices, innermost first. Node 0 is the root; outer calls are nearer to it.
+    """
+    parents, frames = [0], [0]
+    children: dict[tuple[int, int], int] = {}
+    leaves = []
+    for stack in stacks:
+        node = 0
+        for frame in reversed(stack):
+            child = children.get((node, frame))
+            if child is None:
+                child = children[node, frame] = len(parents)
+                parents.append(node)
+                frames.append(frame)
+            node = child
+        leaves.append(node)
+    return (np.array(parents, np.int64), np.array(frames, np.int64), np.array(leaves, np.int64))
+
+
+def _facts(device: DeviceMemory) -> dict[str, Any]:
+    snapshot, trace = device.snapshot, device.trace
+    _, range_names = active_annotation(snapshot, trace)
+    first_us = int(trace.events.time_us[0]) if len(trace.events) else 0
+    return {
+        "device": device_name(device),
+        "file": device.file,
+        "events": len(trace.events),
+        "begins_complete": device.replay.begins_complete,
+        "has_times": snapshot.has_times,
+        "first_us": first_us,
+        "peak_event": device.replay.peak_moment() - 1,
+        "shown_event": device.at.event,
+        "frames": _frame_rows(snapshot.frames),
+        "texts": [_cut(text) for text in snapshot.texts],
+        "range_names": [_cut(name) for name in range_names],
+        "ranges": _ranges(snapshot, trace, range_names),
+        "pools": [pool_name(pool) for pool in snapshot.pools],
+        "kinds": [kind.name.lower() for kind in SegmentKind],
+        "actions": [action.name.lower() for action in Action],
+        "snapshots": np.flatnonzero(trace.events.action == Action.SNAPSHOT)[:100].tolist(),
+    }
+
+
+def _ranges(
+    snapshot: Snapshot, trace: DeviceTrace, names: tuple[str, ...]
+) -> list[tuple[int, int, int, int]]:
+    """Return the annotations as (first event, event after the last, depth, index of the name)."""
+    if not snapshot.has_times or not len(trace.events):
+        return []
+    times = non_decreasing(trace.events.time_us)
+    numbers = {name: i for i, name in enumerate(names)}
+    open_ranges: list[tuple[str, int]] = []
+    found = []
+    chosen = sorted(
+        (a for a in snapshot.annotations if a.device == trace.device), key=lambda a: a.time_us
+    )
+    for annotation in chosen[:_MOST_ANNOTATIONS]:
+        event = int(np.searchsorted(times, annotation.time_us))
+        if annotation.start:
+            open_ranges.append((annotation.name, event))
+        elif index := _last_index(open_ranges, annotation.name):
+            name, start = open_ranges.pop(index - 1)
+            if start < event and name in numbers:
+                found.append((start, event, index - 1, numbers[name]))
+    return sorted(found)
+
+
+def _last_index(open_ranges: list[tuple[str, int]], name: str) -> int:
+    """Return one more than the index of the innermost open range of a name; 0 if there is none.
+
+    Only the innermost _DEEPEST ranges are searched, so that a file of ranges that never end stays fast.
+    """
+    for index in range(len(open_ranges), max(len(open_ranges) - _DEEPEST, 0), -1):
+        if open_ranges[index - 1][0] == name:
+            return index
+    return 0
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"

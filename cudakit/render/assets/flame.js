@@ -1,0 +1,148 @@
+// A flame graph: the width of a box is its amount, calls are below their callers.
+
+import { Surface, fitted, formatBytes, formatShare } from "./canvas.js";
+
+const ROW = 19;
+const MOST_ROWS = 60;
+const NARROWEST = 0.5; // pixels
+
+/** Return the place of a frame as text: "train.py:12 forward". */
+export function frameText([name, file, line]) {
+  const place = file.split("/").slice(-2).join("/");
+  if (!place) return name;
+  return line ? `${place}:${line} ${name}` : `${place} ${name}`;
+}
+
+/** A call tree as arrays; a node comes after its parent, node 0 is the root. */
+export class CallTree {
+  constructor(parent, frame, frames) {
+    this.parent = parent;
+    this.frame = frame;
+    this.frames = frames;
+    this.texts = frames.map(frameText);
+    this.starts = new Uint32Array(parent.length + 1);
+    for (let node = 1; node < parent.length; node++) this.starts[parent[node] + 1]++;
+    for (let i = 1; i < this.starts.length; i++) this.starts[i] += this.starts[i - 1];
+    const next = this.starts.slice();
+    this.nodes = new Uint32Array(Math.max(parent.length - 1, 0));
+    for (let node = 1; node < parent.length; node++) this.nodes[next[parent[node]]++] = node;
+  }
+
+  /** Return the children of a node whose amount is not zero, the largest first. */
+  children(node, total) {
+    const children = this.nodes.subarray(this.starts[node], this.starts[node + 1]);
+    return Array.from(children).filter((child) => total[child] > 0).sort((a, b) => total[b] - total[a]);
+  }
+
+  /** Return the sums over each node and its descendants. */
+  totals(own) {
+    const total = Float64Array.from(own);
+    for (let node = total.length - 1; node > 0; node--) total[this.parent[node]] += total[node];
+    return total;
+  }
+
+  /** Return the frames from a node to the root, as ids. */
+  path(node) {
+    const found = [];
+    for (; node; node = this.parent[node]) found.push(this.frame[node]);
+    return found;
+  }
+}
+
+/** The drawing of a call tree; colorOf(node, colors) returns the color of a box, describe(node) more lines of its tooltip. */
+export class FlameGraph {
+  constructor(tree, tooltip, { colorOf = null, describe = () => [] } = {}) {
+    this.tree = tree;
+    this.tooltip = tooltip;
+    this.describe = describe;
+    this.colorOf = colorOf || ((node, colors) => colors.bands[hashOf(tree.texts[tree.frame[node]]) % colors.bands.length]);
+    this.root = 0;
+    this.boxes = [];
+    this.surface = new Surface(8 * ROW, "Flame graph", (...parts) => this.#draw(...parts));
+    this.element = this.surface.element;
+    const { canvas } = this.surface;
+    canvas.addEventListener("click", (event) => this.#click(event));
+    canvas.addEventListener("pointermove", (event) => this.#hover(event));
+    canvas.addEventListener("pointerleave", () => tooltip.hide());
+  }
+
+  /** Show amounts: own amounts of each node. */
+  show(own) {
+    this.own = own;
+    this.total = this.tree.totals(own);
+    if (!this.total[this.root]) this.root = 0;
+    this.redraw();
+  }
+
+  redraw() {
+    this.boxes = [];
+    if (this.total[this.root]) this.#place(this.root, 0, 0, this.element.clientWidth || 800);
+    this.surface.height = Math.max(8, ...this.boxes.map((box) => box.top / ROW + 1)) * ROW;
+    this.surface.redraw();
+  }
+
+  /** Add the boxes of a node and of its descendants that are wide enough to see. */
+  #place(node, depth, left, width) {
+    this.boxes.push({ node, left, top: depth * ROW, width });
+    if (depth + 1 >= MOST_ROWS) return;
+    const perUnit = width / this.total[node];
+    let x = left;
+    for (const child of this.tree.children(node, this.total)) {
+      const wide = this.total[child] * perUnit;
+      if (wide < NARROWEST) break;
+      this.#place(child, depth + 1, x, wide);
+      x += wide;
+    }
+  }
+
+  #draw(context, width, height, colors) {
+    if (!this.own) return;
+    // After a change of the width the boxes are placed again.
+    if (this.boxes.length && Math.abs(this.boxes[0].width - width) > 0.5) return this.redraw();
+    context.textBaseline = "middle";
+    context.textAlign = "left";
+    if (!this.boxes.length) {
+      context.fillStyle = colors.muted;
+      context.fillText("No memory.", 8, 20);
+    }
+    for (const box of this.boxes) this.#drawBox(context, box, colors);
+  }
+
+  #drawBox(context, { node, left, top, width }, colors) {
+    const text = node ? this.tree.texts[this.tree.frame[node]] : "all memory";
+    context.fillStyle = node ? this.colorOf(node, colors) : colors.line;
+    context.globalAlpha = 0.55;
+    context.fillRect(left, top, Math.max(width - 1, 0.5), ROW - 1);
+    context.globalAlpha = 1;
+    context.fillStyle = colors.ink;
+    if (width > 24) context.fillText(fitted(context, text, width - 8), left + 4, top + ROW / 2);
+  }
+
+  #boxAt(event) {
+    const [x, y] = this.surface.at(event);
+    return this.boxes.find((box) => box.left <= x && x < box.left + box.width && box.top <= y && y < box.top + ROW);
+  }
+
+  #click(event) {
+    const box = this.#boxAt(event);
+    if (!box) return;
+    this.root = box.node === this.root ? this.tree.parent[this.root] : box.node;
+    this.redraw();
+  }
+
+  #hover(event) {
+    const box = this.#boxAt(event);
+    if (!box) return this.tooltip.hide();
+    const { node } = box;
+    const [name, file, line] = node ? this.tree.frames[this.tree.frame[node]] : ["all memory", "", 0];
+    const amounts = `total ${formatBytes(this.total[node])} (${formatShare(this.total[node] / this.total[0])}) · own ${formatBytes(this.own[node])}`;
+    const place = file ? [line ? `${file}:${line}` : file] : [];
+    this.tooltip.show(event, [name, ...place, amounts, ...this.describe(node)]);
+  }
+}
+
+function hashOf(text) {
+  let hash = 0;
+  for (let i = 0; i < text.length; i++) hash = (hash * 31 + text.charCodeAt(i)) >>> 0;
+  return hash;
+}

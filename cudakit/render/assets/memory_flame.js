@@ -1,0 +1,35 @@
+// The flame graph of memory: at the cursor, or of the brushed window.
+
+import { formatBytes, make } from "./canvas.js";
+import { FlameGraph } from "./flame.js";
+
+export const FLAME_KINDS = { cursor: "in use at the cursor", window: "allocated in the brushed window", growth: "growth over the brushed window" };
+
+export class FlameView {
+  constructor(app) {
+    this.app = app;
+    this.graph = new FlameGraph(app.model.tree, app.tooltip);
+    const choices = Object.entries(FLAME_KINDS).map(([value, text]) => make("option", { value }, text));
+    this.choice = make("select", { "aria-label": "What the flame graph shows", onchange: () => app.state.set({ flame: this.choice.value }) }, ...choices);
+    this.title = make("span", { class: "muted" });
+    this.element = make("div", {}, make("div", { class: "view-bar" }, this.choice, this.title), this.graph.element);
+  }
+
+  redraw(changed) {
+    if (changed && this.graph.own && !["cursor", "brush", "filter", "flame"].some((name) => changed.has(name))) return;
+    const kind = this.app.state.get("flame");
+    this.choice.value = kind;
+    this.graph.show(this.app.model.ownBytes(this.#stackBytes(kind)));
+    this.title.textContent = `${formatBytes(this.graph.total[0])}; click a frame to enlarge it, the top row to go back`;
+  }
+
+  /** Return bytes for each stack; without a brushed window, the window is the whole trace. */
+  #stackBytes(kind) {
+    const { model, state, mask } = this.app;
+    const [first, last] = state.get("brush") || [-1, model.events - 1];
+    if (kind === "window") return model.stackBytesAllocated(first, last, mask);
+    if (kind === "cursor") return model.stackBytesAt(state.get("cursor"), mask);
+    const before = model.stackBytesAt(first, mask);
+    return model.stackBytesAt(last, mask).map((after, stack) => Math.max(after - before[stack], 0));
+  }
+}

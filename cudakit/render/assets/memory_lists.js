@@ -1,0 +1,184 @@
+// Lists: who holds the memory at the cursor, all events, and the details of what was picked.
+
+import { VirtualList, formatBytes, formatCount, formatMicroseconds, formatShare, make } from "./canvas.js";
+
+const ROW = 24;
+const MOST_DISTINCT = 60;
+const COLUMNS = [
+  ["bytes", "bytes"],
+  ["share", "share"],
+  ["blocks", "blocks"],
+  ["change", "change in window"],
+  ["name", "name"],
+];
+
+/** The groups that hold memory at the cursor, sortable by each column. */
+export class HoldersView {
+  constructor(app) {
+    this.app = app;
+    this.sort = { column: "bytes", down: true };
+    this.list = new VirtualList(396, ROW, (index) => this.#row(this.rows[index]));
+    this.heads = COLUMNS.map(([column, text]) => make("button", { type: "button", class: column, onclick: () => this.#sortBy(column) }, text));
+    this.element = make("div", { class: "holders" }, make("div", { class: "list-row list-head" }, ...this.heads), this.list.element);
+  }
+
+  redraw(changed) {
+    if (changed && this.rows && !["cursor", "brush", "filter", "by", "group"].some((name) => changed.has(name))) return;
+    const { model, state, mask } = this.app;
+    const grouping = this.app.grouping;
+    const groups = model.groupsAt(state.get("cursor"), grouping, mask);
+    const total = groups.reduce((sum, group) => sum + group.bytes, 0);
+    const before = new Map();
+    const brush = state.get("brush");
+    if (brush) for (const group of model.groupsAt(brush[0], grouping, mask)) before.set(group.id, group.bytes);
+    this.element.classList.toggle("with-window", brush !== null);
+    const after = brush ? new Map(model.groupsAt(brush[1], grouping, mask).map((group) => [group.id, group.bytes])) : before;
+    // Only the largest are told apart: that compares all pairs.
+    const distinct = grouping.names ? grouping.names(groups.slice(0, MOST_DISTINCT).map((group) => group.id)) : [];
+    this.rows = groups.map((group, i) => ({
+      ...group,
+      share: total ? group.bytes / total : 0,
+      change: brush ? (after.get(group.id) || 0) - (before.get(group.id) || 0) : null,
+      name: distinct[i] ?? grouping.name(group.id),
+    }));
+    const { column, down } = this.sort;
+    const sign = down ? -1 : 1;
+    this.rows.sort((a, b) => sign * (a[column] < b[column] ? -1 : a[column] > b[column] ? 1 : 0));
+    COLUMNS.forEach(([name, text], i) => (this.heads[i].textContent = name === column ? `${text} ${down ? "▾" : "▴"}` : text));
+    this.list.setLength(this.rows.length);
+  }
+
+  #sortBy(column) {
+    this.sort = { column, down: this.sort.column === column ? !this.sort.down : column !== "name" };
+    this.redraw();
+  }
+
+  #row({ id, bytes, share, blocks, change, name }) {
+    const picked = this.app.state.get("group") === id;
+    return make(
+      "div",
+      { class: `list-row${picked ? " picked" : ""}`, onclick: () => this.app.pickGroup(picked ? -1 : id), title: name },
+      make("span", { class: "bytes" }, formatBytes(bytes)),
+      make("span", { class: "share" }, formatShare(share)),
+      make("span", { class: "blocks" }, formatCount(blocks)),
+      make("span", { class: "change" }, change === null ? "" : `${change > 0 ? "+" : ""}${formatBytes(change)}`),
+      make("span", { class: "name" }, this.app.swatch(id), name),
+    );
+  }
+}
+
+/** All events, or those of the picked group or the filter. */
+export class EventsView {
+  constructor(app) {
+    this.app = app;
+    this.list = new VirtualList(396, ROW, (index) => this.#row(this.shown ? this.shown[index] : index));
+    this.title = make("span", { class: "muted" });
+    this.element = make("div", { class: "events" }, make("div", { class: "view-bar" }, this.title), this.list.element);
+  }
+
+  redraw(changed) {
+    const { app } = this;
+    if (!changed || !this.ready || ["filter", "group", "by", "brush"].some((name) => changed.has(name))) this.#select();
+    this.ready = true;
+    const cursor = app.state.get("cursor");
+    this.list.scrollTo(Math.max(0, this.shown ? firstAtLeast(this.shown, cursor) : cursor));
+  }
+
+  /** Select the events to show; null stands for all. */
+  #select() {
+    const { model, state, mask, grouping } = this.app;
+    const [first, last] = state.get("brush") || [0, model.events - 1];
+    const group = state.get("group");
+    const all = !mask && group < 0 && !state.get("brush");
+    this.shown = null;
+    if (!all) {
+      const found = [];
+      for (let event = Math.max(first, 0); event <= last; event++) {
+        const i = model.eventAllocation[event];
+        if ((mask || group >= 0) && i < 0) continue;
+        if (mask && !mask[model.arrays.stack[i]]) continue;
+        if (group >= 0 && grouping.ids[i] !== group) continue;
+        found.push(event);
+      }
+      this.shown = found;
+    }
+    const count = this.shown ? this.shown.length : model.events;
+    this.title.textContent = `${formatCount(count)} of ${formatCount(model.events)} events${all ? "" : ", by the filter, the picked group or the brushed window"}`;
+    this.list.setLength(count);
+  }
+
+  #row(event) {
+    const { app } = this;
+    const { model } = app;
+    const i = model.eventAllocation[event];
+    const name = model.facts.actions[model.arrays.action[event]] || "";
+    return make(
+      "div",
+      {
+        class: `list-row${event === app.state.get("cursor") ? " picked" : ""}`,
+        onclick: () => app.pick(i, event),
+      },
+      make("span", { class: "blocks" }, formatCount(event)),
+      make("span", { class: "time" }, model.facts.has_times ? `+${formatMicroseconds(model.arrays.time_us[event])}` : ""),
+      make("span", { class: "action" }, name.replaceAll("_", " ")),
+      make("span", { class: "bytes" }, i < 0 ? "" : formatBytes(model.requested[i])),
+      make("span", { class: "name" }, i < 0 ? "" : model.stackText(model.arrays.stack[i])),
+    );
+  }
+}
+
+function firstAtLeast(sorted, value) {
+  let low = 0;
+  let high = sorted.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** The state at the cursor, and the picked allocation with its call stack. */
+export class DetailsView {
+  constructor(app) {
+    this.app = app;
+    this.element = make("aside", { class: "details", "aria-label": "Details" });
+  }
+
+  redraw() {
+    const { model, state } = this.app;
+    const cursor = state.get("cursor");
+    const totals = model.totalsAt(cursor);
+    const rows = Object.entries(totals).map(([name, value]) => [name, name === "blocks" ? formatCount(value) : formatBytes(value)]);
+    const parts = [make("h3", {}, this.app.eventLabel(cursor)), factList(rows)];
+    const picked = state.get("allocation");
+    if (picked >= 0) parts.push(...this.#allocation(picked));
+    else parts.push(make("p", { class: "muted" }, "Click an allocation or an event to see its call stack and its lifetime."));
+    this.element.replaceChildren(...parts);
+  }
+
+  #allocation(i) {
+    const { model } = this.app;
+    const { arrays, facts } = model;
+    const time = (event) => (facts.has_times && event >= 0 && event < model.events ? arrays.time_us[event] : null);
+    const [begin, end] = [time(model.begin[i]), time(model.end[i])];
+    const rows = [
+      ["requested", formatBytes(model.requested[i])],
+      ["block", formatBytes(model.size[i])],
+      ["address", `0x${model.address[i].toString(16)}`],
+      ["allocated", model.begin[i] < 0 ? "before the trace" : this.app.eventLabel(model.begin[i])],
+      ["freed", model.end[i] >= model.events ? "never, in this trace" : this.app.eventLabel(model.end[i])],
+      ["lifetime", begin === null || end === null ? `${formatCount(Math.min(model.end[i], model.events) - model.begin[i])} events` : formatMicroseconds(end - begin)],
+      ["stream", arrays.stream[i] ? String(arrays.stream[i]) : "default"],
+      ["pool", facts.pools[arrays.pool[i]] || "default"],
+    ];
+    if (arrays.range[i]) rows.push(["range", facts.range_names[arrays.range[i]]]);
+    const frames = model.stackFrames(arrays.stack[i]);
+    const list = frames.length ? make("ol", {}, ...frames.map((frame) => make("li", {}, frame))) : make("p", { class: "muted" }, "no call stack recorded");
+    return [make("h3", {}, "Picked allocation"), factList(rows), list];
+  }
+}
+
+function factList(rows) {
+  return make("dl", {}, ...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+}

@@ -1,0 +1,139 @@
+// Addresses over time: each allocation is a rectangle, free memory in segments stays visible.
+
+import { Surface, formatBytes, pixelOf } from "./canvas.js";
+import { AddressSpace } from "./memory_model.js";
+import { TimeScale, addTimeGestures } from "./memory_time.js";
+
+export class MapView {
+  constructor(app) {
+    this.app = app;
+    this.scale = new TimeScale(app.state);
+    this.space = new AddressSpace(app.model);
+    this.low = Float64Array.from(app.model.address, (address) => this.space.position(address));
+    this.surface = new Surface(420, "Addresses over time", (...parts) => this.#draw(...parts));
+    this.element = this.surface.element;
+    addTimeGestures(app, this.surface, this.scale, {
+      brush: false,
+      onClick: (event, x, y) => app.pick(this.#at(event, y), event),
+      onMove: (event, x, y) => this.#hover(event, x, y),
+    });
+  }
+
+  redraw() {
+    this.surface.redraw();
+  }
+
+  #draw(context, width, height, colors) {
+    const { left, right } = this.scale;
+    const scale = this.surface.scale;
+    const columns = Math.max(1, Math.round((width - left - right) * scale));
+    const rows = Math.round(height * scale);
+    // Only the cursor moves while the rest stays the same.
+    const key = JSON.stringify([columns, rows, this.app.state.get("view"), this.app.state.get("group"), colors.ink]);
+    if (key !== this.key || this.bands !== this.app.bands) this.image = this.#picture(context, columns, rows, colors);
+    this.key = key;
+    this.bands = this.app.bands;
+    context.putImageData(this.image, Math.round(left * scale), 0);
+    context.fillStyle = colors.muted;
+    context.textAlign = "right";
+    context.textBaseline = "top";
+    context.fillText("addresses", left - 8, 2);
+    context.textBaseline = "bottom";
+    context.fillText(formatBytes(this.space.total), left - 8, height - 2);
+    this.#drawCursor(context, width, height, colors);
+  }
+
+  #picture(context, columns, rows, colors) {
+    const image = context.createImageData(columns, rows);
+    const pixels = new Uint32Array(image.data.buffer);
+    this.#fillSegments(pixels, columns, rows, pixelOf(context, colors.reserved));
+    this.#fillAllocations(pixels, columns, rows, this.#colors(context, colors));
+    return image;
+  }
+
+  #colors(context, colors) {
+    const count = this.app.bands.names.length;
+    const picked = this.app.pickedBand();
+    const dim = pixelOf(context, colors.line);
+    return Uint32Array.from({ length: count }, (_, band) => {
+      if (picked !== null && picked !== band) return dim;
+      return pixelOf(context, band === count - 1 ? colors.rest : colors.bands[band % colors.bands.length]);
+    });
+  }
+
+  #fillSegments(pixels, columns, rows, color) {
+    const { segment_begin: begins, segment_end: ends, segment_address: address, segment_size: size } = this.app.model.arrays;
+    const fill = this.#filler(pixels, columns, rows);
+    for (let i = 0; i < begins.length; i++) {
+      const low = this.space.position(address[i]);
+      fill(begins[i] - 1, ends[i], low, low + size[i], color);
+    }
+  }
+
+  #fillAllocations(pixels, columns, rows, colors) {
+    const { model, bands } = this.app;
+    const [first, last] = this.app.state.get("view");
+    const fill = this.#filler(pixels, columns, rows);
+    const until = model.begunUntil(last);
+    for (let i = 0; i < until; i++) {
+      const band = bands.bandOf[i];
+      if (band >= 0 && model.end[i] > first) fill(model.begin[i], model.end[i], this.low[i], this.low[i] + model.size[i], colors[band]);
+    }
+  }
+
+  /** Return a function that fills the pixels of a rectangle of events and addresses. */
+  #filler(pixels, columns, rows) {
+    const [first, last] = this.app.state.get("view");
+    const perEvent = columns / (last - first);
+    const perByte = rows / Math.max(this.space.total, 1);
+    return (begin, end, low, high, color) => {
+      const left = Math.max(0, Math.floor((begin - first) * perEvent));
+      const right = Math.min(columns, Math.max(left + 1, Math.floor((end - first) * perEvent)));
+      if (right <= left) return;
+      const top = Math.max(0, Math.floor(low * perByte));
+      const bottom = Math.min(rows, Math.max(top + 1, Math.floor(high * perByte)));
+      for (let row = top; row < bottom; row++) {
+        const end = row * columns + right;
+        for (let pixel = row * columns + left; pixel < end; pixel++) pixels[pixel] = color;
+      }
+    };
+  }
+
+  #drawCursor(context, width, height, colors) {
+    const x = this.scale.x(this.app.state.get("cursor"), width);
+    if (x >= this.scale.left && x <= width - this.scale.right) {
+      context.strokeStyle = colors.accent;
+      context.lineWidth = 2;
+      context.beginPath();
+      context.moveTo(x, 0);
+      context.lineTo(x, height);
+      context.stroke();
+    }
+    const picked = this.app.state.get("allocation");
+    if (picked < 0) return;
+    const { model } = this.app;
+    const perByte = height / Math.max(this.space.total, 1);
+    const left = Math.max(this.scale.x(model.begin[picked], width), this.scale.left);
+    const right = Math.min(this.scale.x(model.end[picked], width), width - this.scale.right);
+    context.strokeStyle = colors.ink;
+    context.strokeRect(left, this.low[picked] * perByte, Math.max(right - left, 2), Math.max(model.size[picked] * perByte, 2));
+  }
+
+  /** Return the allocation at an event and a height, or -1. */
+  #at(event, y) {
+    const position = (y / this.surface.height) * this.space.total;
+    let found = -1;
+    this.app.model.forEachLive(event, (i) => {
+      if (this.low[i] <= position && position < this.low[i] + this.app.model.size[i]) found = i;
+    });
+    return found;
+  }
+
+  #hover(event, x, y) {
+    const at = Math.max(-1, Math.min(this.app.model.events - 1, Math.round(this.scale.event(x, this.surface.width))));
+    const found = this.#at(at, y);
+    const address = this.space.addressAt((y / this.surface.height) * this.space.total);
+    const place = `${this.app.eventLabel(at)} · address 0x${address.toString(16)}`;
+    this.app.tooltip.show(event, found < 0 ? [place, "no allocation"] : [place, ...this.app.describe(found)]);
+  }
+}

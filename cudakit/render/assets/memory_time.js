@@ -1,0 +1,300 @@
+// Memory over time: stacked bands, curves, markers and ranges, with the cursor and the brushed window.
+
+import { Surface, fitted, formatBytes, formatCount, pixelOf, ticks } from "./canvas.js";
+import { CurveSampler } from "./memory_model.js";
+
+const LEFT = 72; // pixels of the labels of the axis
+const TOP = 8;
+const AXIS = 22;
+const LANE = 16;
+const MOST_LANES = 6;
+const CURVES = ["reserved", "active", "allocated", "requested"];
+
+/** The horizontal axis that the views over time share: events to pixels and back. */
+export class TimeScale {
+  constructor(state, left = LEFT, right = 8) {
+    this.state = state;
+    this.left = left;
+    this.right = right;
+  }
+
+  x(event, width) {
+    const [first, last] = this.state.get("view");
+    return this.left + ((event - first) / (last - first)) * (width - this.left - this.right);
+  }
+
+  event(x, width) {
+    const [first, last] = this.state.get("view");
+    return first + ((x - this.left) / (width - this.left - this.right)) * (last - first);
+  }
+}
+
+/** Let a surface over time be zoomed by the wheel, moved by dragging, and clicked to set the cursor. */
+export function addTimeGestures(app, surface, scale, { onClick, onMove, brush }) {
+  const { canvas } = surface;
+  const clamp = (event) => Math.max(-1, Math.min(app.model.events - 1, Math.round(event)));
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      const [x] = surface.at(event);
+      if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) app.pan((event.deltaX / surface.width) * 0.5);
+      else app.zoom(scale.event(x, surface.width), Math.exp(event.deltaY * 0.0015));
+    },
+    { passive: false },
+  );
+  let start = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    const [x] = surface.at(event);
+    start = { x, view: app.state.get("view"), moved: false, brushing: brush && !event.shiftKey };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const [x, y] = surface.at(event);
+    if (!start) return onMove(event, x, y);
+    if (Math.abs(x - start.x) < 4 && !start.moved) return;
+    start.moved = true;
+    if (start.brushing) {
+      const ends = [scale.event(start.x, surface.width), scale.event(x, surface.width)].sort((a, b) => a - b).map(clamp);
+      app.state.set({ brush: ends[0] < ends[1] ? ends : null });
+    } else {
+      const [first, last] = start.view;
+      app.show(first + ((start.x - x) / surface.width) * (last - first), last - first);
+    }
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    const [x, y] = surface.at(event);
+    if (start && !start.moved) onClick(clamp(scale.event(x, surface.width)), x, y);
+    start = null;
+  });
+  canvas.addEventListener("pointerleave", () => app.tooltip.hide());
+  canvas.addEventListener("dblclick", () => app.showAll());
+}
+
+export class TimeView {
+  constructor(app) {
+    this.app = app;
+    this.scale = new TimeScale(app.state);
+    this.lanes = lanesOf(app.model);
+    this.plotHeight = 230;
+    const height = TOP + this.plotHeight + AXIS + this.lanes.length * LANE;
+    this.surface = new Surface(height, "Memory over time", (...parts) => this.#draw(...parts));
+    this.element = this.surface.element;
+    this.curves = Object.fromEntries(CURVES.map((name) => [name, new CurveSampler(app.model.curves[name])]));
+    addTimeGestures(app, this.surface, this.scale, {
+      brush: true,
+      onClick: (event) => app.state.set({ cursor: event, brush: null }),
+      onMove: (event, x, y) => this.#hover(event, x, y),
+    });
+  }
+
+  redraw() {
+    this.surface.redraw();
+  }
+
+  #draw(context, width, height, colors) {
+    const [first, last] = this.app.state.get("view");
+    const columns = Math.max(1, Math.floor(width - this.scale.left - this.scale.right));
+    const reserved = this.curves.reserved.sample(first, last, columns);
+    const bands = this.app.bands.sample(first, last, columns);
+    this.top = Math.max(1, this.#highest(reserved, bands)) * 1.04;
+    this.sampled = { bands, columns };
+    this.#drawBands(context, bands, columns, colors);
+    this.#drawAxis(context, width, colors);
+    for (const [name, dash] of [["reserved", []], ["allocated", [5, 3]], ["requested", [1, 3]]]) {
+      const values = name === "reserved" ? reserved : this.curves[name].sample(first, last, columns);
+      this.#drawCurve(context, values, name === "reserved" ? colors.muted : colors.ink, dash);
+    }
+    this.#drawMarkers(context, width, colors);
+    this.#drawLanes(context, width, colors);
+    this.#drawCursor(context, width, height, colors);
+  }
+
+  #highest(reserved, bands) {
+    let highest = 0;
+    for (const value of reserved) highest = Math.max(highest, value);
+    const count = this.app.bands.names.length;
+    for (let column = 0; column * count < bands.length; column++) {
+      let total = 0;
+      for (let band = 0; band < count; band++) total += bands[column * count + band];
+      highest = Math.max(highest, total);
+    }
+    return highest;
+  }
+
+  #y(bytes) {
+    return TOP + this.plotHeight * (1 - bytes / this.top);
+  }
+
+  #drawAxis(context, width, colors) {
+    context.globalAlpha = 1;
+    const [first, last] = this.app.state.get("view");
+    const bottom = TOP + this.plotHeight;
+    context.lineWidth = 1;
+    context.strokeStyle = colors.line;
+    context.fillStyle = colors.muted;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    for (const value of ticks(0, this.top, 5, 2)) {
+      const y = Math.round(this.#y(value)) + 0.5;
+      context.beginPath();
+      context.moveTo(this.scale.left, y);
+      context.lineTo(width - this.scale.right, y);
+      context.stroke();
+      context.fillText(formatBytes(value), this.scale.left - 8, y);
+    }
+    context.textAlign = "center";
+    context.textBaseline = "top";
+    for (const value of ticks(first, last, Math.max(2, width / 130), 10)) {
+      if (Number.isInteger(value)) context.fillText(formatCount(value), this.scale.x(value, width), bottom + 6);
+    }
+  }
+
+  /** Fill the pixels of the bands, which is many times as fast as drawing rectangles. */
+  #drawBands(context, bands, columns, colors) {
+    const scale = this.surface.scale;
+    const wide = Math.round(columns * scale);
+    const tall = Math.round(this.plotHeight * scale);
+    const image = context.createImageData(wide, tall);
+    const pixels = new Uint32Array(image.data.buffer).fill(pixelOf(context, colors.surface));
+    const count = this.app.bands.names.length;
+    const picked = this.app.pickedBand();
+    const dim = pixelOf(context, colors.line);
+    const shades = Array.from({ length: count }, (_, band) => {
+      if (picked !== null && picked !== band) return dim;
+      return pixelOf(context, band === count - 1 ? colors.rest : colors.bands[band % colors.bands.length]);
+    });
+    for (let x = 0; x < wide; x++) {
+      const column = Math.min(columns - 1, Math.floor(x / scale));
+      let total = 0;
+      let bottom = tall;
+      for (let band = 0; band < count; band++) {
+        total += bands[column * count + band];
+        const top = Math.max(0, Math.round(tall * (1 - total / this.top)));
+        for (let y = top; y < bottom; y++) pixels[y * wide + x] = shades[band];
+        bottom = Math.min(bottom, top);
+      }
+    }
+    context.putImageData(image, Math.round(this.scale.left * scale), Math.round(TOP * scale));
+  }
+
+  #drawCurve(context, values, color, dash) {
+    context.strokeStyle = color;
+    context.lineWidth = 1.5;
+    context.setLineDash(dash);
+    context.beginPath();
+    for (let column = 0; column < values.length; column++) {
+      const y = this.#y(values[column]);
+      if (column) context.lineTo(this.scale.left + column, y);
+      context.lineTo(this.scale.left + column + 1, y);
+    }
+    context.stroke();
+    context.setLineDash([]);
+  }
+
+  #drawMarkers(context, width, colors) {
+    const { oom_event: failures } = this.app.model.arrays;
+    const labelled = []; // positions of labels
+    const mark = (event, color, text) => {
+      const x = this.scale.x(event, width);
+      if (x < this.scale.left || x > width - this.scale.right) return;
+      context.strokeStyle = context.fillStyle = color;
+      context.setLineDash([4, 3]);
+      context.beginPath();
+      context.moveTo(x, TOP);
+      context.lineTo(x, TOP + this.plotHeight);
+      context.stroke();
+      context.setLineDash([]);
+      if (labelled.some((place) => Math.abs(place - x) < 100)) return;
+      labelled.push(x);
+      context.textAlign = x > width - 110 ? "right" : "left";
+      context.textBaseline = "top";
+      context.fillText(text, x + (x > width - 110 ? -4 : 4), TOP);
+    };
+    const marks = [
+      ...Array.from(failures.slice(-20), (event) => ({ event, color: colors.error, text: "out of memory" })),
+      ...this.app.model.facts.snapshots.slice(-20).map((event) => ({ event, color: colors.muted, text: "snapshot" })),
+    ];
+    for (const { event, color, text } of marks) mark(event, color, text);
+  }
+
+  #drawLanes(context, width, colors) {
+    context.textBaseline = "middle";
+    context.textAlign = "left";
+    this.lanes.forEach((lane, index) => {
+      const top = TOP + this.plotHeight + AXIS + index * LANE;
+      let drawnUntil = -1;
+      for (const { first, last, name } of lane) {
+        const x = Math.max(this.scale.x(first, width), this.scale.left);
+        const end = Math.min(this.scale.x(last, width), width - this.scale.right);
+        if (end <= x || end < drawnUntil) continue;
+        drawnUntil = Math.max(end, x + 1);
+        context.fillStyle = colors.faint;
+        context.fillRect(x, top, Math.max(end - x - 1, 1), LANE - 2);
+        context.fillStyle = colors.muted;
+        context.fillText(fitted(context, name, end - x - 6), x + 3, top + LANE / 2);
+      }
+    });
+  }
+
+  #drawCursor(context, width, height, colors) {
+    const { state } = this.app;
+    const line = (event) => {
+      const x = this.scale.x(event, width);
+      if (x < this.scale.left || x > width - this.scale.right) return;
+      context.beginPath();
+      context.moveTo(x, 0);
+      context.lineTo(x, height);
+      context.stroke();
+    };
+    const brush = state.get("brush");
+    if (brush) {
+      const [from, to] = brush.map((event) => Math.min(Math.max(this.scale.x(event, width), this.scale.left), width - this.scale.right));
+      context.fillStyle = colors.accent;
+      context.globalAlpha = 0.16;
+      context.fillRect(from, TOP, to - from, this.plotHeight);
+      context.globalAlpha = 1;
+    }
+    context.strokeStyle = colors.accent;
+    context.lineWidth = 2;
+    line(state.get("cursor"));
+  }
+
+  #hover(event, x, y) {
+    const { app } = this;
+    const width = this.surface.width;
+    const at = Math.max(-1, Math.min(app.model.events - 1, Math.round(this.scale.event(x, width))));
+    const totals = ["reserved", "active", "requested"].map((name) => `${name} ${formatBytes(app.model.curves[name][at + 1])}`);
+    const lines = [app.eventLabel(at), totals.join(" · ")];
+    const band = this.#bandAt(x, y);
+    if (band !== null) lines.push(`${app.bands.names[band.band]}: ${formatBytes(band.bytes)}`);
+    const lane = this.lanes[Math.floor((y - TOP - this.plotHeight - AXIS) / LANE)];
+    const range = lane?.find(({ first, last }) => first <= at && at < last);
+    if (range) lines.push(`range ${range.name}`);
+    app.tooltip.show(event, lines);
+  }
+
+  #bandAt(x, y) {
+    const column = Math.floor(x - this.scale.left);
+    if (!this.sampled || column < 0 || column >= this.sampled.columns) return null;
+    const count = this.app.bands.names.length;
+    let total = 0;
+    for (let band = 0; band < count; band++) {
+      const bytes = this.sampled.bands[column * count + band];
+      total += bytes;
+      if (bytes > 0 && this.#y(total) <= y && y <= this.#y(total - bytes)) return { band, bytes };
+    }
+    return null;
+  }
+}
+
+/** Return the ranges of annotations in lanes; an outer range is above those that it contains. */
+function lanesOf(model) {
+  const lanes = [];
+  for (const [first, last, depth, name] of model.facts.ranges) {
+    if (depth >= MOST_LANES) continue;
+    while (lanes.length <= depth) lanes.push([]);
+    lanes[depth].push({ first, last, name: model.facts.range_names[name] });
+  }
+  return lanes;
+}

@@ -1,0 +1,112 @@
+"""Interactive pictures: the data and the scripts that draw them.
+
+The data are arrays as text: byte planes, deflated, in base64. ``assets/arrays.js`` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from base64 import b64encode
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.document import Array, Explorer
+from cudakit.render.markup import Markup, element
+
+# zlib's default: level 9 takes several times as long for 1 % fewer bytes.
+_LEVEL = 6
+_TYPES = {"u1": np.uint8, "i4": np.int32, "u4": np.uint32, "u8": np.uint64, "i8": np.int64}
+
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([a-z_]+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?function\*?|class|const) (\w+)", re.MULTILINE)
+
+
+def explorer(node: Explorer) -> Markup:
+    """Return the element that the script ``KIND.js`` fills; it holds all data as text."""
+    data = node.data()
+    described, text = pack(data.arrays)
+    facts = json.dumps({"arrays": described, "facts": data.facts}, ensure_ascii=True)
+    # A script element ends at "</script", whatever its type; JSON can write "<" in another way.
+    facts = facts.replace("<", "\\u003c")
+    return element(
+        "div",
+        element(
+            "div",
+            element("p", "Loading the interactive views.", class_="muted"),
+            class_="explorer-views",
+        ),
+        element(
+            "noscript",
+            element("p", "The interactive views need JavaScript; the tables below do not."),
+        ),
+        element("script", Markup(facts), type="application/json", class_="explorer-facts"),
+        element("script", Markup(text), type="text/plain", class_="explorer-data"),
+        class_="explorer",
+        data_kind=node.kind,
+    )
+
+
+def pack(arrays: Mapping[str, Array]) -> tuple[list[dict[str, Any]], str]:
+    """Return the description of each array, and all arrays as one base64 text.
+
+    An array of integers becomes integers of 1, 4 or 8 bytes. If it never decreases, its differences
+    are stored instead of its values. The bytes of one significance are stored together (byte planes), because
+    deflate finds more repetitions in them than in whole numbers. The script reads numbers of 8 bytes as
+    floating-point numbers, which are exact below 2**53.
+    """
+    described, planes = [], []
+    for name, array in arrays.items():
+        values, is_sum = _differences(np.asarray(array))
+        kind = _kind(values)
+        described.append({"name": name, "type": kind, "length": len(values), "sum": is_sum})
+        little_endian = values.astype(np.dtype(_TYPES[kind]).newbyteorder("<"))
+        planes.append(
+            little_endian.view(np.uint8).reshape(len(values), little_endian.itemsize).T.tobytes()
+        )
+    return described, b64encode(zlib.compress(b"".join(planes), _LEVEL)).decode("ascii")
+
+
+def _differences(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
+    if values.dtype == np.uint8 or len(values) < 2:
+        return values, False
+    differences = np.diff(values.astype(np.int64), prepend=0)
+    return (differences, True) if differences[1:].min() >= 0 else (values, False)
+
+
+def _kind(values: npt.NDArray[Any]) -> str:
+    if values.dtype in (np.uint8, np.bool_):
+        return "u1"
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    if low < 0:
+        return "i4" if low >= -(1 << 31) and high < 1 << 31 else "i8"
+    return "u4" if high < 1 << 32 else "u8"
+
+
+@cache
+def joined(name: str) -> str:
+    """Return a module and all modules that it imports as one script, imported modules first.
+
+    A page from a disk cannot load modules, so each becomes a function that returns what the module exports.
+    A module may import names from modules beside it, and export functions, classes and constants.
+    """
+    modules: dict[str, str] = {}
+    _collect(name, modules)
+    return '"use strict";\n' + "".join(modules.values())
+
+
+def _collect(name: str, modules: dict[str, str]) -> None:
+    if name in modules:
+        return
+    text = files("cudakit.render").joinpath(f"assets/{name}.js").read_text(encoding="utf-8")
+    for _, imported in _IMPORT.findall(text):
+        _collect(imported, modules)
+    exported = ", ".join(match[1] for match in _EXPORT.findall(text))
+    body = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r"const \1 = module_\2;", text))
+    modules[name] = f"const module_{name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"

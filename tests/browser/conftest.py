@@ -1,0 +1,78 @@
+"""Pages in a real browser: Chromium without a window and without a network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@dataclass
+class Opened:
+    """A page in the browser, with everything that it reported or requested."""
+
+    page: Page
+    messages: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        if os.environ.get("CI"):
+            pytest.fail("Chromium is missing; install the package chromium")
+        pytest.skip("needs Chromium")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-background-networking"]
+        )
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    opener = OpenPage(browser)
+    yield opener
+    opener.close()
+
+
+class OpenPage:
+    """Opens files in fresh pages and waits until their interactive views are drawn."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._contexts = []
+
+    def __call__(
+        self,
+        path: Path,
+        *,
+        hash_text: str = "",
+        size: tuple[int, int] = (1300, 1000),
+        scheme: str = "light",
+    ) -> Opened:
+        context = self._browser.new_context(
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme="dark" if scheme == "dark" else "light",
+            offline=True,
+        )
+        self._contexts.append(context)
+        opened = Opened(context.new_page())
+        opened.page.on("console", lambda message: opened.messages.append(message.text))
+        opened.page.on("pageerror", lambda error: opened.messages.append(str(error)))
+        opened.page.on("request", lambda request: opened.requests.append(request.url))
+        opened.page.goto(path.as_uri() + hash_text)
+        opened.page.wait_for_selector(".explorer[data-ready]", state="attached")
+        return opened
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()

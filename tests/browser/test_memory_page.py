@@ -1,0 +1,363 @@
+"""The memory page in Chromium: what it draws, what it computes, and what it does with hostile files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.conftest import Opened, OpenPage
+from core.memory import builders, strategies
+from core.memory.history import History
+from hypothesis import HealthCheck, Phase, given, settings
+from invocation import run_cli
+from playwright.sync_api import Browser
+
+from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.load import load
+from cudakit.core.memory.present import report
+from cudakit.core.memory.replay import Replay, replay
+from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
+from cudakit.document import Frame
+from cudakit.render.html import render
+
+DATA = Path(__file__).parents[1] / "data"
+RECORDED = ("train", "leak", "streams", "pools", "expandable", "fragmented_oom")
+TABS = ("map", "layout", "flame", "holders", "events")
+APP = "document.querySelector('.explorer').explorer"
+
+
+def written(snapshot: Path, folder: Path) -> Path:
+    page = folder / f"{snapshot.name}.html"
+    run = run_cli("memviz", snapshot, "-q", "-f", "-o", page)
+    assert run.exit_code == 0, run.stderr
+    return page
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    return {name: written(DATA / f"{name}.pkl.gz", folder) for name in RECORDED}
+
+
+def evaluate(opened: Opened, code: str, argument: Any = None) -> Any:
+    return opened.page.evaluate(code, argument)
+
+
+def settled(opened: Opened) -> None:
+    """Wait until changes are drawn and the hash is written."""
+    opened.page.wait_for_timeout(350)
+
+
+def colors_of(opened: Opened, selector: str) -> int:
+    """Return the number of different colors of a canvas."""
+    return evaluate(
+        opened,
+        """selector => {
+          const canvas = document.querySelector(selector);
+          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          return new Set(new Uint32Array(data.buffer)).size;
+        }""",
+        selector,
+    )
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_memory_page_draws_every_view_without_network_or_errors(
+    open_page: OpenPage, pages: dict[str, Path], name: str
+) -> None:
+    opened = open_page(pages[name])
+    assert opened.page.get_attribute(".explorer", "data-ready") == "true"
+    assert colors_of(opened, ".panes canvas") > 4
+    for tab in TABS:
+        opened.page.click(f"#tab-{tab}")
+        settled(opened)
+        if tab in ("map", "layout", "flame"):
+            assert colors_of(opened, ".view canvas") > 3, tab
+        else:
+            assert opened.page.locator(".view .list .list-row").count() > 0, tab
+    assert opened.messages == []
+    assert opened.requests == [pages[name].as_uri()]
+
+
+def python_totals(replayed: Replay, event: int) -> dict[str, int]:
+    curves, moment = replayed.curves, event + 1
+    names = ("requested", "allocated", "active", "reserved")
+    totals = {name: int(getattr(curves, name)[moment]) for name in names}
+    begin, end = replayed.allocations.begin, replayed.allocations.end
+    return totals | {"blocks": int(((begin < moment) & (moment <= end)).sum())}
+
+
+def python_bytes_by_stack(replayed: Replay, event: int) -> dict[str, int]:
+    allocations, moment = replayed.allocations, event + 1
+    live = (allocations.begin < moment) & (moment <= allocations.end)
+    found: dict[str, int] = {}
+    for stack, size in zip(
+        allocations.stack[live].tolist(), allocations.size[live].tolist(), strict=True
+    ):
+        found[str(stack)] = found.get(str(stack), 0) + size
+    return found
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_memory_page_computes_the_state_at_random_instants_as_python_does(
+    open_page: OpenPage, pages: dict[str, Path], name: str
+) -> None:
+    snapshot = load(DATA / f"{name}.pkl.gz")
+    replayed = replay(snapshot, snapshot.devices[0])
+    rng = random.Random(name)
+    events = [
+        -1,
+        *(rng.randrange(-1, replayed.n_events) for _ in range(200)),
+        replayed.n_events - 1,
+    ]
+    opened = open_page(pages[name])
+    found = evaluate(
+        opened,
+        f"""events => {{
+          const {{ model }} = {APP};
+          const grouping = model.grouping("stack");
+          return events.map(event => [
+            model.totalsAt(event),
+            Object.fromEntries(model.groupsAt(event, grouping, null).map(group => [group.id, group.bytes])),
+          ]);
+        }}""",
+        events,
+    )
+    for event, (totals, by_stack) in zip(events, found, strict=True):
+        assert totals == python_totals(replayed, event), event
+        assert by_stack == python_bytes_by_stack(replayed, event), event
+
+
+def test_memory_page_bands_add_up_to_the_memory_in_use(
+    open_page: OpenPage, pages: dict[str, Path]
+) -> None:
+    opened = open_page(pages["train"])
+    differences = evaluate(
+        opened,
+        f"""() => {{
+          const {{ model, bands }} = {APP};
+          const found = [];
+          for (const [first, last, columns] of [[-1, model.events, 500], [100, 300, 200], [0, 9, 9]]) {{
+            const values = bands.sample(first, last, columns);
+            const count = bands.names.length;
+            for (let column = 0; column < columns; column++) {{
+              const from = Math.floor(first + ((last - first) * column) / columns);
+              const to = Math.max(from, Math.ceil(first + ((last - first) * (column + 1)) / columns) - 1);
+              let highest = 0;
+              const end = Math.min(to, model.events - 1);
+              for (let e = from; e <= end; e++) highest = Math.max(highest, model.curves.active[e + 1]);
+              let total = 0;
+              for (let band = 0; band < count; band++) total += values[column * count + band];
+              if (total !== highest) found.push([first, column, total, highest]);
+            }}
+          }}
+          return found;
+        }}""",
+    )
+    assert differences == []
+
+
+def test_dragging_selects_a_window_that_the_hash_keeps(
+    open_page: OpenPage, pages: dict[str, Path]
+) -> None:
+    opened = open_page(pages["train"])
+    box = opened.page.locator(".panes canvas").first.bounding_box()
+    assert box is not None
+    y = box["y"] + 100
+    opened.page.mouse.move(box["x"] + 200, y)
+    opened.page.mouse.down()
+    opened.page.mouse.move(box["x"] + 400, y, steps=5)
+    opened.page.mouse.up()
+    settled(opened)
+    brush = evaluate(opened, f"() => {APP}.state.get('brush')")
+    hash_text = evaluate(opened, "() => location.hash")
+    assert brush[0] < brush[1]
+    assert f"brush={brush[0]}-{brush[1]}" in hash_text
+    again = open_page(pages["train"], hash_text=hash_text)
+    assert evaluate(again, f"() => {APP}.state.get('brush')") == brush
+
+
+def test_wheel_zooms_around_the_pointer_and_keys_move_the_cursor(
+    open_page: OpenPage, pages: dict[str, Path]
+) -> None:
+    opened = open_page(pages["train"])
+    canvas = opened.page.locator(".panes canvas").first
+    canvas.hover(position={"x": 300, "y": 100})
+    opened.page.mouse.wheel(0, -400)
+    settled(opened)
+    first, last = evaluate(opened, f"() => {APP}.state.get('view')")
+    events = evaluate(opened, f"() => {APP}.model.events")
+    assert last - first < 0.7 * events
+    canvas.focus()
+    before = evaluate(opened, f"() => {APP}.state.get('cursor')")
+    opened.page.keyboard.press("ArrowLeft")
+    opened.page.keyboard.press("0")
+    settled(opened)
+    assert evaluate(opened, f"() => {APP}.state.get('cursor')") == before - 1
+    assert evaluate(opened, f"() => {APP}.state.get('view')") == [-1, events]
+
+
+def test_filter_keeps_only_stacks_with_the_text(
+    open_page: OpenPage, pages: dict[str, Path]
+) -> None:
+    opened = open_page(pages["train"])
+    opened.page.click("#tab-holders")
+    settled(opened)
+    all_groups = evaluate(opened, f"() => {APP}.views.holders.rows.length")
+    opened.page.fill("input[type=search]", "no such function")
+    settled(opened)
+    assert evaluate(opened, f"() => {APP}.views.holders.rows.length") == 0
+    opened.page.fill("input[type=search]", "optim")
+    settled(opened)
+    assert 0 < evaluate(opened, f"() => {APP}.views.holders.rows.length") < all_groups
+
+
+def test_clicking_an_event_shows_its_allocation_with_the_call_stack(
+    open_page: OpenPage, pages: dict[str, Path]
+) -> None:
+    opened = open_page(pages["train"])
+    opened.page.click("#tab-events")
+    settled(opened)
+    opened.page.locator(".view .list .list-row", has_text="alloc").first.click()
+    settled(opened)
+    details = opened.page.locator(".details").inner_text()
+    assert "Picked allocation" in details
+    assert "record_snapshots.py" in details
+
+
+@pytest.mark.parametrize(
+    "hash_text",
+    [
+        "#cursor=999999999",
+        "#view=5-2",
+        "#view=x",
+        "#tab=<script>",
+        "#brush=-5--9",
+        "#%E0%A4%A",
+        "#group=-7",
+    ],
+)
+def test_damaged_hash_is_ignored(
+    open_page: OpenPage, pages: dict[str, Path], hash_text: str
+) -> None:
+    opened = open_page(pages["leak"], hash_text=hash_text)
+    assert opened.page.get_attribute(".explorer", "data-ready") == "true"
+    assert opened.messages == []
+
+
+@pytest.mark.parametrize("width", [800, 1300, 3840])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_memory_page_fits_the_width_of_the_window(
+    open_page: OpenPage, pages: dict[str, Path], width: int, scheme: str
+) -> None:
+    opened = open_page(pages["fragmented_oom"], size=(width, 900), scheme=scheme)
+    assert evaluate(opened, "() => document.documentElement.scrollWidth <= innerWidth")
+    assert colors_of(opened, ".panes canvas") > 4
+
+
+def test_page_of_two_devices_keeps_their_states_apart(open_page: OpenPage, tmp_path: Path) -> None:
+    page = tmp_path / "two.html"
+    run = run_cli("memviz", DATA / "train.pkl.gz", DATA / "leak.pkl.gz", "-q", "-f", "-o", page)
+    assert run.exit_code == 0
+    opened = open_page(page, hash_text="#cursor=5&2.cursor=7")
+    opened.page.wait_for_selector(".explorer[data-ready] >> nth=1", state="attached")
+    cursors = (
+        "() => [...document.querySelectorAll('.explorer')].map(e => e.explorer.state.get('cursor'))"
+    )
+    assert evaluate(opened, cursors) == [5, 7]
+
+
+def test_page_of_a_comparison_draws_what_grew_and_what_shrank(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = tmp_path / "diff.html"
+    run = run_cli(
+        "memviz", DATA / "leak.pkl.gz", "--diff", DATA / "train.pkl.gz", "-q", "-f", "-o", page
+    )
+    assert run.exit_code == 0
+    opened = open_page(page)
+    assert opened.messages == []
+    assert "Grown by" in opened.page.locator(".explorer").inner_text()
+    assert colors_of(opened, ".explorer canvas") > 3
+
+
+HOSTILE = (
+    "</script><script>document.title='run'</script>",
+    '"><img src=x onerror="document.title=\'run\'">',
+    "\u202egnp.exe\u202c",
+    "\x00\x1b[31m",
+    "x" * 100_000,
+    "<!--",
+)
+
+
+def drawn(snapshot: Snapshot, folder: Path) -> Path:
+    """Return the page of a snapshot."""
+    page = folder / "page.html"
+    page.write_text(render(report(analyze([snapshot], MemorySpec()))), encoding="utf-8")
+    return page
+
+
+def test_hostile_names_are_shown_as_text_and_run_nothing(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    frames = tuple(Frame(text, text, 1) for text in HOSTILE)
+    stacks = ((), *((i,) for i in range(len(frames))))
+    entries = [builders.alloc(0x1000 * (i + 1), 512, stack=i + 1) for i in range(len(frames))]
+    opened = open_page(
+        drawn(builders.snapshot(builders.trace(entries), frames=frames, stacks=stacks), tmp_path)
+    )
+    for tab in TABS:
+        opened.page.click(f"#tab-{tab}")
+        settled(opened)
+    assert opened.page.title().startswith("GPU memory of")
+    assert opened.messages == []
+    assert opened.page.locator(".explorer img").count() == 0
+    opened.page.click("#tab-holders")
+    assert "</script>" in opened.page.locator(".view .list").inner_text()
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        builders.trace(),
+        builders.trace([builders.alloc(0x1000, 512)]),
+        builders.trace([builders.oom(1 << 40, device_free=5)]),
+        builders.trace((), [builders.Segment(0x1000, 1 << 21)]),
+        builders.trace((), [builders.Segment(i << 21, 1 << 21) for i in range(1, 20_000)]),
+    ],
+    ids=["empty", "one event", "only a failure", "only a segment", "20,000 segments"],
+)
+def test_small_and_odd_traces_give_a_page_without_errors(
+    open_page: OpenPage, tmp_path: Path, trace: DeviceTrace
+) -> None:
+    opened = open_page(drawn(builders.snapshot(trace), tmp_path))
+    assert opened.messages == []
+    if not len(trace.events):
+        assert "the trace has no events" in opened.page.locator(".explorer-views").inner_text()
+
+
+@settings(
+    max_examples=12,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(history=strategies.histories() | strategies.garbage())
+def test_memory_page_agrees_with_python_at_every_event_of_any_trace(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory, history: History | DeviceTrace
+) -> None:
+    snapshot = history.snapshot() if isinstance(history, History) else builders.snapshot(history)
+    replayed = replay(snapshot, snapshot.devices[0])
+    opener = OpenPage(browser)
+    try:
+        opened = opener(drawn(snapshot, tmp_path_factory.mktemp("page")))
+        assert opened.messages == []
+        if not replayed.n_events:
+            return
+        events = list(range(-1, replayed.n_events))
+        found = evaluate(opened, f"events => events.map(e => {APP}.model.totalsAt(e))", events)
+        assert found == [python_totals(replayed, event) for event in events]
+    finally:
+        opener.close()
