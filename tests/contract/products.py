@@ -126,7 +126,7 @@ class Problem:
 
 
 def places(matrix: Matrix) -> npt.NDArray[np.int64]:
-    """Return the index of each element: z * stride + i + j * leading for row i, column j of matrix z."""
+    """Return the index of each element in memory, for each matrix, row and column."""
     batch_index, i, j = np.ogrid[: matrix.batch, : matrix.rows, : matrix.columns]
     positions: npt.NDArray[np.int64] = batch_index * matrix.stride + i + j * matrix.leading
     return positions

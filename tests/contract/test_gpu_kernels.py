@@ -81,7 +81,8 @@ def test_shared_memory_above_default_is_opted_in(
     value = bench.ints(1)
     args = (value, np.int32(2))
 
-    # Every device of compute capability 7.5 and newer has 64 KiB, minus static and reserved memory.
+    # Every device of compute capability 7.5 and newer has 64 KiB of shared memory, minus static and reserved
+    # memory.
     bench.gpu.launch(bench.kernels["store"], ONE, ONE, args, LEGACY, shared_bytes=60 << 10)
 
     assert bench.read(value) == [2]

@@ -1,4 +1,4 @@
-"""The kernels that cudakit launches, on every device."""
+"""Tests the kernels that cudakit launches, on every device."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_uniform_values_have_uniform_distribution(
     )
     values = decode(bits, element)
 
-    assert np.abs(values).max() <= 104  # what fp8 rounds 100 to
+    assert np.abs(values).max() <= 104  # 100 rounded to fp8
     shares = np.histogram(values, bins=[-105, -50, 0, 50, 105])[0] / len(values)
     # Rounding to 8 bits moves values near the edges.
     assert np.abs(shares - 0.25).max() < (0.03 if element.size_bytes == 1 else 0.01)
@@ -198,7 +198,7 @@ def test_invalid_fill_range_is_rejected(
 
 
 class Flags:
-    """Two words of pinned memory."""
+    """Allocate two words of pinned memory."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.go = gpu.host_malloc(8)

@@ -50,7 +50,7 @@ class Operation:
 
 
 class Race(NamedTuple):
-    """Two unordered operations, in enqueue order."""
+    """Two conflicting operations without an order, in enqueue order."""
 
     first: Event
     second: Event

@@ -1,4 +1,4 @@
-"""Duplication of file descriptors of other processes."""
+"""Tests the duplication of file descriptors of other processes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_only_real_machine_is_not_simulated() -> None:
     machine = open_machine("auto")
 
     assert not machine.simulated
-    machine.cuda()  # the child has ended
+    machine.cuda()  # the child process has ended
     assert open_machine("sim").simulated
 
 

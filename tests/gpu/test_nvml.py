@@ -44,7 +44,7 @@ def telemetry(lib: FakeNvml, *names: str) -> Telemetry | Unavailable:
     return nvml.telemetry(nvml.view().devices[0], names)
 
 
-# --- reading, and nothing but reading --------------------------------------------------------------
+# --- only functions that read are used --------------------------------------------------------------
 
 
 def test_no_function_that_changes_a_device_is_used() -> None:
@@ -81,7 +81,7 @@ def test_activity_metrics_exist_in_nvidia_ml_py(metric: str) -> None:
     assert type(getattr(pynvml, metric)) is int
 
 
-# --- starting --------------------------------------------------------------------------------------
+# --- initialization --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,8 @@ def test_old_driver_reports_memory_by_old_function() -> None:
     assert isinstance(reading.fields["memory_reserved_bytes"], Unavailable)
 
 
-# --- words -----------------------------------------------------------------------------------------
+# --- conversion of values
+# -----------------------------------------------------------------------------------------
 
 
 def test_clock_event_reasons_are_named_by_bit() -> None:
@@ -259,7 +260,8 @@ def test_cpu_ranges_contain_the_same_cpus(cpus: set[int]) -> None:
     assert named == cpus
 
 
-# --- lost, and divided -----------------------------------------------------------------------------
+# --- lost GPUs and MIG instances
+# -----------------------------------------------------------------------------
 
 
 def test_lost_gpu_has_no_telemetry() -> None:
@@ -315,7 +317,7 @@ def counting(**answers: Any) -> dict[str, Any]:
 
 
 class CountingNvml(FakeNvml):
-    """One that can count activity: these functions take no handle."""
+    """A fake NVML with GPM, whose functions take no handle."""
 
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: N802
         return pynvml.c_nvmlGpmSample_t()
@@ -495,7 +497,7 @@ def test_process_has_newest_sm_utilization_and_runtime(tmp_path: Path) -> None:
     "utilization",
     [
         refuse(pynvml.NVML_ERROR_NOT_FOUND),
-        refuse(pynvml.NVML_SUCCESS),  # nvidia-ml-py raises this if there are no samples
+        refuse(pynvml.NVML_SUCCESS),  # the error that nvidia-ml-py raises if there are no samples
         [SimpleNamespace(pid=41, timeStamp=1, smUtil=2**32 - 1)],
     ],
 )

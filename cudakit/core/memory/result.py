@@ -203,11 +203,11 @@ class Oom:
     site: int
     stream: int = 0  # stream number of the request
     pool: tuple[int, int] = (0, 0)  # of the request
-    ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
     device_total_bytes: int | None = None  # null: not recorded
     causes: tuple[Cause, ...] = ()  # deepest first
     # Empty: the failure is not the last one, or a replay with the recorded settings does not fail.
     replays: tuple[ReplayedRemedy, ...] = ()
+    ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Unreported accesses of kernels are found in their machine code."""
+"""Tests that unreported accesses of kernels are found in their machine code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def unseen(library: ctypes.CDLL, cubin: bytes) -> Found | None:
     def tell(_: int, function: bytes, kind: bytes) -> None:
         reported.append((function.decode(errors="replace"), kind.decode()))
 
-    # A separate allocation, so that a read past its end is detected.
+    # The cubin is copied to an allocation of its own, so that a read past its end is detected.
     held = (ctypes.c_char * max(1, len(cubin))).from_buffer_copy(cubin or b"\0")
     count = library.machine_code_find_unreported(held, ctypes.c_size_t(len(cubin)), tell, None)
     assert count == (len(reported) if count >= 0 else -1)
@@ -77,7 +77,7 @@ FOUR = "{%f5, %f6, %f7, %f8}"
 BULK = "cp.async.bulk.tensor.2d"
 CODE: dict[
     str, tuple[int, str, str | None]
-] = {  # minimum compute capability; the instruction; its kind
+] = {  # by name: minimum compute capability, instruction, kind of unreported access
     "tex": (80, f"tex.2d.v4.f32.f32 {FOUR}, [%t, {{%f1, %f2}}];", TEXTURES),
     "tex.level": (80, f"tex.level.2d.v4.f32.f32 {FOUR}, [%t, {{%f1, %f2}}], %f3;", TEXTURES),
     "tex.grad": (
@@ -114,7 +114,7 @@ CODE: dict[
     "st.async": (100, "st.async.mmio.release.sys.global.u32 [%b], %r1;", ASYNCHRONOUS),
     "red.async": (100, "red.async.mmio.release.sys.global.add.u32 [%b], %r1;", ASYNCHRONOUS),
     "tex.grad in three dimensions": (
-        90,  # before, it is machine code with TEX
+        90,  # older architectures execute it as TEX
         f"tex.grad.3d.v4.f32.f32 {FOUR}, [%t, {{%f1, %f2, %f3, %f4}}],"
         " {%f3, %f4, %f3, %f4}, {%f3, %f4, %f3, %f4};",
         SYSTEM,
@@ -207,7 +207,8 @@ def test_unreported_instructions_of_function_count_for_all_kernels(
     }
 
 
-# --- hand-made files -----------------------------------------------------------------------------------
+# --- ELF files built by the test
+# -----------------------------------------------------------------------------------
 
 PROGBITS, SYMTAB, STRTAB, NOBITS = 1, 2, 3, 8
 EXECUTABLE, COMPRESSED = 4, 1 << 11
@@ -219,7 +220,7 @@ def instructions(*opcodes: int) -> bytes:
 
 
 class Image:
-    """An ELF file, section by section."""
+    """Builds an ELF file, section by section."""
 
     def __init__(self) -> None:
         self.names, self.strings, self.content = b"\0", b"\0", b""

@@ -1,4 +1,4 @@
-"""The patch records exactly the accessed bytes: run on the host, thread by thread."""
+"""Tests that the patch records exactly the accessed bytes. The patch runs on the host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLAGS = {
     1: READ,
     2: WRITE,
     3: ATOMIC,
-    1 | 1 << 6: READ,  # strong, of the GPU's scope
+    1 | 1 << 6: READ,  # a strong access at GPU scope
     2 | 1 << 8: ATOMIC,
     3 | 1 << 8: ATOMIC,
     3 | 1 << 2: SYNC,
@@ -37,7 +37,7 @@ FLAGS = {
 }
 PREFETCH = 1 | 1 << 3
 BY_GRID = 1 << 22
-SUMMARY_BYTES = BITMAP_BYTES // 32  # a bit for each word of 32 bits
+SUMMARY_BYTES = BITMAP_BYTES // 32  # summary with a bit for each word of 32 bits
 CHUNK_PAGES = 3968
 PAGE = 1 << PAGE_SHIFTS[0]
 ALL_WORDS = (1 << SUMMARY_BYTES * 8) - 1
@@ -52,7 +52,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @dataclass
 class Arena:
-    """One arena, its size, and the accesses to it."""
+    """An arena, and the functions that write to it and read it."""
 
     library: ctypes.CDLL
     at: int
@@ -127,7 +127,7 @@ ACCESSES = st.lists(
         st.integers(0, PAGE - 1) | st.integers(0, 64),
         st.sampled_from([1, 2, 4, 8, 16, 32]) | st.integers(1, 32),
         st.sampled_from(sorted(FLAGS)),
-        st.integers(1, 30),  # adjacent accesses after it, as in a warp that streams
+        st.integers(1, 30),  # adjacent accesses follow, as in a warp that streams memory
     ),
     max_size=15,
 )
@@ -143,7 +143,8 @@ def test_every_byte_is_recorded_or_launch_is_lost(
     expected: dict[tuple[int, int], set[int]] = {}
     with arena(library, log2, max(1, int(share * 2 ** (log2 - 2)))) as used_arena:
         for launch, base, offset, size, flags, times in accesses:
-            step = 1 << (size - 1).bit_length()  # CUDA C++ Programming Guide, "Size and Alignment"
+            # Accesses are aligned to their size (CUDA C++ Programming Guide, "Size and Alignment").
+            step = 1 << (size - 1).bit_length()
             for i in range(times):
                 address = base + (offset // step + i) * step % PAGE
                 used_arena.access(launch, address, size, flags)
@@ -160,7 +161,7 @@ def test_every_byte_is_recorded_or_launch_is_lost(
 
 
 class Together(ctypes.Structure):
-    """The accesses of a warp's lanes by one instruction."""
+    """``warp_access`` of patch_on_host.h: the accesses of all lanes by one instruction."""
 
     _fields_ = (
         ("userdata", ctypes.c_uint64),
@@ -284,7 +285,7 @@ def test_unaligned_run_is_not_in_summary(library: ctypes.CDLL) -> None:
 
 
 def test_complete_words_of_each_run_are_in_summary(library: ctypes.CDLL) -> None:
-    """Two rows of 160 bytes and one of 64, like a tile of a matrix."""
+    """Access two rows of 160 bytes and one of 64, like a tile of a matrix."""
     starts = [PAGE, PAGE + 0x400, PAGE + 0x800]
     with arena(library) as used_arena:
         lanes = [starts[lane // 10 if lane < 20 else 2] + lane % 10 * 16 for lane in range(24)]
@@ -453,7 +454,7 @@ def test_box_is_recorded_once(library: ctypes.CDLL) -> None:
             used_arena.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
         )
         assert used_arena.header()[2:] == (0, 0, 1, 5)
-        content[0] = 99  # a map that the kernel changes is another
+        content[0] = 99  # a tensor map that the kernel changes is recorded again
         library.ck_tensor_store(
             used_arena.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
         )

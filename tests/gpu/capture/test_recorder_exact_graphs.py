@@ -1,4 +1,4 @@
-"""With a patch, the recorder writes the accesses of graph nodes, and stores through tensor maps."""
+"""Tests that the recorder writes the accesses of patched graph nodes, and stores through tensor maps."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ for round in range(15):  # the first launch of each takes many indices: more tha
 
 
 def a_map() -> dict[str, object]:
-    """A recorded map of a byte matrix with gaps between rows."""
+    """Return a recorded tensor map of a byte matrix with gaps between rows."""
     maps = json.loads(MAPS.read_text())["encoded"]
     return next(
         tensor_map
@@ -227,7 +227,7 @@ def test_tensor_map_without_loads_counts_as_stored_through(library: Path, tmp_pa
 @pytest.mark.parametrize(
     "program",
     [
-        "launch_stores(a_map_at(ADDRESS), loads=[0])",  # the map of its stores is not a parameter
+        "launch_stores(a_map_at(ADDRESS), loads=[0])",  # the tensor map of the stores is not a parameter
         "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0, 1])",
     ],
 )
@@ -244,7 +244,7 @@ def test_stores_through_unknown_map_are_not_exact(
 
 
 def test_stores_without_map_parameter_are_assumed(library: Path, tmp_path: Path) -> None:
-    # zeros; a tensor at no allocation; one that exceeds its allocation
+    # no map; a tensor outside of all allocations; a tensor that exceeds its allocation
     program = "launch_stores(bytes(64), a_map_at(1 << 62), a_map_at(ADDRESS + (1 << 22) * 3 // 2))"
     (launch,) = recorded_launches(events := run_tensors(tmp_path, library, program))
     assert (launch.accesses, launch.ended_nodes) == ([], [(0, False)])

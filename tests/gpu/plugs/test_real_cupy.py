@@ -1,4 +1,4 @@
-"""CuPy on a real device."""
+"""Tests the plug for CuPy on a real device."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_graph_computes_in_private_memory(cupy: Any) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with cupy.cuda.using_allocator(cudakit.cupy_allocator(allocator)), stream:
         numbers = cupy.arange(MIB)
-        numbers * 2 + 1  # compiled before the capture
+        numbers * 2 + 1  # compiles the kernel before the capture
         with allocator.capture(stream=stream.ptr) as memory:
             stream.begin_capture()
             result = numbers * 2 + 1

@@ -1,4 +1,4 @@
-"""torch on a real device, with segments of our C functions."""
+"""Tests MemPools of PyTorch on a real device, with segments that cudakit's C functions allocate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory between simulated processes of one machine."""
+"""Tests memory sharing between simulated processes of one machine."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 class MemoryModel(RuleBasedStateMachine):
-    """Compares the free memory of a device with a model."""
+    """Compares the free memory of a device with a simple model after each operation."""
 
     pointers: Bundle[Ptr] = Bundle("pointers")
     backings: Bundle[Backing] = Bundle("backings")

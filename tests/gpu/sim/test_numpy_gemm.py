@@ -89,7 +89,7 @@ def test_sum_is_rounded_to_accumulator_first() -> None:
 @pytest.mark.parametrize(
     ("value", "rounded"),
     [
-        (1 + 2**-11, 1.0),  # a tie, to even
+        (1 + 2**-11, 1.0),  # a tie is rounded to even
         (1 + 3 * 2**-11, 1 + 2**-9),
         (1 + 2**-11 + 2**-20, 1 + 2**-10),
         (-(1 + 2**-11 + 2**-20), -(1 + 2**-10)),

@@ -1,4 +1,4 @@
-"""Pageable host memory, whose copies the driver stages, on the simulated device."""
+"""Tests copies of pageable host memory on the simulated device."""
 
 from __future__ import annotations
 

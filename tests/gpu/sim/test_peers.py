@@ -1,4 +1,4 @@
-"""Peer memory on a simulated machine."""
+"""Tests peer memory on a simulated machine."""
 
 from __future__ import annotations
 

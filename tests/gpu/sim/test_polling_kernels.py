@@ -1,4 +1,4 @@
-"""Kernels of the simulated device that poll host memory."""
+"""Tests kernels of the simulated device that poll host memory."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_two_polling_kernels_reach_limits_concurrently(held: BlockedStream) -> N
 def test_legacy_stream_and_close_wait_for_polling_kernel() -> None:
     held = BlockedStream()
     held.gpu.sync_stream(LEGACY)
-    assert held.words.tolist() == [0, 0, 0]  # a stream that does not block it
+    assert held.words.tolist() == [0, 0, 0]  # a stream that is not blocked by the polling kernel
 
     held.gpu.close()
     assert held.words.tolist() == [0, 1, 1]

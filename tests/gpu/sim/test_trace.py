@@ -49,7 +49,7 @@ READ, WRITE = AccessMode.READ, AccessMode.WRITE
 
 
 def bodies_of(use: Callable[[SimBench], object], **options: int) -> list[EventBody]:
-    """Return the trace facts of a use of a device, without earlier ones."""
+    """Return the bodies of the trace events of a use of a device."""
     trace: list[Event] = []
     desk = SimBench(sink=trace.append, **options)
     desk.gpu.sync()
