@@ -34,7 +34,7 @@ _NOUNS = {
     "elsewhere": ("race outside the checked tests", "races outside the checked tests"),
 }
 
-# The type of a hook wrapper, a generator that returns the result of the wrapped hooks.
+# A hook wrapper is a generator that returns the result of the wrapped hooks.
 Wrapper: TypeAlias = Generator[None, object, object]
 
 

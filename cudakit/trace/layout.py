@@ -80,9 +80,9 @@ def find_invalid(records: Records, string_count: int) -> str:
 
 @cache
 def _bounds(kind: EventKind) -> tuple[tuple[str, int, int | None], ...]:
-    """Return the field, least and greatest value of each enumeration and string index of a kind.
+    """Return the name, minimum and maximum of each enumeration and string index in a kind's body.
 
-    The greatest string index is None: it depends on the string table.
+    The maximum of a string index is None, because it depends on the string table.
     """
     bounds: list[tuple[str, int, int | None]] = []
     for name, hint in _type_hints(kind).items():

@@ -162,7 +162,7 @@ class TraceWriter:
             unwritten = _BLOCK.pack(tag, len(items), len(content)) + content
             block_start = self._file.tell()
             try:
-                while unwritten:  # one call may write only a part
+                while unwritten:  # a call of write may write only a part of the bytes
                     unwritten = unwritten[self._file.write(unwritten) :]
             except OSError:
                 # Remove the incomplete block, so that the whole file stays readable.

@@ -71,11 +71,11 @@ class Monitor:
 
     @property
     def notes(self) -> list[str]:
-        """The reasons, each once."""
+        """The notes of ``add_note``; a note of several processes has their number."""
         return _with_counts(self._notes)
 
     def finish(self) -> None:
-        """Analyze the records that were held back, as no more will come."""
+        """Analyze the records that still wait for earlier ones: no more records will come."""
         if self._failure is None:
             self._detector.finish(self._report)
 

@@ -271,7 +271,7 @@ def _report_memory(spec: RunSpec, prepared: _Prepared) -> bool:
 
 
 def _warn(line: str) -> None:
-    """Print one line at once."""
+    """Print one line on standard error at once, because the program may print too."""
     click.echo(f"cudakit: {printable(line)}", err=True)
 
 

@@ -44,9 +44,9 @@ class Conflict:
 
 
 class ConflictChecker:
-    """Collects the conflicts of one access at a time, and calls ``on_conflict`` with those to report.
+    """Collects the conflicts of one access at a time, and calls ``on_conflict`` for each conflict to report.
 
-    During the check of a graph launch, ``ancestors`` has for each node the nodes that happen before it, as
+    During the check of a graph launch, ``ancestors`` maps each node to the nodes that happen before it, as
     the bits of a number.
     """
 
@@ -113,7 +113,7 @@ class ConflictChecker:
     def _is_already_reported(
         self, state: ReportedState, access: MemoryAccess, current: MemoryAccess, clock: Clock
     ) -> bool:
-        """Return whether the access was reported against a later one that happens before the current one."""
+        """Return whether a race of ``access`` was reported whose later access happens before ``current``."""
         return any(
             earlier is access
             and (later.tick <= clock[later.slot] or self._are_ordered_nodes(later, current))
@@ -148,7 +148,7 @@ def _confidence(first: MemoryAccess, second: MemoryAccess) -> Confidence:
 
 
 def _uncovered_precision(access: MemoryAccess, other: MemoryAccess) -> set[int]:
-    """Return the precision of an access, or nothing if an exact access covers its whole range."""
+    """Return the precision of ``access``, or an empty set if ``other`` is exact and covers its range."""
     is_covered = other.precision == EXACT and other.lo <= access.lo and access.hi <= other.hi
     return set() if is_covered else {access.precision}
 

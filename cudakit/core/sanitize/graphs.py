@@ -69,7 +69,7 @@ class Graph:
 
     @property
     def ancestors(self) -> Mapping[int, int]:
-        """For each node, in topological order, the nodes that happen before it as bits of a number."""
+        """The nodes that happen before each node, as the bits of a number; nodes in topological order."""
         if self._ancestors is None:
             self._ancestors = {}
             for node in self._topological_order():
@@ -207,7 +207,7 @@ class GraphTracker:
                 self.current_launch.accesses.setdefault(row[-1], []).append(row)
 
     def mark_accessed(self, call: Call, node: int, exact: bool) -> None:
-        """Mark a node of the current launch as exact, or as one with lost accesses."""
+        """Record whether all accesses of a node in the current launch are exact, or some were lost."""
         if self.current_launch is not None and self.current_launch.call.seq == call.seq:
             (self.current_launch.exact if exact else self.current_launch.lost).add(node)
 

@@ -10,7 +10,7 @@ from cudakit.core.sanitize.races import NamedRange
 from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
-# Returns the demangled form of a mangled name, and any other name unchanged.
+# A function that returns the demangled form of a mangled name, and other names unchanged.
 Demangle: TypeAlias = Callable[[str], str]
 
 HOST = 0  # the stream number of the host
@@ -79,7 +79,9 @@ def stream_name(number: int, flag: StreamFlag | None) -> str:
 
 
 MAX_RANGE_NAME_LENGTH = 60
-MAX_SHOWN_RANGES = 3  # the innermost ones
+MAX_SHOWN_RANGES = (
+    3  # maximum number of NVTX ranges that are shown, from the innermost one outwards
+)
 
 
 def in_range(ranges: Sequence[NamedRange]) -> str:
@@ -108,7 +110,7 @@ def _scopes(text: str) -> list[str]:
 
 
 def _shorten_template(text: str, levels: int, max_types: int) -> str:
-    """Return a name with its template arguments, at most ``most`` of them types."""
+    """Return a name with its template arguments, of which at most ``max_types`` are types."""
     name, opening, rest = text.partition("<")
     if not opening or ">" not in rest:
         return text
@@ -190,7 +192,7 @@ def is_backward(frames: Sequence[Frame]) -> bool:
 
 
 def call_site_index(frames: Sequence[Frame]) -> int:
-    """Return the index of the call site: the innermost frame outside libraries, else the innermost one."""
+    """Return the index of the call site: of the innermost frame outside libraries, or else of any frame."""
     innermost_index = int(is_backward(frames) and len(frames) > 1)
     program_indices = (index for index, frame in enumerate(frames) if is_program_frame(frame))
     return next(program_indices, innermost_index)

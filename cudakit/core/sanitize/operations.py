@@ -21,14 +21,14 @@ from cudakit.trace.kinds import AllocationKind, AllocationLayer, Direction, Host
 
 
 class Allocations:
-    """The allocations of the driver, or those of pools; none overlaps another."""
+    """The allocations of the driver, or the blocks of pools. They do not overlap each other."""
 
     def __init__(self) -> None:
         self._addresses: list[int] = []
         self._allocations: list[Allocation] = []
 
     def add(self, allocation: Allocation) -> None:
-        """Add an allocation; it replaces those that overlap it."""
+        """Add an allocation, and remove the allocations that overlap it."""
         begin = self._first_ending_after(allocation.address)
         end = bisect_left(self._addresses, allocation.address + allocation.size_bytes, lo=begin)
         self._addresses[begin:end] = [allocation.address]
@@ -111,7 +111,7 @@ class AllocationEvents:
         self._shadow.add_range(access, stream.clock)
 
     def _free_in_stream(self, call: Call, lo: int, hi: int) -> None:
-        """Add a stream-ordered free. Every later access to the memory races with it, also an ordered one."""
+        """Add a stream-ordered free. Every later access to the memory is a race, even if it is ordered."""
         stream = self._order.enqueue(call)
         if stream is None or lo >= hi:
             return

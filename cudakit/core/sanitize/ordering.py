@@ -141,13 +141,13 @@ class StreamOrder:
         stream.graph = graph
 
     def destroy(self, stream: Stream) -> None:
-        """Mark a stream as destroyed. Its enqueued work continues, and other work may wait for that."""
+        """Mark a stream as destroyed. Its enqueued work continues, and streams may wait for it."""
         if stream not in self._destroyed:
             stream.release()
             self._destroyed.append(stream)
 
     def use_thread(self, thread: int) -> None:
-        """Attribute the following calls to one host thread, which has a separate clock."""
+        """Attribute the calls from now on to one host thread, which has a separate clock."""
         if not self._threads:
             self._threads[thread] = self.host
         if thread not in self._threads:
@@ -283,7 +283,7 @@ class SyncTracker:
             self._order.destroy(self._order.stream(call))
 
     def record_event(self, call: Call, event: int) -> None:
-        """Record an event on a stream; a captured record is stored with its graph."""
+        """Record an event on a stream. If the stream is captured, store the graph of the event."""
         stream = self._order.enqueue(call)
         if stream is None:
             self._captured_events[event] = self._order.stream(call).graph

@@ -21,7 +21,7 @@ from cudakit.trace.layout import RECORD, Records, view
 MAX_HELD_RECORDS: Final = 1 << 21
 NEVER_READ: Final = "launch whose accesses were never read back"
 
-_Seqs: TypeAlias = npt.NDArray[np.uint64]
+_CallNumbers: TypeAlias = npt.NDArray[np.uint64]
 _Counts: TypeAlias = npt.NDArray[np.int64]
 _NO_CALL: Final = np.uint64(0)  # no call has this number, because calls are counted from 1
 _PENDING_KINDS: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH)
@@ -32,7 +32,7 @@ class _SortedRecords:
     """Records sorted by call, and the numbers of their calls as a contiguous array for binary search."""
 
     records: Records
-    seqs: _Seqs
+    seqs: _CallNumbers
 
     def count_before(self, seq: int) -> int:
         return int(np.searchsorted(self.seqs, np.uint64(seq)))
@@ -42,10 +42,10 @@ class _SortedRecords:
 
 
 class PendingLaunches:
-    """The numbers of the pending launches, in order, each with its number of missing ``Accessed`` records."""
+    """The pending launches in order, each with its number of missing ``Accessed`` records."""
 
     def __init__(self) -> None:
-        self._seqs: _Seqs = np.zeros(0, np.uint64)
+        self._seqs: _CallNumbers = np.zeros(0, np.uint64)
         self._missing: _Counts = np.zeros(0, np.int64)
 
     @property
@@ -58,7 +58,7 @@ class PendingLaunches:
         """The number of the last launch, which may be complete, or None."""
         return int(self._seqs[-1]) if len(self._seqs) else None
 
-    def add(self, seqs: _Seqs, missing: _Counts) -> None:
+    def add(self, seqs: _CallNumbers, missing: _Counts) -> None:
         """Add pending launches, with their numbers of missing ``Accessed`` records."""
         seqs, missing = np.append(self._seqs, seqs), np.append(self._missing, missing)
         if np.any(seqs[1:] < seqs[:-1]):
@@ -66,8 +66,8 @@ class PendingLaunches:
             seqs, missing = seqs[order], missing[order]
         self._seqs, self._missing = seqs, missing
 
-    def subtract(self, accessed_seqs: _Seqs) -> None:
-        """Subtract one missing record for each ``Accessed`` record; ``accessed_seqs`` are their numbers."""
+    def subtract(self, accessed_seqs: _CallNumbers) -> None:
+        """Subtract the ``Accessed`` records of these calls from the numbers of missing records."""
         seqs, counts = np.unique(accessed_seqs, return_counts=True)
         indices = np.searchsorted(self._seqs, seqs)
         is_pending = np.append(self._seqs, _NO_CALL)[indices] == seqs
@@ -75,7 +75,7 @@ class PendingLaunches:
         self._remove_first(0)
 
     def give_up(self, last: int) -> int:
-        """Remove the launches up to the number ``last``; return how many of them were incomplete."""
+        """Remove the launches up to the call ``last``. Return the number of incomplete ones among them."""
         end = int(np.searchsorted(self._seqs, np.uint64(last), side="right"))
         incomplete_count = int(np.count_nonzero(self._missing[:end] > 0))
         self._remove_first(end)
@@ -193,7 +193,7 @@ def _sorted_run(records: Records) -> _SortedRecords:
 
 def _pending_launches(
     records: Records, kinds: npt.NDArray[np.uint16], kind: EventKind
-) -> tuple[_Seqs, _Counts]:
+) -> tuple[_CallNumbers, _Counts]:
     """Return the numbers of the pending launches of a kind, and their numbers of ``Accessed`` records."""
     counts = view(records, kind)["pending"]
     indices = np.flatnonzero((kinds == kind) & (counts != 0))

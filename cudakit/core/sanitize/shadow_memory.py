@@ -71,7 +71,7 @@ class Shadow:
         self._pointers_by_address = self.pointer_states.by_address
 
     def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
-        """Check an access for races, and store it. With ``count``, the access is strided."""
+        """Check an access for races, and store it. If ``count`` is greater than 1, the access is strided."""
         if access.precision == UNCERTAIN and not self._finds_possible:
             return
         if access.precision >= ASSUMED:

@@ -14,6 +14,7 @@ from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.moments import state_at, time_of
 from cudakit.core.memory.analyze.step_peaks import StepHistory
 from cudakit.core.memory.analyze.steps import open_ranges_at
+from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.result import Cause, Oom, ReplayedRemedy
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
@@ -39,7 +40,7 @@ def find_ooms(
 ) -> tuple[Oom, ...]:
     """Return the failed allocations of a trace; of more than MAX_OOMS, the first and the latest.
 
-    With ``new_allocator``, the remedies of the last one are replayed.
+    With ``new_allocator``, the remedies of the last one are replayed, if it is a request to PyTorch.
     """
     events = np.flatnonzero(trace.events.action == Action.OOM)
     if len(events) > MAX_OOMS:
@@ -50,7 +51,8 @@ def find_ooms(
             event, snapshot=snapshot, trace=trace, replayed=replayed, steps=steps, stacks=stacks
         )
         replays: tuple[ReplayedRemedy, ...] = ()
-        if new_allocator is not None and event == events[-1]:
+        is_pytorch = snapshot.pools[max(int(trace.events.pool[event]), 0)] not in POOL_NAMES
+        if new_allocator is not None and event == events[-1] and is_pytorch:
             replays = replay_changes(failure, snapshot, trace, new_allocator)
         ooms.append(_explain(failure, snapshot, trace, replays))
     return tuple(ooms)

@@ -206,7 +206,7 @@ def _calls(columns: Columns) -> Iterator[_Call]:
 
 
 def _free_steps(lanes: Sequence[int], i: int) -> float:
-    """Return the number of steps to the next call of the same lane, at most ``_WIDEST``."""
+    """Return the number of steps to the next call of the same lane, at most ``_MAX_BOX_STEPS``."""
     ahead = (j - i for j in range(i + 1, len(lanes)) if lanes[j] == lanes[i])
     return min(next(ahead, _MAX_BOX_STEPS), _MAX_BOX_STEPS)
 
@@ -262,8 +262,8 @@ def _draw_arrow(start: _Call, end: _Call) -> Shape:
 def _legend(calls: Sequence[_Call]) -> Legend:
     drawn = {_MISSING if call.operation else _ORDER for call in calls if call.after >= 0}
     keys = (
-        Key(shape("line", class_=kind, x1=0, x2=36, y1=6, y2=6), words)
-        for kind, words in _LEGEND
+        Key(shape("line", class_=kind, x1=0, x2=36, y1=6, y2=6), label)
+        for kind, label in _LEGEND
         if kind in drawn
     )
     return Legend(tuple(keys), width=42)
