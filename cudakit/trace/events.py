@@ -333,11 +333,21 @@ class Arenas:
     size_bytes: U64
 
 
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """A memory pool could not allocate ``size_bytes``, after it had released its unused memory."""
+
+    kind: ClassVar[EventKind] = EventKind.OUT_OF_MEMORY
+    size_bytes: U64
+    free_bytes: U64  # free memory of the device
+    pool: Text = ""  # name of the pool, such as "cupy"
+
+
 EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Arenas
+    | Mark | Gap | Accessed | Arenas | OutOfMemory
 )  # fmt: skip
 
 

@@ -148,13 +148,14 @@ counters["used"] = pool.used_bytes()
 
 NUMBA = """
 from numba import cuda
-context = cuda.current_context()
-free_before = context.get_memory_info().free
 
 def array():
     return cuda.device_array(16 << 20, "u1")
 
-arrays = [array() for _ in range(3)]
+arrays = [array()]  # the driver takes memory of its own before the first one
+context = cuda.current_context()
+free_before = context.get_memory_info().free
+arrays += [array(), array()]
 dropped = array()
 del dropped  # freed by Numba at a later time
 counters["used"] = 3 * (16 << 20)
@@ -166,7 +167,8 @@ def test_numba_totals_equal_the_memory_info_of_its_context(tmp_path: Path) -> No
     done = run(tmp_path, NUMBA, "numba")
 
     assert in_use(done.snapshot, "numba") == done.counters["used"]
-    assert reserved(done.snapshot, "numba", "driver") == done.counters["driver"]
+    first = 16 * MIB
+    assert reserved(done.snapshot, "numba") - first == done.counters["driver"]
     assert "array" in functions(done.snapshot, "numba")
 
 
@@ -266,8 +268,13 @@ def test_expandable_segments_of_torch_are_not_counted_twice(tmp_path: Path) -> N
     done = run(tmp_path, setting + TORCH, "torch")
 
     assert_torch_counters(done)
-    others = reserved(done.snapshot) - done.counters["reserved"]
-    assert others <= 64 * MIB  # work areas of cuBLAS that are not PyTorch's
+    ends = 0
+    for segment in done.snapshot["segments"]:  # by address
+        assert segment["address"] >= ends
+        ends = segment["address"] + segment["total_size"]
+    # cuBLAS allocates a work area for each thread with a handle: 64 MiB on Hopper.
+    assert reserved(done.snapshot) - done.counters["reserved"] == reserved(done.snapshot, "driver")
+    assert reserved(done.snapshot, "driver") < 256 * MIB
 
 
 def test_pinned_memory_is_recorded(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ class MemoryMonitor:
         self._processes: dict[tuple[int, int], ProcessMemory] = {}
         self._paths: defaultdict[int, list[str]] = defaultdict(list)  # by PID
         self._torch_paths: list[str] = []  # files that PyTorch wrote
+        self._oom_paths: list[str] = []  # files of the moment when another pool ran out of memory
         self._unix_offset_ns = time.time_ns() - time.monotonic_ns()
 
     def consume(self, batch: Batch) -> None:
@@ -71,14 +72,14 @@ class MemoryMonitor:
 
     def finish(self) -> MemoryFiles:
         """Write the files of all processes, and check the limit."""
-        paths = list(self._torch_paths)
+        paths = [*self._oom_paths, *self._torch_paths]
         limits_passed: list[str] = []
-        unread = set(paths)
+        unread = set(self._torch_paths)
         for (process, chain), memory in self._processes.items():
             path = self._path_of(process, chain)
-            unread.discard(path)
             if memory.is_empty:
                 continue
+            unread.discard(path)
             snapshot = self._write(memory, path, has_torch=path in self._torch_paths)
             if snapshot is not None and path not in paths:
                 paths.append(path)
@@ -91,8 +92,16 @@ class MemoryMonitor:
         from cudakit.core.memory.record.process import ProcessMemory
 
         if (process, chain) not in self._processes:
-            self._processes[process, chain] = ProcessMemory()
+            memory = self._processes[process, chain] = ProcessMemory()
+            memory.on_out_of_memory = lambda: self._write_oom(process, chain)
         return self._processes[process, chain]
+
+    def _write_oom(self, process: int, chain: int) -> None:
+        """Write the snapshot of the moment when a pool ran out of memory."""
+        path = Path(self._path_of(process, chain))
+        oom_path = str(path.with_stem(f"{path.stem}-oom"))
+        if self._write(self._processes[process, chain], oom_path, has_torch=False) is not None:
+            self._oom_paths.append(oom_path)
 
     def _path_of(self, process: int, chain: int) -> str:
         """Return the path that the agent of a process chose; without one, a name with the PID."""

@@ -228,12 +228,18 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
             remedies=tuple(f"{cause.id}: {cause.sentence}" for cause in oom.causes),
         )
         yield Note("info", "Actions, the most useful first:", remedies=oom.remedies)
-        yield from _replays(oom)
+        yield from _replays(oom, is_last=oom is device.ooms[-1])
 
 
-def _replays(oom: Oom) -> Iterator[Node]:
-    """Show what a replay of the events before the failure showed for each change."""
+def _replays(oom: Oom, *, is_last: bool) -> Iterator[Node]:
+    """Show the result of the replays with each change; only the last failure is replayed."""
     if not oom.replays:
+        if is_last and oom.causes[0].id == "fragmentation":
+            yield Note(
+                "info",
+                "No setting was tested: with the recorded settings, a replay of the events before the failure"
+                " does not fail.",
+            )
         return
     yield table(
         (

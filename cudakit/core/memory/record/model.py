@@ -16,7 +16,7 @@ from cudakit.trace.kinds import AllocationKind
 from cudakit.trace.trace_file import Stack
 
 Action: TypeAlias = Literal[
-    "segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"
+    "oom", "segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"
 ]
 
 # The device number of pinned host memory.
@@ -66,7 +66,7 @@ class Entry(NamedTuple):
     """One event of the trace of a snapshot."""
 
     action: Action
-    address: int
+    address: int  # for "oom": the free bytes of the device
     size_bytes: int
     time_ns: int
     stack: Stack
@@ -184,6 +184,29 @@ class MemoryModel:
         self._free_block(segment, address, stack, time_ns)
         if not segment.is_recorded and not segment.blocks:
             self._remove_segment(segment, stack, time_ns)
+
+    def out_of_memory(
+        self,
+        *,
+        device: int,
+        size_bytes: int,
+        free_bytes: int,
+        pool: str,
+        stack: Stack,
+        time_ns: int,
+    ) -> None:
+        """Add a failed allocation of a pool; ``free_bytes`` of the device were free."""
+        nowhere = Segment(
+            device=device,
+            address=0,
+            size_bytes=0,
+            requested_bytes=0,
+            stream=0,
+            stack=stack,
+            begin_ns=time_ns,
+            pool=pool,
+        )
+        self._append("oom", nowhere, free_bytes, size_bytes, stack, time_ns)
 
     def replace_blocks(
         self, pool: str, blocks: Mapping[tuple[int, int], tuple[int, Stack]], time_ns: int

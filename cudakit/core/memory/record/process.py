@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,7 @@ _KINDS = (
     EventKind.RANGE_PUSH,
     EventKind.RANGE_POP,
     EventKind.MARK,
+    EventKind.OUT_OF_MEMORY,
 )
 
 
@@ -61,6 +62,9 @@ class ProcessMemory:
     model: MemoryModel = field(default_factory=lambda: MemoryModel(max_entries=MAX_EVENTS))
     ranges: deque[NamedRange] = field(default_factory=lambda: deque(maxlen=_MAX_RANGES))
     has_ended: bool = False
+    has_run_out_of_memory: bool = False
+    # Called when a pool first runs out of memory, before later records are applied.
+    on_out_of_memory: Callable[[], None] = field(default=lambda: None)
     # Open ranges, outermost first, by thread and domain; ranges of the process by number.
     _open_ranges: dict[tuple[int, str] | int, list[NamedRange]] = field(default_factory=dict)
 
@@ -84,6 +88,8 @@ class ProcessMemory:
                 self._alloc(fields, stack, batch.strings)
             elif kind == EventKind.FREE:
                 self._free(fields, stack, batch.strings)
+            elif kind == EventKind.OUT_OF_MEMORY:
+                self._fail(fields, stack, batch.strings)
             else:
                 self._annotate(EventKind(kind), fields, stack, batch.strings)
 
@@ -118,6 +124,19 @@ class ProcessMemory:
             self.model.pool_free(address=address, pool=pool, stack=stack, time_ns=time_ns)
         else:
             self.model.driver_free(address=address, stack=stack, time_ns=time_ns)
+
+    def _fail(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
+        self.model.out_of_memory(
+            device=fields["device"],
+            size_bytes=fields["size_bytes"],
+            free_bytes=fields["free_bytes"],
+            pool=strings[fields["pool"]],
+            stack=stack,
+            time_ns=fields["time_ns"],
+        )
+        if not self.has_run_out_of_memory:
+            self.has_run_out_of_memory = True
+            self.on_out_of_memory()
 
     def _annotate(
         self, kind: EventKind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]

@@ -180,7 +180,7 @@ class _Writer:
     def _entry(self, entry: Entry) -> dict[str, Any]:
         return {
             "action": entry.action,
-            "addr": entry.address,
+            "device_free" if entry.action == "oom" else "addr": entry.address,
             "size": entry.size_bytes,
             "stream": entry.segment.stream,
             "time_us": self.unix_us(entry.time_ns),

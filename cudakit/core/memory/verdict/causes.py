@@ -375,9 +375,17 @@ CAUSES: Final[tuple[CauseFunction, ...]] = (
 _COMPARED_WITH_FREE: Final = (retained, growth, one_off_peak)
 
 
-def causes_of(failure: Failure) -> tuple[Cause, ...]:
-    """Return the causes of a failed allocation, the deepest first; there is at least one."""
-    found = {function: cause for function in CAUSES if (cause := function(failure)) is not None}
+# These need the history before the failure, and take longer.
+_OF_HISTORY: Final = (retained, growth, one_off_peak, accumulated_blocks, first_phase)
+
+
+def causes_of(failure: Failure, *, with_history: bool) -> tuple[Cause, ...]:
+    """Return the causes of a failed allocation, the deepest first; there is at least one.
+
+    Without ``with_history``, only those that the memory at the failure shows.
+    """
+    functions = [function for function in CAUSES if with_history or function not in _OF_HISTORY]
+    found = {function: cause for function in functions if (cause := function(failure)) is not None}
     if growth in found:
         found.pop(one_off_peak, None)
     unusable = found.get(fragmentation)
