@@ -46,7 +46,7 @@ from cudakit.trace.spool import Batch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))  # brute force is part of the tests
 
-from core.sanitize.brute_force import Found, unordered_accesses  # noqa: E402 it is found by the line above
+from core.sanitize.brute_force import UnorderedPairs, unordered_accesses  # noqa: E402 it is found by the line above
 
 # Calls that wait, in any framework; a call with one of them among its arguments counts as well.
 WAITS = frozenset({
@@ -194,7 +194,7 @@ def run_mutant(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Ou
 
 def outcome(traces: list[Batch]) -> Outcome:
     """Compare the engine's report of a run with the pairs that brute force finds."""
-    found = Found([], Counter())
+    found = UnorderedPairs([], Counter())
     for trace in traces:
         records, never_read_count = reordered(trace.records)
         one = unordered_accesses(unpack(records, trace.strings))
@@ -204,7 +204,7 @@ def outcome(traces: list[Batch]) -> Outcome:
     return compared(race_logs.analyzed(traces), found)
 
 
-def compared(result: SanitizeResult, found: Found) -> Outcome:
+def compared(result: SanitizeResult, found: UnorderedPairs) -> Outcome:
     reported = findings(result)
     doubts = "; ".join(f"{count} x {reason}" for reason, count in found.doubts.items())
     if reported:

@@ -10,7 +10,7 @@ import mutate_waits
 import pytest
 import race_logs
 from check_races import Case
-from core.sanitize.brute_force import Found, unordered_accesses
+from core.sanitize.brute_force import UnorderedPairs, unordered_accesses
 from mutate_waits import Outcome, compared, mutants, outcome, programs, waits, without
 
 from cudakit.trace.events import Event, EventBody, Fill, Gap, StreamCreate, StreamSync
@@ -121,8 +121,10 @@ def test_inexact_run_proves_nothing() -> None:
 def test_disagreement_is_miss_or_false_positive() -> None:
     (pair,) = unordered_accesses(unpack(RACE.records, RACE.strings)).pairs
 
-    assert compared(race_logs.analyzed([CLEAN]), Found([pair], Counter())).verdict == "MISSED"
-    assert compared(race_logs.analyzed([RACE]), Found([], Counter())).verdict == "ALARM"
+    assert (
+        compared(race_logs.analyzed([CLEAN]), UnorderedPairs([pair], Counter())).verdict == "MISSED"
+    )
+    assert compared(race_logs.analyzed([RACE]), UnorderedPairs([], Counter())).verdict == "ALARM"
 
 
 def test_simulated_mutants_are_reported_or_redundant(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from core.sanitize.trace_scene import (
     SIZE,
     WRITE,
     Scene,
-    place,
+    address_of,
 )
 from gpu.programs import Program, Run, programs
 from hypothesis import example, given, settings
@@ -42,7 +42,7 @@ from cudakit.trace.events import (
 from cudakit.trace.kinds import NodeType, Precision
 from cudakit.trace.layout import RECORD, Records, pack
 
-X = place("x")
+X = address_of("x")
 
 
 def records_of(*events: Event) -> Records:
@@ -104,7 +104,7 @@ def test_engine_counts_coverage() -> None:
     s = Scene()
     s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.MERGED))
     s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.SUMMARY), Accessed())
-    s.given(1, "x", "y")
+    s.launch_with_pointers(1, "x", "y")
     s.kernel(1)
     s.copy(1, "x", "y")
     s.fill(1, "x")
@@ -245,11 +245,11 @@ def test_unsynchronized_streams_have_no_last_synchronization() -> None:
 
 def test_race_describes_both_operations() -> None:
     s = Scene()
-    s.touch(1, ["x"], 2, 64, thread=5)
+    s.launch_with_accesses(1, ["x"], 2, 64, thread=5)
     (race,) = s.copy(2, "y", "x", thread=6)
     assert (race.previous.name, race.previous.thread, race.previous.site) == ("k", 5, 11)
     assert (race.current.name, race.current.kind.name, race.current.thread) == ("", "COPY", 6)
-    assert (race.previous.lo, race.previous.hi) == (place("x"), place("x") + 64)
+    assert (race.previous.lo, race.previous.hi) == (address_of("x"), address_of("x") + 64)
 
 
 def races(
@@ -278,7 +278,7 @@ def test_engine_finds_exactly_the_races_of_brute_force(steps: list[Step]) -> Non
 @settings(max_examples=100, deadline=None)
 @given(steps())
 def test_merging_equal_segments_does_not_change_races(steps: list[Step]) -> None:
-    events = trace(steps, one_site=True)
+    events = trace(steps, same_call_site=True)
 
     found = Counter((race.current.seq, race.previous.stream) for race in races(events))
 
@@ -326,7 +326,7 @@ def test_race_has_ranges_of_both_sides() -> None:
 
 def test_graph_nodes_have_ranges_of_graph_launch() -> None:
     s = Scene()
-    access = Access(place("x"), place("x") + SIZE, WRITE, node=1)
+    access = Access(address_of("x"), address_of("x") + SIZE, WRITE, node=1)
     s.call(RangePush("capture"))
     s.call(GraphNode(1, 1, NodeType.COPY), access)
     s.call(RangePop())

@@ -6,7 +6,7 @@ import pytest
 from core.sanitize.trace_scene import (
     NON_BLOCKING,
     Scene,
-    place,
+    address_of,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -201,7 +201,7 @@ def test_host_read_during_copy_to_host_races() -> None:
     (race,) = s.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
     assert race.kind is RaceKind.HOST
     assert (race.current.stream, race.previous.stream) == (0, 1)
-    assert race.lo == place("P")
+    assert race.lo == address_of("P")
 
 
 def test_host_write_during_copy_from_host_races() -> None:

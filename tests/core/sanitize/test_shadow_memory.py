@@ -12,7 +12,7 @@ from core.sanitize.trace_scene import (
     SIZE,
     WRITE,
     Scene,
-    place,
+    address_of,
 )
 
 from cudakit.core.sanitize.races import Confidence, RaceKind
@@ -21,7 +21,7 @@ from cudakit.trace.events import Access, Copy, Fill
 from cudakit.trace.kinds import AllocationKind, AllocationLayer, Precision
 
 COUNT = 100  # rows: more than are checked one by one
-X = place("x")
+X = address_of("x")
 
 
 def column(number: int, mode: int = WRITE, *, count: int = COUNT) -> Access:
@@ -108,7 +108,7 @@ def test_race_across_several_segments_is_reported_once() -> None:
 def test_pointer_into_copied_bytes_is_a_likely_race() -> None:
     s = Scene()
     s.copy(1, "x", "y")
-    (race,) = s.given(2, X + 8)
+    (race,) = s.launch_with_pointers(2, X + 8)
     assert (race.kind, race.confidence) == (RaceKind.READ_AFTER_WRITE, Confidence.LIKELY)
     assert (race.lo, race.hi) == (X + 8, X + SIZE)
     assert race.previous.precision is Precision.EXACT
@@ -120,7 +120,7 @@ def test_pointer_into_copied_bytes_is_a_likely_race() -> None:
 )
 def test_copy_over_pointer_of_earlier_kernel_is_a_likely_race(word: str, kind: RaceKind) -> None:
     s = Scene()
-    s.given(1, X + 8)
+    s.launch_with_pointers(1, X + 8)
     (race,) = getattr(s, word)(2, "x")
     assert (race.kind, race.confidence) == (kind, Confidence.LIKELY)
     assert race.previous.lo == X + 8
@@ -128,7 +128,7 @@ def test_copy_over_pointer_of_earlier_kernel_is_a_likely_race(word: str, kind: R
 
 def test_pointer_before_the_bytes_is_reported_as_possible_only() -> None:
     for s, races in ((Scene(), 0), (Scene(report_possible=True), 1)):
-        assert s.given(1, X - 8) == []
+        assert s.launch_with_pointers(1, X - 8) == []
         found = s.copy(2, "x", "y")
         assert [race.confidence for race in found] == [Confidence.POSSIBLE] * races
 
@@ -136,17 +136,19 @@ def test_pointer_before_the_bytes_is_reported_as_possible_only() -> None:
 def test_later_copy_behind_pointer_is_a_possible_race() -> None:
     s = Scene(report_possible=True)
     s.copy(2, "x", "y")
-    (race,) = s.given(1, X - 8)
+    (race,) = s.launch_with_pointers(1, X - 8)
     assert race.confidence is Confidence.POSSIBLE
-    assert s.given(3, X - 8, end=X) != []  # the same pointer
-    assert s.given(3, X - 64, end=X) == []  # another pointer, whose allocation ends before the copy
+    assert s.launch_with_pointers(3, X - 8, end=X) != []  # the same pointer
+    assert (
+        s.launch_with_pointers(3, X - 64, end=X) == []
+    )  # another pointer, whose allocation ends before the copy
 
 
 def test_two_kernels_with_the_same_pointer_are_only_counted() -> None:
     s = Scene()
-    assert s.given(1, "x") + s.given(2, "x") == []
+    assert s.launch_with_pointers(1, "x") + s.launch_with_pointers(2, "x") == []
     assert s.engine.coverage.suspected == 1
-    s.given(2, "x")  # implied by the first
+    s.launch_with_pointers(2, "x")  # implied by the first
     assert s.engine.coverage.suspected == 1
 
 
@@ -161,19 +163,19 @@ def test_kernels_that_only_read_a_pointer_do_not_conflict() -> None:
 
 def test_ordered_copy_and_pointer_do_not_race() -> None:
     s = Scene()
-    s.given(1, X + 8)
+    s.launch_with_pointers(1, X + 8)
     s.record(1, 1)
     s.wait(2, 1)
     assert s.copy(2, "x", "y") == []
     s.record(2, 2)
     s.wait(1, 2)
-    assert s.given(1, X + 8) == []
+    assert s.launch_with_pointers(1, X + 8) == []
     assert s.engine.coverage.suspected == 0
 
 
 def test_kernel_with_many_pointers_into_a_copy_is_reported_once() -> None:
     s = Scene()
-    s.given(1, *range(X, X + SIZE, 8))
+    s.launch_with_pointers(1, *range(X, X + SIZE, 8))
     assert len(s.copy(2, "x", "y")) == 1
 
 
@@ -270,7 +272,7 @@ def test_reallocated_memory_has_no_earlier_accesses() -> None:
     s = Scene()
     s.alloc("x")
     s.W(1, "x")
-    s.given(1, "x")
+    s.launch_with_pointers(1, "x")
     s.kernel(1, column(2))
     s.free("x", AllocationKind.VIRTUAL, size=4096)
     s.alloc("x", AllocationKind.VIRTUAL)
@@ -334,12 +336,12 @@ def test_oldest_accesses_outside_allocations_are_removed() -> None:
 
 def test_uncertain_pointer_is_checked_only_for_possible_races() -> None:
     s = Scene()
-    s.given(1, "x", known=Precision.UNCERTAIN)
+    s.launch_with_pointers(1, "x", known=Precision.UNCERTAIN)
     assert s.W(2, "x") == []
-    assert s.given(1, "x", known=Precision.UNCERTAIN) == []
+    assert s.launch_with_pointers(1, "x", known=Precision.UNCERTAIN) == []
     assert s.engine.coverage.accesses_uncertain == 2
 
     s = Scene(report_possible=True)
-    s.given(1, "x", known=Precision.UNCERTAIN)
+    s.launch_with_pointers(1, "x", known=Precision.UNCERTAIN)
     (race,) = s.W(2, "x")
     assert race.confidence is Confidence.POSSIBLE
