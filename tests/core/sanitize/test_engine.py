@@ -1,4 +1,4 @@
-"""The engine on whole traces, compared with brute force."""
+"""The races that the engine finds in traces, compared with brute force."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_empty_access_does_not_race() -> None:
 def test_unrelated_records_are_ignored() -> None:
     s = Scene()
     records = records_of(Event(Mark("here"), seq=50), Event(Launch(1, "k"), seq=51))
-    records["kind"][0] = 999  # of a later version
+    records["kind"][0] = 999  # a kind of a later version
     assert s.engine.feed(records, [""]) == []
     assert s.call(Mark("there")) == []
     assert s.engine.coverage.launches == 1
@@ -125,7 +125,7 @@ def test_engine_counts_coverage() -> None:
     )
 
 
-def test_grade_of_launch_is_that_of_its_worst_access() -> None:
+def test_launch_precision_is_that_of_its_least_precise_access() -> None:
     s = Scene()
     s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.ASSUMED))
     s.kernel(1, Access(X, X + 4, READ, Precision.UNCERTAIN), Access(X, X + 4, READ))
@@ -253,12 +253,12 @@ def test_race_describes_both_operations() -> None:
 
 
 def races(
-    events: Sequence[Event], *, cuts: Sequence[int] = (), prune_above: int = 1024
+    events: Sequence[Event], *, batch_ends: Sequence[int] = (), prune_above: int = 1024
 ) -> list[Race]:
-    """Return the races of a trace that is fed in pieces; ``ends`` are the calls after the pieces."""
+    """Return the races of a trace that is fed in batches; ``batch_ends`` are the calls after the batches."""
     engine, strings = Engine(prune_above=prune_above), {"": 0}
     records = pack(events, lambda text: strings.setdefault(text, len(strings)))
-    ends = sorted({int((records["seq"] < seq).sum()) for seq in cuts})
+    ends = sorted({int((records["seq"] < seq).sum()) for seq in batch_ends})
     found: list[Race] = []
     for begin, end in zip([0, *ends], [*ends, len(records)], strict=True):
         found += engine.feed(records[begin:end], list(strings))
@@ -277,7 +277,7 @@ def test_engine_finds_exactly_the_races_of_brute_force(steps: list[Step]) -> Non
 
 @settings(max_examples=100, deadline=None)
 @given(steps())
-def test_merging_equal_segments_does_not_change_races(steps: list[Step]) -> None:
+def test_merging_equal_range_states_does_not_change_races(steps: list[Step]) -> None:
     events = trace(steps, same_call_site=True)
 
     found = Counter((race.current.seq, race.previous.stream) for race in races(events))
@@ -289,10 +289,10 @@ def test_merging_equal_segments_does_not_change_races(steps: list[Step]) -> None
 
 @settings(max_examples=50, deadline=None)
 @given(steps(), st.lists(st.integers(1, 60), max_size=6))
-def test_batch_boundaries_make_no_difference(steps: list[Step], cuts: list[int]) -> None:
+def test_batch_boundaries_make_no_difference(steps: list[Step], batch_ends: list[int]) -> None:
     events = trace(steps)
 
-    assert races(events, cuts=cuts) == races(events)
+    assert races(events, batch_ends=batch_ends) == races(events)
 
 
 @settings(max_examples=100, deadline=None)
@@ -301,7 +301,7 @@ def test_pruning_makes_no_difference(steps: list[Step]) -> None:
     events = trace(steps)
     calls = [event.seq for event in events]
 
-    assert reported(races(events, cuts=calls, prune_above=0)) == pairs(events)
+    assert reported(races(events, batch_ends=calls, prune_above=0)) == pairs(events)
 
 
 @settings(max_examples=60, deadline=None)

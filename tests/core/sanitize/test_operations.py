@@ -110,7 +110,7 @@ def test_free_races_with_each_stream_that_uses_the_memory() -> None:
         assert (race.kind, race.previous.kind.name) == (RaceKind.USE_AFTER_FREE, "FREE")
 
 
-def test_use_after_free_does_not_race_with_the_next_owner() -> None:
+def test_use_after_free_does_not_race_with_the_next_allocation() -> None:
     s = Scene()
     s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
     s.free("x", AllocationKind.STREAM_ORDERED, 1)
@@ -127,7 +127,7 @@ def test_synchronous_free_of_stream_ordered_memory_is_ordered() -> None:
     assert s.W(2, "y") == []
 
 
-def test_pool_free_orders_nothing() -> None:
+def test_pool_free_does_not_synchronize() -> None:
     s = Scene()
     s.alloc("x", layer=AllocationLayer.POOL)
     s.W(1, "x", "y")

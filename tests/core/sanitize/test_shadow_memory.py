@@ -20,7 +20,7 @@ from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES
 from cudakit.trace.events import Access, Copy, Fill
 from cudakit.trace.kinds import AllocationKind, AllocationLayer, Precision
 
-COUNT = 100  # rows: more than are checked one by one
+COUNT = 100  # number of rows, more than are stored as separate ranges
 X = address_of("x")
 
 
@@ -96,7 +96,7 @@ def test_overlapping_ranges_race_in_shared_bytes() -> None:
     assert s.R(3, X + 100, size=1) == []
 
 
-def test_race_across_several_segments_is_reported_once() -> None:
+def test_race_across_several_ranges_is_reported_once() -> None:
     s = Scene()
     s.W(1, X, size=100)
     for at in range(0, 100, 10):
@@ -148,7 +148,7 @@ def test_two_kernels_with_the_same_pointer_are_only_counted() -> None:
     s = Scene()
     assert s.launch_with_pointers(1, "x") + s.launch_with_pointers(2, "x") == []
     assert s.engine.coverage.suspected == 1
-    s.launch_with_pointers(2, "x")  # implied by the first
+    s.launch_with_pointers(2, "x")  # the race with the first kernel implies this race
     assert s.engine.coverage.suspected == 1
 
 
@@ -294,10 +294,12 @@ def test_repeated_reads_use_constant_memory() -> None:
     assert grown < 10_000
 
 
-PIECES_BYTES = 4 * MAX_RANGE_STATES  # every other byte: twice as many segments as are stored
+PIECES_BYTES = (
+    4 * MAX_RANGE_STATES
+)  # every other byte: twice the number of range states that are stored
 
 
-def with_merged_segments() -> Scene:
+def scene_with_merged_ranges() -> Scene:
     """Return a scene in which stream 1 wrote more pieces of an allocation than the limit."""
     s = Scene(NON_BLOCKING, NON_BLOCKING, report_possible=True)
     s.alloc(DEVICE, size=1 << 20)
@@ -305,19 +307,19 @@ def with_merged_segments() -> Scene:
     return s
 
 
-def test_part_of_merged_segment_races_only_possibly() -> None:
-    (race,) = with_merged_segments().R(2, DEVICE, size=1)
+def test_access_to_a_part_of_a_merged_range_races_only_possibly() -> None:
+    (race,) = scene_with_merged_ranges().R(2, DEVICE, size=1)
     assert race.approximate
     assert race.confidence is Confidence.POSSIBLE
 
 
-def test_whole_merged_segment_races_certainly() -> None:
-    (race,) = with_merged_segments().W(2, DEVICE, size=PIECES_BYTES)
+def test_access_to_all_of_a_merged_range_races_certainly() -> None:
+    (race,) = scene_with_merged_ranges().W(2, DEVICE, size=PIECES_BYTES)
     assert race.confidence is Confidence.CERTAIN
 
 
-def test_merged_segment_is_exact_again_after_write() -> None:
-    s = with_merged_segments()
+def test_merged_range_is_exact_again_after_write() -> None:
+    s = scene_with_merged_ranges()
     s.W(1, DEVICE, size=PIECES_BYTES)
     (race,) = s.R(2, DEVICE, size=1)
     assert not race.approximate
