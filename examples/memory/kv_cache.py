@@ -1,7 +1,7 @@
 """Generate tokens with a key-value cache that grows until the GPU is full.
 
-    cudakit run --memory --snapshot kv_cache.pkl.gz kv_cache.py    # runs out of memory
-    cudakit memviz kv_cache.pkl.gz
+    cudakit run --memory --snapshot kv_cache.pkl kv_cache.py    # runs out of memory
+    cudakit memviz kv_cache.pkl
     python kv_cache.py fixed                                       # keeps only the newest tokens
 
 Each step appends the keys and values of the new tokens to the cache of every layer. The sizes follow the

@@ -204,7 +204,8 @@ class _Translator:
         match event.body:
             case GraphNode(graph, node) as node_event:
                 self._graphs[event.seq] = graph
-                self._assumed[graph, node] = 0  # a changed node replaces the one of its number
+                # A changed node replaces the earlier node of the same number.
+                del self._assumed[graph, node]
                 yield node_event
             case GraphLaunch(graph=graph) as launch:
                 self.end()

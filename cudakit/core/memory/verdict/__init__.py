@@ -1,7 +1,7 @@
 """Explain each failed allocation: its causes, the deepest first, and the remedies that help.
 
-``failure`` gathers what is known about a failed request, ``causes`` finds its causes, and ``trials`` replays
-the events before it with other settings.
+``failure`` gathers the facts of a failed request. ``program_causes`` and ``device_causes`` have a function
+for each cause, and ``causes`` their order. ``trials`` replays the events before it with other settings.
 """
 
 from __future__ import annotations

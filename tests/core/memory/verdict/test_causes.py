@@ -151,7 +151,8 @@ def test_memory_of_another_library_is_named_and_not_counted_as_reserved() -> Non
 
     assert oom.causes[0].id == "other_processes"
     assert oom.causes[0].bytes >= int(0.75 * DEVICE)
-    assert "6.00 GiB by cupy" in oom.causes[0].sentence
+    assert "6.00 GiB by cupy in this process" in oom.causes[0].sentence
+    assert "other processes" not in oom.causes[0].sentence
 
 
 def test_limit_is_raised_in_the_unit_of_its_call() -> None:
