@@ -177,7 +177,7 @@ def from_plain(kind: type[_T], plain: object, location: str = "", *, strict: boo
         raise Mismatch(f"{location or 'the file'} has an unknown key {unknown_keys[0]!r}")
     reasons = plain.get(_REASONS)
     reader = _Reader(reasons if isinstance(reasons, dict) else {}, strict)
-    return kind(**{f.name: reader.member(f, hint, plain, location) for f, hint in members})
+    return kind(**{f.name: reader.read_member(f, hint, plain, location) for f, hint in members})
 
 
 @cache
@@ -206,7 +206,7 @@ class _Reader:
         self._reasons = reasons
         self._strict = strict
 
-    def member(
+    def read_member(
         self, field: Field[Any], hint: Any, plain: Mapping[str, object], location: str
     ) -> Any:
         name = _json_name(field)

@@ -2,9 +2,10 @@
 
     python scripts/bench_memviz.py [SNAPSHOT.pkl ...]
 
-Without files, scripts/make_snapshots.py creates two snapshots of a million events. For pickle.load only the
+Without files, scripts/make_snapshots.py creates three snapshots of a million events. For pickle.load only the
 call is timed, without garbage collection; for memviz the whole process. The runs alternate, and the medians
-are printed. The last line shows the time of ``cudakit --help``.
+are printed. For a file with a failed allocation, the analysis is timed with and without the replays of
+remedies. The last line shows the time of ``cudakit --help``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,22 @@ with open(sys.argv[1], "rb") as file:
     print(time.perf_counter() - start, flush=True)
 import os
 os._exit(0)
+"""
+
+
+# Prints the seconds of the analysis without and with replays; empty without a failed allocation.
+_REPLAYS = """
+import sys, time
+from cudakit.api.memory import new_allocator
+from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.load import load
+from cudakit.torch_rules.actions import Action
+snapshot = load(sys.argv[1])
+if any((device.events.action == Action.OOM).any() for device in snapshot.devices):
+    for allocator in (None, new_allocator):
+        start = time.perf_counter()
+        analyze([snapshot], MemorySpec(), allocator)
+        print(time.perf_counter() - start)
 """
 
 
@@ -80,6 +97,19 @@ def compare(file: str) -> None:
     print(f"  pickle.load   {load_s:6.2f} s   {load_peak / 2**20:6.0f} MiB")
     print(f"  memviz        {memviz_s:6.2f} s   {memviz_peak / 2**20:6.0f} MiB")
     print(f"  ratio         {memviz_s / load_s:6.2f}     {memviz_peak / load_peak:6.2f}")
+    time_replays(file, memviz_s)
+
+
+def time_replays(file: str, memviz_s: float) -> None:
+    """Print the time that the replays of remedies add to memviz, which takes ``memviz_s`` seconds."""
+    runs = [run([sys.executable, "-P", "-c", _REPLAYS, file])[1].split() for _ in range(3)]
+    if runs[0]:
+        without_replays, with_replays = (
+            statistics.median(map(float, times)) for times in zip(*runs, strict=True)
+        )
+        added_s = with_replays - without_replays
+        ratio = memviz_s / (memviz_s - added_s)
+        print(f"  replays       {added_s:6.2f} s   {ratio:.2f} times the time without replays")
 
 
 def _seconds(run: Run) -> float:

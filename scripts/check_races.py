@@ -304,7 +304,9 @@ def summary(run: Run) -> str:
 
 
 def last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
+    """Return the last line that is neither empty nor the name of a file that cudakit wrote."""
+    lines = (line for line in reversed(text.splitlines()) if line.strip())
+    return next((line for line in lines if not line.startswith("Wrote ")), "no output")
 
 
 @dataclass(frozen=True, slots=True)

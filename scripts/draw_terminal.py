@@ -23,7 +23,7 @@ COLUMNS = 100
 # Each command, and the number of output lines that the picture shows.
 COMMANDS = (
     ("cudakit run --sanitize examples/races/sim_copies_race.py", 12),
-    ("cudakit memviz examples/oom.pkl.gz", 10),
+    ("cudakit memviz examples/memory/retained_graph.pkl.gz", 9),
 )
 # The fonts that rich links. The picture must load nothing; viewers then use their default monospace font.
 _WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)

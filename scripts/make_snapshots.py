@@ -2,8 +2,9 @@
 
     python scripts/make_snapshots.py FOLDER [EVENTS]
 
-Writes few_stacks.pkl (30 call stacks, one stream) and many_stacks.pkl (6,000 call stacks, four streams,
-pending frees). As in PyTorch's files, call stacks share frames, and each event has a separate list of frames.
+Writes few_stacks.pkl (30 call stacks, one stream), few_stacks_fails.pkl (the same events, and then a failed
+allocation), and many_stacks.pkl (6,000 call stacks, four streams, pending frees). As in PyTorch's files, call
+stacks share frames, and each event has a separate list of frames.
 scripts/record_snapshots.py records such files with PyTorch.
 """
 
@@ -133,8 +134,8 @@ def _block(
     }
 
 
-def make(path: Path, *, events: int, stacks: int, streams: int) -> None:
-    """Write a snapshot with the given numbers of events, call stacks and streams."""
+def make(path: Path, *, events: int, stacks: int, streams: int, fails: bool = False) -> None:
+    """Write a snapshot; with ``fails`` the last event is a failed allocation."""
     rng = random.Random(stacks)
     frames = [
         {"name": f"function_{i}", "filename": f"project/module_{i % 97}.py", "line": i}
@@ -146,6 +147,9 @@ def make(path: Path, *, events: int, stacks: int, streams: int) -> None:
         rng=rng,
     )
     program.run(events)
+    if fails:
+        size, last = _SLOT_COUNT * _SLOT_BYTES, program.trace[-1]
+        program.trace.append(last | {"action": "oom", "device_free": 0, "size": size})
     snapshot = {
         "segments": segments(program),
         "device_traces": [program.trace],
@@ -157,9 +161,10 @@ def make(path: Path, *, events: int, stacks: int, streams: int) -> None:
 
 
 def main() -> None:
-    """Write both snapshots into the folder that the command line names."""
+    """Write the snapshots into the folder that the command line names."""
     folder, events = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000
     make(folder / "few_stacks.pkl", events=events, stacks=30, streams=1)
+    make(folder / "few_stacks_fails.pkl", events=events, stacks=30, streams=1, fails=True)
     make(folder / "many_stacks.pkl", events=events, stacks=6_000, streams=4)
 
 

@@ -93,7 +93,7 @@ def replay_snapshots(
     spec: WhatIfSpec,
     progress: Callable[[str, float], None] | None = None,
 ) -> WhatIfResult:
-    """Return the result of a WhatIfSpec for loaded snapshots. Raises what ``memviz_what_if`` does."""
+    """Return the result of a WhatIfSpec for loaded snapshots. Raises the errors of ``memviz_what_if``."""
     from cudakit.core.memory.whatif import what_if
 
     return what_if(spec, snapshots, new_allocator, progress)

@@ -1,4 +1,4 @@
-"""The module for ``NUMBA_CUDA_MEMORY_MANAGER=cudakit.api.numba``: each context gets its own allocator."""
+"""The module for ``NUMBA_CUDA_MEMORY_MANAGER=cudakit.api.numba``: each context gets a separate allocator."""
 
 from __future__ import annotations
 

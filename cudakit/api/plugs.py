@@ -1,4 +1,4 @@
-"""Adapters for the allocator in other libraries. Pass each result to the library's own function."""
+"""Adapters with which other libraries use the caching allocator."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import click
 from cudakit.cli.failure import report_error
 from cudakit.cli.output import standard_output
 
-# By name: the module and attribute of the click command, and its line in ``cudakit --help``.
+# For each command: the module and attribute of the click command, and its line in ``cudakit --help``.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": (
         "cudakit.cli.bench:bench",

@@ -26,7 +26,7 @@ Shell: TypeAlias = Literal["bash", "zsh", "fish"]
 # The shell sets this variable when it asks for completions.
 VARIABLE = "_CUDAKIT_COMPLETE"
 
-# Like click's script, but the whole line is passed: bash splits words at ":" and "=".
+# This is click's script, except that it passes the complete line, because bash splits words at ":" and "=".
 _BASH = r"""%(complete_func)s() {
     local IFS=$'\n' response completion type value
 
@@ -47,7 +47,7 @@ _BASH = r"""%(complete_func)s() {
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
-# Like click's script, but a value may have commas.
+# This is click's script, except that a value may contain commas.
 _FISH = r"""function %(complete_func)s
     set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \
         COMP_CWORD=(commandline -t) %(prog_name)s)
@@ -82,8 +82,8 @@ class _Bash(BashComplete):
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return completions of the part of the word that bash replaces."""
-        completions = _whole_words(super().get_completions(args, incomplete), incomplete)
-        prefix = self._kept_prefix(incomplete)
+        completions = _with_option_name(super().get_completions(args, incomplete), incomplete)
+        prefix = self._prefix_before_word_break(incomplete)
         for item in completions:
             item.value = item.value.removeprefix(prefix)
         return completions
@@ -92,7 +92,7 @@ class _Bash(BashComplete):
     def _line(self) -> str:
         return os.environ.get("COMP_LINE", "")
 
-    def _kept_prefix(self, incomplete: str) -> str:
+    def _prefix_before_word_break(self, incomplete: str) -> str:
         """Return the beginning of the word that bash keeps: up to its last word break."""
         breaks = set(os.environ.get("COMP_WORDBREAKS", "")) & {":", "="}
         end = max((incomplete.rfind(character) for character in breaks), default=-1) + 1
@@ -104,7 +104,7 @@ class _Zsh(ZshComplete):
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return completions of the whole word, which zsh replaces."""
-        return _whole_words(super().get_completions(args, incomplete), incomplete)
+        return _with_option_name(super().get_completions(args, incomplete), incomplete)
 
 
 class _Fish(FishComplete):
@@ -114,10 +114,10 @@ class _Fish(FishComplete):
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return completions of the whole word, because fish matches the whole word."""
-        return _whole_words(super().get_completions(args, incomplete), incomplete)
+        return _with_option_name(super().get_completions(args, incomplete), incomplete)
 
 
-def _whole_words(
+def _with_option_name(
     completions: list[CompletionItem[str]], incomplete: str
 ) -> list[CompletionItem[str]]:
     """Put the name of the option before values of ``--option=value``, which click completes without it."""

@@ -146,7 +146,7 @@ def doctor(
         from cudakit.gpu.machine import open_machine
 
         machine = open_machine(gpu)
-        # Imported while the child process queries the driver.
+        # This slow import runs while the child process queries the driver.
         from cudakit.gpu.run_context import gather_all
 
         context = gather_all(

@@ -16,7 +16,7 @@ from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 
 # The exit code of ``run`` if cudakit fails, as of timeout(1), env(1) and nohup(1): programs seldom use it.
 _NOT_STARTED = 125
-# Most characters of a message, which may quote a file, and of a hint, which may list all names.
+# Maximum number of characters of a message, which may quote a file, and of a hint, which may list many names.
 _LONGEST_MESSAGE = 500
 _LONGEST_HINT = 1000
 
@@ -130,7 +130,7 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
 
 
 def _as_message(text: str) -> str:
-    """Return a message of click in the style of ours: in lower case, without a full stop."""
+    """Return a message of click in the form of cudakit's own: lower case at the start, no full stop."""
     plain = text.replace("is not a valid integer range", "is not an integer")
     plain = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", plain)
     return (plain[:1].lower() + plain[1:]).removesuffix(".")

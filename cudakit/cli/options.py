@@ -208,7 +208,7 @@ class Value(click.ParamType[Any]):
         return self._choices() if callable(self._choices) else self._choices
 
 
-# No checks here: "-" is valid, and opening the file reports its errors.
+# click does not check the path: "-" is valid, and the code that opens the file reports errors.
 FILE = click.Path(readable=False, allow_dash=True)
 
 
@@ -249,10 +249,10 @@ class Target:
 class OutputOptions:
     """The output of a command: places, format, verbosity."""
 
-    json: bool  # print the result as one JSON document instead of a report
+    json: bool  # whether the result is printed as one JSON document instead of a report
     targets: tuple[Target, ...]
-    force: bool  # replace existing files
-    quiet: bool  # print only the verdict and the findings
+    force: bool  # whether existing files are replaced
+    quiet: bool  # whether only the verdict and the findings are printed
     formats: tuple[str, ...]  # suffixes of the formats that the command can write
 
     def __post_init__(self) -> None:
@@ -261,14 +261,14 @@ class OutputOptions:
 
     @property
     def paths(self) -> list[str]:
-        """The files to write."""
+        """The paths of the files to write."""
         return [target.path for target in self.targets if target.path != "-"]
 
 
 def output_options(
     formats: Sequence[str], *, old: Mapping[str, str] = MappingProxyType({}), json_help: str = ""
 ) -> Decorator:
-    """Give a command ``--json -o -f -q``; they arrive as the keyword ``output: OutputOptions``.
+    """Add ``--json -o -f -q`` to a command, which receives them as the keyword ``output: OutputOptions``.
 
     ``old`` maps options of earlier versions to formats: ``--perfetto FILE`` still writes a perfetto.json.
     """

@@ -17,7 +17,7 @@ from cudakit.errors import EnvironmentUnusable, UsageError
 DEFAULT_WIDTH = 100
 # Tables are unreadable below this width.
 MINIMUM_WIDTH = 40
-# Lines of a screen where there is no terminal, such as a pager's or an editor's.
+# Number of lines of a screen if the output is not a terminal.
 DEFAULT_HEIGHT = 50
 
 
@@ -27,10 +27,10 @@ class Output:
 
     stream: TextIO
     name: str
-    width: int  # columns
+    width: int  # width of a line, in columns
     color: bool
-    ascii_only: bool = False  # draw without box and Braille characters
-    height: int = DEFAULT_HEIGHT  # lines of the screen
+    ascii_only: bool = False  # whether lines and curves are drawn with ASCII characters only
+    height: int = DEFAULT_HEIGHT  # number of lines of the screen
 
     def write(self, text: str | Iterable[str]) -> None:
         """Write a text, or its pieces.
@@ -56,7 +56,7 @@ class Output:
 
 @contextmanager
 def open_file(path: str, *, force: bool = False) -> Iterator[Output]:
-    """Open a text file for writing, under the conditions of ``open_binary_file``."""
+    """Open a text file for writing, with the rules of ``open_binary_file``."""
     with _open_new(path, "t", force=force) as stream:
         yield Output(stream, path, terminal_width(stream), is_capable_terminal(stream))
 
@@ -132,7 +132,7 @@ def printable(text: str) -> str:
 
 def standard_output() -> Output:
     """Return standard output. Raises UsageError if it is closed."""
-    # None in a process started with ``>&-``, contrary to its type.
+    # sys.stdout is None in a process started with ``>&-``, contrary to its declared type.
     stdout: TextIO | None = sys.stdout
     if stdout is None:
         raise UsageError("standard output is closed", hint="write to a file with -o FILE")
@@ -187,13 +187,13 @@ def _refuse_unusable(mode: int | None, *, name: str, force: bool) -> None:
 
 
 def _temporary_path(target: Path) -> Path:
-    # The same directory makes the rename atomic. The name does not contain that of the target, which may have
-    # the maximal length.
+    # The rename is atomic because both names are in one directory. The temporary name does not contain the
+    # target's name, which may already have the maximum length.
     return target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
 
 
 def _create(place: Path, form: Literal["b", "t"], *, name: str) -> IO[Any]:
-    # A temporary file must be new; a device exists.
+    # A temporary file must not exist yet; a device or a named pipe exists.
     mode = "w" if place.exists() else "x"
     try:
         if form == "b":

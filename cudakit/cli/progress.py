@@ -36,7 +36,7 @@ class _Line:
         self.replace(text[: terminal_width(self._stream) - 1])
 
     def replace(self, text: str) -> None:
-        # Progress is reported often, and the terminal may be remote.
+        # Write only changes: progress is reported often, and the terminal may be remote.
         if text != self._text:
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Formats that every report can be written in.
 COMMON_FORMATS = ("json", "html", "md", "txt")
-# Lines on standard error when the report goes to a file.
+# Maximum number of lines printed on standard error if the report is written to a file.
 _SUMMARY_LINES = 3
 
 Text: TypeAlias = str | Iterable[str]
@@ -191,7 +191,7 @@ def open_outputs(
     refuse_duplicates(options.paths)
     outputs_by_format = [(_format(target, formats), target.path) for target in files]
     if options.json or len(files) < len(options.targets) or not files:
-        terminal()  # raises if standard output is closed
+        terminal()  # raises UsageError if standard output is closed
     with ExitStack() as opened:
         written = [
             (suffix, opened.enter_context(open_file(path, force=options.force)))
@@ -213,7 +213,7 @@ def _format(target: Target, formats: Sequence[str]) -> str:
 
 def format_of(path: str, formats: Sequence[str]) -> str:
     """Return the format that is the suffix of a file name. Raises UsageError for another suffix."""
-    # "perfetto.json" comes before "json".
+    # Longest suffix first: trace.perfetto.json also ends in .json.
     for suffix in sorted(formats, key=len, reverse=True):
         if path.lower().endswith(f".{suffix}"):
             return suffix

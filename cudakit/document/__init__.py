@@ -177,10 +177,10 @@ class Chart:
 class Finding:
     """A defect of the program with its locations, for structured formats such as SARIF."""
 
-    rule: str  # a stable name: "read-after-write"
+    rule: str  # stable name of the kind of defect, such as "read-after-write"
     meaning: str  # one sentence that explains the rule
-    places: tuple[tuple[str, Stack], ...]  # label and stack; the most relevant one first
-    count: int = 1  # number of occurrences
+    places: tuple[tuple[str, Stack], ...]  # labelled call stacks, the most relevant one first
+    count: int = 1  # how often the defect occurred
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def _ticks(
     low: float, high: float, unit: Unit, step: float | None = None, amount_unit: str = ""
 ) -> tuple[Tick, ...]:
     step = step or _step(high - low, unit)
-    # The tolerance keeps a tick that a rounding error would drop.
+    # The tolerance keeps a tick at the end of the axis despite rounding errors.
     first_index, last_index = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     label = _labels(unit, step, amount_unit)
     return tuple(Tick(i * step, label(i * step)) for i in range(first_index, last_index + 1))

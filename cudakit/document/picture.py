@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 ShapeKind: TypeAlias = Literal["svg", "g", "rect", "line", "path", "text"]
 Attribute: TypeAlias = str | int | float | None
 
-# Maximal number of characters of a label, and of a name left of a picture.
+# Maximum number of characters of a label, and of a name to the left of a picture.
 LONGEST_LABEL = 2000
 _LONGEST_NAME = 14
 
-# Number of curve colors in the style sheet; further series are dashed.
+# Number of colors and of dash patterns of curves in the style sheet.
 _COLORS = 7
 _DASHES = 3
 

@@ -14,10 +14,10 @@ from cudakit.render.escape import escape_invisible
 # Rows per chunk: about 64 KiB of text if each row has a stack.
 _CHUNK_ROWS = 512
 
-# Spreadsheets evaluate a cell with such a beginning as a formula (OWASP, "CSV Injection"); the last four are
-# the full-width forms.
+# Spreadsheets evaluate a cell that begins with one of these as a formula (OWASP, "CSV Injection"). The last
+# four are the full-width forms.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-# A semicolon separates cells where the comma is the decimal sign.
+# In locales with a decimal comma, spreadsheets read the semicolon as the separator of cells.
 _NEEDS_QUOTES = re.compile('[",;]')
 
 

@@ -16,7 +16,7 @@ from cudakit.serialize import to_plain
 # format characters such as bidirectional controls, which hide text.
 _UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
-# Enough for a list of rows in a list of devices: each row is then a line.
+# With four indented levels, each row of a list in a list of devices is a line.
 _INDENTED_LEVELS = 4
 
 

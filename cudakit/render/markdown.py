@@ -27,11 +27,11 @@ _ALIGNED = {"number": "---:", "bar": "---:", "text": "---", "stack": "---"}
 _DEEPEST_HEADING = 6
 _MAX_POINTS = 40
 
-# Syntax of CommonMark and GitHub's dialect anywhere in a line; links too.
+# Characters that CommonMark and GitHub interpret anywhere in a line, and the beginnings of links.
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~#$&]|(?<=[A-Za-z])(?=://)|(?<=www)(?=\.)")
 # GitHub links @user and #1 in escaped text too, and notifies the user; a zero-width space prevents it.
 _REFERENCE = re.compile(r"(?<!\w)(@|\\#)(?=\w)")
-# Syntax at the beginning of a paragraph: lists, rules and underlined headings.
+# What CommonMark interprets at the beginning of a paragraph: lists, rules and underlined headings.
 _BEGINNING = re.compile(r"^(\d*)([-+=.)])")
 
 

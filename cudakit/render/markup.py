@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from cudakit.render.escape import escape_invisible, shorten
 
-# Longer text would fill the page; a tooltip should fit the screen.
+# Maximum number of characters of a text, which would fill the page, and of a tooltip, which fits the screen.
 TEXT_LIMIT = 2000
 TITLE_LIMIT = 300
 
@@ -72,7 +72,7 @@ def _attribute(key: str, value: Attribute) -> str:
 
 
 def _limit(attribute: str) -> int:
-    # Path data is long and has no text of a user.
+    # The data of a path is long, and contains no text of a user.
     return 1 << 30 if attribute == "d" else TITLE_LIMIT
 
 

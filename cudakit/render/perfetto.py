@@ -33,7 +33,7 @@ _LIMIT_NS = 2**62 - 1024
 
 _SLICE_ARRAYS = frozenset({"start_us", "duration_us", "track", "name"})
 
-_Event: TypeAlias = tuple[int, str]  # nanoseconds, one JSON object
+_Event: TypeAlias = tuple[int, str]  # time in nanoseconds, and the event as a JSON object
 
 
 def render(document: Document) -> Iterator[str]:
@@ -143,7 +143,7 @@ class _Slices:
     start_ns: Array
     duration_ns: Array
     tid: Array
-    lane_names: tuple[str, ...]  # by tid, from the first
+    lane_names: tuple[str, ...]  # name of the thread of each tid, from the first tid
 
 
 def _slices(columns: Columns, *, first_tid: int) -> _Slices:
@@ -167,8 +167,10 @@ def _lanes(track: Array, start_ns: Array, end_ns: Array, *, tracks: int) -> Arra
 
     This greedy coloring of intervals needs as many lanes as spans overlap at most.
     """
-    busy: list[list[tuple[int, int]]] = [[] for _ in range(tracks)]  # heaps of (end, lane)
-    free: list[list[int]] = [[] for _ in range(tracks)]  # heaps of lanes
+    busy: list[list[tuple[int, int]]] = [
+        [] for _ in range(tracks)
+    ]  # per track a heap of (end, lane)
+    free: list[list[int]] = [[] for _ in range(tracks)]  # per track a heap of free lanes
     lanes = np.empty(len(track), dtype=np.int64)
     for block in _blocks(len(track)):
         chosen = []

@@ -36,7 +36,7 @@ def render(document: Document, *, root: str = "") -> str:
     rules = {finding.rule: finding for _, finding in results}
     run = {
         "tool": {"driver": {"name": "cudakit", "rules": list(map(_rule, rules.values()))}},
-        # 3.20.14: whether the tool itself succeeded, independent of its results.
+        # executionSuccessful says whether the tool itself succeeded, independent of its results (3.20.14).
         "invocations": [
             {
                 "executionSuccessful": True,
@@ -126,7 +126,7 @@ def _artifact(filename: str, root: str) -> _Object:
 
 
 def _folder(root: str) -> str:
-    # 3.14.14: a base ends with a slash.
+    # The URI of a base directory ends with a slash (3.14.14).
     return f"file://{_quote_path(root.rstrip('/'))}/"
 
 

@@ -107,7 +107,7 @@ def _amount(value: Bytes | Change | Seconds | Rate | Ratio | Count) -> str:
         case Change(size_bytes):
             return ("+" if size_bytes > 0 else "") + format_bytes(size_bytes)
         case Seconds(seconds):
-            # A whole number of seconds is exact as it is.
+            # An int is exact and gets no trailing zeros.
             return format_seconds(seconds, pad=isinstance(seconds, float)) if seconds else "0 s"
         case Rate(amount, unit):
             return format_rate(amount, unit, pad=True)

@@ -43,7 +43,7 @@ class Command:
     """A program and its arguments, ready to be started."""
 
     program: str  # path of the executable file
-    argv: tuple[str, ...]  # arguments; the first one is the name of the program
+    argv: tuple[str, ...]  # arguments, after the name of the program
     python: str | None = (
         None  # path of the Python interpreter; None if the program is not run by Python
     )
@@ -157,7 +157,7 @@ def _cudakit_python_if_same(candidate: str, cudakit_python: str) -> str:
 
 
 def interpreter(program: str) -> tuple[str, ...]:
-    """Return the Python, with its options, that runs an executable file; empty if no Python does."""
+    """Return the Python that runs an executable file, and its options, or nothing if no Python runs it."""
     if _PYTHON_NAME.fullmatch(os.path.basename(program)):
         return (program,)
     try:

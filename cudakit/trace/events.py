@@ -81,7 +81,8 @@ class Launch:
 class Access:
     """A launch or a graph node accessed the bytes from ``lo`` up to ``hi``.
 
-    With a stride, it accessed ``count`` elements; the first begins at ``lo``, the last ends at ``hi``.
+    A strided access is to ``count`` elements, of which the first begins at ``lo`` and the last ends at
+    ``hi``.
     """
 
     kind: ClassVar[EventKind] = EventKind.ACCESS
@@ -136,7 +137,7 @@ class StreamCreate:
 
 @dataclass(frozen=True, slots=True)
 class StreamDestroy:
-    """A stream was destroyed. Work that was already enqueued in it continues."""
+    """A stream was destroyed. Work that was already enqueued continues."""
 
     kind: ClassVar[EventKind] = EventKind.STREAM_DESTROY
     stream: U32
@@ -144,7 +145,7 @@ class StreamDestroy:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """An event was recorded after all work enqueued so far in the stream."""
+    """An event was recorded in a stream, after all work that was enqueued in the stream."""
 
     kind: ClassVar[EventKind] = EventKind.EVENT_RECORD
     event: U32
@@ -264,7 +265,7 @@ class GraphLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Memop:
-    """A stream memory operation waits for a word in memory, or writes it."""
+    """A stream memory operation was enqueued: a wait for a word in memory, or a write of the word."""
 
     kind: ClassVar[EventKind] = EventKind.MEMOP
     stream: U32
@@ -274,23 +275,25 @@ class Memop:
 
 @dataclass(frozen=True, slots=True)
 class RangePush:
-    """A named NVTX range of the thread began or, with a number, one of the whole process."""
+    """A named NVTX range began: a range of the thread or, if ``number`` is not 0, a range of the process."""
 
     kind: ClassVar[EventKind] = EventKind.RANGE_PUSH
     name: Text
-    domain: Text = ""  # empty: NVTX's default domain
-    number: U64 = 0  # number of a range that any thread may end; 0 is a range of the thread
-    # Whether autograd's thread got a copy of a range of the thread that called ``backward()``.
+    domain: Text = ""  # name of the NVTX domain; empty for the default domain
+    number: U64 = (
+        0  # number of a range of the process, which any thread may end; 0 for a range of the thread
+    )
+    # Whether the range is a copy: autograd's thread gets the ranges of the thread that called ``backward()``.
     is_copy: Annotated[bool, "?"] = False
 
 
 @dataclass(frozen=True, slots=True)
 class RangePop:
-    """The thread's innermost NVTX range in a domain ended or, with a number, that range of the process."""
+    """An NVTX range ended: the thread's innermost one in a domain, or the process's range ``number``."""
 
     kind: ClassVar[EventKind] = EventKind.RANGE_POP
     domain: Text = ""
-    number: U64 = 0  # number of a range of the process; 0 is a range of the thread
+    number: U64 = 0  # number of a range of the process; 0 for a range of the thread
     is_copy: Annotated[bool, "?"] = False
 
 
@@ -330,11 +333,21 @@ class Arenas:
     size_bytes: U64
 
 
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """A memory pool could not allocate ``size_bytes``, after it had released its unused memory."""
+
+    kind: ClassVar[EventKind] = EventKind.OUT_OF_MEMORY
+    size_bytes: U64
+    free_bytes: U64  # free memory of the device
+    pool: Text = ""  # name of the pool, such as "cupy"
+
+
 EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Arenas
+    | Mark | Gap | Accessed | Arenas | OutOfMemory
 )  # fmt: skip
 
 

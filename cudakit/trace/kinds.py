@@ -30,19 +30,20 @@ class EventKind(IntEnum):
     GRAPH_EDGE = 20
     GRAPH_LAUNCH = 21
     MEMOP = 22
-    RANGE_PUSH = 23  # this and the next two are those of NVTX
-    RANGE_POP = 24
-    MARK = 25
+    RANGE_PUSH = 23  # begin of an NVTX range
+    RANGE_POP = 24  # end of an NVTX range
+    MARK = 25  # NVTX mark
     GAP = 26
     ACCESSED = 27
     ARENAS = 28
+    OUT_OF_MEMORY = 29
 
 
 class AllocationLayer(IntEnum):
     """The layer that allocated memory."""
 
     DRIVER = 1
-    POOL = 2  # a caching allocator, such as those of torch, CuPy and RMM
+    POOL = 2  # a caching allocator, such as the allocators of torch, CuPy and RMM
 
 
 class AllocationKind(IntEnum):

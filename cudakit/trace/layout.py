@@ -71,18 +71,21 @@ def find_invalid(records: Records, string_count: int) -> str:
             continue
         kind = EventKind(number)
         rows, is_kind = records.view(layout(kind)), kinds == kind  # `view` would copy the records
-        for name, least, most in _bounds(kind):
+        for name, minimum, maximum in _bounds(kind):
             values = rows[name][is_kind]
-            if values.max() > (string_count - 1 if most is None else most) or values.min() < least:
+            if (
+                values.max() > (string_count - 1 if maximum is None else maximum)
+                or values.min() < minimum
+            ):
                 return f"invalid {name} in a record of kind {kind.name}"
     return ""
 
 
 @cache
 def _bounds(kind: EventKind) -> tuple[tuple[str, int, int | None], ...]:
-    """Return the field, least and greatest value of each enumeration and string index of a kind.
+    """Return the name, minimum and maximum of each enumeration and string index in a kind's body.
 
-    The greatest string index is None: it depends on the string table.
+    The maximum of a string index is None, because it depends on the string table.
     """
     bounds: list[tuple[str, int, int | None]] = []
     for name, hint in _type_hints(kind).items():

@@ -24,14 +24,14 @@ _MAX_OPEN_RANGES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class OpenRange:
-    """An open range, and the ranges around it."""
+    """An open NVTX range, and the ranges that contain it."""
 
-    name: int  # index of the string table
-    domain: int  # index of the string table; 0: NVTX's default domain
-    outer: OpenRange | None = None
+    name: int  # index of the name in the string table
+    domain: int  # index of the domain's name in the string table; 0 for NVTX's default domain
+    outer: OpenRange | None = None  # range that contains this range
 
     def __iter__(self) -> Iterator[OpenRange]:
-        """Yield this range and the ranges around it, innermost first."""
+        """Yield this range and the ranges that contain it, the innermost first."""
         open_range: OpenRange | None = self
         while open_range:
             yield open_range
@@ -48,7 +48,7 @@ class _Range(NamedTuple):
 
 
 class RangeTracker:
-    """The open ranges of one trace, whose records are passed in the order of their calls."""
+    """Tracks the open NVTX ranges of one trace, whose records are passed in the order of their calls."""
 
     def __init__(self) -> None:
         # Ranges of the process by number, in the order in which they began.
@@ -87,7 +87,7 @@ class RangeTracker:
             yield computed[thread]
 
     def _nested_ranges(self, thread: int) -> OpenRange | None:
-        """Return the innermost open range of a thread, with the ranges around it."""
+        """Return the innermost open range of a thread, with the ranges that contain it."""
         innermost: OpenRange | None = None
         for name, domain in (*self._process_ranges.values(), *self._thread_ranges.get(thread, ())):
             innermost = OpenRange(name, domain, innermost)

@@ -1,7 +1,7 @@
 """Validate a model and accidentally keep the autograd graph of every batch.
 
-    cudakit run --memory --snapshot retained_graph.pkl.gz retained_graph.py    # runs out of memory
-    cudakit memviz retained_graph.pkl.gz
+    cudakit run --memory --snapshot retained_graph.pkl retained_graph.py    # runs out of memory
+    cudakit memviz retained_graph.pkl
     python retained_graph.py fixed                                             # adds plain numbers
 
 The sum of the losses is a tensor that belongs to the graph of every batch, so that the activations of all

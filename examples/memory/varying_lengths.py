@@ -1,7 +1,7 @@
 """Serve requests of varying lengths until no free block is large enough for the next one.
 
-    cudakit run --memory --snapshot varying_lengths.pkl.gz varying_lengths.py    # runs out of memory
-    cudakit memviz varying_lengths.pkl.gz
+    cudakit run --memory --snapshot varying_lengths.pkl varying_lengths.py    # runs out of memory
+    cudakit memviz varying_lengths.pkl
     PYTORCH_ALLOC_CONF=expandable_segments:True python varying_lengths.py        # serves all requests
 
 The server admits a request only if all caches together take at most 80% of the memory of the GPU, but runs

@@ -27,7 +27,7 @@ UNITS = {
     "fp8_e4m3": 2**-3,
     "fp8_e5m2": 2**-2,
 }
-LEAST = {
+SMALLEST_VALUE = {
     "fp64": 0.0,
     "fp32": 2**-149,
     "fp16": 2**-24,
@@ -91,7 +91,7 @@ class Problem:
         return (
             1.25 * share * magnitude
             + UNITS[gemm.output] * np.abs(self.expected())
-            + LEAST[gemm.output]
+            + SMALLEST_VALUE[gemm.output]
         )
 
     def check(self, content: bytes, *, reduced: bool = False) -> None:
@@ -126,7 +126,7 @@ class Problem:
 
 
 def places(matrix: Matrix) -> npt.NDArray[np.int64]:
-    """Return the index of each element: z * stride + i + j * leading for row i, column j of matrix z."""
+    """Return the index of each element in memory, for each matrix, row and column."""
     batch_index, i, j = np.ogrid[: matrix.batch, : matrix.rows, : matrix.columns]
     positions: npt.NDArray[np.int64] = batch_index * matrix.stride + i + j * matrix.leading
     return positions

@@ -98,7 +98,7 @@ def test_pinned_memory_events_are_not_queried_during_capture(gpu: Gpu, make: Mak
 @pytest.mark.parametrize("named", [False, True])
 def test_pinned_memory_used_by_graph_is_not_reused(gpu: Gpu, make: Make, named: bool) -> None:
     stream, allocator = gpu.stream(), make()
-    # Before any pinned allocation.
+    # The snapshot before any pinned allocation.
     with allocator.capture(stream=stream) as memory:
         gpu.capture_begin(stream)
         ptr = allocator.pinned.alloc(MIB, stream if named else None)

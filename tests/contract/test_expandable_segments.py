@@ -1,4 +1,4 @@
-"""Expandable segments on every device: growth, content and release of memory."""
+"""Tests expandable segments on every device: growth, content and release of memory."""
 
 from __future__ import annotations
 

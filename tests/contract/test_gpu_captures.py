@@ -1,4 +1,4 @@
-"""Queries of a stream capture in progress."""
+"""Tests queries of a stream capture in progress."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_pageable_memory_is_copied_to_and_from_and_between(bench: Workbench) -> 
 
 @pytest.mark.parametrize("size", [4096, 8 * MIB])
 def test_copy_to_pageable_memory_is_synchronous(bench: Workbench, size: int) -> None:
-    # CUDA Driver API, "API synchronization behavior": the copy is staged and may be synchronous.
+    # The copy is staged and may be synchronous (CUDA Driver API, "API synchronization behavior").
     gpu, stream = bench.gpu, bench.gpu.stream(blocking=False)
     ptr, pageable = gpu.malloc(size), gpu.host_malloc(size, pinned=False)
     gpu.fill(ptr, 1, size, stream)
@@ -159,7 +159,7 @@ def test_allocations_do_not_overlap(gpu: Gpu) -> None:
 
 
 def test_allocation_is_aligned_for_every_type(gpu: Gpu) -> None:
-    # "at least 256 bytes": CUDA C++ Programming Guide, Device Memory Accesses.
+    # Allocations are aligned to at least 256 bytes (CUDA C++ Programming Guide, "Device Memory Accesses").
     assert all(gpu.malloc(size) % 256 == 0 for size in (1, 3, 257))
 
 
@@ -259,7 +259,8 @@ def test_allocation_can_be_freed_in_stream_that_waited(bench: Workbench) -> None
 
 
 def test_both_kinds_of_memory_can_be_freed_both_ways(gpu: Gpu) -> None:
-    # CUDA C++ Programming Guide, Stream Ordered Memory Allocator, "Introduction".
+    # The order of the free is documented in the CUDA C++ Programming Guide, "Stream Ordered Memory
+    # Allocator".
     stream = gpu.stream()
     ordered, plain = gpu.malloc(64, stream), gpu.malloc(64)
     gpu.sync()

@@ -1,4 +1,4 @@
-"""Peer memory: on a simulated machine with two devices, and on a real one if it has two."""
+"""Tests peer memory on a simulated machine with two devices, and on the real machine if it has two."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_data_copied_to_peer_and_back_is_unchanged(gpu: Gpu) -> None:
 
 
 def test_peer_allocation_uses_memory_of_peer(gpu: Gpu) -> None:
-    gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))  # one-time allocations of the driver
+    gpu.peer_free(PEER, gpu.peer_malloc(PEER, 4))  # lets the driver make its one-time allocations
     own_free_bytes = gpu.memory_info().free_bytes
     with closing(open_gpu("cuda" if not gpu.simulated else "sim:h200x2", PEER)) as peer_gpu:
         peer_free_bytes = peer_gpu.memory_info().free_bytes

@@ -1,4 +1,4 @@
-"""Memory sharing, as far as one process can observe it; tests/gpu and tests/core cover several processes."""
+"""Tests memory sharing within one process; tests/gpu and tests/core test it with several processes."""
 
 from __future__ import annotations
 

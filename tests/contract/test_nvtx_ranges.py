@@ -1,4 +1,4 @@
-"""NVTX ranges of PyTorch on a GPU: in reports of races and of memory."""
+"""Tests that reports of races and of memory contain the NVTX ranges of PyTorch, on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of one real device on allocator memory of another."""
+"""Tests that kernels of one real device access allocator memory of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The poison values of benchmarks, on every device."""
+"""Tests the poison values of benchmarks, on every device."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ HELPERS = {"cuda_kernels"}
 
 
 def log_of(label: str) -> Path:
-    """Return the log of a program; older ones have the format of the last release."""
+    """Return the log of a program, in the current format or in that of the last release."""
     log = LOGS / f"{label}.log"
     return log if log.exists() else log.with_suffix(".npz")
 
@@ -213,7 +213,7 @@ MUST_TOUCH: dict[tuple[str, str], set[Pieces]] = {
         (READ, 32 * 4, 128 * 4, 256),
         all_pieces(WRITE, 256 * 32 * 4),
     },
-    # A whole matrix, the left half of each row of another, and the target of a tensor map store.
+    # A complete matrix, the left half of each row of another matrix, and the target of a tensor map store.
     ("torch_matmul_fixed", "nvjet"): {
         all_pieces(READ, 4096 * 4096 * 2),
         (READ, 4096 * 2, 8192 * 2, 4096),

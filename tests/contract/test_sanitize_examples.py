@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 EXAMPLES, PROGRAMS = ROOT / "examples/races", ROOT / "tests/sanitize_programs"
 CHECK = ROOT / "scripts/check_races.py"
 
-SHARED = "side_stream"  # shared by several programs
+SHARED = "side_stream"  # a module that several programs import
 
 
 def expected(folder: Path) -> dict[str, dict[str, Any]]:

@@ -43,8 +43,9 @@ class FakeNvml:
 
     gpus: list[dict[str, Any]]
     instances: Mapping[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)  # by the end of the name of a field id
-    init: int = 0  # the result of nvmlInit
+    # Values by field id, without its prefix NVML_FI_DEV_.
+    values: Mapping[str, Any] = field(default_factory=dict)
+    init: int = 0  # error code of nvmlInit; 0 for success
     calls: list[str] = field(default_factory=list)
 
     NVMLError = pynvml.NVMLError

@@ -1,4 +1,4 @@
-"""Demangling by the C++ runtime."""
+"""Tests demangling by the C++ runtime."""
 
 from __future__ import annotations
 

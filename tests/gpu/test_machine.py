@@ -34,7 +34,7 @@ def test_only_real_machine_is_not_simulated() -> None:
     machine = open_machine("auto")
 
     assert not machine.simulated
-    machine.cuda()  # the child has ended
+    machine.cuda()  # the child process has ended
     assert open_machine("sim").simulated
 
 
@@ -107,8 +107,10 @@ def test_real_machine_has_same_gpus_in_cuda_and_nvml() -> None:
 
     assert isinstance(nvml, NvmlView)
     assert isinstance(cuda, CudaView)
-    ours = {device.uuid: device.fields["name"] for device in nvml.devices}
-    assert {device.uuid: device.fields["name"] for device in cuda.devices}.items() <= ours.items()
+    nvml_names = {device.uuid: device.fields["name"] for device in nvml.devices}
+    assert {
+        device.uuid: device.fields["name"] for device in cuda.devices
+    }.items() <= nvml_names.items()
     assert cuda.devices
 
 

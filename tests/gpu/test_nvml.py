@@ -44,15 +44,17 @@ def telemetry(lib: FakeNvml, *names: str) -> Telemetry | Unavailable:
     return nvml.telemetry(nvml.view().devices[0], names)
 
 
-# --- reading, and nothing but reading --------------------------------------------------------------
+# --- only functions that read are used --------------------------------------------------------------
 
 
 def test_no_function_that_changes_a_device_is_used() -> None:
     sources = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
 
-    named = {name for source in sources for name in re.findall(r"nvml[A-Z]\w*", source)}
-    assert len(named) > 50
-    assert not [name for name in named if re.search("Set[A-Z]|Reset|Clear|Create|Destroy", name)]
+    functions = {name for source in sources for name in re.findall(r"nvml[A-Z]\w*", source)}
+    assert len(functions) > 50
+    assert not [
+        name for name in functions if re.search("Set[A-Z]|Reset|Clear|Create|Destroy", name)
+    ]
 
 
 @pytest.mark.parametrize("name", READINGS)
@@ -81,7 +83,7 @@ def test_activity_metrics_exist_in_nvidia_ml_py(metric: str) -> None:
     assert type(getattr(pynvml, metric)) is int
 
 
-# --- starting --------------------------------------------------------------------------------------
+# --- initialization --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,10 +153,10 @@ def test_unknown_error_in_wsl_names_wsl() -> None:
 
 
 def test_function_missing_in_nvidia_ml_py_is_unavailable() -> None:
-    def absent(*_: object) -> Any:
+    def missing_function(*_: object) -> Any:
         raise AttributeError("nvmlDeviceGetSerial")
 
-    device = only(FakeNvml([gpu(nvmlDeviceGetSerial=absent)]))
+    device = only(FakeNvml([gpu(nvmlDeviceGetSerial=missing_function)]))
 
     assert device.fields["serial"] == Unavailable("this nvidia-ml-py lacks the function")
 
@@ -227,7 +229,8 @@ def test_old_driver_reports_memory_by_old_function() -> None:
     assert isinstance(reading.fields["memory_reserved_bytes"], Unavailable)
 
 
-# --- words -----------------------------------------------------------------------------------------
+# --- conversion of values
+# -----------------------------------------------------------------------------------------
 
 
 def test_clock_event_reasons_are_named_by_bit() -> None:
@@ -259,7 +262,8 @@ def test_cpu_ranges_contain_the_same_cpus(cpus: set[int]) -> None:
     assert named == cpus
 
 
-# --- lost, and divided -----------------------------------------------------------------------------
+# --- lost GPUs and MIG instances
+# -----------------------------------------------------------------------------
 
 
 def test_lost_gpu_has_no_telemetry() -> None:
@@ -315,7 +319,7 @@ def counting(**answers: Any) -> dict[str, Any]:
 
 
 class CountingNvml(FakeNvml):
-    """One that can count activity: these functions take no handle."""
+    """A fake NVML with GPM, whose functions take no handle."""
 
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: N802
         return pynvml.c_nvmlGpmSample_t()
@@ -442,12 +446,12 @@ def test_process_has_command_owner_and_memory(tmp_path: Path) -> None:
 
     reader = nvml._reader(nvml.view().devices[0])
     assert not isinstance(reader, Unavailable)
-    listed = processes(reader, proc=tmp_path)
-    assert isinstance(listed, tuple)
+    process_list = processes(reader, proc=tmp_path)
+    assert isinstance(process_list, tuple)
     assert [
-        (process.pid, process.kind, process.used_bytes, process.name) for process in listed
+        (process.pid, process.kind, process.used_bytes, process.name) for process in process_list
     ] == [(41, "compute", 1000, "python train.py")]
-    assert isinstance(listed[0].user, str)
+    assert isinstance(process_list[0].user, str)
 
 
 def test_process_of_other_namespace_is_listed_without_command(tmp_path: Path) -> None:
@@ -495,7 +499,7 @@ def test_process_has_newest_sm_utilization_and_runtime(tmp_path: Path) -> None:
     "utilization",
     [
         refuse(pynvml.NVML_ERROR_NOT_FOUND),
-        refuse(pynvml.NVML_SUCCESS),  # nvidia-ml-py raises this if there are no samples
+        refuse(pynvml.NVML_SUCCESS),  # the error that nvidia-ml-py raises if there are no samples
         [SimpleNamespace(pid=41, timeStamp=1, smUtil=2**32 - 1)],
     ],
 )

@@ -131,7 +131,7 @@ with cudakit.range("outer", payload=3):
     cudakit.pop_range(domain="mine")
 """
 
-HEARD = """\
+EXPECTED_OUTPUT = """\
 push cudakit outer 3
 push cudakit step
 mark cudakit moment 7
@@ -158,4 +158,4 @@ def test_attached_profiler_receives_ranges_and_marks(tmp_path: Path) -> None:
         text=True,
     )
 
-    assert result.stdout == HEARD
+    assert result.stdout == EXPECTED_OUTPUT

@@ -14,9 +14,9 @@ from cudakit.cli.bench.options import (
     Effort,
     cache_option,
     effort_options,
-    given_options,
     mode_option,
     name_list,
+    passed_options,
 )
 from cudakit.cli.bench.tune import TuneOptions, tune, tune_options, use_tuned
 from cudakit.cli.options import (
@@ -132,7 +132,7 @@ def gemm_spec(*, effort: Effort, **options: Any) -> GemmSpec:
     gemms, names = parse_gemms(options, simulated=simulated)
     baselines = tuple(dict.fromkeys(name for part in options.pop("baselines") for name in part))
     settings = _settings(options)
-    method = given_options(baselines=baselines, **options)
+    method = passed_options(baselines=baselines, **options)
     if simulated:
         # Simulated memory has no cache, and filling many buffer sets on the CPU would be slow.
         method = {"cache": "hot", **method}
@@ -146,7 +146,7 @@ def _settings(options: dict[str, Any]) -> GemmSettings:
         deterministic=options.pop("deterministic"),
         reduced_precision=not options.pop("no_reduced_precision"),
         fast_accumulate=options.pop("fast_accumulate"),
-        **given_options(workspace_bytes=options.pop("workspace_bytes")),
+        **passed_options(workspace_bytes=options.pop("workspace_bytes")),
     )
 
 

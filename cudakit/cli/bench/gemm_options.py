@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from cudakit.cli.bench.options import given_options, name_list
+from cudakit.cli.bench.options import name_list, passed_options
 from cudakit.cli.options import FILE, Decorator, Value, option, option_group
 from cudakit.errors import UsageError
 
@@ -103,7 +103,7 @@ GEMM_OPTIONS: tuple[Decorator, ...] = (
 
 
 def parse_gemms(options: dict[str, Any], *, simulated: bool) -> NamedGemms:
-    """Remove the options above from ``options``, and return a GEMM per combination of their values."""
+    """Remove the options of GEMM_OPTIONS from ``options``; return a GEMM per combination of their values."""
     shapes = _shapes(options, simulated=simulated)
     kinds = tuple(
         product(
@@ -112,7 +112,7 @@ def parse_gemms(options: dict[str, Any], *, simulated: bool) -> NamedGemms:
             options.pop("epilogues") or (None,),
         )
     )
-    kind = given_options(
+    kind = passed_options(
         padding=options.pop("padding"),
         output=options.pop("output_type"),
         accumulate=options.pop("accumulate"),
@@ -123,7 +123,7 @@ def parse_gemms(options: dict[str, Any], *, simulated: bool) -> NamedGemms:
     for dtype, layout, epilogue in kinds:
         for shape in shapes:
             gemm = _gemm(
-                shape, batch, given_options(layout=layout, epilogue=epilogue, **kind), dtype
+                shape, batch, passed_options(layout=layout, epilogue=epilogue, **kind), dtype
             )
             name_by_gemm.setdefault(gemm, shape.name)
     return tuple(name_by_gemm), {gemm: name for gemm, name in name_by_gemm.items() if name}

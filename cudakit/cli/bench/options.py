@@ -21,11 +21,11 @@ from cudakit.cli.options import (
 # Arguments of a Spec for precision and time; options that were not given are absent.
 Effort: TypeAlias = dict[str, Any]
 
-_MAX_SIZES = 64  # most sizes of a range
+_MAX_SIZES = 64  # maximum number of sizes in a range
 
 
-def given_options(**options: Any) -> dict[str, Any]:
-    """Return the options that were given; the Spec has defaults for the others."""
+def passed_options(**options: Any) -> dict[str, Any]:
+    """Return the options that the user passed; the Spec has defaults for the others."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 
@@ -56,7 +56,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
 
 
 def _split_list(text: str) -> list[str]:
-    """Split a list. An empty one is an error: it may come from an unset shell variable."""
+    """Split a list. An empty list is an error: its text may come from an unset shell variable."""
     items = [item.strip() for item in text.split(",") if item.strip()]
     if not items:
         raise click.BadParameter(f"{text!r} is an empty list; leave out the option for the default")
@@ -86,7 +86,7 @@ def sizes_option(what: str) -> Decorator:
 
 
 def mode_option(default: str) -> Decorator:
-    """Return the option ``--mode``; ``default`` is only text, the Spec applies it."""
+    """Return the option ``--mode``; the help shows ``default``, the Spec applies it."""
     return option(
         "--mode",
         type=click.Choice(["isolated", "batch", "graph", "host"]),
@@ -98,7 +98,7 @@ def mode_option(default: str) -> Decorator:
 
 
 def cache_option(default: str) -> Decorator:
-    """Return the option ``--cache``; ``default`` is only text, the Spec applies it."""
+    """Return the option ``--cache``; the help shows ``default``, the Spec applies it."""
     return option(
         "--cache",
         type=click.Choice(["rotate", "flush", "hot"]),
@@ -170,8 +170,8 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def collecting(**options: Any) -> Any:
         times = {name: options.pop(name) for name in ("warmup_s", "seed", "rounds", "budget_s")}
         limits = {name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")}
-        effort = given_options(**times, blocker=False if options.pop("no_blocker") else None)
-        return command(effort=effort | _stopping_rule(given_options(**limits)), **options)
+        effort = passed_options(**times, blocker=False if options.pop("no_blocker") else None)
+        return command(effort=effort | _stopping_rule(passed_options(**limits)), **options)
 
     return with_options(EFFORT_OPTIONS, collecting)
 

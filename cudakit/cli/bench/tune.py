@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudakit.cli.bench.measure import opened_gpu
-from cudakit.cli.bench.options import given_options
+from cudakit.cli.bench.options import passed_options
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import FILE, OutputOptions, collect_options, option, option_group
 from cudakit.cli.output import open_file, printable
@@ -102,7 +102,7 @@ class TuneOptions:
         """Return the limits of the search. Raises InputError for invalid values."""
         from cudakit.core.bench.tuning.search import Limits
 
-        return Limits(**given_options(time_s=self.time_s, iterations=self.iterations))
+        return Limits(**passed_options(time_s=self.time_s, iterations=self.iterations))
 
 
 def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,7 +179,7 @@ def _search(
 
     earlier = load_tuned(Path(tuning.tuned_path)) if tuning.tuned_path else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
-        # Checked first, because an export that is impossible should not be reported after the long search.
+        # The validators are checked before the long search, so that an impossible export is reported at once.
         validators = _validators(tuning, device, run_context) if tuning.export_path else None
         tuned = search(spec, device, limits, progress, earlier=earlier, run_context=run_context)
     return tuned, torch_csv(tuned, validators) if validators else None

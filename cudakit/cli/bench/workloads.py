@@ -13,10 +13,10 @@ from cudakit.cli.bench.options import (
     DESCRIBED_IN,
     Effort,
     cache_option,
-    given_options,
     mode_option,
     name_list,
     parse_counts,
+    passed_options,
     sizes_option,
 )
 from cudakit.cli.failure import ExitCode
@@ -55,7 +55,7 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import MemorySpec
 
-    return MemorySpec(**given_options(**options), **effort)
+    return MemorySpec(**passed_options(**options), **effort)
 
 
 @_benchmark("Bandwidth of copies between host and device, and between GPUs.")
@@ -84,7 +84,7 @@ def copy(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import CopySpec
 
-    return CopySpec(**given_options(**options), **effort)
+    return CopySpec(**passed_options(**options), **effort)
 
 
 @_benchmark("Latency of launches, events, waits and streams.")
@@ -109,7 +109,7 @@ def launch(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import LaunchSpec
 
-    return LaunchSpec(**given_options(**options), **effort)
+    return LaunchSpec(**passed_options(**options), **effort)
 
 
 @_benchmark("Latency of memory allocation and free.")
@@ -135,7 +135,7 @@ def alloc(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import AllocSpec
 
-    return AllocSpec(others={"caching": _caching}, **given_options(**options), **effort)
+    return AllocSpec(others={"caching": _caching}, **passed_options(**options), **effort)
 
 
 def _caching(gpu: Gpu) -> Allocator:
@@ -187,7 +187,7 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import GraphSpec
 
-    return GraphSpec(**given_options(**options), **effort)
+    return GraphSpec(**passed_options(**options), **effort)
 
 
 @_benchmark("Health check: does this GPU perform as expected of its model?")

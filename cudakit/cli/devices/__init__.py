@@ -83,7 +83,7 @@ def devices(
         from cudakit.gpu.machine import open_machine
 
         machine = None if list_fields else open_machine(gpu)
-        # Imported while the child process queries the driver.
+        # This slow import runs while the child process queries the driver.
         from cudakit.cli.devices import show
 
         if machine is None:

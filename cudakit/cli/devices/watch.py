@@ -23,7 +23,7 @@ from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import Machine
 from cudakit.gpu.api.fields import FieldInfo
 
-# Waits for a number of seconds, or until keys are pressed, and returns these.
+# A function that waits until keys are pressed, at most a number of seconds, and returns the keys.
 WaitForKeys = Callable[[float], str]
 
 
@@ -101,7 +101,7 @@ class _Session:
                 for writer in self.writers:
                     writer.redraw(self._last, self._live)
             if self.view.processes != earlier_view.processes:
-                return  # read the processes now
+                return  # the caller reads the processes at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Writer:
     target: Output
     form: str
     view: View
-    selected_fields: tuple[FieldInfo, ...]  # those of --fields; empty for the full report
+    selected_fields: tuple[FieldInfo, ...]  # fields of --fields; empty for the full report
     _lines_above: int = 0  # number of lines of the last text, if it is on a terminal
 
     def show(self, result: DevicesResult, live: Live, *, first: bool = True) -> None:
@@ -209,7 +209,7 @@ def ticks(
 
 @contextmanager
 def keyboard() -> Iterator[WaitForKeys | None]:
-    """Give the block a function that waits for a key, or None if input and output are not a terminal.
+    """Yield a function that waits for a key, or None if input or output is not a terminal.
 
     Keys are read without Enter and without echo; the terminal is restored at the end. Ctrl-C still
     interrupts.
@@ -239,5 +239,5 @@ def _read_keys(number: int, seconds: float) -> str:
         typed = ""
     if not typed:
         raise Quit  # the terminal was closed
-    # An arrow or function key sends Escape and more characters; none has a meaning here.
+    # An arrow or function key sends Escape and further characters; such keys are ignored.
     return "" if typed.startswith("\x1b") and len(typed) > 1 else typed

@@ -71,11 +71,11 @@ class Monitor:
 
     @property
     def notes(self) -> list[str]:
-        """The reasons, each once."""
+        """The notes of ``add_note``; a note of several processes has their number."""
         return _with_counts(self._notes)
 
     def finish(self) -> None:
-        """Analyze the records that were held back, as no more will come."""
+        """Analyze the records that still wait for earlier ones: no more records will come."""
         if self._failure is None:
             self._detector.finish(self._report)
 
@@ -119,7 +119,7 @@ class Monitor:
 
     def _feed(self, batch: Batch) -> None:
         has_new_race = self._detector.feed(batch, self._report)
-        # A race may be suppressed, which only the Result shows.
+        # The new race may be suppressed; only the result shows whether it is.
         if has_new_race and self._stop_on_first and not self._stop_requested:
             self._stop_requested = bool(findings(self.result()))
 

@@ -119,7 +119,9 @@ def axis_title(name: str) -> str:
 
 
 def _label(case: Labelled, axes: Sequence[str], *, bench: bool, library: bool) -> str:
-    words = [case.name] if bench else []
+    # The calls "launch" and "launch-to-start" name their bench themselves.
+    names_bench = str(case.axes.get("call", "")).startswith(case.name)
+    words = [case.name] if bench and not names_bench else []
     for name in axes:
         if name in DIMENSIONS and all(size in case.axes for size in DIMENSIONS):
             words += [_format_dimensions(case)] if name == DIMENSIONS[0] else []

@@ -125,8 +125,8 @@ class History:
 def utilization(device: Device) -> float | Unavailable:
     """Return the SM activity from 0 to 1, or the utilization if the GPU does not measure SM activity."""
     activity = device.field("sm_activity_percent")
-    coarse = device.field("utilization_gpu_percent")
-    value = coarse if isinstance(activity, Unavailable) else activity
+    utilization_percent = device.field("utilization_gpu_percent")
+    value = utilization_percent if isinstance(activity, Unavailable) else activity
     if isinstance(value, (int, float)):
         return value / 100
     return value if isinstance(value, Unavailable) else Unavailable("not a number")

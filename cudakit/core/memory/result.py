@@ -207,6 +207,7 @@ class Oom:
     causes: tuple[Cause, ...] = ()  # deepest first
     # Empty: the failure is not the last one, or a replay with the recorded settings does not fail.
     replays: tuple[ReplayedRemedy, ...] = ()
+    ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ class AccessState:
         self.reads: Accesses = ()
         self.atomics: Accesses = ()
         self.already_reported: tuple[ReportedPair, ...] = ()
-        # Whether several states were merged into this one. Each access is then to some of the bytes.
+        # Whether this state was merged from several states. Each access is then to some of the bytes.
         self.merged = False
-        # Whether a merged state was split into this one. An access may then be to none of the bytes.
+        # Whether this state was split off a merged state. An access may then be to none of the bytes.
         self.approximate = False
 
     def add_if_ordered(self, access: MemoryAccess, clock: Clock) -> bool:
@@ -88,7 +88,7 @@ class AccessState:
         return conflicting
 
     def store(self, access: MemoryAccess, clock: Clock) -> None:
-        """Store an access, replacing those that it is ordered after."""
+        """Store an access, and remove the accesses of the same kind that happen before it."""
         write, mode = self.write, access.mode
         if write is not None and write.tick == NEVER:
             return  # the memory was freed, and one use after a free is enough to report
@@ -119,11 +119,11 @@ class AccessState:
         )
 
 
-def replace_ordered(accesses: Accesses, clock: Clock, new: MemoryAccess) -> Accesses:
+def replace_ordered(accesses: Accesses, clock: Clock, new_access: MemoryAccess) -> Accesses:
     """Return the accesses and a new access, without the accesses that happen before the new one."""
     if not accesses or (len(accesses) == 1 and accesses[0].tick <= clock[accesses[0].slot]):
-        return (new,)
-    return (*[access for access in accesses if access.tick > clock[access.slot]], new)
+        return (new_access,)
+    return (*[access for access in accesses if access.tick > clock[access.slot]], new_access)
 
 
 def _are_all_equivalent(accesses: Accesses, other_accesses: Accesses) -> bool:
@@ -219,7 +219,7 @@ class RangeStates:
             self._replace(index + 1, index + 1, [right])
 
     def _replace(self, begin: int, end: int, new_states: list[RangeState]) -> None:
-        """Replace the states of two indices and between them."""
+        """Replace the states from one index up to another."""
         for state in self._states[begin:end]:
             del self.by_start[state.lo]
         self._states[begin:end] = new_states
@@ -261,7 +261,7 @@ class PointerState:
         self.already_reported: tuple[ReportedPair, ...] = ()
 
     def add_if_ordered(self, access: MemoryAccess, clock: Clock) -> bool:
-        """Store a writer that all stored kernels happen before. Return False, storing nothing, for others."""
+        """Store a kernel that may write and is ordered after all stored kernels. Otherwise return False."""
         writers = self.writers
         if self.readers or len(writers) > 1:
             return False
@@ -273,12 +273,12 @@ class PointerState:
         return True
 
     def unordered_accesses(self, mode: int, clock: Clock) -> Sequence[MemoryAccess]:
-        """List the stored kernels that may conflict with an access of this mode, without those before it."""
+        """List the stored kernels that may race with an access of this mode at the position of a clock."""
         accesses = self.writers + self.readers if mode & WRITE else self.writers
         return [access for access in accesses if access.tick > clock[access.slot]]
 
     def store(self, access: MemoryAccess, clock: Clock) -> None:
-        """Store a kernel, replacing those that happen before it."""
+        """Store a kernel, and remove the kernels that happen before it."""
         if access.mode & WRITE:
             self.writers = replace_ordered(self.writers, clock, access)
             self.readers = tuple(read for read in self.readers if read.tick > clock[read.slot])
@@ -286,7 +286,7 @@ class PointerState:
             self.readers = replace_ordered(self.readers, clock, access)
 
     def clear(self) -> None:
-        """Remove all kernels after an exact write: what conflicts with them also conflicts with the write."""
+        """Remove all kernels. Call it after an exact write, which conflicts with the same later accesses."""
         self.writers = self.readers = self.already_reported = ()
 
     @property
@@ -302,7 +302,7 @@ class PointerStates:
         self.by_address: dict[int, PointerState] = {}
         self._addresses: list[int] = []
 
-    def at(self, address: int) -> PointerState:
+    def get_or_create(self, address: int) -> PointerState:
         """Return the state of a pointer; create it if there is none."""
         pointer = self.by_address.get(address)
         if pointer is None:

@@ -69,7 +69,7 @@ class Graph:
 
     @property
     def ancestors(self) -> Mapping[int, int]:
-        """For each node, in topological order, the nodes that happen before it as bits of a number."""
+        """The nodes that happen before each node, as the bits of a number; nodes in topological order."""
         if self._ancestors is None:
             self._ancestors = {}
             for node in self._topological_order():
@@ -153,9 +153,9 @@ class GraphTracker:
     """Handles all graphs and their launches. Launches of one executable graph never overlap."""
 
     def __init__(
-        self, order: StreamOrder, shadow: Shadow, coverage: Coverage, gaps: Counter[str]
+        self, stream_order: StreamOrder, shadow: Shadow, coverage: Coverage, gaps: Counter[str]
     ) -> None:
-        self._order = order
+        self._stream_order = stream_order
         self._shadow = shadow
         self._coverage = coverage
         self._gaps = gaps
@@ -183,7 +183,7 @@ class GraphTracker:
     def add_launch(self, call: Call, graph: int, executable: int) -> None:
         """Enqueue a graph as one operation, with one new tick for all its nodes."""
         self._coverage.graph_launches += 1
-        stream = self._order.enqueue(call)
+        stream = self._stream_order.enqueue(call)
         if stream is None:
             return
         if executable in self._last_launches:
@@ -197,7 +197,7 @@ class GraphTracker:
         clock = stream.clock.copy()
         clock[stream.slot] = stream.tick - 1
         self.current_launch = GraphLaunch(call, self._graph(graph), stream.slot, stream.tick, clock)
-        self._order.enqueue(call)
+        self._stream_order.enqueue(call)
         self._last_launches[executable] = stream.release(), call
 
     def add_launch_accesses(self, rows: Iterable[AccessRow]) -> None:
@@ -207,7 +207,7 @@ class GraphTracker:
                 self.current_launch.accesses.setdefault(row[-1], []).append(row)
 
     def mark_accessed(self, call: Call, node: int, exact: bool) -> None:
-        """Mark a node of the current launch as exact, or as one with lost accesses."""
+        """Record whether all accesses of a node in the current launch are exact, or some were lost."""
         if self.current_launch is not None and self.current_launch.call.seq == call.seq:
             (self.current_launch.exact if exact else self.current_launch.lost).add(node)
 
@@ -227,7 +227,7 @@ class GraphTracker:
         self._last_launches = {
             executable: (release, call)
             for executable, (release, call) in self._last_launches.items()
-            if not self._order.precedes_future_work(release.slot, release.tick)
+            if not self._stream_order.precedes_future_work(release.slot, release.tick)
         }
 
     def _graph(self, number: int) -> Graph:

@@ -10,7 +10,7 @@ from cudakit.core.sanitize.races import NamedRange
 from cudakit.document import Frame
 from cudakit.trace.kinds import StreamFlag
 
-# Returns the demangled form of a mangled name, and any other name unchanged.
+# A function that returns the demangled form of a mangled name, and other names unchanged.
 Demangle: TypeAlias = Callable[[str], str]
 
 HOST = 0  # the stream number of the host
@@ -45,10 +45,10 @@ def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:
     text = _OPERATOR.sub("operator", _ABI_TAG.sub("", name))
     if not _is_balanced(text):
         return cut(text, max_length)
-    *enclosing, last = _scopes(_without_signature(text))
+    *enclosing, last_scope = _scopes(_without_signature(text))
     for levels, max_types, qualified in _DETAIL_LEVELS:
         short = "::".join(
-            (*(enclosing if qualified else ()), _shorten_template(last, levels, max_types))
+            (*(enclosing if qualified else ()), _shorten_template(last_scope, levels, max_types))
         )
         if len(short) <= max_length:
             return short
@@ -79,7 +79,9 @@ def stream_name(number: int, flag: StreamFlag | None) -> str:
 
 
 MAX_RANGE_NAME_LENGTH = 60
-MAX_SHOWN_RANGES = 3  # the innermost ones
+MAX_SHOWN_RANGES = (
+    3  # maximum number of NVTX ranges that are shown, from the innermost one outwards
+)
 
 
 def in_range(ranges: Sequence[NamedRange]) -> str:
@@ -102,27 +104,27 @@ def _without_signature(text: str) -> str:
 
 def _scopes(text: str) -> list[str]:
     """Split a qualified name, and remove the template arguments of all scopes but the last."""
-    *enclosing, last = _split_outside_brackets(text, "::")
+    *enclosing, last_scope = _split_outside_brackets(text, "::")
     names = (scope.partition("<")[0] for scope in enclosing if not scope.startswith("("))
-    return [*names, last]
+    return [*names, last_scope]
 
 
 def _shorten_template(text: str, levels: int, max_types: int) -> str:
-    """Return a name with its template arguments, at most ``most`` of them types."""
-    name, opening, rest = text.partition("<")
-    if not opening or ">" not in rest:
+    """Return a name with its template arguments, of which at most ``max_types`` are types."""
+    name, opening, after_name = text.partition("<")
+    if not opening or ">" not in after_name:
         return text
-    inside, _, tail = rest.rpartition(">")
+    arguments_text, _, tail = after_name.rpartition(">")
     if levels == 0:
         return f"{name}<…>{tail}"
-    arguments = [argument.strip() for argument in _split_outside_brackets(inside, ",")]
+    arguments = [argument.strip() for argument in _split_outside_brackets(arguments_text, ",")]
     types = [index for index, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)]
     end = types[max_types] if len(types) > max_types else len(arguments)
     shown_arguments = [
         _shorten_argument(argument, levels - 1, max_types) for argument in arguments[:end]
     ]
-    more = ["…"] if end < len(arguments) else []
-    return f"{name}<{', '.join(shown_arguments + more)}>{tail}"
+    ellipsis = ["…"] if end < len(arguments) else []
+    return f"{name}<{', '.join(shown_arguments + ellipsis)}>{tail}"
 
 
 def _shorten_argument(text: str, levels: int, max_types: int) -> str:
@@ -146,26 +148,26 @@ def _split_outside_brackets(text: str, separator: str) -> list[str]:
     return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
-def _positions_outside_brackets(text: str, part: str) -> list[int]:
-    """Return the positions at which a text contains ``part`` outside all brackets."""
+def _positions_outside_brackets(text: str, searched: str) -> list[int]:
+    """Return the positions at which a text contains ``searched`` outside all brackets."""
     depth, positions = 0, []
     for index, character in enumerate(text):
-        if depth == 0 and text.startswith(part, index):
+        if depth == 0 and text.startswith(searched, index):
             positions.append(index)
         depth += (character in _OPENING) - (character in _CLOSING)
     return positions
 
 
 def _is_balanced(text: str) -> bool:
-    open_: list[str] = []
+    open_brackets: list[str] = []
     for character in text:
         if character in _OPENING:
-            open_.append(character)
+            open_brackets.append(character)
         elif character in _CLOSING and (
-            not open_ or _OPENING.index(open_.pop()) != _CLOSING.index(character)
+            not open_brackets or _OPENING.index(open_brackets.pop()) != _CLOSING.index(character)
         ):
             return False
-    return not open_
+    return not open_brackets
 
 
 _LIBRARY = re.compile(
@@ -190,7 +192,7 @@ def is_backward(frames: Sequence[Frame]) -> bool:
 
 
 def call_site_index(frames: Sequence[Frame]) -> int:
-    """Return the index of the call site: the innermost frame outside libraries, else the innermost one."""
+    """Return the index of the call site: of the innermost frame outside libraries, or else of any frame."""
     innermost_index = int(is_backward(frames) and len(frames) > 1)
     program_indices = (index for index, frame in enumerate(frames) if is_program_frame(frame))
     return next(program_indices, innermost_index)

@@ -35,7 +35,7 @@ class Confidence(StrEnum):
 
     @property
     def is_finding(self) -> bool:
-        """Whether such a race fails a run, a test or a ``with`` block."""
+        """Whether a race of this confidence fails a run, a test or a ``with`` block."""
         return self is not Confidence.POSSIBLE
 
 
@@ -43,7 +43,7 @@ class Confidence(StrEnum):
 class NamedRange:
     """A range of NVTX, which a program or a library opened around an operation."""
 
-    name: str  # as the program named it; may be empty
+    name: str  # name that the program gave the range; may be empty
     domain: str  # the NVTX domain; empty for the default domain
 
 
@@ -140,8 +140,12 @@ class Coverage:
 
     launches: int = 0  # kernel launches, without graph nodes
     launches_unknown: int = 0  # launches without any recorded access, graph nodes included
-    launches_exact: int = 0  # launches with exact accesses, graph nodes and the next field included
-    launches_whole_tensor: int = 0  # exact except for stores to an unknown part of a tensor
+    launches_exact: int = (
+        0  # launches with exact accesses, graph nodes and whole-tensor stores included
+    )
+    launches_whole_tensor: int = (
+        0  # launches that are exact except for stores to a part of a tensor
+    )
     launches_assumed: int = 0  # launches with assumed accesses, graph nodes included
     copies: int = 0  # copies, whose accesses are always exact
     fills: int = 0  # fills, whose accesses are always exact

@@ -93,7 +93,7 @@ class RecordBatch:
         is_access = kinds == EventKind.ACCESS
         calls = np.flatnonzero(~belongs_to_previous)
         first = int(calls[0]) if len(calls) else len(records)
-        launch_precisions = _launch_precisions(records, is_access, belongs_to_previous)
+        launch_precisions = _record_precisions(records, is_access, belongs_to_previous)
         self.leading_accesses = int(np.count_nonzero(is_access[:first]))
         self.leading_precision = LaunchPrecision(launch_precisions[:first].max(initial=0))
         following_accesses = _by_call(np.add, is_access, calls)
@@ -134,7 +134,7 @@ def _belongs_to_previous_call(records: Records) -> _Mask:
 
 
 def _stray_accesses(records: Records, belongs_to_previous: _Mask, last_seq: int) -> _Mask:
-    """Mark the accesses whose number of a call is not that of the call before them."""
+    """Mark the accesses that do not belong to the call before them, because their own call is missing."""
     seqs = np.append(records["seq"], np.uint64(last_seq))
     indices = np.where(belongs_to_previous, -1, np.arange(len(records)))
     previous_call = np.maximum.accumulate(indices)
@@ -142,10 +142,10 @@ def _stray_accesses(records: Records, belongs_to_previous: _Mask, last_seq: int)
     return is_stray
 
 
-def _launch_precisions(
+def _record_precisions(
     records: Records, is_access: _Mask, belongs_to_previous: _Mask
 ) -> npt.NDArray[np.uint8]:
-    """Return for each record the precision that it gives its launch."""
+    """Return the precision of each record. The least precise record determines the launch's precision."""
     launch_precisions = np.where(is_access, LaunchPrecision.EXACT, LaunchPrecision.UNKNOWN).astype(
         np.uint8
     )
@@ -163,7 +163,7 @@ def _launch_precisions(
 def _by_call(
     reduction: np.ufunc, values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
 ) -> npt.NDArray[Any]:
-    """Reduce the values of each call and of the records that belong to it to one value per call."""
+    """Reduce the values of all records of a call to one value for each call."""
     if not len(calls):
         return values[:0]
     return reduction.reduceat(values.view(np.uint8), calls, dtype=np.int64)
@@ -172,7 +172,7 @@ def _by_call(
 def _calls(
     records: Records, innermost: OpenRanges | None, is_kind: _Mask, kind: EventKind
 ) -> Iterator[tuple[Any, ...]]:
-    """Return the call of each marked record, all of one kind, followed by the fields of the record's body."""
+    """Return the calls of one kind, each followed by the fields of its record's body."""
     records = view(records[is_kind], kind)
     has_name = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE)
     names = records["name"].tolist() if has_name else repeat(0)

@@ -83,7 +83,7 @@ class FoundRace:
     previous: Side  # the operation that was enqueued earlier
     hint: str  # the smallest fix, in terms of CUDA
     remedies: tuple[str, ...]  # the fix in terms of each framework involved
-    memory: Memory | None  # the allocation; null if it was not recorded
+    memory: Memory | None  # allocation that contains the bytes; null if it was not recorded
     last_sync: (
         LastSync | None
     )  # the last synchronization of the two streams; null if there was none

@@ -71,7 +71,7 @@ class Shadow:
         self._pointers_by_address = self.pointer_states.by_address
 
     def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
-        """Check an access for races, and store it. With ``count``, the access is strided."""
+        """Check an access for races, and store it. If ``count`` is greater than 1, the access is strided."""
         if access.precision == UNCERTAIN and not self._finds_possible:
             return
         if access.precision >= ASSUMED:
@@ -151,7 +151,7 @@ class Shadow:
     def add_pointer(self, access: MemoryAccess, clock: Clock) -> None:
         """Check and store a pointer argument of a kernel."""
         lo = access.lo
-        pointer = self._pointers_by_address.get(lo) or self.pointer_states.at(lo)
+        pointer = self._pointers_by_address.get(lo) or self.pointer_states.get_or_create(lo)
         if not pointer.add_if_ordered(access, clock):
             conflicting = pointer.unordered_accesses(access.mode, clock)
             self.checker.check(pointer, conflicting, access, clock, (lo, lo + 1))

@@ -59,10 +59,12 @@ class PoolHooks:
 
     def _watch_cupy(self) -> None:
         """Install a MemoryHook in this thread and in all threads that the program starts later."""
+        cupy: Any = sys.modules["cupy"]
         alloc, free = self._recorder.alloc, self._recorder.free
+        out_of_memory = self._recorder.out_of_memory
         driver_is_recorded = self._driver_is_recorded
 
-        class Hook(sys.modules["cupy"].cuda.MemoryHook):  # type: ignore[misc,name-defined,unused-ignore]
+        class Hook(cupy.cuda.MemoryHook):  # type: ignore[misc,name-defined,unused-ignore]
             """Reports each block before it can be used by another thread, or after it could be."""
 
             name = "cudakit"
@@ -76,6 +78,9 @@ class PoolHooks:
             ) -> None:
                 if mem_ptr and mem_size:
                     alloc("cupy", device_id, mem_ptr, mem_size, size, False, _OWN_FRAMES)
+                elif mem_size:
+                    free_bytes, _ = cupy.cuda.runtime.memGetInfo()
+                    out_of_memory("cupy", device_id, mem_size, free_bytes, _OWN_FRAMES)
 
             def free_preprocess(
                 self, device_id: int, mem_size: int, mem_ptr: int, **_: object

@@ -94,7 +94,7 @@ def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
 
 
 def _chart_lines(chart: Chart, width: int) -> list[Text]:
-    # Only charts need numpy, which is slow to import.
+    # This import loads numpy, which is slow and only needed for charts.
     from cudakit.render.console.chart import chart_lines
 
     return chart_lines(chart, width)
@@ -138,7 +138,7 @@ def _indent(lines: list[Text]) -> list[Text]:
 
 
 def _colorize(lines: Sequence[Text]) -> str:
-    # A pipe needs no colors, and a Console is slow to import.
+    # rich.console is slow to import, and text for a pipe does not need it.
     from rich.color import ColorSystem
     from rich.console import Console
 

@@ -19,7 +19,7 @@ from cudakit.render.values import y_value
 
 Heights: TypeAlias = npt.NDArray[np.float64]
 
-# More curves cannot be distinguished without color.
+# Without color, more than three curves could not be distinguished.
 MAX_CURVES = 3
 _LEGEND_GAP = "   "
 

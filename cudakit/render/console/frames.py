@@ -23,8 +23,8 @@ from cudakit.render.values import (
 # Paths of library code. Library frames between frames of the program are left out.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
-_MIN_LEAF_WIDTH = 12  # cells; shorter function names are ambiguous
-_MAX_CALLERS = 12  # more than fit on a line
+_MIN_LEAF_WIDTH = 12  # in cells; shorter function names are ambiguous
+_MAX_CALLERS = 12  # a line has space for fewer
 
 
 def format_stack(stack: Stack, *, with_callers: bool) -> str:

@@ -23,12 +23,12 @@ from cudakit.render.console.text import (
     wrap,
 )
 
-_CALLERS_MIN_WIDTH = 116  # columns inside the margins of a terminal of 120
+_CALLERS_MIN_WIDTH = 116  # in columns: a terminal of 120 columns without its margins
 _GAP = 2
 
 _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
 # The order in which columns shrink: first headers wrap, then stacks lose their callers, then bars shrink to
-# their number, then stacks are cut after the call site, last text wraps.
+# their number, then stacks are cut after the call site, and finally text wraps.
 _SHRINK_ORDER: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
     ("number", "least"),
     ("stack", "enough"),
@@ -36,13 +36,13 @@ _SHRINK_ORDER: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
     ("stack", "least"),
     ("text", "least"),
 )
-# The order in which columns are left out if the minimal widths do not fit; the rightmost of a kind goes
-# first.
+# The order in which columns are hidden if their minimum widths do not fit; of each kind, the rightmost is
+# hidden first.
 _HIDE_ORDER: tuple[_Kind, ...] = ("bar", "number", "text", "stack")
 
 # Widths in cells.
 _BAR_WIDTH = 10
-_FIGURE_WIDTH = 6  # that of "100.0%"
+_FIGURE_WIDTH = 6  # the width of "100.0%"
 _MIN_BAR_WIDTH = 1
 _MIN_STACK_WIDTH = 24
 _MIN_TEXT_WIDTH = 12
@@ -106,7 +106,7 @@ def _make_faint(lines: list[Text]) -> list[Text]:
 def _total_lines(
     columns: Sequence[Column], row: Sequence[Value], widths: Mapping[int, int], width: int
 ) -> list[Text]:
-    # The bar of a total would always be full.
+    # A total is 100%, so its bar would always be full.
     plain = [
         replace(column, kind="number") if column.kind == "bar" else column for column in columns
     ]
@@ -149,9 +149,9 @@ class _ColumnWidths:
     """The widths of a column in cells."""
 
     kind: _Kind
-    natural: int  # shows every cell on one line
-    enough: int  # shows all but the callers of stacks
-    least: int  # narrower columns are hidden
+    natural: int  # every cell fits on one line
+    enough: int  # every cell fits on one line if stacks omit their callers
+    least: int  # the column is hidden if it would be narrower
 
 
 def _fit_widths(measured: Sequence[_ColumnWidths], width: int) -> dict[int, int]:

@@ -15,10 +15,10 @@ from cudakit.render.console import theme
 from cudakit.render.escape import escape_invisible, escape_sequence, shorten
 from cudakit.units import Unavailable
 
-# Characters. Longer than any sentence of a report; longer names would fill the terminal.
+# Maximum number of characters. Sentences of reports are shorter; a longer name would fill the terminal.
 LIMIT = 600
 
-# In narrower cells, a number and its unit may be on different lines.
+# In cells with fewer columns, a number and its unit may be on different lines.
 _LEAST_PROSE_WIDTH = 40
 # A unit after a number, with the punctuation that may follow.
 _UNIT = re.compile(r"(?:[KMGTPE]i)?B[.,;:)]*|(?:[mun]?s|min|%)[.,;:)]*")
@@ -26,11 +26,11 @@ _UNIT = re.compile(r"(?:[KMGTPE]i)?B[.,;:)]*|(?:[mun]?s|min|%)[.,;:)]*")
 # The end of a part of a name such as nvmlDeviceGetName, max_split_size_mb or a:b.
 _PART_OF_NAME = re.compile(r"[_:](?=[^_:])|[a-z0-9](?=[A-Z])")
 
-# Python counts these as printable, but they change the width or the look of the character before them.
+# Python counts variation selectors as printable; they change the width or look of the preceding character.
 _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
-# ASCII for line-drawing characters and symbols; one character for one, so that columns stay aligned.
+# Each line-drawing character or symbol has one ASCII character, so that columns stay aligned.
 _ASCII = str.maketrans(
     {
         **dict.fromkeys("━", "="),

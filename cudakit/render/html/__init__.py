@@ -40,7 +40,7 @@ def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
         element("meta", http_equiv="Content-Security-Policy", content=_policy(style, scripts)),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="referrer", content="no-referrer"),
-        # Without this a browser requests an icon from the server.
+        # Without this link, a browser requests an icon from the server.
         element("link", rel="icon", href="data:,"),
         element("title", title),
         element("style", Markup(style)),

@@ -10,7 +10,7 @@ from cudakit.render.markup import Markup, element, join
 from cudakit.render.values import NO_STACK, distinct_caller, format_place, format_value, leaf, site
 from cudakit.units import Unavailable
 
-# An endless recursion has thousands of frames.
+# Maximum number of frames of a call stack: an endless recursion has thousands.
 _MAX_FRAMES = 100
 _BAR_WIDTH = 72
 _NEWLINE = Markup("\n")
@@ -36,7 +36,7 @@ def table(node: Table) -> Markup:
         "div",
         grid,
         class_="scroll wide" if is_wide else "scroll",
-        # The keyboard scrolls only elements with focus.
+        # Only an element with focus can be scrolled with the keyboard.
         tabindex=0,
         role="region",
         aria_label=_name(node),

@@ -12,7 +12,7 @@ from cudakit.render.svg.plot import plot
 from cudakit.render.svg.thin import finite, thin_curve
 from cudakit.render.values import format_y
 
-# A curve keeps the extremes of each column. 1,200 columns are the pixels of a wide page, in half-pixel units.
+# A wide page has 1,200 pixel columns; the curve keeps the extremes of each. Coordinates are half pixels.
 _COLUMNS = 1200
 _WIDTH = 2 * _COLUMNS
 _HEIGHT = 1000

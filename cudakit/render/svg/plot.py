@@ -12,7 +12,7 @@ from cudakit.document.picture import Plot, name_beside, percent, series_class
 from cudakit.render.markup import Markup, element, escape, join
 from cudakit.render.svg.figure import draw_shape
 
-# Pixels. A plot is as wide as the page.
+# Heights in pixels. A plot is as wide as the page.
 _TICKS_HEIGHT = 26
 _X_LABEL_HEIGHT = 18
 _MARKER_LINE_HEIGHT = 18

@@ -67,7 +67,7 @@ def _columns_of(x: _Floats, low: float, high: float, columns: int) -> _Indices:
 
 
 def _extreme_indices(y: _Floats, column: _Indices) -> _Indices:
-    """Return the indices to keep, in ascending order without duplicates."""
+    """Return the indices of the points to draw, in ascending order without duplicates."""
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     ends = np.append(starts[1:], len(y)) - 1
     column_at = column[starts]

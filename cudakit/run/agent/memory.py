@@ -1,6 +1,7 @@
 """Record torch's CUDA memory history; save snapshots at the first out-of-memory error and at exit.
 
-The supervisor adds the memory of other libraries to these files, and writes those of processes without torch.
+The supervisor adds the memory of other libraries to these snapshots, and writes the snapshots of processes
+without torch.
 
 Recording begins when torch initializes CUDA. This module never imports torch: ``torch_import`` waits for
 the program to do so. It calls private functions of ``torch.cuda.memory`` that exist in torch 2.1 and newer.
@@ -35,7 +36,7 @@ _OBSERVER_FUNCTIONS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOf
 def _device_memory(torch: "Any") -> "dict[str, list[float]]":
     """Return the memory of each device in bytes, and the fraction of it that this process may use.
 
-    gpu/capture/torch_memory.py has the same.
+    gpu/capture/torch_memory.py has a copy of this function.
     """
     cuda = torch.cuda
     devices = range(cuda.device_count())

@@ -139,7 +139,7 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
 
 
 def _refuse_loaded_cuda(library: str) -> None:
-    """Raise RuntimeError if a library is to record CUDA, but CUDA is loaded: it has missed calls."""
+    """Raise RuntimeError if CUDA is loaded already, because the Sanitizer API missed earlier calls."""
     if library and (loaded := _mapped(b"/libcuda.so")):
         raise RuntimeError(f"CUDA was loaded before recording could start: {loaded}")
 
@@ -153,7 +153,7 @@ def attribute_backward(recorder: "Any", spool: "Spool", *, ranges: bool) -> None
 
 
 def delete_if_abandoned(directory: str) -> None:
-    """Delete the spool if the supervisor has been killed, which releases its lock on a file in it."""
+    """Delete the spool if the supervisor was killed. Its lock on a file of the spool is then released."""
     import fcntl
 
     try:

@@ -57,6 +57,12 @@ def test_label_names_baseline_and_bench_if_several_are_measured() -> None:
     assert short_labels([gemm(64), launch()]) == ["gemm 64³ bf16", "launch empty"]
 
 
+def test_label_of_a_call_does_not_repeat_the_name_of_its_bench() -> None:
+    calls = [replace(launch(), axes={"call": call}) for call in ("launch-to-start", "event-record")]
+
+    assert short_labels([gemm(64), *calls])[1:] == ["launch-to-start", "launch event-record"]
+
+
 def test_full_label_has_every_axis_with_its_unit() -> None:
     assert full_label(gemm_with_shape(64, 64, 64, layout="tn")) == "gemm bf16 64³ tn"
     assert [full_label(case) for case in (gemm(64), launch())] == ["gemm 64³ bf16", "launch empty"]

@@ -190,7 +190,7 @@ class _Translator:
         match event.body:
             case GraphNode(graph, node) as made:
                 self._graphs[event.seq] = graph
-                self._assumed[graph, node] = 0  # a changed node replaces the one of its number
+                del self._assumed[graph, node]  # a changed node replaces the one of its number
                 yield made
             case GraphLaunch(graph=graph) as launch:
                 self.end()

@@ -172,6 +172,14 @@ def test_assumed_access_of_node_is_a_doubt_until_recorded() -> None:
     assert pairs(*node, Fill(2, 0, 8), *recorded) == [(2, 3)]
 
 
+def test_changed_node_leaves_no_doubt_about_its_earlier_accesses() -> None:
+    assumed = (GraphNode(1, 1, Does.LAUNCH), Access(0, 8, READ, Precision.ASSUMED, node=1))
+    changed = (GraphNode(1, 1, Does.COPY), Access(8, 16, WRITE, node=1))
+
+    assert unordered_accesses(calls(*assumed, *changed, GraphLaunch(1, 1, 1))).doubts == {}
+    assert pairs(*assumed, *changed, GraphLaunch(1, 1, 1), Fill(2, 8, 8)) != []
+
+
 def test_inexact_access_is_a_doubt() -> None:
     assumed = (Launch(1, "k"), Access(0, 8, READ, Precision.ASSUMED))
     rows = (Launch(1, "k"), Access(0, 8 << 20, WRITE, stride_bytes=8, count=1 << 20))

@@ -33,7 +33,7 @@ def test_address_belongs_to_the_latest_overlapping_allocation(
         if adds:
             owners |= dict.fromkeys(range(address, address + size), new)
 
-        assert [table.at(at) for at in range(45)] == [owners.get(at) for at in range(45)]
+        assert [table.find(at) for at in range(45)] == [owners.get(at) for at in range(45)]
 
 
 @pytest.mark.parametrize("how", [AllocationKind.SYNC, AllocationKind.PINNED])

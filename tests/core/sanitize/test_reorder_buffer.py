@@ -196,6 +196,6 @@ def test_accesses_of_given_up_launch_are_dropped() -> None:
     assert len(buffer.feed(records(Event(Access(0, 8, WRITE), 2), Event(Accessed(), 2)))) == 0
     call = Event(Fill(1, 0, 8), 1)  # written late, by another thread
     assert events_of(buffer.feed(records(call))) == [call]
-    last = [Event(LAUNCH, 4), Event(Accessed(), 4)]
-    assert events_of(buffer.feed(records(last[1]))) == last
+    last_call = [Event(LAUNCH, 4), Event(Accessed(), 4)]
+    assert events_of(buffer.feed(records(last_call[1]))) == last_call
     assert buffer.never_read_count == 1

@@ -1,4 +1,4 @@
-"""Programs with patched kernels, and the launches in their traces."""
+"""Runs programs with patched kernels, and returns the launches in their traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudakit.trace.events import Access, Accessed, Event, Gap, GraphLaunch, Laun
 from cudakit.trace.kinds import AccessMode, Precision
 
 PATCHES = ((90, b"a patch"),)
-# Operation codes of machine code.
+# Operation codes of instructions in machine code.
 LOADS, TENSOR_STORES, TENSOR_REDUCTIONS, TEXTURES, MULTIMEM = 0x981, 0x3B5, 0x3B6, 0xB60, 0x9A4
 
 

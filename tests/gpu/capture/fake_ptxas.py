@@ -1,4 +1,4 @@
-"""A ptxas that is a shell script."""
+"""Creates a shell script that replaces ptxas."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ SOURCES = (
     "decode/tensor_maps.c",
 )
 
-Patches: TypeAlias = tuple[tuple[int, bytes], ...]  # by compute capability
+Patches: TypeAlias = tuple[tuple[int, bytes], ...]  # files of device patches, by compute capability
 
 # Prologue of every program. CUDA handles are addresses: any distinct numbers.
 BEGIN = """

@@ -1,4 +1,6 @@
-"""Work of autograd's threads has the call stack of the backward call: with a fake CUDA and a fake torch."""
+"""Tests that work of autograd's threads gets the call stack of the backward call.
+
+CUDA and torch are replaced by fakes."""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ pytest.importorskip("cudakit.gpu.capture._frames", reason="the frame reader was 
 
 STAND_IN = Path(__file__).parent / "stand_in"
 
-# ``launch`` launches a kernel on a thread without Python frames, by default on one of autograd.
+# ``launch`` launches a kernel on a thread without Python frames, by default on a thread of autograd.
 FAKE_GPU = f"""
 import ctypes, os, sys, threading
 import torch

@@ -55,7 +55,9 @@ def walked(limit: int = 64) -> tuple[list[int], Stack]:
         frame = Frame()
         assert WALKER.resolve(code, offset, frame) == 0
         frames.append((frame.function.decode(), frame.file.decode(), frame.line))
-    return keys[1:depth], frames[1:]  # without this function's own, which moved on
+    return keys[1:depth], frames[
+        1:
+    ]  # without the frame of this function, whose instruction differs
 
 
 def shown() -> Stack:
@@ -143,7 +145,7 @@ class Made:
 
 
 def test_trampoline_frames_are_skipped() -> None:
-    for _ in range(100):  # until the interpreter has specialized the calls
+    for _ in range(100):  # enough calls that the interpreter specializes them
         instance = Made()
         for walked_stack, expected in (instance.stacks, instance.member):
             assert walked_stack == expected
@@ -166,9 +168,9 @@ def test_names_and_files_may_be_non_ascii(name: str) -> None:
 
 
 def run_in(source: str, file: str) -> tuple[list[int], Stack]:
-    space: dict[str, Any] = {"walked": walked}
-    exec(compile(source, file, "exec"), space)  # noqa: S102
-    result: tuple[list[int], Stack] = space["result"]
+    scope: dict[str, Any] = {"walked": walked}
+    exec(compile(source, file, "exec"), scope)  # noqa: S102
+    result: tuple[list[int], Stack] = scope["result"]
     return result
 
 
@@ -188,7 +190,7 @@ def test_surrogates_are_replaced() -> None:
     assert stack[0][1] == "a\ufffdb"
 
 
-# Every form of a location: distant lines, backward lines, empty lines, wide columns, no location.
+# Source that contains every form of a location: distant lines, backward lines, empty lines, wide columns.
 SOURCE = (
     """
 def run(values):
@@ -277,12 +279,12 @@ def test_keys_identify_code_and_instruction() -> None:
 def test_code_at_reused_address_has_new_keys(
     program: Callable[[int], tuple[str, str]],
 ) -> None:
-    place_of = {}
+    code_by_key = {}
     for number in range(100, 300):
         keys, stack = run_in(*program(number))
-        assert place_of.setdefault(keys[0], stack[0]) == stack[0]
+        assert code_by_key.setdefault(keys[0], stack[0]) == stack[0]
 
-    assert len(place_of) == 200
+    assert len(code_by_key) == 200
 
 
 def descended(name: str, depth: int, failures: list[Stack]) -> None:
@@ -327,7 +329,7 @@ def test_foreign_thread_has_no_frames() -> None:
     library = ctypes.CDLL(None)
     thread, result = ctypes.c_ulong(), ctypes.c_void_p()
 
-    # The argument `keys` is a null pointer; nothing is written, since there is no frame.
+    # The argument `keys` may be a null pointer, because nothing is written: there is no frame.
     assert library.pthread_create(ctypes.byref(thread), None, WALKER.walk, None) == 0
     assert library.pthread_join(thread, ctypes.byref(result)) == 0
 

@@ -1,4 +1,4 @@
-"""Unreported accesses of kernels are found in their machine code."""
+"""Tests that unreported accesses of kernels are found in their machine code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STORES, REDUCTIONS = "tensor-map stores", "tensor-map reductions"
 ASYNCHRONOUS = "st.async or red.async to global memory"
 SYSTEM = "device functions of the driver"
 
-Found = list[tuple[str, str]]
+Reported = list[tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +36,19 @@ def ptxas() -> str:
     return path
 
 
-def unseen(library: ctypes.CDLL, cubin: bytes) -> Found | None:
+def unseen(library: ctypes.CDLL, cubin: bytes) -> Reported | None:
     """Return functions and their unreported kinds, or None if the cubin cannot be parsed."""
-    reported: Found = []
+    reported: Reported = []
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
-    def tell(_: int, function: bytes, kind: bytes) -> None:
+    def report(_: int, function: bytes, kind: bytes) -> None:
         reported.append((function.decode(errors="replace"), kind.decode()))
 
-    # A separate allocation, so that a read past its end is detected.
-    held = (ctypes.c_char * max(1, len(cubin))).from_buffer_copy(cubin or b"\0")
-    count = library.machine_code_find_unreported(held, ctypes.c_size_t(len(cubin)), tell, None)
+    # The cubin is copied to an allocation of its own, so that a read past its end is detected.
+    cubin_copy = (ctypes.c_char * max(1, len(cubin))).from_buffer_copy(cubin or b"\0")
+    count = library.machine_code_find_unreported(
+        cubin_copy, ctypes.c_size_t(len(cubin)), report, None
+    )
     assert count == (len(reported) if count >= 0 else -1)
     return reported if count >= 0 else None
 
@@ -77,7 +79,7 @@ FOUR = "{%f5, %f6, %f7, %f8}"
 BULK = "cp.async.bulk.tensor.2d"
 CODE: dict[
     str, tuple[int, str, str | None]
-] = {  # minimum compute capability; the instruction; its kind
+] = {  # by name: minimum compute capability, instruction, kind of unreported access
     "tex": (80, f"tex.2d.v4.f32.f32 {FOUR}, [%t, {{%f1, %f2}}];", TEXTURES),
     "tex.level": (80, f"tex.level.2d.v4.f32.f32 {FOUR}, [%t, {{%f1, %f2}}], %f3;", TEXTURES),
     "tex.grad": (
@@ -114,7 +116,7 @@ CODE: dict[
     "st.async": (100, "st.async.mmio.release.sys.global.u32 [%b], %r1;", ASYNCHRONOUS),
     "red.async": (100, "red.async.mmio.release.sys.global.add.u32 [%b], %r1;", ASYNCHRONOUS),
     "tex.grad in three dimensions": (
-        90,  # before, it is machine code with TEX
+        90,  # older architectures execute it as TEX
         f"tex.grad.3d.v4.f32.f32 {FOUR}, [%t, {{%f1, %f2, %f3, %f4}}],"
         " {%f3, %f4, %f3, %f4}, {%f3, %f4, %f3, %f4};",
         SYSTEM,
@@ -170,8 +172,8 @@ def assemble(
 def test_unreported_instructions_are_found(
     library: ctypes.CDLL, ptxas: str, tmp_path: Path, capability: int, name: str
 ) -> None:
-    since, body, kind = CODE[name]
-    if capability < since:
+    min_capability, body, kind = CODE[name]
+    if capability < min_capability:
         pytest.skip("there is none")
     handles = (
         "",
@@ -207,7 +209,8 @@ def test_unreported_instructions_of_function_count_for_all_kernels(
     }
 
 
-# --- hand-made files -----------------------------------------------------------------------------------
+# --- ELF files built by the test
+# -----------------------------------------------------------------------------------
 
 PROGBITS, SYMTAB, STRTAB, NOBITS = 1, 2, 3, 8
 EXECUTABLE, COMPRESSED = 4, 1 << 11
@@ -219,7 +222,7 @@ def instructions(*opcodes: int) -> bytes:
 
 
 class Image:
-    """An ELF file, section by section."""
+    """Builds an ELF file, section by section."""
 
     def __init__(self) -> None:
         self.names, self.strings, self.content = b"\0", b"\0", b""
@@ -268,7 +271,7 @@ class Image:
         return header + self.content + b"".join(self.sections)
 
 
-def an_image() -> Image:
+def make_image() -> Image:
     image = Image()
     image.code("one", 0x7918, 0xB60, 0x94D)
     image.code("two", 0x981, 0x986, 0x94D)
@@ -277,7 +280,7 @@ def an_image() -> Image:
 
 
 def test_each_kernel_reports_each_kind_once(library: ctypes.CDLL) -> None:
-    assert unseen(library, an_image().file()) == [
+    assert unseen(library, make_image().file()) == [
         ("one", TEXTURES),
         ("three", TEXTURES),
         ("three", SURFACES),
@@ -287,7 +290,7 @@ def test_each_kernel_reports_each_kind_once(library: ctypes.CDLL) -> None:
 
 
 def test_device_functions_count_for_every_kernel(library: ctypes.CDLL) -> None:
-    image = an_image()
+    image = make_image()
     image.code("helper", 0x9A5, kernel=False)
     reported = unseen(library, image.file()) or []
     assert {name for name, kind in reported if kind == MULTIMEM} == {
@@ -311,20 +314,20 @@ def test_driver_functions_are_reported_as_unreported_accesses(library: ctypes.CD
 
 
 def test_without_symbols_functions_count_for_all(library: ctypes.CDLL) -> None:
-    reported = unseen(library, an_image().file(symbols=False)) or []
+    reported = unseen(library, make_image().file(symbols=False)) or []
     assert {name for name, kind in reported if kind == SURFACES} == {"one", "two", "three"}
 
 
 @pytest.mark.parametrize("size", [0, 3, 63, 64, 100, -1])
 def test_truncated_cubin_is_unreadable(library: ctypes.CDLL, size: int) -> None:
-    assert unseen(library, an_image().file()[:size]) is None
+    assert unseen(library, make_image().file()[:size]) is None
 
 
 def test_compressed_or_unnamed_code_is_unreadable(library: ctypes.CDLL) -> None:
-    image = an_image()
+    image = make_image()
     image.code("four", 0x94D, flags=EXECUTABLE | COMPRESSED)
     assert unseen(library, image.file()) is None
-    image = an_image()
+    image = make_image()
     image.add(".code", PROGBITS, instructions(0x94D), flags=EXECUTABLE)
     assert unseen(library, image.file()) is None
 
@@ -332,7 +335,7 @@ def test_compressed_or_unnamed_code_is_unreadable(library: ctypes.CDLL) -> None:
 @given(seed=st.integers(0, 1 << 30), changes=st.integers(1, 8))
 def test_damaged_cubin_is_read_within_bounds(library: ctypes.CDLL, seed: int, changes: int) -> None:
     chance = random.Random(seed)
-    cubin = bytearray(an_image().file())
+    cubin = bytearray(make_image().file())
     for _ in range(changes):
         offset = chance.choice([chance.randrange(64), chance.randrange(len(cubin))])
         cubin[offset] = chance.choice([0, 0xFF, 0x7F, chance.randrange(256)])

@@ -1,4 +1,4 @@
-"""The recorder is an injection library of NVTX: ranges and marks of any library are in the trace."""
+"""Tests the recorder as an injection library of NVTX: it records ranges and marks of any library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CLIENT = Path(__file__).with_name("nvtx_client.c")
-# Where toolkits and wheels have NVTX's headers.
+# Directories of NVTX's headers in toolkits and wheels.
 TOOLKITS = Path("/usr/local").glob("cuda*/include")
 WHEELS = chain(*(Path(path).glob("nvidia/*/include") for path in sys.path if path))
 HEADERS = [path for path in chain(WHEELS, TOOLKITS) if (path / "nvtx3/nvToolsExt.h").exists()]

@@ -1,4 +1,4 @@
-"""The patch records exactly the accessed bytes: run on the host, thread by thread."""
+"""Tests that the patch records exactly the accessed bytes. The patch runs on the host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLAGS = {
     1: READ,
     2: WRITE,
     3: ATOMIC,
-    1 | 1 << 6: READ,  # strong, of the GPU's scope
+    1 | 1 << 6: READ,  # a strong access at GPU scope
     2 | 1 << 8: ATOMIC,
     3 | 1 << 8: ATOMIC,
     3 | 1 << 2: SYNC,
@@ -37,7 +37,7 @@ FLAGS = {
 }
 PREFETCH = 1 | 1 << 3
 BY_GRID = 1 << 22
-SUMMARY_BYTES = BITMAP_BYTES // 32  # a bit for each word of 32 bits
+SUMMARY_BYTES = BITMAP_BYTES // 32  # summary with a bit for each word of 32 bits
 CHUNK_PAGES = 3968
 PAGE = 1 << PAGE_SHIFTS[0]
 ALL_WORDS = (1 << SUMMARY_BYTES * 8) - 1
@@ -52,15 +52,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @dataclass
 class Arena:
-    """One arena, its size, and the accesses to it."""
+    """An arena, and the functions that write to it and read it."""
 
     library: ctypes.CDLL
-    at: int
+    address: int
     log2: int
 
     def userdata(self, launch: int) -> ctypes.c_uint64:
         return ctypes.c_uint64(
-            self.library.userdata_of(ctypes.c_void_p(self.at), self.log2, launch)
+            self.library.userdata_of(ctypes.c_void_p(self.address), self.log2, launch)
         )
 
     def access(self, launch: int, address: int, size: int, flags: int) -> None:
@@ -69,36 +69,36 @@ class Arena:
         )
 
     def header(self) -> tuple[int, ...]:
-        return tuple((ctypes.c_uint32 * 6).from_address(self.at))
+        return tuple((ctypes.c_uint32 * 6).from_address(self.address))
 
     @property
     def lost(self) -> int:
         return self.header()[3]
 
     def maps(self) -> list[TensorMap]:
-        address = self.library.maps_of(ctypes.c_void_p(self.at), self.log2)
+        address = self.library.maps_of(ctypes.c_void_p(self.address), self.log2)
         return list((TensorMap * min(self.header()[4], MAX_MAPS)).from_address(address))
 
     def boxes(self) -> list[Box]:
-        address = self.library.boxes_of(ctypes.c_void_p(self.at), self.log2)
+        address = self.library.boxes_of(ctypes.c_void_p(self.address), self.log2)
         return list((Box * min(self.header()[5], MAX_BOXES)).from_address(address))
 
     def lost_launches(self) -> set[int]:
-        bits = int.from_bytes(ctypes.string_at(self.at + 4096, 16384), "little")
+        bits = int.from_bytes(ctypes.string_at(self.address + 4096, 16384), "little")
         return {launch for launch in range(bits.bit_length()) if bits >> launch & 1}
 
     def bitmap(self, page: int) -> bytes:
-        address = self.library.bitmap_in(ctypes.c_void_p(self.at), self.log2, page)
+        address = self.library.bitmap_in(ctypes.c_void_p(self.address), self.log2, page)
         return ctypes.string_at(address, BITMAP_BYTES)
 
     def summary(self, page: int) -> int:
         """Return one bit per word of a page's bitmap, set if the whole word was set at once."""
-        address = self.library.summary_in(ctypes.c_void_p(self.at), self.log2, page)
+        address = self.library.summary_in(ctypes.c_void_p(self.address), self.log2, page)
         return int.from_bytes(ctypes.string_at(address, SUMMARY_BYTES), "little")
 
     def bytes(self) -> dict[tuple[int, int], set[int]]:
         """Return the accessed bytes by launch and mode."""
-        arena_address = ctypes.c_void_p(self.at)
+        arena_address = ctypes.c_void_p(self.address)
         pages = ctypes.c_void_p(self.library.pages_of(arena_address, self.log2))
         count = self.library.claimed_page_count(arena_address)
         bitmaps = b"".join(map(self.bitmap, range(count)))
@@ -127,7 +127,7 @@ ACCESSES = st.lists(
         st.integers(0, PAGE - 1) | st.integers(0, 64),
         st.sampled_from([1, 2, 4, 8, 16, 32]) | st.integers(1, 32),
         st.sampled_from(sorted(FLAGS)),
-        st.integers(1, 30),  # adjacent accesses after it, as in a warp that streams
+        st.integers(1, 30),  # adjacent accesses follow, as in a warp that streams memory
     ),
     max_size=15,
 )
@@ -143,7 +143,8 @@ def test_every_byte_is_recorded_or_launch_is_lost(
     expected: dict[tuple[int, int], set[int]] = {}
     with arena(library, log2, max(1, int(share * 2 ** (log2 - 2)))) as used_arena:
         for launch, base, offset, size, flags, times in accesses:
-            step = 1 << (size - 1).bit_length()  # CUDA C++ Programming Guide, "Size and Alignment"
+            # Accesses are aligned to their size (CUDA C++ Programming Guide, "Size and Alignment").
+            step = 1 << (size - 1).bit_length()
             for i in range(times):
                 address = base + (offset // step + i) * step % PAGE
                 used_arena.access(launch, address, size, flags)
@@ -159,8 +160,8 @@ def test_every_byte_is_recorded_or_launch_is_lost(
     assert found.keys() <= expected.keys()
 
 
-class Together(ctypes.Structure):
-    """The accesses of a warp's lanes by one instruction."""
+class WarpAccess(ctypes.Structure):
+    """``warp_access`` of patch_on_host.h: the accesses of all lanes by one instruction."""
 
     _fields_ = (
         ("userdata", ctypes.c_uint64),
@@ -177,7 +178,7 @@ def warp_access(
     used_arena: Arena, launch: int, addresses: list[int], lanes: int, size: int, flags: int
 ) -> set[int]:
     """Access with all lanes of a warp at once; return the bytes."""
-    warp = Together(
+    warp = WarpAccess(
         used_arena.userdata(launch).value, (ctypes.c_uint64 * 32)(*addresses), lanes, size, flags
     )
     used_arena.library.access_in_warp(ctypes.byref(warp))
@@ -245,7 +246,7 @@ def test_warp_copy_reads_all_but_zero_filled_bytes(
 ) -> None:
     addresses = pattern(kind, ADDRESSES[0], start, size, start)
     left = [size - min(zero, size) for zero in zeros]
-    warp = Together(
+    warp = WarpAccess(
         address=(ctypes.c_uint64 * 32)(*addresses),
         lanes=lanes,
         bytes=size,
@@ -284,7 +285,7 @@ def test_unaligned_run_is_not_in_summary(library: ctypes.CDLL) -> None:
 
 
 def test_complete_words_of_each_run_are_in_summary(library: ctypes.CDLL) -> None:
-    """Two rows of 160 bytes and one of 64, like a tile of a matrix."""
+    """Access two rows of 160 bytes and one of 64, like a tile of a matrix."""
     starts = [PAGE, PAGE + 0x400, PAGE + 0x800]
     with arena(library) as used_arena:
         lanes = [starts[lane // 10 if lane < 20 else 2] + lane % 10 * 16 for lane in range(24)]
@@ -453,7 +454,7 @@ def test_box_is_recorded_once(library: ctypes.CDLL) -> None:
             used_arena.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
         )
         assert used_arena.header()[2:] == (0, 0, 1, 5)
-        content[0] = 99  # a map that the kernel changes is another
+        content[0] = 99  # a tensor map that the kernel changes is recorded again
         library.ck_tensor_store(
             used_arena.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
         )

@@ -1,4 +1,4 @@
-"""Boxes of tensor maps expand to the bytes they move: checked with recorded maps and element by element."""
+"""Tests that boxes of tensor maps are expanded to the bytes that they move."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 
 SYNC, READ, WRITE, ATOMIC = range(4)
 TILED, IM2COL = 0, 1
-# CUtensorMapDataType: the type in the map, its upper bit for TF32, and its size in bytes.
+# CUtensorMapDataType: the type in the map, whose upper bit means TF32, and its size in bytes.
 TYPES = {0: (0, 1), 1: (1, 2), 2: (2, 4), 3: (3, 4), 4: (4, 8), 5: (5, 8), 6: (6, 2), 7: (7, 4)}
 TYPES |= {8: (9, 8), 9: (10, 2), 10: (8, 4), 11: (7 | 1 << 9, 4), 12: (8 | 1 << 9, 4)}
-PACKED = 13  # in the map; of less than a byte
+PACKED = 13  # a type in the map whose elements are smaller than a byte
 RECORDED = json.loads(
     (Path(__file__).parents[2] / "data/tensor_maps.json").read_text(encoding="utf-8")
 )
@@ -88,7 +88,8 @@ class Tensor:
 
 
 def recorded(description: dict[str, object]) -> Tensor:
-    return Tensor(**{name: description[name] for name in Tensor.__dataclass_fields__})  # type: ignore[arg-type]
+    fields = {name: description[name] for name in Tensor.__dataclass_fields__}
+    return Tensor(**fields)  # type: ignore[arg-type]
 
 
 def tensor_map(encoded: bytes, slot: int) -> TensorMap:
@@ -143,7 +144,7 @@ class Expansion:
         self.pages.count += 1
 
     def expand(self, maps: Sequence[TensorMap], boxes: Sequence[Box]) -> None:
-        lose = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)(
+        report_lost = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)(
             lambda _, launch: self.lost.add(launch)
         )
         assert self.library.tma_boxes_expand(
@@ -152,7 +153,7 @@ class Expansion:
             (Box * len(boxes))(*boxes),
             ctypes.c_size_t(len(boxes)),
             ctypes.byref(self.pages),
-            lose,
+            report_lost,
             None,
         )
 
@@ -227,14 +228,14 @@ def test_recorded_map_is_decoded_as_encoded(library: ctypes.CDLL, number: int) -
     assert list(decoded.strides)[:rank] == [TYPES[tensor.type][1], *tensor.strides]
     assert list(decoded.box)[:rank] == tensor.box
     assert list(decoded.steps)[:rank] == tensor.steps
-    elsewhere = encoded["fill"] << 15 | encoded["swizzle"] << 13 | encoded["cache"] << 17
-    assert tensor.encoded(elsewhere) == content, (
+    other_bits = encoded["fill"] << 15 | encoded["swizzle"] << 13 | encoded["cache"] << 17
+    assert tensor.encoded(other_bits) == content, (
         "the encoder of the other tests agrees with the driver"
     )
 
 
 def test_boxes_of_gemm_cover_its_matrices(library: ctypes.CDLL) -> None:
-    """cuBLAS, bfloat16, 2048 to a side: it loads each tile of A and of B once."""
+    """A GEMM of cuBLAS in bfloat16, with m = n = k = 2048, loads each tile of A and of B once."""
     boxes, expected = [], []
     for slot, (rows, encoded) in enumerate(zip((32, 128), RECORDED["product"], strict=True)):
         grid = product(range(0, 2048, 64), range(0, 2048, rows))
@@ -253,13 +254,13 @@ def test_boxes_of_gemm_cover_its_matrices(library: ctypes.CDLL) -> None:
 class Im2col:
     """The arguments of cuTensorMapEncodeIm2col that matter in global memory; elements of two bytes."""
 
-    dims: Sequence[int]  # channels, spatial dimensions from the width on, images
+    dims: Sequence[int]  # sizes: channels, spatial dimensions from the width on, images
     strides: Sequence[int]
     lower: Sequence[int]
     upper: Sequence[int]
     channels: int
     pixels: int
-    steps: Sequence[int]  # of the spatial dimensions
+    steps: Sequence[int]  # steps of the spatial dimensions
 
     ADDRESS = 0x7F12_3400_0000
 
@@ -293,7 +294,7 @@ class Im2col:
         return [at[::-1] for at in product(range(self.dims[-1]), *axes[::-1])]
 
     def rows(self, pixel: int, channel: int, offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield the addresses that a load from a pixel of the traversal on reads."""
+        """Yield the addresses that a load reads which begins at a pixel of the traversal."""
         end = min(channel + self.channels, self.dims[0])
         for *spatial, image in self.traversal()[pixel : pixel + self.pixels]:
             at = [x + offset for x, offset in zip(spatial, offsets, strict=True)]
@@ -314,10 +315,10 @@ def im2col_maps(draw: st.DrawFn) -> Im2col:
     upper = [
         max(high, low - dim + 1) for low, high, dim in zip(lower, upper, dims[1:], strict=False)
     ]
-    strides, least = [], dims[0] * 2
+    strides, min_stride = [], dims[0] * 2
     for dim in dims[1:]:
-        strides.append(-(-least // 16) * 16 + draw(st.sampled_from([0, 0, 32])))
-        least = strides[-1] * dim
+        strides.append(-(-min_stride // 16) * 16 + draw(st.sampled_from([0, 0, 32])))
+        min_stride = strides[-1] * dim
     steps = [draw(st.sampled_from([1, 1, 2])) for _ in range(spatial)]
     channels, pixels = draw(st.sampled_from([8, 16])), draw(st.integers(1, 40))
     return Im2col(dims, strides, lower, upper, channels, pixels, steps)
@@ -354,13 +355,13 @@ def tensors(draw: st.DrawFn) -> Tensor:
     counts = [draw(st.integers(1, 40)), *(draw(st.integers(1, 4)) for _ in range(rank - 1))]
     kind = draw(st.sampled_from(sorted(TYPES)))
     dims = [draw(st.integers(1, 60)) for _ in range(rank)]
-    strides, least = [], dims[0] * TYPES[kind][1]
+    strides, min_stride = [], dims[0] * TYPES[kind][1]
     for dim in dims[1:]:
-        stride = -(-least // 16) * 16 + 16 * draw(st.sampled_from([0, 0, 1, 3, 300, 4096]))
+        stride = -(-min_stride // 16) * 16 + 16 * draw(st.sampled_from([0, 0, 1, 3, 300, 4096]))
         strides.append(stride)
-        least = stride * dim
+        min_stride = stride * dim
     address = draw(st.sampled_from([0x7F12_3400_0000, 0x7F12_3400_FFF0, 0x7F12_3400_3FF0]))
-    # cuTensorMapEncodeTiled: a step moves ceil(box / step) elements.
+    # A load moves ceil(box / step) elements (cuTensorMapEncodeTiled).
     box = [
         count * step - draw(st.integers(0, step - 1))
         for count, step in zip(counts, steps, strict=True)
@@ -443,7 +444,7 @@ def test_launch_with_unknown_box_is_lost(library: ctypes.CDLL, box: Box) -> None
 
 
 def test_adjacent_boxes_are_joined(library: ctypes.CDLL) -> None:
-    """A gap of four elements; one that begins where another ends, and has more rows; one within another."""
+    """Boxes with a gap between them, adjacent boxes of different heights, and a box within another box."""
     for places in [((0, 0), (36, 0)), ((0, -4), (32, 0)), ((0, 0), (32, -4)), ((0, 0), (8, 0))]:
         rows = joined(piece for coordinates in places for piece in PLAIN.rows(coordinates))
         boxes = [load(1, 0, coordinates) for coordinates in places]

@@ -1,4 +1,4 @@
-"""Pages convert to ranges: checked against a decoder that reads every bit."""
+"""Compares the conversion of pages to ranges with a simple decoder that reads every bit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bitmap(kind: str, seed: int) -> bytes:
 
 Content = tuple[
     int, int, int, int, str, int
-]  # launch, mode, level, quarter of the memory, kind, seed
+]  # launch, mode, level, quarter of the memory, kind of bits, seed
 CONTENTS = st.lists(
     st.tuples(
         st.sampled_from([0, 1, 65536, 131071]),

@@ -13,7 +13,7 @@ from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
 
 HEADER = "typedef struct { CUcontext context; CUstream stream; } Sanitizer_LaunchData;"
 
-# A module that Python finds and loads like the native one.
+# A Python module in place of the native recorder.
 RECORDER = """
 import os
 def check(library):
@@ -26,7 +26,7 @@ DRIVER = "NVRM version: NVIDIA UNIX {kind}  {version}  Release Build  (x)\nGCC v
 
 @pytest.fixture
 def machine(tmp_path: Path) -> SearchPaths:
-    """A machine that has everything."""
+    """Create a machine on which all checks pass."""
     packages = tmp_path / "site-packages"
     install(packages, "13.5.25")
     (tmp_path / "native").mkdir()

@@ -1,4 +1,4 @@
-"""The recorder writes CUDA's activity to a trace: run with a fake CUDA that only makes callbacks."""
+"""Tests the trace that the recorder writes. A fake CUDA makes the callbacks."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ def test_record_layout_equals_trace_layout() -> None:
         "memop": EventKind.MEMOP, "host_call": EventKind.HOST_CALL, "gap": EventKind.GAP,
         "accessed": EventKind.ACCESSED, "arenas": EventKind.ARENAS,
         "range_push": EventKind.RANGE_PUSH, "range_pop": EventKind.RANGE_POP, "mark": EventKind.MARK,
+        "out_of_memory": EventKind.OUT_OF_MEMORY,
     }  # fmt: skip
     for name, offset in recorder.offsets()["record"].items():
         part, _, field = name.rpartition(".")
@@ -79,12 +80,12 @@ cuda.make_stream(CONTEXT, OTHER, 1)
     events = recorded(tmp_path, library, program)
     created = [(body.stream, body.flag) for body in event_bodies(events, StreamCreate)]
     assert created == [
-        (1, StreamFlag.NON_BLOCKING),  # the driver's own, of the context that is being made
+        (1, StreamFlag.NON_BLOCKING),  # a stream that the driver creates with the context
         (2, StreamFlag.LEGACY),
         (3, StreamFlag.NON_BLOCKING),
         (4, StreamFlag.BLOCKING),
         (5, StreamFlag.PER_THREAD),
-        (6, StreamFlag.NON_BLOCKING),  # the handle came again, the number did not
+        (6, StreamFlag.NON_BLOCKING),  # the handle was reused, but not the id
     ]
     assert [body.stream for body in event_bodies(events, StreamDestroy)] == [4]
     assert {event.device for event in events if isinstance(event.body, StreamDestroy)} == {3}
@@ -124,7 +125,7 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
 """
     events = recorded(tmp_path, library, program)
     assert [(body.lo, body.known) for body in event_bodies(events, Access)] == [
-        (0x10010, Precision.ASSUMED),  # it is given a second time, beside the table
+        (0x10010, Precision.ASSUMED),  # the pointer is also passed outside of the large parameter
         (0x10020, Precision.UNCERTAIN),
     ]
 
@@ -169,7 +170,7 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
 
 
 def test_kernel_names_of_equal_hash_are_distinct(library: Path, tmp_path: Path) -> None:
-    # These names have the same 64-bit FNV-1a hash, which the recorder uses to find written strings.
+    # These names have the same 64-bit FNV-1a hash, by which the recorder looks up the ids of strings.
     program = """
 for name in (b"8yn0iYCKYHlIj4-BwPqk", b"GReLUrM4wMqfg9yzV3KQ") * 2:
     kernel = Kernel(name, 0)
@@ -204,7 +205,7 @@ memory(FREE, 0x30000, 0x100, context=None)
     ]
     assert [(body.how, body.stream) for body in event_bodies(events, Free)] == [
         (AllocationKind.STREAM_ORDERED, 3),
-        (AllocationKind.SYNC, 0),  # cuMemFree waits
+        (AllocationKind.SYNC, 0),  # cuMemFree waits for the device
         (AllocationKind.VIRTUAL, 0),
     ]
 
@@ -318,7 +319,7 @@ cuda.launch_graph(CONTEXT, LEGACY, EXECUTABLE, 0)
     ]
     assert list(event_bodies(events, GraphEdge)) == [GraphEdge(1, 1, 2)]
     assert list(event_bodies(events, GraphLaunch)) == [GraphLaunch(3, 1, 1), GraphLaunch(2, 1, 1)]
-    assert list(event_bodies(events, Copy)) == []  # the copies of nodes are the nodes'
+    assert list(event_bodies(events, Copy)) == []  # a memcpy node is recorded as a node
     assert list(event_bodies(events, Gap)) == []
 
 
@@ -332,7 +333,7 @@ cuda.instantiate(ctypes.byref(outer), EXECUTABLE)
 """
     events = recorded(tmp_path, library, GRAPHS + program)
     edges = {(body.before, body.after) for body in event_bodies(events, GraphEdge)}
-    # 1 fill, 2 begin and 3 end of the inner graph, 4 and 5 its nodes, 6 fill
+    # nodes: 1 memset, 2 and 3 begin and end of the child graph, 4 and 5 nodes of the child graph, 6 memset
     assert edges == {(1, 2), (2, 3), (2, 4), (2, 5), (4, 3), (5, 3), (3, 6)}
 
 

@@ -1,4 +1,4 @@
-"""With a patch, the recorder writes the accesses of kernels: run with streams that defer their work."""
+"""Tests that the recorder writes the accesses of patched kernels; streams can defer their work."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ for _ in range(400):
 """
     begins, ends = begins_and_ends(events := run(tmp_path, library, program))
     assert begins[0] < ends[0] < begins[1]
-    # A slow machine reads it at the poll after 64 launches, since the last read is 100 ms ago.
+    # On a slow machine, the last read was more than 100 ms ago: the arena is read at the poll after 64
+    # launches.
     in_time = events[begins[257]].time_ns - events[begins[0]].time_ns < 100_000_000
     assert begins[257 if in_time else 60] < ends[1] < begins[-1], "the device has enough to do"
 
@@ -94,12 +95,13 @@ for _ in range(4):
     wait()
 """
     begins, ends = begins_and_ends(run(tmp_path, library, program))
-    begins, ends = begins[1:], ends[1:]  # the need of pages is known after the first launch
+    # The first launch is excluded: it shows how many pages the launches need.
+    begins, ends = begins[1:], ends[1:]
     assert all(end < begin for end, begin in zip(ends, begins[1:], strict=False))
 
 
 def test_streamed_and_sparse_pages_are_distinguished(library: Path, tmp_path: Path) -> None:
-    """Enough pages that the host copies summaries first; one page is full but for a word."""
+    """The host copies summaries first, because there are many pages; one page lacks the bits of one word."""
     program = """
 stream = read(0x100000, 16, stride=16, count=12 * 4096), read(0x1C0000, 16, stride=16, count=4088)
 launch(*stream, write(0x200000, stride=1 << 16, count=300))
@@ -231,7 +233,7 @@ launch(read(1 << 32, 4, stride=1 << 17, count=35000))  # a page each
 
 
 def test_space_is_reserved_for_launches_like_earlier_ones(library: Path, tmp_path: Path) -> None:
-    """The launches of a round need twice the pages of both arenas, without a wait in between."""
+    """Without a wait, the launches of a round need twice the pages of both arenas."""
     program = """
 def round(launches):
     for _ in range(launches):
@@ -250,8 +252,8 @@ round(16)
     [
         (1 << 20, 64 << 30, 256 << 20, 400 << 20),
         (8 << 30, 64 << 30, 512 << 20, (8 << 30) // 10),
-        (60 << 30, 20 << 30, 512 << 20, 1 << 30),  # 10 % would be 6 GiB
-        (60 << 30, 512 << 20, 32 << 20, 256 << 20),  # half of what is free
+        (60 << 30, 20 << 30, 512 << 20, 1 << 30),  # the limit is 1 GiB: 10 % would be 6 GiB
+        (60 << 30, 512 << 20, 32 << 20, 256 << 20),  # half of the free memory
     ],
 )
 def test_device_memory_of_arenas_is_bounded(
@@ -459,7 +461,7 @@ os.waitpid(child, 0)
 cuda.stop_deferring(STREAM)
 """
     processes = recorded_processes(tmp_path, library, BEGIN + program, patches=PATCHES)
-    did = sorted(
+    first_addresses = sorted(
         [launch.accesses[0][0] for launch in recorded_launches(events)] for events in processes
     )
-    assert did == [[0x100000], [0x300000]]
+    assert first_addresses == [[0x100000], [0x300000]]

@@ -1,4 +1,4 @@
-"""A process records itself; each test runs in its own process."""
+"""Tests of a process that records itself; each test starts a process."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ print(directory)
     assert not Path(result.stdout.strip()).exists()
 
 
-# The library is the fake CUDA.
+# The fake CUDA is used as the library.
 CUDA = """
 import ctypes, json, os, sys
 from pathlib import Path

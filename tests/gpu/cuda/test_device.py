@@ -80,7 +80,7 @@ def test_call_leaves_thread_without_context(gpu: Cuda) -> None:
 @pytest.mark.gpu
 def test_call_restores_current_context_even_on_error(gpu: Cuda) -> None:
     device = check(cu.cuDeviceGet(0))
-    # The constructor's arguments differ between CUDA 12 and 13; the primary context's do not.
+    # Another primary context, because cuCtxCreate has different arguments in CUDA 12 and 13.
     other_context = check(cu.cuDevicePrimaryCtxRetain(device))
     check(cu.cuCtxPushCurrent(other_context))
     try:

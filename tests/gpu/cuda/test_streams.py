@@ -1,4 +1,4 @@
-"""A real device whose stream ids are driver handles."""
+"""Tests a real device whose stream ids are driver handles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An allocator that notes what is asked of it."""
+"""A fake allocator that records its calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BASE = 0x7F00_0000_0000
 
 
 class Allocating:
-    """Addresses that count up; ``freed`` are those that came back, with the stream."""
+    """Returns increasing addresses; ``freed`` are the freed addresses, with the stream of each free."""
 
     def __init__(self, device: int = 0) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""With cuda.core as it is, which needs no GPU as long as its buffers are not said to be memory of one."""
+"""Tests with the real cuda.core, which needs no GPU if its buffers are not device memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cudakit.gpu.plugs.cuda_core import AllocatorResource
 
 
 class OnHost(AllocatorResource):
-    """The resource, but for what it says of its memory: for that of a device cuda.core asks the driver."""
+    """The resource, whose memory is not device memory: otherwise cuda.core would query the driver."""
 
     is_device_accessible = False
 
 
 class InPython(OnHost):
-    """The same with its calls in Python, wherever there are others."""
+    """The same resource with the calls in Python, even if the C extension is built."""
 
     allocate = Calls.allocate
     deallocate = Calls.deallocate

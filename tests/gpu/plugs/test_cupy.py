@@ -24,7 +24,7 @@ class Memory:
 
 
 class Cupy:
-    """The part of CuPy that allocates: ``device`` and ``stream`` are the current ones."""
+    """A fake of CuPy's allocation functions; ``device`` and ``stream`` are the current device and stream."""
 
     def __init__(self) -> None:
         self.device = 0

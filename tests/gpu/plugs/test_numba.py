@@ -28,14 +28,14 @@ MemoryInfo = namedtuple("MemoryInfo", "free, total")
 
 
 class Manager:
-    """Numba's base of managers that leave memory of the host to it."""
+    """A fake of Numba's base class for memory managers."""
 
     def __init__(self, context: Any) -> None:
         self.context = context
 
 
 class Pointer:
-    """Numba's memory: its finalizer runs when nobody has it any more."""
+    """A fake of Numba's memory object, whose finalizer runs when it is garbage-collected."""
 
     def __init__(
         self, context: Any, pointer: Any, size: int, finalizer: Callable[[], None]
@@ -46,7 +46,7 @@ class Pointer:
 
 
 class Handle:
-    """Numba's handle, which another process opens."""
+    """A fake of Numba's IPC handle."""
 
     def __init__(
         self, base: Any, handle: Any, size: int, source_info: Any = None, offset: int = 0
@@ -75,7 +75,7 @@ def manager(*allocators: Allocating, device: int = 0, default_stream_only: bool 
     )
     context = Context(device)
     memory_manager = manager_class(context=context)
-    memory_manager.kept = context  # Numba keeps it
+    memory_manager.kept = context  # Numba keeps the context alive
     return memory_manager
 
 

@@ -1,4 +1,4 @@
-"""cuda.core on a real device."""
+"""Tests the plug for cuda.core on a real device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CuPy on a real device."""
+"""Tests the plug for CuPy on a real device."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_cupy_on_several_streams_computes_correctly_and_is_counted(
     assert statistics["allocation.all.freed"] >= 3 * len(sums)
     assert statistics["num_device_alloc"] < 100
     snapshot = allocator.snapshot()
-    held = {segment["stream"] for segment in snapshot["segments"]}
-    assert {stream.ptr for stream in streams} <= held
+    segment_streams = {segment["stream"] for segment in snapshot["segments"]}
+    assert {stream.ptr for stream in streams} <= segment_streams
     opened = opened_by_all(snapshot, tmp_path)
     assert any("test_real_cupy" in frame.filename for row in opened.holders for frame in row.stack)
 
@@ -58,7 +58,7 @@ def test_graph_computes_in_private_memory(cupy: Any) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with cupy.cuda.using_allocator(cudakit.cupy_allocator(allocator)), stream:
         numbers = cupy.arange(MIB)
-        numbers * 2 + 1  # compiled before the capture
+        numbers * 2 + 1  # compiles the kernel before the capture
         with allocator.capture(stream=stream.ptr) as memory:
             stream.begin_capture()
             result = numbers * 2 + 1

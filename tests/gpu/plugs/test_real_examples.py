@@ -1,4 +1,4 @@
-"""The programs of examples/allocator, on a real device."""
+"""Runs the programs of examples/allocator on a real device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Numba on a real device, in a process of its own: its memory manager is chosen once."""
+"""Tests the plug for Numba on a real device.
+
+Each test starts a process, because a process can set Numba's memory manager only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMM on a real device."""
+"""Tests the plug for RMM on a real device."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Stream:
 
 
 def callbacks(allocator: Allocating) -> Any:
-    """Make a resource of RMM's that shows its two functions."""
+    """Return a fake of RMM's resource, which exposes its two functions."""
 
     def make(allocate: Any, deallocate: Any) -> Any:
         return SimpleNamespace(allocate=allocate, deallocate=deallocate)

@@ -21,7 +21,7 @@ def library() -> str:
 
 
 def fake_torch(**attributes: type) -> Any:
-    """Make the part of torch that has pools; ``known`` are the options of a pool."""
+    """Return a fake of torch's memory pools; ``attributes`` are the options that a pool accepts."""
 
     def mem_pool(allocator: object, **options: bool) -> object:
         if unknown := options.keys() - attributes:
@@ -85,7 +85,7 @@ def test_library_exports_the_functions_of_every_kind(kind: str) -> None:
     assert getattr(opened, f"cudakit_{kind}_free")
 
 
-# A process of its own, so that a crash is seen as what it is.
+# Run in a separate process, so that a crash does not end the tests.
 WITHOUT_DEVICE = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])

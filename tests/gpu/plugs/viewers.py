@@ -1,4 +1,4 @@
-"""Who reads snapshots: memviz, and PyTorch's own viewer where torch is installed."""
+"""Opens snapshots in all viewers: memviz, and PyTorch's viewer if torch is installed."""
 
 from __future__ import annotations
 

@@ -57,5 +57,5 @@ def test_long_file_is_read_completely(tmp_path: Path) -> None:
 
 
 def test_kernel_release_is_readable() -> None:
-    # Files under /proc/sys refuse to be read in large pieces.
+    # Large reads of files under /proc/sys fail.
     assert Files(Path("/")).text("/proc/sys/kernel/osrelease") == os.uname().release

@@ -19,7 +19,7 @@ GPU = DeviceFacts(0, "GPU-1", "0000:01:00.0", {})
 
 @dataclass
 class Machine:
-    """A machine whose CUDA breaks when it is asked."""
+    """A machine whose CUDA query raises an error."""
 
     simulated: bool = False
 
@@ -42,7 +42,7 @@ class Machine:
 
 
 class Working(Machine):
-    """A machine whose CUDA and NVML know the same GPU, which two processes use."""
+    """A machine with one GPU in CUDA and NVML, which two processes use."""
 
     def cuda(self) -> CudaView | Unavailable:
         return CudaView((13, 0), (GPU,), (), (), (), None, "/lib/libcuda.so.1", None, None)

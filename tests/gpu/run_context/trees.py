@@ -1,4 +1,4 @@
-"""Trees of files in place of the files of a system."""
+"""Creates directory trees that replace the files of a system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cudakit.gpu.run_context.files import Files
 
 
 def tree(root: Path, **contents: str) -> Files:
-    """Write files below a root; ``__`` in a keyword is the separator of its path."""
+    """Write files below a root. Keywords are paths, in which ``__`` stands for a slash."""
     for path, text in contents.items():
         path = root / path.replace("__", "/").lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)

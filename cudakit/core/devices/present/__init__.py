@@ -101,7 +101,7 @@ def _memory(device: Device) -> Value:
 
 
 def _in_unit_of(used: Field, total: int, amount: float) -> str:
-    """Format used memory in the unit of the total; a value above 0 is never shown as 0."""
+    """Format the used memory in the unit of the total memory. A value above 0 is never shown as 0."""
     if not isinstance(used, int):
         return "n/a"
     scaled = used / total * amount

@@ -16,7 +16,7 @@ _PATHS = {
     "NODE": "several PCIe host bridges of one NUMA node",
     "SYS": "the link between NUMA nodes",
 }
-# Fields of a GPU that the matrix of links shows after the links.
+# Fields of a GPU that the matrix of links shows in its last columns.
 _LOCALITY_COLUMNS = {"cpu_affinity": Column("CPUs"), "host_numa_id": Column("NUMA", "number")}
 _HINT = (
     "possible causes: an IOMMU, PCIe access control (ACS), or a container or virtual machine that "

@@ -16,7 +16,7 @@ from cudakit.core.memory.present.rows import (
     stack_value,
     table,
 )
-from cudakit.core.memory.result import DeviceMemory, Oom, Peak, State
+from cudakit.core.memory.result import Cause, DeviceMemory, Oom, State
 from cudakit.core.memory.verdict import replays_sentence
 from cudakit.document import (
     Bytes,
@@ -55,9 +55,10 @@ def _state(device: DeviceMemory) -> Note:
         return Note(
             "error",
             f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
-            f" {format_count(oom.event)} ({pool_name(oom.pool)} pool, stream {oom.stream}):"
-            f" {format_bytes(oom.state.active_bytes)} in use, {format_bytes(oom.state.reserved_bytes)}"
-            f" reserved, {format_bytes(oom.device_free_bytes)}{_of_device(oom)} free.{suffix}",
+            f" {format_count(oom.event)}{in_range(oom.ranges)} ({pool_name(oom.pool)} pool,"
+            f" stream {oom.stream}): {format_bytes(oom.state.active_bytes)} in use,"
+            f" {format_bytes(oom.state.reserved_bytes)} reserved,"
+            f" {format_bytes(oom.device_free_bytes)}{_of_device(oom)} free.{suffix}",
         )
     if device.leaks:
         return Note("warn", growth_sentence(device))
@@ -70,7 +71,7 @@ def _state(device: DeviceMemory) -> Note:
             f"Without a trace, only the end is known: {requested} requested, {reserved} reserved.",
         )
     sizes = (
-        f"peak {format_bytes(peak.requested_bytes)} requested{in_range(peak)},"
+        f"peak {format_bytes(peak.requested_bytes)} requested{in_range(peak.ranges)},"
         f" {format_bytes(peak.highest_reserved_bytes)} reserved"
     )
     if device.steps.rising:
@@ -87,15 +88,15 @@ _MAX_SHOWN_RANGES = 3
 _MAX_RANGE_NAME_LENGTH = 60
 
 
-def in_range(peak: Peak) -> str:
-    """Return the innermost ranges of a peak: `` in range 'step 7 / backward'``; empty without any."""
-    if not peak.ranges:
+def in_range(ranges: tuple[str, ...]) -> str:
+    """Return the innermost ranges of an event: `` in range 'step 7 / backward'``; empty without any."""
+    if not ranges:
         return ""
     names = [
         name if len(name) <= _MAX_RANGE_NAME_LENGTH else f"{name[: _MAX_RANGE_NAME_LENGTH - 1]}…"
-        for name in peak.ranges[-_MAX_SHOWN_RANGES:]
+        for name in ranges[-_MAX_SHOWN_RANGES:]
     ]
-    outer_names = ["…"] if len(peak.ranges) > len(names) else []
+    outer_names = ["…"] if len(ranges) > len(names) else []
     return f" in range '{' / '.join(outer_names + names)}'"
 
 
@@ -122,10 +123,20 @@ def growth_sentence(device: DeviceMemory) -> str:
     return f"{n:,} call stacks hold more after each step, {growth} in total."
 
 
+def _cause_name(cause: Cause) -> str:
+    return cause.id.replace("_", " ")
+
+
+def _cause_line(cause: Cause) -> str:
+    """Return a cause in one line: its name, then its sentence, which may end with the name in parentheses."""
+    name = _cause_name(cause)
+    return f"{name}: {cause.sentence.removesuffix(f' ({name})')}"
+
+
 def _cause(device: DeviceMemory) -> str:
     if device.ooms:
         cause = device.ooms[-1].causes[0]
-        return f"Cause ({cause.id}): {cause.sentence}."
+        return f"Cause ({_cause_name(cause)}): {cause.sentence}."
     if device.leaks:
         leak = device.leaks[0]
         site = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
@@ -224,15 +235,21 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
         yield Note(
             "info",
             "Causes, the deepest first:",
-            remedies=tuple(f"{cause.id}: {cause.sentence}" for cause in oom.causes),
+            remedies=tuple(map(_cause_line, oom.causes)),
         )
         yield Note("info", "Actions, the most useful first:", remedies=oom.remedies)
-        yield from _replays(oom)
+        yield from _replays(oom, is_last=oom is device.ooms[-1])
 
 
-def _replays(oom: Oom) -> Iterator[Node]:
-    """Show what a replay of the events before the failure showed for each change."""
+def _replays(oom: Oom, *, is_last: bool) -> Iterator[Node]:
+    """Show the result of the replays with each change; only the last failure is replayed."""
     if not oom.replays:
+        if is_last and oom.causes[0].id == "fragmentation":
+            yield Note(
+                "info",
+                "No setting was tested: with the recorded settings, a replay of the events before the failure"
+                " does not fail.",
+            )
         return
     yield table(
         (
@@ -332,7 +349,7 @@ def _totals_caption(device: DeviceMemory) -> str:
     caption = "peak: the most requested memory"
     if device.events:
         after = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
-        caption += f", {after}{in_range(peak)} (the last event is {device.events - 1:,})"
+        caption += f", {after}{in_range(peak.ranges)} (the last event is {device.events - 1:,})"
     if peak.allocated_is_derived:
         caption += "; ~ marks sizes computed by the allocator's rules"
     return caption

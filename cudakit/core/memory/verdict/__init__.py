@@ -1,7 +1,7 @@
 """Explain each failed allocation: its causes, the deepest first, and the remedies that help.
 
-``failure`` gathers what is known about a failed request, ``causes`` finds its causes, and ``trials`` replays
-the events before it with other settings.
+``failure`` gathers the facts of a failed request. ``program_causes`` and ``device_causes`` have a function
+for each cause, and ``causes`` their order. ``trials`` replays the events before it with other settings.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.moments import state_at, time_of
 from cudakit.core.memory.analyze.step_peaks import StepHistory
+from cudakit.core.memory.analyze.steps import open_ranges_at
+from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.result import Cause, Oom, ReplayedRemedy
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
@@ -26,6 +28,8 @@ from cudakit.units import format_bytes, format_count
 
 # A program that retries can fail thousands of times, and computing the layout of each failure is slow.
 MAX_OOMS = 100
+# The latest failed allocations whose history is analyzed.
+MAX_WITH_HISTORY = 5
 
 
 def find_ooms(
@@ -38,7 +42,8 @@ def find_ooms(
 ) -> tuple[Oom, ...]:
     """Return the failed allocations of a trace; of more than MAX_OOMS, the first and the latest.
 
-    With ``new_allocator``, the remedies of the last one are replayed.
+    The causes of all but the latest MAX_WITH_HISTORY are those that the memory at the failure shows. With
+    ``new_allocator``, the remedies of the last one are replayed, if it is a request to PyTorch.
     """
     events = np.flatnonzero(trace.events.action == Action.OOM)
     if len(events) > MAX_OOMS:
@@ -49,16 +54,22 @@ def find_ooms(
             event, snapshot=snapshot, trace=trace, replayed=replayed, steps=steps, stacks=stacks
         )
         replays: tuple[ReplayedRemedy, ...] = ()
-        if new_allocator is not None and event == events[-1]:
+        is_pytorch = snapshot.pools[max(int(trace.events.pool[event]), 0)] not in POOL_NAMES
+        if new_allocator is not None and event == events[-1] and is_pytorch:
             replays = replay_changes(failure, snapshot, trace, new_allocator)
-        ooms.append(_explain(failure, snapshot, trace, replays))
+        causes = causes_of(failure, with_history=event in events[-MAX_WITH_HISTORY:])
+        ooms.append(_explain(failure, causes, snapshot, trace, replays))
     return tuple(ooms)
 
 
 def _explain(
-    failure: Failure, snapshot: Snapshot, trace: DeviceTrace, replays: tuple[ReplayedRemedy, ...]
+    failure: Failure,
+    causes: tuple[Cause, ...],
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    replays: tuple[ReplayedRemedy, ...],
 ) -> Oom:
-    request, causes = failure.request, causes_of(failure)
+    request = failure.request
     replays = _with_recommendations(causes[0], replays)
     return Oom(
         event=failure.event,
@@ -78,6 +89,7 @@ def _explain(
         site=failure.stacks.site(failure.stack),
         stream=failure.stream,
         pool=failure.pool,
+        ranges=open_ranges_at(snapshot, trace, failure.event),
         device_total_bytes=failure.device_total,
         causes=causes,
         replays=replays,

@@ -33,7 +33,7 @@ from cudakit.torch_rules.settings import Settings, with_changes
 from cudakit.torch_rules.sizes import MIB
 
 # Replayed events before the failure; the second number if the failure does not recur with the first.
-_EVENTS: Final = (20_000, 200_000)
+_EVENTS: Final = (20_000, 100_000)
 # A failed request takes as long as about 20 events, because the allocator releases its cache and retries.
 _MAX_FAILURES: Final = 1_000
 # PyTorch rejects max_split_size_mb up to 20.

@@ -1,0 +1,121 @@
+"""The replays of remedies: a law on random programs, and the windows of long traces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pytest
+from core.memory.strategies import LAW
+from core.memory.verdict import programs
+from core.memory.verdict.programs import DEVICE, Gpu, Tensor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudakit.api.memory import new_allocator
+from cudakit.core.allocator.oom import OutOfMemory
+from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.result import Oom
+from cudakit.core.memory.snapshot import Snapshot
+from cudakit.core.memory.verdict import trials
+from cudakit.torch_rules.settings import Settings, parse_config
+
+MIB = 1 << 20
+# A size in MiB allocates; a negative number frees the live tensor with this index.
+Calls: TypeAlias = list[int]
+
+CALLS = st.lists(st.integers(300, 1500) | st.integers(-20, -1), min_size=20, max_size=60)
+
+
+@dataclass
+class Ended:
+    """A program that ended with a request: whether the requests before it and the last one succeeded."""
+
+    gpu: Gpu
+    reached_last: bool
+    served_last: bool
+
+
+def run(calls: Calls, share: float, settings: Settings) -> Ended:
+    """Make the calls with seven tenths of the device at most, then request a share of what is left."""
+    gpu = Gpu(settings=settings)
+    live: list[Tensor] = []
+    try:
+        for call in calls:
+            used = sum(tensor.size for tensor in live)
+            if call > 0 and used + call * MIB <= 0.7 * DEVICE:
+                live.append(Tensor(gpu, call * MIB))
+            elif call < 0 and live:
+                live.pop(call % len(live))
+    except OutOfMemory:
+        return Ended(gpu, reached_last=False, served_last=False)
+    left = DEVICE - sum(tensor.size for tensor in live)
+    try:
+        Tensor(gpu, int(share * left))
+    except OutOfMemory:
+        return Ended(gpu, reached_last=True, served_last=False)
+    return Ended(gpu, reached_last=True, served_last=True)
+
+
+def explained(snapshot: Snapshot) -> Oom:
+    return analyze([snapshot], MemorySpec(), new_allocator).devices[0].ooms[-1]
+
+
+@LAW
+@given(CALLS, st.floats(0.8, 1.0))
+def test_request_succeeds_with_exactly_the_settings_whose_replay_helps(
+    calls: Calls, share: float
+) -> None:
+    ended = run(calls, share, Settings())
+    if not ended.reached_last or ended.served_last:
+        return
+    oom = explained(ended.gpu.snapshot())
+
+    assert oom.replays
+    for replayed in oom.replays:
+        assert replayed.settings is not None
+        again = run(calls, share, parse_config(replayed.settings))
+        assert replayed.helps == again.served_last, replayed.change
+        assert replayed.helps or not replayed.recommended
+
+
+def fragmented_after_many_events(gpu: Gpu) -> None:
+    """Fragment half of the device, allocate and free for a long time, then request too much."""
+    results = programs.results_between_activations(gpu, 0.8)
+    for _ in range(12_000):
+        Tensor(gpu, 4 * MIB)
+    gpu.empty(0.5)
+    del results
+
+
+def test_failure_that_recurs_only_with_more_events_is_replayed_from_further_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = Gpu()
+    assert not programs.run(fragmented_after_many_events, gpu)
+    snapshot = gpu.snapshot()
+
+    assert {replayed.helps for replayed in explained(snapshot).replays} == {False, True}
+    monkeypatch.setattr(trials, "_EVENTS", (1000,))
+    assert explained(snapshot).replays == ()
+
+
+def test_nothing_is_recommended_if_the_failure_does_not_recur(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = Gpu()
+    assert not programs.run(fragmented_after_many_events, gpu)
+    monkeypatch.setattr(trials, "_EVENTS", (1000,))
+    oom = explained(gpu.snapshot())
+
+    assert oom.causes[0].id == "fragmentation"
+    assert not any("ALLOC_CONF" in remedy for remedy in oom.remedies)
+
+
+def test_replays_reserve_at_most_the_memory_of_the_device() -> None:
+    gpu = Gpu(outside=DEVICE // 4)
+    assert not programs.run(programs.replay_buffer_of_varying_sizes, gpu)
+    replays = explained(gpu.snapshot()).replays
+
+    assert replays
+    assert max(replayed.peak_reserved_bytes for replayed in replays) <= 3 * DEVICE // 4
