@@ -38,8 +38,8 @@ os._exit(0)
 """
 
 
-# Prints the seconds of the analysis without and with replays; empty without a failed allocation.
-_REPLAYS = """
+# Prints the seconds of the analysis without and with replays; nothing for a file without a failed allocation.
+_REPLAY_PROGRAM = """
 import sys, time
 from cudakit.api.memory import new_allocator
 from cudakit.core.memory.analyze import MemorySpec, analyze
@@ -102,7 +102,7 @@ def compare(file: str) -> None:
 
 def time_replays(file: str, memviz_s: float) -> None:
     """Print the time that the replays of remedies add to memviz, which takes ``memviz_s`` seconds."""
-    runs = [run([sys.executable, "-P", "-c", _REPLAYS, file])[1].split() for _ in range(3)]
+    runs = [run([sys.executable, "-P", "-c", _REPLAY_PROGRAM, file])[1].split() for _ in range(3)]
     if runs[0]:
         without_replays, with_replays = (
             statistics.median(map(float, times)) for times in zip(*runs, strict=True)
@@ -135,7 +135,7 @@ def time_help() -> None:
 
 
 def main() -> None:
-    """Compare the times for the given files, or for two generated ones."""
+    """Compare the times for the given files, or for generated files."""
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}")
     with tempfile.TemporaryDirectory() as folder:
         files = sys.argv[1:]
