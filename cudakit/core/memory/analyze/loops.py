@@ -45,6 +45,8 @@ def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | No
             return None
         line = lines[row]
         in_function = line >= 0
+        if not in_function.any():  # only a damaged file has a frame with a negative line
+            return None
         index, row, line = index[in_function], row[in_function], line[in_function]
         starts = _iteration_starts(line)
         if len(starts) >= min_iterations:

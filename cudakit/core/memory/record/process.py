@@ -23,9 +23,9 @@ _UNUSED_FIELDS = ("seq", "context", "kind")
 # The domain of ranges and marks that cudakit records itself.
 OWN_DOMAIN = "cudakit"
 BACKWARD_RANGE = "backward pass"
-# The domains of CUB, Thrust and NCCL, which record a range for each of their calls. These would be taken for
-# the steps of the program.
-LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL"})
+# The domains of CUB and Thrust, of NCCL, and of XLA, which record ranges for their own calls. The report
+# would treat these ranges as steps of the program.
+LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL", "TSL"})
 # The mark of the moment that the final snapshot shows; later frees belong to the end of the process.
 END_MARK = "end of the program"
 

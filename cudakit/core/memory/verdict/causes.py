@@ -53,25 +53,25 @@ def causes_of(failure: Failure, *, with_history: bool) -> tuple[Cause, ...]:
     Without ``with_history``, only those that the memory at the failure shows.
     """
     functions = [function for function in CAUSES if with_history or function not in _OF_HISTORY]
-    found = {function: cause for function in functions if (cause := function(failure)) is not None}
-    if growth in found:
-        found.pop(one_off_peak, None)
-    unusable = found.get(fragmentation)
+    causes = {function: cause for function in functions if (cause := function(failure)) is not None}
+    if growth in causes:
+        causes.pop(one_off_peak, None)
+    unusable = causes.get(fragmentation)
     is_main = (
         unusable is not None
         and unusable.sufficient
         and unusable.bytes >= LARGE_FREE_SHARE * failure.request.reserved
         and all(
             unusable.bytes > cause.bytes
-            for function, cause in found.items()
+            for function, cause in causes.items()
             if function in _COMPARED_WITH_FREE
         )
     )
-    order = [unusable] if is_main and unusable is not None else []
-    order += sorted(found.values(), key=lambda cause: not cause.sufficient)
-    distinct: dict[str, Cause] = {}
-    for cause in order:
-        distinct.setdefault(cause.id, cause)
-    if len(distinct) > 1:
-        distinct.pop("capacity", None)
-    return tuple(distinct.values())
+    ordered = [unusable] if is_main and unusable is not None else []
+    ordered += sorted(causes.values(), key=lambda cause: not cause.sufficient)
+    by_id: dict[str, Cause] = {}
+    for cause in ordered:
+        by_id.setdefault(cause.id, cause)
+    if len(by_id) > 1:
+        by_id.pop("capacity", None)
+    return tuple(by_id.values())

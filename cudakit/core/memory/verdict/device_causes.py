@@ -1,4 +1,4 @@
-"""Causes of a failed allocation outside the program's own needs: limits, other memory, unusable free memory.
+"""Causes of a failed allocation besides the needs of the program: limits, other users, unusable memory.
 
 Each function returns the evidence for one cause, or None.
 """
@@ -20,7 +20,7 @@ _CONTEXT_BYTES, _CONTEXT_SHARE = 1536 * MIB, 0.04
 
 
 def request_too_large(failure: Failure) -> Cause | None:
-    """The request alone is larger than all memory that the process could have."""
+    """Return evidence that the request alone is larger than all memory that the process could have."""
     size, available = failure.request.size, failure.available
     if size <= available:
         return None
@@ -37,7 +37,7 @@ def request_too_large(failure: Failure) -> Cause | None:
 
 
 def process_limit(failure: Failure) -> Cause | None:
-    """The device had enough free memory, but a limit of this process refused the request."""
+    """Return evidence that a limit of this process refused the request although the device had memory."""
     request = failure.request
     if not request.limited:
         return None
@@ -76,7 +76,7 @@ def _raise_limit(failure: Failure) -> str:
 
 
 def other_processes(failure: Failure) -> Cause | None:
-    """Other processes or libraries hold the memory that is missing."""
+    """Return evidence that other processes or libraries hold the missing memory."""
     request, outside = failure.request, failure.outside
     if request.limited or outside < max(_CONTEXT_BYTES, _CONTEXT_SHARE * failure.available):
         return None
@@ -100,12 +100,12 @@ def _libraries(failure: Failure) -> str:
     """Return who holds the memory outside the allocator, as the end of a clause."""
     if not failure.libraries:
         return ", by other processes or other libraries of this process"
-    rest = failure.outside - sum(size for _, size in failure.libraries)
+    unattributed = failure.outside - sum(size for _, size in failure.libraries)
     holders = [
         f"{format_bytes(size)} by {name} in this process" for name, size in failure.libraries
     ]
-    if rest > 0:
-        holders.append(f"{format_bytes(rest)} by other processes and CUDA contexts")
+    if unattributed > 0:
+        holders.append(f"{format_bytes(unattributed)} by other processes and CUDA contexts")
     return f" ({', '.join(holders)})"
 
 
@@ -118,7 +118,7 @@ _UNUSABLE_REMEDIES: Final = {
 
 
 def fragmentation(failure: Failure) -> Cause | None:
-    """Memory is free in segments, but the request cannot use it."""
+    """Return evidence that memory is free in segments and the request cannot use it."""
     request, verdict = failure.request, verdict_of(failure.request)
     unusable = request.free + (request.pending if verdict.code == "pending" else 0)
     sufficient = verdict.code not in ("limit", "capacity")

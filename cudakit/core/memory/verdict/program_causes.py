@@ -28,7 +28,7 @@ _MIN_ACCUMULATED = 8
 
 
 def retained(failure: Failure) -> Cause | None:
-    """Blocks of some call sites accumulate from step to step."""
+    """Return evidence that blocks of some call sites accumulate from step to step."""
     growing = growing_stacks(failure.replayed.allocations, failure.steps.bounds, failure.event)
     if not len(growing.ids):
         return None
@@ -36,11 +36,11 @@ def retained(failure: Failure) -> Cause | None:
     accumulates = (added_blocks >= 2) & is_growing(growing.counts)
     accumulates &= ~_calls_any(failure.stacks, growing.ids, _STATE_CALLS)
     ids = growing.ids[accumulates]
-    grown = (growing.at_end - growing.held[:, 0])[accumulates]
-    total = int(grown.sum()) + _free_in_private_pools(failure, ids)
+    grown_bytes = (growing.at_end - growing.held[:, 0])[accumulates]
+    total = int(grown_bytes.sum()) + _free_in_private_pools(failure, ids)
     if total < _MIN_SHARE * failure.request.active or not len(ids):
         return None
-    largest = int(grown.argmax())
+    largest = int(grown_bytes.argmax())
     n_steps = int(growing.steps[-1] - growing.steps[0])
     blocks = int(added_blocks[accumulates].sum())
     return Cause(
@@ -62,13 +62,14 @@ def retained(failure: Failure) -> Cause | None:
 
 
 def growth(failure: Failure) -> Cause | None:
-    """The peaks of the steps rise because requests get larger."""
+    """Return evidence that the peaks of the steps rise because requests get larger."""
     peaks = np.append(failure.earlier_peaks, failure.needed)
     if not is_rising(peaks):
         return None
-    early = len(peaks) // 4
-    before = failure.steps.peak_moment(early)
-    rows = growth_between(failure.stacks, failure.replayed.allocations, before, failure.event)
+    moment_before = failure.steps.peak_moment(len(peaks) // 4)
+    rows = growth_between(
+        failure.stacks, failure.replayed.allocations, moment_before, failure.event
+    )
     larger = [(_larger_bytes(row), row) for row in rows if row.before_count and row.after_count]
     by_size = sum(size for size, _ in larger)
     by_count = sum(
@@ -79,11 +80,11 @@ def growth(failure: Failure) -> Cause | None:
     if by_size < max(by_count, _MIN_SHARE * failure.needed):
         return None
     _, row = max(larger, key=lambda pair: pair[0])
-    grown = int(peaks[-1] - peaks[0])
+    growth_bytes = int(peaks[-1] - peaks[0])
     return Cause(
         "growth",
-        grown,
-        sufficient=grown >= failure.request.short,
+        growth_bytes,
+        sufficient=growth_bytes >= failure.request.short,
         sentence=(
             f"the peak of each step rose from {format_bytes(int(peaks[0]))} to"
             f" {format_bytes(int(peaks[-1]))} (with the failed request) over"
@@ -100,7 +101,7 @@ def growth(failure: Failure) -> Cause | None:
 
 
 def one_off_peak(failure: Failure) -> Cause | None:
-    """The failing step needs much more than every step before it."""
+    """Return evidence that the failing step needs much more memory than every step before it."""
     earlier = failure.earlier_peaks
     if not len(earlier):
         return None
@@ -108,8 +109,10 @@ def one_off_peak(failure: Failure) -> Cause | None:
     excess = failure.needed - usual
     if excess < _MIN_EXCESS * usual or excess < _MIN_SHARE * failure.request.active:
         return None
-    before = failure.steps.peak_moment(int(earlier.argmax()))
-    rows = growth_between(failure.stacks, failure.replayed.allocations, before, failure.event)
+    moment_before = failure.steps.peak_moment(int(earlier.argmax()))
+    rows = growth_between(
+        failure.stacks, failure.replayed.allocations, moment_before, failure.event
+    )
     stack, site = failure.stacks.frames(failure.stack), failure.stacks.site(failure.stack)
     if rows and rows[0].change_bytes > failure.request.size:
         stack, site = rows[0].stack, rows[0].site
@@ -129,32 +132,38 @@ def one_off_peak(failure: Failure) -> Cause | None:
 
 
 def accumulated_blocks(failure: Failure) -> Cause | None:
-    """One call site allocates block after block until the failure, and none is freed; there are no steps."""
+    """Return evidence that a call site accumulates blocks until the failure, in a trace without steps."""
     allocations, event = failure.replayed.allocations, failure.event
     if len(failure.steps):
         return None
-    born = (allocations.begin >= 0) & (allocations.begin < event)
+    in_trace = (allocations.begin >= 0) & (allocations.begin < event)
     n = len(failure.stacks.snapshot.stacks)
-    live = born & (allocations.end >= event)
-    count = np.bincount(allocations.stack[live], minlength=n)
-    never_freed = count == np.bincount(allocations.stack[born], minlength=n)
-    held = np.bincount(allocations.stack[live], weights=allocations.size[live], minlength=n)
-    candidates = np.flatnonzero(never_freed & (count >= _MIN_ACCUMULATED))
+    is_live = in_trace & (allocations.end >= event)
+    live_blocks = np.bincount(allocations.stack[is_live], minlength=n)
+    never_freed = live_blocks == np.bincount(allocations.stack[in_trace], minlength=n)
+    live_bytes = np.bincount(
+        allocations.stack[is_live], weights=allocations.size[is_live], minlength=n
+    )
+    candidates = np.flatnonzero(never_freed & (live_blocks >= _MIN_ACCUMULATED))
     # Layers keep their activations until the backward pass; stack 0 is empty.
-    expected = _calls_any(failure.stacks, candidates, _STATE_CALLS | {"_call_impl"})
-    expected |= candidates == 0
-    held[np.setdiff1d(np.arange(n), candidates[~expected])] = 0
-    stack = int(held.argmax())
-    latest = allocations.begin[live & (allocations.stack == stack)].max(initial=0)
-    if held[stack] < 0.25 * failure.request.active or not held[stack] or latest < 0.75 * event:
+    is_expected = _calls_any(failure.stacks, candidates, _STATE_CALLS | {"_call_impl"})
+    is_expected |= candidates == 0
+    live_bytes[np.setdiff1d(np.arange(n), candidates[~is_expected])] = 0
+    stack = int(live_bytes.argmax())
+    latest = allocations.begin[is_live & (allocations.stack == stack)].max(initial=0)
+    if (
+        live_bytes[stack] < 0.25 * failure.request.active
+        or not live_bytes[stack]
+        or latest < 0.75 * event
+    ):
         return None
-    total = int(held[stack])
+    total = int(live_bytes[stack])
     return Cause(
         "retained",
         total,
         sufficient=total >= failure.request.short,
         sentence=(
-            f"{format_bytes(total)} in {int(count[stack]):,} blocks accumulated at"
+            f"{format_bytes(total)} in {int(live_blocks[stack]):,} blocks accumulated at"
             f" {_site_text(failure.stacks, stack)}, and none was freed"
         ),
         remedy="free these blocks earlier, or keep them in host memory",
@@ -164,7 +173,7 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
 
 
 def first_phase(failure: Failure) -> Cause | None:
-    """The failing statement runs for the first time, after other statements allocated their memory."""
+    """Return evidence that the failing statement runs for the first time, after others allocated memory."""
     if len(failure.earlier_peaks) or not failure.stack:
         return None
     live = failure.layout.allocation
@@ -211,7 +220,7 @@ def _phase_cause(failure: Failure, frame: int, needed: int, before: int) -> Caus
 
 
 def capacity(failure: Failure) -> Cause | None:
-    """The memory in use is what the program needs."""
+    """Return the cause of last resort: the program needs the memory that is in use."""
     request = failure.request
     return Cause(
         "capacity",
