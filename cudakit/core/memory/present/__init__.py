@@ -76,6 +76,6 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     if device.churn:
         yield Section("Allocations over the whole trace", (call_sites.churn(device, top),))
     yield Section(f"Segments {when}", (segments.segments(device, top),))
-    yield Section("Layout at the end", (segments.layout(device),))
+    yield Section("Layout at the end", (segments.emptiest_segments(device),))
     yield Section(f"Fragmentation {when}", tuple(segments.fragmentation(device, top)))
     yield Section("Leak suspects", tuple(call_sites.leaks(device, top)))
