@@ -24,7 +24,7 @@ from pathlib import Path
 _RUNS = 5
 
 # With -P the installed package runs, also from the source tree, which has no compiled reader.
-_CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
+CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
 
 _BARE = """
 import gc, pickle, sys, time
@@ -83,7 +83,7 @@ def time_pickle_load(file: str) -> Run:
 
 def time_memviz(file: str) -> Run:
     """Time ``cudakit memviz`` as a whole process."""
-    return run([*_CUDAKIT, "memviz", file])[0]
+    return run([*CUDAKIT, "memviz", file])[0]
 
 
 def compare(file: str) -> None:
@@ -127,7 +127,7 @@ def _median(runs: tuple[Run, ...], of: Callable[[Run], float]) -> float:
 
 def time_help() -> None:
     """Print the time of ``cudakit --help``, and of Python without a program."""
-    helps = [run([*_CUDAKIT, "--help"])[0].seconds for _ in range(9)]
+    helps = [run([*CUDAKIT, "--help"])[0].seconds for _ in range(9)]
     nothing = [run([sys.executable, "-c", "pass"])[0].seconds for _ in range(9)]
     print(
         f"cudakit --help {statistics.median(helps) * 1e3:.0f} ms, "
