@@ -109,7 +109,7 @@ class _Session:
         with self._drained():
             self._memory.model.forget_entries()
             self._memory.model.max_entries = max_entries
-            self._memory.ranges.clear()
+            self._memory.forget_ended_ranges()
             self._memory.has_run_out_of_memory = False
             self._memory.on_out_of_memory = lambda: write_oom(self._built(None))
 

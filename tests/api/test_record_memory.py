@@ -119,19 +119,22 @@ def sizes(snapshot):
     return [[block["requested_size"] for block in segment["blocks"] if block["requested_size"]]
             for segment in snapshot["segments"]]
 
-with cudakit.record_memory("first.pickle") as recording:
+with cudakit.record_memory("first.pickle") as recording, cudakit.range("earlier"):
     import cupy
     first = cupy.pool.malloc(1000)
 second = cupy.pool.malloc(2000)
-with cudakit.record_memory("second.pickle"):
+with cudakit.range("epoch"), cudakit.record_memory("second.pickle"):
     cupy.pool.free(first)
-    third = cupy.pool.malloc(3000)
+    with cudakit.range("load"):
+        third = cupy.pool.malloc(3000)
 print(recording.notes, file=sys.stderr)
 first, second = (read_snapshot(recording.path.with_name(f"{name}.pickle")) for name in ("first", "second"))
 assert sizes(first) == [[1000]], first
 assert sizes(second) == [[2000, 3000]], second
 actions = [entry["action"] for entry in second["device_traces"][0]]
 assert actions == ["free_requested", "free_completed", "alloc"], actions
+ranges = [(each["name"], each["stage"]) for each in second["external_annotations"]]
+assert ranges == [("epoch", "START"), ("load", "START"), ("load", "END")], ranges
 """
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from core.sanitize.trace_scene import READ, SIZE, WRITE, Scene, place
+from core.sanitize.trace_scene import READ, SIZE, WRITE, Scene, address_of
 
 from cudakit.core.sanitize.graphs import UNKNOWN_GRAPH
 from cudakit.core.sanitize.races import Confidence, RaceKind
@@ -9,7 +9,7 @@ from cudakit.trace.kinds import AccessMode, EventKind, NodeType, Precision
 
 
 def access(node: int, buffer: str, mode: AccessMode, known: Precision = Precision.EXACT) -> Access:
-    return Access(place(buffer), place(buffer) + SIZE, mode, known, node=node)
+    return Access(address_of(buffer), address_of(buffer) + SIZE, mode, known, node=node)
 
 
 def build(s: Scene, *edges: tuple[int, int], graph: int = 1) -> None:
@@ -210,5 +210,7 @@ def test_changed_node_makes_its_new_accesses_in_later_launches() -> None:
     assert s.call(GraphLaunch(1, 1, executable=1)) == []
     s.call(GraphNode(1, 2, NodeType.COPY), access(2, "x", WRITE))
     assert s.call(GraphLaunch(1, 1, executable=1)) == []
-    (race,) = s.call(Launch(2, "k"), Access(place("x"), place("x") + SIZE, READ, Precision.EXACT))
+    (race,) = s.call(
+        Launch(2, "k"), Access(address_of("x"), address_of("x") + SIZE, READ, Precision.EXACT)
+    )
     assert (race.previous.graph, race.previous.node) == (1, 2)

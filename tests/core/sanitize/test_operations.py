@@ -6,7 +6,7 @@ import pytest
 from core.sanitize.trace_scene import (
     NON_BLOCKING,
     Scene,
-    place,
+    address_of,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,7 +110,7 @@ def test_free_races_with_each_stream_that_uses_the_memory() -> None:
         assert (race.kind, race.previous.kind.name) == (RaceKind.USE_AFTER_FREE, "FREE")
 
 
-def test_use_after_free_does_not_race_with_the_next_owner() -> None:
+def test_use_after_free_does_not_race_with_the_next_allocation() -> None:
     s = Scene()
     s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
     s.free("x", AllocationKind.STREAM_ORDERED, 1)
@@ -127,7 +127,7 @@ def test_synchronous_free_of_stream_ordered_memory_is_ordered() -> None:
     assert s.W(2, "y") == []
 
 
-def test_pool_free_orders_nothing() -> None:
+def test_pool_free_does_not_synchronize() -> None:
     s = Scene()
     s.alloc("x", layer=AllocationLayer.POOL)
     s.W(1, "x", "y")
@@ -201,7 +201,7 @@ def test_host_read_during_copy_to_host_races() -> None:
     (race,) = s.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
     assert race.kind is RaceKind.HOST
     assert (race.current.stream, race.previous.stream) == (0, 1)
-    assert race.lo == place("P")
+    assert race.lo == address_of("P")
 
 
 def test_host_write_during_copy_from_host_races() -> None:

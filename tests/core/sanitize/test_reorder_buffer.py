@@ -19,7 +19,7 @@ STRINGS = ("",)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call with the facts written at once and later; some of the latter may be missing."""
+    """A call with the events written at once and later; some of the late events may be missing."""
 
     bodies: Sequence[EventBody]
     late: Sequence[EventBody] = ()
@@ -30,7 +30,7 @@ class Call:
         return Accessed(exact=True) in self.late
 
     def reordered(self) -> Iterator[EventBody]:
-        """Yield the facts as the buffer must return them: exact accesses replace assumed ones."""
+        """Yield the events as the buffer must return them: exact accesses replace assumed ones."""
         for body in (*self.bodies, *self.late):
             if not (
                 isinstance(body, Access)
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(slots=True)
 class WrittenTrace:
-    """A trace in the order in which it is written: late facts somewhere after their call."""
+    """A trace in the order in which it is written: late events somewhere after their call."""
 
     events: list[Event] = field(default_factory=list)
     expected: list[Event] = field(default_factory=list)
@@ -114,7 +114,7 @@ def traces(draw: st.DrawFn) -> WrittenTrace:
 def _write_some(
     draw: st.DrawFn, trace: WrittenTrace, late: list[tuple[int, Sequence[EventBody]]]
 ) -> None:
-    """Write some of the late facts of one call, in their order."""
+    """Write some of the late events of one call, in their order."""
     seq, bodies = late.pop(draw(st.integers(0, len(late) - 1)))
     count = draw(st.integers(1, len(bodies)))
     trace.events += [Event(body, seq) for body in bodies[:count]]

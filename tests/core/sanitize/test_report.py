@@ -8,18 +8,18 @@ from dataclasses import replace
 
 from core.sanitize.sample_races import (
     BASE,
-    DEFAULT,
+    BLOCKING_STREAM,
+    DEFAULT_STREAM,
     MIB,
-    OTHER,
     STACKS,
     STREAMS,
-    found,
+    demangle,
+    exact_operation,
+    found_race,
     kernel,
     race,
-    readable,
     report_of,
     result_of,
-    work,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,8 +35,8 @@ POSSIBLE, CERTAIN = Confidence.POSSIBLE, Confidence.CERTAIN
 
 def test_same_call_sites_are_one_race() -> None:
     again = race(
-        current=replace(kernel(seq=212), lo=BASE, hi=BASE + MIB, stream=OTHER),
-        previous=replace(work(seq=207), thread=5),
+        current=replace(kernel(seq=212), lo=BASE, hi=BASE + MIB, stream=BLOCKING_STREAM),
+        previous=replace(exact_operation(seq=207), thread=5),
         last_sync=None,
     )
     (one,) = result_of(report_of(race(), again, race())).races
@@ -44,7 +44,7 @@ def test_same_call_sites_are_one_race() -> None:
     assert one.count == 3
     assert (one.current.seq, one.current.stream_number) == (
         112,
-        DEFAULT,
+        DEFAULT_STREAM,
     )  # the first occurrence is kept
 
 
@@ -54,7 +54,7 @@ def test_different_kind_kernel_or_stack_is_another_race() -> None:
         race(RaceKind.WRITE_AFTER_WRITE),
         race(current=kernel("add")),
         race(current=kernel(site=1)),
-        race(previous=work(site=2)),
+        race(previous=exact_operation(site=2)),
     )
 
     assert [one.count for one in result_of(report_of(*races, *races)).races] == [2] * 5
@@ -66,7 +66,7 @@ def test_same_race_in_two_processes_is_one_race() -> None:
     last = len(STACKS)
     other = race(
         current=kernel(site=last - 2),
-        previous=work(site=last - 1),
+        previous=exact_operation(site=last - 1),
         allocation=None,
         last_sync=None,
     )
@@ -116,7 +116,7 @@ def test_only_certain_races_are_shown_on_request() -> None:
 
 def test_suppressed_race_is_counted_for_the_first_matching_pattern() -> None:
     patterns = [parse(text) for text in ("kernel:no", "site:loader.py", "kernel:*elementwise*")]
-    report = Report(suppressions=patterns, demangle=readable)
+    report = Report(suppressions=patterns, demangle=demangle)
     races = [race(), race(), race(RaceKind.REUSE)]
 
     assert report.add(1, races, stacks=STACKS, streams=STREAMS) == 0
@@ -137,13 +137,13 @@ def test_gaps_of_all_processes_are_summed_and_sorted_by_frequency() -> None:
 
 
 def test_decoder_resolves_names_and_stacks() -> None:
-    one = found()
+    one = found_race()
     later, earlier = one.current, one.previous
 
     assert (one.address, one.size_bytes, one.offset_bytes) == (BASE + 4 * MIB, 4 * MIB, 4 * MIB)
     assert (later.reads, later.writes, later.atomic) == (True, True, False)
     assert (earlier.reads, earlier.writes) == (False, True)
-    assert later.kernel == readable(str(later.mangled)) != later.mangled
+    assert later.kernel == demangle(str(later.mangled)) != later.mangled
     assert (earlier.operation, earlier.kernel, earlier.mangled) == ("copy", None, None)
     assert later.stack[later.site] == Frame("step", "/home/user/train/train.py", 44)
     assert one.memory
@@ -153,7 +153,7 @@ def test_decoder_resolves_names_and_stacks() -> None:
 
 
 def test_launch_without_accesses_is_unknown() -> None:
-    one = found(race(current=kernel("", site=0), allocation=None, last_sync=None))
+    one = found_race(race(current=kernel("", site=0), allocation=None, last_sync=None))
 
     assert (one.memory, one.last_sync, one.offset_bytes) == (None, None, None)
     assert (one.current.stack, one.current.operation) == ((), "a kernel without a name")
@@ -169,12 +169,12 @@ def test_stack_missing_in_the_table_is_empty() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 5)), max_size=40))
-def test_every_occurrence_is_counted_once(seen: list[tuple[str, int]]) -> None:
-    report = report_of(*(race(current=kernel(name, site=site)) for name, site in seen))
+def test_every_occurrence_is_counted_once(exact_kernel: list[tuple[str, int]]) -> None:
+    report = report_of(*(race(current=kernel(name, site=site)) for name, site in exact_kernel))
     races = result_of(report).races
 
-    assert sum(one.count for one in races) == len(seen)
-    assert len(races) == len(set(seen))
+    assert sum(one.count for one in races) == len(exact_kernel)
+    assert len(races) == len(set(exact_kernel))
 
 
 def test_json_of_a_race(golden: Callable[[str, str], None]) -> None:
@@ -204,8 +204,11 @@ def test_result_of_program_without_cuda() -> None:
 
 def test_message_names_innermost_ranges_of_each_side() -> None:
     ranges = tuple(NamedRange(name, "") for name in ("epoch 1", "step 7", "backward", ""))
-    one = found(
-        race(current=replace(kernel(), ranges=ranges), previous=replace(work(), ranges=ranges[:2]))
+    one = found_race(
+        race(
+            current=replace(kernel(), ranges=ranges),
+            previous=replace(exact_operation(), ranges=ranges[:2]),
+        )
     )
 
     text = message([one])
