@@ -83,9 +83,9 @@ def _brief_line(sentence: str | Note) -> str:
 
 def _origin() -> str:
     """Return the version and the command line, for the footer of a page."""
-    import cudakit
+    from importlib.metadata import version
 
-    return f"cudakit {cudakit.__version__}: {shlex.join(['cudakit', *sys.argv[1:]])}"
+    return f"cudakit {version('cudakit')}: {shlex.join(['cudakit', *sys.argv[1:]])}"
 
 
 def main_rows(document: Document) -> Iterator[str]:
