@@ -24,7 +24,7 @@ from pathlib import Path
 _RUNS = 5
 
 # Because of -P, the installed package runs, not the source tree, which has no compiled reader.
-_CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
+CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
 
 _PICKLE_LOAD_PROGRAM = """
 import gc, pickle, sys, time
@@ -83,7 +83,7 @@ def time_pickle_load(file: str) -> Run:
 
 def time_memviz(file: str) -> Run:
     """Time ``cudakit memviz`` as a whole process."""
-    return run([*_CUDAKIT, "memviz", file])[0]
+    return run([*CUDAKIT, "memviz", file])[0]
 
 
 def compare(file: str) -> None:
@@ -126,7 +126,7 @@ def _median(runs: tuple[Run, ...], figure: Callable[[Run], float]) -> float:
 
 def time_help() -> None:
     """Print the time of ``cudakit --help`` and of an empty Python program."""
-    help_s = [run([*_CUDAKIT, "--help"])[0].seconds for _ in range(9)]
+    help_s = [run([*CUDAKIT, "--help"])[0].seconds for _ in range(9)]
     python_s = [run([sys.executable, "-c", "pass"])[0].seconds for _ in range(9)]
     print(
         f"cudakit --help {statistics.median(help_s) * 1e3:.0f} ms, "

@@ -46,7 +46,7 @@ from cudakit.trace.spool import Batch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))  # The brute force search belongs to the tests.
 
-from core.sanitize.brute_force import Found, unordered_accesses  # noqa: E402 it is found by the line above
+from core.sanitize.brute_force import UnorderedPairs, unordered_accesses  # noqa: E402 it is found by the line above
 
 # Calls that wait, in any framework. A call with such a call among its arguments also counts as a wait.
 WAITS = frozenset({
@@ -194,7 +194,7 @@ def run_mutant(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Ou
 
 def outcome(traces: list[Batch]) -> Outcome:
     """Compare the engine's report of a run with the pairs that brute force finds."""
-    brute_force = Found([], Counter())
+    brute_force = UnorderedPairs([], Counter())
     for trace in traces:
         records, never_read_count = reordered(trace.records)
         trace_result = unordered_accesses(unpack(records, trace.strings))
@@ -204,7 +204,7 @@ def outcome(traces: list[Batch]) -> Outcome:
     return compare_reports(race_logs.analyze(traces), brute_force)
 
 
-def compare_reports(result: SanitizeResult, brute_force: Found) -> Outcome:
+def compare_reports(result: SanitizeResult, brute_force: UnorderedPairs) -> Outcome:
     reported = findings(result)
     doubts = "; ".join(f"{count} x {reason}" for reason, count in brute_force.doubts.items())
     if reported:

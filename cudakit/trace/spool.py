@@ -112,7 +112,7 @@ class _Chain:
 
     def __init__(self, process: int, number: int, *, discard: bool) -> None:
         self._process = process
-        self._number = number
+        self._trace_number = number
         self._discard = discard
         self._file_number = 0  # number of the open file, or of the next file if none is open
         self._first_inode: int | None = None  # inode of the chain's first file, once it was opened
@@ -174,7 +174,7 @@ class _Chain:
         strings, stacks = self._reader.strings, self._reader.stacks
         simulated = self._reader.clock is Clock.VIRTUAL
         for records in self._reader.batches(records=_RECORDS_PER_BATCH):
-            yield Batch(self._process, records, strings, stacks, self._number, simulated)
+            yield Batch(self._process, records, strings, stacks, self._trace_number, simulated)
 
     def _finish_file(self) -> None:
         """Close the open file, which was read completely, and continue with the next one."""

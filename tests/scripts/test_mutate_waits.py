@@ -10,7 +10,7 @@ import mutate_waits
 import pytest
 import race_logs
 from check_races import Case
-from core.sanitize.brute_force import Found, unordered_accesses
+from core.sanitize.brute_force import UnorderedPairs, unordered_accesses
 from mutate_waits import Outcome, compare_reports, mutants, outcome, programs, source_without, waits
 
 from cudakit.trace.events import Event, EventBody, Fill, Gap, StreamCreate, StreamSync
@@ -121,8 +121,13 @@ def test_mutant_with_lost_accesses_is_unproven() -> None:
 def test_disagreement_with_brute_force_is_miss_or_false_alarm() -> None:
     (pair,) = unordered_accesses(unpack(RACE.records, RACE.strings)).pairs
 
-    assert compare_reports(race_logs.analyze([CLEAN]), Found([pair], Counter())).verdict == "MISSED"
-    assert compare_reports(race_logs.analyze([RACE]), Found([], Counter())).verdict == "ALARM"
+    assert (
+        compare_reports(race_logs.analyze([CLEAN]), UnorderedPairs([pair], Counter())).verdict
+        == "MISSED"
+    )
+    assert (
+        compare_reports(race_logs.analyze([RACE]), UnorderedPairs([], Counter())).verdict == "ALARM"
+    )
 
 
 def test_simulated_mutants_are_reported_or_redundant(tmp_path: Path) -> None:

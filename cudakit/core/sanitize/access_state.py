@@ -38,7 +38,7 @@ class AccessState:
         self.approximate = False
 
     def add_if_ordered(self, access: MemoryAccess, clock: Clock) -> bool:
-        """Store an access that races with none. Return False, storing nothing, if it may race.
+        """Store an access that races with no stored access. Return False, storing nothing, if it may race.
 
         Does the work of ``unordered_accesses`` and ``store`` in one call, because most accesses race with
         none.

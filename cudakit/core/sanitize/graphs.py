@@ -188,8 +188,8 @@ class GraphTracker:
             return
         if executable in self._last_launches:
             release, earlier = self._last_launches[executable]
-            reason = Sync(SyncKind.EVENT, earlier.seq, earlier.site, call.seq, call.site)
-            stream.acquire(release, reason)
+            sync = Sync(SyncKind.EVENT, earlier.seq, earlier.site, call.seq, call.site)
+            stream.acquire(release, sync)
         if not self._graph(graph):
             self._gaps[UNKNOWN_GRAPH] += 1
         call.graph = graph

@@ -15,8 +15,10 @@ from cudakit.render.markup import Markup, element, escape
 _NEWLINE = Markup("\n")
 
 
-def render(document: Document) -> str:
+def render(document: Document, *, footer: str = "") -> str:
     """Return a document as a page without external references, and without scripts unless it has Explorers.
+
+    ``footer`` says how the page was made.
 
     The content-security policy allows only the stylesheet and the scripts of the page, by their hashes (CSP
     Level 3, section 2.3.1), so that no text of the document can load, run or restyle anything.
@@ -29,7 +31,7 @@ def render(document: Document) -> str:
         "html",
         _head(document.title, style, scripts),
         _NEWLINE,
-        _body(document, scripts),
+        _body(document, scripts, footer),
         lang="en",
     )
     return f"<!DOCTYPE html>\n{page}\n"
@@ -62,13 +64,14 @@ def _digest(text: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode('ascii')}"
 
 
-def _body(document: Document, scripts: Sequence[str]) -> Markup:
+def _body(document: Document, scripts: Sequence[str], footer: str) -> Markup:
     place = Place(level=2, anchor="part", columns=columns_of(document))
     content = element(
         "main",
         element("h1", document.title),
         *(line for part in draw_nodes(document.nodes, place) for line in (_NEWLINE, part)),
         _NEWLINE,
+        element("footer", footer) if footer else None,
     )
     contents = _table_of_contents(document)
     return element(

@@ -19,7 +19,8 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
         (f"{device.file}: {device_name(device)}", _sections(device, top)) for device in devices
     )
     title = f"GPU memory of {files_name(result.files)}"
-    return Document(title, (*overview, *parts), closing=_answers(result))
+    closing = _answers(result) if len(devices) == 1 else brief(result)
+    return Document(title, (*overview, *parts), closing=closing)
 
 
 def summary_report(result: MemoryResult) -> Document:

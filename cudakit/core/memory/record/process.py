@@ -76,6 +76,12 @@ class ProcessMemory:
         """Whether no memory and no range was recorded."""
         return self.model.is_empty and not self.ranges
 
+    def forget_ended_ranges(self) -> None:
+        """Forget the ranges that have ended, for a recording that begins now."""
+        open_ranges = [each for ranges in self._open_ranges.values() for each in ranges]
+        self.ranges.clear()
+        self.ranges += sorted(open_ranges, key=lambda each: each.begin_ns)
+
     def feed(self, batch: Batch) -> None:
         """Apply the records of a batch."""
         records = batch.records[np.isin(batch.records["kind"], _KINDS)]

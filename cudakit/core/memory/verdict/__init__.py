@@ -99,21 +99,16 @@ def _explain(
 def _with_recommendations(
     first: Cause, replays: tuple[ReplayedRemedy, ...]
 ) -> tuple[ReplayedRemedy, ...]:
-    """Recommend changes that help, if unusable free memory is the cause.
+    """Recommend the changes that help and that remove the first cause; others only delay the failure.
 
-    For other causes a change of the allocator only delays the failure. Of several settings, the first that
-    helps is recommended, because the trace does not show what the program needs later.
+    Of several settings, the first that helps is recommended, because the trace does not show what the program
+    needs later.
     """
-    if first.id != "fragmentation":
-        return replays
-    settings = [
-        replayed for replayed in replays if replayed.helps and replayed.settings is not None
-    ]
+    helping = [replayed for replayed in replays if replayed.helps and replayed.cause == first.id]
+    settings = [replayed for replayed in helping if replayed.settings is not None]
+    recommended = [*settings[:1], *(replayed for replayed in helping if replayed.settings is None)]
     return tuple(
-        replace(
-            replayed,
-            recommended=replayed.helps and (replayed.settings is None or replayed is settings[0]),
-        )
+        replace(replayed, recommended=any(replayed is chosen for chosen in recommended))
         for replayed in replays
     )
 
@@ -122,19 +117,21 @@ def _remedies(
     causes: tuple[Cause, ...], replays: tuple[ReplayedRemedy, ...], calls: AllocatorCalls
 ) -> tuple[str, ...]:
     """Return the actions: what a replay confirmed first, then the action for each cause."""
-    confirmed = [
-        f"{_action(replayed, calls)} (replayed: the request fits, peak reserved"
-        f" {format_bytes(replayed.peak_reserved_bytes)})"
-        for replayed in replays
-        if replayed.recommended
-    ]
-    return (*confirmed, *(cause.remedy for cause in causes))
-
-
-def _action(replayed: ReplayedRemedy, calls: AllocatorCalls) -> str:
-    if replayed.settings is not None:
-        return f"set {calls.settings_variable}={replayed.settings}"
-    return f"change the program: {replayed.change}"
+    confirmed, first = [], causes[0].remedy
+    for replayed in replays:
+        if not replayed.recommended:
+            continue
+        result = (
+            " (replayed: the request fits, peak reserved"
+            f" {format_bytes(replayed.peak_reserved_bytes)})"
+        )
+        if replayed.cause != "fragmentation":
+            first += result
+        elif replayed.settings is not None:
+            confirmed.append(f"set {calls.settings_variable}={replayed.settings}{result}")
+        else:
+            confirmed.append(f"change the program: {replayed.change}{result}")
+    return (*confirmed, first, *(cause.remedy for cause in causes[1:]))
 
 
 def replays_sentence(oom: Oom) -> str:

@@ -98,8 +98,8 @@ def test_settings_are_recommended_against_fragmentation_only(
     oom = explained(failed(program, **options))
 
     recommended = [replayed for replayed in oom.replays if replayed.recommended]
-    assert all(replayed.helps for replayed in recommended)
-    assert cause == "fragmentation" or not recommended
+    assert all(replayed.helps and replayed.cause == cause for replayed in recommended)
+    assert cause == "fragmentation" or not any(replayed.settings for replayed in recommended)
 
 
 def test_program_ends_where_its_setting_helps_and_fails_again_where_it_does_not() -> None:
@@ -160,9 +160,18 @@ def test_limit_is_raised_in_the_unit_of_its_call() -> None:
         failed(programs.larger_step_than_the_limit, settings=Settings(memory_fraction=0.2))
     )
 
-    remedy = oom.causes[0].remedy
+    remedy = oom.remedies[0]
     assert "to a fraction of at least 0.2" in remedy
     assert "set_per_process_memory_fraction" in remedy
+    assert "(replayed: the request fits, peak reserved " in remedy
+
+
+def test_memory_of_other_processes_would_serve_the_request() -> None:
+    oom = explained(failed(programs.train_steadily, outside=3 * DEVICE // 4))
+
+    (recommended,) = [replayed for replayed in oom.replays if replayed.recommended]
+    assert recommended.change == "the 6.00 GiB outside this allocator"
+    assert recommended.peak_reserved_bytes > DEVICE // 4
 
 
 def test_figures_of_all_causes_are_of_the_moment_of_the_failure() -> None:
