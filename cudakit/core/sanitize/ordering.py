@@ -159,7 +159,7 @@ class StreamOrder:
         self.current_version += 1
 
     def host_acquires(self, release: Release, call: Call) -> None:
-        """Order the host after a release, by a call that waits."""
+        """Order the host after a release, because ``call`` waits for it."""
         if release.tick > self.host.clock[release.slot]:
             self.host.acquire(release, _single_call(SyncKind.HOST, call))
             self.advance_host()

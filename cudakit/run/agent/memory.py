@@ -67,8 +67,8 @@ class History:
         self._claim_path()
         os.register_at_fork(after_in_child=self._claim_path)
         self._torch: Any = None
-        # PIDs of the processes that record and that ran out of memory. A forked child inherits this object,
-        # but has a different PID, so that neither state applies to it.
+        # PID of the process that records, and PID of the process that ran out of memory. A forked child
+        # inherits this object, but has a different PID, so that neither applies to the child.
         self._recording_pid = 0
         self._out_of_memory_pid = 0
 

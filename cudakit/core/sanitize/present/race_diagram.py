@@ -114,14 +114,14 @@ def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Column
 def _table(steps: Sequence[Step], lanes: tuple[str, ...]) -> Table:
     columns = (Column("call", "number"), *(Column(lane) for lane in lanes))
     rows = tuple((_number(step), *(_cell(step, lane) for lane in lanes)) for step in steps)
-    return Table(columns, rows, caption=_missing(steps))
+    return Table(columns, rows, caption=_describe_missing_sync(steps))
 
 
 def _number(step: Step) -> Value:
     return Count(step.seq) if step.seq else Text("?")
 
 
-def _missing(steps: Sequence[Step]) -> str:
+def _describe_missing_sync(steps: Sequence[Step]) -> str:
     earlier, later = (step for step in steps if step.is_side)
     if 0 < earlier.seq < later.seq:
         return f"no synchronization orders call {later.seq:,} after call {earlier.seq:,}"

@@ -1,4 +1,4 @@
-"""The replays of remedies: a law on random programs, and the windows of long traces."""
+"""The replays of remedies: a invariants on random programs, and the windows of long traces."""
 
 from __future__ import annotations
 
