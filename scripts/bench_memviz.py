@@ -1,9 +1,10 @@
 """Compare the time and memory of ``cudakit memviz`` with those of ``pickle.load`` of the same file.
 
-    python scripts/bench_memviz.py [SNAPSHOT.pkl ...]
+    python scripts/bench_memviz.py [--without-compiler] [SNAPSHOT.pkl ...]
 
 Without files, scripts/make_snapshots.py makes three of a million events. pickle.load is timed alone, with
-garbage collection off; memviz is timed as a whole process. Runs alternate, and the medians are printed. For a
+garbage collection off; memviz is timed as a whole process. ``--without-compiler`` times an installation that has
+no compiled reader. Runs alternate, and the medians are printed. For a
 file with a failed allocation, the analysis is timed with and without the replays of remedies. The last line
 has the time of ``cudakit --help``.
 """
@@ -25,6 +26,13 @@ _RUNS = 5
 
 # With -P the installed package runs, also from the source tree, which has no compiled reader.
 _CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
+# The same in an interpreter that finds no compiled reader, as after an installation without a compiler.
+_WITHOUT_COMPILER = """
+import sys
+sys.modules["cudakit.core.memory.load._pickled"] = None
+from cudakit.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 _BARE = """
 import gc, pickle, sys, time
@@ -81,14 +89,17 @@ def time_pickle_load(file: str) -> Run:
     return Run(float(printed), measured.peak_bytes)
 
 
-def time_memviz(file: str) -> Run:
+def time_memviz(file: str, *, has_compiler: bool = True) -> Run:
     """Time ``cudakit memviz`` as a whole process."""
-    return run([*_CUDAKIT, "memviz", file])[0]
+    python = [sys.executable, "-P", "-c", _WITHOUT_COMPILER]
+    return run([*(_CUDAKIT if has_compiler else python), "memviz", file])[0]
 
 
-def compare(file: str) -> None:
+def compare(file: str, *, has_compiler: bool) -> None:
     """Print both medians and their ratios."""
-    pairs = [(time_pickle_load(file), time_memviz(file)) for _ in range(_RUNS)]
+    pairs = [
+        (time_pickle_load(file), time_memviz(file, has_compiler=has_compiler)) for _ in range(_RUNS)
+    ]
     bare, ours = zip(*pairs, strict=True)
     load, report = _median(bare, _seconds), _median(ours, _seconds)
     load_peak, report_peak = _median(bare, _peak), _median(ours, _peak)
@@ -139,13 +150,13 @@ def main() -> None:
     """Compare the given files, or two generated ones."""
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}")
     with tempfile.TemporaryDirectory() as folder:
-        files = sys.argv[1:]
+        files = [argument for argument in sys.argv[1:] if argument != "--without-compiler"]
         if not files:
             made = Path(__file__).with_name("make_snapshots.py")
             subprocess.run([sys.executable, str(made), folder], check=True)
             files = sorted(map(str, Path(folder).glob("*.pkl")))
         for file in files:
-            compare(file)
+            compare(file, has_compiler="--without-compiler" not in sys.argv)
     time_help()
 
 

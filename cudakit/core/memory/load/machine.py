@@ -18,11 +18,15 @@ _STOP = ord(".")
 # The opcodes of Machine._run_frequent.
 _MEMOIZE, _MARK, _EMPTY_LIST, _EMPTY_DICT = 0x94, ord("("), ord("]"), ord("}")
 # Opcodes that push a value of the memo or an integer of at most 64 bits: four of five in a snapshot.
-_PUSH_PATTERN = rb"h.|j.{4}|K.|J.{4}|M..|\x8a(?:%b)" % b"|".join(b"\\x%02x.{%d}" % (n, n) for n in range(1, 10))
+_PUSH_PATTERN = rb"h.|j.{4}|K.|J.{4}|M..|\x8a(?:%b)" % b"|".join(
+    b"\\x%02x.{%d}" % (n, n) for n in range(1, 10)
+)
 _PUSH = re.compile(_PUSH_PATTERN, re.DOTALL)
 # Consecutive pushes. The limit bounds the work that is repeated for a missing memo entry.
 _PUSHES = re.compile(rb"(?:%b){1,256}" % _PUSH_PATTERN, re.DOTALL)
 _PUSH_OPCODES = frozenset(b"hjKJM\x8a")
+_MAX_STORED_VALUES = 1 << 17
+_LONG1, _BININT, _UNSIGNED_INTEGERS = 0x8A, ord("J"), b"KM"
 
 
 class PickleRejected(ValueError):
@@ -32,22 +36,26 @@ class PickleRejected(ValueError):
 class _PushedValues(dict[bytes, Any]):
     """The value that each opcode with its argument pushes, for the opcodes of _PUSH_PATTERN.
 
-    Values of the memo are stored, so that they must be cleared if a memo entry is replaced. Integers are not:
-    most of them occur once. Raises KeyError for a memo entry that was not stored.
+    The first values are stored, so that they must be cleared if a memo entry is replaced. Raises KeyError for
+    a memo entry that was not stored.
     """
 
     def __init__(self, memo: dict[int, Any]) -> None:
         self._memo = memo
 
     def __missing__(self, push: bytes) -> Any:
-        match push[0]:
-            case 0x8A:
-                return int.from_bytes(push[2:], "little", signed=True)
-            case 0x4A:  # J
-                return int.from_bytes(push[1:], "little", signed=True)
-            case 0x4B | 0x4D:  # K, M
-                return int.from_bytes(push[1:], "little")
-        self[push] = value = self._memo[int.from_bytes(push[1:], "little")]
+        opcode = push[0]
+        value: Any
+        if opcode == _LONG1:
+            value = int.from_bytes(push[2:], "little", signed=True)
+        elif opcode == _BININT:
+            value = int.from_bytes(push[1:], "little", signed=True)
+        else:
+            value = int.from_bytes(push[1:], "little")
+            if opcode not in _UNSIGNED_INTEGERS:
+                value = self._memo[value]
+        if len(self) < _MAX_STORED_VALUES:
+            self[push] = value
         return value
 
 

@@ -128,7 +128,9 @@ class ObjectTree:
     def children(self, lists: Handles) -> tuple[Ints, Handles]:
         rows = self._rows(lists)
         if not lists.all():
-            rows = [node if handle else () for node, handle in zip(rows, lists.tolist(), strict=True)]
+            rows = [
+                node if handle else () for node, handle in zip(rows, lists.tolist(), strict=True)
+            ]
         _check_types(rows, {list, tuple}, "a list")
         counts = np.fromiter(map(len, rows), np.int64, len(rows))
         self.budget.spend_items(int(counts.sum()))
@@ -192,7 +194,9 @@ class ObjectTree:
 
 def _check_types(rows: list[Any], types: set[type], expected: str) -> None:
     if not set(map(type, rows)) <= types:
-        raise kind_error(expected, _kind_name(next(node for node in rows if type(node) not in types)))
+        raise kind_error(
+            expected, _kind_name(next(node for node in rows if type(node) not in types))
+        )
 
 
 class _ContentKeys:
@@ -201,21 +205,23 @@ class _ContentKeys:
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
         self._visited: dict[tuple[int, int], int] = {}
-        # By depth, and the addresses of the items of a list. Keys are bytes, as in _container_key.
-        self._lists: dict[tuple[int, bytes], int] = {}
+        # By depth, and by the addresses of the items of a list, which a file cannot choose.
+        self._lists: tuple[dict[tuple[int, ...], int], ...] = tuple(
+            {} for _ in range(_INTERN_DEPTH)
+        )
 
     def number(self, node: object, depth: int = 0) -> int:
         """Return the number of an object's content."""
+        if type(node) is list and depth < _INTERN_DEPTH:
+            addresses, lists = tuple(map(id, node)), self._lists[depth]
+            number = lists.get(addresses)
+            if number is None:
+                number = lists[addresses] = self._number_of_container(node, depth)
+            return number
         if not isinstance(node, (list, tuple, dict)):
             return self._number_of_key(_scalar_key(node))
         if depth == _INTERN_DEPTH:
             return self._number_of_key(("identity", id(node)))
-        if not isinstance(node, dict):
-            items = (depth, array("Q", map(id, node)).tobytes())
-            number = self._lists.get(items)
-            if number is None:
-                number = self._lists[items] = self._number_of_container(node, depth)
-            return number
         return self._number_of_container(node, depth)
 
     def _number_of_container(self, node: Any, depth: int) -> int:
