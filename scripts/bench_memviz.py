@@ -3,10 +3,10 @@
     python scripts/bench_memviz.py [--without-compiler] [SNAPSHOT.pkl ...]
 
 Without files, scripts/make_snapshots.py makes three of a million events. pickle.load is timed alone, with
-garbage collection off; memviz is timed as a whole process. ``--without-compiler`` times an installation that has
-no compiled reader. Runs alternate, and the medians are printed. For a
-file with a failed allocation, the analysis is timed with and without the replays of remedies. The last line
-has the time of ``cudakit --help``.
+garbage collection off; memviz is timed as a whole process. ``--without-compiler`` times an installation
+without the compiled reader. Runs alternate, and the medians are printed. For a file with a failed allocation,
+the analysis is timed with and without the replays of remedies. The last line has the time of
+``cudakit --help``.
 """
 
 from __future__ import annotations
