@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -41,10 +41,10 @@ def record_memory(
 
     Records PyTorch's history, the pools of CuPy, Numba, RMM and JAX, and, if the first block begins before
     CUDA is initialized, every allocation from the driver, with the Sanitizer API. The snapshot has PyTorch's
-    format. It is written to ``path`` when the block ends, also after an exception. When PyTorch's memory
-    first runs out in the block, another snapshot is written before the error is raised, to a name with
-    ``-oom``, such as ``cudakit-memory-oom.pickle``. Existing files are replaced. The snapshot has the last
-    ``max_entries`` events of each device; with ``stacks`` "all" PyTorch's events also have C++ frames.
+    format. It is written to ``path`` when the block ends, also after an exception. When the memory of PyTorch
+    or CuPy first runs out in the block, another snapshot is written, to a name with ``-oom``, such as
+    ``cudakit-memory-oom.pickle``. Existing files are replaced. The snapshot has the last ``max_entries``
+    events of each device; with ``stacks`` "all" PyTorch's events also have C++ frames.
 
     The block yields an object with ``path``, ``files`` (the files written so far) and ``notes`` (what is not
     recorded, and why). Memory that a pool allocated before the first block is not recorded. PyTorch's history
@@ -58,20 +58,26 @@ def record_memory(
     session = _session()
     recording.notes = session.source.notes
 
-    def write(torch: dict[str, Any] | None, output_path: Path) -> None:
-        write_snapshot(session.snapshot(torch), output_path)
+    def write(snapshot: dict[str, Any], output_path: Path) -> None:
+        write_snapshot(snapshot, output_path)
         recording.files.append(output_path)
 
     oom_path = snapshot_path.with_stem(f"{snapshot_path.stem}-oom")
     history = TorchHistory(
-        max_entries=max_entries, stacks=stacks, write_oom=lambda torch: write(torch, oom_path)
+        max_entries=max_entries,
+        stacks=stacks,
+        write_oom=lambda torch: write(session.snapshot(torch), oom_path),
     )
-    session.begin(history, max_entries)
+    session.begin(history, max_entries, lambda snapshot: write(snapshot, oom_path))
     try:
         yield recording
     finally:
         write(session.end(), snapshot_path)
         recording.notes = session.source.notes
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class _Session:
@@ -86,20 +92,34 @@ class _Session:
         self.source: MemorySource = begin_memory(self._feed, self._jax_messages.append)
         after_import("torch", self._start_history)
 
-    def begin(self, history: TorchHistory, max_entries: int) -> None:
-        """Begin a block: forget the events before the block, but not the memory in use."""
+    def begin(
+        self,
+        history: TorchHistory,
+        max_entries: int,
+        write_oom: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Begin a block: forget the events before the block, but not the memory in use.
+
+        ``write_oom`` gets the snapshot of the moment when a pool other than PyTorch's first runs out of
+        memory.
+        """
         self._history = history
         if sys.modules.get("torch") is not None:
             self._start_history()
         with self._drained():
             self._memory.model.forget_entries()
             self._memory.model.max_entries = max_entries
-            self._memory.ranges.clear()
+            self._memory.forget_ended_ranges()
+            self._memory.has_run_out_of_memory = False
+            self._memory.on_out_of_memory = lambda: write_oom(self._build_snapshot(None))
 
-    def end(self) -> dict[str, Any] | None:
-        """End a block; return the snapshot of PyTorch, None if torch was never imported."""
+    def end(self) -> dict[str, Any]:
+        """End a block and return its snapshot."""
         history, self._history = self._history, None
-        return history.stop() if history else None
+        torch = history.stop() if history else None
+        snapshot = self.snapshot(torch)
+        self._memory.on_out_of_memory = _do_nothing
+        return snapshot
 
     def _start_history(self) -> None:
         if self._history:
@@ -113,8 +133,11 @@ class _Session:
             while self._jax_messages:
                 time_ns, arrays = arrays_of_message(self._jax_messages.pop(0))
                 self._memory.model.replace_blocks(JAX, arrays, time_ns)
-            offset_ns = time.time_ns() - time.monotonic_ns()
-            return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch=torch)
+            return self._build_snapshot(torch)
+
+    def _build_snapshot(self, torch: dict[str, Any] | None) -> dict[str, Any]:
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch=torch)
 
     def _drained(self) -> Any:
         return self.source.recording.drained() if self.source.recording else nullcontext()

@@ -110,8 +110,8 @@ def _delete_oldest(directory: int) -> None:
 
 def cache_key(compiler: str, target: str, options: Sequence[str], source: str) -> str:
     """Return the cache key of a compilation."""
-    parts = (_FORMAT, compiler, target, *options, source)
-    return sha256(b"".join(_length_prefixed(part.encode()) for part in parts)).hexdigest()
+    key_parts = (_FORMAT, compiler, target, *options, source)
+    return sha256(b"".join(_length_prefixed(part.encode()) for part in key_parts)).hexdigest()
 
 
 def user_cache(variables: Mapping[str, str]) -> CompileCache | None:

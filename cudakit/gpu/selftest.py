@@ -189,11 +189,11 @@ def _host_words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
 
 def _expected_values() -> npt.NDArray[Any]:
     """Compute the kernel's results on the host, in wrapping 32-bit arithmetic."""
-    x = np.arange(_VALUE_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
+    values = np.arange(_VALUE_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
     for _ in range(_ROUNDS):
-        x = x * np.uint32(1664525) + np.uint32(1013904223)
-        x ^= x >> np.uint32(13)
-    return x
+        values = values * np.uint32(1664525) + np.uint32(1013904223)
+        values ^= values >> np.uint32(13)
+    return values
 
 
 def _compare(actual: npt.NDArray[Any], expected: npt.NDArray[Any], source: str) -> None:

@@ -45,7 +45,7 @@ class Alloc:
     stream: U32 = 0
     layer: AllocationLayer = AllocationLayer.DRIVER
     pool: Text = ""  # name of the pool, such as "cupy"; empty for the driver
-    requested_bytes: U64 = 0  # bytes that the program requested; 0: ``size_bytes``
+    requested_bytes: U64 = 0  # bytes that the program requested; 0 if they equal ``size_bytes``
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,11 +333,21 @@ class Arenas:
     size_bytes: U64
 
 
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """A memory pool could not allocate ``size_bytes``, after it had released its unused memory."""
+
+    kind: ClassVar[EventKind] = EventKind.OUT_OF_MEMORY
+    size_bytes: U64
+    free_bytes: U64  # free memory of the device
+    pool: Text = ""  # name of the pool, such as "cupy"
+
+
 EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Arenas
+    | Mark | Gap | Accessed | Arenas | OutOfMemory
 )  # fmt: skip
 
 

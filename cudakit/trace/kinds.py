@@ -36,6 +36,7 @@ class EventKind(IntEnum):
     GAP = 26
     ACCESSED = 27
     ARENAS = 28
+    OUT_OF_MEMORY = 29
 
 
 class AllocationLayer(IntEnum):

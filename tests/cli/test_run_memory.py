@@ -348,3 +348,48 @@ def test_pool_of_rmm_is_recorded_after_it_was_initialized_again(run: Runner) -> 
 
 def test_default_resource_of_rmm_is_memory_of_the_driver(run: Runner) -> None:
     assert blocks(run(RMM + "use()\n").snapshot(), "driver") == [(1024, 1000, "table")]
+
+
+TORCH = """
+import sys, types
+def snapshot():
+    segment = {"device": 0, "address": 1 << 40, "total_size": 6 << 20, "blocks": []}
+    return {"segments": [segment], "device_traces": [[]]}
+memory = types.SimpleNamespace(_record_memory_history=lambda **_: None, _snapshot=snapshot)
+cuda = types.SimpleNamespace(
+    memory=memory, _lazy_call=lambda call: call(), device_count=lambda: 0
+)
+_C = types.SimpleNamespace(_cuda_attach_out_of_memory_observer=lambda observer: None)
+"""
+
+
+def test_limit_includes_memory_that_only_pytorch_has_recorded(run: Runner) -> None:
+    (run.directory / "torch.py").write_text(TORCH)
+
+    done = run("import torch\n", limit=5 * MIB, driver=False)
+    (sentence,) = done.files.limits_passed
+    assert "passed the limit of 5.00 MiB before the recorded events; peak 6.00 MiB" in sentence
+    assert run("import torch\n", limit=6 * MIB, driver=False, RANK="1").files.limits_passed == ()
+
+
+def test_failed_allocation_of_cupy_has_a_snapshot_of_its_moment(run: Runner) -> None:
+    done = run(
+        CUPY
+        + """
+for _ in range(2):
+    try:
+        cupy.pool.malloc(2 << 30)
+    except MemoryError:
+        later = cupy.pool.malloc(512)
+"""
+    )
+
+    assert [Path(path).name for path in done.files.paths] == ["out-oom.pickle", "out.pickle"]
+    assert blocks(done.snapshot(), "cupy") == [(1024, 1000, "weights")]
+    (device,) = cudakit.memviz(done.files.paths[0]).devices
+    (oom,) = device.ooms
+    assert (oom.size_bytes, oom.device_free_bytes) == (2 << 30, 5 * MIB)
+    trace = read_snapshot(Path(done.files.paths[0]))["device_traces"][0]
+    assert trace[-1]["action"] == "oom"
+    assert trace[-1]["frames"][0]["filename"].endswith("cupy/__init__.py")
+    assert len(cudakit.memviz(done.files.paths[1]).devices[0].ooms) == 2

@@ -27,7 +27,7 @@ UNITS = {
     "fp8_e4m3": 2**-3,
     "fp8_e5m2": 2**-2,
 }
-LEAST = {
+SMALLEST_VALUE = {
     "fp64": 0.0,
     "fp32": 2**-149,
     "fp16": 2**-24,
@@ -91,7 +91,7 @@ class Problem:
         return (
             1.25 * share * magnitude
             + UNITS[gemm.output] * np.abs(self.expected())
-            + LEAST[gemm.output]
+            + SMALLEST_VALUE[gemm.output]
         )
 
     def check(self, content: bytes, *, reduced: bool = False) -> None:

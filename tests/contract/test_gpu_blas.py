@@ -26,14 +26,14 @@ from cudakit.gpu.api.gemm import (
 )
 from cudakit.units import Unavailable
 
-USUAL = GemmSettings(reduced_precision=False)
+DEFAULT_SETTINGS = GemmSettings(reduced_precision=False)
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 # Minimum compute capability (cuBLAS Library, "cublasLtMatmul").
-LEAST = {"bf16": (8, 0), "tf32": (8, 0), "fp8_e4m3": (8, 9), "fp8_e5m2": (8, 9)}
+MIN_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8_e4m3": (8, 9), "fp8_e5m2": (8, 9)}
 BLACKWELL = (10, 0)
 
 
-def a_gemm(dtype: str, **options: Any) -> Gemm:
+def make_gemm(dtype: str, **options: Any) -> Gemm:
     return Gemm(dtype=dtype, **{"m": 48, "n": 32, "k": 64, **options})
 
 
@@ -58,11 +58,11 @@ def assert_right(
     bench: Workbench,
     blas: Blas,
     gemm: Gemm,
-    settings: GemmSettings = USUAL,
+    settings: GemmSettings = DEFAULT_SETTINGS,
     algorithm: Algorithm | None = None,
 ) -> None:
     """Compute a GEMM and check every byte of D; skip data types that the device lacks."""
-    if capability(bench.gpu) < LEAST.get(gemm.dtype, (0, 0)):
+    if capability(bench.gpu) < MIN_CAPABILITY.get(gemm.dtype, (0, 0)):
         pytest.skip(f"the device does not multiply {gemm.dtype}")
     problem = Problem(gemm)
     with closing(blas.prepare(gemm, settings, algorithm)) as plan:
@@ -73,7 +73,7 @@ def assert_right(
 def assert_right_or_refused(bench: Workbench, blas: Blas, gemm: Gemm) -> None:
     """Check the result of a GEMM, or that the library raises Unsupported with a reason."""
     try:
-        blas.prepare(gemm, USUAL).close()
+        blas.prepare(gemm, DEFAULT_SETTINGS).close()
     except Unsupported as refusal:
         pytest.skip(f"{refusal.message}; {refusal.hint}")
     assert_right(bench, blas, gemm)
@@ -84,19 +84,19 @@ def assert_right_or_refused(bench: Workbench, blas: Blas, gemm: Gemm) -> None:
 def test_gemm_is_correct_in_every_layout(
     bench: Workbench, blas: Blas, dtype: str, layout: str
 ) -> None:
-    assert_right(bench, blas, a_gemm(dtype, layout=layout))
+    assert_right(bench, blas, make_gemm(dtype, layout=layout))
 
 
 @pytest.mark.parametrize("dtype", [*FP8, "int8"])
 def test_8_bit_gemm_is_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
-    assert_right(bench, blas, a_gemm(dtype, layout="tn"))
+    assert_right(bench, blas, make_gemm(dtype, layout="tn"))
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
 def test_int8_in_each_layout_is_correct_or_refused(
     bench: Workbench, blas: Blas, layout: str
 ) -> None:
-    assert_right_or_refused(bench, blas, a_gemm("int8", layout=layout))
+    assert_right_or_refused(bench, blas, make_gemm("int8", layout=layout))
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_int8_in_each_layout_is_correct_or_refused(
 def test_gemm_output_may_be_of_another_type(
     bench: Workbench, blas: Blas, dtype: str, output: str
 ) -> None:
-    assert_right(bench, blas, a_gemm(dtype, output=output))
+    assert_right(bench, blas, make_gemm(dtype, output=output))
 
 
 def test_gemm_accumulates_in_fp16(bench: Workbench, blas: Blas) -> None:
-    assert_right(bench, blas, a_gemm("fp16", accumulate="fp16"))
+    assert_right(bench, blas, make_gemm("fp16", accumulate="fp16"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -121,23 +121,23 @@ def test_gemm_sizes_may_be_odd(bench: Workbench, blas: Blas, dtype: str, layout:
 
 @pytest.mark.parametrize("dtype", DATA_TYPES)
 def test_batched_gemm_does_not_write_padding(bench: Workbench, blas: Blas, dtype: str) -> None:
-    assert_right(bench, blas, a_gemm(dtype, batch=3, padding=16))
+    assert_right(bench, blas, make_gemm(dtype, batch=3, padding=16))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_padding_is_ignored_in_every_layout(bench: Workbench, blas: Blas, layout: str) -> None:
-    assert_right(bench, blas, a_gemm("fp32", layout=layout, batch=2, padding=5))
+    assert_right(bench, blas, make_gemm("fp32", layout=layout, batch=2, padding=5))
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
 def test_epilogue_is_correct(bench: Workbench, blas: Blas, dtype: str, epilogue: str) -> None:
-    assert_right(bench, blas, a_gemm(dtype, epilogue=epilogue))
+    assert_right(bench, blas, make_gemm(dtype, epilogue=epilogue))
 
 
 @pytest.mark.parametrize("output", ["bf16", "fp16", "fp32"])
 def test_bias_of_fp8_gemm_is_correct(bench: Workbench, blas: Blas, output: str) -> None:
-    assert_right(bench, blas, a_gemm("fp8_e4m3", epilogue="bias", output=output))
+    assert_right(bench, blas, make_gemm("fp8_e4m3", epilogue="bias", output=output))
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -145,29 +145,29 @@ def test_bias_of_fp8_gemm_is_correct(bench: Workbench, blas: Blas, output: str) 
 def test_each_epilogue_is_correct_or_refused(
     bench: Workbench, blas: Blas, dtype: str, epilogue: str
 ) -> None:
-    assert_right_or_refused(bench, blas, a_gemm(dtype, epilogue=epilogue))
+    assert_right_or_refused(bench, blas, make_gemm(dtype, epilogue=epilogue))
 
 
 def test_bias_applies_to_every_matrix_of_batch(bench: Workbench, blas: Blas) -> None:
-    assert_right(bench, blas, a_gemm("bf16", epilogue="relu-bias", batch=3, padding=8))
+    assert_right(bench, blas, make_gemm("bf16", epilogue="relu-bias", batch=3, padding=8))
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DATA_TYPES if dtype not in FP8])
 def test_cublas_matches_cublaslt(bench: Workbench, dtype: str) -> None:
     with closing(opened(bench.gpu, "cublas")) as blas:
-        assert_right(bench, blas, a_gemm(dtype, padding=16))
-        assert_right(bench, blas, a_gemm(dtype, batch=3))
+        assert_right(bench, blas, make_gemm(dtype, padding=16))
+        assert_right(bench, blas, make_gemm(dtype, batch=3))
 
 
 IMPOSSIBLE: dict[str, tuple[Library, Gemm]] = {
-    "an epilogue of int8": ("cublaslt", a_gemm("int8", epilogue="bias")),
+    "an epilogue of int8": ("cublaslt", make_gemm("int8", epilogue="bias")),
     "sums in fp16 of an output in fp32": (
         "cublaslt",
-        a_gemm("fp16", accumulate="fp16", output="fp32"),
+        make_gemm("fp16", accumulate="fp16", output="fp32"),
     ),
-    "columns of fp8 that are not aligned": ("cublaslt", a_gemm("fp8_e4m3", k=65)),
-    "fp8 in cublas": ("cublas", a_gemm("fp8_e4m3")),
-    "an epilogue in cublas": ("cublas", a_gemm("fp32", epilogue="relu")),
+    "columns of fp8 that are not aligned": ("cublaslt", make_gemm("fp8_e4m3", k=65)),
+    "fp8 in cublas": ("cublas", make_gemm("fp8_e4m3")),
+    "an epilogue in cublas": ("cublas", make_gemm("fp32", epilogue="relu")),
 }
 
 
@@ -176,7 +176,7 @@ def test_unsupported_gemm_is_refused_with_reason(
     bench: Workbench, library: Library, gemm: Gemm
 ) -> None:
     with closing(opened(bench.gpu, library)) as blas, pytest.raises(Unsupported) as caught:
-        blas.prepare(gemm, USUAL)
+        blas.prepare(gemm, DEFAULT_SETTINGS)
     assert caught.value.message
     assert caught.value.hint
 
@@ -186,20 +186,20 @@ def test_fp8_needs_layout_tn_before_blackwell(bench: Workbench, blas: Blas, layo
     if capability(bench.gpu) >= BLACKWELL:
         pytest.skip("this device multiplies fp8 in every layout")
     with pytest.raises(Unsupported) as caught:
-        blas.prepare(a_gemm("fp8_e4m3", layout=layout), USUAL)
+        blas.prepare(make_gemm("fp8_e4m3", layout=layout), DEFAULT_SETTINGS)
     assert caught.value.message
     assert caught.value.hint
 
 
 def test_gemm_is_stream_ordered(bench: Workbench, blas: Blas) -> None:
-    gpu, gemm = bench.gpu, a_gemm("fp32")
+    gpu, gemm = bench.gpu, make_gemm("fp32")
     late, early = Problem(gemm, seed=1), Problem(gemm, seed=2)
     stream, early_operands, late_operands = (
         gpu.stream(blocking=False),
         put(bench, early),
         put(bench, late),
     )
-    with closing(blas.prepare(gemm, USUAL)) as plan:
+    with closing(blas.prepare(gemm, DEFAULT_SETTINGS)) as plan:
         bench.spin(stream)
         gpu.copy(early_operands.a, late_operands.a, late.a.nbytes, stream)
         gpu.copy(early_operands.b, late_operands.b, late.b.nbytes, stream)
@@ -208,10 +208,10 @@ def test_gemm_is_stream_ordered(bench: Workbench, blas: Blas) -> None:
 
 
 def test_captured_gemm_is_computed_by_every_replay(bench: Workbench, blas: Blas) -> None:
-    gpu, gemm = bench.gpu, a_gemm("bf16", epilogue="bias")
+    gpu, gemm = bench.gpu, make_gemm("bf16", epilogue="bias")
     problems = [Problem(gemm, seed=seed) for seed in range(3)]
     stream, operands = gpu.stream(), put(bench, problems[0])
-    with closing(blas.prepare(gemm, USUAL)) as plan:
+    with closing(blas.prepare(gemm, DEFAULT_SETTINGS)) as plan:
         gpu.capture_begin(stream)
         plan.enqueue(operands, stream)
         graph = gpu.instantiate(gpu.capture_end(stream))
@@ -230,7 +230,7 @@ def test_captured_gemm_is_computed_by_every_replay(bench: Workbench, blas: Blas)
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 def test_heuristic_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
-    gemm, settings = a_gemm(dtype, k=512), GemmSettings()
+    gemm, settings = make_gemm(dtype, k=512), GemmSettings()
     algorithms = blas.heuristics(gemm, settings, 8)
 
     assert 1 <= len(algorithms) <= 8
@@ -240,7 +240,7 @@ def test_heuristic_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: s
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_listed_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str) -> None:
-    gemm, settings = a_gemm(dtype, k=512), GemmSettings()
+    gemm, settings = make_gemm(dtype, k=512), GemmSettings()
     algorithms = list(islice(blas.algorithms(gemm, settings), 20))
 
     assert algorithms
@@ -250,16 +250,16 @@ def test_listed_algorithms_are_correct(bench: Workbench, blas: Blas, dtype: str)
 
 
 def test_gemm_reports_chosen_algorithm(blas: Blas) -> None:
-    gemm = a_gemm("fp32", k=512)
-    for algorithm in blas.heuristics(gemm, USUAL, 3):
-        with closing(blas.prepare(gemm, USUAL, algorithm)) as plan:
-            chosen = plan.algorithm
-            assert isinstance(chosen, Algorithm)
-            assert replace(chosen, workspace_bytes=algorithm.workspace_bytes) == algorithm
+    gemm = make_gemm("fp32", k=512)
+    for algorithm in blas.heuristics(gemm, DEFAULT_SETTINGS, 3):
+        with closing(blas.prepare(gemm, DEFAULT_SETTINGS, algorithm)) as plan:
+            planned = plan.algorithm
+            assert isinstance(planned, Algorithm)
+            assert replace(planned, workspace_bytes=algorithm.workspace_bytes) == algorithm
 
 
 def test_zero_workspace_excludes_algorithms_that_need_one(bench: Workbench, blas: Blas) -> None:
-    gemm, settings = a_gemm("fp32", k=4096), GemmSettings(workspace_bytes=0)
+    gemm, settings = make_gemm("fp32", k=4096), GemmSettings(workspace_bytes=0)
 
     for algorithm in islice(blas.algorithms(gemm, settings), 20):
         assert algorithm.workspace_bytes == 0
@@ -270,7 +270,7 @@ def test_zero_workspace_excludes_algorithms_that_need_one(bench: Workbench, blas
 def test_deterministic_gemm_is_bitwise_reproducible(
     bench: Workbench, blas: Blas, dtype: str
 ) -> None:
-    gemm, settings = a_gemm(dtype, k=4096), GemmSettings(deterministic=True)
+    gemm, settings = make_gemm(dtype, k=4096), GemmSettings(deterministic=True)
     problem = Problem(gemm)
     with closing(blas.prepare(gemm, settings)) as plan:
         runs = {run(bench, plan, problem) for _ in range(5)}
@@ -284,7 +284,7 @@ def test_gemm_reports_settings(bench: Workbench, library: Library) -> None:
     with closing(opened(bench.gpu, library)) as blas:
         assert blas.library == library
         assert blas.version
-        with closing(blas.prepare(a_gemm("fp32"), USUAL)) as plan:
+        with closing(blas.prepare(make_gemm("fp32"), DEFAULT_SETTINGS)) as plan:
             assert isinstance(plan.algorithm, Algorithm | Unavailable)
             assert plan.settings
             assert all(plan.settings.values())
@@ -292,7 +292,7 @@ def test_gemm_reports_settings(bench: Workbench, library: Library) -> None:
 
 def test_second_close_has_no_effect(bench: Workbench) -> None:
     blas = opened(bench.gpu)
-    plan = blas.prepare(a_gemm("fp32", k=4096), USUAL)
+    plan = blas.prepare(make_gemm("fp32", k=4096), DEFAULT_SETTINGS)
     for _ in range(2):
         plan.close()
     for _ in range(2):
@@ -301,21 +301,21 @@ def test_second_close_has_no_effect(bench: Workbench) -> None:
 
 
 def test_closed_gemm_frees_workspace(bench: Workbench, blas: Blas) -> None:
-    gemm = a_gemm("fp32", k=1 << 15)
-    plan = blas.prepare(gemm, USUAL)
+    gemm = make_gemm("fp32", k=1 << 15)
+    plan = blas.prepare(gemm, DEFAULT_SETTINGS)
     run(bench, plan, Problem(gemm))
     plan.close()  # after the first GEMM, the library makes no more one-time allocations
     free_bytes_before = bench.gpu.memory_info().free_bytes
     for _ in range(16):
-        blas.prepare(gemm, USUAL).close()
+        blas.prepare(gemm, DEFAULT_SETTINGS).close()
     assert free_bytes_before - bench.gpu.memory_info().free_bytes < 2 * WORKSPACE_BYTES
 
 
 def test_several_gemms_share_library(bench: Workbench, blas: Blas) -> None:
-    first, second = Problem(a_gemm("fp32", k=4096)), Problem(a_gemm("fp64", n=16), seed=1)
+    first, second = Problem(make_gemm("fp32", k=4096)), Problem(make_gemm("fp64", n=16), seed=1)
     with (
-        closing(blas.prepare(first.gemm, USUAL)) as first_plan,
-        closing(blas.prepare(second.gemm, USUAL)) as second_plan,
+        closing(blas.prepare(first.gemm, DEFAULT_SETTINGS)) as first_plan,
+        closing(blas.prepare(second.gemm, DEFAULT_SETTINGS)) as second_plan,
     ):
         for _ in range(2):
             first.check(run(bench, first_plan, first))
@@ -323,16 +323,16 @@ def test_several_gemms_share_library(bench: Workbench, blas: Blas) -> None:
 
 
 def test_unused_operands_may_be_null(bench: Workbench, blas: Blas) -> None:
-    problem = Problem(a_gemm("fp32"))
+    problem = Problem(make_gemm("fp32"))
     operands = put(bench, problem)
     bench.gpu.free(operands.bias)
-    with closing(blas.prepare(problem.gemm, USUAL)) as plan:
+    with closing(blas.prepare(problem.gemm, DEFAULT_SETTINGS)) as plan:
         plan.enqueue(operands, bench.gpu.stream())
         problem.check(result(bench, problem, operands))
 
 
 def test_int8_sums_are_exact_at_extremes(bench: Workbench, blas: Blas) -> None:
-    problem = Problem(a_gemm("int8", k=1024))
+    problem = Problem(make_gemm("int8", k=1024))
     problem.a[:], problem.b[:] = np.int8(-128), np.int8(-128)
-    with closing(blas.prepare(problem.gemm, USUAL)) as plan:
+    with closing(blas.prepare(problem.gemm, DEFAULT_SETTINGS)) as plan:
         problem.check(run(bench, plan, problem))

@@ -102,7 +102,7 @@ def test_graph_outlives_stream_and_executable_outlives_graph(bench: Workbench) -
     assert bench.read(value) == [6]
 
 
-SPOILERS: dict[str, tuple[Status, Callable[[Gpu, Stream], object]]] = {
+INVALIDATING_CALLS: dict[str, tuple[Status, Callable[[Gpu, Stream], object]]] = {
     "sync of the stream": (
         Status.STREAM_CAPTURE_UNSUPPORTED,
         lambda gpu, stream: gpu.sync_stream(stream),
@@ -120,7 +120,7 @@ SPOILERS: dict[str, tuple[Status, Callable[[Gpu, Stream], object]]] = {
 }
 
 
-@pytest.mark.parametrize(("status", "spoil"), SPOILERS.values(), ids=SPOILERS)
+@pytest.mark.parametrize(("status", "spoil"), INVALIDATING_CALLS.values(), ids=INVALIDATING_CALLS)
 def test_call_that_is_prohibited_in_capture_invalidates_it(
     bench: Workbench, status: Status, spoil: Callable[[Gpu, Stream], object]
 ) -> None:
@@ -305,7 +305,7 @@ def _fork(bench: Workbench, value: Ptr, stream: Stream) -> None:
     bench.gpu.wait(stream, bench.recorded(other_stream))
 
 
-UNLIKE: dict[str, tuple[str, Work, Work]] = {
+DIFFERENT_GRAPHS: dict[str, tuple[str, Work, Work]] = {
     "more nodes": (
         "TOPOLOGY_CHANGED",
         lambda bench, value, stream: bench.add(value, 1, 2, stream),
@@ -320,16 +320,18 @@ UNLIKE: dict[str, tuple[str, Work, Work]] = {
 }
 
 
-@pytest.mark.parametrize(("reason", "work", "other_work"), UNLIKE.values(), ids=UNLIKE)
+@pytest.mark.parametrize(
+    ("reason", "work", "other_work"), DIFFERENT_GRAPHS.values(), ids=DIFFERENT_GRAPHS
+)
 def test_update_with_different_graph_is_refused_without_effect(
     bench: Workbench, reason: str, work: Work, other_work: Work
 ) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0, 0)
     executable = captured(bench, stream, lambda: work(bench, value, stream))
-    unlike = graph_of(bench, stream, lambda: other_work(bench, value, stream))
+    different_graph = graph_of(bench, stream, lambda: other_work(bench, value, stream))
 
     with refused(Status.GRAPH_EXEC_UPDATE_FAILURE) as caught:
-        gpu.graph_update(executable, unlike)
+        gpu.graph_update(executable, different_graph)
     assert reason in caught.value.message
     gpu.graph_launch(executable, stream)
     assert bench.read(value) == [2]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from contract.workbench import ONE, Workbench, refused
+from contract.workbench import ONE_THREAD, Workbench, refused
 
 from cudakit.gpu.api import LEGACY, Dim3
 from cudakit.gpu.driver_errors import Status
@@ -47,15 +47,15 @@ def test_kernel_arguments_are_copied_at_launch(bench: Workbench) -> None:
 @pytest.mark.parametrize(
     ("grid", "block"),
     [
-        ((0, 1, 1), ONE),
-        (ONE, (1, 0, 1)),
-        ((-1, 1, 1), ONE),
-        (ONE, (1025, 1, 1)),
-        (ONE, (32, 32, 2)),
-        (ONE, (1, 1, 65)),
-        ((1, 65536, 1), ONE),
-        ((1 << 31, 1, 1), ONE),
-        ((1 << 40, 1, 1), ONE),
+        ((0, 1, 1), ONE_THREAD),
+        (ONE_THREAD, (1, 0, 1)),
+        ((-1, 1, 1), ONE_THREAD),
+        (ONE_THREAD, (1025, 1, 1)),
+        (ONE_THREAD, (32, 32, 2)),
+        (ONE_THREAD, (1, 1, 65)),
+        ((1, 65536, 1), ONE_THREAD),
+        ((1 << 31, 1, 1), ONE_THREAD),
+        ((1 << 40, 1, 1), ONE_THREAD),
     ],
 )
 def test_invalid_launch_shape_is_rejected(bench: Workbench, grid: Dim3, block: Dim3) -> None:
@@ -72,7 +72,9 @@ def test_more_shared_memory_than_there_is_is_refused(bench: Workbench) -> None:
     args = (bench.ints(1), np.int32(2))
 
     with refused(Status.INVALID_VALUE):
-        bench.gpu.launch(bench.kernels["store"], ONE, ONE, args, LEGACY, shared_bytes=1 << 30)
+        bench.gpu.launch(
+            bench.kernels["store"], ONE_THREAD, ONE_THREAD, args, LEGACY, shared_bytes=1 << 30
+        )
 
 
 def test_shared_memory_above_default_is_opted_in(
@@ -83,7 +85,9 @@ def test_shared_memory_above_default_is_opted_in(
 
     # Every device of compute capability 7.5 and newer has 64 KiB of shared memory, minus static and reserved
     # memory.
-    bench.gpu.launch(bench.kernels["store"], ONE, ONE, args, LEGACY, shared_bytes=60 << 10)
+    bench.gpu.launch(
+        bench.kernels["store"], ONE_THREAD, ONE_THREAD, args, LEGACY, shared_bytes=60 << 10
+    )
 
     assert bench.read(value) == [2]
 

@@ -59,11 +59,11 @@ def test_legacy_stream_orders_blocking_streams(
     bench: Workbench,
 ) -> None:
     gpu, first, second = bench.gpu, bench.gpu.stream(), bench.gpu.stream()
-    value, between, result = bench.ints(0), bench.ints(0), bench.ints(0)
+    value, intermediate, result = bench.ints(0), bench.ints(0), bench.ints(0)
     bench.spin(first)
     bench.store(value, 4, first)
-    bench.move(between, value, LEGACY)
-    bench.move(result, between, second)
+    bench.move(intermediate, value, LEGACY)
+    bench.move(result, intermediate, second)
     gpu.sync_stream(second)
 
     assert bench.read(result) == [4]
@@ -79,10 +79,10 @@ def test_per_thread_default_streams_are_independent(bench: Workbench) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(elsewhere).result()
-    overtaken = not bench.gpu.query_stream(PER_THREAD)
+    is_pending = not bench.gpu.query_stream(PER_THREAD)
 
     assert bench.read(value) == [6]
-    assert overtaken
+    assert is_pending
 
 
 def test_stream_query_is_true_after_work_completes(bench: Workbench) -> None:

@@ -186,12 +186,12 @@ def test_empty_fill_launches_nothing(bench: Workbench, fill: Fill) -> None:
     assert bench.read(out) == [7]
 
 
-@pytest.mark.parametrize(("least", "most"), [(1, 0), (0, 2**32)])
+@pytest.mark.parametrize(("lowest", "highest"), [(1, 0), (0, 2**32)])
 def test_invalid_fill_range_is_rejected(
-    bench: Workbench, fill: Fill, least: int, most: int
+    bench: Workbench, fill: Fill, lowest: int, highest: int
 ) -> None:
-    with pytest.raises(UsageError, match=str(most)):
-        fill.integers(bench.ints(0), 1, FP32, LEGACY, low=least, high=most, seed=1)
+    with pytest.raises(UsageError, match=str(highest)):
+        fill.integers(bench.ints(0), 1, FP32, LEGACY, low=lowest, high=highest, seed=1)
 
 
 # --- spin
@@ -275,12 +275,12 @@ def test_timestamps_measure_sm_clock(bench: Workbench, spin: Spin) -> None:
         timestamp.stamp(Ptr(memory + size_bytes), count, stream)
         gpu.sync_stream(stream)
 
-    stamps = np.frombuffer(words, np.uint64).reshape(2, count, 2)
-    assert (stamps > 0).all()
+    timestamps = np.frombuffer(words, np.uint64).reshape(2, count, 2)
+    assert (timestamps > 0).all()
     hz = clock_hz(words[:size_bytes].cast("Q"), words[size_bytes:].cast("Q"))
     assert hz is not None
     assert 1e8 < hz <= 1.02e3 * most_khz
-    elapsed = (stamps[1] - stamps[0]).astype(float)
+    elapsed = (timestamps[1] - timestamps[0]).astype(float)
     assert hz == pytest.approx(np.median(1e9 * elapsed[:, 0] / elapsed[:, 1]), rel=0.01)
 
 

@@ -14,7 +14,7 @@ from cudakit.errors import CudaError
 from cudakit.gpu.api import LEGACY, Argument, Dim3, Event, Gpu, Kernel, Ptr, Stream
 from cudakit.gpu.driver_errors import Status
 
-ONE: Dim3 = (1, 1, 1)
+ONE_THREAD: Dim3 = (1, 1, 1)
 INT_BYTES = 4
 # Much longer than enqueuing a few calls, so that unordered work runs first.
 LONG_NS = 50_000_000
@@ -44,8 +44,8 @@ class Workbench:
         name: str,
         *args: Argument,
         stream: Stream = LEGACY,
-        grid: Dim3 = ONE,
-        block: Dim3 = ONE,
+        grid: Dim3 = ONE_THREAD,
+        block: Dim3 = ONE_THREAD,
     ) -> None:
         self.gpu.launch(self.kernels[name], grid, block, args, stream)
 

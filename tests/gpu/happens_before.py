@@ -34,7 +34,7 @@ from cudakit.trace.events import (
 from cudakit.trace.kinds import AccessMode, AllocationKind, StreamFlag
 
 OperationNumbers = frozenset[int]
-NOTHING: OperationNumbers = frozenset()
+NO_OPERATIONS: OperationNumbers = frozenset()
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class Order:
         self._flags: dict[int, StreamFlag] = {}
         self._streams: defaultdict[int, OperationNumbers] = defaultdict(frozenset)
         self._events: dict[int, OperationNumbers] = {}
-        self._host: OperationNumbers = NOTHING
+        self._host: OperationNumbers = NO_OPERATIONS
         self._nodes: defaultdict[int, dict[int, list[Access]]] = defaultdict(dict)
         self._edges: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         self._executables: defaultdict[int, OperationNumbers] = defaultdict(frozenset)
@@ -79,9 +79,11 @@ class Order:
             case EventRecord(number, stream):
                 self._events[number] = self._streams[stream] = self._before(stream)
             case StreamWait(stream, number):
-                self._streams[stream] = self._before(stream) | self._events.get(number, NOTHING)
+                self._streams[stream] = self._before(stream) | self._events.get(
+                    number, NO_OPERATIONS
+                )
             case EventSync(number) | EventQueryOk(number):
-                self._host |= self._events.get(number, NOTHING)
+                self._host |= self._events.get(number, NO_OPERATIONS)
             case StreamSync(stream) | StreamQueryOk(stream):
                 legacy = self._flags[stream] is StreamFlag.LEGACY
                 self._host |= self._before(stream) if legacy else self._streams[stream]

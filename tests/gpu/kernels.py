@@ -10,7 +10,7 @@ import numpy as np
 from cudakit.gpu.api import LEGACY, Argument, Kernel, Ptr, Stream
 from cudakit.gpu.sim import Launch, Sim
 
-ONE = (1, 1, 1)
+ONE_THREAD = (1, 1, 1)
 INT_BYTES = 4
 
 SOURCE = """
@@ -66,7 +66,7 @@ class SimBench:
         self.kernels: dict[str, Kernel] = {name: self.gpu.kernel(module, name) for name in names}
 
     def launch(self, name: str, *args: Argument, stream: Stream = LEGACY) -> None:
-        self.gpu.launch(self.kernels[name], ONE, ONE, args, stream)
+        self.gpu.launch(self.kernels[name], ONE_THREAD, ONE_THREAD, args, stream)
 
     def mix(self, destination: Ptr, source: Ptr, operand: int, stream: Stream) -> None:
         self.launch("mix", destination, source, np.int32(operand), stream=stream)

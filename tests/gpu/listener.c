@@ -29,7 +29,7 @@ typedef struct {
     const char *message;
 } Attributes;
 
-static void heard(const char *what, const char *domain, const Attributes *event)
+static void print_call(const char *what, const char *domain, const Attributes *event)
 {
     printf("%s %s %s", what, domain, event->message_type == MESSAGE_REGISTERED ? event->message : "?");
     if (event->payload_type == PAYLOAD_INT64)
@@ -40,12 +40,12 @@ static void heard(const char *what, const char *domain, const Attributes *event)
 
 static void mark(const char *domain, const Attributes *event)
 {
-    heard("mark", domain, event);
+    print_call("mark", domain, event);
 }
 
 static int push(const char *domain, const Attributes *event)
 {
-    heard("push", domain, event);
+    print_call("push", domain, event);
     return 0;
 }
 

@@ -39,13 +39,13 @@ def ordered(program: Program) -> list[Step]:
     result = list(program)
     while True:
         run = Run(result)
-        late = [race.second.time_ns for race in races(certain(run.trace))]
+        late = [race.second.time_ns for race in races(certain_facts(run.trace))]
         if not late:
             return result
         result.insert(bisect_left(run.began_ns, min(late)) - 1, ("sync", 0, 0, 0))
 
 
-def certain(trace: Sequence[Event]) -> list[Event]:
+def certain_facts(trace: Sequence[Event]) -> list[Event]:
     """Remove successful queries, which depend on timing."""
     return [event for event in trace if not isinstance(event.body, (EventQueryOk, StreamQueryOk))]
 
@@ -55,14 +55,14 @@ class Run:
 
     def __init__(self, program: Program, *, seed: int | None = None) -> None:
         self.trace: list[Event] = []
-        self.desk = SimBench(seed=seed, sink=self.trace.append)
-        gpu = self.gpu = self.desk.gpu
+        self.bench = SimBench(seed=seed, sink=self.trace.append)
+        gpu = self.gpu = self.bench.gpu
         self.streams = [LEGACY, PER_THREAD, gpu.stream(), gpu.stream()]
         self.streams += [gpu.stream(blocking=False), gpu.stream(blocking=False)]
         self.events = [gpu.event() for _ in range(EVENTS)]
-        self.buffers = [self.desk.ints() for _ in range(BUFFERS)]
+        self.buffers = [self.bench.ints() for _ in range(BUFFERS)]
         for buffer, value in zip(self.buffers, (7, 11, 13), strict=True):
-            self.desk.store(buffer, value)
+            self.bench.store(buffer, value)
         gpu.sync()
         self.borrowed: list[Ptr] = []
         self.graphs: list[GraphExec] = []
@@ -79,13 +79,13 @@ class Run:
         for number, step in enumerate(program, 1):
             self.began_ns.append(self.gpu.clock.now_ns)
             self._do(number, *step)
-        self.result = [self.desk.read(buffer)[0] for buffer in self.buffers]
+        self.result = [self.bench.read(buffer)[0] for buffer in self.buffers]
 
     def _do(self, number: int, word: str, stream_index: int, target: int, source: int) -> None:
         gpu, stream, event = self.gpu, self.streams[stream_index], self.events[target]
         match word:
             case "mix":
-                self.desk.mix(self.buffers[target], self.buffers[source], number, stream)
+                self.bench.mix(self.buffers[target], self.buffers[source], number, stream)
             case "copy":
                 gpu.copy(self.buffers[target], self.buffers[source], INT_BYTES, stream)
             case "fill":
@@ -138,10 +138,10 @@ class Run:
         gpu, event = self.gpu, self.gpu.event()
         first, second = gpu.stream(blocking=False), gpu.stream(blocking=False)
         gpu.capture_begin(first)
-        self.desk.mix(self.buffers[target], self.buffers[source], number, first)
+        self.bench.mix(self.buffers[target], self.buffers[source], number, first)
         gpu.record(event, first)
         gpu.wait(second, event)
-        self.desk.mix(self.buffers[target], self.buffers[target], number, second)
+        self.bench.mix(self.buffers[target], self.buffers[target], number, second)
         gpu.fill(self.buffers[source], number, 1 if stream_index % 2 else INT_BYTES, second)
         gpu.record(event, second)
         gpu.wait(first, event)

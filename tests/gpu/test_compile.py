@@ -6,7 +6,7 @@ from contract.kernels import SOURCE
 from cudakit.errors import CudaError, MissingDependency
 from cudakit.gpu.compile import choose_target, compile_cuda
 
-KNOWN = [75, 80, 86, 90, 100, 120]
+SUPPORTED = [75, 80, 86, 90, 100, 120]
 
 
 def has_nvrtc() -> bool:
@@ -23,20 +23,20 @@ needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC")
 
 
 def test_supported_architecture_gets_cubin() -> None:
-    assert choose_target((9, 0), KNOWN) == ("sm_90", "CUBIN")
+    assert choose_target((9, 0), SUPPORTED) == ("sm_90", "CUBIN")
 
 
 def test_architecture_between_supported_gets_ptx_of_previous() -> None:
-    assert choose_target((8, 9), KNOWN) == ("compute_86", "PTX")
+    assert choose_target((8, 9), SUPPORTED) == ("compute_86", "PTX")
 
 
 def test_newer_architecture_gets_ptx_of_newest() -> None:
-    assert choose_target((13, 1), KNOWN) == ("compute_120", "PTX")
+    assert choose_target((13, 1), SUPPORTED) == ("compute_120", "PTX")
 
 
 def test_older_architecture_error_names_both() -> None:
     with pytest.raises(CudaError, match=r"sm_75 and newer.*sm_70"):
-        choose_target((7, 0), KNOWN)
+        choose_target((7, 0), SUPPORTED)
 
 
 @needs_nvrtc

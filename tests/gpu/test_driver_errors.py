@@ -45,9 +45,9 @@ def test_unknown_code_has_text_of_driver() -> None:
 
 def test_runtime_names_are_those_of_the_runtime() -> None:
     runtime_codes = {name: int(code) for name, code in runtime.cudaError_t.__members__.items()}
-    ours = {runtime_name(status): int(status) for status in Status if runtime_name(status)}
-    ours |= {name: code for code, (name, _, _) in RUNTIME_ONLY.items()}
+    our_names = {runtime_name(status): int(status) for status in Status if runtime_name(status)}
+    our_names |= {name: code for code, (name, _, _) in RUNTIME_ONLY.items()}
 
-    assert ours.items() <= runtime_codes.items()
+    assert our_names.items() <= runtime_codes.items()
     unnamed = {int(status) for status in Status if not runtime_name(status)}
     assert not unnamed & set(runtime_codes.values())

@@ -51,11 +51,11 @@ def refuses(code: int) -> Callable[[int, int], int]:
 def test_duplicated_descriptor_refers_to_same_file() -> None:
     with child() as descriptor:
         try:
-            taken = duplicate(descriptor)
+            copied = duplicate(descriptor)
         except EnvironmentUnusable as error:
             pytest.skip(f"this container forbids it: {error}")
-        assert os.read(taken, 100) == b"from the child"
-        os.close(taken)
+        assert os.read(copied, 100) == b"from the child"
+        os.close(copied)
 
 
 def test_ended_process_error_has_pid() -> None:

@@ -107,8 +107,10 @@ def test_real_machine_has_same_gpus_in_cuda_and_nvml() -> None:
 
     assert isinstance(nvml, NvmlView)
     assert isinstance(cuda, CudaView)
-    ours = {device.uuid: device.fields["name"] for device in nvml.devices}
-    assert {device.uuid: device.fields["name"] for device in cuda.devices}.items() <= ours.items()
+    nvml_names = {device.uuid: device.fields["name"] for device in nvml.devices}
+    assert {
+        device.uuid: device.fields["name"] for device in cuda.devices
+    }.items() <= nvml_names.items()
     assert cuda.devices
 
 

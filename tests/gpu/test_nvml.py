@@ -50,9 +50,11 @@ def telemetry(lib: FakeNvml, *names: str) -> Telemetry | Unavailable:
 def test_no_function_that_changes_a_device_is_used() -> None:
     sources = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
 
-    named = {name for source in sources for name in re.findall(r"nvml[A-Z]\w*", source)}
-    assert len(named) > 50
-    assert not [name for name in named if re.search("Set[A-Z]|Reset|Clear|Create|Destroy", name)]
+    functions = {name for source in sources for name in re.findall(r"nvml[A-Z]\w*", source)}
+    assert len(functions) > 50
+    assert not [
+        name for name in functions if re.search("Set[A-Z]|Reset|Clear|Create|Destroy", name)
+    ]
 
 
 @pytest.mark.parametrize("name", READINGS)
@@ -151,10 +153,10 @@ def test_unknown_error_in_wsl_names_wsl() -> None:
 
 
 def test_function_missing_in_nvidia_ml_py_is_unavailable() -> None:
-    def absent(*_: object) -> Any:
+    def missing_function(*_: object) -> Any:
         raise AttributeError("nvmlDeviceGetSerial")
 
-    device = only(FakeNvml([gpu(nvmlDeviceGetSerial=absent)]))
+    device = only(FakeNvml([gpu(nvmlDeviceGetSerial=missing_function)]))
 
     assert device.fields["serial"] == Unavailable("this nvidia-ml-py lacks the function")
 
@@ -444,12 +446,12 @@ def test_process_has_command_owner_and_memory(tmp_path: Path) -> None:
 
     reader = nvml._reader(nvml.view().devices[0])
     assert not isinstance(reader, Unavailable)
-    listed = processes(reader, proc=tmp_path)
-    assert isinstance(listed, tuple)
+    process_list = processes(reader, proc=tmp_path)
+    assert isinstance(process_list, tuple)
     assert [
-        (process.pid, process.kind, process.used_bytes, process.name) for process in listed
+        (process.pid, process.kind, process.used_bytes, process.name) for process in process_list
     ] == [(41, "compute", 1000, "python train.py")]
-    assert isinstance(listed[0].user, str)
+    assert isinstance(process_list[0].user, str)
 
 
 def test_process_of_other_namespace_is_listed_without_command(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def _try_recorder(
 
 def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     try:
-        done = subprocess.run(  # noqa: S603 runs a script of cudakit with the program's interpreter
+        completed = subprocess.run(  # noqa: S603 runs a script of cudakit with the program's interpreter
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -177,11 +177,11 @@ def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[st
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _trial_error(command, str(error)) from error
     try:
-        result = json.loads(done.stdout.rstrip().rpartition("\n")[2])
+        result = json.loads(completed.stdout.rstrip().rpartition("\n")[2])
     except ValueError:
         result = None
     if not isinstance(result, dict):
-        raise _trial_error(command, _describe_exit(done.returncode, done.stderr))
+        raise _trial_error(command, _describe_exit(completed.returncode, completed.stderr))
     return result
 
 

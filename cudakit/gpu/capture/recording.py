@@ -185,14 +185,17 @@ def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
     patches = [(capability, path.read_bytes()) for capability, path in ready.patches.items()]
     recorder = load_native_module("_recorder", ready.recorder)
     try:
-        other = recorder.start(str(directory), str(ready.library), walker, patches)
+        other_tool = recorder.start(str(directory), str(ready.library), walker, patches)
     except RuntimeError as error:
         raise EnvironmentUnusable(
             f"the recorder does not work in this process: {error}",
             hint="try the whole program: cudakit run --sanitize SCRIPT",
         ) from error
     after_torch_import(partial(attribute_backward, recorder))
-    return recorder, other and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other}"
+    return (
+        recorder,
+        other_tool and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_tool}",
+    )
 
 
 def frame_walker(frame_readers: Mapping[str, Path]) -> int:

@@ -162,9 +162,9 @@ def _struct_bodies(text: str) -> Iterator[tuple[str, str]]:
 def _take_until(tokens: list[str], end: str) -> list[str]:
     """Remove and return the tokens before the next ``end``; also remove ``end``."""
     index = tokens.index(end) if end in tokens else len(tokens)
-    before = tokens[:index]
+    tokens_before_end = tokens[:index]
     del tokens[: index + 1]
-    return before
+    return tokens_before_end
 
 
 def difference(compiled: Mapping[str, Layout], header: Header) -> str:

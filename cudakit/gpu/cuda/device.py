@@ -85,8 +85,8 @@ class Cuda(Device):
                 if isinstance(nvml_device, Unavailable)
                 else partial(nvml_device[0].telemetry, nvml_device[1])
             )
-        answer = self._read_telemetry(names)
-        return self._memory_telemetry() if isinstance(answer, Unavailable) else answer
+        telemetry = self._read_telemetry(names)
+        return self._memory_telemetry() if isinstance(telemetry, Unavailable) else telemetry
 
     def processes(self) -> tuple[Process, ...] | Unavailable:
         """Return the processes that use the device, from NVML."""

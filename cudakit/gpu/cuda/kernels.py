@@ -114,14 +114,14 @@ class CudaKernels:
         count = check(count_result) if count_result else sys.maxsize
         sizes: list[int] = []
         while len(sizes) < count:
-            answer = self._context.in_context(
+            parameter_info = self._context.in_context(
                 call_if_available, "cuFuncGetParamInfo", function, len(sizes)
             )
-            if answer is None:
+            if parameter_info is None:
                 return None
-            if answer[0]:
+            if parameter_info[0]:
                 break
-            sizes.append(answer[2])
+            sizes.append(parameter_info[2])
         return tuple(sizes)
 
     def _allow_shared_memory(self, loaded: _LoadedKernel, shared_bytes: int) -> None:

@@ -49,8 +49,8 @@ def _call_named(
     reader: Reader, function: str, names: Mapping[int, str], *arguments: Any
 ) -> str | Unavailable:
     """Call a function and return the name of its result."""
-    answer = reader.attempt(lambda: getattr(reader.lib, function)(reader.handle, *arguments))
-    return answer if isinstance(answer, Unavailable) else name_from(names)(answer)
+    result = reader.attempt(lambda: getattr(reader.lib, function)(reader.handle, *arguments))
+    return result if isinstance(result, Unavailable) else name_from(names)(result)
 
 
 def _pci_address(reader: Reader) -> str:

@@ -35,27 +35,27 @@ def processes(reader: Reader, *, proc: Path = Path("/proc")) -> tuple[Process, .
     entries: list[tuple[str, Any]] = []
     errors: list[Unavailable] = []
     for kind, function in _KINDS.items():
-        answer = _running_processes(reader, function)
-        if isinstance(answer, Unavailable):
-            errors.append(answer)
+        result = _running_processes(reader, function)
+        if isinstance(result, Unavailable):
+            errors.append(result)
         else:
-            entries += ((kind, entry) for entry in answer)
+            entries += ((kind, process) for process in result)
     if len(errors) == len(_KINDS):
         return errors[0]
     utilization = _sm_utilization(reader) if entries else {}
-    running = (_process(kind, entry, utilization, proc) for kind, entry in entries)
+    running = (_process(kind, process, utilization, proc) for kind, process in entries)
     return tuple(sorted(running, key=lambda process: (process.kind, process.pid)))
 
 
 def _running_processes(reader: Reader, function: str) -> Any:
-    answer: Any = Unavailable("this driver does not report processes")
+    result: Any = Unavailable("this driver does not report processes")
     for suffix in _SUFFIXES:
         call = getattr(reader.lib, function + suffix, None)
         if call is not None:
-            answer = reader.attempt(partial(call, reader.handle))
-            if not isinstance(answer, Unavailable):
+            result = reader.attempt(partial(call, reader.handle))
+            if not isinstance(result, Unavailable):
                 break
-    return answer
+    return result
 
 
 def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
@@ -75,19 +75,19 @@ def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
 
 
 def _process(
-    kind: str, entry: Any, utilization: Mapping[int, int] | Unavailable, proc: Path
+    kind: str, nvml_process: Any, utilization: Mapping[int, int] | Unavailable, proc: Path
 ) -> Process:
-    directory = proc / str(entry.pid)
-    used_bytes = entry.usedGpuMemory
+    directory = proc / str(nvml_process.pid)
+    used_bytes = nvml_process.usedGpuMemory
     return Process(
-        pid=entry.pid,
+        pid=nvml_process.pid,
         kind=kind,
         used_bytes=_NO_MEMORY if used_bytes is None else used_bytes,
         name=_command_line(directory),
         user=_user_name(directory),
         sm_percent=utilization
         if isinstance(utilization, Unavailable)
-        else utilization.get(entry.pid, 0),
+        else utilization.get(nvml_process.pid, 0),
         runtime_s=_runtime(directory, proc),
     )
 

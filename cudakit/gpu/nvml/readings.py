@@ -101,21 +101,21 @@ def _conversion(field: NvmlField) -> Convert:
         field.info.unit, _decode_text
     )
 
-    def read(answer: Any) -> Any:
+    def read(result: Any) -> Any:
         # Only the state is valid before the fabric is set up.
         needs_fabric = name.startswith("fabric_") and name != "fabric_state"
-        if needs_fabric and answer.state != _FABRIC_COMPLETED:
-            return Unavailable(f"fabric: {_CONVERSION_BY_NAME['fabric_state'](answer.state)}")
-        value = _result_part(answer, part)
+        if needs_fabric and result.state != _FABRIC_COMPLETED:
+            return Unavailable(f"fabric: {_CONVERSION_BY_NAME['fabric_state'](result.state)}")
+        value = _result_part(result, part)
         return Unavailable("NVML reports no value") if value in _NOT_AVAILABLE else convert(value)
 
     return read
 
 
-def _result_part(answer: Any, part: str) -> Any:
+def _result_part(result: Any, part: str) -> Any:
     if part.startswith("."):
-        return getattr(answer, part[1:])
-    return answer[int(part.strip("[]"))] if part else answer
+        return getattr(result, part[1:])
+    return result[int(part.strip("[]"))] if part else result
 
 
 FACTS = _readings("fact")

@@ -92,11 +92,11 @@ def _pci_gpus(files: Files) -> Iterator[PciGpu]:
         if files.text(f"{directory}/vendor") == _NVIDIA_VENDOR and class_code.startswith(
             _DISPLAY_CLASSES
         ):
-            bound = (
+            driver_path = (
                 files.resolve(f"{directory}/driver") if files.exists(f"{directory}/driver") else ""
             )
             is_gone = files.text(f"{directory}/revision") == "0xff"
-            yield PciGpu(address, bound.rpartition("/")[2], is_gone)
+            yield PciGpu(address, driver_path.rpartition("/")[2], is_gone)
 
 
 def kernel_log(files: Files) -> tuple[str, ...] | Unavailable:

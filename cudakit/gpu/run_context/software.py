@@ -145,8 +145,8 @@ def libraries(
 
 def ld_library_path(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Return the absolute directories of LD_LIBRARY_PATH."""
-    parts = re.split("[:;]", variables.get("LD_LIBRARY_PATH", ""))
-    return tuple(os.path.normpath(part) for part in parts if part.startswith("/"))
+    directories = re.split("[:;]", variables.get("LD_LIBRARY_PATH", ""))
+    return tuple(os.path.normpath(path) for path in directories if path.startswith("/"))
 
 
 def _wheel_directories(files: Files, directories: Iterable[str]) -> Iterator[str]:

@@ -30,14 +30,14 @@ class Node:
 Nodes: TypeAlias = tuple[Node, ...]
 
 
-def update_error(old: Nodes, new: Nodes) -> str:
+def update_error(old_nodes: Nodes, new_nodes: Nodes) -> str:
     """Return the CUgraphExecUpdateResult that prevents an update between two graphs, or "".
 
     Nodes are paired in the order in which they were captured (CUDA Driver API, cuGraphExecUpdate).
     """
-    if [node.edges for node in old] != [node.edges for node in new]:
+    if [node.edges for node in old_nodes] != [node.edges for node in new_nodes]:
         return "CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED"
-    if [node.job.work for node in old] != [node.job.work for node in new]:
+    if [node.job.work for node in old_nodes] != [node.job.work for node in new_nodes]:
         return "CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED"
     return ""
 
@@ -141,5 +141,5 @@ def _prune_finished(tasks: Iterable[Task]) -> tuple[Task, ...]:
     """Return the unfinished tasks and the finished task that ended last."""
     distinct = dict.fromkeys(tasks)
     finished = [task for task in distinct if task.done]
-    last = max(finished, key=lambda task: task.end_ns, default=None)
-    return tuple(task for task in distinct if not task.done or task is last)
+    last_finished = max(finished, key=lambda task: task.end_ns, default=None)
+    return tuple(task for task in distinct if not task.done or task is last_finished)

@@ -115,11 +115,13 @@ class Schedule:
         """The time at which the running task began."""
         return self._last_begin_ns
 
-    def add(self, job: Job, after: Iterable[Task], *, delay_ns: int = 0, priority: int = 0) -> Task:
+    def add(
+        self, job: Job, dependencies: Iterable[Task], *, delay_ns: int = 0, priority: int = 0
+    ) -> Task:
         """Enqueue a job that begins after ``after`` have finished and ``delay_ns`` has passed."""
         self._task_count += 1
         task = Task(self._task_count, job, self._clock.now_ns + delay_ns, priority)
-        for dependency in after:
+        for dependency in dependencies:
             task.earliest_ns = max(task.earliest_ns, dependency.end_ns)
             if not dependency.done:
                 dependency.dependents.append(task)

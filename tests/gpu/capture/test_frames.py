@@ -168,9 +168,9 @@ def test_names_and_files_may_be_non_ascii(name: str) -> None:
 
 
 def run_in(source: str, file: str) -> tuple[list[int], Stack]:
-    space: dict[str, Any] = {"walked": walked}
-    exec(compile(source, file, "exec"), space)  # noqa: S102
-    result: tuple[list[int], Stack] = space["result"]
+    scope: dict[str, Any] = {"walked": walked}
+    exec(compile(source, file, "exec"), scope)  # noqa: S102
+    result: tuple[list[int], Stack] = scope["result"]
     return result
 
 
@@ -279,12 +279,12 @@ def test_keys_identify_code_and_instruction() -> None:
 def test_code_at_reused_address_has_new_keys(
     program: Callable[[int], tuple[str, str]],
 ) -> None:
-    place_of = {}
+    code_by_key = {}
     for number in range(100, 300):
         keys, stack = run_in(*program(number))
-        assert place_of.setdefault(keys[0], stack[0]) == stack[0]
+        assert code_by_key.setdefault(keys[0], stack[0]) == stack[0]
 
-    assert len(place_of) == 200
+    assert len(code_by_key) == 200
 
 
 def descended(name: str, depth: int, failures: list[Stack]) -> None:

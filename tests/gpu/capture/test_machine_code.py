@@ -20,7 +20,7 @@ STORES, REDUCTIONS = "tensor-map stores", "tensor-map reductions"
 ASYNCHRONOUS = "st.async or red.async to global memory"
 SYSTEM = "device functions of the driver"
 
-Found = list[tuple[str, str]]
+Reported = list[tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +36,19 @@ def ptxas() -> str:
     return path
 
 
-def unseen(library: ctypes.CDLL, cubin: bytes) -> Found | None:
+def unseen(library: ctypes.CDLL, cubin: bytes) -> Reported | None:
     """Return functions and their unreported kinds, or None if the cubin cannot be parsed."""
-    reported: Found = []
+    reported: Reported = []
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
-    def tell(_: int, function: bytes, kind: bytes) -> None:
+    def report(_: int, function: bytes, kind: bytes) -> None:
         reported.append((function.decode(errors="replace"), kind.decode()))
 
     # The cubin is copied to an allocation of its own, so that a read past its end is detected.
-    held = (ctypes.c_char * max(1, len(cubin))).from_buffer_copy(cubin or b"\0")
-    count = library.machine_code_find_unreported(held, ctypes.c_size_t(len(cubin)), tell, None)
+    cubin_copy = (ctypes.c_char * max(1, len(cubin))).from_buffer_copy(cubin or b"\0")
+    count = library.machine_code_find_unreported(
+        cubin_copy, ctypes.c_size_t(len(cubin)), report, None
+    )
     assert count == (len(reported) if count >= 0 else -1)
     return reported if count >= 0 else None
 
@@ -170,8 +172,8 @@ def assemble(
 def test_unreported_instructions_are_found(
     library: ctypes.CDLL, ptxas: str, tmp_path: Path, capability: int, name: str
 ) -> None:
-    since, body, kind = CODE[name]
-    if capability < since:
+    min_capability, body, kind = CODE[name]
+    if capability < min_capability:
         pytest.skip("there is none")
     handles = (
         "",
@@ -269,7 +271,7 @@ class Image:
         return header + self.content + b"".join(self.sections)
 
 
-def an_image() -> Image:
+def make_image() -> Image:
     image = Image()
     image.code("one", 0x7918, 0xB60, 0x94D)
     image.code("two", 0x981, 0x986, 0x94D)
@@ -278,7 +280,7 @@ def an_image() -> Image:
 
 
 def test_each_kernel_reports_each_kind_once(library: ctypes.CDLL) -> None:
-    assert unseen(library, an_image().file()) == [
+    assert unseen(library, make_image().file()) == [
         ("one", TEXTURES),
         ("three", TEXTURES),
         ("three", SURFACES),
@@ -288,7 +290,7 @@ def test_each_kernel_reports_each_kind_once(library: ctypes.CDLL) -> None:
 
 
 def test_device_functions_count_for_every_kernel(library: ctypes.CDLL) -> None:
-    image = an_image()
+    image = make_image()
     image.code("helper", 0x9A5, kernel=False)
     reported = unseen(library, image.file()) or []
     assert {name for name, kind in reported if kind == MULTIMEM} == {
@@ -312,20 +314,20 @@ def test_driver_functions_are_reported_as_unreported_accesses(library: ctypes.CD
 
 
 def test_without_symbols_functions_count_for_all(library: ctypes.CDLL) -> None:
-    reported = unseen(library, an_image().file(symbols=False)) or []
+    reported = unseen(library, make_image().file(symbols=False)) or []
     assert {name for name, kind in reported if kind == SURFACES} == {"one", "two", "three"}
 
 
 @pytest.mark.parametrize("size", [0, 3, 63, 64, 100, -1])
 def test_truncated_cubin_is_unreadable(library: ctypes.CDLL, size: int) -> None:
-    assert unseen(library, an_image().file()[:size]) is None
+    assert unseen(library, make_image().file()[:size]) is None
 
 
 def test_compressed_or_unnamed_code_is_unreadable(library: ctypes.CDLL) -> None:
-    image = an_image()
+    image = make_image()
     image.code("four", 0x94D, flags=EXECUTABLE | COMPRESSED)
     assert unseen(library, image.file()) is None
-    image = an_image()
+    image = make_image()
     image.add(".code", PROGBITS, instructions(0x94D), flags=EXECUTABLE)
     assert unseen(library, image.file()) is None
 
@@ -333,7 +335,7 @@ def test_compressed_or_unnamed_code_is_unreadable(library: ctypes.CDLL) -> None:
 @given(seed=st.integers(0, 1 << 30), changes=st.integers(1, 8))
 def test_damaged_cubin_is_read_within_bounds(library: ctypes.CDLL, seed: int, changes: int) -> None:
     chance = random.Random(seed)
-    cubin = bytearray(an_image().file())
+    cubin = bytearray(make_image().file())
     for _ in range(changes):
         offset = chance.choice([chance.randrange(64), chance.randrange(len(cubin))])
         cubin[offset] = chance.choice([0, 0xFF, 0x7F, chance.randrange(256)])

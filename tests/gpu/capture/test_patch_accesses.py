@@ -55,12 +55,12 @@ class Arena:
     """An arena, and the functions that write to it and read it."""
 
     library: ctypes.CDLL
-    at: int
+    address: int
     log2: int
 
     def userdata(self, launch: int) -> ctypes.c_uint64:
         return ctypes.c_uint64(
-            self.library.userdata_of(ctypes.c_void_p(self.at), self.log2, launch)
+            self.library.userdata_of(ctypes.c_void_p(self.address), self.log2, launch)
         )
 
     def access(self, launch: int, address: int, size: int, flags: int) -> None:
@@ -69,36 +69,36 @@ class Arena:
         )
 
     def header(self) -> tuple[int, ...]:
-        return tuple((ctypes.c_uint32 * 6).from_address(self.at))
+        return tuple((ctypes.c_uint32 * 6).from_address(self.address))
 
     @property
     def lost(self) -> int:
         return self.header()[3]
 
     def maps(self) -> list[TensorMap]:
-        address = self.library.maps_of(ctypes.c_void_p(self.at), self.log2)
+        address = self.library.maps_of(ctypes.c_void_p(self.address), self.log2)
         return list((TensorMap * min(self.header()[4], MAX_MAPS)).from_address(address))
 
     def boxes(self) -> list[Box]:
-        address = self.library.boxes_of(ctypes.c_void_p(self.at), self.log2)
+        address = self.library.boxes_of(ctypes.c_void_p(self.address), self.log2)
         return list((Box * min(self.header()[5], MAX_BOXES)).from_address(address))
 
     def lost_launches(self) -> set[int]:
-        bits = int.from_bytes(ctypes.string_at(self.at + 4096, 16384), "little")
+        bits = int.from_bytes(ctypes.string_at(self.address + 4096, 16384), "little")
         return {launch for launch in range(bits.bit_length()) if bits >> launch & 1}
 
     def bitmap(self, page: int) -> bytes:
-        address = self.library.bitmap_in(ctypes.c_void_p(self.at), self.log2, page)
+        address = self.library.bitmap_in(ctypes.c_void_p(self.address), self.log2, page)
         return ctypes.string_at(address, BITMAP_BYTES)
 
     def summary(self, page: int) -> int:
         """Return one bit per word of a page's bitmap, set if the whole word was set at once."""
-        address = self.library.summary_in(ctypes.c_void_p(self.at), self.log2, page)
+        address = self.library.summary_in(ctypes.c_void_p(self.address), self.log2, page)
         return int.from_bytes(ctypes.string_at(address, SUMMARY_BYTES), "little")
 
     def bytes(self) -> dict[tuple[int, int], set[int]]:
         """Return the accessed bytes by launch and mode."""
-        arena_address = ctypes.c_void_p(self.at)
+        arena_address = ctypes.c_void_p(self.address)
         pages = ctypes.c_void_p(self.library.pages_of(arena_address, self.log2))
         count = self.library.claimed_page_count(arena_address)
         bitmaps = b"".join(map(self.bitmap, range(count)))
@@ -160,7 +160,7 @@ def test_every_byte_is_recorded_or_launch_is_lost(
     assert found.keys() <= expected.keys()
 
 
-class Together(ctypes.Structure):
+class WarpAccess(ctypes.Structure):
     """``warp_access`` of patch_on_host.h: the accesses of all lanes by one instruction."""
 
     _fields_ = (
@@ -178,7 +178,7 @@ def warp_access(
     used_arena: Arena, launch: int, addresses: list[int], lanes: int, size: int, flags: int
 ) -> set[int]:
     """Access with all lanes of a warp at once; return the bytes."""
-    warp = Together(
+    warp = WarpAccess(
         used_arena.userdata(launch).value, (ctypes.c_uint64 * 32)(*addresses), lanes, size, flags
     )
     used_arena.library.access_in_warp(ctypes.byref(warp))
@@ -246,7 +246,7 @@ def test_warp_copy_reads_all_but_zero_filled_bytes(
 ) -> None:
     addresses = pattern(kind, ADDRESSES[0], start, size, start)
     left = [size - min(zero, size) for zero in zeros]
-    warp = Together(
+    warp = WarpAccess(
         address=(ctypes.c_uint64 * 32)(*addresses),
         lanes=lanes,
         bytes=size,

@@ -144,7 +144,7 @@ class Expansion:
         self.pages.count += 1
 
     def expand(self, maps: Sequence[TensorMap], boxes: Sequence[Box]) -> None:
-        lose = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)(
+        report_lost = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32)(
             lambda _, launch: self.lost.add(launch)
         )
         assert self.library.tma_boxes_expand(
@@ -153,7 +153,7 @@ class Expansion:
             (Box * len(boxes))(*boxes),
             ctypes.c_size_t(len(boxes)),
             ctypes.byref(self.pages),
-            lose,
+            report_lost,
             None,
         )
 
@@ -228,8 +228,8 @@ def test_recorded_map_is_decoded_as_encoded(library: ctypes.CDLL, number: int) -
     assert list(decoded.strides)[:rank] == [TYPES[tensor.type][1], *tensor.strides]
     assert list(decoded.box)[:rank] == tensor.box
     assert list(decoded.steps)[:rank] == tensor.steps
-    elsewhere = encoded["fill"] << 15 | encoded["swizzle"] << 13 | encoded["cache"] << 17
-    assert tensor.encoded(elsewhere) == content, (
+    other_bits = encoded["fill"] << 15 | encoded["swizzle"] << 13 | encoded["cache"] << 17
+    assert tensor.encoded(other_bits) == content, (
         "the encoder of the other tests agrees with the driver"
     )
 
@@ -315,10 +315,10 @@ def im2col_maps(draw: st.DrawFn) -> Im2col:
     upper = [
         max(high, low - dim + 1) for low, high, dim in zip(lower, upper, dims[1:], strict=False)
     ]
-    strides, least = [], dims[0] * 2
+    strides, min_stride = [], dims[0] * 2
     for dim in dims[1:]:
-        strides.append(-(-least // 16) * 16 + draw(st.sampled_from([0, 0, 32])))
-        least = strides[-1] * dim
+        strides.append(-(-min_stride // 16) * 16 + draw(st.sampled_from([0, 0, 32])))
+        min_stride = strides[-1] * dim
     steps = [draw(st.sampled_from([1, 1, 2])) for _ in range(spatial)]
     channels, pixels = draw(st.sampled_from([8, 16])), draw(st.integers(1, 40))
     return Im2col(dims, strides, lower, upper, channels, pixels, steps)
@@ -355,11 +355,11 @@ def tensors(draw: st.DrawFn) -> Tensor:
     counts = [draw(st.integers(1, 40)), *(draw(st.integers(1, 4)) for _ in range(rank - 1))]
     kind = draw(st.sampled_from(sorted(TYPES)))
     dims = [draw(st.integers(1, 60)) for _ in range(rank)]
-    strides, least = [], dims[0] * TYPES[kind][1]
+    strides, min_stride = [], dims[0] * TYPES[kind][1]
     for dim in dims[1:]:
-        stride = -(-least // 16) * 16 + 16 * draw(st.sampled_from([0, 0, 1, 3, 300, 4096]))
+        stride = -(-min_stride // 16) * 16 + 16 * draw(st.sampled_from([0, 0, 1, 3, 300, 4096]))
         strides.append(stride)
-        least = stride * dim
+        min_stride = stride * dim
     address = draw(st.sampled_from([0x7F12_3400_0000, 0x7F12_3400_FFF0, 0x7F12_3400_3FF0]))
     # A load moves ceil(box / step) elements (cuTensorMapEncodeTiled).
     box = [

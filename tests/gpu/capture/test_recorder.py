@@ -61,6 +61,7 @@ def test_record_layout_equals_trace_layout() -> None:
         "memop": EventKind.MEMOP, "host_call": EventKind.HOST_CALL, "gap": EventKind.GAP,
         "accessed": EventKind.ACCESSED, "arenas": EventKind.ARENAS,
         "range_push": EventKind.RANGE_PUSH, "range_pop": EventKind.RANGE_POP, "mark": EventKind.MARK,
+        "out_of_memory": EventKind.OUT_OF_MEMORY,
     }  # fmt: skip
     for name, offset in recorder.offsets()["record"].items():
         part, _, field = name.rpartition(".")

@@ -461,7 +461,7 @@ os.waitpid(child, 0)
 cuda.stop_deferring(STREAM)
 """
     processes = recorded_processes(tmp_path, library, BEGIN + program, patches=PATCHES)
-    did = sorted(
+    first_addresses = sorted(
         [launch.accesses[0][0] for launch in recorded_launches(events)] for events in processes
     )
-    assert did == [[0x100000], [0x300000]]
+    assert first_addresses == [[0x100000], [0x300000]]

@@ -173,7 +173,7 @@ for round in range(15):  # the first launch of each takes many indices: more tha
 # --- stores through tensor maps -------------------------------------------------------------------------
 
 
-def a_map() -> dict[str, object]:
+def recorded_matrix_map() -> dict[str, object]:
     """Return a recorded tensor map of a byte matrix with gaps between rows."""
     maps = json.loads(MAPS.read_text())["encoded"]
     return next(
@@ -184,8 +184,8 @@ def a_map() -> dict[str, object]:
 
 
 TENSORS = """
-MAP = bytes.fromhex(a_map["map"])
-ADDRESS = a_map["address"]
+MAP = bytes.fromhex(recorded_matrix_map["map"])
+ADDRESS = recorded_matrix_map["address"]
 memory(ALLOC, ADDRESS, 1 << 23)
 def a_map_at(address):
     return address.to_bytes(8, "little") + MAP[8:]
@@ -201,13 +201,15 @@ def launch_stores(*maps, loads=(), kernel=stores):
 
 
 def run_tensors(directory: Path, library: Path, program: str) -> list[Event]:
-    return run(directory, library, f"a_map = {a_map()!r}\n{TENSORS}{program}")
+    return run(
+        directory, library, f"recorded_matrix_map = {recorded_matrix_map()!r}\n{TENSORS}{program}"
+    )
 
 
 def test_tensor_map_without_loads_counts_as_stored_through(library: Path, tmp_path: Path) -> None:
     program = "launch_stores(a_map_at(ADDRESS), a_map_at(ADDRESS + (1 << 22)), loads=[0])"
     (launch,) = recorded_launches(events := run_tensors(tmp_path, library, program))
-    address = a_map()["address"]
+    address = recorded_matrix_map()["address"]
     assert isinstance(address, int)
     written = [body for body in event_bodies(events, Access) if body.mode == AccessMode.WRITE]
     assert written == [
@@ -300,7 +302,7 @@ def stored_at(events: list[Event]) -> list[int]:
 
 def test_graph_node_stores_through_its_tensor_maps(library: Path, tmp_path: Path) -> None:
     events = run_tensors(tmp_path, library, GRAPHS + NODES_WITH_STORES)
-    assert stored_at(events) == [a_map()["address"]]
+    assert stored_at(events) == [recorded_matrix_map()["address"]]
     assert [launch.ended_nodes for launch in recorded_launches(events)] == [[(1, True)]]
     assert gaps(events) == {}
 
@@ -319,7 +321,7 @@ cuda.call_driver(696, (P * 2)(EXECUTABLE.value, ctypes.addressof(storing)))  # c
 launch_graph(storing, nothing)
 """
     events = run_tensors(tmp_path, library, GRAPHS + NODES_WITH_STORES + program)
-    address = a_map()["address"]
+    address = recorded_matrix_map()["address"]
     assert isinstance(address, int)
     assert stored_at(events) == [address, address + (1 << 22), address]
     assert gaps(events) == {"executable graph whose nodes were changed": 1}
@@ -352,7 +354,7 @@ call = (P * 3)(OTHER_EXECUTABLE.value, ctypes.addressof(parent), ctypes.addresso
 cuda.call_driver(EXEC_CHILD_SET_PARAMS, call)
 """
     events = run_tensors(tmp_path, library, GRAPHS + NODES_WITH_STORES + program)
-    address = a_map()["address"]
+    address = recorded_matrix_map()["address"]
     assert isinstance(address, int)
     assert stored_at(events) == [address, address + (1 << 22)]
     assert gaps(events) == {"executable graph whose nodes were changed": 1}
@@ -378,7 +380,7 @@ new_copy, new_fill = copy_node(0x100400, 0x100500, 32), fill_node(0x100600, 16)
 def change(function, node, parameters, executable=EXECUTABLE):
     cuda.call_driver(function, (P * 3)(executable.value, ctypes.addressof(node), parameters))
 """
-WRITTEN_AT_FIRST = [(0x100100, 64), (0x100200, 64)]
+WRITTEN_BEFORE_CHANGE = [(0x100100, 64), (0x100200, 64)]
 
 
 def written_by_nodes(events: list[Event]) -> list[tuple[int, int]]:
@@ -396,7 +398,7 @@ change(562, copy, ctypes.addressof(new_copy) + Node.copy.offset)
 change(563, fill, ctypes.addressof(new_fill) + Node.fill.offset)
 """
     events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
-    assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, (0x100500, 32), (0x100600, 16)]
+    assert written_by_nodes(events) == [*WRITTEN_BEFORE_CHANGE, (0x100500, 32), (0x100600, 16)]
     nodes = [(body.graph, body.node, body.work) for body in event_bodies(events, GraphNode)]
     assert nodes == [(1, 1, NodeType.COPY), (1, 2, NodeType.FILL)] * 2
     assert gaps(events) == {}
@@ -417,7 +419,7 @@ change(714, fill, generic(2, new_fill, Node.fill.offset, 0))
 change(714, fill, generic(12, new_fill, Node.fill.offset, 0))  # a batch of stream memory operations
 """
     events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
-    assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, (0x100500, 32), (0x100600, 16)]
+    assert written_by_nodes(events) == [*WRITTEN_BEFORE_CHANGE, (0x100500, 32), (0x100600, 16)]
     assert gaps(events) == {"executable graph whose nodes were changed": 1}
 
 
@@ -426,7 +428,7 @@ def test_changed_node_of_unknown_executable_is_reported(library: Path, tmp_path:
 change(562, copy, ctypes.addressof(new_copy) + Node.copy.offset, OTHER_EXECUTABLE)
 """
     events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
-    assert written_by_nodes(events) == WRITTEN_AT_FIRST
+    assert written_by_nodes(events) == WRITTEN_BEFORE_CHANGE
     assert gaps(events) == {"executable graph whose nodes were changed": 1}
 
 
@@ -443,7 +445,7 @@ change(586, parent, ctypes.addressof(other), OTHER_EXECUTABLE)
 """
     events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
     new_ranges = [(0x100500, 32), (0x100600, 16)]
-    assert written_by_nodes(events) == [*WRITTEN_AT_FIRST, *WRITTEN_AT_FIRST, *new_ranges]
+    assert written_by_nodes(events) == [*WRITTEN_BEFORE_CHANGE, *WRITTEN_BEFORE_CHANGE, *new_ranges]
     changed = [(body.graph, body.node) for body in event_bodies(events, GraphNode)][-2:]
     assert changed == [(2, 3), (2, 4)]
     assert gaps(events) == {}

@@ -47,8 +47,8 @@ def test_cupy_on_several_streams_computes_correctly_and_is_counted(
     assert statistics["allocation.all.freed"] >= 3 * len(sums)
     assert statistics["num_device_alloc"] < 100
     snapshot = allocator.snapshot()
-    held = {segment["stream"] for segment in snapshot["segments"]}
-    assert {stream.ptr for stream in streams} <= held
+    segment_streams = {segment["stream"] for segment in snapshot["segments"]}
+    assert {stream.ptr for stream in streams} <= segment_streams
     opened = opened_by_all(snapshot, tmp_path)
     assert any("test_real_cupy" in frame.filename for row in opened.holders for frame in row.stack)
 

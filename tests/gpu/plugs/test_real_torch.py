@@ -22,8 +22,8 @@ def torch() -> Any:
 
 
 def segments_of(torch: Any, pool: Any) -> list[dict[str, Any]]:
-    everything = torch.cuda.memory._snapshot()["segments"]
-    return [segment for segment in everything if tuple(segment["segment_pool_id"]) == pool.id]
+    segments = torch.cuda.memory._snapshot()["segments"]
+    return [segment for segment in segments if tuple(segment["segment_pool_id"]) == pool.id]
 
 
 @pytest.mark.parametrize("upstream", UPSTREAMS)
@@ -35,9 +35,9 @@ def test_tensors_of_a_pool_compute_correctly_and_are_in_torchs_snapshot(
 
     with torch.cuda.use_mem_pool(pool):
         tensors = [torch.full((MIB,), i, dtype=torch.float32, device="cuda") for i in range(8)]
-    outside = torch.ones(MIB, device="cuda")
+    outside_tensor = torch.ones(MIB, device="cuda")
 
-    assert [float((tensor + outside).mean()) for tensor in tensors] == list(range(1, 9))
+    assert [float((tensor + outside_tensor).mean()) for tensor in tensors] == list(range(1, 9))
     segments = segments_of(torch, pool)
     assert sum(segment["allocated_size"] for segment in segments) == 32 * MIB
     opened = opened_by_all(torch.cuda.memory._snapshot(), tmp_path)

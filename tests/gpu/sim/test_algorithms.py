@@ -22,12 +22,12 @@ from cudakit.gpu.sim.algorithms import (
 from cudakit.gpu.sim.costs import rates_of
 from cudakit.units import Unavailable
 
-USUAL = GemmSettings()
+DEFAULT_SETTINGS = GemmSettings()
 SIZES = (64, 512, 1000, 2048, 4096, 8192)
 LARGE = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 16, 16384), (2048, 8192, 1024))
 
 
-def a_gemm(dtype: str = "fp32", **options: Any) -> Gemm:
+def make_gemm(dtype: str = "fp32", **options: Any) -> Gemm:
     return Gemm(dtype=dtype, **{"m": 48, "n": 32, "k": 64, **options})
 
 
@@ -55,8 +55,8 @@ def limit_of(sim: Sim, gemm: Gemm) -> Limit:
 
 
 def test_settings_exclude_algorithms(sim: Sim) -> None:
-    blas, gemm = sim.blas(), a_gemm(m=1024, n=1024, k=4096)
-    everything = list(blas.algorithms(gemm, USUAL))
+    blas, gemm = sim.blas(), make_gemm(m=1024, n=1024, k=4096)
+    everything = list(blas.algorithms(gemm, DEFAULT_SETTINGS))
     small = list(blas.algorithms(gemm, GemmSettings(workspace_bytes=1 << 20)))
     steady = list(blas.algorithms(gemm, GemmSettings(deterministic=True)))
 
@@ -64,7 +64,9 @@ def test_settings_exclude_algorithms(sim: Sim) -> None:
     assert small == [algorithm for algorithm in everything if algorithm.workspace_bytes <= 1 << 20]
     assert steady == [algorithm for algorithm in everything if algorithm.reduction != 1]
     assert len(everything) > max(len(small), len(steady))
-    assert sorted(map(repr, blas.heuristics(gemm, USUAL, 99))) == sorted(map(repr, everything))
+    assert sorted(map(repr, blas.heuristics(gemm, DEFAULT_SETTINGS, 99))) == sorted(
+        map(repr, everything)
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_settings_exclude_algorithms(sim: Sim) -> None:
     ],
 )
 def test_excluded_algorithm_is_refused(sim: Sim, settings: GemmSettings, reason: str) -> None:
-    gemm = a_gemm(k=4096)
+    gemm = make_gemm(k=4096)
     excluded = next(
         algorithm
         for algorithm in algorithms(gemm)
@@ -90,16 +92,18 @@ def test_excluded_algorithm_is_refused(sim: Sim, settings: GemmSettings, reason:
 
 def test_unknown_algorithm_is_refused(sim: Sim) -> None:
     with pytest.raises(Unsupported, match="no such algorithm for this GEMM") as caught:
-        sim.blas().prepare(a_gemm(), USUAL, Algorithm(id=99))
+        sim.blas().prepare(make_gemm(), DEFAULT_SETTINGS, Algorithm(id=99))
     assert caught.value.hint
 
 
 def test_first_heuristic_is_usually_fastest(sim: Sim) -> None:
     slower = []
     for m, n, k in product(SIZES, SIZES, SIZES):
-        gemm = a_gemm("bf16", m=m, n=n, k=k)
+        gemm = make_gemm("bf16", m=m, n=n, k=k)
         allowed = [
-            algorithm for algorithm in algorithms(gemm) if not rejection_reason(algorithm, USUAL)
+            algorithm
+            for algorithm in algorithms(gemm)
+            if not rejection_reason(algorithm, DEFAULT_SETTINGS)
         ]
         first = sort_by_estimate(gemm, allowed, rates_of(sim.facts(), "bf16"))[0]
         best_s = min(seconds(sim, gemm, algorithm) for algorithm in allowed)
@@ -111,7 +115,7 @@ def test_first_heuristic_is_usually_fastest(sim: Sim) -> None:
 def test_no_algorithm_is_fastest_for_every_shape(sim: Sim) -> None:
     best = set()
     for m, n, k in product(SIZES, SIZES, SIZES):
-        gemm = a_gemm("bf16", m=m, n=n, k=k)
+        gemm = make_gemm("bf16", m=m, n=n, k=k)
         best.add(min(algorithms(gemm), key=lambda algorithm: seconds(sim, gemm, algorithm)).tile)
 
     assert len(best) >= 3
@@ -123,7 +127,7 @@ def test_large_gemm_approaches_peak_from_below(model: str, dtype: str) -> None:
     with closing(Sim(model)) as sim:
         for m, n, k in LARGE:
             gemm = Gemm(dtype=dtype, m=m, n=n, k=k)
-            first = sim.blas().heuristics(gemm, USUAL, 1)[0]
+            first = sim.blas().heuristics(gemm, DEFAULT_SETTINGS, 1)[0]
             ratio = limit_of(sim, gemm).seconds / seconds(sim, gemm, first)
             assert 0.3 < ratio < 0.95, gemm
 
@@ -137,10 +141,10 @@ def test_no_algorithm_exceeds_peak(sim: Sim, dtype: str) -> None:
 
 
 def test_events_measure_gemm_duration(sim: Sim) -> None:
-    gemm = a_gemm("bf16", m=512, n=512, k=512)
+    gemm = make_gemm("bf16", m=512, n=512, k=512)
     blas, operands = sim.blas(), Places(*(Ptr(sim.malloc(1 << 20)) for _ in range(4)))
-    for algorithm in blas.heuristics(gemm, USUAL, 3):
-        plan = blas.prepare(gemm, USUAL, algorithm)
+    for algorithm in blas.heuristics(gemm, DEFAULT_SETTINGS, 3):
+        plan = blas.prepare(gemm, DEFAULT_SETTINGS, algorithm)
         for _ in range(8):  # keeps the device busy until all work is enqueued
             plan.enqueue(operands, LEGACY)
         begin, end = sim.event(), sim.event()

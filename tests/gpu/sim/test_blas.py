@@ -28,21 +28,21 @@ from cudakit.trace.events import Access, Alloc, Event, Free, GraphNode, Launch
 from cudakit.trace.kinds import AccessMode
 from cudakit.units import Unavailable
 
-USUAL = GemmSettings()
+DEFAULT_SETTINGS = GemmSettings()
 
 
-def a_gemm(dtype: str = "fp32", **options: Any) -> Gemm:
+def make_gemm(dtype: str = "fp32", **options: Any) -> Gemm:
     return Gemm(dtype=dtype, **{"m": 48, "n": 32, "k": 64, **options})
 
 
-def a_bench(**options: Any) -> Workbench:
+def make_bench(**options: Any) -> Workbench:
     sim = Sim(**options)
     return Workbench(sim, sim.compile(SOURCE))
 
 
 @pytest.fixture
 def bench() -> Iterator[Workbench]:
-    bench = a_bench()
+    bench = make_bench()
     with closing(bench.gpu):
         yield bench
 
@@ -58,11 +58,11 @@ def sim() -> Iterator[Sim]:
 
 def test_gemm_is_traced_as_launch_with_accesses() -> None:
     trace: list[Event] = []
-    bench = a_bench(sink=trace.append)
-    gemm = a_gemm("bf16", padding=8, batch=2, epilogue="bias")
+    bench = make_bench(sink=trace.append)
+    gemm = make_gemm("bf16", padding=8, batch=2, epilogue="bias")
     operands = put(bench, Problem(gemm))
     algorithm = Algorithm(id=1, tile=15)
-    plan = bench.gpu.blas().prepare(gemm, USUAL, algorithm)
+    plan = bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS, algorithm)
     begin = len(trace)
     plan.enqueue(operands, LEGACY)
     bench.gpu.close()
@@ -85,10 +85,10 @@ def _columns(ptr: Ptr, rows: int, count: int, mode: AccessMode) -> Access:
 
 def test_captured_gemm_is_named_node() -> None:
     trace: list[Event] = []
-    bench = a_bench(sink=trace.append)
-    gemm, stream = a_gemm(), bench.gpu.stream()
+    bench = make_bench(sink=trace.append)
+    gemm, stream = make_gemm(), bench.gpu.stream()
     operands = put(bench, Problem(gemm))
-    plan = bench.gpu.blas().prepare(gemm, USUAL)
+    plan = bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS)
     bench.gpu.capture_begin(stream)
     plan.enqueue(operands, stream)
     bench.gpu.capture_end(stream)
@@ -106,8 +106,8 @@ def split(gemm: Gemm) -> Algorithm:
 def test_workspace_is_device_memory() -> None:
     trace: list[Event] = []
     sim = Sim(sink=trace.append)
-    gemm = a_gemm(k=4096)
-    sim.blas().prepare(gemm, USUAL, split(gemm)).close()
+    gemm = make_gemm(k=4096)
+    sim.blas().prepare(gemm, DEFAULT_SETTINGS, split(gemm)).close()
     sim.close()
 
     bodies = [event.body for event in trace if isinstance(event.body, Alloc | Free)]
@@ -118,10 +118,10 @@ def test_workspace_is_device_memory() -> None:
 @pytest.mark.parametrize(("streams", "expected"), [(1, 0), (2, 1)])
 def test_shared_workspace_on_two_streams_races(streams: int, expected: int) -> None:
     trace: list[Event] = []
-    bench = a_bench(sink=trace.append)
-    gemm = a_gemm(k=4096)
+    bench = make_bench(sink=trace.append)
+    gemm = make_gemm(k=4096)
     places = [put(bench, Problem(gemm)) for _ in range(2)]
-    plan = bench.gpu.blas().prepare(gemm, USUAL, split(gemm))
+    plan = bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS, split(gemm))
     used = [bench.gpu.stream(blocking=False) for _ in range(streams)]
     for index, operands in enumerate(places):
         plan.enqueue(operands, used[index % streams])
@@ -135,11 +135,11 @@ def test_shared_workspace_on_two_streams_races(streams: int, expected: int) -> N
 
 @pytest.mark.parametrize("operand", ["a", "b", "d", "bias"])
 def test_gemm_on_unallocated_memory_fails_as_launch(operand: str) -> None:
-    bench = a_bench()
-    problem = Problem(a_gemm(epilogue="bias"))
+    bench = make_bench()
+    problem = Problem(make_gemm(epilogue="bias"))
     operands = put(bench, problem)
     bench.gpu.free(getattr(operands, operand))
-    bench.gpu.blas().prepare(problem.gemm, USUAL).enqueue(operands, LEGACY)
+    bench.gpu.blas().prepare(problem.gemm, DEFAULT_SETTINGS).enqueue(operands, LEGACY)
 
     with refused(Status.ILLEGAL_ADDRESS) as caught:
         bench.gpu.sync()
@@ -147,56 +147,60 @@ def test_gemm_on_unallocated_memory_fails_as_launch(operand: str) -> None:
 
 
 def test_gemm_with_too_small_operand_fails() -> None:
-    bench = a_bench()
-    gemm = a_gemm("fp64")
-    operands = put(bench, Problem(a_gemm("fp64", n=8)))
-    bench.gpu.blas().prepare(gemm, USUAL).enqueue(operands, LEGACY)
+    bench = make_bench()
+    gemm = make_gemm("fp64")
+    operands = put(bench, Problem(make_gemm("fp64", n=8)))
+    bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS).enqueue(operands, LEGACY)
 
     with refused(Status.ILLEGAL_ADDRESS):
         bench.gpu.sync()
 
 
 def test_gemm_in_unknown_stream_is_refused(bench: Workbench) -> None:
-    problem, stream = Problem(a_gemm()), bench.gpu.stream()
+    problem, stream = Problem(make_gemm()), bench.gpu.stream()
     bench.gpu.destroy_stream(stream)
-    plan = bench.gpu.blas().prepare(problem.gemm, USUAL)
+    plan = bench.gpu.blas().prepare(problem.gemm, DEFAULT_SETTINGS)
 
     with refused(Status.INVALID_HANDLE):
         plan.enqueue(put(bench, problem), stream)
 
 
 def test_workspace_out_of_memory_is_reported() -> None:
-    gemm = a_gemm(k=4096)
+    gemm = make_gemm(k=4096)
     with closing(Sim(capacity_bytes=1024)) as sim, refused(Status.OUT_OF_MEMORY):
-        sim.blas().prepare(gemm, USUAL, split(gemm))
+        sim.blas().prepare(gemm, DEFAULT_SETTINGS, split(gemm))
 
 
-NOWHERE = Places(Ptr(0), Ptr(0), Ptr(0), Ptr(0))
+NULL_OPERANDS = Places(Ptr(0), Ptr(0), Ptr(0), Ptr(0))
 
 
 def test_closed_blas_and_gemm_are_refused(sim: Sim) -> None:
-    blas, gemm = sim.blas(), a_gemm()
-    plan = blas.prepare(gemm, USUAL)
+    blas, gemm = sim.blas(), make_gemm()
+    plan = blas.prepare(gemm, DEFAULT_SETTINGS)
     plan.close()
     blas.close()
 
     with refused(Status.INVALID_HANDLE):
-        plan.enqueue(NOWHERE, LEGACY)
-    for call in (blas.prepare, blas.algorithms, lambda *_: blas.heuristics(gemm, USUAL, 1)):
+        plan.enqueue(NULL_OPERANDS, LEGACY)
+    for call in (
+        blas.prepare,
+        blas.algorithms,
+        lambda *_: blas.heuristics(gemm, DEFAULT_SETTINGS, 1),
+    ):
         with refused(Status.INVALID_HANDLE):
-            call(gemm, USUAL)
+            call(gemm, DEFAULT_SETTINGS)
 
 
 def test_closed_device_rejects_blas_calls() -> None:
-    sim, gemm = Sim(), a_gemm(k=4096)
+    sim, gemm = Sim(), make_gemm(k=4096)
     blas = sim.blas()
-    plan = blas.prepare(gemm, USUAL, split(gemm))
+    plan = blas.prepare(gemm, DEFAULT_SETTINGS, split(gemm))
     sim.close()
 
     with refused(Status.CONTEXT_IS_DESTROYED):
-        plan.enqueue(NOWHERE, LEGACY)
+        plan.enqueue(NULL_OPERANDS, LEGACY)
     with refused(Status.CONTEXT_IS_DESTROYED):
-        blas.prepare(gemm, USUAL)
+        blas.prepare(gemm, DEFAULT_SETTINGS)
     with refused(Status.CONTEXT_IS_DESTROYED):
         sim.blas()
     plan.close()
@@ -217,9 +221,9 @@ def test_torch_and_cupy_need_real_gpu(sim: Sim, library: Library) -> None:
 def test_old_device_error_lists_supported_types() -> None:
     with closing(Sim("a100-mig")) as sim:
         blas = sim.blas()
-        blas.prepare(a_gemm("bf16"), USUAL)
+        blas.prepare(make_gemm("bf16"), DEFAULT_SETTINGS)
         with pytest.raises(Unsupported) as caught:
-            blas.prepare(a_gemm("fp8_e4m3"), USUAL)
+            blas.prepare(make_gemm("fp8_e4m3"), DEFAULT_SETTINGS)
     assert caught.value.message == (
         "fp8_e4m3 needs compute capability 8.9, NVIDIA A100-SXM4-80GB MIG 3g.40gb has 8.0"
     )
@@ -230,33 +234,33 @@ def test_old_device_error_lists_supported_types() -> None:
     ("gemm", "reason"),
     [
         (
-            a_gemm("fp8_e4m3", layout="nn"),
+            make_gemm("fp8_e4m3", layout="nn"),
             "only layout tn on compute capability 9.0, nn was requested",
         ),
-        (a_gemm("fp8_e5m2", m=44), "columns of a multiple of 16 B; columns of D have 44"),
-        (a_gemm("fp8_e5m2", padding=8), "columns of a multiple of 16 B"),
-        (a_gemm("int8", k=66), "columns of a multiple of 4 B; columns of A have 66"),
-        (a_gemm("int8", epilogue="relu"), "only epilogue none, relu was requested"),
-        (a_gemm("fp16", accumulate="fp16", output="fp32"), "needs output fp16, fp32 was"),
+        (make_gemm("fp8_e5m2", m=44), "columns of a multiple of 16 B; columns of D have 44"),
+        (make_gemm("fp8_e5m2", padding=8), "columns of a multiple of 16 B"),
+        (make_gemm("int8", k=66), "columns of a multiple of 4 B; columns of A have 66"),
+        (make_gemm("int8", epilogue="relu"), "only epilogue none, relu was requested"),
+        (make_gemm("fp16", accumulate="fp16", output="fp32"), "needs output fp16, fp32 was"),
     ],
 )
 def test_unsupported_error_has_request(sim: Sim, gemm: Gemm, reason: str) -> None:
     blas = sim.blas()
     for ask in (blas.prepare, blas.algorithms):
         with pytest.raises(Unsupported) as caught:
-            ask(gemm, USUAL)
+            ask(gemm, DEFAULT_SETTINGS)
         assert reason in caught.value.message
         assert "\n" not in caught.value.message + caught.value.hint
 
 
 def test_cublas_refuses_algorithms(sim: Sim) -> None:
-    blas, gemm = sim.blas("cublas"), a_gemm()
-    with closing(blas.prepare(gemm, USUAL)) as plan:
+    blas, gemm = sim.blas("cublas"), make_gemm()
+    with closing(blas.prepare(gemm, DEFAULT_SETTINGS)) as plan:
         assert isinstance(plan.algorithm, Unavailable)
     asked = (
-        lambda: blas.algorithms(gemm, USUAL),
-        lambda: blas.heuristics(gemm, USUAL, 1),
-        lambda: blas.prepare(gemm, USUAL, algorithms(gemm)[0]),
+        lambda: blas.algorithms(gemm, DEFAULT_SETTINGS),
+        lambda: blas.heuristics(gemm, DEFAULT_SETTINGS, 1),
+        lambda: blas.prepare(gemm, DEFAULT_SETTINGS, algorithms(gemm)[0]),
     )
     for ask in asked:
         with pytest.raises(Unsupported, match="chooses its algorithm internally"):
@@ -267,24 +271,24 @@ def test_cublas_refuses_algorithms(sim: Sim) -> None:
 
 
 def test_every_model_computes_same_bits() -> None:
-    problem = Problem(a_gemm("bf16", k=4096))
+    problem = Problem(make_gemm("bf16", k=4096))
     contents = set()
     for model, seed in product(("h200", "a100-mig"), (None, 1, 2)):
-        bench = a_bench(model=model, seed=seed)
+        bench = make_bench(model=model, seed=seed)
         with closing(bench.gpu):
             blas = bench.gpu.blas()
-            for algorithm in blas.heuristics(problem.gemm, USUAL, 99):
-                plan = blas.prepare(problem.gemm, USUAL, algorithm)
+            for algorithm in blas.heuristics(problem.gemm, DEFAULT_SETTINGS, 99):
+                plan = blas.prepare(problem.gemm, DEFAULT_SETTINGS, algorithm)
                 contents.add(run(bench, plan, problem))
 
     assert len(contents) == 1
 
 
 def test_changed_operands_are_computed_again(bench: Workbench) -> None:
-    gemm = a_gemm("fp16", epilogue="bias")
+    gemm = make_gemm("fp16", epilogue="bias")
     problems = [Problem(gemm, seed) for seed in range(3)]
     operands = put(bench, problems[0])
-    plan = bench.gpu.blas().prepare(gemm, USUAL)
+    plan = bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS)
     other_bias = Problem(gemm, 0)
     other_bias.bias = problems[1].bias
     for problem in [*problems, *problems, other_bias]:
@@ -299,9 +303,9 @@ def test_changed_operands_are_computed_again(bench: Workbench) -> None:
 
 
 def test_gemm_of_matrix_with_itself_needs_no_copy(bench: Workbench) -> None:
-    problem = Problem(a_gemm("fp32", m=32, n=32, k=32))
+    problem = Problem(make_gemm("fp32", m=32, n=32, k=32))
     problem.b = problem.a
     operands = put(bench, problem)
     alias = SimpleNamespace(a=operands.a, b=operands.a, d=operands.d, bias=operands.bias)
-    bench.gpu.blas().prepare(problem.gemm, USUAL).enqueue(alias, LEGACY)
+    bench.gpu.blas().prepare(problem.gemm, DEFAULT_SETTINGS).enqueue(alias, LEGACY)
     problem.check(result(bench, problem, operands))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from gpu.kernels import ONE, SimBench
+from gpu.kernels import ONE_THREAD, SimBench
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Ptr
@@ -19,7 +19,7 @@ ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
 @pytest.fixture
-def desk() -> SimBench:
+def bench() -> SimBench:
     return SimBench()
 
 
@@ -76,12 +76,12 @@ def test_unknown_model_error_lists_models() -> None:
 # --- time
 
 
-def test_clock_advances_with_calls_and_work_only(desk: SimBench) -> None:
-    gpu = desk.gpu
+def test_clock_advances_with_calls_and_work_only(bench: SimBench) -> None:
+    gpu = bench.gpu
     begin = gpu.clock.now_ns
     assert gpu.clock.now_ns == begin
 
-    desk.spin(1_000_000)
+    bench.spin(1_000_000)
     enqueued = gpu.clock.now_ns
     gpu.sync()
 
@@ -89,27 +89,27 @@ def test_clock_advances_with_calls_and_work_only(desk: SimBench) -> None:
     assert gpu.clock.now_ns >= enqueued + 1_000_000
 
 
-def test_streams_overlap_and_each_stream_is_serial(desk: SimBench) -> None:
-    gpu, streams = desk.gpu, [desk.gpu.stream() for _ in range(2)]
+def test_streams_overlap_and_each_stream_is_serial(bench: SimBench) -> None:
+    gpu, streams = bench.gpu, [bench.gpu.stream() for _ in range(2)]
 
-    def took_ns(first: int, second: int) -> int:
+    def duration_ns(first: int, second: int) -> int:
         begin = gpu.clock.now_ns
-        desk.spin(1_000_000, streams[first])
-        desk.spin(1_000_000, streams[second])
+        bench.spin(1_000_000, streams[first])
+        bench.spin(1_000_000, streams[second])
         gpu.sync()
         return gpu.clock.now_ns - begin
 
-    assert took_ns(0, 1) < 1_100_000
-    assert took_ns(0, 0) > 2_000_000
+    assert duration_ns(0, 1) < 1_100_000
+    assert duration_ns(0, 0) > 2_000_000
 
 
-def test_work_begins_after_earlier_work_of_stream(desk: SimBench) -> None:
-    gpu = desk.gpu
+def test_work_begins_after_earlier_work_of_stream(bench: SimBench) -> None:
+    gpu = bench.gpu
     begin = gpu.clock.now_ns
-    desk.spin(1_000_000)
+    bench.spin(1_000_000)
     for _ in range(20):
         gpu.memory_info()
-    desk.spin(1_000_000)
+    bench.spin(1_000_000)
     gpu.sync()
 
     assert gpu.clock.now_ns - begin > 2_000_000
@@ -124,10 +124,10 @@ def test_work_begins_after_earlier_work_of_stream(desk: SimBench) -> None:
     ],
     ids=["sync", "sync_stream", "free"],
 )
-def test_sync_waits_for_running_work(desk: SimBench, wait: Callable[[Sim, Ptr], object]) -> None:
-    gpu, ptr = desk.gpu, desk.ints()
+def test_sync_waits_for_running_work(bench: SimBench, wait: Callable[[Sim, Ptr], object]) -> None:
+    gpu, ptr = bench.gpu, bench.ints()
     begin = gpu.clock.now_ns
-    desk.spin(1_000_000)
+    bench.spin(1_000_000)
     for _ in range(20):
         gpu.memory_info()
 
@@ -136,59 +136,59 @@ def test_sync_waits_for_running_work(desk: SimBench, wait: Callable[[Sim, Ptr], 
     assert gpu.clock.now_ns - begin > 1_000_000
 
 
-def test_copies_in_same_direction_serialize_and_opposite_overlap(desk: SimBench) -> None:
-    gpu, size = desk.gpu, 8 << 20
+def test_copies_in_same_direction_serialize_and_opposite_overlap(bench: SimBench) -> None:
+    gpu, size = bench.gpu, 8 << 20
     streams = [gpu.stream(blocking=False) for _ in range(2)]
     pinned = [gpu.host_malloc(size) for _ in range(2)]
     device = [gpu.malloc(size) for _ in range(2)]
 
-    def took_ns(*pairs: tuple[Ptr, Ptr]) -> int:
+    def duration_ns(*pairs: tuple[Ptr, Ptr]) -> int:
         begin = gpu.clock.now_ns
         for stream, (dst, src) in zip(streams, pairs, strict=False):
             gpu.copy(dst, src, size, stream)
         gpu.sync()
         return gpu.clock.now_ns - begin
 
-    alone = took_ns((device[0], pinned[0]))
-    same_stream_ns = took_ns((device[0], pinned[0]), (device[1], pinned[1]))
-    opposite = took_ns((device[0], pinned[0]), (pinned[1], device[1]))
+    single_copy_ns = duration_ns((device[0], pinned[0]))
+    same_stream_ns = duration_ns((device[0], pinned[0]), (device[1], pinned[1]))
+    opposite = duration_ns((device[0], pinned[0]), (pinned[1], device[1]))
 
-    assert same_stream_ns > 1.8 * alone
-    assert opposite < 1.2 * alone
+    assert same_stream_ns > 1.8 * single_copy_ns
+    assert opposite < 1.2 * single_copy_ns
 
 
-def test_higher_priority_begins_first(desk: SimBench) -> None:
-    gpu, value = desk.gpu, desk.ints()
-    gate = desk.gpu.stream(blocking=False)
+def test_higher_priority_begins_first(bench: SimBench) -> None:
+    gpu, value = bench.gpu, bench.ints()
+    blocked_stream = bench.gpu.stream(blocking=False)
     low, high = gpu.stream(blocking=False), gpu.stream(blocking=False, priority=-5)
-    desk.spin(100_000, gate)
+    bench.spin(100_000, blocked_stream)
     event = gpu.event()
-    gpu.record(event, gate)
+    gpu.record(event, blocked_stream)
     for stream, number in ((low, 1), (high, 2)):
         gpu.wait(stream, event)
-        desk.store(value, number, stream)
+        bench.store(value, number, stream)
 
-    assert desk.read(value) == [1]
+    assert bench.read(value) == [1]
 
 
 def test_repeated_query_ends_with_true() -> None:
     for seed in (None, 0, 1, 2, 3):
-        desk = SimBench(seed=seed)
-        desk.spin(100_000)
-        event = desk.gpu.event()
-        desk.gpu.record(event, LEGACY)
+        bench = SimBench(seed=seed)
+        bench.spin(100_000)
+        event = bench.gpu.event()
+        bench.gpu.record(event, LEGACY)
         asked = 0
-        while not desk.gpu.query_event(event):
+        while not bench.gpu.query_event(event):
             asked += 1
 
         assert 0 < asked < 10_000
 
 
-def test_elapsed_time_is_exact_device_time(desk: SimBench) -> None:
-    gpu, stream = desk.gpu, desk.gpu.stream()
+def test_elapsed_time_is_exact_device_time(bench: SimBench) -> None:
+    gpu, stream = bench.gpu, bench.gpu.stream()
     begin, end = gpu.event(), gpu.event()
     gpu.record(begin, stream)
-    desk.spin(123_456, stream)
+    bench.spin(123_456, stream)
     gpu.record(end, stream)
     gpu.sync()
 
@@ -198,9 +198,9 @@ def test_elapsed_time_is_exact_device_time(desk: SimBench) -> None:
 # --- host kernels
 
 
-def test_missing_host_kernel_error_has_hint(desk: SimBench) -> None:
+def test_missing_host_kernel_error_has_hint(bench: SimBench) -> None:
     with pytest.raises(UsageError, match="orphan") as caught:
-        desk.launch("orphan")
+        bench.launch("orphan")
     assert '@host_kernel("orphan")' in caught.value.hint
 
 
@@ -234,7 +234,7 @@ def test_registered_host_kernel_runs_on_every_device() -> None:
     kernel = gpu.kernel(gpu.load(image), "tests.gpu.registered")
     pinned = gpu.host_malloc(1)
 
-    gpu.launch(kernel, ONE, ONE, (pinned,), LEGACY)
+    gpu.launch(kernel, ONE_THREAD, ONE_THREAD, (pinned,), LEGACY)
     gpu.sync()
 
     assert gpu.host_view(pinned, 1)[0] == 7
@@ -246,150 +246,150 @@ def test_host_kernel_read_view_is_read_only() -> None:
 
     gpu = Sim(host_kernels={"sly": sly})
     kernel = gpu.kernel(gpu.load(gpu.compile('extern "C" __global__ void sly(int* w) {}')), "sly")
-    gpu.launch(kernel, ONE, ONE, (gpu.malloc(4),), LEGACY)
+    gpu.launch(kernel, ONE_THREAD, ONE_THREAD, (gpu.malloc(4),), LEGACY)
 
     with pytest.raises(CudaError, match="read-only"):
         gpu.sync()
 
 
-def test_exception_in_host_kernel_fails_launch(desk: SimBench) -> None:
-    desk.launch("fail")
+def test_exception_in_host_kernel_fails_launch(bench: SimBench) -> None:
+    bench.launch("fail")
 
     with pytest.raises(CudaError) as caught:
-        desk.gpu.sync()
+        bench.gpu.sync()
     assert caught.value.name == "CUDA_ERROR_LAUNCH_FAILED"
     assert "ZeroDivisionError" in caught.value.message
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_strided_write_changes_single_column(desk: SimBench) -> None:
-    table = desk.ints(6)
+def test_strided_write_changes_single_column(bench: SimBench) -> None:
+    table = bench.ints(6)
     args = (np.int32(3), np.int32(2), np.int32(9))
 
-    desk.launch("column", Ptr(table + 4), *args)
+    bench.launch("column", Ptr(table + 4), *args)
 
-    assert desk.read(table, 6) == [0, 9, 0, 9, 0, 9]
+    assert bench.read(table, 6) == [0, 9, 0, 9, 0, 9]
 
 
 # --- errors
 
 
-def misuses() -> dict[str, Callable[[SimBench], object]]:
-    def freed(desk: SimBench) -> None:
-        value = desk.ints()
-        desk.gpu.free(value)
-        desk.store(value, 1)
+def invalid_calls() -> dict[str, Callable[[SimBench], object]]:
+    def freed(bench: SimBench) -> None:
+        value = bench.ints()
+        bench.gpu.free(value)
+        bench.store(value, 1)
 
-    def beyond(desk: SimBench) -> None:
-        desk.store(Ptr(desk.ints(4) + 16), 1)
+    def beyond_end(bench: SimBench) -> None:
+        bench.store(Ptr(bench.ints(4) + 16), 1)
 
-    def straddling(desk: SimBench) -> None:
-        desk.launch("column", desk.ints(4), np.int32(3), np.int32(2), np.int32(1))
+    def straddling(bench: SimBench) -> None:
+        bench.launch("column", bench.ints(4), np.int32(3), np.int32(2), np.int32(1))
 
-    def null(desk: SimBench) -> None:
-        desk.store(Ptr(0), 1)
+    def null(bench: SimBench) -> None:
+        bench.store(Ptr(0), 1)
 
-    def unmapped(desk: SimBench) -> None:
-        desk.store(desk.gpu.reserve(desk.gpu.granularity()), 1)
+    def unmapped(bench: SimBench) -> None:
+        bench.store(bench.gpu.reserve(bench.gpu.granularity()), 1)
 
-    def freed_in_its_stream(desk: SimBench) -> None:
-        stream = desk.gpu.stream()
-        value = desk.gpu.malloc(4, stream)
-        desk.gpu.free(value, stream)
-        desk.store(value, 1, stream)
+    def freed_in_its_stream(bench: SimBench) -> None:
+        stream = bench.gpu.stream()
+        value = bench.gpu.malloc(4, stream)
+        bench.gpu.free(value, stream)
+        bench.store(value, 1, stream)
 
-    def before_its_turn(desk: SimBench) -> None:
-        stream, other_stream = desk.gpu.stream(), desk.gpu.stream()
-        desk.spin(1_000_000, stream)
-        desk.store(desk.gpu.malloc(4, stream), 1, other_stream)
+    def before_allocation(bench: SimBench) -> None:
+        stream, other_stream = bench.gpu.stream(), bench.gpu.stream()
+        bench.spin(1_000_000, stream)
+        bench.store(bench.gpu.malloc(4, stream), 1, other_stream)
 
     return {use.__name__.replace("_", " "): use for use in (
-        freed, beyond, straddling, null, unmapped, freed_in_its_stream, before_its_turn
+        freed, beyond_end, straddling, null, unmapped, freed_in_its_stream, before_allocation
     )}  # fmt: skip
 
 
-@pytest.mark.parametrize("use", misuses().values(), ids=misuses())
+@pytest.mark.parametrize("use", invalid_calls().values(), ids=invalid_calls())
 def test_kernel_access_to_unallocated_memory_fails(
-    desk: SimBench, use: Callable[[SimBench], object]
+    bench: SimBench, use: Callable[[SimBench], object]
 ) -> None:
-    use(desk)
+    use(bench)
 
     with pytest.raises(CudaError) as caught:
-        desk.gpu.sync()
+        bench.gpu.sync()
     assert caught.value.name == ILLEGAL
     assert "0x" in caught.value.message
 
 
-def test_misaligned_address_fails(desk: SimBench) -> None:
-    desk.store(Ptr(desk.ints(2) + 1), 1)
+def test_misaligned_address_fails(bench: SimBench) -> None:
+    bench.store(Ptr(bench.ints(2) + 1), 1)
 
     with pytest.raises(CudaError, match="CUDA_ERROR_MISALIGNED_ADDRESS"):
-        desk.gpu.sync()
+        bench.gpu.sync()
 
 
-def test_every_call_but_close_fails_after_illegal_address(desk: SimBench) -> None:
-    desk.store(Ptr(0), 1)
+def test_every_call_but_close_fails_after_illegal_address(bench: SimBench) -> None:
+    bench.store(Ptr(0), 1)
     uses: list[Callable[[], object]] = [
-        desk.gpu.sync,
-        desk.gpu.sync,
-        lambda: desk.gpu.malloc(4),
-        lambda: desk.gpu.query_stream(LEGACY),
-        lambda: desk.gpu.memory_info(),
+        bench.gpu.sync,
+        bench.gpu.sync,
+        lambda: bench.gpu.malloc(4),
+        lambda: bench.gpu.query_stream(LEGACY),
+        lambda: bench.gpu.memory_info(),
     ]
 
     for use in uses:
         with pytest.raises(CudaError, match=ILLEGAL) as caught:
             use()
         assert "context is lost" in caught.value.hint
-    desk.gpu.close()
+    bench.gpu.close()
 
 
-def test_kernel_failure_is_raised_by_next_call(desk: SimBench) -> None:
-    desk.store(Ptr(0), 1)
+def test_kernel_failure_is_raised_by_next_call(bench: SimBench) -> None:
+    bench.store(Ptr(0), 1)
     calls = 0
     with pytest.raises(CudaError, match=ILLEGAL):
         while True:
-            desk.gpu.memory_info()
+            bench.gpu.memory_info()
             calls += 1
 
     assert 0 < calls < 100
 
 
 @pytest.mark.parametrize("size_bytes", [17, 1 << 40])
-def test_copy_beyond_end_is_refused_without_effect(desk: SimBench, size_bytes: int) -> None:
-    own_memory, peer_memory = desk.ints(4), desk.ints(4)
+def test_copy_beyond_end_is_refused_without_effect(bench: SimBench, size_bytes: int) -> None:
+    own_memory, peer_memory = bench.ints(4), bench.ints(4)
 
     for dst, src in ((own_memory, peer_memory), (peer_memory, own_memory)):
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
-            desk.gpu.copy(dst, src, size_bytes, LEGACY)
+            bench.gpu.copy(dst, src, size_bytes, LEGACY)
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
-        desk.gpu.fill(own_memory, 0, size_bytes, LEGACY)
-    assert desk.read(own_memory, 4) == [0] * 4
+        bench.gpu.fill(own_memory, 0, size_bytes, LEGACY)
+    assert bench.read(own_memory, 4) == [0] * 4
 
 
-def test_injected_failures_are_raised_once_and_in_order(desk: SimBench) -> None:
-    desk.gpu.fail_next("malloc", cuda_error(Status.OUT_OF_MEMORY, detail="on request"))
-    desk.gpu.fail_next("malloc", cuda_error(Status.NOT_PERMITTED))
+def test_injected_failures_are_raised_once_and_in_order(bench: SimBench) -> None:
+    bench.gpu.fail_next("malloc", cuda_error(Status.OUT_OF_MEMORY, detail="on request"))
+    bench.gpu.fail_next("malloc", cuda_error(Status.NOT_PERMITTED))
 
-    desk.gpu.memory_info()
+    bench.gpu.memory_info()
     for name in ("OUT_OF_MEMORY: .*on request", "NOT_PERMITTED"):
         with pytest.raises(CudaError, match=name):
-            desk.gpu.malloc(4)
-    desk.gpu.malloc(4)
+            bench.gpu.malloc(4)
+    bench.gpu.malloc(4)
 
 
-def test_injected_sticky_failure_fails_later_calls(desk: SimBench) -> None:
-    desk.gpu.fail_next("launch", cuda_error(Status.ECC_UNCORRECTABLE))
+def test_injected_sticky_failure_fails_later_calls(bench: SimBench) -> None:
+    bench.gpu.fail_next("launch", cuda_error(Status.ECC_UNCORRECTABLE))
 
-    for use in (lambda: desk.spin(1), desk.gpu.sync):
+    for use in (lambda: bench.spin(1), bench.gpu.sync):
         with pytest.raises(CudaError, match="ECC_UNCORRECTABLE"):
             use()
 
 
-def test_injected_failure_of_unknown_call_is_refused(desk: SimBench) -> None:
+def test_injected_failure_of_unknown_call_is_refused(bench: SimBench) -> None:
     for call in ("mallok", "lane", "clock", "close"):
         with pytest.raises(UsageError, match=call):
-            desk.gpu.fail_next(call, cuda_error(Status.UNKNOWN))
+            bench.gpu.fail_next(call, cuda_error(Status.UNKNOWN))
 
 
 # --- the compiler
@@ -435,14 +435,14 @@ def test_parameter_sizes_are_checked(parameter: str, size_bytes: int) -> None:
     kernel = gpu.kernel(gpu.load(image), "k")
     widths = {1: np.int8(0), 2: np.int16(0), 4: np.int32(0), 8: np.int64(0)}
 
-    gpu.launch(kernel, ONE, ONE, (widths[size_bytes],), LEGACY)
+    gpu.launch(kernel, ONE_THREAD, ONE_THREAD, (widths[size_bytes],), LEGACY)
     for wrong_size in {*widths} - {size_bytes}:
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
-            gpu.launch(kernel, ONE, ONE, (widths[wrong_size],), LEGACY)
+            gpu.launch(kernel, ONE_THREAD, ONE_THREAD, (widths[wrong_size],), LEGACY)
 
 
 def test_parameters_of_unknown_types_are_not_checked() -> None:
     gpu = Sim(host_kernels={"k": lambda *_: None})
     image = gpu.compile('struct S { int a; }; extern "C" __global__ void k(S s, int n) {}')
 
-    gpu.launch(gpu.kernel(gpu.load(image), "k"), ONE, ONE, (), LEGACY)
+    gpu.launch(gpu.kernel(gpu.load(image), "k"), ONE_THREAD, ONE_THREAD, (), LEGACY)

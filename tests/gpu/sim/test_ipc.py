@@ -25,114 +25,114 @@ def used(gpu: Sim) -> int:
 
 
 @pytest.fixture
-def giver() -> Sim:
+def exporter() -> Sim:
     return Sim(capacity_bytes=64 * MIB)
 
 
 @pytest.fixture
-def taker(giver: Sim) -> Sim:
-    return Sim(capacity_bytes=64 * MIB, same_machine_as=giver)
+def importer(exporter: Sim) -> Sim:
+    return Sim(capacity_bytes=64 * MIB, same_machine_as=exporter)
 
 
-def test_shared_memory_is_read_and_written_by_both_processes(giver: Sim, taker: Sim) -> None:
-    ptr = giver.malloc(MIB)
-    giver.fill(ptr, 5, MIB, LEGACY)
-    giver.sync()
-    mapped_ptr = taker.ipc_open(giver.ipc_handle(ptr))
+def test_shared_memory_is_read_and_written_by_both_processes(exporter: Sim, importer: Sim) -> None:
+    ptr = exporter.malloc(MIB)
+    exporter.fill(ptr, 5, MIB, LEGACY)
+    exporter.sync()
+    mapped_ptr = importer.ipc_open(exporter.ipc_handle(ptr))
 
-    assert content(taker, mapped_ptr) == b"\5" * 4
-    taker.fill(Ptr(mapped_ptr + 8), 6, 8, LEGACY)
-    taker.sync()
-    assert content(giver, ptr + 6) == b"\5\5\6\6"
-    assert used(taker) == 0
+    assert content(importer, mapped_ptr) == b"\5" * 4
+    importer.fill(Ptr(mapped_ptr + 8), 6, 8, LEGACY)
+    importer.sync()
+    assert content(exporter, ptr + 6) == b"\5\5\6\6"
+    assert used(importer) == 0
 
 
-def test_opened_memory_keeps_address_until_last_close(giver: Sim, taker: Sim) -> None:
-    handle = giver.ipc_handle(giver.malloc(MIB))
-    mapped_ptr = taker.ipc_open(handle)
-    assert taker.ipc_open(handle) == mapped_ptr
+def test_opened_memory_keeps_address_until_last_close(exporter: Sim, importer: Sim) -> None:
+    handle = exporter.ipc_handle(exporter.malloc(MIB))
+    mapped_ptr = importer.ipc_open(handle)
+    assert importer.ipc_open(handle) == mapped_ptr
 
-    taker.ipc_close(mapped_ptr)
-    content(taker, mapped_ptr)
-    taker.ipc_close(mapped_ptr)
+    importer.ipc_close(mapped_ptr)
+    content(importer, mapped_ptr)
+    importer.ipc_close(mapped_ptr)
     with pytest.raises(CudaError, match=r"ILLEGAL_ADDRESS|INVALID_VALUE"):
-        content(taker, mapped_ptr)
+        content(importer, mapped_ptr)
 
 
-def test_process_on_another_machine_cannot_open_handle(giver: Sim) -> None:
+def test_process_on_another_machine_cannot_open_handle(exporter: Sim) -> None:
     other_machine = Sim(capacity_bytes=64 * MIB)
     other_machine.ipc_handle(other_machine.malloc(MIB))
 
-    assert other_machine.process != giver.process
+    assert other_machine.process != exporter.process
     with pytest.raises(CudaError, match="of another Python process cannot be opened"):
-        other_machine.ipc_open(giver.ipc_handle(giver.malloc(MIB)))
+        other_machine.ipc_open(exporter.ipc_handle(exporter.malloc(MIB)))
 
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_freed_memory_is_invalid_in_processes_that_opened_it(
-    giver: Sim, taker: Sim, *, ends: bool
+    exporter: Sim, importer: Sim, *, ends: bool
 ) -> None:
-    ptr = giver.malloc(MIB)
-    handle = giver.ipc_handle(ptr)
-    mapped_ptr = taker.ipc_open(handle)
+    ptr = exporter.malloc(MIB)
+    handle = exporter.ipc_handle(ptr)
+    mapped_ptr = importer.ipc_open(handle)
     if ends:
-        giver.close()
+        exporter.close()
     else:
-        giver.free(ptr)
+        exporter.free(ptr)
 
     with pytest.raises(CudaError, match="INVALID_VALUE"):
-        taker.ipc_open(handle)
-    taker.ipc_close(mapped_ptr)
+        importer.ipc_open(handle)
+    importer.ipc_close(mapped_ptr)
     with pytest.raises(CudaError, match="INVALID_VALUE"):
-        taker.ipc_close(mapped_ptr)
+        importer.ipc_close(mapped_ptr)
 
 
-def test_use_of_memory_freed_by_owner_is_illegal_address(giver: Sim, taker: Sim) -> None:
-    ptr = giver.malloc(MIB)
-    mapped_ptr = taker.ipc_open(giver.ipc_handle(ptr))
-    giver.free(ptr)
+def test_use_of_memory_freed_by_owner_is_illegal_address(exporter: Sim, importer: Sim) -> None:
+    ptr = exporter.malloc(MIB)
+    mapped_ptr = importer.ipc_open(exporter.ipc_handle(ptr))
+    exporter.free(ptr)
 
     with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
-        content(taker, mapped_ptr)
+        content(importer, mapped_ptr)
 
 
 @pytest.mark.parametrize("kind", ["descriptor", "fabric"])
-def test_shared_pages_live_while_any_process_has_them(giver: Sim, kind: HandleKind) -> None:
-    taker = Sim(capacity_bytes=64 * MIB, same_machine_as=giver)
-    base, backing = giver.reserve(PAGE), giver.create(PAGE, kind)
-    giver.map(base, backing, PAGE)
-    giver.fill(base, 9, PAGE, LEGACY)
-    giver.sync()
-    exported = giver.export(backing)
-    reserved_ptr, imported = taker.reserve(PAGE), taker.import_backing(exported)
-    taker.map(reserved_ptr, imported, PAGE)
-    taker.release(imported)
-    giver.unmap(base, PAGE)
-    giver.release(backing)
-    giver.revoke(exported)
+def test_shared_pages_live_while_any_process_has_them(exporter: Sim, kind: HandleKind) -> None:
+    importer = Sim(capacity_bytes=64 * MIB, same_machine_as=exporter)
+    base, backing = exporter.reserve(PAGE), exporter.create(PAGE, kind)
+    exporter.map(base, backing, PAGE)
+    exporter.fill(base, 9, PAGE, LEGACY)
+    exporter.sync()
+    exported = exporter.export(backing)
+    reserved_ptr, imported = importer.reserve(PAGE), importer.import_backing(exported)
+    importer.map(reserved_ptr, imported, PAGE)
+    importer.release(imported)
+    exporter.unmap(base, PAGE)
+    exporter.release(backing)
+    exporter.revoke(exported)
 
     assert isinstance(exported, FabricHandle) == (kind == "fabric")
-    assert (used(giver), used(taker)) == (PAGE, 0)
-    assert content(taker, reserved_ptr) == b"\t" * 4
-    taker.unmap(reserved_ptr, PAGE)
-    assert used(giver) == 0
+    assert (used(exporter), used(importer)) == (PAGE, 0)
+    assert content(importer, reserved_ptr) == b"\t" * 4
+    importer.unmap(reserved_ptr, PAGE)
+    assert used(exporter) == 0
 
 
-def test_ended_or_withdrawn_export_cannot_be_imported(giver: Sim, taker: Sim) -> None:
-    backing = giver.create(PAGE, "descriptor")
-    exported = giver.export(backing)
-    giver.revoke(exported)
+def test_ended_or_withdrawn_export_cannot_be_imported(exporter: Sim, importer: Sim) -> None:
+    backing = exporter.create(PAGE, "descriptor")
+    exported = exporter.export(backing)
+    exporter.revoke(exported)
     with pytest.raises(EnvironmentUnusable, match="has freed the memory"):
-        taker.import_backing(exported)
+        importer.import_backing(exported)
 
-    exported = giver.export(backing)
-    giver.close()
+    exported = exporter.export(backing)
+    exporter.close()
     with pytest.raises(EnvironmentUnusable, match="has ended"):
-        taker.import_backing(exported)
+        importer.import_backing(exported)
 
 
-def test_exports_are_distinct(giver: Sim) -> None:
-    backing = giver.create(PAGE, "descriptor")
+def test_exports_are_distinct(exporter: Sim) -> None:
+    backing = exporter.create(PAGE, "descriptor")
 
-    assert giver.export(backing) != giver.export(backing)
-    assert giver.process != Sim(same_machine_as=giver).process
+    assert exporter.export(backing) != exporter.export(backing)
+    assert exporter.process != Sim(same_machine_as=exporter).process

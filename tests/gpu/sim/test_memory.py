@@ -121,36 +121,36 @@ def test_device_may_have_more_memory_than_host() -> None:
 
 
 def test_new_memory_is_not_zero() -> None:
-    desk = SimBench()
+    bench = SimBench()
 
-    assert desk.read(desk.gpu.malloc(4)) != [0]
+    assert bench.read(bench.gpu.malloc(4)) != [0]
 
 
 @given(offset=st.integers(0, 40), rows=st.integers(1, 12), columns=st.integers(1, 7))
 @settings(max_examples=30, deadline=None)
 def test_kernel_accesses_range_of_several_mappings(offset: int, rows: int, columns: int) -> None:
-    desk = SimBench(capacity_bytes=CAPACITY)
-    base = desk.gpu.reserve(2 * PAGE)
+    bench = SimBench(capacity_bytes=CAPACITY)
+    base = bench.gpu.reserve(2 * PAGE)
     for page in (base, Ptr(base + PAGE)):
-        desk.gpu.map(page, desk.gpu.create(PAGE), PAGE)
-    desk.gpu.fill(base, 0, 2 * PAGE, LEGACY)
+        bench.gpu.map(page, bench.gpu.create(PAGE), PAGE)
+    bench.gpu.fill(base, 0, 2 * PAGE, LEGACY)
     table = Ptr(base + PAGE - 4 * offset)
 
     for value in (5, 6):
-        desk.launch("column", table, np.int32(rows), np.int32(columns), np.int32(value))
+        bench.launch("column", table, np.int32(rows), np.int32(columns), np.int32(value))
 
     row = [6, *[0] * (columns - 1)]
-    assert desk.read(table, rows * columns) == row * rows
+    assert bench.read(table, rows * columns) == row * rows
 
 
 def test_released_memory_lives_while_mapped() -> None:
-    desk = SimBench()
-    backing, base = desk.gpu.create(PAGE), desk.gpu.reserve(PAGE)
-    desk.gpu.map(base, backing, PAGE)
-    desk.gpu.release(backing)
-    desk.store(base, 5)
+    bench = SimBench()
+    backing, base = bench.gpu.create(PAGE), bench.gpu.reserve(PAGE)
+    bench.gpu.map(base, backing, PAGE)
+    bench.gpu.release(backing)
+    bench.store(base, 5)
 
-    assert desk.read(base) == [5]
+    assert bench.read(base) == [5]
 
 
 @pytest.mark.parametrize(

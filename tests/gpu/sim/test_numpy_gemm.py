@@ -155,18 +155,18 @@ def test_gelu_is_tanh_form() -> None:
 def test_gemm_results_are_cached_within_size_limit() -> None:
     gemm = Gemm(dtype="fp32", m=4, n=4, k=4)
     first, second = (np.full((4, 4), value, np.float32) for value in (1, 2))
-    roomy, narrow = ResultCache(1 << 10), ResultCache(gemm.d.size_bytes)
-    for products in (roomy, narrow):
+    large_cache, small_cache = ResultCache(1 << 10), ResultCache(gemm.d.size_bytes)
+    for products in (large_cache, small_cache):
         once = products.multiply(gemm, first, first)
         assert products.multiply(gemm, first.copy(), first.copy()) is once
         assert products.multiply(gemm, first, second).tolist() == [[8.0] * 4] * 4
-        assert (products.multiply(gemm, first, first) is once) == (products is roomy)
+        assert (products.multiply(gemm, first, first) is once) == (products is large_cache)
 
 
 def test_cached_gemm_result_depends_on_gemm() -> None:
     products, bits = ResultCache(), np.arange(16, dtype=np.float32).reshape(4, 4)
     plain = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="nn"), bits, bits)
-    turned = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="tn"), bits, bits)
+    transposed = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="tn"), bits, bits)
 
     assert plain.tolist() == (bits @ bits).tolist()
-    assert turned.tolist() == (bits @ bits.T).tolist()
+    assert transposed.tolist() == (bits @ bits.T).tolist()

@@ -16,8 +16,8 @@ LONG_NS = 1_000_000_000
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pageable_copy_returns_when_done_or_staged(seed: int) -> None:
-    desk = SimBench(seed=seed)
-    gpu, stream = desk.gpu, desk.gpu.stream()
+    bench = SimBench(seed=seed)
+    gpu, stream = bench.gpu, bench.gpu.stream()
     ptr, host = gpu.malloc(LARGE), gpu.host_malloc(LARGE, pinned=False)
     gpu.host_view(host, LARGE)[:] = b"\1" * LARGE
     for size in (SMALL, LARGE):
@@ -29,13 +29,13 @@ def test_pageable_copy_returns_when_done_or_staged(seed: int) -> None:
 
 
 def test_pageable_copy_waits_for_stream_unless_staged() -> None:
-    desk = SimBench()
-    gpu, stream = desk.gpu, desk.gpu.stream()
+    bench = SimBench()
+    gpu, stream = bench.gpu, bench.gpu.stream()
     ptr, host = gpu.malloc(LARGE), gpu.host_malloc(LARGE, pinned=False)
     waited = []
     for destination, source, size in ((ptr, host, SMALL), (ptr, host, LARGE), (host, ptr, SMALL)):
         gpu.sync()
-        desk.spin(LONG_NS, stream)
+        bench.spin(LONG_NS, stream)
         begin_ns = gpu.clock.now_ns
         gpu.copy(destination, source, size, stream)
         waited.append(gpu.clock.now_ns - begin_ns >= LONG_NS)
@@ -45,8 +45,8 @@ def test_pageable_copy_waits_for_stream_unless_staged() -> None:
 
 def test_pageable_copy_is_traced_and_pageable_allocation_is_not() -> None:
     trace: list[Event] = []
-    desk = SimBench(sink=trace.append)
-    gpu = desk.gpu
+    bench = SimBench(sink=trace.append)
+    gpu = bench.gpu
     ptr = gpu.malloc(SMALL)
     gpu.sync()
     begin = len(trace)
@@ -66,14 +66,14 @@ def test_pageable_copy_is_traced_and_pageable_allocation_is_not() -> None:
 
 
 def test_kernels_and_fills_cannot_access_pageable_memory() -> None:
-    desk = SimBench()
-    host = desk.gpu.host_malloc(SMALL, pinned=False)
+    bench = SimBench()
+    host = bench.gpu.host_malloc(SMALL, pinned=False)
     with pytest.raises(CudaError, match=r"INVALID_VALUE: .*pageable"):
-        desk.gpu.fill(host, 0, SMALL, LEGACY)
-    desk.store(host, 1)
+        bench.gpu.fill(host, 0, SMALL, LEGACY)
+    bench.store(host, 1)
 
     with pytest.raises(CudaError, match=r"ILLEGAL_ADDRESS: .*pageable"):
-        desk.gpu.sync()
+        bench.gpu.sync()
 
 
 def test_pageable_copy_invalidates_capture() -> None:

@@ -30,8 +30,8 @@ def test_peer_copy_duration_follows_nvlinks() -> None:
     dispatch_ns = gpu.costs.dispatch_ns + 2 * gpu.costs.call_ns
 
     assert gpu.peers.nvlinks(1) == 18
-    taken_ns = copies_ns(gpu, (peer_memory, own_memory, stream))
-    assert taken_ns == pytest.approx(
+    duration_ns = copies_ns(gpu, (peer_memory, own_memory, stream))
+    assert duration_ns == pytest.approx(
         SIZE / 18 / 20e9 * 1e9 + gpu.costs.minimum_ns, abs=2 * dispatch_ns
     )
 
@@ -41,14 +41,16 @@ def test_peer_copies_of_two_directions_overlap() -> None:
     own_memory, own_memory_2 = gpu.malloc(SIZE), gpu.malloc(SIZE)
     peer_memory, peer_memory_2 = gpu.peer_malloc(1, SIZE), gpu.peer_malloc(1, SIZE)
     first, second = gpu.stream(blocking=False), gpu.stream(blocking=False)
-    one_ns = copies_ns(gpu, (peer_memory, own_memory, first))
-    both_ns = copies_ns(
+    single_copy_ns = copies_ns(gpu, (peer_memory, own_memory, first))
+    concurrent_ns = copies_ns(
         gpu, (peer_memory, own_memory, first), (own_memory_2, peer_memory_2, second)
     )
-    two_ns = copies_ns(gpu, (peer_memory, own_memory, first), (peer_memory_2, own_memory_2, second))
+    same_direction_ns = copies_ns(
+        gpu, (peer_memory, own_memory, first), (peer_memory_2, own_memory_2, second)
+    )
 
-    assert both_ns - one_ns <= gpu.costs.call_ns
-    assert two_ns - one_ns > SIZE / 18 / 20
+    assert concurrent_ns - single_copy_ns <= gpu.costs.call_ns
+    assert same_direction_ns - single_copy_ns > SIZE / 18 / 20
 
 
 def test_peer_allocation_is_traced_on_peer() -> None:
@@ -73,12 +75,12 @@ def test_peer_allocation_is_traced_on_peer() -> None:
 
 
 def test_kernels_access_peer_memory_if_machine_allows() -> None:
-    desk = SimBench(model="h200x2")
-    peer_memory, own_memory = desk.gpu.peer_malloc(1, 4), desk.ints()
-    desk.store(peer_memory, 5)
-    desk.gpu.copy(own_memory, peer_memory, 4, LEGACY)
+    bench = SimBench(model="h200x2")
+    peer_memory, own_memory = bench.gpu.peer_malloc(1, 4), bench.ints()
+    bench.store(peer_memory, 5)
+    bench.gpu.copy(own_memory, peer_memory, 4, LEGACY)
 
-    assert desk.read(own_memory) == [5]
+    assert bench.read(own_memory) == [5]
 
 
 def test_peer_memory_size_is_from_facts() -> None:

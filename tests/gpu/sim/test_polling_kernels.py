@@ -57,91 +57,91 @@ class BlockedStream:
 
 
 @pytest.fixture
-def held() -> Iterator[BlockedStream]:
-    held = BlockedStream()
-    with closing(held.gpu):
-        yield held
+def blocked() -> Iterator[BlockedStream]:
+    blocked = BlockedStream()
+    with closing(blocked.gpu):
+        yield blocked
 
 
-def test_work_behind_polling_kernel_waits_for_host(held: BlockedStream) -> None:
-    assert not any(held.gpu.query_stream(held.stream) for _ in range(500))
-    assert held.words.tolist() == [0, 0, 0]
+def test_work_behind_polling_kernel_waits_for_host(blocked: BlockedStream) -> None:
+    assert not any(blocked.gpu.query_stream(blocked.stream) for _ in range(500))
+    assert blocked.words.tolist() == [0, 0, 0]
 
-    held.words[0] = 1
-    held.gpu.sync_stream(held.stream)
+    blocked.words[0] = 1
+    blocked.gpu.sync_stream(blocked.stream)
 
-    assert held.words.tolist() == [1, 0, 1]
+    assert blocked.words.tolist() == [1, 0, 1]
 
 
-def test_polling_kernel_lasts_until_host_signals(held: BlockedStream) -> None:
-    begin = held.gpu.clock.now_ns
+def test_polling_kernel_lasts_until_host_signals(blocked: BlockedStream) -> None:
+    begin = blocked.gpu.clock.now_ns
     for _ in range(100):
-        held.gpu.memory_info()
-    held.words[0] = 1
-    held.gpu.sync_stream(held.stream)
+        blocked.gpu.memory_info()
+    blocked.words[0] = 1
+    blocked.gpu.sync_stream(blocked.stream)
 
-    assert 50_000 <= held.gpu.clock.now_ns - begin < 60_000
-
-
-def test_other_streams_run_during_polling_kernel(held: BlockedStream) -> None:
-    other_stream, value = held.gpu.stream(blocking=False), held.gpu.malloc(4)
-    held.put(held.store, value, other_stream)
-    held.gpu.sync_stream(other_stream)
-
-    assert held.words.tolist() == [0, 0, 0]
+    assert 50_000 <= blocked.gpu.clock.now_ns - begin < 60_000
 
 
-def test_second_stream_can_end_polling_kernel(held: BlockedStream) -> None:
-    other_stream = held.gpu.stream(blocking=False)
-    held.put(held.store, held.go, other_stream)
-    held.gpu.sync_stream(held.stream)
+def test_other_streams_run_during_polling_kernel(blocked: BlockedStream) -> None:
+    other_stream, value = blocked.gpu.stream(blocking=False), blocked.gpu.malloc(4)
+    blocked.put(blocked.store, value, other_stream)
+    blocked.gpu.sync_stream(other_stream)
 
-    assert held.words.tolist() == [1, 0, 1]
-
-
-def test_waiting_host_reaches_limit_of_polling_kernel(held: BlockedStream) -> None:
-    begin = held.gpu.clock.now_ns
-    held.gpu.sync()
-
-    assert held.words.tolist() == [0, 1, 1]
-    assert LIMIT_NS <= held.gpu.clock.now_ns - begin < LIMIT_NS + 10_000
+    assert blocked.words.tolist() == [0, 0, 0]
 
 
-def test_querying_host_reaches_limit_of_polling_kernel(held: BlockedStream) -> None:
+def test_second_stream_can_end_polling_kernel(blocked: BlockedStream) -> None:
+    other_stream = blocked.gpu.stream(blocking=False)
+    blocked.put(blocked.store, blocked.go, other_stream)
+    blocked.gpu.sync_stream(blocked.stream)
+
+    assert blocked.words.tolist() == [1, 0, 1]
+
+
+def test_waiting_host_reaches_limit_of_polling_kernel(blocked: BlockedStream) -> None:
+    begin = blocked.gpu.clock.now_ns
+    blocked.gpu.sync()
+
+    assert blocked.words.tolist() == [0, 1, 1]
+    assert LIMIT_NS <= blocked.gpu.clock.now_ns - begin < LIMIT_NS + 10_000
+
+
+def test_querying_host_reaches_limit_of_polling_kernel(blocked: BlockedStream) -> None:
     asked = 0
-    while not held.gpu.query_stream(held.stream) and asked < 10_000:
+    while not blocked.gpu.query_stream(blocked.stream) and asked < 10_000:
         asked += 1
 
-    assert held.words.tolist() == [0, 1, 1]
-    assert asked * held.gpu.costs.call_ns == pytest.approx(LIMIT_NS, rel=0.02)
+    assert blocked.words.tolist() == [0, 1, 1]
+    assert asked * blocked.gpu.costs.call_ns == pytest.approx(LIMIT_NS, rel=0.02)
 
 
-def test_two_polling_kernels_reach_limits_concurrently(held: BlockedStream) -> None:
-    other_stream = held.gpu.stream(blocking=False)
-    held.poll(other_stream)
-    begin = held.gpu.clock.now_ns
-    held.gpu.sync()
+def test_two_polling_kernels_reach_limits_concurrently(blocked: BlockedStream) -> None:
+    other_stream = blocked.gpu.stream(blocking=False)
+    blocked.poll(other_stream)
+    begin = blocked.gpu.clock.now_ns
+    blocked.gpu.sync()
 
-    assert LIMIT_NS <= held.gpu.clock.now_ns - begin < LIMIT_NS + 10_000
+    assert LIMIT_NS <= blocked.gpu.clock.now_ns - begin < LIMIT_NS + 10_000
 
 
 def test_legacy_stream_and_close_wait_for_polling_kernel() -> None:
-    held = BlockedStream()
-    held.gpu.sync_stream(LEGACY)
-    assert held.words.tolist() == [0, 0, 0]  # a stream that is not blocked by the polling kernel
+    blocked = BlockedStream()
+    blocked.gpu.sync_stream(LEGACY)
+    assert blocked.words.tolist() == [0, 0, 0]  # a stream that is not blocked by the polling kernel
 
-    held.gpu.close()
-    assert held.words.tolist() == [0, 1, 1]
+    blocked.gpu.close()
+    assert blocked.words.tolist() == [0, 1, 1]
 
 
 @given(st.integers(0, 2**32), st.booleans())
 def test_no_schedule_ends_polling_kernel_early(seed: int, let_go: bool) -> None:
-    held = BlockedStream(seed=seed)
-    with closing(held.gpu):
+    blocked = BlockedStream(seed=seed)
+    with closing(blocked.gpu):
         for _ in range(30):
-            held.gpu.memory_info()
-        assert held.words.tolist() == [0, 0, 0]
-        held.words[0] = let_go
-        held.gpu.sync_stream(held.stream)
+            blocked.gpu.memory_info()
+        assert blocked.words.tolist() == [0, 0, 0]
+        blocked.words[0] = let_go
+        blocked.gpu.sync_stream(blocked.stream)
 
-        assert held.words.tolist() == [let_go, not let_go, 1]
+        assert blocked.words.tolist() == [let_go, not let_go, 1]

@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 from gpu.happens_before import races
 from gpu.kernels import SimBench
-from gpu.programs import Run, Step, certain, ordered, programs
+from gpu.programs import Run, Step, certain_facts, ordered, programs
 from hypothesis import given, settings
 
 SEEDS = (None, 0, 1, 2, 3, 4)
-SOME = settings(max_examples=20, deadline=None)
+FEW_EXAMPLES = settings(max_examples=20, deadline=None)
 
 
 @settings(max_examples=40, deadline=None)
@@ -17,12 +17,12 @@ SOME = settings(max_examples=20, deadline=None)
 def test_ordered_program_gives_same_result_for_every_seed(program: list[Step]) -> None:
     runs = [Run(program, seed=seed) for seed in SEEDS]
 
-    assert races(certain(runs[0].trace)) == []
+    assert races(certain_facts(runs[0].trace)) == []
     assert {run.failure for run in runs} == {""}
     assert {tuple(run.result) for run in runs} == {tuple(runs[0].result)}
 
 
-@SOME
+@FEW_EXAMPLES
 @given(programs().map(ordered))
 def test_same_seed_gives_same_run(program: list[Step]) -> None:
     for seed in (None, 5):
@@ -32,15 +32,15 @@ def test_same_seed_gives_same_run(program: list[Step]) -> None:
         assert first.result == second.result
 
 
-@SOME
+@FEW_EXAMPLES
 @given(programs().map(ordered))
 def test_trace_facts_do_not_depend_on_schedule(program: list[Step]) -> None:
-    quick, slow = (certain(Run(program, seed=seed).trace) for seed in (None, 9))
+    unseeded, seeded = (certain_facts(Run(program, seed=seed).trace) for seed in (None, 9))
 
-    assert [event.body for event in quick] == [event.body for event in slow]
+    assert [event.body for event in unseeded] == [event.body for event in seeded]
 
 
-@SOME
+@FEW_EXAMPLES
 @given(programs().map(ordered))
 def test_trace_times_and_sequence_never_decrease(program: list[Step]) -> None:
     for seed in (None, 7):
@@ -106,13 +106,13 @@ def test_programs_ordered_by_cudas_implicit_rules_have_no_race(program: list[Ste
 
 def test_legacy_stream_waits_for_work_of_destroyed_stream() -> None:
     for seed in range(24):
-        desk = SimBench(seed=seed)
-        stream, value = desk.gpu.stream(), desk.ints()
-        desk.store(value, 1, stream)
-        desk.gpu.destroy_stream(stream)
-        desk.store(value, 2)
+        bench = SimBench(seed=seed)
+        stream, value = bench.gpu.stream(), bench.ints()
+        bench.store(value, 1, stream)
+        bench.gpu.destroy_stream(stream)
+        bench.store(value, 2)
 
-        assert desk.read(value) == [2]
+        assert bench.read(value) == [2]
 
 
 def test_unordered_free_fails_for_some_seed() -> None:

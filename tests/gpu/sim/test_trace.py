@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu.kernels import ONE, SimBench
+from gpu.kernels import ONE_THREAD, SimBench
 
 from cudakit.gpu.api import LEGACY, PER_THREAD, Ptr
 from cudakit.gpu.sim import Sim
@@ -51,17 +51,17 @@ READ, WRITE = AccessMode.READ, AccessMode.WRITE
 def bodies_of(use: Callable[[SimBench], object], **options: int) -> list[EventBody]:
     """Return the bodies of the trace events of a use of a device."""
     trace: list[Event] = []
-    desk = SimBench(sink=trace.append, **options)
-    desk.gpu.sync()
+    bench = SimBench(sink=trace.append, **options)
+    bench.gpu.sync()
     begin = len(trace)
-    use(desk)
-    desk.gpu.close()
+    use(bench)
+    bench.gpu.close()
     return [event.body for event in trace[begin:]]
 
 
 def test_allocations_and_frees_are_traced() -> None:
-    def use(desk: SimBench) -> None:
-        gpu, stream = desk.gpu, desk.gpu.stream()
+    def use(bench: SimBench) -> None:
+        gpu, stream = bench.gpu, bench.gpu.stream()
         gpu.free(gpu.malloc(100))
         gpu.free(gpu.malloc(200, stream), stream)
         gpu.host_free(gpu.host_malloc(300))
@@ -84,8 +84,8 @@ def test_allocations_and_frees_are_traced() -> None:
 
 
 def test_stream_and_event_calls_are_traced() -> None:
-    def use(desk: SimBench) -> None:
-        gpu, first = desk.gpu, desk.gpu.stream()
+    def use(bench: SimBench) -> None:
+        gpu, first = bench.gpu, bench.gpu.stream()
         second = gpu.stream(blocking=False, priority=-1)
         event = gpu.event()
         gpu.record(event, first)
@@ -112,27 +112,27 @@ def test_stream_and_event_calls_are_traced() -> None:
 
 
 def test_unsuccessful_query_is_not_traced() -> None:
-    def use(desk: SimBench) -> None:
-        desk.spin(1_000_000)
-        event = desk.gpu.event()
-        desk.gpu.record(event, LEGACY)
-        assert not desk.gpu.query_event(event)
-        assert not desk.gpu.query_stream(LEGACY)
+    def use(bench: SimBench) -> None:
+        bench.spin(1_000_000)
+        event = bench.gpu.event()
+        bench.gpu.record(event, LEGACY)
+        assert not bench.gpu.query_event(event)
+        assert not bench.gpu.query_stream(LEGACY)
 
     assert [type(body) for body in bodies_of(use)] == [Launch, EventRecord]
 
 
 def test_wait_for_unrecorded_event_is_not_traced() -> None:
-    assert bodies_of(lambda desk: desk.gpu.wait(LEGACY, desk.gpu.event())) == []
+    assert bodies_of(lambda bench: bench.gpu.wait(LEGACY, bench.gpu.event())) == []
 
 
 def test_elapsed_is_traced_as_query_of_both_events() -> None:
-    def use(desk: SimBench) -> None:
-        events = [desk.gpu.event(), desk.gpu.event()]
+    def use(bench: SimBench) -> None:
+        events = [bench.gpu.event(), bench.gpu.event()]
         for event in events:
-            desk.gpu.record(event, LEGACY)
-        desk.gpu.sync()
-        desk.gpu.elapsed(*events)
+            bench.gpu.record(event, LEGACY)
+        bench.gpu.sync()
+        bench.gpu.elapsed(*events)
 
     assert bodies_of(use)[-2:] == [EventQueryOk(1), EventQueryOk(2)]
 
@@ -140,8 +140,8 @@ def test_elapsed_is_traced_as_query_of_both_events() -> None:
 def test_copies_and_fills_are_traced_with_ranges() -> None:
     places: list[Ptr] = []
 
-    def use(desk: SimBench) -> None:
-        gpu = desk.gpu
+    def use(bench: SimBench) -> None:
+        gpu = bench.gpu
         places.extend((gpu.malloc(8), gpu.malloc(8), gpu.host_malloc(8)))
         device, other_memory, pinned = places
         gpu.copy(device, pinned, 8, LEGACY)
@@ -164,16 +164,16 @@ def test_copies_and_fills_are_traced_with_ranges() -> None:
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_launch_is_traced_before_its_accesses(seed: int | None) -> None:
     trace: list[Event] = []
-    desk = SimBench(sink=trace.append, seed=seed)
-    first_array, second_array = desk.ints(), desk.ints()
+    bench = SimBench(sink=trace.append, seed=seed)
+    first_array, second_array = bench.ints(), bench.ints()
     begin = len(trace)
-    desk.mix(first_array, second_array, 5, LEGACY)
-    desk.gpu.fill(second_array, 0, 4, LEGACY)
-    desk.gpu.sync()
+    bench.mix(first_array, second_array, 5, LEGACY)
+    bench.gpu.fill(second_array, 0, 4, LEGACY)
+    bench.gpu.sync()
 
     new_events = trace[begin:]
     assert [event.body for event in new_events] == [
-        Launch(stream=1, name="mix", grid=ONE, block=ONE),
+        Launch(stream=1, name="mix", grid=ONE_THREAD, block=ONE_THREAD),
         Access(first_array, first_array + 4, READ | WRITE),
         Access(second_array, second_array + 4, READ),
         Fill(1, second_array, 4),
@@ -191,9 +191,9 @@ def test_launch_is_traced_before_its_accesses(seed: int | None) -> None:
 def test_strided_access_is_traced_with_stride() -> None:
     table: list[Ptr] = []
 
-    def use(desk: SimBench) -> None:
-        table.append(desk.ints(6))
-        desk.launch("column", table[0], np.int32(3), np.int32(2), np.int32(1))
+    def use(bench: SimBench) -> None:
+        table.append(bench.ints(6))
+        bench.launch("column", table[0], np.int32(3), np.int32(2), np.int32(1))
 
     (access,) = (body for body in bodies_of(use) if isinstance(body, Access))
 
@@ -202,12 +202,12 @@ def test_strided_access_is_traced_with_stride() -> None:
 
 def test_per_thread_default_streams_have_own_numbers() -> None:
     trace: list[Event] = []
-    desk = SimBench(sink=trace.append)
-    desk.spin(1, PER_THREAD)
+    bench = SimBench(sink=trace.append)
+    bench.spin(1, PER_THREAD)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(desk.spin, 1, PER_THREAD).result()
-    desk.spin(1, PER_THREAD)
-    desk.gpu.close()
+        pool.submit(bench.spin, 1, PER_THREAD).result()
+    bench.spin(1, PER_THREAD)
+    bench.gpu.close()
 
     launches = [
         (event.body.stream, event.thread) for event in trace if isinstance(event.body, Launch)
@@ -222,19 +222,19 @@ def test_per_thread_default_streams_have_own_numbers() -> None:
 
 
 def test_capture_is_traced_as_nodes_and_edges() -> None:
-    def use(desk: SimBench) -> None:
-        gpu, array = desk.gpu, desk.ints()
+    def use(bench: SimBench) -> None:
+        gpu, array = bench.gpu, bench.ints()
         first, second = gpu.stream(), gpu.stream()
         event = gpu.event()
         gpu.capture_begin(first)
-        desk.store(array, 1, first)
+        bench.store(array, 1, first)
         gpu.record(event, first)
         gpu.wait(second, event)
         gpu.fill(array, 0, 4, second)
-        desk.store(array, 2, first)
+        bench.store(array, 2, first)
         gpu.record(event, second)
         gpu.wait(first, event)
-        desk.store(array, 3, first)
+        bench.store(array, 3, first)
         gpu.graph_launch(gpu.instantiate(gpu.capture_end(first)), first)
 
     bodies = bodies_of(use)[5:]
@@ -261,17 +261,17 @@ def test_capture_is_traced_as_nodes_and_edges() -> None:
 
 
 def test_graph_launched_into_capture_is_inlined() -> None:
-    def use(desk: SimBench) -> None:
-        gpu, array, stream = desk.gpu, desk.ints(), desk.gpu.stream()
+    def use(bench: SimBench) -> None:
+        gpu, array, stream = bench.gpu, bench.ints(), bench.gpu.stream()
         gpu.capture_begin(stream)
-        desk.mix(array, array, 1, stream)
+        bench.mix(array, array, 1, stream)
         inner = gpu.instantiate(gpu.capture_end(stream))
         gpu.capture_begin(stream)
-        desk.mix(array, array, 2, stream)
+        bench.mix(array, array, 2, stream)
         gpu.graph_launch(inner, stream)
-        desk.mix(array, array, 3, stream)
+        bench.mix(array, array, 3, stream)
         gpu.graph_launch(gpu.instantiate(gpu.capture_end(stream)), stream)
-        assert desk.read(array) == [(2 * 32 + 1) * 32 + 3]
+        assert bench.read(array) == [(2 * 32 + 1) * 32 + 3]
 
     edges = [body for body in bodies_of(use) if isinstance(body, GraphEdge)]
 
@@ -299,9 +299,9 @@ def test_events_round_trip_through_log(tmp_path: Path) -> None:
             writer.write(event)
             trace.append(event)
 
-        desk = SimBench(sink=sink, site=lambda: writer.stack((frame,)))
-        desk.mix(desk.ints(), desk.ints(), 1, LEGACY)
-        desk.gpu.close()
+        bench = SimBench(sink=sink, site=lambda: writer.stack((frame,)))
+        bench.mix(bench.ints(), bench.ints(), 1, LEGACY)
+        bench.gpu.close()
 
     with TraceReader(path) as reader:
         events = [event for batch in reader.batches() for event in unpack(batch, reader.strings)]
@@ -310,8 +310,8 @@ def test_events_round_trip_through_log(tmp_path: Path) -> None:
 
 
 def test_failed_launch_is_traced() -> None:
-    def use(desk: SimBench) -> None:
-        desk.store(Ptr(0), 1)
-        desk.gpu.query_stream(LEGACY)
+    def use(bench: SimBench) -> None:
+        bench.store(Ptr(0), 1)
+        bench.gpu.query_stream(LEGACY)
 
     assert bodies_of(use) == [Launch(1, "store")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,9 +23,9 @@ _UNUSED_FIELDS = ("seq", "context", "kind")
 # The domain of ranges and marks that cudakit records itself.
 OWN_DOMAIN = "cudakit"
 BACKWARD_RANGE = "backward pass"
-# The domains of CUB, Thrust and NCCL, which record a range for each of their calls. These would be taken for
-# the steps of the program.
-LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL"})
+# The domains of CUB and Thrust, of NCCL, and of XLA, which record ranges for their own calls. The report
+# would treat these ranges as steps of the program.
+LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL", "TSL"})
 # The mark of the moment that the final snapshot shows; later frees belong to the end of the process.
 END_MARK = "end of the program"
 
@@ -35,6 +35,7 @@ _KINDS = (
     EventKind.RANGE_PUSH,
     EventKind.RANGE_POP,
     EventKind.MARK,
+    EventKind.OUT_OF_MEMORY,
 )
 
 
@@ -56,11 +57,17 @@ class NamedRange:
 
 @dataclass(slots=True)
 class ProcessMemory:
-    """The memory of one process, and the ranges in which it was allocated."""
+    """The memory of one process, and its named ranges.
+
+    ``has_ended`` is True after the mark of the moment that the snapshot shows; later records are ignored.
+    """
 
     model: MemoryModel = field(default_factory=lambda: MemoryModel(max_entries=MAX_EVENTS))
     ranges: deque[NamedRange] = field(default_factory=lambda: deque(maxlen=_MAX_RANGES))
     has_ended: bool = False
+    has_run_out_of_memory: bool = False
+    # Called when a pool first runs out of memory, before later records are applied.
+    on_out_of_memory: Callable[[], None] = field(default=lambda: None)
     # Open ranges, outermost first, by thread and domain; ranges of the process by number.
     _open_ranges: dict[tuple[int, str] | int, list[NamedRange]] = field(default_factory=dict)
 
@@ -68,6 +75,12 @@ class ProcessMemory:
     def is_empty(self) -> bool:
         """Whether no memory and no range was recorded."""
         return self.model.is_empty and not self.ranges
+
+    def forget_ended_ranges(self) -> None:
+        """Forget the ranges that have ended, for a recording that begins now."""
+        open_ranges = [each for ranges in self._open_ranges.values() for each in ranges]
+        self.ranges.clear()
+        self.ranges += sorted(open_ranges, key=lambda each: each.begin_ns)
 
     def feed(self, batch: Batch) -> None:
         """Apply the records of a batch."""
@@ -84,6 +97,8 @@ class ProcessMemory:
                 self._alloc(fields, stack, batch.strings)
             elif kind == EventKind.FREE:
                 self._free(fields, stack, batch.strings)
+            elif kind == EventKind.OUT_OF_MEMORY:
+                self._fail(fields, stack, batch.strings)
             else:
                 self._annotate(EventKind(kind), fields, stack, batch.strings)
 
@@ -119,10 +134,26 @@ class ProcessMemory:
         else:
             self.model.driver_free(address=address, stack=stack, time_ns=time_ns)
 
+    def _fail(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
+        self.model.out_of_memory(
+            device=fields["device"],
+            size_bytes=fields["size_bytes"],
+            free_bytes=fields["free_bytes"],
+            pool=strings[fields["pool"]],
+            stack=stack,
+            time_ns=fields["time_ns"],
+        )
+        if not self.has_run_out_of_memory:
+            self.has_run_out_of_memory = True
+            self.on_out_of_memory()
+
     def _annotate(
         self, kind: EventKind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
     ) -> None:
         domain, time_ns = strings[fields["domain"]], fields["time_ns"]
+        if kind == EventKind.MARK:
+            self.has_ended = domain == OWN_DOMAIN and strings[fields["name"]] == END_MARK
+            return
         # Autograd's threads have copies of the ranges of the thread that called ``backward()``.
         if fields.get("is_copy") or domain in LIBRARY_DOMAINS:
             return
@@ -137,8 +168,6 @@ class ProcessMemory:
             open_ranges.pop().end_ns = time_ns
             if not open_ranges:
                 del self._open_ranges[nested_in]
-        elif kind == EventKind.MARK:
-            self.has_ended = domain == OWN_DOMAIN and strings[fields["name"]] == END_MARK
 
 
 def _rows(records: Records, kind: int) -> list[dict[str, int]]:

@@ -31,6 +31,7 @@ from cudakit.errors import CudakitError
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, with_changes
 from cudakit.torch_rules.sizes import MIB
+from cudakit.units import format_bytes
 
 # Replayed events before the failure; the second number if the failure does not recur with the first.
 _EVENTS: Final = (20_000, 100_000)
@@ -48,6 +49,8 @@ class Change:
     settings_text: str | None  # for PYTORCH_CUDA_ALLOC_CONF; None: not a setting
     settings: Settings
     program: Callable[[Program], Program] = lambda program: program
+    cause: str = "fragmentation"  # id of the cause that the change removes
+    limit_bytes: int | None = None  # most memory to reserve; None: the limit of the recording
 
 
 def replay_changes(
@@ -80,7 +83,7 @@ def _retry(
         change.program(program),
         change.settings,
         new_allocator,
-        limit_bytes=limit_bytes,
+        limit_bytes=change.limit_bytes or limit_bytes,
         addresses=recording.segment_addresses(),
         search_again=recording.snapshot.settings.get("cudakit_search_again") is True,
     )
@@ -93,6 +96,7 @@ def _tried(change: Change, retry: Callable[[Change], ReplayedRequest]) -> Replay
         replayed = ReplayedRequest(succeeded=False, peak_reserved_bytes=0)
     return ReplayedRemedy(
         change=change.text,
+        cause=change.cause,
         settings=change.settings_text,
         helps=replayed.succeeded,
         recommended=False,
@@ -132,7 +136,8 @@ def _limit_bytes(
 
 
 def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator[Change]:
-    """Yield the changes to try, those that change least first."""
+    """Yield the changes to try: more memory, then settings, then other streams and pools."""
+    yield from _larger_limits(failure, settings)
     for text, field, value in _setting_changes(failure, settings):
         changed = with_changes(settings, {field: value})
         if changed != settings:
@@ -143,6 +148,21 @@ def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator
         yield Change("all requests on one stream", None, settings, _on_one_stream)
     if any(pool for _, _, pool in program.requests):
         yield Change("all requests in the default pool", None, settings, _in_default_pool)
+
+
+def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
+    request = failure.request
+    by_libraries = sum(size for _, size in failure.libraries)  # the replay allocates it too
+    if request.limited:
+        highest = int(failure.replayed.curves.reserved[: failure.event + 1].max())
+        limit = max(request.reserved + request.needed, highest)
+        text = f"a limit of {format_bytes(limit)}"
+        limit_bytes = limit + by_libraries
+        yield Change(text, None, settings, cause="process_limit", limit_bytes=limit_bytes)
+    elif failure.outside > by_libraries or failure.libraries:
+        text = f"the {format_bytes(failure.outside)} outside this allocator"
+        limit_bytes = failure.available + by_libraries
+        yield Change(text, None, settings, cause="other_processes", limit_bytes=limit_bytes)
 
 
 def _setting_changes(failure: Failure, settings: Settings) -> Iterator[tuple[str, str, object]]:

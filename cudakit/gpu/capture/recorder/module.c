@@ -190,6 +190,23 @@ static PyObject *pool_free(PyObject *self, PyObject *args, PyObject *keywords)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(out_of_memory_doc,
+             "out_of_memory(pool, device, size, free, skip=0)\n--\n\n"
+             "Record that a pool could not allocate size bytes, while free bytes of the\n"
+             "device were free. skip is the number of innermost frames that belong to cudakit.");
+
+static PyObject *out_of_memory(PyObject *self, PyObject *args)
+{
+    pool_block block = {0};
+    unsigned long long size, free_bytes;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "siKK|i", &block.pool, &block.device, &size, &free_bytes, &block.skipped_frames))
+        return NULL;
+    block.size_bytes = size;
+    pools_record_out_of_memory(&block, free_bytes);
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(mark_doc, "mark(name, skip=0)\n--\n\n"
                        "Record a named instant of the domain cudakit. skip is the number of innermost\n"
                        "frames that belong to cudakit.");
@@ -351,6 +368,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, graph_launch.graph) X(record, graph_launch.executable) X(record, graph_launch.pending) \
     X(record, accessed.node) X(record, accessed.exact) \
     X(record, arenas.size_bytes) \
+    X(record, out_of_memory.size_bytes) X(record, out_of_memory.free_bytes) X(record, out_of_memory.pool) \
     X(record, memop.address) X(record, memop.flag) \
     X(record, host_call.phase) \
     X(record, range_push.name) X(record, range_push.domain) X(record, range_push.number) \
@@ -407,6 +425,7 @@ static PyMethodDef METHODS[] = {
     {"alloc", (PyCFunction)(void (*)(void))pool_alloc, METH_VARARGS | METH_KEYWORDS, alloc_doc},
     {"free", (PyCFunction)(void (*)(void))pool_free, METH_VARARGS | METH_KEYWORDS, free_doc},
     {"mark", mark, METH_VARARGS, mark_doc},
+    {"out_of_memory", out_of_memory, METH_VARARGS, out_of_memory_doc},
     {"with_call_site", with_call_site, METH_VARARGS, with_call_site_doc},
     {"offsets", offsets, METH_NOARGS, offsets_doc},
     {NULL, NULL, 0, NULL},

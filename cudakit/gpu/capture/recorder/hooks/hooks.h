@@ -45,6 +45,9 @@ typedef struct {
 void pools_record_alloc(const pool_block *block);
 void pools_record_free(const pool_block *block);
 
+/* Record that a pool could not allocate size_bytes of the block, with the free memory of its device. Takes the lock. */
+void pools_record_out_of_memory(const pool_block *block, uint64_t free_bytes);
+
 /* Record a named instant of the domain "cudakit", with the call stack of this thread. Takes the lock. */
 void pools_record_mark(const char *name, int skipped_frames);
 

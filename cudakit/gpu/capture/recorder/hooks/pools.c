@@ -32,6 +32,19 @@ void pools_record_free(const pool_block *block)
     record_block(KIND_FREE, block);
 }
 
+void pools_record_out_of_memory(const pool_block *block, uint64_t free_bytes)
+{
+    call_site stack;
+    call_site_of_caller(&stack, block->skipped_frames);
+    pthread_mutex_lock(&recorder_lock);
+    record rec = record_begin(KIND_OUT_OF_MEMORY, 0, 0, call_site_id(&stack));
+    rec.device = (int16_t)block->device;
+    rec.out_of_memory.size_bytes = block->size_bytes;
+    rec.out_of_memory.free_bytes = free_bytes;
+    rec.out_of_memory.pool = spool_text(block->pool);
+    record_append_and_unlock(&rec);
+}
+
 void pools_record_mark(const char *name, int skipped_frames)
 {
     call_site stack;

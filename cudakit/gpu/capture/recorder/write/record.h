@@ -31,6 +31,7 @@ enum {
     KIND_GAP = 26,
     KIND_ACCESSED = 27,
     KIND_ARENAS = 28,
+    KIND_OUT_OF_MEMORY = 29,
 };
 
 enum { HOW_SYNC = 1, HOW_STREAM_ORDERED = 2, HOW_VIRTUAL = 3, HOW_PINNED = 4, HOW_MANAGED = 5 };
@@ -128,6 +129,10 @@ typedef struct {
         struct {
             uint64_t size_bytes;
         } arenas;
+        struct {
+            uint64_t size_bytes, free_bytes;
+            uint32_t pool; /* text id of the pool's name */
+        } out_of_memory;
         uint8_t kind_fields[56]; /* the fields of any kind, to clear them */
     };
 } record;
