@@ -140,7 +140,7 @@ assert ranges == [("epoch", "START"), ("load", "START"), ("load", "END")], range
 
 def test_blocks_record_pools_of_other_libraries(tmp_path: Path) -> None:
     library = build_library(tmp_path)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", PROGRAM, str(STAND_IN)],
         cwd=tmp_path,
         env=os.environ | {"FAKE_CUDA": str(library)},
@@ -149,8 +149,8 @@ def test_blocks_record_pools_of_other_libraries(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert done.stderr == "()\n"
+    assert (completed.returncode, completed.stdout) == (0, ""), completed.stderr
+    assert completed.stderr == "()\n"
 
 
 def test_snapshot_has_the_memory_and_the_limit_of_each_device(torch: Torch) -> None:  # noqa: ARG001

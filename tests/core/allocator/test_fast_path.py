@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
 from core.allocator.test_machine import SIZES, Pair, some_size
 from core.allocator.virtual_device import VirtualDevice
@@ -63,7 +63,7 @@ def native(request: pytest.FixtureRequest) -> bool:
 
 
 class FastAndSlow:
-    """Two allocators, of which the second is plain Python and always takes the slow path."""
+    """A native allocator, and one in plain Python that always takes the slow path."""
 
     def __init__(self, capacity: int = CAPACITY, *, native: bool = False, **options: Any) -> None:
         self.devices = VirtualDevice(capacity), VirtualDevice(capacity)
@@ -96,7 +96,7 @@ class FastAndSlow:
         assert found == expected
         assert self.devices[0].held == self.devices[1].held
         for each in self.allocators:
-            law.check(each)
+            invariants.check(each)
 
 
 def _outcome(call: Any, *args: Any) -> Any:
@@ -396,7 +396,7 @@ def test_garbage_collection_during_a_call_can_free(native: bool) -> None:
 
     for ptr in ready:
         allocator.free(ptr)
-    law.check(allocator)
+    invariants.check(allocator)
     assert allocator.statistics()["allocation.all.current"] == 0
 
 
@@ -411,15 +411,15 @@ def test_failed_host_allocation_leaves_the_allocator_unchanged() -> None:
     failures = 0
     for number, size in product(range(4), sizes):
         ptr = without_memory(memory, number, allocator.alloc, size)
-        law.check(allocator)
+        invariants.check(allocator)
         if ptr is FAILED:
             failures += 1
             ptr = allocator.alloc(size)
         if without_memory(memory, number, allocator.free, ptr) is FAILED:
             failures += 1
-            law.check(allocator)
+            invariants.check(allocator)
             allocator.free(ptr)
-        law.check(allocator)
+        invariants.check(allocator)
     assert failures >= len(sizes)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import GIB, MIB, Device
+from core.allocator.summaries import blocks, segments
 from core.allocator.virtual_device import VirtualDevice
-from core.allocator.watching import blocks, segments
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
@@ -229,7 +229,7 @@ def test_oom_report_lists_where_the_memory_is() -> None:
     assert report.device_free_bytes == 18 * MIB
     assert report.elsewhere_bytes == 0
     allocator.free(filler)
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_oom_hint_names_the_stream_whose_cache_would_suffice() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
 from core.allocator.two_processes import CAPACITY, EXPANDING, PLAIN, Pair
 
@@ -27,8 +27,8 @@ PAGE = 20 * MIB
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = Pair(request.param)
     yield made
-    law.check(made.giver)
-    law.check(made.taker)
+    invariants.check(made.giver)
+    invariants.check(made.taker)
 
 
 def used(gpu: Sim) -> int:

@@ -81,7 +81,7 @@ def test_brute_force_agrees_with_happens_before(steps: list[Step]) -> None:
 
     expected = [(race.first.seq, race.second.seq) for race in races(events)]
     pairs_found = [
-        (earlier.event.seq, two.event.seq) for earlier, two in unordered_accesses(events).pairs
+        (earlier.event.seq, later.event.seq) for earlier, later in unordered_accesses(events).pairs
     ]
     assert sorted(pairs_found) == sorted(expected)
     assert are_silent(events) == (not pairs_found)

@@ -133,9 +133,9 @@ def test_launch_precision_is_that_of_its_least_precise_access() -> None:
     s.kernel(1, Access(X, X + 4, READ), Accessed(exact=False))
     s.call(Launch(1, "touches nothing"), Accessed())
     s.call(Launch(1, "lost"), Accessed(exact=False))
-    seen = s.engine.coverage
-    assert (seen.launches, seen.launches_exact, seen.launches_assumed) == (6, 2, 4)
-    assert seen.launches_unknown == 0
+    coverage = s.engine.coverage
+    assert (coverage.launches, coverage.launches_exact, coverage.launches_assumed) == (6, 2, 4)
+    assert coverage.launches_unknown == 0
 
 
 def test_accesses_of_launch_may_span_batches() -> None:
@@ -147,8 +147,12 @@ def test_accesses_of_launch_may_span_batches() -> None:
         Access(X, X + 8, READ): (0, 0, 1),
     }.items():
         s.feed([Event(body, seq=s.seq)])
-        seen = s.engine.coverage
-        assert (seen.launches_unknown, seen.launches_exact, seen.launches_assumed) == counts
+        coverage = s.engine.coverage
+        assert (
+            coverage.launches_unknown,
+            coverage.launches_exact,
+            coverage.launches_assumed,
+        ) == counts
     s.fill(1, "y")
     assert s.feed([Event(Accessed(), seq=s.seq)]) == []
     assert s.engine.coverage.launches_exact == 0
@@ -259,10 +263,10 @@ def races(
     engine, strings = Engine(prune_above=prune_above), {"": 0}
     records = pack(events, lambda text: strings.setdefault(text, len(strings)))
     ends = sorted({int((records["seq"] < seq).sum()) for seq in batch_ends})
-    found: list[Race] = []
+    found_races: list[Race] = []
     for begin, end in zip([0, *ends], [*ends, len(records)], strict=True):
-        found += engine.feed(records[begin:end], list(strings))
-    return found
+        found_races += engine.feed(records[begin:end], list(strings))
+    return found_races
 
 
 @settings(max_examples=300, deadline=None)
@@ -280,11 +284,11 @@ def test_engine_finds_exactly_the_races_of_brute_force(steps: list[Step]) -> Non
 def test_merging_equal_range_states_does_not_change_races(steps: list[Step]) -> None:
     events = trace(steps, same_call_site=True)
 
-    found = Counter((race.current.seq, race.previous.stream) for race in races(events))
+    found_races = Counter((race.current.seq, race.previous.stream) for race in races(events))
 
     streams = {event.seq: event.body.stream for event in events if hasattr(event.body, "stream")}
     expected = pairs(events).elements()
-    assert found == Counter((later[0], streams[earlier[0]]) for later, earlier in expected)
+    assert found_races == Counter((later[0], streams[earlier[0]]) for later, earlier in expected)
 
 
 @settings(max_examples=50, deadline=None)

@@ -114,13 +114,13 @@ def test_recorded_accesses_of_node_replace_assumed_ones() -> None:
         assumed = access(node, "x", READ | WRITE, Precision.ASSUMED)
         s.call(GraphNode(1, node, NodeType.LAUNCH, "k"), assumed)
     s.copy(2, "x", "z")
-    done = (access(1, "y", WRITE), Accessed(1), Accessed(2, exact=False))
-    (race,) = s.call(GraphLaunch(1, 1, executable=1, pending=2), *done)
+    late_bodies = (access(1, "y", WRITE), Accessed(1), Accessed(2, exact=False))
+    (race,) = s.call(GraphLaunch(1, 1, executable=1, pending=2), *late_bodies)
     assert (race.current.node, race.confidence) == (2, Confidence.LIKELY)
     (race,) = s.R(3, "y")
     assert (race.previous.node, race.confidence) == (1, Confidence.CERTAIN)
-    seen = s.engine.coverage
-    assert (seen.launches, seen.launches_exact, seen.launches_assumed) == (1, 2, 1)
+    coverage = s.engine.coverage
+    assert (coverage.launches, coverage.launches_exact, coverage.launches_assumed) == (1, 2, 1)
 
 
 def test_accesses_of_earlier_launch_are_not_attributed_to_a_node() -> None:

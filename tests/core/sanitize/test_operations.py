@@ -20,20 +20,34 @@ from cudakit.trace.kinds import AllocationKind, AllocationLayer, Direction, Host
 def test_address_belongs_to_the_latest_overlapping_allocation(
     calls: list[tuple[bool, int, int]],
 ) -> None:
-    table, owners = Allocations(), dict[int, Allocation]()
+    table, allocation_by_byte = Allocations(), dict[int, Allocation]()
     for seq, (adds, address, size) in enumerate(calls):
-        gone = {owners[at] for at in range(address, address + size) if at in owners}
+        removed_allocations = {
+            allocation_by_byte[address]
+            for address in range(address, address + size)
+            if address in allocation_by_byte
+        }
         if adds:
-            new = Allocation(address, size, AllocationKind.SYNC, site=0, seq=seq)
-            table.add(new)
+            allocation = Allocation(address, size, AllocationKind.SYNC, site=0, seq=seq)
+            table.add(allocation)
         else:
-            gone = {one for one in set(owners.values()) if one.address == address}
-            assert table.remove(address) == next(iter(gone), None)
-        owners = {at: one for at, one in owners.items() if one not in gone}
+            removed_allocations = {
+                allocation
+                for allocation in set(allocation_by_byte.values())
+                if allocation.address == address
+            }
+            assert table.remove(address) == next(iter(removed_allocations), None)
+        allocation_by_byte = {
+            address: allocation
+            for address, allocation in allocation_by_byte.items()
+            if allocation not in removed_allocations
+        }
         if adds:
-            owners |= dict.fromkeys(range(address, address + size), new)
+            allocation_by_byte |= dict.fromkeys(range(address, address + size), allocation)
 
-        assert [table.find(at) for at in range(45)] == [owners.get(at) for at in range(45)]
+        assert [table.find(address) for address in range(45)] == [
+            allocation_by_byte.get(address) for address in range(45)
+        ]
 
 
 @pytest.mark.parametrize("how", [AllocationKind.SYNC, AllocationKind.PINNED])

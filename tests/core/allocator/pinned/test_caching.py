@@ -147,7 +147,7 @@ def test_invalid_free_is_refused_and_counted(pool: CachingHostAllocator) -> None
 
 def test_free_never_raises_if_so_configured(host: Host) -> None:
     pool = CachingHostAllocator(host, Settings(pinned_free_catch_all=True))
-    host.device.gone.add(11)
+    host.device.destroyed_streams.add(11)
     ptr = pool.alloc(MIB)
     pool.record_use(ptr, 11)
 

@@ -123,7 +123,9 @@ def nvml(*devices: DeviceFacts) -> NvmlView:
 
 def cuda(*devices: DeviceFacts, **changes: Any) -> CudaView:
     """Return CUDA's view with visible ``devices`` in the order of their CUDA indices."""
-    visible = tuple(replace(item, index=index) for index, item in enumerate(devices or (gpu(),)))
+    visible = tuple(
+        replace(device, index=index) for index, device in enumerate(devices or (gpu(),))
+    )
     view = CudaView(
         driver_version=(13, 0),
         devices=visible,
@@ -134,7 +136,7 @@ def cuda(*devices: DeviceFacts, **changes: Any) -> CudaView:
         libcuda=LIBCUDA,
         visible_devices=None,
         device_order=None,
-        order=tuple(str(item.uuid) for item in visible),
+        order=tuple(str(device.uuid) for device in visible),
     )
     return replace(view, **changes)
 

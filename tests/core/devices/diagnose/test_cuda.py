@@ -95,14 +95,16 @@ def test_no_device_without_error_fails(machine: Machine) -> None:
     assert run_check("CK005", machine(cuda=cuda(devices=(), order=()))).status is FAIL
 
 
-ALL = tuple(str(gpu(index).uuid) for index in range(3))
+ALL_UUIDS = tuple(str(gpu(position).uuid) for position in range(3))
 
 
-def visible(value: str | None, *positions: int) -> CudaView:
-    """Make CUDA's view of three GPUs of which a variable leaves some."""
-    visible = tuple(replace(gpu(index), index=place) for place, index in enumerate(positions))
-    hidden = tuple(replace(gpu(index), index=-1) for index in range(3) if index not in positions)
-    return cuda(visible_devices=value, devices=visible, hidden=hidden, order=ALL)
+def view_of_gpus(value: str | None, *positions: int) -> CudaView:
+    """Return CUDA's view of three GPUs, of which those at ``positions`` are visible."""
+    visible = tuple(replace(gpu(position), index=index) for index, position in enumerate(positions))
+    hidden = tuple(
+        replace(gpu(position), index=-1) for position in range(3) if position not in positions
+    )
+    return cuda(visible_devices=value, devices=visible, hidden=hidden, order=ALL_UUIDS)
 
 
 # --- CK014: CUDA_VISIBLE_DEVICES -------------------------------------------------------------------
@@ -113,13 +115,13 @@ def test_visible_devices_unset_is_ok(machine: Machine) -> None:
 
 
 def test_visible_devices_list_reports_count(machine: Machine) -> None:
-    finding = run_check("CK014", machine(cuda=visible("2,0", 2, 0)))
+    finding = run_check("CK014", machine(cuda=view_of_gpus("2,0", 2, 0)))
 
     assert finding.summary == "CUDA_VISIBLE_DEVICES=2,0: 2 of 3 devices are visible"
 
 
 def test_visible_devices_with_invalid_entry_warns(machine: Machine) -> None:
-    finding = run_check("CK014", machine(cuda=visible("0,7,1", 0)))
+    finding = run_check("CK014", machine(cuda=view_of_gpus("0,7,1", 0)))
 
     assert finding.status is WARN
     assert "no device has index 7" in finding.summary
@@ -128,7 +130,7 @@ def test_visible_devices_with_invalid_entry_warns(machine: Machine) -> None:
 
 @pytest.mark.parametrize("value", ["", "-1", "0,0", "GPU-ffff"])
 def test_visible_devices_hiding_all_fails(machine: Machine, value: str) -> None:
-    finding = run_check("CK014", machine(cuda=visible(value)))
+    finding = run_check("CK014", machine(cuda=view_of_gpus(value)))
 
     assert finding.status is FAIL
     assert finding.fix[0] == "unset CUDA_VISIBLE_DEVICES"
@@ -144,7 +146,10 @@ def test_visible_devices_is_unknown_without_cuda(machine: Machine) -> None:
 
 
 def three(*positions: int, value: str | None = None) -> dict[str, Any]:
-    return {"nvml": nvml(*(gpu(index) for index in range(3))), "cuda": visible(value, *positions)}
+    return {
+        "nvml": nvml(*(gpu(position) for position in range(3))),
+        "cuda": view_of_gpus(value, *positions),
+    }
 
 
 def test_device_order_of_nvidia_smi_is_ok(machine: Machine) -> None:

@@ -223,7 +223,7 @@ def test_finished_memory_repairs_are_counted(machine: Machine) -> None:
 ALL = ("CK029", "CK030", "CK031", "CK032")
 
 
-def item(**fields: Any) -> dict[str, Any]:
+def fields_of_one_gpu(**fields: Any) -> dict[str, Any]:
     return both_views(gpu(0, **fields))
 
 
@@ -248,21 +248,23 @@ def test_speed_is_unknown_without_nvml(machine: Machine, name: str) -> None:
 
 
 def test_pcie_link_slow_while_idle_is_ok(machine: Machine) -> None:
-    finding = run_check("CK029", machine(**item(pcie_generation=1)))
+    finding = run_check("CK029", machine(**fields_of_one_gpu(pcie_generation=1)))
 
     assert finding.status is OK
     assert "idle links run slower, which is normal" in finding.summary
 
 
 def test_pcie_link_slow_under_load_warns(machine: Machine) -> None:
-    finding = run_check("CK029", machine(**item(pcie_generation=3, utilization_gpu_percent=90)))
+    finding = run_check(
+        "CK029", machine(**fields_of_one_gpu(pcie_generation=3, utilization_gpu_percent=90))
+    )
 
     assert finding.status is WARN
     assert finding.evidence == {"GPU 0": "generation 3 x16, maximum generation 5 x16, busy"}
 
 
 def test_pcie_link_with_fewer_lanes_warns_even_while_idle(machine: Machine) -> None:
-    finding = run_check("CK029", machine(**item(pcie_width=8)))
+    finding = run_check("CK029", machine(**fields_of_one_gpu(pcie_width=8)))
 
     assert finding.status is WARN
     assert "fewer lanes than GPU and slot support" in finding.summary
@@ -285,14 +287,17 @@ def test_pcie_link_with_fewer_lanes_warns_even_while_idle(machine: Machine) -> N
 def test_throttling_warns_for_heat_and_power_only(
     machine: Machine, reasons: tuple[str, ...], status: object
 ) -> None:
-    assert run_check("CK030", machine(**item(clock_event_reasons=reasons))).status is status
+    assert (
+        run_check("CK030", machine(**fields_of_one_gpu(clock_event_reasons=reasons))).status
+        is status
+    )
 
 
 # --- CK031: power limit ----------------------------------------------------------------------------
 
 
 def test_power_limit_below_default_warns_with_command(machine: Machine) -> None:
-    finding = run_check("CK031", machine(**item(power_limit_enforced_w=450.0)))
+    finding = run_check("CK031", machine(**fields_of_one_gpu(power_limit_enforced_w=450.0)))
 
     assert finding.status is WARN
     assert finding.evidence == {"GPU 0": "450 W, default 700 W"}
@@ -300,20 +305,22 @@ def test_power_limit_below_default_warns_with_command(machine: Machine) -> None:
 
 
 def test_power_limit_within_rounding_is_default(machine: Machine) -> None:
-    assert run_check("CK031", machine(**item(power_limit_enforced_w=699.5))).status is OK
+    assert (
+        run_check("CK031", machine(**fields_of_one_gpu(power_limit_enforced_w=699.5))).status is OK
+    )
 
 
 # --- CK032: persistence ----------------------------------------------------------------------------
 
 
 def test_persistence_mode_off_warns(machine: Machine) -> None:
-    finding = run_check("CK032", machine(**item(persistence_mode=False)))
+    finding = run_check("CK032", machine(**fields_of_one_gpu(persistence_mode=False)))
 
     assert finding.status is WARN
     assert "nvidia-persistenced" in finding.fix[0]
 
 
 def test_persistence_mode_off_is_ok_with_display(machine: Machine) -> None:
-    visible = item(persistence_mode=False, display_active=True)
+    with_display = fields_of_one_gpu(persistence_mode=False, display_active=True)
 
-    assert run_check("CK032", machine(**visible)).status is OK
+    assert run_check("CK032", machine(**with_display)).status is OK
