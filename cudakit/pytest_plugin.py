@@ -257,7 +257,7 @@ class _Summary:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        # Dicts instead of sets, because they keep the order.
+        # These are dicts instead of sets, because dicts keep the order of their keys.
         self._notes: dict[str, None] = {}
         self._incomplete: dict[str, None] = {}
 

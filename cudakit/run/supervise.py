@@ -86,11 +86,11 @@ class _SpoolReader:
                 if not self.is_stopped and not self.failure:
                     self.is_stopped = self._consume(batch)
                 after_batch()
-            self._notify_messages()
+            self._pass_on_messages()
         except Exception as failure:  # noqa: BLE001 an error of cudakit must not disturb the program
             self.failure = self.failure or failure
 
-    def _notify_messages(self) -> None:
+    def _pass_on_messages(self) -> None:
         for notice in self._notices.new():
             self._notify(notice)
         while self._spool.damaged:

@@ -13,7 +13,7 @@ from core.memory.load import files
 from core.memory.load.files import pickled
 from invocation import Cli
 
-OOM = Path(__file__).parents[2] / "examples" / "oom.pkl.gz"
+OOM = Path(__file__).parents[1] / "data" / "oom.pkl.gz"
 EXPORTS = ["--html", "--csv", "--perfetto", "--collapsed", "--speedscope"]
 SUFFIXES = ["txt", "json", "html", "md", "csv", "perfetto.json", "collapsed", "speedscope.json"]
 # An option and a file name.

@@ -273,7 +273,7 @@ class PointerState:
         return True
 
     def unordered_accesses(self, mode: int, clock: Clock) -> Sequence[MemoryAccess]:
-        """List the stored kernels that may race with an access of this mode at the position of a clock."""
+        """List the stored kernels that may race with an access of this mode whose clock is ``clock``."""
         accesses = self.writers + self.readers if mode & WRITE else self.writers
         return [access for access in accesses if access.tick > clock[access.slot]]
 

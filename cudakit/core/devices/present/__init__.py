@@ -224,7 +224,8 @@ def processes(devices: Sequence[Device]) -> Iterator[Node]:
 
 def _missing_values(processes: Sequence[Process]) -> Iterator[Note]:
     """Yield a note for each reason for missing values, with the names of the values and the PIDs."""
-    # The names of missing values and the PIDs, by reason. Dicts instead of sets, because they keep the order.
+    # The names of missing values and the PIDs, by reason. The values are dicts instead of sets, because dicts
+    # keep the order.
     missing: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for process in processes:
         values = {

@@ -248,7 +248,7 @@ def _replays(oom: Oom, *, is_last: bool) -> Iterator[Node]:
             yield Note(
                 "info",
                 "No setting was tested: with the recorded settings, a replay of the events before the failure"
-                " does not fail.",
+                " does not fail, or takes too long.",
             )
         return
     yield table(

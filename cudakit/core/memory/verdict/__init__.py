@@ -70,7 +70,8 @@ def _explain(
     replays: tuple[ReplayedRemedy, ...],
 ) -> Oom:
     request = failure.request
-    replays = _with_recommendations(causes[0], replays)
+    verdict = verdict_of(request).code
+    replays = _with_recommendations(causes[0], verdict, replays)
     return Oom(
         event=failure.event,
         time_us=time_of(snapshot, trace, failure.event),
@@ -82,7 +83,7 @@ def _explain(
         short_bytes=request.short,
         fit=request.fit,
         limited=request.limited,
-        verdict=verdict_of(request).code,
+        verdict=verdict,
         sentence=f"Allocating {format_bytes(request.size)} failed: {causes[0].sentence}.",
         remedies=_remedies(causes, replays, request.calls),
         stack=failure.stacks.frames(failure.stack),
@@ -97,15 +98,18 @@ def _explain(
 
 
 def _with_recommendations(
-    first: Cause, replays: tuple[ReplayedRemedy, ...]
+    first: Cause, verdict: str, replays: tuple[ReplayedRemedy, ...]
 ) -> tuple[ReplayedRemedy, ...]:
     """Recommend the changes that help and that remove the first cause; others only delay the failure.
 
     Of several settings, the first that helps is recommended, because the trace does not show what the program
-    needs later.
+    needs later. None is recommended if the free memory belongs to another stream or pool: no setting moves it
+    there.
     """
     helping = [replayed for replayed in replays if replayed.helps and replayed.cause == first.id]
     settings = [replayed for replayed in helping if replayed.settings is not None]
+    if verdict == "pool":
+        settings = []
     recommended = [*settings[:1], *(replayed for replayed in helping if replayed.settings is None)]
     return tuple(
         replace(replayed, recommended=any(replayed is chosen for chosen in recommended))

@@ -1,6 +1,6 @@
 """Replay the events before a failed allocation with changes that could have let the request succeed.
 
-The replay starts ``_EVENTS`` events before the failure: it allocates the memory in use at that moment again,
+The replay starts thousands of events before the failure: it allocates the memory in use at that moment again,
 and repeats every event until the failed request. Changes are compared with a replay of the recorded settings,
 which must fail as the recording did; otherwise the replay shows nothing.
 """
@@ -8,6 +8,7 @@ which must fail as the recording did; otherwise the replay shows nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -26,19 +27,34 @@ from cudakit.core.memory.whatif.program import (
     recording_of,
 )
 from cudakit.core.memory.whatif.recorded_outcome import limit_of, settings_of
-from cudakit.core.memory.whatif.replay import NewAllocator, ReplayedRequest, replay_request
+from cudakit.core.memory.whatif.replay import (
+    NewAllocator,
+    ReplayedRequest,
+    ReplayTooLong,
+    replay_request,
+)
 from cudakit.errors import CudakitError
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, with_changes
 from cudakit.torch_rules.sizes import MIB
 from cudakit.units import format_bytes
 
-# Replayed events before the failure; the second number if the failure does not recur with the first.
-_EVENTS: Final = (20_000, 100_000)
 # A failed request takes as long as about 20 events, because the allocator releases its cache and retries.
 _MAX_FAILURES: Final = 1_000
 # PyTorch rejects max_split_size_mb up to 20.
 _MIN_SPLIT_MB: Final = 21
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLimits:
+    """Limits of the time of replays; only files that are made to be slow reach the last two."""
+
+    # Events before the failure; the later number if the failure does not recur with the earlier one.
+    events: tuple[int, ...] = (20_000, 60_000)
+    blocks_before: int = (
+        20_000  # blocks in use at the first event, which every replay allocates first
+    )
+    searched_blocks: int = 2_000_000  # as in ``replay_request``
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +70,38 @@ class Change:
 
 
 def replay_changes(
-    failure: Failure, snapshot: Snapshot, trace: DeviceTrace, new_allocator: NewAllocator
+    failure: Failure,
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    new_allocator: NewAllocator,
+    limits: ReplayLimits = ReplayLimits(),
 ) -> tuple[ReplayedRemedy, ...]:
-    """Return the changes with the result of their replays; empty if the failure does not recur."""
-    for n_events in _EVENTS:
+    """Return the changes with the result of their replays.
+
+    Empty if the failure does not recur, or if a replay would take too long.
+    """
+    with suppress(ReplayTooLong):
+        return _replay_changes(failure, snapshot, trace, new_allocator, limits)
+    return ()
+
+
+def _replay_changes(
+    failure: Failure,
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    new_allocator: NewAllocator,
+    limits: ReplayLimits,
+) -> tuple[ReplayedRemedy, ...]:
+    for n_events in limits.events:
         recording = _recording_before(failure, snapshot, trace, n_events)
         settings = settings_of(recording)
         program = _until_failure(
             program_of(recording, garbage_collects=settings.garbage_collection_threshold > 0)
         )
+        if len(program.held) > limits.blocks_before:
+            break
         limit_bytes = _limit_bytes(failure, recording, program, settings)
-        retry = partial(_retry, recording, program, new_allocator, limit_bytes)
+        retry = partial(_retry, recording, program, new_allocator, limit_bytes, limits)
         if not retry(Change("recorded settings", None, settings)).succeeded:
             return tuple(_tried(change, retry) for change in _changes(failure, program, settings))
         if n_events >= failure.event:
@@ -77,6 +114,7 @@ def _retry(
     program: Program,
     new_allocator: NewAllocator,
     limit_bytes: int | None,
+    limits: ReplayLimits,
     change: Change,
 ) -> ReplayedRequest:
     return replay_request(
@@ -86,6 +124,7 @@ def _retry(
         limit_bytes=change.limit_bytes or limit_bytes,
         addresses=recording.segment_addresses(),
         search_again=recording.snapshot.settings.get("cudakit_search_again") is True,
+        max_searched_blocks=limits.searched_blocks,
     )
 
 
