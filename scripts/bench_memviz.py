@@ -3,9 +3,10 @@
     python scripts/bench_memviz.py [--without-compiler] [SNAPSHOT.pkl ...]
 
 Without files, scripts/make_snapshots.py creates three snapshots of a million events. For pickle.load only the
-call is timed, without garbage collection; for memviz the whole process, with ``--without-compiler`` that of an
-installation without the compiled reader. The runs alternate, and the medians are printed. For a file with a failed allocation, the analysis is timed with and without the replays of
-remedies. The last line shows the time of ``cudakit --help``.
+call is timed, without garbage collection; for memviz the whole process. ``--without-compiler`` times an
+installation without the compiled reader. The runs alternate, and the medians are printed. For a file with a
+failed allocation, the analysis is timed with and without the replays of remedies. The last line shows the
+time of ``cudakit --help``.
 """
 
 from __future__ import annotations
