@@ -59,7 +59,7 @@ class Subject(Protocol):
         ...
 
     def work(self, stream: str) -> None:
-        """Enqueue work on a stream: a node if it is captured."""
+        """Enqueue work on a stream; add a node to the graph if the stream is captured."""
         ...
 
     # --- settings and limits
