@@ -1,11 +1,12 @@
 """Compare the time and memory of ``cudakit memviz`` with those of ``pickle.load`` of the same file.
 
-    python scripts/bench_memviz.py [SNAPSHOT.pkl ...]
+    python scripts/bench_memviz.py [--without-compiler] [SNAPSHOT.pkl ...]
 
 Without files, scripts/make_snapshots.py creates three snapshots of a million events. For pickle.load only the
-call is timed, without garbage collection; for memviz the whole process. The runs alternate, and the medians
-are printed. For a file with a failed allocation, the analysis is timed with and without the replays of
-remedies. The last line shows the time of ``cudakit --help``.
+call is timed, without garbage collection; for memviz the whole process. ``--without-compiler`` times an
+installation without the compiled reader. The runs alternate, and the medians are printed. For a file with a
+failed allocation, the analysis is timed with and without the replays of remedies. The last line shows the
+time of ``cudakit --help``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ _RUNS = 5
 
 # Because of -P, the installed package runs, not the source tree, which has no compiled reader.
 CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
+# The same in an interpreter that finds no compiled reader, as after an installation without a compiler.
+_PROGRAM_WITHOUT_COMPILER = """
+import sys
+sys.modules["cudakit.core.memory.load._pickled"] = None
+from cudakit.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 _PICKLE_LOAD_PROGRAM = """
 import gc, pickle, sys, time
@@ -81,14 +89,17 @@ def time_pickle_load(file: str) -> Run:
     return Run(float(output), process_run.peak_bytes)
 
 
-def time_memviz(file: str) -> Run:
+def time_memviz(file: str, *, has_compiler: bool) -> Run:
     """Time ``cudakit memviz`` as a whole process."""
-    return run([*CUDAKIT, "memviz", file])[0]
+    without_compiler = [sys.executable, "-P", "-c", _PROGRAM_WITHOUT_COMPILER]
+    return run([*(CUDAKIT if has_compiler else without_compiler), "memviz", file])[0]
 
 
-def compare(file: str) -> None:
+def compare(file: str, *, has_compiler: bool) -> None:
     """Print the median time and peak memory of pickle.load and of memviz, and their ratios."""
-    pairs = [(time_pickle_load(file), time_memviz(file)) for _ in range(_RUNS)]
+    pairs = [
+        (time_pickle_load(file), time_memviz(file, has_compiler=has_compiler)) for _ in range(_RUNS)
+    ]
     load_runs, memviz_runs = zip(*pairs, strict=True)
     load_s, memviz_s = _median(load_runs, _seconds), _median(memviz_runs, _seconds)
     load_peak, memviz_peak = _median(load_runs, _peak), _median(memviz_runs, _peak)
@@ -138,13 +149,13 @@ def main() -> None:
     """Compare the times for the given files, or for generated files."""
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}")
     with tempfile.TemporaryDirectory() as folder:
-        files = sys.argv[1:]
+        files = [argument for argument in sys.argv[1:] if argument != "--without-compiler"]
         if not files:
             generator = Path(__file__).with_name("make_snapshots.py")
             subprocess.run([sys.executable, str(generator), folder], check=True)
             files = sorted(map(str, Path(folder).glob("*.pkl")))
         for file in files:
-            compare(file)
+            compare(file, has_compiler="--without-compiler" not in sys.argv)
     time_help()
 
 

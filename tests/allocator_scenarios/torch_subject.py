@@ -239,10 +239,10 @@ class Torch:
         self, *, own: bool = False, use_on_oom: bool = False, no_split: bool = False
     ) -> int:
         options = {"use_on_oom": use_on_oom, "no_split": no_split}
-        wanted = {name: True for name, value in options.items() if value}
+        enabled_options = {name: True for name, value in options.items() if value}
         calls = Calls() if own else None
         try:
-            pool = torch.cuda.MemPool(calls.allocator if calls else None, **wanted)
+            pool = torch.cuda.MemPool(calls.allocator if calls else None, **enabled_options)
         except TypeError as error:
             raise CannotRun(f"this PyTorch makes pools otherwise: {error}") from None
         number = self._numbered(pool.id)

@@ -138,7 +138,7 @@ def test_free_blocks_on_both_sides_of_a_gap_are_merged_with_it() -> None:
     wide = allocator.alloc(50 * MIB)
     allocator.alloc(PAGE)
     allocator.free(wide)
-    for _ in range(2):  # the second time no whole page is left to be given back
+    for _ in range(2):  # The second call finds no whole page to release.
         allocator.empty_cache()
         assert blocks(allocator) == [
             [(5 * MIB, LIVE), (15 * MIB, FREE)],
@@ -182,7 +182,7 @@ def test_larger_plain_block_can_be_preferred_to_an_expandable_one() -> None:
     allocator = CachingAllocator(VirtualDevice(), Settings())
     plain = allocator.alloc(30 * MIB)
     set_expandable(allocator, on=True)
-    allocator.alloc(30 * MIB)  # leaves 10 MiB, which could grow
+    allocator.alloc(30 * MIB)  # Leaves 10 MiB, which could grow.
     allocator.free(plain)
 
     assert allocator.alloc(5 * MIB) == plain

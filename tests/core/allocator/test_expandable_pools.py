@@ -103,7 +103,7 @@ def test_empty_expandable_segment_is_unreserved_with_its_pool() -> None:
     allocator = expandable_allocator(device)
     pool = MemPool(allocator)
     kept = allocator.alloc(9 * MIB)
-    allocator.begin_capture()  # nothing is given back
+    allocator.begin_capture()  # Nothing is released.
     with allocator.use_pool(pool), pytest.raises(OutOfMemory):
         allocator.alloc(9 * MIB)
     allocator.end_capture()
@@ -171,9 +171,9 @@ def test_pool_lends_a_plain_block_instead_of_a_better_fitting_expandable_one() -
 @pytest.mark.parametrize(
     ("size", "max_split", "parts"),
     [
-        (49 * MIB, None, [(50 * MIB, LIVE)]),  # a MiB would be left, which is not split off
+        (49 * MIB, None, [(50 * MIB, LIVE)]),  # The rest would be 1 MiB, which is not split off.
         (49 * MIB - 512, None, [(49 * MIB - 512, LIVE), (MIB + 512, FREE)]),
-        (40 * MIB, 40 * MIB, [(50 * MIB, LIVE)]),  # of no size to be split
+        (40 * MIB, 40 * MIB, [(50 * MIB, LIVE)]),  # Its size forbids a split.
     ],
 )
 def test_lent_block_is_split_as_if_no_segment_were_expandable(

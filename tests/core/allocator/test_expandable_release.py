@@ -21,7 +21,7 @@ from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.torch_rules.setting_rules import Reserve
 from cudakit.torch_rules.settings import Settings
 
-# Running out.
+# Out of memory
 
 
 def test_17_three_requests_fit_and_the_fourth_fails_with_and_without_expandable_segments() -> None:
@@ -79,7 +79,7 @@ def test_pages_mapped_before_out_of_memory_stay_free() -> None:
     fourth = allocator.alloc(30 * MIB)
     allocator.free(third)
     allocator.free(fourth)
-    allocator.begin_capture()  # nothing is given back
+    allocator.begin_capture()  # Nothing is released.
     with pytest.raises(OutOfMemory):
         allocator.alloc(100 * MIB)  # a page in the gap, what is free behind it, and one more page
 
@@ -114,7 +114,7 @@ def test_full_expandable_segment_is_followed_by_another() -> None:
     assert allocator.alloc(PAGE) == second + 40 * MIB
 
 
-# Giving back.
+# Release of pages
 
 
 def test_empty_cache_unmaps_whole_pages_and_unreserves_empty_segments() -> None:

@@ -263,7 +263,7 @@ def test_long_lists_of_free_blocks_equal_the_slow_path(native: bool) -> None:
         live[place] = both.alloc(512 * rng.randint(1, 40))
     both.check()
     rng.shuffle(live)
-    for ptr in live:  # until no part is left
+    for ptr in live:  # Until the block is used up.
         both.free(ptr)
     both.check()
     both.do("empty_cache")
@@ -340,7 +340,7 @@ def test_split_moves_stack_and_age_to_the_upper_part(native: bool) -> None:
         both.free(ptr)
     both.do("record_history", None)
     both.do("configure", Settings())
-    for size in (1500, 3 * MIB, 700, 2 * MIB):  # of which the first two find no hole
+    for size in (1500, 3 * MIB, 700, 2 * MIB):  # The first two requests find no free block.
         both.alloc(size)
         both.check()
 
@@ -360,7 +360,7 @@ def test_recorded_stack_begins_at_the_caller(native: bool) -> None:
 def test_trace_times_come_from_the_monotonic_clock(native: bool) -> None:
     allocator = CachingAllocator(Device(), native=native)
     allocator.record_history(context=None)
-    allocator.free(allocator.alloc(700))  # takes a segment
+    allocator.free(allocator.alloc(700))  # Allocates a segment.
     allocator.free(allocator.alloc(700))
 
     entries = allocator.snapshot()["device_traces"][0]

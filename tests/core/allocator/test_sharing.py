@@ -298,7 +298,7 @@ def test_opened_memory_keeps_its_device_open(pair: Pair) -> None:
 def test_forked_child_has_no_opened_memory(pair: Pair) -> None:
     memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(MIB)))
     told = CudaError(3, "CUDA_ERROR_NOT_INITIALIZED", "as in a forked child")
-    for _ in range(2):  # as the last goes, and as it is asked about
+    for _ in range(2):  # At the last close, and at the query.
         pair.second.fail_next("sync", told)
 
     memory.close()

@@ -128,7 +128,7 @@ def test_failed_driver_call_leaks_nothing(settings: Settings, calls: set[str], s
     for fail_at in range(1, len(getattr(whole, side).calls) + 1):
         two = Two(settings)
         gpu = getattr(two, side)
-        if len(gpu.calls) >= fail_at:  # of what makes the allocators
+        if len(gpu.calls) >= fail_at:  # The calls that create the allocators.
             continue
         gpu.fail_at = fail_at
         two.run()
@@ -162,7 +162,7 @@ def test_failed_close_is_reported_and_repeated_at_the_next_call(settings: Settin
     gpu = Sim(capacity_bytes=CAPACITY, same_machine_as=two.giving)
     taker = CachingAllocator(GpuUpstream(gpu))
     memory = taker.open_shared(shared)
-    for _ in range(2):  # as the last goes, and as it is asked about
+    for _ in range(2):  # At the last close, and at the query.
         gpu.fail_next("sync", CudaError(999, "CUDA_ERROR_UNKNOWN", "requested by the test"))
 
     with pytest.raises(CudaError, match="requested by the test"):

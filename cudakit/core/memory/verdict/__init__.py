@@ -150,6 +150,11 @@ def replays_sentence(oom: Oom) -> str:
             " fails with each."
         )
     if oom.causes[0].id == "fragmentation":
-        return ""
+        if any(replayed.recommended for replayed in settings):
+            return ""
+        return (
+            f"{' or '.join(helping[:2])} would have let this request succeed, but no setting moves free"
+            " memory to another stream or pool."
+        )
     helpful = " or ".join(helping[:2])
     return f"{helpful} would have let this request succeed, but would only delay the failure."

@@ -78,7 +78,7 @@ def _raise_limit(failure: Failure) -> str:
 def other_processes(failure: Failure) -> Cause | None:
     """Return evidence that other processes or libraries hold the missing memory."""
     request, outside = failure.request, failure.outside
-    if request.limited or outside < max(_CONTEXT_BYTES, _CONTEXT_SHARE * failure.available):
+    if request.limited or not is_shared(failure):
         return None
     return Cause(
         "other_processes",
@@ -94,6 +94,11 @@ def other_processes(failure: Failure) -> Cause | None:
             " allocations of other libraries"
         ),
     )
+
+
+def is_shared(failure: Failure) -> bool:
+    """Return whether more memory is in use outside the allocator than a CUDA context takes."""
+    return failure.outside >= max(_CONTEXT_BYTES, _CONTEXT_SHARE * failure.available)
 
 
 def _libraries(failure: Failure) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 
 from cudakit.core.memory.result import ReplayedRemedy
 from cudakit.core.memory.snapshot import DeviceTrace, Events, Snapshot, take
+from cudakit.core.memory.verdict.device_causes import is_shared
 from cudakit.core.memory.verdict.failure import Failure
 from cudakit.core.memory.whatif.program import (
     NO_WAIT,
@@ -198,7 +199,7 @@ def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
         text = f"a limit of {format_bytes(limit)}"
         limit_bytes = limit + by_libraries
         yield Change(text, None, settings, cause="process_limit", limit_bytes=limit_bytes)
-    elif failure.outside > by_libraries or failure.libraries:
+    elif is_shared(failure):
         text = f"the {format_bytes(failure.outside)} outside this allocator"
         limit_bytes = failure.available + by_libraries
         yield Change(text, None, settings, cause="other_processes", limit_bytes=limit_bytes)

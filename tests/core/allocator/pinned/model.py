@@ -116,8 +116,7 @@ class Model:
             event = self.host.event()
             self.host.record(event, stream)
             piece.events.append(event)
-        # All of one block are reached when the last is: their order among themselves changes nothing, unless
-        # one of them holds up the queue.
+        # The order of the events of one block does not matter, unless one of them delays later events.
         self.queue += [(event, piece) for event in piece.events]
         if not piece.users:
             self.put(piece)

@@ -250,7 +250,7 @@ def test_capture_queries_no_events(pool: CachingHostAllocator, host: Host) -> No
     pool.empty_cache()
     assert not {"record", "query_event", "free"} & set(host.calls)
     pool.end_capture()
-    assert pool.alloc(MIB) != before  # its event is recorded only now
+    assert pool.alloc(MIB) != before  # The event is recorded only now.
     host.finish(11)
 
     assert pool.alloc(MIB) == before

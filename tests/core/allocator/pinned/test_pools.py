@@ -117,7 +117,7 @@ def test_free_block_beside_a_live_block_stays_in_its_pool(splits: bool) -> None:
 
 
 def captured(both: Both) -> tuple[int, int]:
-    """Capture; return an address that a stream uses in it, and one that none does. Both are free."""
+    """Allocate two blocks in a capture, one of which a stream uses, and free both; return the addresses."""
     with both.device.capture() as memory:
         both.pinned.begin_capture()
         used, unused = both.pinned.alloc(MIB), both.pinned.alloc(MIB)
