@@ -110,12 +110,12 @@ class _TestsByCall:
         self._last_calls: list[int] = []
         self._tests: list[str] = []
 
-    def add(self, last: int, test: str) -> None:
-        """Record that a test made the calls after the last recorded call, up to the call ``last``."""
+    def add(self, last_call: int, test: str) -> None:
+        """Record that a test made the calls after the last recorded call, up to the call ``last_call``."""
         if self._tests and self._tests[-1] == test:
-            self._last_calls[-1] = max(self._last_calls[-1], last)
+            self._last_calls[-1] = max(self._last_calls[-1], last_call)
         else:
-            self._last_calls.append(last)
+            self._last_calls.append(last_call)
             self._tests.append(test)
 
     def test_of(self, seq: int) -> str:
@@ -257,7 +257,7 @@ class _Summary:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        # Dicts instead of sets, because they keep the order.
+        # These are dicts instead of sets, because dicts keep the order of their keys.
         self._notes: dict[str, None] = {}
         self._incomplete: dict[str, None] = {}
 

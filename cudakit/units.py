@@ -32,8 +32,8 @@ def format_bytes(size_bytes: int) -> str:
     # 1023.996 KiB would be shown as 1024 KiB, so it is shown as 1.00 MiB.
     if round(magnitude) >= 1024 and unit != _BINARY[-1]:
         magnitude, unit = 1.0, _BINARY[_BINARY.index(unit) + 1]
-    places = 2 if magnitude < 10 else 1 if magnitude < 100 else 0
-    return f"{sign}{magnitude:.{places}f} {unit}"
+    decimals = 2 if magnitude < 10 else 1 if magnitude < 100 else 0
+    return f"{sign}{magnitude:.{decimals}f} {unit}"
 
 
 def parse_bytes(text: str) -> int:
@@ -57,11 +57,11 @@ def format_seconds(seconds: float, *, pad: bool = False) -> str:
     magnitude = abs(seconds)
     sign = "-" if seconds < 0 else ""
     if magnitude >= 60:
-        minutes, rest = divmod(round(magnitude), 60)
+        minutes, remaining_seconds = divmod(round(magnitude), 60)
         hours, minutes = divmod(minutes, 60)
-        return (
-            f"{sign}{hours} h {minutes:02d} min" if hours else f"{sign}{minutes} min {rest:02d} s"
-        )
+        if hours:
+            return f"{sign}{hours} h {minutes:02d} min"
+        return f"{sign}{minutes} min {remaining_seconds:02d} s"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")):
         text = _three_digits(magnitude * factor, pad=pad)  # rounds 0.9999 to 1
         if float(text) >= 1 or unit == "ns":
@@ -69,9 +69,9 @@ def format_seconds(seconds: float, *, pad: bool = False) -> str:
     raise AssertionError("unreachable")
 
 
-def _three_digits(amount: float, *, pad: bool) -> str:
-    text = f"{amount:.3g}"
-    # Amounts from 100 on have three digits anyway, and amounts below 1 are not padded.
+def _three_digits(number: float, *, pad: bool) -> str:
+    text = f"{number:.3g}"
+    # Numbers from 100 on have three digits anyway, and numbers below 1 are not padded.
     if not pad or not 1 <= float(text) < 100:
         return text
     return f"{float(text):.{1 if float(text) >= 10 else 2}f}"
@@ -82,13 +82,13 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
-def format_rate(amount: float, unit: str, *, pad: bool = False) -> str:
-    """Format an amount per second with a decimal prefix: ``3.35 TB/s``; ``pad`` keeps trailing zeros."""
+def format_rate(number: float, unit: str, *, pad: bool = False) -> str:
+    """Format a rate with a decimal prefix: ``3.35 TB/s``. ``pad`` keeps trailing zeros."""
     prefixes = ["", "k", "M", "G", "T", "P"]
-    while abs(amount) >= 999.5 and len(prefixes) > 1:
-        amount /= 1000
+    while abs(number) >= 999.5 and len(prefixes) > 1:
+        number /= 1000
         del prefixes[0]
-    return f"{_three_digits(amount, pad=pad)} {prefixes[0]}{unit}/s"
+    return f"{_three_digits(number, pad=pad)} {prefixes[0]}{unit}/s"
 
 
 def format_ratio(ratio: float) -> str:

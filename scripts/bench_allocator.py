@@ -2,10 +2,10 @@
 
     python scripts/bench_allocator.py [-o FILE.json] [--rounds N]
 
-A figure is the median of all rounds, in nanoseconds per pair of an allocation and its free. In each round
-every benchmark runs once, so that other load of the machine affects all alike. Missing libraries are named
-and skipped. Without a GPU only cudakit runs, on a simulated device. Exits with 1 if a ratio exceeds its
-limit.
+Each figure is the median of all rounds, in nanoseconds per pair of an allocation and its free. Every
+benchmark runs once in each round, so that other load of the machine affects all benchmarks equally. Missing
+libraries are skipped and reported. Without a GPU only cudakit runs, on a simulated device. Exits with 1 if a
+ratio exceeds its limit.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from typing import Any, NamedTuple
 import cudakit
 
 MIB = 1 << 20
-PAIRS = 2000
-LIVE = 512
-FEW, MANY = 100, 100_000
-MOST_TRACE_ENTRIES = 100_000
+PAIRS = 2000  # Allocations, each with its free, in one round.
+LIVE_BLOCKS = 512
+FEW_FREE_BLOCKS, MANY_FREE_BLOCKS = 100, 100_000
+MAX_TRACE_ENTRIES = 100_000
 
-# Runs a number of pairs of an allocation and its free.
+# A function that runs the given number of pairs of an allocation and its free.
 Loop = Callable[[int], None]
 
 
 class Limit(NamedTuple):
-    """The maximum ratio of one figure to another."""
+    """The maximum of the ratio of two figures."""
 
-    figure: str
-    of: str
-    most: float
+    figure: str  # The name of the numerator.
+    baseline: str  # The name of the denominator.
+    maximum: float
 
 
-OWN = "cudakit"
+CUDAKIT = "cudakit"
 TRACE = "cudakit, trace"
 STACKS = "cudakit, trace and stacks"
-OWN_CORE = "cudakit in cuda.core"
-CHURN = f"cudakit, {LIVE} live"
-AMONG_FEW = f"cudakit, {FEW} free blocks"
-AMONG_MANY = f"cudakit, {MANY} free blocks"
+CUDAKIT_IN_CUDA_CORE = "cudakit in cuda.core"
+REPLACED_BLOCKS = f"cudakit, {LIVE_BLOCKS} live"
+WITH_FEW_FREE_BLOCKS = f"cudakit, {FEW_FREE_BLOCKS} free blocks"
+WITH_MANY_FREE_BLOCKS = f"cudakit, {MANY_FREE_BLOCKS} free blocks"
 LIMITS = (
-    Limit(OWN, "torch.empty", 1),
-    Limit(OWN, "CuPy MemoryPool", 1),
-    Limit(TRACE, OWN, 2),
-    Limit(OWN_CORE, "cuda.core DeviceMemoryResource", 1),
-    Limit(CHURN, OWN, 3),
-    Limit(AMONG_MANY, AMONG_FEW, 5),
+    Limit(CUDAKIT, "torch.empty", 1),
+    Limit(CUDAKIT, "CuPy MemoryPool", 1),
+    Limit(TRACE, CUDAKIT, 2),
+    Limit(CUDAKIT_IN_CUDA_CORE, "cuda.core DeviceMemoryResource", 1),
+    Limit(REPLACED_BLOCKS, CUDAKIT, 3),
+    Limit(WITH_MANY_FREE_BLOCKS, WITH_FEW_FREE_BLOCKS, 5),
 )
 
 
-def pairs_of(alloc: Callable[[int], Any], free: Callable[[Any], object], size: int = MIB) -> Loop:
+def pair_loop(alloc: Callable[[int], Any], free: Callable[[Any], object], size: int = MIB) -> Loop:
     def loop(count: int) -> None:
         for _ in range(count):
             free(alloc(size))
@@ -68,76 +68,79 @@ def pairs_of(alloc: Callable[[int], Any], free: Callable[[Any], object], size: i
     return loop
 
 
-def drops_of(make: Callable[[int], object]) -> Loop:
-    """Return a loop for libraries that free memory when its object is deleted."""
+def delete_loop(allocate: Callable[[int], object]) -> Loop:
+    """Return a loop for a library that frees memory when the object of the allocation is deleted."""
 
     def loop(count: int) -> None:
         for _ in range(count):
-            make(MIB)
+            allocate(MIB)
 
     loop(1)
     return loop
 
 
-def own(device: int | str) -> Iterator[tuple[str, Loop]]:
-    def made() -> Any:
+def cudakit_benchmarks(device: int | str) -> Iterator[tuple[str, Loop]]:
+    def new_allocator() -> Any:
         return cudakit.CachingAllocator(device)
 
-    plain = made()
-    yield OWN, pairs_of(plain.alloc, plain.free)
+    allocator = new_allocator()
+    yield CUDAKIT, pair_loop(allocator.alloc, allocator.free)
     for name, context in ((TRACE, None), (STACKS, "all")):
-        traced = made()
-        traced.record_history(context=context, max_entries=MOST_TRACE_ENTRIES)
-        yield name, pairs_of(traced.alloc, traced.free)
-    yield CHURN, churn(made())
-    for name, count in ((AMONG_FEW, FEW), (AMONG_MANY, MANY)):
-        among = made()
-        scatter(among, count)
-        yield name, pairs_of(among.alloc, among.free, 700)
+        traced = new_allocator()
+        traced.record_history(context=context, max_entries=MAX_TRACE_ENTRIES)
+        yield name, pair_loop(traced.alloc, traced.free)
+    yield REPLACED_BLOCKS, replacement_loop(new_allocator())
+    for name, count in (
+        (WITH_FEW_FREE_BLOCKS, FEW_FREE_BLOCKS),
+        (WITH_MANY_FREE_BLOCKS, MANY_FREE_BLOCKS),
+    ):
+        allocator = new_allocator()
+        create_free_blocks(allocator, count)
+        yield name, pair_loop(allocator.alloc, allocator.free, 700)
 
 
-def churn(allocator: Any) -> Loop:
-    """Return a loop that replaces one of many live blocks each time, with 512 bytes to 16 MiB."""
+def replacement_loop(allocator: Any) -> Loop:
+    """Return a loop in which each pair replaces one of many live blocks by one of 512 bytes to 16 MiB."""
     rng = random.Random(1)
     alloc, free = allocator.alloc, allocator.free
     sizes = [int(512 * 2 ** rng.uniform(0, 15)) for _ in range(PAIRS)]
-    victims = [rng.randrange(LIVE) for _ in range(PAIRS)]
-    live = [alloc(rng.choice(sizes)) for _ in range(LIVE)]
+    positions = [rng.randrange(LIVE_BLOCKS) for _ in range(PAIRS)]
+    live = [alloc(rng.choice(sizes)) for _ in range(LIVE_BLOCKS)]
 
     def loop(count: int) -> None:
-        for victim, size in zip(victims[:count], sizes, strict=False):
-            free(live[victim])
-            live[victim] = alloc(size)
+        for position, size in zip(positions[:count], sizes, strict=False):
+            free(live[position])
+            live[position] = alloc(size)
 
     loop(PAIRS)
     return loop
 
 
-def scatter(allocator: Any, count: int) -> None:
-    """Create ``count`` free blocks of several sizes between live ones."""
-    held = [allocator.alloc(512 * (1 + number % 4)) for number in range(2 * count)]
-    for ptr in held[::2]:
-        allocator.free(ptr)
+def create_free_blocks(allocator: Any, count: int) -> None:
+    """Create ``count`` free blocks of several sizes between live blocks."""
+    addresses = [allocator.alloc(512 * (1 + number % 4)) for number in range(2 * count)]
+    for address in addresses[::2]:
+        allocator.free(address)
 
 
-def with_torch() -> Iterator[tuple[str, Loop]]:
+def torch_benchmarks() -> Iterator[tuple[str, Loop]]:
     import torch
 
     yield (
         "torch.empty",
-        drops_of(lambda size: torch.empty(size, dtype=torch.uint8, device="cuda")),
+        delete_loop(lambda size: torch.empty(size, dtype=torch.uint8, device="cuda")),
     )
-    own_alloc, own_delete = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
-    yield "torch caching_allocator_alloc", pairs_of(own_alloc, own_delete)
+    alloc, delete = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+    yield "torch caching_allocator_alloc", pair_loop(alloc, delete)
 
 
-def with_cupy() -> Iterator[tuple[str, Loop]]:
+def cupy_benchmarks() -> Iterator[tuple[str, Loop]]:
     import cupy
 
-    yield "CuPy MemoryPool", drops_of(cupy.cuda.MemoryPool().malloc)
+    yield "CuPy MemoryPool", delete_loop(cupy.cuda.MemoryPool().malloc)
 
 
-def with_bindings() -> Iterator[tuple[str, Loop]]:
+def cuda_bindings_benchmarks() -> Iterator[tuple[str, Loop]]:
     from cuda.bindings import driver
 
     def alloc(size: int) -> Any:
@@ -146,19 +149,19 @@ def with_bindings() -> Iterator[tuple[str, Loop]]:
     def free(ptr: Any) -> None:
         driver.cuMemFreeAsync(ptr, 0)
 
-    keep_memory(driver)
-    yield "cuMemAllocAsync + cuMemFreeAsync", pairs_of(alloc, free)
+    retain_free_memory(driver)
+    yield "cuMemAllocAsync + cuMemFreeAsync", pair_loop(alloc, free)
 
 
-def keep_memory(driver: Any) -> None:
-    """Make the device's pool keep its memory at a synchronization, as the other allocators do."""
+def retain_free_memory(driver: Any) -> None:
+    """Make the device's pool retain free memory at a synchronization, as the other allocators do."""
     _, device = driver.cuCtxGetDevice()
     _, pool = driver.cuDeviceGetDefaultMemPool(device)
     threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
     driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t((1 << 64) - 1))
 
 
-def with_cuda_core() -> Iterator[tuple[str, Loop]]:
+def cuda_core_benchmarks() -> Iterator[tuple[str, Loop]]:
     from cuda.core import Device, DeviceMemoryResource
 
     device = Device()
@@ -166,12 +169,12 @@ def with_cuda_core() -> Iterator[tuple[str, Loop]]:
     stream = device.create_stream()
     for name, resource in (
         ("cuda.core DeviceMemoryResource", DeviceMemoryResource(device)),
-        (OWN_CORE, cudakit.CachingMemoryResource(0)),
+        (CUDAKIT_IN_CUDA_CORE, cudakit.CachingMemoryResource(0)),
     ):
-        yield name, buffers_of(resource, stream)
+        yield name, buffer_loop(resource, stream)
 
 
-def buffers_of(resource: Any, stream: Any) -> Loop:
+def buffer_loop(resource: Any, stream: Any) -> Loop:
     allocate = resource.allocate
 
     def loop(count: int) -> None:
@@ -183,19 +186,27 @@ def buffers_of(resource: Any, stream: Any) -> Loop:
 
 
 def benchmarks(device: int | str) -> Iterator[tuple[str, Loop]]:
-    """Yield the benchmarks; missing libraries are named on stderr."""
-    yield from own(device)
+    """Yield the name and the loop of each benchmark; report missing libraries on stderr."""
+    yield from cudakit_benchmarks(device)
     if isinstance(device, str):
         return
-    for peer in (with_torch, with_cupy, with_bindings, with_cuda_core):
+    for library_benchmarks in (
+        torch_benchmarks,
+        cupy_benchmarks,
+        cuda_bindings_benchmarks,
+        cuda_core_benchmarks,
+    ):
         try:
-            yield from peer()
+            yield from library_benchmarks()
         except (ImportError, cudakit.MissingDependency) as error:
-            print(f"skipped, {peer.__name__.replace('_', ' ')}: {error}", file=sys.stderr)
+            print(
+                f"skipped, {library_benchmarks.__name__.replace('_', ' ')}: {error}",
+                file=sys.stderr,
+            )
 
 
 def measure(loops: dict[str, Loop], rounds: int) -> dict[str, list[float]]:
-    """Return nanoseconds per pair, round by round."""
+    """Return the nanoseconds per pair in each round, by benchmark."""
     times: dict[str, list[float]] = {name: [] for name in loops}
     gc.disable()
     for _ in range(rounds):
@@ -208,7 +219,7 @@ def measure(loops: dict[str, Loop], rounds: int) -> dict[str, list[float]]:
 
 
 def find_device() -> int | str:
-    """Return the device ordinal, or the name of a simulated device."""
+    """Return the index of the GPU, or the name of a simulated device if there is none."""
     try:
         cudakit.CachingAllocator(0).close()
     except cudakit.CudakitError as error:
@@ -220,13 +231,13 @@ def find_device() -> int | str:
 def versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
-    by_name = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for name in ("cudakit", "torch", "cupy-cuda12x", "cupy-cuda13x", "cuda-core", "cuda-bindings"):
         try:
-            by_name[name] = version(name)
+            versions_by_name[name] = version(name)
         except PackageNotFoundError:
             continue
-    return by_name
+    return versions_by_name
 
 
 def main() -> int:
@@ -235,25 +246,27 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=25)
     options = parser.parse_args()
     device = find_device()
-    rounds = measure(dict(benchmarks(device)), options.rounds)
-    medians = {name: statistics.median(times) for name, times in rounds.items()}
-    known = [limit for limit in LIMITS if limit.figure in medians and limit.of in medians]
-    ratios = {limit: medians[limit.figure] / medians[limit.of] for limit in known}
+    times = measure(dict(benchmarks(device)), options.rounds)
+    medians = {name: statistics.median(rounds) for name, rounds in times.items()}
+    measured_limits = [
+        limit for limit in LIMITS if limit.figure in medians and limit.baseline in medians
+    ]
+    ratios = {limit: medians[limit.figure] / medians[limit.baseline] for limit in measured_limits}
     if options.output:
         result = {
             "device": device,
             "versions": versions(),
             "pair_ns": medians,
-            "rounds_ns": rounds,
+            "rounds_ns": times,
             "ratios": [{**limit._asdict(), "ratio": ratio} for limit, ratio in ratios.items()],
         }
         options.output.write_text(json.dumps(result) + "\n")
     for name, median in medians.items():
-        print(f"{name:36} {median:8.0f} ns  {median / medians[OWN]:6.2f} of {OWN}")
+        print(f"{name:36} {median:8.0f} ns  {median / medians[CUDAKIT]:6.2f} of {CUDAKIT}")
     for limit, ratio in ratios.items():
-        verdict = "ok" if ratio <= limit.most else "EXCEEDED"
-        print(f"{limit.figure} / {limit.of}: {ratio:.2f}, limit {limit.most:g}: {verdict}")
-    return int(any(ratio > limit.most for limit, ratio in ratios.items()))
+        verdict = "ok" if ratio <= limit.maximum else "EXCEEDED"
+        print(f"{limit.figure} / {limit.baseline}: {ratio:.2f}, limit {limit.maximum:g}: {verdict}")
+    return int(any(ratio > limit.maximum for limit, ratio in ratios.items()))
 
 
 if __name__ == "__main__":

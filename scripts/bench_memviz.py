@@ -1,11 +1,12 @@
 """Compare the time and memory of ``cudakit memviz`` with those of ``pickle.load`` of the same file.
 
-    python scripts/bench_memviz.py [SNAPSHOT.pkl ...]
+    python scripts/bench_memviz.py [--without-compiler] [SNAPSHOT.pkl ...]
 
-Without files, scripts/make_snapshots.py makes three of a million events. pickle.load is timed alone, with
-garbage collection off; memviz is timed as a whole process. Runs alternate, and the medians are printed. For a
-file with a failed allocation, the analysis is timed with and without the replays of remedies. The last line
-has the time of ``cudakit --help``.
+Without files, scripts/make_snapshots.py creates three snapshots of a million events. For pickle.load only the
+call is timed, without garbage collection; for memviz the whole process. ``--without-compiler`` times an
+installation without the compiled reader. The runs alternate, and the medians are printed. For a file with a
+failed allocation, the analysis is timed with and without the replays of remedies. The last line shows the
+time of ``cudakit --help``.
 """
 
 from __future__ import annotations
@@ -23,10 +24,17 @@ from pathlib import Path
 
 _RUNS = 5
 
-# With -P the installed package runs, also from the source tree, which has no compiled reader.
-_CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
+# Because of -P, the installed package runs, not the source tree, which has no compiled reader.
+CUDAKIT = [sys.executable, "-P", "-m", "cudakit"]
+# The same in an interpreter that finds no compiled reader, as after an installation without a compiler.
+_PROGRAM_WITHOUT_COMPILER = """
+import sys
+sys.modules["cudakit.core.memory.load._pickled"] = None
+from cudakit.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 
-_BARE = """
+_PICKLE_LOAD_PROGRAM = """
 import gc, pickle, sys, time
 gc.disable()
 with open(sys.argv[1], "rb") as file:
@@ -38,8 +46,8 @@ os._exit(0)
 """
 
 
-# Prints the seconds of the analysis without and with replays; empty without a failed allocation.
-_REPLAYS = """
+# Prints the seconds of the analysis without and with replays; nothing for a file without a failed allocation.
+_REPLAY_PROGRAM = """
 import sys, time
 from cudakit.api.memory import new_allocator
 from cudakit.core.memory.analyze import MemorySpec, analyze
@@ -66,86 +74,88 @@ def run(command: list[str]) -> tuple[Run, str]:
     """Run a command; return its time, peak memory and output."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    printed = "".join(process.stdout or ())
+    output = "".join(process.stdout or ())
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{command} ended with {process.returncode}")
-    return Run(seconds, usage.ru_maxrss * 1024), printed
+    return Run(seconds, usage.ru_maxrss * 1024), output
 
 
 def time_pickle_load(file: str) -> Run:
     """Time pickle.load alone, in its own process."""
-    measured, printed = run([sys.executable, "-c", _BARE, file])
-    return Run(float(printed), measured.peak_bytes)
+    process_run, output = run([sys.executable, "-c", _PICKLE_LOAD_PROGRAM, file])
+    return Run(float(output), process_run.peak_bytes)
 
 
-def time_memviz(file: str) -> Run:
+def time_memviz(file: str, *, has_compiler: bool) -> Run:
     """Time ``cudakit memviz`` as a whole process."""
-    return run([*_CUDAKIT, "memviz", file])[0]
+    without_compiler = [sys.executable, "-P", "-c", _PROGRAM_WITHOUT_COMPILER]
+    return run([*(CUDAKIT if has_compiler else without_compiler), "memviz", file])[0]
 
 
-def compare(file: str) -> None:
-    """Print both medians and their ratios."""
-    pairs = [(time_pickle_load(file), time_memviz(file)) for _ in range(_RUNS)]
-    bare, ours = zip(*pairs, strict=True)
-    load, report = _median(bare, _seconds), _median(ours, _seconds)
-    load_peak, report_peak = _median(bare, _peak), _median(ours, _peak)
+def compare(file: str, *, has_compiler: bool) -> None:
+    """Print the median time and peak memory of pickle.load and of memviz, and their ratios."""
+    pairs = [
+        (time_pickle_load(file), time_memviz(file, has_compiler=has_compiler)) for _ in range(_RUNS)
+    ]
+    load_runs, memviz_runs = zip(*pairs, strict=True)
+    load_s, memviz_s = _median(load_runs, _seconds), _median(memviz_runs, _seconds)
+    load_peak, memviz_peak = _median(load_runs, _peak), _median(memviz_runs, _peak)
     size = Path(file).stat().st_size
     print(f"{Path(file).name}, {size / 1e6:.0f} MB, median of {_RUNS}")
-    print(f"  pickle.load   {load:6.2f} s   {load_peak / 2**20:6.0f} MiB")
-    print(f"  memviz        {report:6.2f} s   {report_peak / 2**20:6.0f} MiB")
-    print(f"  ratio         {report / load:6.2f}     {report_peak / load_peak:6.2f}")
-    time_replays(file, report)
+    print(f"  pickle.load   {load_s:6.2f} s   {load_peak / 2**20:6.0f} MiB")
+    print(f"  memviz        {memviz_s:6.2f} s   {memviz_peak / 2**20:6.0f} MiB")
+    print(f"  ratio         {memviz_s / load_s:6.2f}     {memviz_peak / load_peak:6.2f}")
+    time_replays(file, memviz_s)
 
 
-def time_replays(file: str, report: float) -> None:
-    """Print by how much the replays of remedies lengthen a report of ``report`` seconds."""
-    runs = [run([sys.executable, "-P", "-c", _REPLAYS, file])[1].split() for _ in range(3)]
+def time_replays(file: str, memviz_s: float) -> None:
+    """Print the time that the replays of remedies add to memviz, which takes ``memviz_s`` seconds."""
+    runs = [run([sys.executable, "-P", "-c", _REPLAY_PROGRAM, file])[1].split() for _ in range(3)]
     if runs[0]:
-        without, replayed = (
+        without_replays, with_replays = (
             statistics.median(map(float, times)) for times in zip(*runs, strict=True)
         )
-        added = replayed - without
-        print(
-            f"  replays       {added:6.2f} s   {report / (report - added):.2f} times the report without"
-        )
+        added_s = with_replays - without_replays
+        ratio = memviz_s / (memviz_s - added_s)
+        print(f"  replays       {added_s:6.2f} s   {ratio:.2f} times the time without replays")
 
 
-def _seconds(measured: Run) -> float:
-    return measured.seconds
+def _seconds(run: Run) -> float:
+    return run.seconds
 
 
-def _peak(measured: Run) -> float:
-    return float(measured.peak_bytes)
+def _peak(run: Run) -> float:
+    return float(run.peak_bytes)
 
 
-def _median(runs: tuple[Run, ...], of: Callable[[Run], float]) -> float:
-    return statistics.median(map(of, runs))
+def _median(runs: tuple[Run, ...], figure: Callable[[Run], float]) -> float:
+    return statistics.median(map(figure, runs))
 
 
 def time_help() -> None:
-    """Print the time of ``cudakit --help``, and of Python without a program."""
-    helps = [run([*_CUDAKIT, "--help"])[0].seconds for _ in range(9)]
-    nothing = [run([sys.executable, "-c", "pass"])[0].seconds for _ in range(9)]
+    """Print the time of ``cudakit --help`` and of an empty Python program."""
+    help_s = [run([*CUDAKIT, "--help"])[0].seconds for _ in range(9)]
+    python_s = [run([sys.executable, "-c", "pass"])[0].seconds for _ in range(9)]
     print(
-        f"cudakit --help {statistics.median(helps) * 1e3:.0f} ms, "
-        f"python -c pass {statistics.median(nothing) * 1e3:.0f} ms, median of 9"
+        f"cudakit --help {statistics.median(help_s) * 1e3:.0f} ms, "
+        f"python -c pass {statistics.median(python_s) * 1e3:.0f} ms, median of 9"
     )
 
 
 def main() -> None:
-    """Compare the given files, or two generated ones."""
+    """Compare the times for the given files, or for generated files."""
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}")
     with tempfile.TemporaryDirectory() as folder:
-        files = sys.argv[1:]
+        files = [argument for argument in sys.argv[1:] if argument != "--without-compiler"]
         if not files:
-            made = Path(__file__).with_name("make_snapshots.py")
-            subprocess.run([sys.executable, str(made), folder], check=True)
+            generator = Path(__file__).with_name("make_snapshots.py")
+            subprocess.run([sys.executable, str(generator), folder], check=True)
             files = sorted(map(str, Path(folder).glob("*.pkl")))
         for file in files:
-            compare(file)
+            compare(file, has_compiler="--without-compiler" not in sys.argv)
     time_help()
 
 

@@ -1,17 +1,17 @@
-"""Measure the cost of ``cudakit run --sanitize`` on a GPU, next to plain Python and PyTorch's CSAN.
+"""Measure the cost of ``cudakit run --sanitize`` on a GPU: against plain Python and PyTorch's CSAN.
 
     python scripts/bench_sanitize.py [-o FILE.json] [--rounds N]
 
-Each figure is the median over processes that run in turns, so that other load on the machine affects all
-alike:
+Each figure is the median over processes. The compared processes alternate, so that other load on the machine
+affects all equally:
 
-* a training step of a small model: plain, under the whole command with assumed and with exact accesses, and
-  under CSAN; the same next to a second thread that keeps the interpreter busy;
+* a training step of a small model: plain, under cudakit with assumed and with exact accesses, and under CSAN;
+  the same while a second thread keeps the interpreter busy;
 * a kernel that streams 1 GB: plain, with exact accesses, and under CSAN;
-* building the device patch for exact accesses, with an empty and with a full cache;
+* the build of the device patch for exact accesses, with an empty and with a full cache;
 * the recorder alone, in a launch-bound loop;
 * the start of a process that never uses CUDA, without and with the agent;
-* the engine alone, on the trace of that step.
+* the engine alone, on the trace of training steps.
 
 The runs with exact accesses must have exact accesses for 99% of their launches, and no race. Exits with 1 if
 a limit is exceeded.
@@ -46,70 +46,75 @@ CUDAKIT = [
     sys.executable,
 ]
 ASSUMED = [*CUDAKIT, "--accesses", "arguments", "--", WORKLOAD]
-# The report has the coverage, without which a figure means nothing.
-REPORT = Path(tempfile.gettempdir()) / f"cudakit-bench-{os.getpid()}.json"
-EXACT = [*CUDAKIT, "--accesses", "exact", "-f", "-o", str(REPORT), "--", WORKLOAD]
+# The report contains the coverage: times of runs without exact accesses would be too low.
+REPORT_PATH = Path(tempfile.gettempdir()) / f"cudakit-bench-{os.getpid()}.json"
+EXACT = [*CUDAKIT, "--accesses", "exact", "-f", "-o", str(REPORT_PATH), "--", WORKLOAD]
 
 Figures: TypeAlias = dict[str, Any]
 
-# Limits of the project.
-MOST_STEP_RATIO = 1.5
-MOST_EXACT_STEP_RATIO = 3.0
-MOST_EXACT_STREAM_RATIO = 12.0
-LEAST_EXACT = 0.99
-MOST_COLD_S, MOST_WARM_S = 5.0, 1.0
-MOST_BUSY_RATIO = 1.7
-MOST_CALLBACK_NS = 2000
-MOST_START_MS = 20
-MOST_LAUNCH_US = 5
+# The limits on the figures.
+MAX_STEP_RATIO = 1.5
+MAX_EXACT_STEP_RATIO = 3.0
+MAX_EXACT_STREAM_RATIO = 12.0
+MIN_EXACT_SHARE = 0.99
+MAX_COLD_BUILD_S, MAX_CACHED_BUILD_S = 5.0, 1.0
+MAX_BUSY_STEP_RATIO = 1.7
+MAX_CALLBACK_NS = 2000
+MAX_START_MS = 20
+MAX_LAUNCH_US = 5
 
 
 def measure(command: list[str], *arguments: str) -> Figures:
     """Run the workload; return the figures that it printed, and the time of the whole process."""
     start = time.perf_counter()
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join([*command, *arguments])}\n{done.stdout}{done.stderr}")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(f"{' '.join([*command, *arguments])}\n{process.stdout}{process.stderr}")
+    figures: Figures = json.loads(process.stdout.splitlines()[-1])
     if command == EXACT:
-        figures |= coverage_of(json.loads(REPORT.read_text(encoding="utf-8")))
+        figures |= coverage_of(json.loads(REPORT_PATH.read_text(encoding="utf-8")))
     return figures | {"whole_s": time.perf_counter() - start}
 
 
 def coverage_of(report: Figures) -> Figures:
-    """Return the coverage of a run."""
+    """Return the share of launches without exact accesses, the races, and the memory of access buffers."""
     coverage = report["coverage"]
-    kernels = sum(coverage[f"launches_{how}"] for how in ("exact", "assumed", "unknown"))
+    launches = sum(
+        coverage[f"launches_{precision}"] for precision in ("exact", "assumed", "unknown")
+    )
     return {
-        "not_exact": 1 - coverage["launches_exact"] / max(kernels, 1),
+        "not_exact": 1 - coverage["launches_exact"] / max(launches, 1),
         "races": len(report["races"]),
         "arenas_bytes": coverage["arenas_bytes"],
     }
 
 
-def interleaved(commands: dict[str, list[str]], rounds: int, *arguments: str) -> dict[str, Figures]:
+def measure_alternately(
+    commands: dict[str, list[str]], rounds: int, *arguments: str
+) -> dict[str, Figures]:
     """Run each command once per round, and return the median of every figure."""
     runs = [
-        {name: measure(line, *arguments) for name, line in commands.items()} for _ in range(rounds)
+        {name: measure(command, *arguments) for name, command in commands.items()}
+        for _ in range(rounds)
     ]
-    return {name: median([times[name] for times in runs]) for name in commands}
+    return {name: median_figures([figures[name] for figures in runs]) for name in commands}
 
 
-def median(runs: list[Figures]) -> Figures:
-    numbers = [key for key, value in runs[0].items() if isinstance(value, int | float)]
-    return runs[0] | {key: statistics.median(run[key] for run in runs) for key in numbers}
+def median_figures(runs: list[Figures]) -> Figures:
+    numeric_keys = [key for key, value in runs[0].items() if isinstance(value, int | float)]
+    return runs[0] | {key: statistics.median(run[key] for run in runs) for key in numeric_keys}
 
 
-def steps(rounds: int, *, busy: bool) -> Figures:
+def measure_steps(rounds: int, *, busy: bool) -> Figures:
     arguments = ["step", "--busy"] if busy else ["step"]
     csan = [*PLAIN, "--csan"]
     commands = {"plain": PLAIN, "arguments": ASSUMED, "exact": EXACT, "csan": csan}
-    return relative_to_plain(interleaved(commands, rounds, *arguments))
+    return relative_to_plain(measure_alternately(commands, rounds, *arguments))
 
 
-def streams(rounds: int) -> Figures:
+def measure_stream_kernel(rounds: int) -> Figures:
     commands = {"plain": PLAIN, "exact": EXACT, "csan": [*PLAIN, "--csan"]}
-    return relative_to_plain(interleaved(commands, rounds, "stream"))
+    return relative_to_plain(measure_alternately(commands, rounds, "stream"))
 
 
 def relative_to_plain(figures: dict[str, Figures]) -> Figures:
@@ -124,9 +129,9 @@ def measure_recorder(rounds: int, folder: Path) -> Figures:
         (measure(PLAIN, "loop"), measure(PLAIN, "loop", "--record", str(folder / str(number))))
         for number in range(rounds)
     ]
-    plain = median([plain_run for plain_run, _ in pairs])
-    recorded = median([recorded_run for _, recorded_run in pairs])
-    # A launch makes at least one callback, so this bounds the time of a callback.
+    plain = median_figures([plain_run for plain_run, _ in pairs])
+    recorded = median_figures([recorded_run for _, recorded_run in pairs])
+    # At least one callback runs per launch, so that this is an upper bound on the time of a callback.
     return {
         "plain_ns": plain["launch_ns"],
         "recorded_ns": recorded["launch_ns"],
@@ -136,30 +141,30 @@ def measure_recorder(rounds: int, folder: Path) -> Figures:
     }
 
 
-def starts(rounds: int) -> Figures:
-    figures = interleaved({"plain": PLAIN, "agent": ASSUMED}, rounds, "starts")
+def measure_process_start(rounds: int) -> Figures:
+    figures = measure_alternately({"plain": PLAIN, "agent": ASSUMED}, rounds, "starts")
     plain_ms, agent_ms = (figures[name]["start_ms"] for name in ("plain", "agent"))
     return {"plain_ms": plain_ms, "agent_ms": agent_ms, "more_ms": agent_ms - plain_ms}
 
 
 def measure_patch_build() -> Figures:
-    """Time building the patch, with an empty cache and with a full one."""
+    """Time the build of the device patch, with an empty cache and with a full one."""
     code = (
         "import json, sys, time; from pathlib import Path;"
         "from cudakit.gpu.capture.device_patch import build_patch;"
         "from cudakit.gpu.compile_cache import CompileCache;"
         "from torch.cuda import get_device_capability;"
-        "which = get_device_capability(); start = time.perf_counter();"
-        "build_patch(which, cache=CompileCache(Path(sys.argv[1])));"
+        "capability = get_device_capability(); start = time.perf_counter();"
+        "build_patch(capability, cache=CompileCache(Path(sys.argv[1])));"
         "print(json.dumps({'patch_s': time.perf_counter() - start}))"
     )
     with tempfile.TemporaryDirectory() as cache:
-        cold, warm = (measure([sys.executable, "-P", "-c", code], cache) for _ in range(2))
-    return {"cold_s": cold["patch_s"], "warm_s": warm["patch_s"]}
+        cold, cached = (measure([sys.executable, "-P", "-c", code], cache) for _ in range(2))
+    return {"cold_s": cold["patch_s"], "warm_s": cached["patch_s"]}
 
 
 def measure_engine(folder: Path) -> Figures:
-    """Record training steps, and time the engine on their trace."""
+    """Record training steps, and time the engine on the trace."""
     from cudakit.core.sanitize.engine import Engine
     from cudakit.trace.spool import Spool
 
@@ -189,22 +194,30 @@ def run_context() -> Figures:
     return {"gpu": gpu, "python": platform.python_version(), "machine": platform.machine()}
 
 
-def rows(figures: Figures) -> Iterator[tuple[str, float, str, float]]:
+def limited_figures(figures: Figures) -> Iterator[tuple[str, float, str, float]]:
     """Yield the name, value, unit and limit of each measured figure that has a limit."""
     limits = {
-        "step, arguments / plain": (("step", "ratios", "arguments"), "x", MOST_STEP_RATIO),
-        "step, exact / plain": (("step", "ratios", "exact"), "x", MOST_EXACT_STEP_RATIO),
-        "1 GB, exact / plain": (("stream", "ratios", "exact"), "x", MOST_EXACT_STREAM_RATIO),
-        "step, busy thread": (("busy", "ratios", "arguments"), "x", MOST_BUSY_RATIO),
-        "patch, nothing cached": (("patch", "cold_s"), "s", MOST_COLD_S),
-        "patch, cached": (("patch", "warm_s"), "s", MOST_WARM_S),
-        "step, launches not exact": (("step", "runs", "exact", "not_exact"), "", 1 - LEAST_EXACT),
-        "1 GB, launches not exact": (("stream", "runs", "exact", "not_exact"), "", 1 - LEAST_EXACT),
+        "step, arguments / plain": (("step", "ratios", "arguments"), "x", MAX_STEP_RATIO),
+        "step, exact / plain": (("step", "ratios", "exact"), "x", MAX_EXACT_STEP_RATIO),
+        "1 GB, exact / plain": (("stream", "ratios", "exact"), "x", MAX_EXACT_STREAM_RATIO),
+        "step, busy thread": (("busy", "ratios", "arguments"), "x", MAX_BUSY_STEP_RATIO),
+        "patch, nothing cached": (("patch", "cold_s"), "s", MAX_COLD_BUILD_S),
+        "patch, cached": (("patch", "warm_s"), "s", MAX_CACHED_BUILD_S),
+        "step, launches not exact": (
+            ("step", "runs", "exact", "not_exact"),
+            "",
+            1 - MIN_EXACT_SHARE,
+        ),
+        "1 GB, launches not exact": (
+            ("stream", "runs", "exact", "not_exact"),
+            "",
+            1 - MIN_EXACT_SHARE,
+        ),
         "step, races": (("step", "runs", "exact", "races"), "", 0),
         "1 GB, races": (("stream", "runs", "exact", "races"), "", 0),
-        "recorder, a launch": (("recorder", "launch_ns"), "ns", MOST_CALLBACK_NS),
-        "agent, at the start": (("start", "more_ms"), "ms", MOST_START_MS),
-        "engine, a launch": (("engine", "us_per_launch"), "us", MOST_LAUNCH_US),
+        "recorder, a launch": (("recorder", "launch_ns"), "ns", MAX_CALLBACK_NS),
+        "agent, at the start": (("start", "more_ms"), "ms", MAX_START_MS),
+        "engine, a launch": (("engine", "us_per_launch"), "us", MAX_LAUNCH_US),
     }
     for name, (path, unit, limit) in limits.items():
         if path[0] in figures:
@@ -227,36 +240,36 @@ def print_table(figures: Figures) -> bool:
             )
     for key in ("recorder", "start", "patch", "engine"):
         print(key, json.dumps(figures.get(key)))
-    kept = True
-    for name, value, unit, limit in rows(figures):
-        kept &= value <= limit
-        word = "ok" if value <= limit else "EXCEEDED"
-        print(f"{name:24} {value:9.2f} {unit:2}  limit {limit:7.2f} {unit:2}  {word}")
-    return kept
+    within_limits = True
+    for name, value, unit, limit in limited_figures(figures):
+        within_limits &= value <= limit
+        verdict = "ok" if value <= limit else "EXCEEDED"
+        print(f"{name:24} {value:9.2f} {unit:2}  limit {limit:7.2f} {unit:2}  {verdict}")
+    return within_limits
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", help="parts to measure, such as step,stream,patch")
+    parser.add_argument("--only", help="measurements to make, such as step,stream,patch")
     options = parser.parse_args()
-    rounds, few = options.rounds, min(options.rounds, 3)
+    rounds, few_rounds = options.rounds, min(options.rounds, 3)
     with tempfile.TemporaryDirectory() as folder:
-        parts: dict[str, Callable[[], Figures]] = {
-            "start": lambda: starts(few),
+        measurements: dict[str, Callable[[], Figures]] = {
+            "start": lambda: measure_process_start(few_rounds),
             "engine": lambda: measure_engine(Path(folder, "trace")),
-            "recorder": lambda: measure_recorder(few, Path(folder, "loops")),
+            "recorder": lambda: measure_recorder(few_rounds, Path(folder, "loops")),
             "patch": measure_patch_build,
-            "step": lambda: steps(rounds, busy=False),
-            "stream": lambda: streams(rounds),
-            "busy": lambda: steps(max(rounds // 2, 1), busy=True),
+            "step": lambda: measure_steps(rounds, busy=False),
+            "stream": lambda: measure_stream_kernel(rounds),
+            "busy": lambda: measure_steps(max(rounds // 2, 1), busy=True),
         }
-        wanted = options.only.split(",") if options.only else list(parts)
+        selected = options.only.split(",") if options.only else list(measurements)
         figures = {"run_context": run_context(), "launches": measure(PLAIN, "launches")}
-        for name in wanted:
+        for name in selected:
             print(f"measuring: {name}", file=sys.stderr)
-            figures[name] = parts[name]()
+            figures[name] = measurements[name]()
             if options.output:
                 options.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0 if print_table(figures) else 1

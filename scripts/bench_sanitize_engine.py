@@ -2,9 +2,9 @@
 
     python scripts/bench_sanitize_engine.py
 
-Feeds synthetic traces in batches, as the spool does, and prints the least CPU time of seven rounds: launches
-with three exact ranges or three assumed pointers, in one stream, and in two streams that alternate every
-eight launches with an event record and a wait. Then prints the engine's memory while one buffer is read a
+Feeds generated traces in batches, as the spool does, and prints the lowest CPU time of seven rounds. A trace
+has launches with three exact ranges or three assumed pointers, in one stream or in two: these alternate every
+eight launches, with an event record and a wait. Then prints the engine's memory while one buffer is read a
 million times. Exits with 1 if a launch in one stream takes more than 5 µs, or if the memory grows.
 """
 
@@ -33,13 +33,13 @@ from cudakit.trace.layout import Records, pack
 ROUNDS = 7
 LAUNCHES = 20_000
 READS = 1_000_000
-BATCH = 8192
-RANGES = 3
+BATCH_RECORDS = 8192
+RANGES_PER_LAUNCH = 3
 BUFFERS = 96
 BUFFER_BYTES = 1 << 20
 BASE = 0x7F00_0000_0000
-MOST_SECONDS = 5e-6
-MOST_GROWTH_BYTES = 64 << 10
+MAX_LAUNCH_SECONDS = 5e-6
+MAX_GROWTH_BYTES = 64 << 10
 
 STRINGS = ["", "kernel"]
 
@@ -53,67 +53,74 @@ def records_of(calls: Iterator[list[EventBody]], *, first_seq: int = 1) -> Recor
     return pack(events, lambda text: STRINGS.index(text))
 
 
-def opening() -> Iterator[list[EventBody]]:
+def initial_calls() -> Iterator[list[EventBody]]:
     yield [StreamCreate(1, StreamFlag.LEGACY)]
     yield [StreamCreate(2, StreamFlag.NON_BLOCKING)]
     yield [Alloc(BASE, BUFFERS * BUFFER_BYTES)]
 
 
-def launch(stream: int, number: int, known: Precision) -> list[EventBody]:
-    """Read two buffers and write a third, repeating the same buffers as a training step does."""
+def launch(stream: int, number: int, precision: Precision) -> list[EventBody]:
+    """Return a launch that reads two buffers and writes a third. The buffers repeat, as in training."""
     bodies: list[EventBody] = [Launch(stream, "kernel")]
-    for index in range(RANGES):
-        lo = BASE + (number * RANGES + index) % BUFFERS * BUFFER_BYTES
-        if known is Precision.ASSUMED:
+    for index in range(RANGES_PER_LAUNCH):
+        start = BASE + (number * RANGES_PER_LAUNCH + index) % BUFFERS * BUFFER_BYTES
+        if precision is Precision.ASSUMED:
             bodies.append(
-                Access(lo, BASE + BUFFERS * BUFFER_BYTES, AccessMode.READ | AccessMode.WRITE, known)
+                Access(
+                    start,
+                    BASE + BUFFERS * BUFFER_BYTES,
+                    AccessMode.READ | AccessMode.WRITE,
+                    precision,
+                )
             )
         else:
             bodies.append(
-                Access(lo, lo + BUFFER_BYTES, AccessMode.WRITE if index == 2 else AccessMode.READ)
+                Access(
+                    start, start + BUFFER_BYTES, AccessMode.WRITE if index == 2 else AccessMode.READ
+                )
             )
     return bodies
 
 
-def one_stream(known: Precision) -> Iterator[list[EventBody]]:
-    return (launch(1, number, known) for number in range(LAUNCHES))
+def one_stream(precision: Precision) -> Iterator[list[EventBody]]:
+    return (launch(1, number, precision) for number in range(LAUNCHES))
 
 
-def two_streams(known: Precision) -> Iterator[list[EventBody]]:
-    """Change the stream after every eight launches, with an event and a wait in between."""
+def two_streams(precision: Precision) -> Iterator[list[EventBody]]:
+    """Yield launches that change the stream after every eight, with an event record and a wait between."""
     for number in range(LAUNCHES):
-        stream, other = (1, 2) if number // 8 % 2 else (2, 1)
+        stream, previous_stream = (1, 2) if number // 8 % 2 else (2, 1)
         if number % 8 == 0:
-            yield [EventRecord(number + 1, other)]
+            yield [EventRecord(number + 1, previous_stream)]
             yield [StreamWait(stream, number + 1)]
-        yield launch(stream, number, known)
+        yield launch(stream, number, precision)
 
 
-def seconds(records: Records) -> float:
-    """Return the CPU time of an engine for a trace, fed in batches."""
+def engine_seconds(records: Records) -> float:
+    """Return the CPU time in which an engine analyzes a trace, fed in batches."""
     engine = Engine()
-    engine.feed(records_of(opening()), STRINGS)
+    engine.feed(records_of(initial_calls()), STRINGS)
     gc.collect()
     start = time.process_time()
     races = [
         race
-        for begin in range(0, len(records), BATCH)
-        for race in engine.feed(records[begin : begin + BATCH], STRINGS)
+        for begin in range(0, len(records), BATCH_RECORDS)
+        for race in engine.feed(records[begin : begin + BATCH_RECORDS], STRINGS)
     ]
-    spent = time.process_time() - start
+    cpu_seconds = time.process_time() - start
     if races:
         raise SystemExit(f"race reported in a trace without races: {races[0]}")
-    return spent
+    return cpu_seconds
 
 
 def measure(
-    name: str, program: Callable[[Precision], Iterator[list[EventBody]]], known: Precision
+    name: str, program: Callable[[Precision], Iterator[list[EventBody]]], precision: Precision
 ) -> float:
-    records = records_of(program(known), first_seq=10)
-    spent = min(seconds(records) for _ in range(ROUNDS))
-    per_launch, per_record = spent / LAUNCHES, spent / len(records)
+    records = records_of(program(precision), first_seq=10)
+    cpu_seconds = min(engine_seconds(records) for _ in range(ROUNDS))
+    per_launch, per_record = cpu_seconds / LAUNCHES, cpu_seconds / len(records)
     print(
-        f"{name:11} {known.name.lower():8} {per_launch * 1e6:6.2f} µs per launch"
+        f"{name:11} {precision.name.lower():8} {per_launch * 1e6:6.2f} µs per launch"
         f" {per_record * 1e6:6.2f} µs per record"
     )
     return per_launch
@@ -122,25 +129,25 @@ def measure(
 def growth_bytes() -> int:
     """Return the growth of the engine's memory from the first to the last tenth of the reads."""
     engine = Engine()
-    engine.feed(records_of(opening()), STRINGS)
+    engine.feed(records_of(initial_calls()), STRINGS)
     bodies: list[EventBody] = [
         Launch(1, "kernel"),
         Access(BASE, BASE + BUFFER_BYTES, AccessMode.READ),
     ]
-    records = records_of((bodies for _ in range(BATCH // 2)), first_seq=10)
-    held: list[int] = []
+    records = records_of((bodies for _ in range(BATCH_RECORDS // 2)), first_seq=10)
+    memory_bytes: list[int] = []
     tracemalloc.start()
-    for _ in range(READS // (BATCH // 2)):
+    for _ in range(READS // (BATCH_RECORDS // 2)):
         engine.feed(records, STRINGS)
         records["seq"] += len(records) // 2
-        held.append(tracemalloc.get_traced_memory()[0])
+        memory_bytes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    tenth = len(held) // 10
-    grown = max(held[-tenth:]) - max(held[:tenth])
+    tenth = len(memory_bytes) // 10
+    growth = max(memory_bytes[-tenth:]) - max(memory_bytes[:tenth])
     print(
-        f"{READS} reads of one buffer: {max(held) / 1e3:.0f} kB used, growth {grown / 1e3:+.1f} kB"
+        f"{READS} reads of one buffer: {max(memory_bytes) / 1e3:.0f} kB used, growth {growth / 1e3:+.1f} kB"
     )
-    return grown
+    return growth
 
 
 def main() -> int:
@@ -148,10 +155,12 @@ def main() -> int:
     slowest = max(measure("one stream", one_stream, precision) for precision in precisions)
     for precision in precisions:
         measure("two streams", two_streams, precision)
-    fast, flat = slowest <= MOST_SECONDS, growth_bytes() <= MOST_GROWTH_BYTES
-    print(f"limit in one stream {MOST_SECONDS * 1e6:.0f} µs: {'ok' if fast else 'EXCEEDED'}")
-    print(f"limit of growth {MOST_GROWTH_BYTES >> 10} KiB: {'ok' if flat else 'EXCEEDED'}")
-    return 0 if fast and flat else 1
+    is_fast, is_constant = slowest <= MAX_LAUNCH_SECONDS, growth_bytes() <= MAX_GROWTH_BYTES
+    print(
+        f"limit in one stream {MAX_LAUNCH_SECONDS * 1e6:.0f} µs: {'ok' if is_fast else 'EXCEEDED'}"
+    )
+    print(f"limit of growth {MAX_GROWTH_BYTES >> 10} KiB: {'ok' if is_constant else 'EXCEEDED'}")
+    return 0 if is_fast and is_constant else 1
 
 
 if __name__ == "__main__":

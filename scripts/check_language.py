@@ -1,4 +1,4 @@
-"""Find words and phrases that need a second reading, and print the plain replacement.
+"""Find words and phrases that need a second reading, and print plain replacements.
 
     python scripts/check_language.py [--count] [PATH...]
 
@@ -35,9 +35,9 @@ DEFAULT_PATHS = (
     "pyproject.toml",
     "setup.py",
 )
-"""The change log is left out: entries of past releases are history."""
+"""The paths to check without arguments. The change log is left out: it describes past releases."""
 
-SKIPPED_PARTS = {".venv", "__pycache__", "golden", "data", "node_modules"}
+SKIPPED_DIRECTORIES = {".venv", "__pycache__", "golden", "data", "node_modules"}
 
 METAPHORS = {
     r"waist": "common format",
@@ -80,7 +80,7 @@ STARTS = {
     r"^(?:What|Who) (?![^?]*\?)\w+ \w+(?= )": "a sentence with a subject and a verb",
     r"^(?:Say|Let|Tell) ": "Return, Check, Allow",
 }
-"""Flagged at the start of a text: a docstring, comment, message or help text."""
+"""Patterns that are flagged at the start of a text: a docstring, comment, message or help text."""
 
 NAMES = {
     r"test_(?:what|it|they|who|where|this|that)_\w+": "test_SUBJECT_BEHAVIOUR",
@@ -95,44 +95,44 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("scripts/bench_gemm.py", "contender"): "the same field",
     ("scripts/repeat_bench.py", "contender"): "the same field",
 }
-"""Reasons by path prefix and word; ``*`` stands for each word."""
+"""The reason for each exception, by path prefix and allowed word; ``*`` allows every word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of prose or a name, with the line it starts on."""
+    """A paragraph or a name in a file, with its first line."""
 
     line: int
     words: str
     is_name: bool = False
     is_sentence: bool = False
-    """True at the start of a docstring, comment or message, where ``STARTS`` holds."""
+    """True for a docstring, comment or message, to which ``STARTS`` applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A word to replace."""
+    """A word to replace, and the replacement."""
 
     path: str
     line: int
     word: str
-    plain: str
+    replacement: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.word!r}: {self.plain}"
+        return f"{self.path}:{self.line}: {self.word!r}: {self.replacement}"
 
 
-def compiled(table: dict[str, str], flags: re.RegexFlag) -> list[tuple[re.Pattern[str], str]]:
+def compile_words(table: dict[str, str], flags: re.RegexFlag) -> list[tuple[re.Pattern[str], str]]:
     return [
-        (re.compile(rf"(?<![\w-])(?:{each})(?![\w-])", flags), plain)
-        for each, plain in table.items()
+        (re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", flags), replacement)
+        for words, replacement in table.items()
     ]
 
 
-PHRASES = compiled(METAPHORS | DIALECT, re.IGNORECASE)
-NAME_WORDS = compiled(METAPHORS, re.IGNORECASE)
-SENTENCE_STARTS = [(re.compile(each), plain) for each, plain in STARTS.items()]
-NAME_PATTERNS = [(re.compile(each), plain) for each, plain in NAMES.items()]
+PHRASES = compile_words(METAPHORS | DIALECT, re.IGNORECASE)
+NAME_WORDS = compile_words(METAPHORS, re.IGNORECASE)
+SENTENCE_STARTS = [(re.compile(pattern), replacement) for pattern, replacement in STARTS.items()]
+NAME_PATTERNS = [(re.compile(pattern), replacement) for pattern, replacement in NAMES.items()]
 
 
 def python_texts(source: str) -> Iterator[Text]:
@@ -144,9 +144,9 @@ def python_texts(source: str) -> Iterator[Text]:
 
 
 def python_prose(source: str) -> Iterator[Text]:
-    """Yield the comments and strings; comment lines, and adjacent strings, form one text."""
-    line, parts = 0, list[str]()
-    last = 0, 0
+    """Yield the comments and strings; adjacent comment lines, or adjacent strings, form one text."""
+    first_line, literals = 0, list[str]()
+    last_kind, last_line = 0, 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         kind = token.type
         if kind == tokenize.COMMENT:
@@ -157,16 +157,16 @@ def python_prose(source: str) -> Iterator[Text]:
             continue
         else:
             words = ""
-        continues = parts and words and (kind == last[0] and token.start[0] - last[1] <= 1)
-        if parts and not continues:
-            yield from paragraphs(line, "".join(parts))
-            parts = []
+        continues = literals and words and kind == last_kind and token.start[0] - last_line <= 1
+        if literals and not continues:
+            yield from paragraphs(first_line, "".join(literals))
+            literals = []
         if words:
-            if not parts:
-                line = token.start[0]
-            parts.append(words + "\n" if kind == tokenize.COMMENT else words)
-            last = kind, token.end[0]
-    yield from paragraphs(line, "".join(parts))
+            if not literals:
+                first_line = token.start[0]
+            literals.append(words + "\n" if kind == tokenize.COMMENT else words)
+            last_kind, last_line = kind, token.end[0]
+    yield from paragraphs(first_line, "".join(literals))
 
 
 def string_words(literal: str) -> str:
@@ -179,13 +179,13 @@ def string_words(literal: str) -> str:
 
 
 def paragraphs(line: int, body: str) -> Iterator[Text]:
-    """Yield each paragraph of a text as one line, so that phrases over a line break are found."""
+    """Yield each paragraph of a text as one line, so that phrases that contain a line break are found."""
     for paragraph in re.finditer(r"(?:[^\n]*\S[^\n]*(?:\n|$))+", body):
         start = line + body.count("\n", 0, paragraph.start())
-        plain = re.sub(r"``[^`]*``|`[^`]*`", "…", paragraph[0])
-        for part in re.split(r"\n(?=\s*(?:[-*|#>]|\d+\.) )", plain):
-            yield Text(start, " ".join(part.split()), is_sentence=True)
-            start += part.count("\n") + 1
+        without_code = re.sub(r"``[^`]*``|`[^`]*`", "…", paragraph[0])
+        for item in re.split(r"\n(?=\s*(?:[-*|#>]|\d+\.) )", without_code):
+            yield Text(start, " ".join(item.split()), is_sentence=True)
+            start += item.count("\n") + 1
 
 
 def defined_names(node: ast.AST) -> list[str]:
@@ -233,13 +233,13 @@ def hash_comments(source: str) -> Iterator[Text]:
 
 
 def markdown_texts(source: str) -> Iterator[Text]:
-    """Yield the paragraphs of a Markdown page; headings and table rows may start with a question word."""
+    """Yield the paragraphs of a Markdown page; no ``STARTS``, because headings are no sentences."""
     for text in paragraphs(1, source):
         yield Text(text.line, text.words)
 
 
 def texts_of(path: Path) -> Iterator[Text]:
-    """Yield the texts of a file, its name included; nothing if the format is unknown."""
+    """Yield the name of a file and its texts; nothing if the format is unknown."""
     reader = {
         ".py": python_texts,
         ".md": markdown_texts,
@@ -261,13 +261,13 @@ def findings_in(
         rules = NAME_WORDS + NAME_PATTERNS if text.is_name else PHRASES
         rules = [*rules, *(SENTENCE_STARTS if text.is_sentence else ())]
         words = name_words(text.words) if text.is_name else text.words
-        for pattern, plain in rules:
+        for pattern, replacement in rules:
             for match in pattern.finditer(
-                text.words if (pattern, plain) in NAME_PATTERNS else words
+                text.words if (pattern, replacement) in NAME_PATTERNS else words
             ):
                 word = match[0].strip(".:; ")
                 if not is_exception(path, word, exceptions):
-                    yield Finding(path, text.line, word, plain)
+                    yield Finding(path, text.line, word, replacement)
 
 
 def name_words(name: str) -> str:
@@ -283,16 +283,18 @@ def is_exception(path: str, word: str, exceptions: Collection[tuple[str, str]]) 
 
 
 def files_under(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files to check, directories walked."""
+    """Yield the given files and all files in the given directories."""
     for path in paths:
         if path.is_dir():
-            yield from files_under(sorted(path.iterdir())) if path.name not in SKIPPED_PARTS else ()
+            yield from (
+                files_under(sorted(path.iterdir())) if path.name not in SKIPPED_DIRECTORIES else ()
+            )
         elif path.is_file():
             yield path
 
 
 def package_of(path: str) -> str:
-    """Return the package a path counts for: three levels in core and gpu, two elsewhere."""
+    """Return the package in which a file is counted: three levels in core and gpu, two elsewhere."""
     parts = path.split("/")[:-1]
     return "/".join(parts[: 3 if parts[1:2] in (["core"], ["gpu"]) else 2]) or path
 
@@ -308,13 +310,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--count", action="store_true", help="print the number of findings per package"
     )
     parser.add_argument("paths", nargs="*", type=Path, help="files and directories [all]")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     findings = [
         finding
-        for path in files_under(given.paths or [ROOT / folder for folder in DEFAULT_PATHS])
+        for path in files_under(options.paths or [ROOT / folder for folder in DEFAULT_PATHS])
         for finding in findings_in(relative(path), texts_of(path))
     ]
-    if given.count:
+    if options.count:
         for package, count in Counter(
             package_of(finding.path) for finding in findings
         ).most_common():

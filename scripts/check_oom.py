@@ -1,13 +1,13 @@
-"""Provoke failures of known causes on a GPU, and check the cause and the settings that memviz reports.
+"""Run programs that run out of memory on a GPU, and check the cause and the settings that memviz reports.
 
     python scripts/check_oom.py                          # all programs, one at a time
-    python scripts/check_oom.py 'kept_*' --jobs 3        # programs by name; starts overlap, work does not
+    python scripts/check_oom.py 'kept_*' --jobs 3        # selected programs; start three, run one at a time
     python scripts/check_oom.py --gpus 2 --json FILE
 
 Each program of scripts/oom_programs.py and examples/memory runs out of memory under `cudakit run --memory`.
-The first cause in the report of memviz must be the program's. Each recommended setting is then tried: the
-program must end without an error. Exits with 1 if fewer than nine of ten causes are right, or if a
-recommended setting does not help. --keep FOLDER keeps the snapshots.
+The first cause in the report of memviz must be that of the program. Then the program runs with each
+recommended setting, and must end without an error. Exits with 1 if fewer than nine of ten causes are right,
+or if a recommended setting does not help. --keep FOLDER keeps the snapshots.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 _SETTING = re.compile(r"PYTORCH_CUDA_ALLOC_CONF=(\S+)")
 TIMEOUT_S = 120
-NEEDED_SHARE = 0.9
+MIN_SHARE_RIGHT = 0.9
 
-# The cause of each program, by its id in the JSON of memviz.
+# The id of the cause in the JSON of memviz, by program.
 CAUSES = {
     "kv_cache": "growth",
     "retained_graph": "retained",
@@ -61,13 +61,13 @@ CAUSES = {
 
 @dataclass
 class Outcome:
-    """The failure of a program, and the report of memviz about it."""
+    """The expected and the reported cause of a program's failure, and the results of recommended settings."""
 
     program: str
     expected: str
     cause: str = ""
     sentence: str = ""
-    # For each recommended setting: whether the program ended without an error.
+    # Whether the program ended without an error, by recommended setting.
     settings: dict[str, bool] = field(default_factory=dict)
     error: str = ""
 
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def run(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run Python with arguments."""
+    """Run the Python interpreter with the given arguments."""
     return subprocess.run(
         [sys.executable, "-P", *arguments],
         env=environment,
@@ -95,16 +95,18 @@ def check(program: str, folder: Path, environment: dict[str, str]) -> Outcome:
     program_command = [str(ROOT / "scripts/oom_programs.py"), program]
     try:
         recording = ["-m", "cudakit", "run", "--memory", "-q", "-f", "--snapshot", str(snapshot)]
-        ended = run([*recording, *program_command], environment)
-        if "OutOfMemoryError" not in ended.stderr:
-            outcome.error = f"no OutOfMemoryError: {ended.stdout[-200:]}{ended.stderr[-400:]}"
+        failed_run = run([*recording, *program_command], environment)
+        if "OutOfMemoryError" not in failed_run.stderr:
+            outcome.error = (
+                f"no OutOfMemoryError: {failed_run.stdout[-200:]}{failed_run.stderr[-400:]}"
+            )
             return outcome
         report = run(["-m", "cudakit", "memviz", str(snapshot), "--json"], environment)
         failure = last_failure(json.loads(report.stdout))
         outcome.cause, outcome.sentence = failure["causes"][0]["id"], failure["sentence"]
         for setting in recommended_settings(failure):
-            tried = run(program_command, environment | {"PYTORCH_CUDA_ALLOC_CONF": setting})
-            outcome.settings[setting] = tried.returncode == 0
+            repeated_run = run(program_command, environment | {"PYTORCH_CUDA_ALLOC_CONF": setting})
+            outcome.settings[setting] = repeated_run.returncode == 0
     except (subprocess.TimeoutExpired, json.JSONDecodeError, KeyError, LookupError) as error:
         outcome.error = f"{type(error).__name__}: {error}"[:400]
     return outcome
@@ -122,7 +124,7 @@ def recommended_settings(failure: dict[str, Any]) -> list[str]:
 
 
 def environments(gpus: int) -> list[dict[str, str]]:
-    """Return an environment for each GPU; a lock lets one program at a time use it."""
+    """Return an environment for each GPU, with a lock that lets one program at a time run on it."""
     return [
         dict(os.environ)
         | {
@@ -135,10 +137,11 @@ def environments(gpus: int) -> list[dict[str, str]]:
 
 def check_all(programs: list[str], folder: Path, gpus: int, jobs: int) -> Iterator[Outcome]:
     """Check programs, several at a time on each GPU."""
-    places = environments(gpus)
+    gpu_environments = environments(gpus)
     with ThreadPoolExecutor(jobs * gpus) as pool:
         yield from pool.map(
-            lambda item: check(item[1], folder, places[item[0] % gpus]), enumerate(programs)
+            lambda item: check(item[1], folder, gpu_environments[item[0] % gpus]),
+            enumerate(programs),
         )
 
 
@@ -156,13 +159,16 @@ def report(checked: Iterable[Outcome]) -> tuple[int, list[Outcome]]:
         for setting, helped in outcome.settings.items():
             print(f"      {setting}: {'the program ended' if helped else 'FAILED AGAIN'}")
     right = sum(outcome.is_right for outcome in outcomes)
-    tried = [helped for outcome in outcomes for helped in outcome.settings.values()]
-    print(f"{right} of {len(outcomes)} causes right; {sum(tried)} of {len(tried)} settings helped")
-    return (0 if right >= NEEDED_SHARE * len(outcomes) and all(tried) else 1), outcomes
+    setting_helped = [helped for outcome in outcomes for helped in outcome.settings.values()]
+    print(
+        f"{right} of {len(outcomes)} causes right; "
+        f"{sum(setting_helped)} of {len(setting_helped)} settings helped"
+    )
+    return (0 if right >= MIN_SHARE_RIGHT * len(outcomes) and all(setting_helped) else 1), outcomes
 
 
 def main() -> int:
-    """Check the programs that the command line names, or all."""
+    """Check the programs that the command line names; without names, all programs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -172,11 +178,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
-    chosen = [p for p in CAUSES if any(fnmatch.fnmatch(p, name) for name in options.names)]
+    programs = [
+        program
+        for program in CAUSES
+        if any(fnmatch.fnmatch(program, pattern) for pattern in options.names)
+    ]
     folder = options.keep or Path(tempfile.mkdtemp(prefix="cudakit-oom-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        exit_code, outcomes = report(check_all(chosen, folder, options.gpus, options.jobs))
+        exit_code, outcomes = report(check_all(programs, folder, options.gpus, options.jobs))
     finally:
         if options.keep is None:
             shutil.rmtree(folder)

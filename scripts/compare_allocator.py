@@ -2,17 +2,17 @@
 
     python scripts/compare_allocator.py                 # all scenarios and the long random runs
     python scripts/compare_allocator.py --only 23 101   # only these scenarios
-    python scripts/compare_allocator.py --dry-run       # cudakit's only, in memory, without a GPU
+    python scripts/compare_allocator.py --dry-run       # only cudakit's allocator, in memory, without a GPU
 
 At each check of a scenario, all numbers of torch.cuda.memory_stats must be equal, and the snapshots except
 for addresses, handles and times: segments, blocks, states, pools, trace, settings. Both allocators begin with
-an empty cache. The best fit depends on the order of addresses, which the driver chooses: if the two runs
-differ, cudakit's allocator runs again at PyTorch's addresses, and the table says so. When a pool is restored
-to a checkpoint, PyTorch iterates over its segments in the order of a hash set of pointers: there the trace is
-compared segment by segment, and peaks may be those of any order.
+an empty cache. The best fit depends on the order of addresses, which the driver chooses: if the results
+differ, the scenario is repeated with cudakit's allocator at PyTorch's addresses, and the table says so. When
+a pool is restored to a checkpoint, PyTorch iterates over the segments in the order of a hash set of pointers:
+then the trace is compared segment by segment, and the peaks of any order are accepted.
 
-Prints a row for each scenario with its differences, and the totals; -o FILE writes them as JSON. Exits with 1
-if anything differs from PyTorch or from the expectation of the scenario.
+Prints a row with the differences for each scenario, and the totals; -o FILE writes both as JSON. Exits with 1
+if a result differs from PyTorch or from the expectation of the scenario.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests"))  # the scenarios are part of the tests
+sys.path.append(str(ROOT / "tests"))  # The scenarios belong to the tests.
 
 from allocator_scenarios.canonical import Addresses  # noqa: E402 found by the line above
 from allocator_scenarios.catalog import SCENARIOS  # noqa: E402
@@ -40,25 +40,27 @@ VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_M
 
 
 def main() -> int:
-    options = parsed()
-    chosen = [s for s in SCENARIOS if not options.only or s.number in options.only]
-    if not chosen:
-        numbers = ", ".join(str(n) for n in sorted({s.number for s in SCENARIOS}))
+    options = parse_options()
+    scenarios = [
+        scenario for scenario in SCENARIOS if not options.only or scenario.number in options.only
+    ]
+    if not scenarios:
+        numbers = ", ".join(map(str, sorted({scenario.number for scenario in SCENARIOS})))
         sys.exit(f"unknown scenario; known numbers: {numbers}")
-    ours, theirs, about = alone() if options.dry_run else both()
+    new_cudakit, torch_subject, about = dry_run_subjects() if options.dry_run else gpu_subjects()
     verdicts = []
-    for scenario in chosen:
-        verdict = skipped(scenario) if options.dry_run else None
-        verdicts.append(verdict or compare_subjects(scenario, ours, theirs))
-        show(verdicts[-1])
-    print(sums(verdicts, about))
+    for scenario in scenarios:
+        verdict = skipped_verdict(scenario) if options.dry_run else None
+        verdicts.append(verdict or compare_subjects(scenario, new_cudakit, torch_subject))
+        print_verdict(verdicts[-1])
+    print(totals(verdicts, about))
     if options.output:
-        kept = {"about": about, "scenarios": [as_row(verdict) for verdict in verdicts]}
-        options.output.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        document = {"about": about, "scenarios": [as_row(verdict) for verdict in verdicts]}
+        options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return int(any(verdict.problems for verdict in verdicts))
 
 
-def parsed() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare cudakit's allocator with PyTorch's.")
     parser.add_argument("--only", type=int, nargs="+", default=[], metavar="N")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
@@ -68,11 +70,13 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def alone() -> tuple[Callable[[Addresses], Subject], None, dict[str, Any]]:
+def dry_run_subjects() -> tuple[Callable[[Addresses], Subject], None, dict[str, Any]]:
+    """Return a function that creates cudakit's allocator, None instead of PyTorch's, and the versions."""
     return in_memory, None, {"device": "in memory", "torch": None}
 
 
-def both() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, Any]]:
+def gpu_subjects() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, Any]]:
+    """Return a function that creates cudakit's allocator, PyTorch's allocator, and the versions."""
     import torch
     from allocator_scenarios.streams_at_work import WorkOnGpu
     from allocator_scenarios.torch_subject import Torch
@@ -80,12 +84,12 @@ def both() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, Any]]:
     from cudakit.core.allocator.upstream import GpuUpstream
     from cudakit.gpu.cuda.device import Cuda
 
-    if changed := [name for name in VARIABLES if name in os.environ]:
-        sys.exit(f"PyTorch must run with default settings: unset {', '.join(changed)}")
+    if set_variables := [name for name in VARIABLES if name in os.environ]:
+        sys.exit(f"PyTorch must run with default settings: unset {', '.join(set_variables)}")
     gpu = Cuda(0)
-    theirs, work = Torch(gpu), WorkOnGpu(gpu)
+    torch_subject, work = Torch(gpu), WorkOnGpu(gpu)
 
-    def ours(addresses: Addresses) -> Subject:
+    def new_cudakit(addresses: Addresses) -> Subject:
         upstream = GpuUpstream(gpu)
         return Ours(Placed(upstream, addresses) if addresses else upstream, work)
 
@@ -96,16 +100,16 @@ def both() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, Any]]:
         "cuda": torch.version.cuda,
         "statistics": len(torch.cuda.memory_stats(0)),
     }
-    return ours, theirs, about
+    return new_cudakit, torch_subject, about
 
 
-def skipped(scenario: Scenario) -> Verdict | None:
+def skipped_verdict(scenario: Scenario) -> Verdict | None:
     if not scenario.without_memory:
         return None
     return Verdict(scenario.number, scenario.name, not_compared=scenario.without_memory)
 
 
-def show(verdict: Verdict) -> None:
+def print_verdict(verdict: Verdict) -> None:
     print(
         f"{verdict.number:>4}  {verdict.name:<58} {verdict.checks:>3}  {verdict.word}", flush=True
     )
@@ -113,15 +117,15 @@ def show(verdict: Verdict) -> None:
         print(f"        {problem}")
 
 
-def sums(verdicts: list[Verdict], about: dict[str, Any]) -> str:
-    equal = [v for v in verdicts if not v.problems and not v.not_compared]
-    alone = [v for v in verdicts if not v.problems and v.not_compared]
-    wrong = [v for v in verdicts if v.problems]
+def totals(verdicts: list[Verdict], about: dict[str, Any]) -> str:
+    without_problems = [verdict for verdict in verdicts if not verdict.problems]
+    equal = [verdict for verdict in without_problems if not verdict.not_compared]
     checks = sum(verdict.checks for verdict in verdicts)
     placed = sum(verdict.placed for verdict in verdicts)
     return (
         f"{len(verdicts)} scenarios, {checks} checks: {len(equal)} equal ({placed} at PyTorch's "
-        f"addresses), {len(wrong)} with problems, {len(alone)} not compared"
+        f"addresses), {len(verdicts) - len(without_problems)} with problems, "
+        f"{len(without_problems) - len(equal)} not compared"
         f" ({about['device']}, PyTorch {about['torch']})"
     )
 

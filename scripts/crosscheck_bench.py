@@ -1,10 +1,10 @@
-"""Check results of ``cudakit bench`` with tools that share no code with it, in one run on a GPU.
+"""Compare results of ``cudakit bench`` with those of tools that share no code with cudakit, on a GPU.
 
     python scripts/crosscheck_bench.py [-o FILE.json] [--only memory,copy,launch,alloc,graph,torch]
 
-The tools are crosscheck.cu, CUDA C++ with events of the runtime, compiled by nvcc, and torch with its own
-kernels and events. The ratio is that of the medians. Host latencies differ by the time of Python, which is no
-error.
+The tools are crosscheck.cu, which is CUDA C++ with events of the runtime, compiled by nvcc; and torch, with
+torch's kernels and events. The ratio is that of the medians. Host latencies differ by the time that Python
+takes, which is no error.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ BENCHES = {
 
 
 class Check(NamedTuple):
-    """A result of cudakit, and that of another tool."""
+    """A time measured by cudakit and by another tool."""
 
-    figure: str
+    case: str  # The name of the case in crosscheck.cu.
     cudakit_s: float
     tool: str
-    other_s: float
+    tool_s: float
 
     @property
     def ratio(self) -> float:
-        return self.cudakit_s / self.other_s if self.other_s else float("nan")
+        return self.cudakit_s / self.tool_s if self.tool_s else float("nan")
 
 
 def name_of(case: dict[str, Any]) -> str:
     """Return the name of a case in crosscheck.cu."""
     axes, name = case["axes"], case["name"]
     size = axes.get("size_bytes", 0)
-    amount = f"{size // GIB}GiB" if size >= GIB else f"{size >> 20}MiB"
+    size_text = f"{size // GIB}GiB" if size >= GIB else f"{size >> 20}MiB"
     match name:
         case "memory":
-            return f"memory {axes['operation']} {amount}"
+            return f"memory {axes['operation']} {size_text}"
         case "copy":
-            return f"copy {axes['direction']} {amount}"
+            return f"copy {axes['direction']} {size_text}"
         case "alloc":
-            return f"alloc {axes['allocator']} {amount}"
+            return f"alloc {axes['allocator']} {size_text}"
         case "graph":
             return f"graph {axes['step']} {axes['nodes']}"
     return str(axes.get("call", name))
@@ -85,12 +85,25 @@ def measure_by_cudakit(only: set[str]) -> dict[str, float]:
         if bench not in only:
             continue
         command = "copy" if bench == "pageable" else bench
-        line = [sys.executable, "-P", "-m", "cudakit", "bench", command, *options, "--json", "-q"]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"{' '.join(line)}\n{done.stdout[-500:]}{done.stderr}", file=sys.stderr)
+        command_line = [
+            sys.executable,
+            "-P",
+            "-m",
+            "cudakit",
+            "bench",
+            command,
+            *options,
+            "--json",
+            "-q",
+        ]
+        process = subprocess.run(command_line, capture_output=True, text=True, check=False)
+        if process.returncode:
+            print(
+                f"{' '.join(command_line)}\n{process.stdout[-500:]}{process.stderr}",
+                file=sys.stderr,
+            )
             continue
-        for case in json.loads(done.stdout)["results"]:
+        for case in json.loads(process.stdout)["results"]:
             if case["median_s"] is not None:
                 medians_s[name_of(case)] = case["median_s"]
     return medians_s
@@ -102,12 +115,12 @@ def measure_by_cuda() -> dict[str, float]:
         compiler = shutil.which("nvcc") or sys.exit("nvcc is not on the PATH")
         subprocess.run([compiler, "-O3", "-arch=native", "-o", program, str(SOURCE)], check=True)
         process = subprocess.run([program], capture_output=True, text=True, check=True)
-    lines = (line.split("\t") for line in process.stdout.splitlines())
-    return {name: float(seconds) for name, seconds in lines}
+    rows = (line.split("\t") for line in process.stdout.splitlines())
+    return {name: float(seconds) for name, seconds in rows}
 
 
 def measure_by_torch() -> dict[str, float]:
-    """Time torch's kernels by its events, with a sleep kernel that hides the launches."""
+    """Time torch's kernels with torch's events. A sleep kernel hides the time of the launches."""
     import torch
 
     count = GIB // 4
@@ -137,12 +150,15 @@ def _time_by_events(torch: Any, work: Callable[[], object], samples: int = 200) 
 
 
 def checks(only: set[str]) -> Iterator[Check]:
-    own = measure_by_cudakit(only)
-    others = {"CUDA C++": measure_by_cuda(), "torch": measure_by_torch() if "torch" in only else {}}
-    for figure, seconds in own.items():
-        for tool, known in others.items():
-            if figure in known:
-                yield Check(figure, seconds, tool, known[figure])
+    cudakit_times = measure_by_cudakit(only)
+    tool_times = {
+        "CUDA C++": measure_by_cuda(),
+        "torch": measure_by_torch() if "torch" in only else {},
+    }
+    for case, seconds in cudakit_times.items():
+        for tool, times in tool_times.items():
+            if case in times:
+                yield Check(case, seconds, tool, times[case])
 
 
 def main() -> int:
@@ -152,13 +168,13 @@ def main() -> int:
     options = parser.parse_args()
     results = [*checks(set(options.only.split(",")))]
     if options.output:
-        plain = [check._asdict() | {"ratio": check.ratio} for check in results]
-        options.output.write_text(json.dumps(plain, indent=2) + "\n")
-    print(f"{'cudakit':>12} {'other':>12} {'ratio':>7}  tool      figure")
+        rows = [check._asdict() | {"ratio": check.ratio} for check in results]
+        options.output.write_text(json.dumps(rows, indent=2) + "\n")
+    print(f"{'cudakit':>12} {'tool':>12} {'ratio':>7}  tool      case")
     for check in results:
         print(
-            f"{check.cudakit_s * 1e6:9.2f} us {check.other_s * 1e6:9.2f} us {check.ratio:7.4f}  "
-            f"{check.tool:9} {check.figure}"
+            f"{check.cudakit_s * 1e6:9.2f} us {check.tool_s * 1e6:9.2f} us {check.ratio:7.4f}  "
+            f"{check.tool:9} {check.case}"
         )
     return 0
 

@@ -1,6 +1,6 @@
 """Generate docs/reference from commands, results, public functions and errors.
 
-With ``--check`` write nothing, and exit with 1 if a page is out of date.
+With ``--check`` no file is written, and the exit code is 1 if a page is out of date.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PAGES = Path(__file__).parent.parent / "docs" / "reference"
 PACKAGE = Path(cudakit.errors.__file__).parent
 NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 
-# By page: the command line that prints the JSON document, and its dataclass.
+# The command line that prints the JSON document, and the dataclass of the document, by page.
 RESULTS = {
     "bench-json.md": ("bench NAME --json", "cudakit.core.bench.result:BenchResult"),
     "bench-suite-json.md": ("bench suite --json", "cudakit.core.bench.health:SuiteResult"),
@@ -84,7 +84,7 @@ RESULTS = {
 }
 
 
-RUN_CODES = (
+EXIT_CODES_OF_RUN = (
     ("1", "the program succeeded, and there were races"),
     ("125", "cudakit failed before the program started"),
     ("126", "the program cannot be executed"),
@@ -94,18 +94,21 @@ RUN_CODES = (
 
 def pages() -> dict[str, str]:
     """Return the text of every page by its name."""
-    made = {
+    pages_by_name = {
         "checks.md": checks_page(),
         "environment-variables.md": variables_page(),
         "cudakit.md": program_page(),
-        "errors.md": errors(),
-        "exit-codes.md": exit_codes(),
+        "errors.md": errors_page(),
+        "exit-codes.md": exit_codes_page(),
         "python.md": python_page(),
     }
     for name in COMMANDS:
-        made |= dict(command_pages(name, load_command(name)))
-    made |= {page: result_page(line, home) for page, (line, home) in RESULTS.items()}
-    return {page: f"{NOTICE}\n\n{text.rstrip()}\n" for page, text in made.items()}
+        pages_by_name |= dict(command_pages(name, load_command(name)))
+    pages_by_name |= {
+        page: result_page(command_line, dataclass_path)
+        for page, (command_line, dataclass_path) in RESULTS.items()
+    }
+    return {page: f"{NOTICE}\n\n{text.rstrip()}\n" for page, text in pages_by_name.items()}
 
 
 # --- commands --------------------------------------------------------------------------------------
@@ -113,8 +116,9 @@ def pages() -> dict[str, str]:
 
 def schemas_table() -> str:
     rows = []
-    for page, (line, home) in RESULTS.items():
-        rows.append((f"[`cudakit {line}`]({page})", f"`{schema_of(result_class(home))}`"))
+    for page, (command_line, dataclass_path) in RESULTS.items():
+        schema = schema_of(result_class(dataclass_path))
+        rows.append((f"[`cudakit {command_line}`]({page})", f"`{schema}`"))
     return table(("Command", "Schema"), rows)
 
 
@@ -134,43 +138,46 @@ def program_page() -> str:
 
 
 def command_pages(name: str, command: click.Command) -> Iterator[tuple[str, str]]:
-    """Yield the page of a command, and of each command of a group."""
-    members = command.commands if isinstance(command, click.Group) else {}
+    """Yield the page of a command; for a group also the page of each of the group's commands."""
+    subcommands = command.commands if isinstance(command, click.Group) else {}
     context = click.Context(command, info_name=name, parent=program_context())
     yield f"{name}.md", command_page(context)
-    for inner, member in members.items():
-        within = click.Context(member, info_name=inner, parent=context)
-        yield f"{name}-{inner}.md", command_page(within)
+    for subname, subcommand in subcommands.items():
+        subcontext = click.Context(subcommand, info_name=subname, parent=context)
+        yield f"{name}-{subname}.md", command_page(subcontext)
 
 
 def command_page(context: click.Context) -> str:
     command, name = context.command, context.command_path.removeprefix("cudakit ")
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    forms = [
-        f"* [`cudakit {line}`]({page})"
-        for page, (line, _) in RESULTS.items()
-        if f"{line} ".startswith(f"{name} ")
+    json_links = [
+        f"* [`cudakit {command_line}`]({page})"
+        for page, (command_line, _) in RESULTS.items()
+        if f"{command_line} ".startswith(f"{name} ")
     ]
     return sections(
         f"# cudakit {name}",
         *paragraphs(command.help or ""),
         f"```\n{usage}\n```",
-        members_of(command, name),
+        subcommands_section(command, name),
         f"## Options\n\n{options(context)}",
         shared_options(command, context),
-        f"## JSON\n\n{chr(10).join(forms)}" if forms else "",
+        f"## JSON\n\n{chr(10).join(json_links)}" if json_links else "",
         ""
         if isinstance(command, Launcher)
         else "The [exit codes](exit-codes.md) are those of every command.",
     )
 
 
-def members_of(command: click.Command, name: str) -> str:
+def subcommands_section(command: click.Command, name: str) -> str:
     if not isinstance(command, click.Group):
         return ""
     rows = (
-        (f"[`cudakit {name} {inner}`]({name}-{inner}.md)", member.get_short_help_str(limit=200))
-        for inner, member in sorted(command.commands.items())
+        (
+            f"[`cudakit {name} {subname}`]({name}-{subname}.md)",
+            subcommand.get_short_help_str(limit=200),
+        )
+        for subname, subcommand in sorted(command.commands.items())
     )
     return f"## Commands\n\n{table(('Command', 'What it does'), rows)}"
 
@@ -180,26 +187,26 @@ def program_context() -> click.Context:
 
 
 def options(context: click.Context) -> str:
-    """Return the options of a command, a table for each group."""
+    """Return the options of a command in Markdown, with a table for each group of options."""
     command = context.command
     if not isinstance(command, Command):
         return option_table(help_records(command.get_params(context), context))
     return sections(
         *(
-            f"### {title}\n\n{group_text(command, title, members, context)}"
-            for title, members in command.groups(context)
+            f"### {title}\n\n{option_group_text(command, title, parameters, context)}"
+            for title, parameters in command.groups(context)
         )
     )
 
 
-def group_text(
-    command: Command, title: str, members: list[click.Parameter], context: click.Context
+def option_group_text(
+    command: Command, title: str, parameters: list[click.Parameter], context: click.Context
 ) -> str:
     """Return a table of options, or their names and a link to the page that describes them."""
     if title in command.described_in:
-        names = ", ".join(f"`{option.opts[0]}`" for option in members)
+        names = ", ".join(f"`{option.opts[0]}`" for option in parameters)
         return f"{names}: see [`{command.described_in[title].removesuffix(' --help')}`](bench.md)."
-    return option_table(help_records(members, context))
+    return option_table(help_records(parameters, context))
 
 
 def shared_options(command: click.Command, context: click.Context) -> str:
@@ -217,10 +224,8 @@ def option_table(records: Iterable[tuple[str, str]]) -> str:
 
 
 def checks_page() -> str:
-    listed = [
-        (theme, check) for theme, members in {**THEMES, **SELF_TEST}.items() for check in members
-    ]
-    rows = ((f"[{check.id}](#{check.id.lower()})", theme, check.title) for theme, check in listed)
+    checks = [(theme, check) for theme, group in {**THEMES, **SELF_TEST}.items() for check in group]
+    rows = ((f"[{check.id}](#{check.id.lower()})", theme, check.title) for theme, check in checks)
     intro = (
         "The checks of [`cudakit doctor`](doctor.md). The meaning of an id never changes. "
         "The checks of the last theme use the GPU and run with `--deep` only. CK020 to CK024 know these "
@@ -231,7 +236,7 @@ def checks_page() -> str:
         table(("Check", "Theme", "Passes if"), rows),
         *(
             f"## {check.id}\n\n**{check.title}**\n\n{plain(check.explanation)}"
-            for _, check in listed
+            for _, check in checks
         ),
     )
 
@@ -254,23 +259,23 @@ def variables_page() -> str:
 # --- exit codes and errors -------------------------------------------------------------------------
 
 
-def exit_codes() -> str:
+def exit_codes_page() -> str:
     comments = field_comments(ExitCode)
     rows = [(str(code.value), comments[code.name]) for code in ExitCode]
     return sections(
         f"# Exit codes\n\n{ExitCode.__doc__}",
         table(("Code", "Meaning"), rows),
         "[`cudakit run`](run.md) ends with the exit code or the signal of its program. Other codes:",
-        table(("Code of `run`", "Meaning"), RUN_CODES),
+        table(("Code of `run`", "Meaning"), EXIT_CODES_OF_RUN),
     )
 
 
-def errors() -> str:
+def errors_page() -> str:
     import_error_modules()
     rows = []
     for error in error_tree(cudakit.errors.CudakitError):
-        public = getattr(cudakit, error.__name__, None) is error
-        name = f"cudakit.{error.__name__}" if public else error.__name__
+        is_public = getattr(cudakit, error.__name__, None) is error
+        name = f"cudakit.{error.__name__}" if is_public else error.__name__
         bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
         rows.append((f"`{name}`", bases, str(error.exit_code), first_line(error)))
     return sections(
@@ -281,39 +286,45 @@ def errors() -> str:
 
 
 def error_tree(base: type[CudakitError]) -> list[type[CudakitError]]:
-    """List an error and its subclasses, each class once, after its first base."""
+    """Return an error class and all its subclasses, each class once and after its first base class."""
     tree = [base]
-    for inner in sorted(base.__subclasses__(), key=lambda error: error.__name__):
-        tree += [error for error in error_tree(inner) if error not in tree]
+    for subclass in sorted(base.__subclasses__(), key=lambda error: error.__name__):
+        tree += [error for error in error_tree(subclass) if error not in tree]
     return tree
 
 
 def import_error_modules() -> None:
-    """Import every module that defines a subclass of an error."""
+    """Import every module that defines an error class."""
     names = {"CudakitError"}
     sources = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    for _ in range(3):  # an error, its subclass and the subclass of that
+    for _ in range(3):  # The depth of the tree of error classes.
         for path, source in sources.items():
             bases = "|".join(sorted(names))
-            if new := set(re.findall(rf"^class (\w+)\((?:\w+, )*(?:{bases})\b", source, re.M)):
-                names |= new
+            if subclasses := set(
+                re.findall(rf"^class (\w+)\((?:\w+, )*(?:{bases})\b", source, re.M)
+            ):
+                names |= subclasses
                 module = path.relative_to(PACKAGE.parent).with_suffix("")
                 import_module(".".join(module.parts))
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages; with ``--check`` print the pages that differ."""
-    made = pages()
-    existing = {place.name: place.read_text(encoding="utf-8") for place in PAGES.glob("*.md")}
+    """Write the pages; with ``--check`` only print the names of pages that are out of date."""
+    new_pages = pages()
+    existing_pages = {path.name: path.read_text(encoding="utf-8") for path in PAGES.glob("*.md")}
     if "--check" in arguments:
-        differ = sorted(name for name in made | existing if made.get(name) != existing.get(name))
-        for name in differ:
+        outdated = sorted(
+            name
+            for name in new_pages | existing_pages
+            if new_pages.get(name) != existing_pages.get(name)
+        )
+        for name in outdated:
             print(f"docs/reference/{name} is out of date: run scripts/docs")
-        return 1 if differ else 0
+        return 1 if outdated else 0
     PAGES.mkdir(parents=True, exist_ok=True)
-    for name in existing.keys() - made.keys():
+    for name in existing_pages.keys() - new_pages.keys():
         (PAGES / name).unlink()
-    for name, text in made.items():
+    for name, text in new_pages.items():
         (PAGES / name).write_text(text, encoding="utf-8")
     return 0
 

@@ -44,24 +44,24 @@ from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Batch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests"))  # brute force is part of the tests
+sys.path.append(str(ROOT / "tests"))  # The brute force search belongs to the tests.
 
-from core.sanitize.brute_force import Found, unordered_accesses  # noqa: E402 it is found by the line above
+from core.sanitize.brute_force import UnorderedPairs, unordered_accesses  # noqa: E402 it is found by the line above
 
-# Calls that wait, in any framework; a call with one of them among its arguments counts as well.
+# Calls that wait, in any framework. A call with such a call among its arguments also counts as a wait.
 WAITS = frozenset({
     *("wait", "wait_event", "wait_stream", "synchronize", "sync", "record_stream"),
     *("cuStreamWaitEvent", "cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"),
     *("cuStreamWaitValue32", "cuStreamWaitValue64", "block_until_ready"),
 })  # fmt: skip
-# The calls among them that return the awaited object.
-RETURNING = frozenset({"block_until_ready"})
+# The waiting calls that return the awaited object.
+RETURNING_WAITS = frozenset({"block_until_ready"})
 # Calls that a polling loop repeats until they return true.
 QUERIES = frozenset({"query", "done", "is_done"})
-BAD = ("MISSED", "ALARM")
-# Modules that the programs import from their own folder.
-HELPERS = {"cuda_driver.py", "cuda_kernels.py"}
-MOST_SECONDS = 120
+ENGINE_ERRORS = ("MISSED", "ALARM")
+# Modules that programs import from the folder of the program.
+HELPER_MODULES = {"cuda_driver.py", "cuda_kernels.py"}
+TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Wait:
     end_line: int
     end_column: int
     code: str
-    instead: str = "pass"
+    replacement: str = "pass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,14 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a mutant."""
+    """The verdict on a mutant, and a sentence about the reason."""
 
     verdict: str
-    words: str
+    text: str
 
 
 def waits(source: str) -> list[Wait]:
-    """List the waits of the fixed variant of a program."""
+    """Return the waits in the fixed variant of a program, in the order of the source."""
     collected: list[Wait] = []
     _collect(ast.parse(source), source, collected)
     return sorted(collected, key=lambda wait: (wait.line, wait.column))
@@ -110,15 +110,15 @@ def _collect(node: ast.AST, source: str, collected: list[Wait]) -> None:
     if isinstance(node, ast.stmt) and is_wait(node):
         collected.append(_wait(node, source))
         return
-    if isinstance(node, ast.Call) and _name(node) in RETURNING:
-        collected.append(_wait(node, source, instead=_awaited(node)))
+    if isinstance(node, ast.Call) and _name(node) in RETURNING_WAITS:
+        collected.append(_wait(node, source, replacement=_awaited(node)))
     for child in ast.iter_child_nodes(node):
         if not (_is_racy_branch(node) and child in node.body):
             _collect(child, source, collected)
 
 
 def _is_racy_branch(node: ast.AST) -> TypeGuard[ast.If]:
-    """Return whether a statement is ``if race:``, whose body only the racing variant runs."""
+    """Return whether a statement is ``if race:``; only the variant with the race runs the body."""
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "race"
 
 
@@ -126,22 +126,22 @@ def is_wait(node: ast.stmt) -> bool:
     """Return whether a statement only waits, and stores no result."""
     match node:
         case ast.Expr(value=ast.Call() as call):
-            return any(_name(part) in WAITS for part in ast.walk(call))
+            return any(_name(child) in WAITS for child in ast.walk(call))
         case ast.While(test=test, body=[ast.Pass() | ast.Expr()], orelse=[]):
-            return any(_name(part) in QUERIES for part in ast.walk(test))
+            return any(_name(child) in QUERIES for child in ast.walk(test))
     return False
 
 
-def without(source: str, wait: Wait) -> str:
+def source_without(source: str, wait: Wait) -> str:
     """Return the source without a wait."""
     lines = source.encode().splitlines(keepends=True)
     before = [*lines[: wait.line - 1], lines[wait.line - 1][: wait.column]]
     after = [lines[wait.end_line - 1][wait.end_column :], *lines[wait.end_line :]]
-    return b"".join([*before, wait.instead.encode(), *after]).decode()
+    return b"".join([*before, wait.replacement.encode(), *after]).decode()
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last part of the called or read name."""
+    """Return the name of a called function or of a read query attribute, without the object, or ""."""
     match node:
         case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
             return name
@@ -155,10 +155,10 @@ def _awaited(call: ast.Call) -> str:
     return ast.unparse(call.args[0] if call.args else call.func.value)  # type: ignore[attr-defined]
 
 
-def _wait(node: ast.stmt | ast.Call, source: str, **instead: str) -> Wait:
+def _wait(node: ast.stmt | ast.Call, source: str, **replacement: str) -> Wait:
     code = " ".join((ast.get_source_segment(source, node) or "").split())
     end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
-    return Wait(node.lineno, node.col_offset, *end, code, **instead)
+    return Wait(node.lineno, node.col_offset, *end, code, **replacement)
 
 
 def programs() -> Iterator[check_races.Case]:
@@ -177,47 +177,47 @@ def run_mutant(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Ou
     """Run a mutant in a folder with the modules that its program imports."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for helper in HELPERS & {path.name for path in mutant.program.parent.iterdir()}:
+        for helper in HELPER_MODULES & {path.name for path in mutant.program.parent.iterdir()}:
             shutil.copy(mutant.program.with_name(helper), folder)
         script, output = folder / mutant.program.name, folder / "races.json"
         source = mutant.program.read_text(encoding="utf-8")
-        script.write_text(without(source, mutant.wait), encoding="utf-8")
+        script.write_text(source_without(source, mutant.wait), encoding="utf-8")
         log = (keep or folder) / f"{script.stem}-{mutant.wait.line}.log"
         command = [*check_races.RUN, "-o", str(output), "--log", str(log)]
         command += [*(["--accesses", accesses] if accesses else []), "--", str(script)]
         command += mutant.arguments
-        done = check_races.timed(command, MOST_SECONDS)
+        run = check_races.run_timed(command, TIMEOUT_S)
         if not output.exists() or json.loads(output.read_text(encoding="utf-8"))["exit_status"]:
-            return Outcome("broken", check_races.last_line(done.stderr))
+            return Outcome("broken", check_races.last_line(run.stderr))
         return outcome(race_logs.load(log))
 
 
 def outcome(traces: list[Batch]) -> Outcome:
     """Compare the engine's report of a run with the pairs that brute force finds."""
-    found = Found([], Counter())
+    brute_force = UnorderedPairs([], Counter())
     for trace in traces:
         records, never_read_count = reordered(trace.records)
-        one = unordered_accesses(unpack(records, trace.strings))
-        found.pairs.extend(one.pairs)
-        found.doubts.update(one.doubts)
-        found.doubts.update({NEVER_READ: never_read_count} if never_read_count else {})
-    return compared(race_logs.analyzed(traces), found)
+        trace_result = unordered_accesses(unpack(records, trace.strings))
+        brute_force.pairs.extend(trace_result.pairs)
+        brute_force.doubts.update(trace_result.doubts)
+        brute_force.doubts.update({NEVER_READ: never_read_count} if never_read_count else {})
+    return compare_reports(race_logs.analyze(traces), brute_force)
 
 
-def compared(result: SanitizeResult, found: Found) -> Outcome:
+def compare_reports(result: SanitizeResult, brute_force: UnorderedPairs) -> Outcome:
     reported = findings(result)
-    doubts = "; ".join(f"{count} x {reason}" for reason, count in found.doubts.items())
+    doubts = "; ".join(f"{count} x {reason}" for reason, count in brute_force.doubts.items())
     if reported:
         sides = f"{reported[0].current.operation} after {reported[0].previous.operation}"
-        proven = found.pairs or found.doubts
-        return Outcome("reported" if proven else "ALARM", sides)
-    if found.pairs:
-        one, other = found.pairs[0]
-        return Outcome("MISSED", f"calls {one.event.seq} and {other.event.seq}; {doubts}")
+        is_confirmed = brute_force.pairs or brute_force.doubts
+        return Outcome("reported" if is_confirmed else "ALARM", sides)
+    if brute_force.pairs:
+        first, second = brute_force.pairs[0]
+        return Outcome("MISSED", f"calls {first.event.seq} and {second.event.seq}; {doubts}")
     return Outcome("unproven", doubts) if doubts else Outcome("redundant", "")
 
 
-def options() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", help="patterns of programs")
     parser.add_argument("--list", action="store_true")
@@ -229,27 +229,29 @@ def options() -> argparse.Namespace:
 
 
 def main() -> int:
-    chosen = options()
-    cases = [case for case in programs() if not chosen.names or case.is_named(chosen.names)]
-    if not chosen.list:
-        cases = [case for case in cases if not case.missing()]
-    some = [mutant for case in cases for mutant in mutants(case)]
-    if chosen.list:
-        print(*some, f"{len(some)} mutants of {len(cases)} programs", sep="\n")
+    options = parse_options()
+    cases = [case for case in programs() if not options.names or case.matches_any(options.names)]
+    if not options.list:
+        cases = [case for case in cases if not case.missing_requirements()]
+    selected_mutants = [mutant for case in cases for mutant in mutants(case)]
+    if options.list:
+        print(
+            *selected_mutants, f"{len(selected_mutants)} mutants of {len(cases)} programs", sep="\n"
+        )
         return 0
     counts: Counter[str] = Counter()
     outcomes: dict[str, dict[str, str]] = {}
-    run = partial(run_mutant, accesses=chosen.accesses, keep=chosen.keep)
-    with ThreadPoolExecutor(chosen.jobs) as pool:
-        for mutant, seen in zip(some, pool.map(run, some), strict=True):
-            print(f"{seen.verdict:9}  {mutant}  {seen.words}".rstrip(), flush=True)
-            counts[seen.verdict] += 1
-            outcomes[str(mutant)] = asdict(seen)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(outcomes, indent=1), encoding="utf-8")
-    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    print(f"{len(some)} mutants of {len(cases)} programs: {words}")
-    return int(any(counts[verdict] for verdict in BAD))
+    run = partial(run_mutant, accesses=options.accesses, keep=options.keep)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for mutant, result in zip(selected_mutants, pool.map(run, selected_mutants), strict=True):
+            print(f"{result.verdict:9}  {mutant}  {result.text}".rstrip(), flush=True)
+            counts[result.verdict] += 1
+            outcomes[str(mutant)] = asdict(result)
+    if options.json:
+        options.json.write_text(json.dumps(outcomes, indent=1), encoding="utf-8")
+    counts_text = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    print(f"{len(selected_mutants)} mutants of {len(cases)} programs: {counts_text}")
+    return int(any(counts[verdict] for verdict in ENGINE_ERRORS))
 
 
 if __name__ == "__main__":

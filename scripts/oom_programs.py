@@ -1,9 +1,9 @@
-"""Run a program that runs out of GPU memory for a known cause.
+"""Run a program that runs out of GPU memory, with a known cause.
 
     python scripts/oom_programs.py NAME
 
-scripts/check_oom.py runs all of them and holds the report of memviz to their causes. The sizes follow the
-memory of the GPU, so that each program fails on any GPU within some hundred steps.
+scripts/check_oom.py runs all programs and compares the causes that memviz reports with the known causes. The
+sizes depend on the memory of the GPU, so that each program fails on any GPU within some hundred steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MIB = 1 << 20
 
 
 def _wait_for_device() -> None:
-    """Wait until no other of these programs uses the GPU, if check_oom.py runs several at a time."""
+    """Wait for the lock of the GPU, if check_oom.py runs several programs at a time."""
     if path := os.environ.get("OOM_PROGRAMS_LOCK"):
         fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
 
@@ -63,7 +63,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor
     return loss.item()
 
 
-# Objects that stay alive although the program needs them no more
+# Objects that stay alive although the program no longer needs these objects
 
 
 @out_of_memory
@@ -115,12 +115,12 @@ def hooks_keep_activations() -> None:
 
 @out_of_memory
 def graph_for_every_shape() -> None:
-    """Capture a CUDA graph with a memory pool of its own for every batch size."""
+    """Capture a CUDA graph with a separate memory pool for every batch size."""
     model, graphs = network(), []
     with torch.no_grad():
         for index in range(200):
             batch = torch.randn(rows(0.004) + 8 * index, WIDTH, device="cuda")
-            model(batch)  # cuBLAS cannot create its workspace during a capture
+            model(batch)  # Create the workspace of cuBLAS before the capture.
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 output = model(batch)
@@ -162,7 +162,7 @@ def search_for_batch_size() -> None:
         share *= 1.25
 
 
-# One phase that needs much more than the others
+# A phase that needs much more memory than the other phases
 
 
 @out_of_memory
@@ -178,7 +178,7 @@ def evaluation_batch() -> None:
 
 @out_of_memory
 def attention_of_long_prompt() -> None:
-    """Compute the attention scores of a prompt that is much longer than the others."""
+    """Compute the attention scores of a prompt that is much longer than all other prompts."""
     with torch.no_grad():
         for index in range(40):
             elements = int((0.6 if index == 30 else 0.02) * DEVICE_BYTES) // 4
@@ -198,15 +198,15 @@ def copy_for_checkpoint() -> None:
         optimizer.zero_grad()
         if step == 15:
             state = [*model.state_dict().values()]
-            for entry in optimizer.state.values():
-                state += [entry["exp_avg"], entry["exp_avg_sq"]]
+            for moments in optimizer.state.values():
+                state += [moments["exp_avg"], moments["exp_avg_sq"]]
             copy = [tensor.clone() for tensor in state] + [tensor.double() for tensor in state]
             del copy
 
 
 @out_of_memory
 def first_optimizer_step() -> None:
-    """Create the state of Adam for a model that fits only without it."""
+    """Create the state of Adam for a model that fits only without that state."""
     model = nn.Sequential(*[nn.Linear(WIDTH, rows(0.035), bias=False) for _ in range(9)]).cuda()
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     for parameter in model.parameters():
@@ -223,12 +223,12 @@ def all_distances() -> None:
     torch.cdist(points, points)
 
 
-# Limits and memory that PyTorch's allocator does not have
+# Limits, and memory outside PyTorch's allocator
 
 
 @out_of_memory
 def fraction_of_process() -> None:
-    """Train with a batch that needs more than the process may use."""
+    """Train with a batch that needs more memory than the limit of the process."""
     torch.cuda.set_per_process_memory_fraction(0.2)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -243,13 +243,13 @@ def another_process() -> None:
     command = [sys.executable, "-c", f"{code}; print('ready', flush=True); input()"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_plain_environment()
-    ) as other:
-        if other.stdout is not None:
-            other.stdout.readline()
+    ) as process:
+        if process.stdout is not None:
+            process.stdout.readline()
         try:
             _train_steadily(share=0.4)
         finally:
-            other.communicate(b"\n")
+            process.communicate(b"\n")
 
 
 def _plain_environment() -> dict[str, str]:
@@ -283,7 +283,7 @@ def _train_steadily(share: float) -> None:
 
 @out_of_memory
 def small_results_between_activations() -> None:
-    """Keep small results that were allocated between activations which are free by now."""
+    """Keep small results that were allocated between activations, and free the activations."""
     weights = torch.zeros(int(0.5 * DEVICE_BYTES), dtype=torch.uint8, device="cuda")
     results = _results_between_activations(0.45)
     torch.zeros(int(0.2 * DEVICE_BYTES), dtype=torch.uint8, device="cuda")
@@ -302,7 +302,7 @@ def _results_between_activations(share: float) -> list[Tensor]:
 
 @out_of_memory
 def blocks_of_another_stream() -> None:
-    """Leave free memory in the segments of a side stream, which the main stream cannot use."""
+    """Leave free memory in segments of a side stream, which the main stream cannot use."""
     with torch.cuda.stream(torch.cuda.Stream()):
         results = _results_between_activations(0.7)
     _train_steadily(share=0.4)
@@ -311,7 +311,7 @@ def blocks_of_another_stream() -> None:
 
 @out_of_memory
 def replay_buffer_of_varying_sizes() -> None:
-    """Replace the episodes of a replay buffer, each of another length, at random."""
+    """Replace random episodes of a replay buffer by episodes of other lengths."""
     rng = random.Random(1)
     buffer: list[Tensor] = []
     for _ in range(300):

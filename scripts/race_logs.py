@@ -1,7 +1,7 @@
 """Small logs of recorded programs, without data that differs between machines and runs.
 
-Call stacks keep only frames of the program itself, the string table only strings that records refer to.
-Times are removed, and threads are numbered from 1.
+Call stacks contain only frames of the program, and the string table only strings that records refer to. Times
+are removed, and threads are numbered from 1.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Stack
 
-MOST_BYTES = 200_000  # of a log in the repository
+MAX_LOG_BYTES = 200_000  # The maximum size of a log in the repository.
 
-# The fields of records that refer to the string table.
-_NAMES = {
+# The fields of records that contain indices of the string table, by kind of record.
+_STRING_FIELDS = {
     EventKind.LAUNCH: ("name",),
     EventKind.GRAPH_NODE: ("name",),
     EventKind.RANGE_PUSH: ("name", "domain"),
@@ -48,7 +48,7 @@ def load(path: Path) -> list[Batch]:
 
 
 def save(path: Path, traces: Iterable[Batch]) -> None:
-    """Write a log."""
+    """Write traces to a log."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         log = LogWriter(file)
@@ -57,15 +57,17 @@ def save(path: Path, traces: Iterable[Batch]) -> None:
         log.finish(Outcome())
 
 
-def keep(log: Path, target: Path, *, program: str, most_bytes: int = MOST_BYTES) -> None:
-    """Write a small log of a program, unless it is too large."""
-    save(target, (_small(trace, program) for trace in load(log)))
-    if target.stat().st_size > most_bytes:
+def save_small_log(
+    log: Path, target: Path, *, program: str, max_bytes: int = MAX_LOG_BYTES
+) -> None:
+    """Write a small copy of a log of a program, unless the copy is larger than ``max_bytes``."""
+    save(target, (_small_trace(trace, program) for trace in load(log)))
+    if target.stat().st_size > max_bytes:
         target.unlink()
 
 
-def analyzed(traces: Sequence[Batch]) -> SanitizeResult:
-    """Find the races in traces, each of a process of its own."""
+def analyze(traces: Sequence[Batch]) -> SanitizeResult:
+    """Return the report about traces, each of which counts as a separate process."""
     detector, report = RaceDetector(), Report(demangle=demangle)
     for process, trace in enumerate(traces, start=1):
         detector.feed(replace(trace, process=process), report)
@@ -73,28 +75,32 @@ def analyzed(traces: Sequence[Batch]) -> SanitizeResult:
     return detector.result(report, exit_status=0)
 
 
-def _small(trace: Batch, program: str) -> Batch:
+def _small_trace(trace: Batch, program: str) -> Batch:
     records = trace.records.copy()
     records["time_ns"] = 0
     records["thread"] = np.unique(records["thread"], return_inverse=True)[1] + 1
-    named = _named(records)
-    strings = [text if number in named else "" for number, text in enumerate(trace.strings)]
-    stacks = [_own(stack, program) for stack in trace.stacks]
+    string_indices = _string_indices(records)
+    strings = [text if index in string_indices else "" for index, text in enumerate(trace.strings)]
+    stacks = [_program_frames(stack, program) for stack in trace.stacks]
     return replace(trace, process=1, records=records, strings=strings, stacks=stacks)
 
 
-def _own(stack: Stack, program: str) -> Stack:
-    """Return the frames of the program, without its directory."""
+def _program_frames(stack: Stack, program: str) -> Stack:
+    """Return the frames of the program, with the file name only."""
     return tuple(
         frame._replace(file=program) for frame in stack if Path(frame.file).name == program
     )
 
 
-def _named(records: Records) -> set[int]:
-    return {number for kind, fields in _NAMES.items() for number in _numbers(records, kind, fields)}
+def _string_indices(records: Records) -> set[int]:
+    return {
+        index
+        for kind, fields in _STRING_FIELDS.items()
+        for index in _indices_in_fields(records, kind, fields)
+    }
 
 
-def _numbers(records: Records, kind: EventKind, fields: Sequence[str]) -> Iterator[int]:
-    some = view(records[records["kind"] == kind], kind)
+def _indices_in_fields(records: Records, kind: EventKind, fields: Sequence[str]) -> Iterator[int]:
+    records_of_kind = view(records[records["kind"] == kind], kind)
     for field in fields:
-        yield from np.unique(some[field]).tolist()
+        yield from np.unique(records_of_kind[field]).tolist()

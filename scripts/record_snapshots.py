@@ -1,4 +1,4 @@
-"""Record memory snapshots with PyTorch on a GPU, each with PyTorch's own counters.
+"""Record memory snapshots with PyTorch on a GPU, each with the values of PyTorch's counters.
 
     python scripts/record_snapshots.py FOLDER [CASE ...]
 
@@ -41,22 +41,22 @@ def train() -> None:
 
 
 def streams() -> None:
-    """Use tensors on side streams, so that frees stay pending (record_stream)."""
+    """Use tensors on side streams (record_stream), so that frees are delayed."""
     rng = random.Random(1)
-    sides = [torch.cuda.Stream() for _ in range(3)]
-    held: list[torch.Tensor] = []
+    side_streams = [torch.cuda.Stream() for _ in range(3)]
+    tensors: list[torch.Tensor] = []
     for _ in range(400):
         tensor = torch.empty(rng.randrange(1, 6 * _MIB), dtype=torch.uint8, device="cuda")
         if rng.random() < 0.4:
-            side = rng.choice(sides)
-            with torch.cuda.stream(side):
+            side_stream = rng.choice(side_streams)
+            with torch.cuda.stream(side_stream):
                 torch.cuda._sleep(200_000)
                 tensor.add_(1)
-            tensor.record_stream(side)
-        held.append(tensor)
-        if len(held) > 24:
-            held.pop(rng.randrange(len(held)))
-    _keep(held)
+            tensor.record_stream(side_stream)
+        tensors.append(tensor)
+        if len(tensors) > 24:
+            tensors.pop(rng.randrange(len(tensors)))
+    _keep(tensors)
 
 
 def expandable() -> None:
@@ -67,7 +67,7 @@ def expandable() -> None:
 
 
 def pools() -> None:
-    """Capture a CUDA graph and use a user pool, so that memory lies in private pools."""
+    """Capture a CUDA graph and use a MemPool, so that memory lies in private pools."""
     static = torch.zeros(4 * _MIB, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -75,29 +75,29 @@ def pools() -> None:
     graph.replay()
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
-        held = [torch.empty(3 * _MIB, dtype=torch.uint8, device="cuda") for _ in range(6)]
-    del held[::2]
-    _keep([graph, result, pool, held, static])
+        tensors = [torch.empty(3 * _MIB, dtype=torch.uint8, device="cuda") for _ in range(6)]
+    del tensors[::2]
+    _keep([graph, result, pool, tensors, static])
 
 
 def leak() -> None:
-    """Keep one tensor more at each step of a loop without annotations."""
-    kept: list[torch.Tensor] = []
+    """Keep an additional tensor at each step of a loop without annotations."""
+    results: list[torch.Tensor] = []
     weight = torch.randn(512, 512, device="cuda")
     for _ in range(12):
         hidden = torch.randn(256, 512, device="cuda") @ weight
         hidden = torch.relu(hidden) @ weight
-        kept.append(_forgotten(hidden))
+        results.append(_retained_result(hidden))
         del hidden
-    _keep(kept)
+    _keep(results)
 
 
-def _forgotten(hidden: torch.Tensor) -> torch.Tensor:
+def _retained_result(hidden: torch.Tensor) -> torch.Tensor:
     return hidden.sum(dim=1).repeat(2000)
 
 
 def fragmented_oom() -> None:
-    """Run out of memory with enough free memory, in blocks that are too small."""
+    """Run out of memory although enough memory is free, because each free block is too small."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(2048 * _MIB / total)
     activations, statistics = [], []
@@ -107,75 +107,75 @@ def fragmented_oom() -> None:
         activations.append(torch.empty(9 * _MIB, dtype=torch.uint8, device="cuda"))
     del activations
     with contextlib.suppress(torch.OutOfMemoryError):
-        _too_much()
+        _failing_allocation()
     torch.cuda.set_per_process_memory_fraction(1.0)
     _keep(statistics)
 
 
-def _too_much() -> torch.Tensor:
+def _failing_allocation() -> torch.Tensor:
     return torch.empty(700 * _MIB, dtype=torch.uint8, device="cuda")
 
 
 def million_few() -> None:
-    """Make a million events from a handful of stacks on one stream."""
+    """Record a million events with a handful of call stacks on one stream."""
     _churn(random.Random(3), events=1_000_000, live=1_500, largest=4 * _MIB)
 
 
 def million_many() -> None:
-    """Make a million events from more than 5,000 stacks on four streams, with pending frees."""
+    """Record a million events with more than 5,000 call stacks on four streams, with delayed frees."""
     rng = random.Random(4)
     call = _call_paths(levels=4, width=9)
-    sides = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(3))]
-    held: list[torch.Tensor] = []
-    while _events < 1_000_000:
-        stream = rng.choice(sides)
+    side_streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(3))]
+    tensors: list[torch.Tensor] = []
+    while _event_count < 1_000_000:
+        stream = rng.choice(side_streams)
         with torch.cuda.stream(stream):
-            tensor = call(rng.randrange(9**4), _sized(rng, 4 * _MIB))
+            tensor = call(rng.randrange(9**4), _allocation_of_random_size(rng, 4 * _MIB))
         if rng.random() < 0.05:
-            other = rng.choice(sides)
-            with torch.cuda.stream(other):
+            side_stream = rng.choice(side_streams)
+            with torch.cuda.stream(side_stream):
                 tensor.add_(1)
-            tensor.record_stream(other)
+            tensor.record_stream(side_stream)
         _count(1)
-        held.append(tensor)
-        if len(held) > 1_500:
-            held.pop(rng.randrange(len(held)))
+        tensors.append(tensor)
+        if len(tensors) > 1_500:
+            tensors.pop(rng.randrange(len(tensors)))
             _count(2)
-    _keep(held)
+    _keep(tensors)
 
 
-_events = 0
-_held: list[object] = []
+_event_count = 0
+_kept_objects: list[object] = []
 
 
 def _count(events: int) -> None:
-    global _events
-    _events += events
+    global _event_count
+    _event_count += events
 
 
-def _keep(what: object) -> None:
-    """Keep objects alive until the snapshot is written."""
-    _held.append(what)
+def _keep(value: object) -> None:
+    """Keep an object alive until the snapshot is written."""
+    _kept_objects.append(value)
 
 
 def _churn(
     rng: random.Random, *, events: int, live: int, largest: int, empty_cache_every: int = 0
 ) -> None:
-    held: list[torch.Tensor] = []
-    done = 0
-    while done < events:
-        held.append(_sized(rng, largest)())
-        done += 1
-        if len(held) > live:
-            held.pop(rng.randrange(len(held)))
-            done += 2
-        if empty_cache_every and done % empty_cache_every == 0:
-            del held[: len(held) // 2]
+    tensors: list[torch.Tensor] = []
+    event_count = 0
+    while event_count < events:
+        tensors.append(_allocation_of_random_size(rng, largest)())
+        event_count += 1
+        if len(tensors) > live:
+            tensors.pop(rng.randrange(len(tensors)))
+            event_count += 2
+        if empty_cache_every and event_count % empty_cache_every == 0:
+            del tensors[: len(tensors) // 2]
             torch.cuda.empty_cache()
-    _keep(held)
+    _keep(tensors)
 
 
-def _sized(rng: random.Random, largest: int) -> Callable[[], torch.Tensor]:
+def _allocation_of_random_size(rng: random.Random, largest: int) -> Callable[[], torch.Tensor]:
     size = rng.randrange(1, largest) if rng.random() < 0.6 else rng.randrange(1, 64 << 10)
     return lambda: torch.empty(size, dtype=torch.uint8, device="cuda")
 
@@ -183,7 +183,7 @@ def _sized(rng: random.Random, largest: int) -> Callable[[], torch.Tensor]:
 def _call_paths(
     *, levels: int, width: int
 ) -> Callable[[int, Callable[[], torch.Tensor]], torch.Tensor]:
-    """Return a function that calls through a path of functions, a distinct call stack per number."""
+    """Return a function that allocates with the call stack that a number selects, one of width**levels."""
     source = []
     for level in range(levels):
         for branch in range(width):
@@ -194,10 +194,10 @@ def _call_paths(
                 source.append(
                     f"    return LEVELS[{level + 1}][path % {width}](path // {width}, allocate)"
                 )
-    space: dict[str, object] = {}
-    exec(compile("\n".join(source), "model.py", "exec"), space)  # noqa: S102 our own text, above
-    table = [[space[f"level{i}_branch{j}"] for j in range(width)] for i in range(levels)]
-    space["LEVELS"] = table
+    namespace: dict[str, object] = {}
+    exec(compile("\n".join(source), "model.py", "exec"), namespace)  # noqa: S102 the source is built above
+    table = [[namespace[f"level{i}_branch{j}"] for j in range(width)] for i in range(levels)]
+    namespace["LEVELS"] = table
     return lambda path, allocate: table[0][path % width](path // width, allocate)  # type: ignore[operator]
 
 
@@ -205,8 +205,8 @@ _CASES = (train, streams, expandable, pools, leak, fragmented_oom, million_few, 
 
 
 def record(case: Callable[[], None], folder: Path) -> None:
-    """Run one case with an empty allocator and write its snapshot."""
-    _held.clear()
+    """Run a case with an empty allocator; write the snapshot and the values of the counters."""
+    _kept_objects.clear()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -227,12 +227,17 @@ def record(case: Callable[[], None], folder: Path) -> None:
 
 def _shorten_paths(snapshot: dict[str, Any]) -> None:
     """Remove the directories of this machine from file names. Call stacks share frames."""
-    own = str(Path(__file__).resolve().parent.parent)
+    repository = str(Path(__file__).resolve().parent.parent)
     packages = str(Path(torch.__file__).parent.parent)
-    entries = [*itertools.chain.from_iterable(snapshot["device_traces"]), *snapshot["segments"]]
-    entries += [block for segment in snapshot["segments"] for block in segment["blocks"]]
-    for frame in {id(f): f for entry in entries for f in entry["frames"]}.values():
-        name = frame["filename"].replace(own, "project")
+    items_with_frames = [
+        *itertools.chain.from_iterable(snapshot["device_traces"]),
+        *snapshot["segments"],
+    ]
+    items_with_frames += [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    for frame in {
+        id(frame): frame for item in items_with_frames for frame in item["frames"]
+    }.values():
+        name = frame["filename"].replace(repository, "project")
         frame["filename"] = name.replace(packages, "python/site-packages")
 
 
@@ -245,12 +250,12 @@ def _facts(statistics: dict[str, int]) -> Iterator[tuple[str, object]]:
 
 
 def main() -> None:
-    """Record the given cases, or all."""
+    """Record the cases that the command line names; without names, all cases."""
     folder = Path(sys.argv[1])
-    wanted = set(sys.argv[2:]) or {case.__name__ for case in _CASES}
+    selected = set(sys.argv[2:]) or {case.__name__ for case in _CASES}
     torch.zeros(1, device="cuda")
     for case in _CASES:
-        if case.__name__ in wanted:
+        if case.__name__ in selected:
             record(case, folder)
 
 

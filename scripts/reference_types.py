@@ -1,4 +1,4 @@
-"""Describe dataclasses, functions and classes in Markdown: annotations, docstrings and comments."""
+"""Describe dataclasses, functions and classes in Markdown, from annotations, docstrings and comments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PYTHON_CALLS = (
     ("`cudakit bench`, `cudakit doctor`", "none"),
 )
 
-WORDS = {
+JSON_TYPE_NAMES = {
     int: "integer",
     float: "number",
     str: "string",
@@ -46,23 +46,24 @@ WORDS = {
 # --- results ---------------------------------------------------------------------------------------
 
 
-def result_page(line: str, home: str) -> str:
-    result = result_class(home)
-    does = "writes" if " -o " in line else "prints"
+def result_page(command_line: str, dataclass_path: str) -> str:
+    result = result_class(dataclass_path)
+    verb = "writes" if " -o " in command_line else "prints"
     intro = (
-        f"The JSON document that `cudakit {line}` {does}. Its `schema` is `{schema_of(result)}`. "
+        f"The JSON document that `cudakit {command_line}` {verb}. Its `schema` is `{schema_of(result)}`. "
         "Values that are not available are null."
     )
-    return sections(f"# cudakit {line}\n\n{intro}", *map(record_section, records(result)))
+    return sections(f"# cudakit {command_line}\n\n{intro}", *map(record_section, records(result)))
 
 
-def result_class(home: str) -> type:
-    module, attribute = home.split(":")
+def result_class(dataclass_path: str) -> type:
+    """Import the dataclass at a path such as ``cudakit.core.bench.result:BenchResult``."""
+    module, attribute = dataclass_path.split(":")
     return typing.cast(type, getattr(import_module(module), attribute))
 
 
 def schema_of(result: type) -> str:
-    """Return the schema: a class attribute, or the constant of the module for a field."""
+    """Return the schema of a result: the class attribute, or otherwise the constant of the module."""
     schema = getattr(result, "schema", None)
     if isinstance(schema, str):
         return schema
@@ -71,7 +72,7 @@ def schema_of(result: type) -> str:
 
 
 def records(result: type) -> list[type]:
-    """Return a dataclass and all dataclasses in its fields, breadth first."""
+    """Return a dataclass and all dataclasses in the types of its fields, breadth first."""
     types: list[type] = []
     waiting = [result]
     while waiting:
@@ -79,13 +80,13 @@ def records(result: type) -> list[type]:
         if current not in types:
             types.append(current)
             waiting += [
-                part for _, hint, _ in members(current) for part in nested_dataclasses(hint)
+                nested for _, hint, _ in json_fields(current) for nested in nested_dataclasses(hint)
             ]
     return types
 
 
 def record_section(current: type) -> str:
-    rows = [(f"`{key}`", json_type(hint), note) for key, hint, note in members(current)]
+    rows = [(f"`{key}`", json_type(hint), comment) for key, hint, comment in json_fields(current)]
     return sections(
         f"## {current.__name__}",
         plain(inspect.getdoc(current) or ""),
@@ -93,8 +94,8 @@ def record_section(current: type) -> str:
     )
 
 
-def members(current: type) -> Iterator[tuple[str, Any, str]]:
-    """Yield each JSON key of a dataclass with its type and its comment."""
+def json_fields(current: type) -> Iterator[tuple[str, Any, str]]:
+    """Yield the JSON key, the type and the comment of each field of a dataclass."""
     hints, comments = typing.get_type_hints(current), field_comments(current)
     for field in dataclasses.fields(current):
         key = field.metadata.get("json", field.name)
@@ -106,22 +107,22 @@ def nested_dataclasses(hint: Any) -> list[type]:
     """Return the dataclasses in an annotation."""
     if dataclasses.is_dataclass(hint) and hint is not Unavailable:
         return [typing.cast(type, hint)]
-    return [part for inner in typing.get_args(hint) for part in nested_dataclasses(inner)]
+    return [nested for argument in typing.get_args(hint) for nested in nested_dataclasses(argument)]
 
 
 def json_type(hint: Any) -> str:
-    """Return the words for the JSON form of a type."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    """Return the description of the JSON form of a type: "array of numbers"."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(sorted(dict.fromkeys(map(json_type, inner)), key="null".__eq__))
+        return " or ".join(sorted(dict.fromkeys(map(json_type, arguments)), key="null".__eq__))
     if origin is typing.Literal:
-        return ", ".join(f"`{value}`" for value in inner)
+        return ", ".join(f"`{value}`" for value in arguments)
     if origin is np.ndarray:
         return "array of numbers"
     if origin in (tuple, list):
-        return f"array of {', '.join(json_type(item) for item in inner if item is not ...)}"
+        return f"array of {', '.join(json_type(item) for item in arguments if item is not ...)}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"object of {json_type(inner[1])}"
+        return f"object of {json_type(arguments[1])}"
     return simple_json_type(hint)
 
 
@@ -133,17 +134,19 @@ def simple_json_type(hint: Any) -> str:
         return f"[{name}](#{name.lower()})"
     if isinstance(hint, type) and issubclass(hint, Enum):
         return ", ".join(f"`{member.name.lower()}`" for member in hint)
-    return WORDS[hint]
+    return JSON_TYPE_NAMES[hint]
 
 
 # --- Python ----------------------------------------------------------------------------------------
 
 
 def python_page() -> str:
-    public = [getattr(cudakit, name) for name in cudakit.__all__]
-    functions = filter(inspect.isfunction, public)
-    classes = [class_ for class_ in public if inspect.isclass(class_) and is_not_error(class_)]
-    modules = filter(inspect.ismodule, public)
+    public_objects = [getattr(cudakit, name) for name in cudakit.__all__]
+    functions = filter(inspect.isfunction, public_objects)
+    classes = [
+        class_ for class_ in public_objects if inspect.isclass(class_) and is_not_error(class_)
+    ]
+    modules = filter(inspect.ismodule, public_objects)
     return sections(
         f"# Python\n\n{PYTHON_INTRO}",
         table(("Command", "Python"), PYTHON_CALLS),
@@ -164,17 +167,17 @@ def module_section(module: types.ModuleType) -> str:
     return sections(
         f"## cudakit.{name}",
         *paragraphs(module.__doc__ or ""),
-        *(function_section(function, within=f"{name}.") for function in functions),
+        *(function_section(function, prefix=f"{name}.") for function in functions),
     )
 
 
-def function_section(function: types.FunctionType, *, within: str = "") -> str:
+def function_section(function: types.FunctionType, *, prefix: str = "") -> str:
     source = inspect.getsource(function)
     definition = typing.cast(ast.FunctionDef, ast.parse(source).body[0])
-    head = "".join(source.splitlines(keepends=True)[: definition.body[0].lineno - 1])
+    signature = "".join(source.splitlines(keepends=True)[: definition.body[0].lineno - 1])
     return sections(
-        f"##{'#' * bool(within)} cudakit.{within}{function.__name__}",
-        f"```\n{head.rstrip().removesuffix(':')}\n```",
+        f"##{'#' * bool(prefix)} cudakit.{prefix}{function.__name__}",
+        f"```\n{signature.rstrip().removesuffix(':')}\n```",
         *paragraphs(function.__doc__ or ""),
     )
 
@@ -185,46 +188,52 @@ def is_not_error(class_: type) -> bool:
 
 def class_section(class_: type) -> str:
     """Return the section of a class: its constructor, docstring and members."""
-    made = getattr(class_, "__init__")  # noqa: B009  of the class, whatever its subclasses have
-    rows = [(f"`{name}{form}`", comment) for name, form, comment in public_members(class_)]
+    constructor = getattr(class_, "__init__")  # noqa: B009 not on an instance: mypy rejects class_.__init__
+    rows = [
+        (f"`{name}{signature}`", comment) for name, signature, comment in public_members(class_)
+    ]
     return sections(
         f"## cudakit.{class_.__name__}",
-        f"```\n{class_.__name__}{parameters(made)}\n```",
+        f"```\n{class_.__name__}{parameters(constructor)}\n```",
         *paragraphs(class_.__doc__ or ""),
         table(("Member", "What it does"), rows),
     )
 
 
 def public_members(class_: type) -> Iterator[tuple[str, str, str]]:
-    """Yield name, parameters and first line of each documented member; inherited members last."""
-    called = typing.get_type_hints(class_)
+    """Yield the name, the parameters and the first line of each documented member; inherited members last."""
+    hints = typing.get_type_hints(class_)
     if dataclasses.is_dataclass(class_):
         comments = field_comments(class_)
-        yield from ((name, "", comments[name]) for name in called)
+        yield from ((name, "", comments[name]) for name in hints)
     else:
-        for name, hint in called.items():
+        for name, hint in hints.items():
             if not name.startswith("_") and first_line(hint):
                 yield name, parameters(hint.__call__), first_line(hint)
-    seen = set(called)
+    listed_names = set(hints)
     for base in class_.__mro__:
         for name, member in vars(base).items():
-            if name.startswith("_") or name in seen or not base.__module__.startswith("cudakit"):
+            if (
+                name.startswith("_")
+                or name in listed_names
+                or not base.__module__.startswith("cudakit")
+            ):
                 continue
-            seen.add(name)
+            listed_names.add(name)
             if first_line(member):
-                in_python_or_c = types.FunctionType | types.MethodDescriptorType
+                method_types = types.FunctionType | types.MethodDescriptorType
                 method = member.__func__ if isinstance(member, classmethod) else member
-                is_method = isinstance(method, in_python_or_c)
+                is_method = isinstance(method, method_types)
                 yield name, parameters(method) if is_method else "", first_line(member)
 
 
 def parameters(function: Any) -> str:
     """Return the parameters of a method, without ``self`` and without types."""
     signature = inspect.signature(function)
-    bare = [
+    untyped_parameters = [
         parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()
     ][1:]
-    return str(signature.replace(parameters=bare, return_annotation=signature.empty))
+    return str(signature.replace(parameters=untyped_parameters, return_annotation=signature.empty))
 
 
 def first_line(member: object) -> str:
@@ -235,7 +244,7 @@ def first_line(member: object) -> str:
 
 
 def field_comments(owner: type) -> dict[str, str]:
-    """Return the comment after each field or member of a class, or else the one above it."""
+    """Return the comment after each field of a class and its base classes, or else the comment above it."""
     comments: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         if base.__module__.startswith("cudakit"):
@@ -249,18 +258,18 @@ def parse_field_comments(source: str) -> dict[str, str]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    by_name, last = {}, 0
+    comments_by_name, last_line = {}, 0
     for node in typing.cast(ast.ClassDef, ast.parse(source).body[0]).body:
-        above = " ".join(
-            comments[line] for line in range(last + 1, node.lineno) if line in comments
+        comment_above = " ".join(
+            comments[line] for line in range(last_line + 1, node.lineno) if line in comments
         )
-        last = node.end_lineno or node.lineno
-        for target in targets(node):
-            by_name[target] = plain(comments.get(last, above))
-    return by_name
+        last_line = node.end_lineno or node.lineno
+        for target in assigned_names(node):
+            comments_by_name[target] = plain(comments.get(last_line, comment_above))
+    return comments_by_name
 
 
-def targets(node: ast.stmt) -> list[str]:
+def assigned_names(node: ast.stmt) -> list[str]:
     match node:
         case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
             return [name]
@@ -272,8 +281,8 @@ def plain(text: str) -> str:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of a text; examples are code blocks."""
-    return [paragraph(part) for part in inspect.cleandoc(text).split("\n\n")]
+    """Return the paragraphs of a text in Markdown; examples become code blocks."""
+    return [paragraph(text) for text in inspect.cleandoc(text).split("\n\n")]
 
 
 def paragraph(text: str) -> str:
@@ -286,7 +295,7 @@ def sections(*texts: str) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
     cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

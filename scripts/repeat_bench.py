@@ -26,22 +26,26 @@ class Figure(NamedTuple):
     """The median of a case in one run, and the half-width of its CI."""
 
     median_s: float
-    half_s: float
+    half_width_s: float
 
 
 def run(arguments: list[str]) -> _Result:
     command = [sys.executable, "-P", "-m", "cudakit", "bench", *arguments, "--json", "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr}")
-    result: _Result = json.loads(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{process.stdout[-2000:]}{process.stderr}")
+    result: _Result = json.loads(process.stdout)
     return result
 
 
 def figures(result: _Result) -> dict[str, Figure]:
     return {
         " ".join(
-            [case["contender"], case["name"], *(f"{k}={v}" for k, v in case["axes"].items())]
+            [
+                case["contender"],
+                case["name"],
+                *(f"{axis}={value}" for axis, value in case["axes"].items()),
+            ]
         ): (Figure(case["median_s"], (case["ci95_s"][1] - case["ci95_s"][0]) / 2))
         for case in result["results"]
         if case["median_s"] is not None
@@ -49,9 +53,12 @@ def figures(result: _Result) -> dict[str, Figure]:
 
 
 def agreement(runs: list[Figure]) -> dict[str, float]:
-    """Compare consecutive runs in disjoint pairs."""
+    """Return how well runs agree, over disjoint pairs of consecutive runs."""
     pairs = [*zip(runs[::2], runs[1::2], strict=False)]
-    agree = [abs(a.median_s - b.median_s) <= (a.half_s**2 + b.half_s**2) ** 0.5 for a, b in pairs]
+    agree = [
+        abs(a.median_s - b.median_s) <= (a.half_width_s**2 + b.half_width_s**2) ** 0.5
+        for a, b in pairs
+    ]
     medians = [run.median_s for run in runs]
     median_s = statistics.median(medians)
     return {
@@ -59,7 +66,7 @@ def agreement(runs: list[Figure]) -> dict[str, float]:
         "agreeing": sum(agree) / len(agree),
         "spread": (max(medians) - min(medians)) / median_s,
         "largest_difference": max(abs(a.median_s - b.median_s) for a, b in pairs) / median_s,
-        "half_width": statistics.median(run.half_s for run in runs) / median_s,
+        "half_width": statistics.median(run.half_width_s for run in runs) / median_s,
         "median_s": median_s,
     }
 
@@ -80,11 +87,11 @@ def main() -> int:
             f"{row['median_s'] * 1e6:9.2f} us {row['half_width']:7.3%} {row['spread']:7.3%} "
             f"{row['largest_difference']:7.3%} {row['agreeing']:6.0%}  {name}"
         )
-    worst = [
+    failures = [
         row["agreeing"] < MIN_AGREEING or row["largest_difference"] > MAX_DIFFERENCE
         for row in agreements.values()
     ]
-    return int(any(worst))
+    return int(any(failures))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The workload of scripts/bench_sanitize.py, run plain and under cudakit; prints one line of JSON.
+"""Run a workload of scripts/bench_sanitize.py, which starts this script with and without cudakit; print JSON.
 
     python scripts/sanitize_workload.py step [--csan] [--busy]   # time of a training step, ms
     python scripts/sanitize_workload.py stream [--csan]          # time of a kernel over 1 GB, ms
@@ -23,12 +23,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-STEPS_AT_ONCE, BLOCKS, WARM_UP = 20, 15, 20
-BUSY_STEPS_AT_ONCE = 2  # each call waits for the GIL then, and a step takes 0.2 s
-MOST_SECONDS, LEAST_BLOCKS = 8, 3
+BLOCK_STEPS, MAX_BLOCKS, WARM_UP_STEPS = 20, 15, 20  # The steps of a block are timed together.
+BUSY_BLOCK_STEPS = 2  # With a busy thread each call waits for the GIL, and a step takes 0.2 s.
+MAX_SECONDS, MIN_BLOCKS = 8, 3
 LOOP_LAUNCHES = 20_000
-STREAM_TIMES = 15
-STARTS = 40
+STREAM_RUNS = 15
+PROCESS_STARTS = 40
 
 
 def training_step() -> Callable[[], None]:
@@ -40,11 +40,11 @@ def training_step() -> Callable[[], None]:
     model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), last).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=True)
     inputs = torch.randn(256, 512, device="cuda")
-    wanted = torch.randn(256, 10, device="cuda")
+    targets = torch.randn(256, 10, device="cuda")
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(inputs), wanted).backward()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
 
     return step
@@ -54,34 +54,34 @@ def step_times(*, busy: bool) -> dict[str, Any]:
     import torch
 
     step = training_step()
-    repeat(step, WARM_UP)
+    repeat(step, WARM_UP_STEPS)
     torch.cuda.synchronize()
-    done = threading.Event()
+    stop = threading.Event()
     if busy:
-        threading.Thread(target=spin, args=(done,), daemon=True).start()
-    steps = BUSY_STEPS_AT_ONCE if busy else STEPS_AT_ONCE
+        threading.Thread(target=spin, args=(stop,), daemon=True).start()
+    steps = BUSY_BLOCK_STEPS if busy else BLOCK_STEPS
     times: list[float] = []
     begin = time.perf_counter()
-    while len(times) < LEAST_BLOCKS or (
-        len(times) < BLOCKS and time.perf_counter() - begin < MOST_SECONDS
+    while len(times) < MIN_BLOCKS or (
+        len(times) < MAX_BLOCKS and time.perf_counter() - begin < MAX_SECONDS
     ):
         start = time.perf_counter()
         repeat(step, steps)
         torch.cuda.synchronize()
         times.append((time.perf_counter() - start) * 1e3 / steps)
-    done.set()
+    stop.set()
     return {"step_ms": statistics.median(times), "least_ms": min(times), "blocks": len(times)}
 
 
 def stream_times() -> dict[str, Any]:
-    """Time an in-place addition to 1 GB: a memory-bound kernel that reads and writes all of it."""
+    """Time an in-place addition to 1 GB: a memory-bound kernel that reads and writes each byte once."""
     import torch
 
     numbers = torch.zeros(1 << 28, device="cuda")
     repeat(lambda: numbers.add_(1), 2)
     torch.cuda.synchronize()
     times = []
-    for _ in range(STREAM_TIMES):
+    for _ in range(STREAM_RUNS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         numbers.add_(1)
@@ -96,25 +96,32 @@ def repeat(step: Callable[[], object], times: int) -> None:
         step()
 
 
-def spin(done: threading.Event) -> None:
-    """Keep the interpreter busy, like a thread that prepares data in Python."""
-    while not done.is_set():
+def spin(stop: threading.Event) -> None:
+    """Keep the interpreter busy until ``stop`` is set, like a thread that prepares data in Python."""
+    while not stop.is_set():
         sum(range(1000))
 
 
-def kernels_of_a_step() -> dict[str, Any]:
+def count_launches_of_step() -> dict[str, Any]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     step = training_step()
-    repeat(step, WARM_UP)
+    repeat(step, WARM_UP_STEPS)
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profile_result:
         step()
         torch.cuda.synchronize()
-    on_device = [e for e in profiled.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    memory = [e for e in on_device if e.name.startswith(("Memcpy", "Memset"))]
-    return {"launches": len(on_device) - len(memory), "copies_and_fills": len(memory)}
+    device_events = [
+        event
+        for event in profile_result.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    copies_and_fills = sum(event.name.startswith(("Memcpy", "Memset")) for event in device_events)
+    return {
+        "launches": len(device_events) - copies_and_fills,
+        "copies_and_fills": copies_and_fills,
+    }
 
 
 def loop_times(recorder: Any) -> dict[str, Any]:
@@ -138,8 +145,8 @@ def loop_times(recorder: Any) -> dict[str, Any]:
     return {"launch_ns": statistics.median(times), "launches": 5 * LOOP_LAUNCHES, "counts": counts}
 
 
-def recorder_into(directory: Path) -> Any:
-    """Start the recorder in this process before CUDA is initialized, as the agent does."""
+def start_recorder(directory: Path) -> Any:
+    """Start the recorder in this process before CUDA is initialized, as cudakit's agent does."""
     from cudakit.gpu.capture.installed import SearchPaths, find_sanitizer_library
 
     recorder = import_module("cudakit.gpu.capture._recorder")
@@ -155,9 +162,9 @@ def recorder_into(directory: Path) -> Any:
 
 
 def start_times() -> dict[str, Any]:
-    """Time processes that do nothing, in the environment of this one."""
+    """Time processes that run an empty program in the environment of this process."""
     times = []
-    for _ in range(STARTS):
+    for _ in range(PROCESS_STARTS):
         start = time.perf_counter()
         subprocess.run([sys.executable, "-c", "pass"], check=True)
         times.append((time.perf_counter() - start) * 1e3)
@@ -166,22 +173,22 @@ def start_times() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["step", "stream", "launches", "loop", "starts"])
+    parser.add_argument("workload", choices=["step", "stream", "launches", "loop", "starts"])
     parser.add_argument("--csan", action="store_true")
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
-    recorder = recorder_into(options.record) if options.record else None
+    recorder = start_recorder(options.record) if options.record else None
     if options.csan:
         import_module("torch.cuda._sanitizer").enable_cuda_sanitizer()
-    doing: dict[str, Callable[[], dict[str, Any]]] = {
+    workloads: dict[str, Callable[[], dict[str, Any]]] = {
         "step": lambda: step_times(busy=options.busy),
         "stream": stream_times,
-        "launches": kernels_of_a_step,
+        "launches": count_launches_of_step,
         "loop": lambda: loop_times(recorder),
         "starts": start_times,
     }
-    print(json.dumps(doing[options.what]()), flush=True)
+    print(json.dumps(workloads[options.workload]()), flush=True)
     if recorder:
         recorder.stop()
 

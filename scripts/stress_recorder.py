@@ -2,9 +2,9 @@
 
     python scripts/stress_recorder.py [--minutes 8]
 
-Needs a GPU and torch. torch's allocator holds its lock while it calls CUDA, and dropping a tensor takes that
-lock while holding the GIL: a recorder that waited for the GIL would deadlock. Prints the number of steps of
-each thread and its longest time without a step; exits with 1 if that exceeds the limit.
+Needs a GPU and torch. torch's allocator holds a lock while it calls CUDA, and a thread that drops a tensor
+takes that lock while it holds the GIL: a recorder that waited for the GIL would deadlock. Prints the number
+of steps and the longest time without a step for each thread; exits with 1 if that time exceeds the limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import gc, queue, sys, threading, time
 import torch
 
 end = time.monotonic() + 60 * float(sys.argv[1])
-made = queue.Queue(maxsize=64)
+tensors = queue.Queue(maxsize=64)
 steps, stalls = [0, 0], [0.0, 0.0]
 
 def repeat(number, step):
@@ -36,18 +36,18 @@ def allocate():
     if steps[0] % 97 == 0:
         torch.cuda.empty_cache()
     try:
-        made.put_nowait([tensor])
+        tensors.put_nowait([tensor])
     except queue.Full:
         pass
 
 def drop():
     side = torch.cuda.Stream()
     try:
-        holder = made.get(timeout=0.1)
+        holder = tensors.get(timeout=0.1)
     except queue.Empty:
         return
     holder[0].record_stream(side)
-    holder.append(holder)  # a cycle: the garbage collector drops the tensor, on whichever thread it runs
+    holder.append(holder)  # A cycle: the garbage collector drops the tensor, in the thread in which it runs.
     del holder
     if steps[1] % 13 == 0:
         gc.collect()
@@ -60,7 +60,7 @@ torch.cuda.synchronize()
 print(*steps, *(f"{stall:.3f}" for stall in stalls))
 """
 
-# Far longer than any step.
+# The maximum time without a step, which is far longer than any step.
 MAX_STALL_S = 20.0
 
 
@@ -73,18 +73,18 @@ def main() -> int:
     command = [sys.executable, "-P", "-m", "cudakit", "run", "--sanitize", "--"]
     program = [sys.executable, "-c", PROGRAM, str(minutes)]
     try:
-        ran = subprocess.run(
+        process = subprocess.run(
             [*command, *program], stdout=subprocess.PIPE, text=True, timeout=60 * minutes + 120
         )
     except subprocess.TimeoutExpired:
         print(f"deadlock: the program did not end within {minutes + 2:g} minutes")
         return 1
-    allocated, dropped, *stalls = ran.stdout.split() or ("0", "0", "inf", "inf")
+    allocated, dropped, *stalls = process.stdout.split() or ("0", "0", "inf", "inf")
     print(
-        f"{minutes:g} minutes: {allocated} allocations, {dropped} tensors dropped, exit {ran.returncode}"
+        f"{minutes:g} minutes: {allocated} allocations, {dropped} tensors dropped, exit {process.returncode}"
     )
     print(f"longest time without a step: {stalls[0]} s allocating, {stalls[1]} s dropping")
-    return 0 if ran.returncode == 0 and max(map(float, stalls)) < MAX_STALL_S else 1
+    return 0 if process.returncode == 0 and max(map(float, stalls)) < MAX_STALL_S else 1
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def modules() -> dict[str, Path]:
     return paths
 
 
-def imports(tree: ast.AST, known: dict[str, Path]) -> set[str]:
+def imports(tree: ast.AST, package_modules: dict[str, Path]) -> set[str]:
     """Return the modules of the package that a module imports, including imports inside functions."""
     imported = set()
     for node in ast.walk(tree):
@@ -39,18 +39,18 @@ def imports(tree: ast.AST, known: dict[str, Path]) -> set[str]:
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            submodules = names & known.keys()
+            submodules = names & package_modules.keys()
             imported |= submodules
             if submodules != names:
                 imported.add(node.module)
-    return imported & known.keys()
+    return imported & package_modules.keys()
 
 
-def import_graph(known: dict[str, Path]) -> dict[str, set[str]]:
-    """Return for each module the other modules of the package that it imports."""
+def import_graph(package_modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Return the other modules of the package that each module imports."""
     return {
-        name: imports(ast.parse(path.read_text(encoding="utf-8")), known) - {name}
-        for name, path in known.items()
+        name: imports(ast.parse(path.read_text(encoding="utf-8")), package_modules) - {name}
+        for name, path in package_modules.items()
     }
 
 
@@ -59,12 +59,12 @@ def import_cycles(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
     return [component for component in strongly_connected(graph) if len(component) > 1]
 
 
-def small_files(known: dict[str, Path], graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules under ``SMALL_LINES`` lines that one other module imports."""
-    importers = Counter(other for others in graph.values() for other in others)
+def small_files(package_modules: dict[str, Path], graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules of fewer than ``SMALL_LINES`` lines that only one other module imports."""
+    importers = Counter(name for imported_names in graph.values() for name in imported_names)
     return [
         name
-        for name, path in known.items()
+        for name, path in package_modules.items()
         if path.stem not in {"__init__", "__main__"}
         and path.read_text(encoding="utf-8").count("\n") < SMALL_LINES
         and importers[name] == 1
@@ -72,7 +72,7 @@ def small_files(known: dict[str, Path], graph: dict[str, set[str]]) -> list[str]
 
 
 def strongly_connected(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
-    """Return the strongly connected components, imported ones first (Tarjan 1972)."""
+    """Return the strongly connected components; imported components come first (Tarjan 1972)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -81,11 +81,11 @@ def strongly_connected(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
     def visit(name: str) -> None:
         order[name] = low[name] = len(order)
         stack.append(name)
-        for other in sorted(graph[name]):
-            if other not in order:
-                visit(other)
-            if other in stack:
-                low[name] = min(low[name], low[other])
+        for imported in sorted(graph[name]):
+            if imported not in order:
+                visit(imported)
+            if imported in stack:
+                low[name] = min(low[name], low[imported])
         if low[name] == order[name]:
             start = stack.index(name)
             components.append(tuple(sorted(stack[start:])))
@@ -98,25 +98,27 @@ def strongly_connected(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
 
 
 def levels(graph: dict[str, set[str]], components: list[tuple[str, ...]]) -> dict[str, int]:
-    """Return for each module the length of the longest import chain from it; a cycle counts as one."""
-    owner = {name: component for component in components for name in component}
+    """Return the length of the longest chain of imports from each module; a cycle counts as one module."""
+    component_of = {name: component for component in components for name in component}
 
     @cache
     def level(component: tuple[str, ...]) -> int:
-        below = {owner[other] for name in component for other in graph[name]} - {component}
-        return 1 + max(map(level, below), default=0)
+        imported_components = {
+            component_of[imported] for name in component for imported in graph[name]
+        } - {component}
+        return 1 + max(map(level, imported_components), default=0)
 
-    return {name: level(owner[name]) for name in graph}
+    return {name: level(component_of[name]) for name in graph}
 
 
 def package_of(path: Path) -> str:
-    """Return the package that a file counts for: two levels in core and gpu, one elsewhere."""
+    """Return the package in which a file is counted: two levels in core and gpu, one elsewhere."""
     parts = path.relative_to(ROOT).parts[:-1]
     return "/".join(parts[:3] if parts[1:2] in (("core",), ("gpu",)) else parts[:2])
 
 
 def print_sizes() -> None:
-    """Print a row per package: files and lines of Python, lines of C."""
+    """Print a row for each package: the number of Python files, the lines of Python, the lines of C."""
     files: Counter[str] = Counter()
     lines: dict[str, Counter[str]] = defaultdict(Counter)
     for path in sorted((ROOT / "cudakit").rglob("*")):
@@ -138,22 +140,22 @@ def print_sizes() -> None:
 def lengths(
     trees: dict[str, ast.Module], *kinds: type[ast.ClassDef | ast.FunctionDef]
 ) -> list[tuple[int, str]]:
-    """Return the lines of the longest classes or functions, with their names."""
-    functions = []
+    """Return the length and the name of the longest classes or functions."""
+    rows = []
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, kinds):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
-                functions.append((length, f"{name}.{node.name}"))
-    return sorted(functions, reverse=True)[:ROWS]
+                rows.append((length, f"{name}.{node.name}"))
+    return sorted(rows, reverse=True)[:ROWS]
 
 
 def main() -> int:
-    known = modules()
-    texts = {name: path.read_text(encoding="utf-8") for name, path in known.items()}
+    package_modules = modules()
+    texts = {name: path.read_text(encoding="utf-8") for name, path in package_modules.items()}
     trees = {name: ast.parse(text) for name, text in texts.items()}
-    graph = import_graph(known)
-    cycles, small = import_cycles(graph), small_files(known, graph)
+    graph = import_graph(package_modules)
+    cycles, small = import_cycles(graph), small_files(package_modules, graph)
     depth = levels(graph, strongly_connected(graph))
     deepest = max(depth, key=lambda name: depth[name])
     print_sizes()

@@ -22,7 +22,7 @@ def test_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_path_object_is_accepted_like_a_string() -> None:
-    path = ROOT / "examples" / "oom.pkl.gz"
+    path = ROOT / "tests" / "data" / "oom.pkl.gz"
 
     assert cudakit.memviz(path) is not None
     assert cudakit.load_snapshot(path).source == str(path)

@@ -24,7 +24,7 @@ def load_snapshot(path: Path) -> Snapshot:
     Raises SnapshotError if the file is not a memory snapshot, or needs more time or memory than a snapshot of
     its size can.
 
-    >>> snapshot = load_snapshot("examples/oom.pkl.gz")
+    >>> snapshot = load_snapshot("tests/data/oom.pkl.gz")
     >>> len(snapshot.devices[0].events)
     7713
     """
@@ -46,7 +46,7 @@ def memviz(
     ``at`` is "peak", "end", "oom" or the index of an event; ``stream`` is the number in the report. Raises
     SnapshotError for a bad file, UsageError if no file has the device, stream, pool or event.
 
-    >>> result = memviz("examples/oom.pkl.gz")
+    >>> result = memviz("tests/data/oom.pkl.gz")
     >>> result.devices[0].peak.requested_bytes
     2790084608
     """
@@ -59,7 +59,7 @@ def memviz(
 def memviz_diff(before: Path, after: Path) -> DiffResult:
     """Compare two memory snapshots: return the result of ``cudakit memviz AFTER --diff BEFORE --json``.
 
-    >>> diff = memviz_diff("examples/train_python.pkl.gz", "examples/oom.pkl.gz")
+    >>> diff = memviz_diff("tests/data/train_python.pkl.gz", "tests/data/oom.pkl.gz")
     >>> diff.grew_beyond(0.05)
     True
     """
@@ -79,7 +79,7 @@ def memviz_what_if(
     recording applies. Raises InputError for invalid settings, SnapshotError for a bad file or a file without
     a trace, UsageError if the file lacks the device.
 
-    >>> result = memviz_what_if("examples/train_python.pkl.gz", "expandable_segments:True")
+    >>> result = memviz_what_if("tests/data/train_python.pkl.gz", "expandable_segments:True")
     >>> result.devices[0].headline
     'expandable_segments:True would have reserved 20.0 MiB (3%) less at the peak'
     """

@@ -109,9 +109,9 @@ class _Session:
         with self._drained():
             self._memory.model.forget_entries()
             self._memory.model.max_entries = max_entries
-            self._memory.ranges.clear()
+            self._memory.forget_ended_ranges()
             self._memory.has_run_out_of_memory = False
-            self._memory.on_out_of_memory = lambda: write_oom(self._built(None))
+            self._memory.on_out_of_memory = lambda: write_oom(self._build_snapshot(None))
 
     def end(self) -> dict[str, Any]:
         """End a block and return its snapshot."""
@@ -133,9 +133,9 @@ class _Session:
             while self._jax_messages:
                 time_ns, arrays = arrays_of_message(self._jax_messages.pop(0))
                 self._memory.model.replace_blocks(JAX, arrays, time_ns)
-            return self._built(torch)
+            return self._build_snapshot(torch)
 
-    def _built(self, torch: dict[str, Any] | None) -> dict[str, Any]:
+    def _build_snapshot(self, torch: dict[str, Any] | None) -> dict[str, Any]:
         offset_ns = time.time_ns() - time.monotonic_ns()
         return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch=torch)
 

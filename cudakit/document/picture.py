@@ -58,14 +58,6 @@ class Legend:
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """A name above a drawing, followed by a remark."""
-
-    name: str
-    remark: str
-
-
-@dataclass(frozen=True, slots=True)
 class Caption:
     """A sentence below a drawing."""
 
@@ -84,10 +76,10 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Legends, headings, drawings and captions below one another; ``kind`` selects the style."""
+    """Legends, drawings and captions below one another; ``kind`` selects the style."""
 
     kind: str
-    parts: tuple[Legend | Heading | Drawing | Caption, ...]
+    parts: tuple[Legend | Drawing | Caption, ...]
     title: str = ""
 
 

@@ -31,7 +31,7 @@ _MAX_POINTS = 40
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~#$&]|(?<=[A-Za-z])(?=://)|(?<=www)(?=\.)")
 # GitHub links @user and #1 in escaped text too, and notifies the user; a zero-width space prevents it.
 _REFERENCE = re.compile(r"(?<!\w)(@|\\#)(?=\w)")
-# What CommonMark interprets at the beginning of a paragraph: lists, rules and underlined headings.
+# Characters that begin a list, a rule or an underlined heading in CommonMark.
 _BEGINNING = re.compile(r"^(\d*)([-+=.)])")
 
 

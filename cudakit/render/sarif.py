@@ -36,7 +36,7 @@ def render(document: Document, *, root: str = "") -> str:
     rules = {finding.rule: finding for _, finding in results}
     run = {
         "tool": {"driver": {"name": "cudakit", "rules": list(map(_rule, rules.values()))}},
-        # executionSuccessful says whether the tool itself succeeded, independent of its results (3.20.14).
+        # executionSuccessful is true if the tool itself succeeded, whatever its results are (3.20.14).
         "invocations": [
             {
                 "executionSuccessful": True,

@@ -67,7 +67,7 @@ def _posix_spawn(
     return os.posix_spawn(program, argv, environment, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)
 
 
-def finish(status: int) -> int:
+def end_like_program(status: int) -> int:
     """Return the program's exit code, or end this process by the signal that ended the program.
 
     The caller must flush all buffers before. If the signal does not end this process, returns 128 plus the

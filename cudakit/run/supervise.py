@@ -36,9 +36,9 @@ def supervise(
     ``consume`` gets the batches of each process. It returns True to stop the program: with SIGTERM, and after
     ``seconds_to_end`` with SIGKILL. ``stopping`` is called after the SIGTERM, unless the program had already
     ended. ``notify`` gets the messages of agents. Returns the exit status as subprocess does: -N if signal N
-    ended the program (``finish``, ``shell_status``). Does not wait for processes that outlive the program. An
-    exception of ``consume`` is raised after the program has ended. Must be called in the main thread. Raises
-    CommandNotFound and CommandNotExecutable.
+    ended the program (``end_like_program``, ``shell_status``). Does not wait for processes that outlive the
+    program. An exception of ``consume`` is raised after the program has ended. Must be called in the main
+    thread. Raises CommandNotFound and CommandNotExecutable.
     """
     delete_abandoned(Path(gettempdir()))
     with TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
@@ -78,19 +78,19 @@ class _SpoolReader:
         self._consume = consume
         self._notify = notify
 
-    def read(self, between: Callable[[], None]) -> None:
-        """Pass on the new records and messages; call ``between`` after each batch."""
+    def read(self, after_batch: Callable[[], None]) -> None:
+        """Pass on the new records and messages; call ``after_batch`` after each batch."""
         try:
             for batch in self._spool.batches():
                 # After a stop or a failure, batches are read and dropped, so that the spool does not grow.
                 if not self.is_stopped and not self.failure:
                     self.is_stopped = self._consume(batch)
-                between()
-            self._notify_messages()
+                after_batch()
+            self._pass_on_messages()
         except Exception as failure:  # noqa: BLE001 an error of cudakit must not disturb the program
             self.failure = self.failure or failure
 
-    def _notify_messages(self) -> None:
+    def _pass_on_messages(self) -> None:
         for notice in self._notices.new():
             self._notify(notice)
         while self._spool.damaged:

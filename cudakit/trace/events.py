@@ -45,7 +45,7 @@ class Alloc:
     stream: U32 = 0
     layer: AllocationLayer = AllocationLayer.DRIVER
     pool: Text = ""  # name of the pool, such as "cupy"; empty for the driver
-    requested_bytes: U64 = 0  # bytes that the program requested; 0: ``size_bytes``
+    requested_bytes: U64 = 0  # bytes that the program requested; 0 if they equal ``size_bytes``
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,12 @@ def find_invalid(records: Records, string_count: int) -> str:
             continue
         kind = EventKind(number)
         rows, is_kind = records.view(layout(kind)), kinds == kind  # `view` would copy the records
-        for name, least, most in _bounds(kind):
+        for name, minimum, maximum in _bounds(kind):
             values = rows[name][is_kind]
-            if values.max() > (string_count - 1 if most is None else most) or values.min() < least:
+            if (
+                values.max() > (string_count - 1 if maximum is None else maximum)
+                or values.min() < minimum
+            ):
                 return f"invalid {name} in a record of kind {kind.name}"
     return ""
 

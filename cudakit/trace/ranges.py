@@ -59,7 +59,7 @@ class RangeTracker:
         self._innermost: dict[int, OpenRange | None] = {}
 
     def follow(self, records: Records) -> OpenRanges | None:
-        """Return the innermost range that is open at each record; None if no range is open at any."""
+        """Return the innermost range that is open at each record; None if no record has an open range."""
         kinds = records["kind"]
         changes = np.flatnonzero((kinds == EventKind.RANGE_PUSH) | (kinds == EventKind.RANGE_POP))
         if not len(changes) and not self._process_ranges and not self._thread_ranges:

@@ -72,7 +72,7 @@ class Spool:
         for name, files in self._list_files().items():
             chain = self._chains.get(name)
             if chain is not None and chain.is_replaced(files):
-                yield from self._without_errors(chain, chain.rest())
+                yield from self._without_errors(chain, chain.remaining_batches())
                 chain = None
             if chain is None:
                 chain = self._chains[name] = self._new_chain(name)
@@ -112,7 +112,7 @@ class _Chain:
 
     def __init__(self, process: int, number: int, *, discard: bool) -> None:
         self._process = process
-        self._number = number
+        self._trace_number = number
         self._discard = discard
         self._file_number = 0  # number of the open file, or of the next file if none is open
         self._first_inode: int | None = None  # inode of the chain's first file, once it was opened
@@ -131,8 +131,8 @@ class _Chain:
         """Yield the new records; ``files`` are the files of the chain that exist now."""
         # Checked before reading: a process that ends during the read may have written further records.
         was_alive = _is_alive(self._process)
-        while self._open(files):
-            yield from self._read()
+        while self._open_reader(files):
+            yield from self._read_batches()
             if self._file_number + 1 not in files:
                 break
             self._finish_file()
@@ -141,9 +141,9 @@ class _Chain:
                 raise InputError(f"the trace of process {self._process} is truncated: {self._path}")
             self._finish_file()
 
-    def rest(self) -> Iterator[Batch]:
+    def remaining_batches(self) -> Iterator[Batch]:
         """Read the rest of the open file, whose name now belongs to another chain."""
-        yield from self._read()
+        yield from self._read_batches()
         self.close()
 
     def stop_reading(self) -> None:
@@ -156,7 +156,7 @@ class _Chain:
             self._reader.close()
         self._reader = None
 
-    def _open(self, files: _ChainFiles) -> TraceReader | None:
+    def _open_reader(self, files: _ChainFiles) -> TraceReader | None:
         """Return the reader of the open file. Without one, open the next file if its header is complete."""
         file = files.get(self._file_number)
         if self._reader or self._is_stopped or not file or file.stat().st_size < _HEADER_BYTES:
@@ -168,13 +168,13 @@ class _Chain:
         self._last_reader = self._reader
         return self._reader
 
-    def _read(self) -> Iterator[Batch]:
+    def _read_batches(self) -> Iterator[Batch]:
         if self._reader is None:
             return
         strings, stacks = self._reader.strings, self._reader.stacks
         simulated = self._reader.clock is Clock.VIRTUAL
         for records in self._reader.batches(records=_RECORDS_PER_BATCH):
-            yield Batch(self._process, records, strings, stacks, self._number, simulated)
+            yield Batch(self._process, records, strings, stacks, self._trace_number, simulated)
 
     def _finish_file(self) -> None:
         """Close the open file, which was read completely, and continue with the next one."""

@@ -35,8 +35,8 @@ VERSION = 1
 MAGIC = b"cudakit\n"
 
 _HEADER = struct.Struct("<8s3I4xQ")
-_END = struct.Struct("<Q")  # end of the written part, the last field of the header
-_END_OFFSET = _HEADER.size - _END.size
+_WRITTEN_END = struct.Struct("<Q")  # end of the written part, the last field of the header
+_END_OFFSET = _HEADER.size - _WRITTEN_END.size
 _BLOCK = struct.Struct("<4sIQ")
 _COUNT = struct.Struct("<I")
 _FRAME = struct.Struct("<3I")
@@ -233,17 +233,17 @@ class TraceReader:
             raise InputError(f"{self._path} is damaged: there is no clock {clock}")
         return Clock(clock)
 
-    def _read_records(self, most: int) -> bytes:
-        """Read at most ``most`` records; return their bytes."""
+    def _read_records(self, max_count: int) -> bytes:
+        """Read at most ``max_count`` records; return their bytes."""
         chunks: list[bytes] = []
-        while most and (self._unread_records or self._find_records_block()):
+        while max_count and (self._unread_records or self._find_records_block()):
             complete = (self._written_end - self._position) // RECORD_BYTES
-            count = min(most, self._unread_records, complete)
+            count = min(max_count, self._unread_records, complete)
             if not count:
                 break
             chunks.append(self._read_bytes(count * RECORD_BYTES))
             self._unread_records -= count
-            most -= count
+            max_count -= count
         return b"".join(chunks)
 
     def _find_records_block(self) -> bool:
@@ -286,7 +286,9 @@ class TraceReader:
     def _find_written_end(self) -> int:
         """Return the end of the written part, which grows while the program runs."""
         size_bytes = os.fstat(self._file.fileno()).st_size
-        (written_end,) = _END.unpack(os.pread(self._file.fileno(), _END.size, _END_OFFSET))
+        (written_end,) = _WRITTEN_END.unpack(
+            os.pread(self._file.fileno(), _WRITTEN_END.size, _END_OFFSET)
+        )
         return min(written_end, size_bytes) if written_end else size_bytes
 
 

@@ -1,4 +1,4 @@
-"""CuPy takes its memory from cudakit: products and sums on three streams, then what that took."""
+"""Allocate arrays of CuPy with cudakit on three streams, and print the memory statistics."""
 
 import cupy
 import numpy as np
@@ -20,11 +20,11 @@ for matrix, stream in zip(host, streams, strict=True):
         sums.append((on_device @ on_device).sum())
 for stream in streams:
     stream.synchronize()
-found = np.array([float(value) for value in sums])
-assert np.allclose(found, expected, rtol=1e-3)
+results = np.array([float(value) for value in sums])
+assert np.allclose(results, expected, rtol=1e-3)
 
-known = allocator.statistics()
-print(f"allocations: {known['allocation.all.allocated']}")
-print(f"at most {known['allocated_bytes.all.peak'] / 2**20:.1f} MiB allocated")
-print(f"{known['reserved_bytes.all.current'] / 2**20:.1f} MiB reserved")
+statistics = allocator.statistics()
+print(f"allocations: {statistics['allocation.all.allocated']}")
+print(f"at most {statistics['allocated_bytes.all.peak'] / 2**20:.1f} MiB allocated")
+print(f"{statistics['reserved_bytes.all.current'] / 2**20:.1f} MiB reserved")
 allocator.save_snapshot("allocator-cupy.pickle")

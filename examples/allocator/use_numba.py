@@ -1,4 +1,4 @@
-"""Numba takes its memory from cudakit: a kernel on arrays of the device, then what that took."""
+"""Allocate arrays of Numba with cudakit, launch a kernel on these, and print the memory statistics."""
 
 import numpy as np
 from numba import cuda
@@ -7,7 +7,7 @@ import cudakit
 
 allocator = cudakit.CachingAllocator()
 allocator.record_history()
-cuda.set_memory_manager(cudakit.numba_memory_manager(allocator))  # before anything of Numba's
+cuda.set_memory_manager(cudakit.numba_memory_manager(allocator))  # before Numba initializes CUDA
 
 
 @cuda.jit
@@ -23,8 +23,8 @@ for number in range(10):
     add[1 << 12, 256](total, numbers)
 assert (total.copy_to_host() == sum(range(10))).all()
 
-known = allocator.statistics()
-print(f"allocations: {known['allocation.all.allocated']}")
-print(f"at most {known['allocated_bytes.all.peak'] / 2**20:.1f} MiB allocated")
-print(f"{known['reserved_bytes.all.current'] / 2**20:.1f} MiB reserved")
+statistics = allocator.statistics()
+print(f"allocations: {statistics['allocation.all.allocated']}")
+print(f"at most {statistics['allocated_bytes.all.peak'] / 2**20:.1f} MiB allocated")
+print(f"{statistics['reserved_bytes.all.current'] / 2**20:.1f} MiB reserved")
 allocator.save_snapshot("allocator-numba.pickle")

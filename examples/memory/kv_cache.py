@@ -1,11 +1,11 @@
 """Generate tokens with a key-value cache that grows until the GPU is full.
 
-    cudakit run --memory --snapshot kv_cache.pkl.gz kv_cache.py    # runs out of memory
-    cudakit memviz kv_cache.pkl.gz
+    cudakit run --memory --snapshot kv_cache.pkl kv_cache.py    # runs out of memory
+    cudakit memviz kv_cache.pkl
     python kv_cache.py fixed                                       # keeps only the newest tokens
 
-Each step appends the keys and values of the new tokens to the cache of every layer. The sizes follow the
-memory of the GPU, so that the program fails after about 40 steps on any of them.
+Each step appends the keys and values of the new tokens to the cache of every layer. The sizes depend on the
+memory of the GPU, so that the program fails after about 40 steps on any GPU.
 """
 
 import sys
@@ -33,13 +33,13 @@ class Layer(torch.nn.Module):
         new_keys, new_values = self.project(hidden).chunk(2, dim=-1)
         self.keys = append(self.keys, new_keys, window)
         self.values = append(self.values, new_values, window)
-        # The attention of the newest token stands for the attention of all new ones.
+        # The attention of the newest token stands for the attention of all new tokens.
         weights = torch.softmax((self.keys * new_keys[:, -1:]).sum(-1, keepdim=True), dim=1)
         return hidden + (weights * self.values).sum(1, keepdim=True)
 
 
 def append(cache: torch.Tensor | None, new: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Return the cache with the new tokens, or its newest ``window`` tokens."""
+    """Return the cache with the new tokens; only the newest ``window`` tokens, unless it is None."""
     tokens = new.contiguous() if cache is None else torch.cat((cache, new), dim=1)
     return tokens if window is None else tokens[:, -window:].clone()
 

@@ -1,11 +1,12 @@
-"""Validate a model and keep the autograd graph of every batch by accident.
+"""Validate a model and accidentally keep the autograd graph of every batch.
 
-    cudakit run --memory --snapshot retained_graph.pkl.gz retained_graph.py    # runs out of memory
-    cudakit memviz retained_graph.pkl.gz
+    cudakit run --memory --snapshot retained_graph.pkl retained_graph.py    # runs out of memory
+    cudakit memviz retained_graph.pkl
     python retained_graph.py fixed                                             # adds plain numbers
 
 The sum of the losses is a tensor that belongs to the graph of every batch, so that the activations of all
-batches stay alive. The sizes follow the memory of the GPU, so that the program fails after about 40 batches.
+batches stay alive. The sizes depend on the memory of the GPU, so that the program fails after about 40
+batches.
 """
 
 import sys

@@ -1,11 +1,12 @@
 """Serve requests of varying lengths until no free block is large enough for the next one.
 
-    cudakit run --memory --snapshot varying_lengths.pkl.gz varying_lengths.py    # runs out of memory
-    cudakit memviz varying_lengths.pkl.gz
+    cudakit run --memory --snapshot varying_lengths.pkl varying_lengths.py    # runs out of memory
+    cudakit memviz varying_lengths.pkl
     PYTORCH_ALLOC_CONF=expandable_segments:True python varying_lengths.py        # serves all requests
 
-The server admits a request only if all caches together take at most 80 % of the memory of the GPU, and yet it
-runs out of memory: the caches that ended leave free blocks of many sizes between those in use.
+The server admits a request only if all caches together take at most 80% of the memory of the GPU, but runs
+out of memory nevertheless: caches of finished requests leave free blocks of many sizes between the used
+blocks.
 """
 
 import random
@@ -14,7 +15,7 @@ import torch
 
 LAYERS = 2
 REQUESTS = 200
-SHORTEST, LONGEST = 4, 64  # blocks of tokens
+MIN_LENGTH, MAX_LENGTH = 4, 64  # in blocks of tokens
 DEVICE_BYTES = torch.cuda.mem_get_info()[1]
 BUDGET_BYTES = 8 * DEVICE_BYTES // 10
 WEIGHT_BYTES = DEVICE_BYTES // 50
@@ -46,7 +47,7 @@ def main() -> None:
     weights = load_weights()
     sessions: list[Cache] = []
     for _ in range(REQUESTS):
-        length = rng.randint(SHORTEST, LONGEST)
+        length = rng.randint(MIN_LENGTH, MAX_LENGTH)
         needed_bytes = 2 * LAYERS * length * BLOCK_BYTES
         while used_bytes(weights, *sessions) + needed_bytes > BUDGET_BYTES:
             sessions.pop(rng.randrange(len(sessions)))

@@ -14,9 +14,9 @@ host = torch.empty(1 << 22, pin_memory=True)
 many_waves = jax.jit(
     lambda: jnp.sin(jnp.arange(1 << 30, dtype=jnp.float32)).reshape(1 << 22, -1).sum(1)
 )
-host.copy_(torch.from_dlpack(many_waves().block_until_ready()))  # compile it first
+host.copy_(torch.from_dlpack(many_waves().block_until_ready()))  # compile the function first
 
-wave = many_waves()  # still runs while the rest is enqueued
+wave = many_waves()  # still runs while the copy is enqueued
 with torch.cuda.stream(side):
     result = torch.from_dlpack(wave)
     host.copy_(result, non_blocking=True)

@@ -1,7 +1,7 @@
 """The input of a CUDA graph is overwritten on a side stream while a replay may still read it.
 
 A replay runs on the stream that launched it. The side stream, which copies the next input, does not wait for
-it.
+the replay.
 """
 
 import torch

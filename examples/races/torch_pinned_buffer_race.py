@@ -1,7 +1,7 @@
 """A pinned buffer receives a download while an upload may still be reading it.
 
-Both directions share one staging buffer. The download starts as soon as its own stream is free, and the
-upload may then send the downloaded data.
+Both directions share one staging buffer. The download waits only for earlier work of its
+stream, so that the upload may send the downloaded data.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""A tensor of one stream is used on another, and ``record_stream`` tells the allocator about it."""
+"""A tensor of one stream is used on another, and ``record_stream`` informs the allocator about that use."""
 
 import torch
 

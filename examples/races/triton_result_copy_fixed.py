@@ -6,10 +6,10 @@ import triton.language as tl
 
 
 @triton.jit
-def square(numbers, result, size, BLOCK: tl.constexpr):  # noqa: N803 Triton's own style
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(numbers + places, mask=places < size)
-    tl.store(result + places, values * values, mask=places < size)
+def square(numbers, result, size, BLOCK: tl.constexpr):  # noqa: N803 Triton's style
+    positions = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(numbers + positions, mask=positions < size)
+    tl.store(result + positions, values * values, mask=positions < size)
 
 
 side = torch.cuda.Stream()

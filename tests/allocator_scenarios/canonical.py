@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from allocator_scenarios.scenario import DEFAULT
 
-Place: TypeAlias = "tuple[str, int]"  # a segment, and the offset in it
+Place: TypeAlias = "tuple[str, int]"  # The name of a segment, and an offset in the segment.
 PAGE = 2 << 20
 BEGINNINGS = ("segment_alloc", "segment_map")
 
@@ -27,7 +27,8 @@ SEGMENT = (
     "device",
 )
 BY_POOL = "reserved_bytes_by_private_pools."
-UNCOMPARED_SETTING = "PYTORCH_CUDA_ALLOC_CONF"  # PyTorch keeps the last string, we all that differs
+# PyTorch records the last configuration string, cudakit all settings that are not the default.
+UNCOMPARED_SETTING = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class Names:
 
     streams: Mapping[int, str]
     pools: Mapping[tuple[int, int], str]
-    reservation_bytes: int  # how large an expandable segment may become
+    reservation_bytes: int  # The address range that an expandable segment reserves.
 
     def stream(self, handle: int) -> str:
         return DEFAULT if handle == 0 else self.streams.get(handle, "unknown")
@@ -49,7 +50,7 @@ class Names:
 class Seen:
     """A snapshot in canonical form."""
 
-    segments: list[dict[str, Any]]  # in the order in which they were taken
+    segments: list[dict[str, Any]]  # In order of allocation.
     trace: list[dict[str, Any]]
     settings: dict[str, Any]
     keys: dict[str, set[str]]
@@ -58,7 +59,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Addresses:
-    """The addresses of segments and reserved ranges, in order of allocation."""
+    """The addresses of segments and reserved ranges in order of allocation."""
 
     segments: list[int] = field(default_factory=list)
     reservations: list[int] = field(default_factory=list)

@@ -11,7 +11,7 @@ from allocator_scenarios.random_run import EXPANDABLE, UNSPLIT, random_run
 from allocator_scenarios.scenario import Scenario
 from allocator_scenarios.streams import STREAM_SCENARIOS
 
-FIRST_RANDOM = 101  # random runs are numbered from here
+FIRST_RANDOM = 101  # The number of the first random run.
 
 SCENARIOS: tuple[Scenario, ...] = (
     *BASICS,

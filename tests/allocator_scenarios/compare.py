@@ -18,7 +18,7 @@ from allocator_scenarios.canonical import (
 )
 from allocator_scenarios.scenario import CannotRun, Check, Layout, Scenario, Subject, full_name
 
-MOST_SHOWN = 12  # differences of one kind at a check
+MOST_SHOWN = 12  # The maximum number of reported differences of one kind at a check.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ class Verdict:
     number: int
     name: str
     checks: int = 0
-    placed: bool = False  # compared at PyTorch's addresses
-    not_compared: str = ""  # the reason
+    placed: bool = False  # Whether the comparison was repeated at PyTorch's addresses.
+    not_compared: str = ""  # The reason.
     problems: tuple[str, ...] = ()
 
     @property

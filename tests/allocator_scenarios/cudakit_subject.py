@@ -45,7 +45,7 @@ class Ours:
         self._upstream = upstream
         self._work = work
 
-    # The scenario.
+    # Begin and end of a scenario
 
     def begin(self, settings: str) -> None:
         self.allocator = CachingAllocator(self._upstream, search_again=False)
@@ -65,7 +65,7 @@ class Ours:
         self._drop_all()
         self.allocator.close()
 
-    # Memory.
+    # Memory
 
     def alloc(self, size_bytes: int, stream: str = DEFAULT, *, raw: bool = False) -> int:  # noqa: ARG002
         ptr = int(self.allocator.alloc(size_bytes, self._number(stream)))
@@ -108,7 +108,7 @@ class Ours:
     def empty_cache(self) -> None:
         self.allocator.empty_cache()
 
-    # Work.
+    # Work on streams
 
     def busy(self, stream: str) -> None:
         self._busy.add(stream)
@@ -124,7 +124,7 @@ class Ours:
     def work(self, stream: str) -> None:
         self._work.work(stream)
 
-    # Settings and limits.
+    # Settings and limits
 
     @property
     def total_bytes(self) -> int:
@@ -160,7 +160,7 @@ class Ours:
     def on_out_of_memory(self, observer: Callable[[], None]) -> None:
         self.allocator.on_out_of_memory(lambda _: observer())
 
-    # Pools and captures, by number.
+    # Pools and captures, by number
 
     def _forget_pools(self) -> None:
         """Begin without streams or pools."""
@@ -249,7 +249,7 @@ class Ours:
         self._names.setdefault(pool, f"pool {len(self._names) + 1}")
         return self._made
 
-    # What is known.
+    # Statistics and snapshots
 
     def statistics(self) -> dict[str, int]:
         return self.allocator.statistics()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 DEFAULT = ""  # the default stream
-STREAMS = ("s1", "s2", "s3", "s4")  # in order of their handles, in which allocators keep them
+STREAMS = ("s1", "s2", "s3", "s4")  # In the order of the handles, by which allocators sort streams.
 
 
 class CannotRun(Exception):
@@ -50,7 +50,7 @@ class Subject(Protocol):
 
     # --- work
     def busy(self, stream: str) -> None:
-        """Keep a stream busy until ``settle``, for two seconds at most."""
+        """Keep a stream busy until ``settle`` is called, but for at most two seconds."""
         ...
 
     def settle(self, stream: str) -> None: ...
@@ -59,7 +59,7 @@ class Subject(Protocol):
         ...
 
     def work(self, stream: str) -> None:
-        """Enqueue work on a stream: a node if it is captured."""
+        """Enqueue work on a stream; add a node to the graph if the stream is captured."""
         ...
 
     # --- settings and limits
@@ -82,7 +82,7 @@ class Subject(Protocol):
     def make_pool(
         self, *, own: bool = False, use_on_oom: bool = False, no_split: bool = False
     ) -> Any:
-        """Create a pool; with ``own`` it has its own upstream."""
+        """Create a pool; with ``own`` the pool has a separate upstream."""
         ...
 
     def pool_facts(self, pool: Any) -> tuple[tuple[int, int], int]:
@@ -90,7 +90,7 @@ class Subject(Protocol):
         ...
 
     def own_calls(self, pool: Any) -> tuple[int, int]:
-        """Return the numbers of allocations and frees of a pool's own upstream."""
+        """Return the numbers of allocations and frees of a pool's separate upstream."""
         ...
 
     def inside(self, pool: Any) -> AbstractContextManager[None]: ...
@@ -170,8 +170,8 @@ class Scenario:
     name: str
     steps: Callable[[Subject], Steps]
     settings: str = ""
-    without_torch: str = ""  # why PyTorch cannot run it
-    without_memory: str = ""  # why a device in memory cannot run it
+    without_torch: str = ""  # The reason why PyTorch cannot run the scenario.
+    without_memory: str = ""  # The reason why a simulated device cannot run the scenario.
 
 
 def scenario(

@@ -27,7 +27,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.made = self.freed = 0
-        # Kept: PyTorch knows no more than their addresses.
+        # Keep the callbacks alive: PyTorch stores only their addresses.
         self._functions = ALLOC(self._alloc), FREE(self._free)
         addresses = [cast(function, c_void_p).value for function in self._functions]
         self.allocator = torch._C._cuda_customAllocator(*addresses)
@@ -86,7 +86,7 @@ class Torch:
         self._made = 0
         torch._C._cuda_attach_out_of_memory_observer(self._tell)
 
-    # The scenario.
+    # Begin and end of a scenario
 
     def begin(self, settings: str) -> None:
         torch.cuda.synchronize()
@@ -117,7 +117,7 @@ class Torch:
         torch.cuda.empty_cache()
         self.configure("")
 
-    # Memory.
+    # Memory
 
     def alloc(self, size_bytes: int, stream: str = DEFAULT, *, raw: bool = False) -> int:
         if raw:
@@ -167,7 +167,7 @@ class Torch:
     def empty_cache(self) -> None:
         torch.cuda.empty_cache()
 
-    # Work.
+    # Work on streams
 
     def busy(self, stream: str) -> None:
         self._busy.add(stream)
@@ -186,7 +186,7 @@ class Torch:
         with torch.cuda.stream(self._stream(stream)):
             torch.cuda._sleep(1)
 
-    # Settings and limits.
+    # Settings and limits
 
     @property
     def total_bytes(self) -> int:
@@ -233,16 +233,16 @@ class Torch:
     def on_out_of_memory(self, observer: Callable[[], None]) -> None:
         self._observers.append(observer)
 
-    # Pools and captures, by number.
+    # Pools and captures, by number
 
     def make_pool(
         self, *, own: bool = False, use_on_oom: bool = False, no_split: bool = False
     ) -> int:
         options = {"use_on_oom": use_on_oom, "no_split": no_split}
-        wanted = {name: True for name, value in options.items() if value}
+        enabled_options = {name: True for name, value in options.items() if value}
         calls = Calls() if own else None
         try:
-            pool = torch.cuda.MemPool(calls.allocator if calls else None, **wanted)
+            pool = torch.cuda.MemPool(calls.allocator if calls else None, **enabled_options)
         except TypeError as error:
             raise CannotRun(f"this PyTorch makes pools otherwise: {error}") from None
         number = self._numbered(pool.id)
@@ -330,7 +330,7 @@ class Torch:
         self._names.setdefault(tuple(pool), f"pool {len(self._names) + 1}")
         return self._made
 
-    # What is known.
+    # Statistics and snapshots
 
     def statistics(self) -> dict[str, int]:
         found = torch.cuda.memory_stats(DEVICE)

@@ -33,9 +33,9 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def allocator() -> Iterator[cudakit.CachingAllocator]:
-    made = cudakit.CachingAllocator("sim")
-    yield made
-    made.close()
+    new_allocator = cudakit.CachingAllocator("sim")
+    yield new_allocator
+    new_allocator.close()
 
 
 def test_freed_block_serves_the_next_request(allocator: cudakit.CachingAllocator) -> None:
@@ -83,8 +83,8 @@ def test_settings_argument_has_priority_over_the_environment(
     monkeypatch.setenv("CUDAKIT_ALLOC_CONF", "max_split_size_mb:128")
     assert cudakit.CachingAllocator("sim").settings.max_split_size_bytes == 128 * MIB
 
-    given = cudakit.CachingAllocator("sim", settings="max_split_size_mb:256")
-    assert given.settings.max_split_size_bytes == 256 * MIB
+    configured_allocator = cudakit.CachingAllocator("sim", settings="max_split_size_mb:256")
+    assert configured_allocator.settings.max_split_size_bytes == 256 * MIB
 
 
 def test_invalid_settings_error_names_the_position() -> None:
@@ -141,14 +141,14 @@ def test_environment_variable_turns_off_page_handles(
 ) -> None:
     if value:
         monkeypatch.setenv("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", value)
-    made = cudakit.CachingAllocator("sim", settings="expandable_segments:True")
-    ptr = made.alloc(1000)
+    new_allocator = cudakit.CachingAllocator("sim", settings="expandable_segments:True")
+    ptr = new_allocator.alloc(1000)
 
     if forbidden:
         with pytest.raises(Unsupported, match="without a shareable handle"):
-            made.share(ptr)
+            new_allocator.share(ptr)
     else:
-        assert made.share(ptr).page_bytes == 2 * MIB
+        assert new_allocator.share(ptr).page_bytes == 2 * MIB
 
 
 @pytest.mark.parametrize(("value", "cached"), [(None, True), ("0", True), ("1", False)])
@@ -232,12 +232,12 @@ def test_snapshot_includes_pinned_memory(allocator: cudakit.CachingAllocator) ->
 def test_memory_resource_creates_an_allocator_or_uses_the_given_one(
     allocator: cudakit.CachingAllocator,
 ) -> None:
-    made = cudakit.CachingMemoryResource("sim", settings="max_split_size_mb:64")
-    given = cudakit.CachingMemoryResource(allocator=allocator)
+    new_allocator = cudakit.CachingMemoryResource("sim", settings="max_split_size_mb:64")
+    configured_allocator = cudakit.CachingMemoryResource(allocator=allocator)
 
-    assert made.allocator.settings.max_split_size_bytes == 64 * MIB
-    assert given.allocator is allocator
-    assert isinstance(given, cudakit.CachingMemoryResource)
+    assert new_allocator.allocator.settings.max_split_size_bytes == 64 * MIB
+    assert configured_allocator.allocator is allocator
+    assert isinstance(configured_allocator, cudakit.CachingMemoryResource)
 
 
 WITHOUT_CUDA_CORE = """
@@ -253,11 +253,11 @@ except cudakit.MissingDependency as error:
 
 
 def test_memory_resource_without_cuda_core_names_the_package_to_install() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-c", WITHOUT_CUDA_CORE], check=True, capture_output=True, text=True
     )
 
-    assert done.stdout == "pip install 'cuda-core>=1,<2'\n"
+    assert completed.stdout == "pip install 'cuda-core>=1,<2'\n"
 
 
 def test_numba_module_has_the_memory_manager() -> None:

@@ -152,9 +152,9 @@ assert cudakit.device_count() == 0 and not cudakit.is_available()
 @pytest.mark.parametrize("script", [COUNTED, HIDDEN])
 def test_devices_are_counted_as_cuda_sees_them_and_fork_survives_it(script: str) -> None:
     command = [sys.executable, "-P", "-W", "error", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True)
+    completed = subprocess.run(command, capture_output=True, text=True)
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @pytest.mark.gpu

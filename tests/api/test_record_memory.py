@@ -119,25 +119,28 @@ def sizes(snapshot):
     return [[block["requested_size"] for block in segment["blocks"] if block["requested_size"]]
             for segment in snapshot["segments"]]
 
-with cudakit.record_memory("first.pickle") as recording:
+with cudakit.record_memory("first.pickle") as recording, cudakit.range("earlier"):
     import cupy
     first = cupy.pool.malloc(1000)
 second = cupy.pool.malloc(2000)
-with cudakit.record_memory("second.pickle"):
+with cudakit.range("epoch"), cudakit.record_memory("second.pickle"):
     cupy.pool.free(first)
-    third = cupy.pool.malloc(3000)
+    with cudakit.range("load"):
+        third = cupy.pool.malloc(3000)
 print(recording.notes, file=sys.stderr)
 first, second = (read_snapshot(recording.path.with_name(f"{name}.pickle")) for name in ("first", "second"))
 assert sizes(first) == [[1000]], first
 assert sizes(second) == [[2000, 3000]], second
 actions = [entry["action"] for entry in second["device_traces"][0]]
 assert actions == ["free_requested", "free_completed", "alloc"], actions
+ranges = [(each["name"], each["stage"]) for each in second["external_annotations"]]
+assert ranges == [("epoch", "START"), ("load", "START"), ("load", "END")], ranges
 """
 
 
 def test_blocks_record_pools_of_other_libraries(tmp_path: Path) -> None:
     library = build_library(tmp_path)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", PROGRAM, str(STAND_IN)],
         cwd=tmp_path,
         env=os.environ | {"FAKE_CUDA": str(library)},
@@ -146,8 +149,8 @@ def test_blocks_record_pools_of_other_libraries(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert done.stderr == "()\n"
+    assert (completed.returncode, completed.stdout) == (0, ""), completed.stderr
+    assert completed.stderr == "()\n"
 
 
 def test_snapshot_has_the_memory_and_the_limit_of_each_device(torch: Torch) -> None:  # noqa: ARG001

@@ -39,10 +39,10 @@ def refused(call, what):
 def run(code: str, *, gpu: str = "sim") -> None:
     """Run a program with the names above; it fails by raising."""
     text = STEP + code.replace("SANITIZE", f"cudakit.sanitize(gpu={gpu!r}")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", text], capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_accesses_of_simulated_devices_are_exact_in_every_mode() -> None:

@@ -19,7 +19,7 @@ from cudakit.cli import COMMANDS, load_command, program
 from cudakit.cli.options import Command, Option, Value
 
 ROOT = Path(__file__).parents[2]
-OOM = ROOT / "examples" / "oom.pkl.gz"
+OOM = ROOT / "tests" / "data" / "oom.pkl.gz"
 RACE = ROOT / "examples" / "races" / "sim_copies_race.py"
 SAVED = "saved.json"
 LOG = "races.log"

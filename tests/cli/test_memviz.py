@@ -13,8 +13,8 @@ from core.memory.load.files import KIB, LARGE, MIB, SMALL, event, pickled
 from invocation import Cli
 from rich.cells import cell_len
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-OOM, TRAINING = EXAMPLES / "oom.pkl.gz", EXAMPLES / "train_python.pkl.gz"
+DATA = Path(__file__).parents[1] / "data"
+OOM, TRAINING = DATA / "oom.pkl.gz", DATA / "train_python.pkl.gz"
 
 Json = dict[str, Any]
 Ask = Callable[..., Json]

@@ -11,8 +11,8 @@ from invocation import Cli
 import cudakit
 from cudakit.torch_rules.settings import KEYS
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-OOM, TRAINING = EXAMPLES / "oom.pkl.gz", EXAMPLES / "train_python.pkl.gz"
+DATA = Path(__file__).parents[1] / "data"
+OOM, TRAINING = DATA / "oom.pkl.gz", DATA / "train_python.pkl.gz"
 GROWS = "expandable_segments:True"
 
 

@@ -389,4 +389,7 @@ for _ in range(2):
     (device,) = cudakit.memviz(done.files.paths[0]).devices
     (oom,) = device.ooms
     assert (oom.size_bytes, oom.device_free_bytes) == (2 << 30, 5 * MIB)
+    trace = read_snapshot(Path(done.files.paths[0]))["device_traces"][0]
+    assert trace[-1]["action"] == "oom"
+    assert trace[-1]["frames"][0]["filename"].endswith("cupy/__init__.py")
     assert len(cudakit.memviz(done.files.paths[1]).devices[0].ooms) == 2

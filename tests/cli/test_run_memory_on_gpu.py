@@ -289,3 +289,58 @@ def test_limit_is_reported_with_the_line_that_passed_it(tmp_path: Path) -> None:
 
     assert "memory on cuda:0 passed the limit of 40.0 MiB" in done.stderr
     assert "in temporary; peak" in done.stderr
+
+
+def test_failed_allocation_of_cupy_has_a_snapshot_of_its_moment(tmp_path: Path) -> None:
+    code = """
+pool.set_limit(128 << 20)
+try:
+    cupy.empty(256 << 20, "u1")
+except cupy.cuda.memory.OutOfMemoryError:
+    pass
+"""
+    run(tmp_path, CUPY + code, "cupy")
+
+    (device,) = cudakit.memviz(tmp_path / "out-oom.pickle").devices
+    (oom,) = device.ooms
+    assert oom.size_bytes == 256 * MIB
+    assert "cupy" in oom.sentence or oom.pool == POOL_IDS["cupy"]
+
+
+BLOCK = """
+import cudakit
+from pathlib import Path
+
+with cudakit.record_memory("block.pickle") as recording:
+{body}
+assert recording.notes == (), recording.notes
+assert recording.files == [Path("block.pickle").absolute()]
+"""
+
+
+def test_block_records_cupy_and_torch_as_run_memory_does(tmp_path: Path) -> None:
+    for library in ("torch", "cupy"):
+        if find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    body = "\n".join(f"    {line}" for line in (CUPY + TORCH).splitlines())
+    (tmp_path / "program.py").write_text(BEGIN + BLOCK.format(body=body))
+    done = subprocess.run(
+        [sys.executable, "-P", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+    result = Run(json.loads(done.stdout.splitlines()[-1]), tmp_path / "block.pickle", done.stderr)
+    assert_torch_counters(result)
+    assert in_use(result.snapshot, "cupy") == result.counters["used"]
+    assert reserved(result.snapshot, "cupy") == result.counters["total"]
+    assert "step" in {
+        frame["name"]
+        for entry in result.snapshot["device_traces"][0]
+        for frame in entry["frames"]
+        if entry["action"] == "alloc"
+    }

@@ -107,15 +107,31 @@ def test_generator_and_coroutine_functions_cannot_be_decorated(
         decorator(kind())
 
 
-def test_ranges_have_no_effect_without_profiler() -> None:
-    def step() -> None: ...
+WITHOUT_PROFILER = """
+import cudakit
 
-    assert cudakit.range("one") is cudakit.range("two", domain="other", color="red", payload=1)
-    assert cudakit.range("step")(step) is step
-    with cudakit.range("block"):
-        cudakit.mark("moment")
-        cudakit.push_range("pushed", category="work")
-        cudakit.pop_range()
+def step(): ...
+
+assert cudakit.range("one") is cudakit.range("two", domain="other", color="red", payload=1)
+assert cudakit.range("step")(step) is step
+with cudakit.range("block"):
+    cudakit.mark("moment")
+    cudakit.push_range("pushed", category="work")
+    cudakit.pop_range()
+"""
+
+
+def test_ranges_have_no_effect_without_profiler() -> None:
+    # A process of its own, because another test may have started the recorder in this one.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WITHOUT_PROFILER],
+        env={name: os.environ[name] for name in os.environ if name != "NVTX_INJECTION64_PATH"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 ANNOTATED = """

@@ -11,7 +11,6 @@ from cudakit.document.picture import (
     Caption,
     Drawing,
     Figure,
-    Heading,
     Key,
     Legend,
     NoData,
@@ -45,7 +44,6 @@ def label(text: str) -> Shape:
             HOSTILE,
             (
                 Legend((Key(shape("rect", width=1), HOSTILE, HOSTILE),), width=24),
-                Heading(HOSTILE, HOSTILE),
                 Drawing(HOSTILE, (label(HOSTILE),), height=10, description=HOSTILE),
                 Caption(HOSTILE),
             ),

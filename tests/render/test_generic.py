@@ -44,11 +44,13 @@ def words(source: str) -> set[str]:
 
 
 def view_kinds() -> Iterator[str]:
-    """Return the kinds of Views of all features."""
+    """Return the kinds of Views and Explorers of all features."""
     for place in sorted((PACKAGE / "core").rglob("*.py")):
         for node in ast.walk(ast.parse(place.read_text(encoding="utf-8"))):
             match node:
-                case ast.Call(func=ast.Name("View"), args=[ast.Constant(str(kind)), *_]):
+                case ast.Call(
+                    func=ast.Name("View" | "Explorer"), args=[ast.Constant(str(kind)), *_]
+                ):
                     yield kind
 
 
@@ -66,5 +68,5 @@ def test_kinds_of_views_are_known_to_the_features_only() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
 
-    assert {"race", "memory-layout", "roofline"} <= kinds
+    assert {"race", "roofline", "memory", "memory_difference"} <= kinds
     assert kinds & texts == set()

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markup_tree import Node, read
 
-from cudakit.core.memory.present.layout import memory_layout
 from cudakit.document import (
     Bytes,
     Chart,
@@ -41,6 +40,15 @@ from cudakit.document import (
     View,
 )
 from cudakit.document import Node as DocumentNode
+from cudakit.document.picture import (
+    Caption,
+    Drawing,
+    Figure,
+    Key,
+    Legend,
+    name_beside,
+    shape,
+)
 from cudakit.render.html import render
 from cudakit.units import Unavailable
 
@@ -132,9 +140,36 @@ def layout_columns(text: str = "default") -> tuple[Columns, Columns]:
     return segments, blocks
 
 
+def draw_layout(columns: Sequence[Columns]) -> Figure:
+    """Draw a bar for each segment, with the texts of the columns in labels and tooltips."""
+    segments, blocks = columns
+    names = segments.text["pool"] + segments.text["kind"]
+    bars = [
+        shape(
+            "rect",
+            title=name,
+            class_="free",
+            x=0,
+            y=20 * i,
+            width=10 * len(blocks.arrays),
+            height=18,
+        )
+        for i, name in enumerate(names)
+    ]
+    labels = [name_beside(name, y=20 * i) for i, name in enumerate(names)]
+    return Figure(
+        "layout",
+        (
+            Legend((Key(shape("rect", class_="used"), names[0], names[-1]),), width=24),
+            Drawing(f"Layout of {names[0]}", (*bars, *labels), 80, description=names[-1]),
+            Caption(names[0]),
+        ),
+    )
+
+
 def layout_view() -> View:
     names = ("segments", "blocks")
-    return View("memory-layout", names, memory_layout, Note("info", "no picture here"))
+    return View("layout", names, draw_layout, Note("info", "no picture here"))
 
 
 def body(*nodes: DocumentNode) -> Node:
@@ -228,7 +263,7 @@ def test_section_with_nothing_to_show_is_left_out() -> None:
 
 def test_every_picture_has_a_title_or_label() -> None:
     pictures = [n for n in read(render(report())).all("svg") if n.attributes.get("role") == "img"]
-    assert len(pictures) == 4
+    assert len(pictures) == 3
     assert all([child.tag for child in n.children[:2]] == ["title", "desc"] for n in pictures)
 
 

@@ -172,9 +172,9 @@ def test_program_ends_as_without_cudakit(tmp_path: Path, end: str) -> None:
 def test_traceback_has_only_frames_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text("raise ValueError('wrong')")
 
-    done = supervised(["s.py"], cwd=tmp_path)
+    completed = supervised(["s.py"], cwd=tmp_path)
 
-    assert done.stderr.count("  File ") == 1
+    assert completed.stderr.count("  File ") == 1
 
 
 PROGRAMS = {
@@ -316,9 +316,9 @@ def test_non_python_program_runs(tmp_path: Path) -> None:
 def test_program_inherits_blocked_and_ignored_signals(tmp_path: Path) -> None:
     words = ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]
 
-    def signals(done: Outcome) -> list[int]:
+    def signals(completed: Outcome) -> list[int]:
         # Without 32 and 33, which the C library uses itself.
-        return [int(line.split()[1], 16) & 0x7FFF_FFFF for line in done.stdout.splitlines()]
+        return [int(line.split()[1], 16) & 0x7FFF_FFFF for line in completed.stdout.splitlines()]
 
     assert signals(supervised(words, cwd=tmp_path)) == signals(plain(words, cwd=tmp_path))
 
@@ -327,12 +327,12 @@ def test_shell_script_without_shebang_runs(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("echo $1; exit 5")
     (tmp_path / "run").chmod(0o755)
 
-    done = supervised(["./run", "x"], cwd=tmp_path)
+    completed = supervised(["./run", "x"], cwd=tmp_path)
 
-    assert (done.status, done.stdout) == (5, "x\n")
+    assert (completed.status, completed.stdout) == (5, "x\n")
 
 
 def test_status_of_non_python_program_reports_the_signal(tmp_path: Path) -> None:
-    done = supervised(["sh", "-c", "kill -USR2 $$"], cwd=tmp_path)
+    completed = supervised(["sh", "-c", "kill -USR2 $$"], cwd=tmp_path)
 
-    assert done.status == -signal.SIGUSR2
+    assert completed.status == -signal.SIGUSR2

@@ -17,12 +17,12 @@ from cudakit.run.child import shell_status
 
 SUPERVISOR = """
 import sys
-from cudakit.run.child import finish
+from cudakit.run.child import end_like_program
 from cudakit.run.command import resolve
 from cudakit.run.protocol import Settings
 from cudakit.run.supervise import supervise
 command = resolve(sys.argv[1:], python=sys.executable)
-sys.exit(finish(supervise(command, settings=Settings(), consume=lambda _: False)))
+sys.exit(end_like_program(supervise(command, settings=Settings(), consume=lambda _: False)))
 """
 
 WAITS = "import time; print('ready', flush=True); time.sleep(60)"

@@ -63,9 +63,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_records_reach_the_consumer(tmp_path: Path) -> None:
     consume = Counted()
 
-    done = supervised(["-c", RECORDS + "fill(20)"], cwd=tmp_path, consume=consume)
+    completed = supervised(["-c", RECORDS + "fill(20)"], cwd=tmp_path, consume=consume)
 
-    assert (done.status, done.stderr) == (0, "")
+    assert (completed.status, completed.stderr) == (0, "")
     assert list(consume.fills.values()) == [20]
 
 
@@ -82,9 +82,9 @@ def test_records_reach_the_consumer(tmp_path: Path) -> None:
 def test_records_survive_every_end_of_the_program(tmp_path: Path, end: str, status: int) -> None:
     consume = Counted()
 
-    done = supervised(["-c", RECORDS + f"fill(20); {end}"], cwd=tmp_path, consume=consume)
+    completed = supervised(["-c", RECORDS + f"fill(20); {end}"], cwd=tmp_path, consume=consume)
 
-    assert done.status == status
+    assert completed.status == status
     assert consume.total == 20
 
 
@@ -92,9 +92,9 @@ def test_records_reach_the_consumer_while_the_program_runs(tmp_path: Path) -> No
     consume = Counted()
     script = RECORDS + "fill(1); print(time.monotonic()); sys.stdout.flush(); time.sleep(0.4)"
 
-    done = supervised(["-c", script], cwd=tmp_path, consume=consume)
+    completed = supervised(["-c", script], cwd=tmp_path, consume=consume)
 
-    assert consume.seen_s[-1] - float(done.stdout) < 0.3
+    assert consume.seen_s[-1] - float(completed.stdout) < 0.3
 
 
 FORKS = "pid = os.fork(); fill(3); pid and os.waitpid(pid, 0)"
@@ -110,14 +110,14 @@ subprocess.run([sys.executable, "-P", "-c", "from cudakit.gpu.sim import Sim; g 
 def test_child_processes_are_recorded_unless_follow_is_off(tmp_path: Path, *, follow: bool) -> None:
     consume = Counted()
 
-    done = supervised(
+    completed = supervised(
         ["-c", RECORDS + STARTS],
         cwd=tmp_path,
         consume=consume,
         settings=Settings(sanitize=True, follow=follow),
     )
 
-    assert (done.status, done.stderr) == (0, "")
+    assert (completed.status, completed.stderr) == (0, "")
     assert sorted(consume.fills.values()) == ([1, 3] if follow else [3])
 
 
@@ -146,14 +146,14 @@ def test_consumer_stops_the_program(tmp_path: Path) -> None:
     script = RECORDS + "fill(5)\nwhile True: fill(1); time.sleep(0.01)"
 
     stops: list[bool] = []
-    done = supervised(
+    completed = supervised(
         ["-c", script],
         cwd=tmp_path,
         consume=Counted(enough=5),
         stopping=lambda: stops.append(True),
     )
 
-    assert (done.status, stops) == (-signal.SIGTERM, [True])
+    assert (completed.status, stops) == (-signal.SIGTERM, [True])
 
 
 def test_program_that_ended_before_the_stop_was_not_stopped(tmp_path: Path) -> None:
@@ -163,22 +163,24 @@ def test_program_that_ended_before_the_stop_was_not_stopped(tmp_path: Path) -> N
         os.waitid(os.P_PID, batch.process, os.WEXITED | os.WNOWAIT)
         return True
 
-    done = supervised(
+    completed = supervised(
         ["-c", RECORDS + "fill(5)"],
         cwd=tmp_path,
         consume=consume,
         stopping=lambda: stops.append(True),
     )
 
-    assert (done.status, stops) == (0, [])
+    assert (completed.status, stops) == (0, [])
 
 
 def test_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     script = RECORDS + "signal.signal(signal.SIGTERM, signal.SIG_IGN); fill(5); time.sleep(60)"
 
-    done = supervised(["-c", script], cwd=tmp_path, consume=Counted(enough=5), seconds_to_end=0.2)
+    completed = supervised(
+        ["-c", script], cwd=tmp_path, consume=Counted(enough=5), seconds_to_end=0.2
+    )
 
-    assert done.status == -signal.SIGKILL
+    assert completed.status == -signal.SIGKILL
 
 
 def test_failing_consumer_does_not_harm_the_program(tmp_path: Path) -> None:
@@ -219,9 +221,9 @@ memory = SharedMemory(create=True, size=10); memory.close(); memory.unlink()
 (spool,) = os.listdir({str(temporary)!r})
 print(os.listdir({str(temporary)!r} + "/" + spool), oct(os.stat({str(temporary)!r} + "/" + spool).st_mode))
 """
-    done = supervised(["-c", script], cwd=tmp_path)
+    completed = supervised(["-c", script], cwd=tmp_path)
 
-    assert done.stdout == "['losses'] 0o40700\n"
+    assert completed.stdout == "['losses'] 0o40700\n"
 
 
 @pytest.mark.parametrize(
@@ -237,9 +239,9 @@ def test_damaged_spool_is_reported_or_ignored(tmp_path: Path, code: str, message
     notices: list[Notice] = []
     script = f"import os; spool = os.environ['CUDAKIT_SPOOL']; {code}"
 
-    done = supervised(["-c", script], cwd=tmp_path, notify=notices.append)
+    completed = supervised(["-c", script], cwd=tmp_path, notify=notices.append)
 
-    assert done.status == 0
+    assert completed.status == 0
     assert [notice.kind for notice in notices] == [NoticeKind.INCOMPLETE] * bool(message)
     assert all(message in notice.text for notice in notices)
 

@@ -1,4 +1,4 @@
-"""The language check finds dialect in prose and names, and nothing in plain text or code."""
+"""The language check reports dialect in prose and names, and reports no plain text or code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from check_language import EXCEPTIONS, findings_in, texts_of
 
 
 def words(path: Path, source: str) -> list[tuple[int, str]]:
-    """Return the line and the word of each finding in a file of this text."""
+    """Return the line and the word of each finding in a file with the given text."""
     path.write_text(source, encoding="utf-8")
-    return [(each.line, each.word) for each in findings_in(path.name, texts_of(path))]
+    return [(finding.line, finding.word) for finding in findings_in(path.name, texts_of(path))]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def words(path: Path, source: str) -> list[tuple[int, str]]:
         ('def f():\n    """Say why."""\n', [(2, "Say")]),
     ],
 )
-def test_dialect_in_python_is_found(
+def test_dialect_in_python_is_reported(
     tmp_path: Path, source: str, expected: list[tuple[int, str]]
 ) -> None:
     assert words(tmp_path / "some.py", source) == expected
@@ -51,11 +51,11 @@ def test_dialect_in_python_is_found(
         "message = f'{room}'\n",
     ],
 )
-def test_plain_words_and_uses_of_a_name_are_not_found(tmp_path: Path, source: str) -> None:
+def test_plain_words_and_uses_of_a_name_are_not_reported(tmp_path: Path, source: str) -> None:
     assert words(tmp_path / "some.py", source) == []
 
 
-def test_dialect_in_c_is_found(tmp_path: Path) -> None:
+def test_dialect_in_c_is_reported(tmp_path: Path) -> None:
     source = 'int room; // no room,\n          // it tells\n// of it\n/* a twin\n * fares */\nf("so many");\n'
 
     assert words(tmp_path / "some.cu", source) == [
@@ -67,7 +67,7 @@ def test_dialect_in_c_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_dialect_in_shell_and_markdown_is_found(tmp_path: Path) -> None:
+def test_dialect_in_shell_and_markdown_is_reported(tmp_path: Path) -> None:
     assert words(tmp_path / "script", "#!/bin/sh\nroom=1 # a room\n") == [(2, "room")]
     assert words(tmp_path / "page.md", "# What is new here\n\nIt fares `so many`\nwell.\n") == [
         (3, "fares")
@@ -88,9 +88,9 @@ def test_exception_applies_to_path_and_word(tmp_path: Path) -> None:
     exceptions = {("quoted/", "room")}
 
     quoted = findings_in("quoted/page.md", texts_of(page), exceptions)
-    assert [each.word for each in quoted] == ["twin"]
-    other = findings_in("other/page.md", texts_of(page), exceptions)
-    assert [each.word for each in other] == ["room", "twin"]
+    assert [finding.word for finding in quoted] == ["twin"]
+    unquoted = findings_in("other/page.md", texts_of(page), exceptions)
+    assert [finding.word for finding in unquoted] == ["room", "twin"]
 
 
 def test_exceptions_have_files_and_reasons() -> None:

@@ -1,4 +1,4 @@
-"""The picture of README shows what the commands print."""
+"""The picture of README shows the current output of the commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PICTURE = Path(__file__).parents[2] / "docs/images/terminal.svg"
 
 
 def words(svg: str) -> str:
-    """Return the visible text of an SVG without spaces, which layout and colors of rich do not change."""
+    """Return the visible text of an SVG without spaces; layout and colors do not affect the result."""
     text = re.sub(r"<style>.*?</style>|<[^>]*>", "", svg, flags=re.DOTALL)
     return "".join(html.unescape(text).split())
 

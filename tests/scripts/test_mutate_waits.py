@@ -10,8 +10,8 @@ import mutate_waits
 import pytest
 import race_logs
 from check_races import Case
-from core.sanitize.brute_force import Found, unordered_accesses
-from mutate_waits import Outcome, compared, mutants, outcome, programs, waits, without
+from core.sanitize.brute_force import UnorderedPairs, unordered_accesses
+from mutate_waits import Outcome, compare_reports, mutants, outcome, programs, source_without, waits
 
 from cudakit.trace.events import Event, EventBody, Fill, Gap, StreamCreate, StreamSync
 from cudakit.trace.kinds import StreamFlag
@@ -43,7 +43,7 @@ def codes(source: str) -> list[str]:
         "while not event.done: time.sleep(0)",
     ],
 )
-def test_waiting_statement_is_found(statement: str) -> None:
+def test_waiting_statement_is_mutated(statement: str) -> None:
     assert codes(f"if ordered:\n    {statement}\nprint(1)") == [statement]
 
 
@@ -58,7 +58,7 @@ def test_waiting_statement_is_found(statement: str) -> None:
         "wait = synchronize",
     ],
 )
-def test_statement_without_wait_is_no_mutant(statement: str) -> None:
+def test_statement_without_wait_is_not_mutated(statement: str) -> None:
     assert codes(statement) == []
 
 
@@ -66,30 +66,30 @@ def test_mutation_removes_only_wait() -> None:
     source = "ä = 1; side.wait_stream(\n    main\n)  # why\nrest()\n"
 
     (wait,) = waits(source)
-    assert without(source, wait) == "ä = 1; pass  # why\nrest()\n"
+    assert source_without(source, wait) == "ä = 1; pass  # why\nrest()\n"
 
 
 def test_wait_expression_is_replaced_by_argument() -> None:
     source = "x = (f(1).block_until_ready(), 2)\ny = jax.block_until_ready(g(x, x))\n"
 
     first, second = waits(source)
-    assert without(source, first) == "x = (f(1), 2)\ny = jax.block_until_ready(g(x, x))\n"
-    assert without(source, second) == "x = (f(1).block_until_ready(), 2)\ny = g(x, x)\n"
+    assert source_without(source, first) == "x = (f(1), 2)\ny = jax.block_until_ready(g(x, x))\n"
+    assert source_without(source, second) == "x = (f(1).block_until_ready(), 2)\ny = g(x, x)\n"
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.script.stem for case in CASES])
 def test_mutant_differs_in_single_statement(case: Case) -> None:
     source = case.script.read_text(encoding="utf-8")
-    found = mutants(case)
+    case_mutants = mutants(case)
 
-    for mutant in found:
-        changed = without(source, mutant.wait)
+    for mutant in case_mutants:
+        changed = source_without(source, mutant.wait)
         pairs = zip(ast.parse(source).body, ast.parse(changed).body, strict=True)
-        assert sum(ast.dump(one) != ast.dump(other) for one, other in pairs) == 1
-        assert len(waits(changed)) == len(found) - 1
+        assert sum(ast.dump(before) != ast.dump(after) for before, after in pairs) == 1
+        assert len(waits(changed)) == len(case_mutants) - 1
 
 
-def test_there_are_mutants_of_twenty_programs_at_least() -> None:
+def test_more_than_sixty_fixed_programs_have_mutants() -> None:
     assert sum(bool(mutants(case)) for case in CASES) > 60
     assert all(case.variant != "race" for case in CASES)
 
@@ -112,24 +112,29 @@ def test_mutant_is_reported_or_redundant() -> None:
     assert outcome([CLEAN, RACE]).verdict == "reported"
 
 
-def test_inexact_run_proves_nothing() -> None:
-    lost = trace(Fill(1, 0, 8), Gap("accesses are lost", 2))
+def test_mutant_with_lost_accesses_is_unproven() -> None:
+    trace_with_gap = trace(Fill(1, 0, 8), Gap("accesses are lost", 2))
 
-    assert outcome([lost]) == Outcome("unproven", "2 x accesses are lost")
+    assert outcome([trace_with_gap]) == Outcome("unproven", "2 x accesses are lost")
 
 
-def test_disagreement_is_miss_or_false_positive() -> None:
+def test_disagreement_with_brute_force_is_miss_or_false_alarm() -> None:
     (pair,) = unordered_accesses(unpack(RACE.records, RACE.strings)).pairs
 
-    assert compared(race_logs.analyzed([CLEAN]), Found([pair], Counter())).verdict == "MISSED"
-    assert compared(race_logs.analyzed([RACE]), Found([], Counter())).verdict == "ALARM"
+    assert (
+        compare_reports(race_logs.analyze([CLEAN]), UnorderedPairs([pair], Counter())).verdict
+        == "MISSED"
+    )
+    assert (
+        compare_reports(race_logs.analyze([RACE]), UnorderedPairs([], Counter())).verdict == "ALARM"
+    )
 
 
 def test_simulated_mutants_are_reported_or_redundant(tmp_path: Path) -> None:
-    script = [sys.executable, mutate_waits.__file__, "sim_kernels*", "--keep", str(tmp_path)]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    command = [sys.executable, mutate_waits.__file__, "sim_kernels*", "--keep", str(tmp_path)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    verdicts = [line.split()[0] for line in done.stdout.splitlines()]
-    assert verdicts == ["reported", "redundant", "2"], done.stdout + done.stderr
-    assert done.returncode == 0
+    verdicts = [line.split()[0] for line in process.stdout.splitlines()]
+    assert verdicts == ["reported", "redundant", "2"], process.stdout + process.stderr
+    assert process.returncode == 0
     assert len(list(tmp_path.glob("sim_kernels_fixed-*.log"))) == 2

@@ -1,4 +1,4 @@
-"""Any settings that there can be."""
+"""Random valid settings for property tests."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from cudakit.torch_rules.oom_message import details, message_of
 from cudakit.torch_rules.oom_remedies import hint_of, remedies
 from cudakit.units import Unavailable
 
-OWN = StreamPool((0, 0), False, 0, 40 * GIB, 3 * GIB, 1 * GIB, 0, 0)
+STREAM_CACHE = StreamPool((0, 0), False, 0, 40 * GIB, 3 * GIB, 1 * GIB, 0, 0)
 REPORT = OomReport(
     device=0,
     requested_bytes=2 * GIB - 100,
@@ -34,7 +34,7 @@ REPORT = OomReport(
     pending_bytes=0,
     max_split_size_bytes=None,
     expandable_segments=False,
-    stream_pools=(OWN,),
+    stream_pools=(STREAM_CACHE,),
     pins=(),
 )
 
@@ -107,16 +107,21 @@ def test_processes_are_deduplicated_and_few_are_named() -> None:
             "2.00 GiB was freed but waits for stream 0xc",
         ),
         (
-            {"stream_pools": (OWN, replace(OWN, stream=0xC, largest_free_bytes=2 * GIB))},
+            {
+                "stream_pools": (
+                    STREAM_CACHE,
+                    replace(STREAM_CACHE, stream=0xC, largest_free_bytes=2 * GIB),
+                )
+            },
             "a block of 2.00 GiB is cached in the large blocks on stream 0xc",
         ),
         (
-            {"stream_pools": (replace(OWN, largest_free_bytes=2 * GIB),)},
+            {"stream_pools": (replace(STREAM_CACHE, largest_free_bytes=2 * GIB),)},
             "came too late: create the allocator with search_again=True",
         ),
         (
             {
-                "stream_pools": (replace(OWN, largest_free_bytes=3 * GIB),),
+                "stream_pools": (replace(STREAM_CACHE, largest_free_bytes=3 * GIB),),
                 "max_split_size_bytes": 2 * GIB,
             },
             "a free block of 3.00 GiB was not used: raise max_split_size_mb",
@@ -126,7 +131,7 @@ def test_processes_are_deduplicated_and_few_are_named() -> None:
             "during a capture 5.00 GiB of cached or pending memory",
         ),
         (
-            {"rejected": True, "stream_pools": (replace(OWN, releasable_bytes=2 * GIB),)},
+            {"rejected": True, "stream_pools": (replace(STREAM_CACHE, releasable_bytes=2 * GIB),)},
             "without throw_on_cudamalloc_oom:True 2.00 GiB",
         ),
         (
@@ -162,7 +167,9 @@ def test_without_a_remedy_recording_history_is_suggested() -> None:
 
 
 def test_details_fit_80_columns_and_end_with_what_would_have_helped() -> None:
-    stream_pools = tuple(replace(OWN, stream=0x55555 * n, pool=(0, n % 3)) for n in range(9))
+    stream_pools = tuple(
+        replace(STREAM_CACHE, stream=0x55555 * n, pool=(0, n % 3)) for n in range(9)
+    )
     pins = tuple(Pin(0x7F0123456789, 20 * MIB, 1, 1023 * MIB, 1003 * MIB, []) for _ in range(3))
     text = details(replace(REPORT, stream_pools=stream_pools, pins=pins, limit_bytes=41 * GIB))
 

@@ -21,18 +21,18 @@ KIB, GIB = 1 << 10, 1 << 30
 
 @given(integers(1, 1 << 45))
 def test_without_divisions_sizes_are_rounded_to_512(size: int) -> None:
-    found = rounded(size)
+    rounded_size = rounded(size)
 
-    assert found % 512 == 0
-    assert max(size, 512) <= found < size + 512 or found == 512
+    assert rounded_size % 512 == 0
+    assert max(size, 512) <= rounded_size < size + 512 or rounded_size == 512
 
 
 @given(integers(1, 1 << 40), sampled_from([2, 4, 8, 16]))
 def test_divisions_waste_no_more_than_one_step(size: int, division: int) -> None:
-    found = rounded(size, (division,) * 16)
+    rounded_size = rounded(size, (division,) * 16)
 
-    assert found % 512 == 0
-    assert size <= found < size * (1 + 1 / division) + 512
+    assert rounded_size % 512 == 0
+    assert size <= rounded_size < size * (1 + 1 / division) + 512
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_block_size_is_a_multiple_of_512_bytes_and_fits_the_request(
 def test_rounding_an_array_equals_rounding_each_request(
     sizes: list[int], divisions: tuple[int, ...]
 ) -> None:
-    found = rounded_array(np.array(sizes, np.int64), divisions)
+    rounded_sizes = rounded_array(np.array(sizes, np.int64), divisions)
 
-    assert found.tolist() == [rounded(size, divisions) for size in sizes]
+    assert rounded_sizes.tolist() == [rounded(size, divisions) for size in sizes]
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python")
 class MemoryFiles:
     """The snapshots of a program, and where its processes passed the limit."""
 
-    paths: tuple[str, ...]
-    limits_passed: tuple[str, ...]  # one sentence per process and device
+    paths: tuple[str, ...]  # paths of the snapshots
+    limits_passed: tuple[str, ...]  # one sentence for each process and device that passed the limit
 
 
 class MemoryMonitor:
@@ -48,17 +48,20 @@ class MemoryMonitor:
         self._paths: defaultdict[int, list[str]] = defaultdict(list)  # by PID
         self._torch_paths: list[str] = []  # files that PyTorch wrote
         self._oom_paths: list[str] = []  # files of the moment when another pool ran out of memory
+        # Snapshots of such moments that are not written yet: PID, number of the trace, snapshot.
+        self._unwritten_ooms: list[tuple[int, int, dict[str, Any]]] = []
         self._unix_offset_ns = time.time_ns() - time.monotonic_ns()
 
     def consume(self, batch: Batch) -> None:
         """Apply the records of a batch; those of simulated devices are ignored."""
         if not batch.simulated:
-            self._memory(batch.process, batch.chain).feed(batch)
+            self._memory_of(batch.process, batch.chain).feed(batch)
 
     def notify(self, notice: Notice) -> bool:
         """Handle a message of an agent about memory; return False for other messages."""
         if notice.kind is NoticeKind.MEMORY:
             self._paths[notice.process].append(notice.text)
+            self._write_ooms()
         elif notice.kind is NoticeKind.SNAPSHOTS:
             self._torch_paths.append(notice.text)
             if notice.text not in self._paths[notice.process]:
@@ -72,7 +75,8 @@ class MemoryMonitor:
 
     def finish(self) -> MemoryFiles:
         """Write the files of all processes, and check the limit."""
-        paths = [*self._oom_paths, *self._torch_paths]
+        self._write_ooms()
+        paths = list(dict.fromkeys([*self._oom_paths, *self._torch_paths]))
         limits_passed: list[str] = []
         unread = set(self._torch_paths)
         for (process, chain), memory in self._processes.items():
@@ -88,20 +92,32 @@ class MemoryMonitor:
             limits_passed += self._check_limit(self._read(path), 0)
         return MemoryFiles(tuple(paths), tuple(dict.fromkeys(limits_passed)))
 
-    def _memory(self, process: int, chain: int) -> ProcessMemory:
+    def _memory_of(self, process: int, chain: int) -> ProcessMemory:
         from cudakit.core.memory.record.process import ProcessMemory
 
         if (process, chain) not in self._processes:
             memory = self._processes[process, chain] = ProcessMemory()
-            memory.on_out_of_memory = lambda: self._write_oom(process, chain)
+            memory.on_out_of_memory = lambda: self._keep_oom(process, chain)
         return self._processes[process, chain]
 
-    def _write_oom(self, process: int, chain: int) -> None:
-        """Write the snapshot of the moment when a pool ran out of memory."""
-        path = Path(self._path_of(process, chain))
-        oom_path = str(path.with_stem(f"{path.stem}-oom"))
-        if self._write(self._processes[process, chain], oom_path, has_torch=False) is not None:
-            self._oom_paths.append(oom_path)
+    def _keep_oom(self, process: int, chain: int) -> None:
+        """Build the snapshot of the moment when a pool ran out of memory."""
+        from cudakit.core.memory.record.snapshot_file import build_snapshot
+
+        memory = self._processes[process, chain]
+        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=None)
+        self._unwritten_ooms.append((process, chain, snapshot))
+        if self._paths[process]:
+            self._write_ooms()
+
+    def _write_ooms(self) -> None:
+        """Write the snapshots of out-of-memory errors; the agent has reported the path of its process."""
+        for process, chain, snapshot in self._unwritten_ooms:
+            path = Path(self._path_of(process, chain))
+            oom_path = path.with_stem(f"{path.stem}-oom")
+            if self._write_file(snapshot, oom_path):
+                self._oom_paths.append(str(oom_path))
+        self._unwritten_ooms.clear()
 
     def _path_of(self, process: int, chain: int) -> str:
         """Return the path that the agent of a process chose; without one, a name with the PID."""
@@ -114,13 +130,14 @@ class MemoryMonitor:
         from cudakit.core.memory.record.jax_profile import arrays_of_message
         from cudakit.core.memory.record.pools import JAX
 
-        chain = max((c for process, c in self._processes if process == notice.process), default=0)
+        chains = [chain for process, chain in self._processes if process == notice.process]
+        chain = max(chains, default=0)
         try:
             time_ns, arrays = arrays_of_message(notice.text)
         except InputError as error:
             self._add_note(error.message)
             return
-        self._memory(notice.process, chain).model.replace_blocks(JAX, arrays, time_ns)
+        self._memory_of(notice.process, chain).model.replace_blocks(JAX, arrays, time_ns)
 
     def _add_to_torch_file(self, process: int, path: str) -> None:
         chains = [chain for pid, chain in self._processes if pid == process]
@@ -130,18 +147,24 @@ class MemoryMonitor:
 
     def _write(self, memory: ProcessMemory, path: str, *, has_torch: bool) -> dict[str, Any] | None:
         """Write the snapshot of a process; return None, with a note, if that is impossible."""
-        from cudakit.core.memory.record.snapshot_file import build_snapshot, write_snapshot
+        from cudakit.core.memory.record.snapshot_file import build_snapshot
 
         torch = self._read(path) if has_torch else None
         if has_torch and torch is None:
             return None
         snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=torch)
+        return snapshot if self._write_file(snapshot, Path(path)) else None
+
+    def _write_file(self, snapshot: dict[str, Any], path: Path) -> bool:
+        """Write a snapshot; return False, with a note, if that is impossible."""
+        from cudakit.core.memory.record.snapshot_file import write_snapshot
+
         try:
-            write_snapshot(snapshot, Path(path))
+            write_snapshot(snapshot, path)
         except OSError as error:
             self._add_note(f"cannot write {path}: {error.strerror}")
-            return None
-        return snapshot
+            return False
+        return True
 
     def _read(self, path: str) -> dict[str, Any] | None:
         from cudakit.core.memory.record.snapshot_file import read_snapshot
@@ -157,8 +180,8 @@ class MemoryMonitor:
 
         if snapshot is None or self._limit_bytes is None:
             return []
-        several = len(self._processes) > 1 and process
-        prefix = f"process {process}: " if several else ""
+        has_several = len(self._processes) > 1 and process
+        prefix = f"process {process}: " if has_several else ""
         passed = find_limit_passed(snapshot, self._limit_bytes)
         return [f"{prefix}{_sentence(each, self._limit_bytes)}" for each in passed]
 
@@ -170,12 +193,12 @@ def _sentence(passed: LimitPassed, limit_bytes: int) -> str:
         return f"{text} before the recorded events; peak {format_bytes(passed.peak_bytes)}"
     text += (
         f": {format_bytes(passed.reserved_bytes)} after {passed.pool} allocated"
-        f" {format_bytes(passed.size_bytes)}{_place(passed)}"
+        f" {format_bytes(passed.size_bytes)}{_call_site_text(passed)}"
     )
     return f"{text}; peak {format_bytes(passed.peak_bytes)}"
 
 
-def _place(passed: LimitPassed) -> str:
+def _call_site_text(passed: LimitPassed) -> str:
     in_program = [
         frame
         for frame in passed.stack

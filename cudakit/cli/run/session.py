@@ -24,7 +24,7 @@ from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import add_device_patches
 from cudakit.gpu.capture.preflight import Ready, preflight
-from cudakit.run.child import finish, shell_status
+from cudakit.run.child import end_like_program, shell_status
 from cudakit.run.command import Command, resolve
 from cudakit.run.protocol import Notice, NoticeKind, Settings
 from cudakit.run.supervise import supervise
@@ -171,7 +171,7 @@ def run_program(spec: RunSpec) -> int:
             raise
         # The program's status is more important than the failure to write the report.
         code = report_error(error, json_to=standard_error if spec.output.json else None)
-    return code if monitor.stopped or not status else finish(status)
+    return code if monitor.stopped or not status else end_like_program(status)
 
 
 def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:

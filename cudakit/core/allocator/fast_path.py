@@ -109,8 +109,8 @@ class FastPath:
             free = (self._small if small else self._large).get(stream)
             block = free.take(size, UNLIMITED) if free is not None else None
             if block is not None:
-                split = block.size - size > (_SMALL_SLACK if small else _LARGE_SLACK)
-                self._engine.alloc_found_block(block, size, size_bytes, None, split=split)
+                should_split = block.size - size > (_SMALL_SLACK if small else _LARGE_SLACK)
+                self._engine.alloc_found_block(block, size, size_bytes, None, split=should_split)
                 self._live[block.ptr] = block
         finally:
             gate.busy = False
@@ -145,7 +145,7 @@ class FastPath:
 
 
 def _is_stream_of(block: Block, stream: int | None) -> bool:
-    """Return whether a stream is the stream of a block; None is."""
+    """Return whether a stream is the stream of a block; True if the stream is None."""
     block_stream = block.free_blocks.stream
     return (
         stream is None

@@ -119,7 +119,7 @@ def axis_title(name: str) -> str:
 
 
 def _label(case: Labelled, axes: Sequence[str], *, bench: bool, library: bool) -> str:
-    # The calls "launch" and "launch-to-start" name their bench themselves.
+    # For the calls "launch" and "launch-to-start", the name of the call contains the name of the bench.
     names_bench = str(case.axes.get("call", "")).startswith(case.name)
     words = [case.name] if bench and not names_bench else []
     for name in axes:

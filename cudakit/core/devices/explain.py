@@ -27,7 +27,7 @@ _PREFIXES = ("CUDA_ERROR_", "CUDAERROR")
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The explanation of one name."""
+    """The explanation of one error, Xid, check, library status or environment variable."""
 
     kind: (
         str  # kind: "CUDA error", "Xid", "check", "environment variable", "cuBLAS status" and so on

@@ -173,9 +173,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRemedy:
-    """A change of the settings or of the program, and the failed request in a replay with this change."""
+    """A change of settings, program or memory limit, and the failed request in a replay with it."""
 
     change: str
+    cause: str  # id of the cause that the change removes
     settings: str | None  # value for PYTORCH_CUDA_ALLOC_CONF; null: not a setting
     helps: bool  # the request succeeded
     recommended: bool  # the report recommends this change

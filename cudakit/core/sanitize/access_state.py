@@ -38,7 +38,7 @@ class AccessState:
         self.approximate = False
 
     def add_if_ordered(self, access: MemoryAccess, clock: Clock) -> bool:
-        """Store an access that races with none. Return False, storing nothing, if it may race.
+        """Store an access that races with no stored access. Return False, storing nothing, if it may race.
 
         Does the work of ``unordered_accesses`` and ``store`` in one call, because most accesses race with
         none.
@@ -119,11 +119,11 @@ class AccessState:
         )
 
 
-def replace_ordered(accesses: Accesses, clock: Clock, new: MemoryAccess) -> Accesses:
+def replace_ordered(accesses: Accesses, clock: Clock, new_access: MemoryAccess) -> Accesses:
     """Return the accesses and a new access, without the accesses that happen before the new one."""
     if not accesses or (len(accesses) == 1 and accesses[0].tick <= clock[accesses[0].slot]):
-        return (new,)
-    return (*[access for access in accesses if access.tick > clock[access.slot]], new)
+        return (new_access,)
+    return (*[access for access in accesses if access.tick > clock[access.slot]], new_access)
 
 
 def _are_all_equivalent(accesses: Accesses, other_accesses: Accesses) -> bool:
@@ -273,7 +273,7 @@ class PointerState:
         return True
 
     def unordered_accesses(self, mode: int, clock: Clock) -> Sequence[MemoryAccess]:
-        """List the stored kernels that may race with an access of this mode at the position of a clock."""
+        """List the stored kernels that may race with an access of this mode whose clock is ``clock``."""
         accesses = self.writers + self.readers if mode & WRITE else self.writers
         return [access for access in accesses if access.tick > clock[access.slot]]
 
@@ -302,7 +302,7 @@ class PointerStates:
         self.by_address: dict[int, PointerState] = {}
         self._addresses: list[int] = []
 
-    def at(self, address: int) -> PointerState:
+    def get_or_create(self, address: int) -> PointerState:
         """Return the state of a pointer; create it if there is none."""
         pointer = self.by_address.get(address)
         if pointer is None:

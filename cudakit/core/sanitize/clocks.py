@@ -20,7 +20,7 @@ from cudakit.trace.ranges import OpenRange
 
 # A clock has for each slot the last tick of that timeline that happens before the operation.
 Clock: TypeAlias = list[int]
-# The synchronizations, by slot, that established the order in a clock; None: stream order or no order.
+# For each slot, the synchronization that set the tick of a clock; None if no synchronization did.
 Reasons: TypeAlias = list[Sync | None]
 
 # Tick that a timeline's clock has for the timeline itself, because its operations are ordered.
@@ -87,7 +87,7 @@ class Timeline:
         self.reasons = self.reasons + [None] * added
 
 
-# The values of the enumerations as plain integers, because they are compared for every record of a trace.
+# Plain integers are faster to compare than enumerations, and these are compared for every record of a trace.
 READ: Final = int(AccessMode.READ)
 WRITE: Final = int(AccessMode.WRITE)
 ATOMIC: Final = int(AccessMode.ATOMIC)

@@ -88,19 +88,27 @@ class ConflictChecker:
                 self._on_conflict(conflict)
         self.pending.clear()
 
-    def _add(self, new: Conflict) -> None:
+    def _add(self, new_conflict: Conflict) -> None:
         """Store one conflict per stream, with the stream's last operation.
 
         A wait for the last operation also covers the earlier operations of the stream. A graph launch counts
         as one operation, except for conflicts between its own nodes.
         """
-        previous = new.previous
-        key = previous.slot, previous.call.node if _is_one_launch(new) else 0
-        old = self.pending.get(key)
-        if old is not None and old.previous is previous and old.confidence is new.confidence:
-            new = replace(new, lo=min(old.lo, new.lo), hi=max(old.hi, new.hi))
-        if old is None or _rank(old) <= _rank(new):
-            self.pending[key] = new
+        previous = new_conflict.previous
+        key = previous.slot, previous.call.node if _is_one_launch(new_conflict) else 0
+        old_conflict = self.pending.get(key)
+        if (
+            old_conflict is not None
+            and old_conflict.previous is previous
+            and old_conflict.confidence is new_conflict.confidence
+        ):
+            new_conflict = replace(
+                new_conflict,
+                lo=min(old_conflict.lo, new_conflict.lo),
+                hi=max(old_conflict.hi, new_conflict.hi),
+            )
+        if old_conflict is None or _rank(old_conflict) <= _rank(new_conflict):
+            self.pending[key] = new_conflict
 
     def _is_implied(self, conflict: Conflict) -> bool:
         """Return whether waiting for a later node of the same graph launch would also fix this conflict."""
@@ -147,9 +155,13 @@ def _confidence(first: MemoryAccess, second: MemoryAccess) -> Confidence:
     )
 
 
-def _uncovered_precision(access: MemoryAccess, other: MemoryAccess) -> set[int]:
-    """Return the precision of ``access``, or an empty set if ``other`` is exact and covers its range."""
-    is_covered = other.precision == EXACT and other.lo <= access.lo and access.hi <= other.hi
+def _uncovered_precision(access: MemoryAccess, other_access: MemoryAccess) -> set[int]:
+    """Return the precision of ``access``, or an empty set if an exact ``other_access`` covers its range."""
+    is_covered = (
+        other_access.precision == EXACT
+        and other_access.lo <= access.lo
+        and access.hi <= other_access.hi
+    )
     return set() if is_covered else {access.precision}
 
 

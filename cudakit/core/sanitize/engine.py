@@ -38,15 +38,15 @@ from cudakit.trace.ranges import RangeTracker
 class RaceDescriber:
     """Converts conflicts to races: adds the kind, the allocation and the last synchronization."""
 
-    def __init__(self, order: StreamOrder, memory: Allocations, pools: Allocations) -> None:
-        self._order = order
+    def __init__(self, stream_order: StreamOrder, memory: Allocations, pools: Allocations) -> None:
+        self._stream_order = stream_order
         self._memory = memory
         self._pools = pools
 
     def describe(self, conflict: Conflict, strings: Sequence[str]) -> Race:
         """Return the race of a conflict. Call it before later work is enqueued."""
         previous, current = conflict.previous, conflict.current
-        pool_block = self._pools.at(conflict.lo)
+        pool_block = self._pools.find(conflict.lo)
         return Race(
             kind=_race_kind(previous, current, pool_block),
             confidence=conflict.confidence,
@@ -54,8 +54,8 @@ class RaceDescriber:
             hi=conflict.hi,
             current=_operation(current, strings),
             previous=_operation(previous, strings),
-            allocation=pool_block or self._memory.at(conflict.lo),
-            last_sync=self._order.last_sync(
+            allocation=pool_block or self._memory.find(conflict.lo),
+            last_sync=self._stream_order.last_sync(
                 current.call.stream, previous.call.stream, previous.slot
             ),
             approximate=conflict.approximate,
@@ -82,14 +82,14 @@ def _race_kind(
     )
 
 
-def _counts_as_write(access: MemoryAccess, other: MemoryAccess) -> bool:
-    """Return whether an access of a race counts as a write; ``other`` is the other access of the race.
+def _counts_as_write(access: MemoryAccess, other_access: MemoryAccess) -> bool:
+    """Return whether an access of a race counts as a write; ``other_access`` is the other access of the race.
 
     An assumed access may be a read or a write. If the other access is exact, the assumed one counts as a
     write if the other is a read, because one of the two must be a write.
     """
-    if access.precision >= ASSUMED > other.precision:
-        return not other.mode & WRITE
+    if access.precision >= ASSUMED > other_access.precision:
+        return not other_access.mode & WRITE
     return bool(access.mode & ~AccessMode.READ)
 
 
@@ -152,16 +152,16 @@ class Engine:
         self._report_possible = report_possible
         self._races: list[Race] = []
         self._strings: Sequence[str] = ()
-        self._order = order = StreamOrder()
+        self._stream_order = stream_order = StreamOrder()
         self._shadow = shadow = Shadow(
             ConflictChecker(self._report_conflict), find_possible=report_possible
         )
-        self._memory = AllocationEvents(order, shadow)
-        self._describer = RaceDescriber(order, self._memory.driver, self._memory.pools)
-        self._syncs = SyncTracker(order, self.gaps)
-        self._graphs = GraphTracker(order, shadow, self.coverage, self.gaps)
+        self._memory = AllocationEvents(stream_order, shadow)
+        self._describer = RaceDescriber(stream_order, self._memory.driver, self._memory.pools)
+        self._syncs = SyncTracker(stream_order, self.gaps)
+        self._graphs = GraphTracker(stream_order, shadow, self.coverage, self.gaps)
         self._work = StreamWork(
-            order, shadow, self._memory.driver, self.coverage, strict=strict_threads
+            stream_order, shadow, self._memory.driver, self.coverage, strict=strict_threads
         )
         self._handlers = self._all_handlers()
         self._access_handlers: dict[int, _AccessHandler] = {
@@ -207,7 +207,7 @@ class Engine:
         thread_changes = np.flatnonzero(threads[1:] != threads[:-1]) + 1
         for thread_records in np.split(records, thread_changes):
             if len(thread_records):
-                self._order.use_thread(int(thread_records["thread"][0]))
+                self._stream_order.use_thread(int(thread_records["thread"][0]))
             yield thread_records
 
     def _analyze(self, batch: RecordBatch) -> None:
@@ -263,16 +263,16 @@ class Engine:
 
     def _prune_states(self) -> None:
         """Remove the states that no race can involve any more, once there are many states."""
-        self._order.reuse_slots()
-        if self._order.unrecorded_streams:
-            self.gaps[UNKNOWN_STREAM] = self._order.unrecorded_streams
+        self._stream_order.reuse_slots()
+        if self._stream_order.unrecorded_streams:
+            self.gaps[UNKNOWN_STREAM] = self._stream_order.unrecorded_streams
         if self._state_count < self._next_prune_count:
             return
-        prune(self._shadow, self._order.precedes_future_work)
+        prune(self._shadow, self._stream_order.precedes_future_work)
         self._syncs.prune()
         self._graphs.prune()
         if len(self._shadow.range_states) > MAX_RANGE_STATES:
-            coarsen(self._shadow, self._memory.driver.at)
+            coarsen(self._shadow, self._memory.driver.find)
         self._next_prune_count = self._prune_above + 2 * self._state_count
 
     @property

@@ -153,9 +153,9 @@ class GraphTracker:
     """Handles all graphs and their launches. Launches of one executable graph never overlap."""
 
     def __init__(
-        self, order: StreamOrder, shadow: Shadow, coverage: Coverage, gaps: Counter[str]
+        self, stream_order: StreamOrder, shadow: Shadow, coverage: Coverage, gaps: Counter[str]
     ) -> None:
-        self._order = order
+        self._stream_order = stream_order
         self._shadow = shadow
         self._coverage = coverage
         self._gaps = gaps
@@ -183,13 +183,13 @@ class GraphTracker:
     def add_launch(self, call: Call, graph: int, executable: int) -> None:
         """Enqueue a graph as one operation, with one new tick for all its nodes."""
         self._coverage.graph_launches += 1
-        stream = self._order.enqueue(call)
+        stream = self._stream_order.enqueue(call)
         if stream is None:
             return
         if executable in self._last_launches:
             release, earlier = self._last_launches[executable]
-            reason = Sync(SyncKind.EVENT, earlier.seq, earlier.site, call.seq, call.site)
-            stream.acquire(release, reason)
+            sync = Sync(SyncKind.EVENT, earlier.seq, earlier.site, call.seq, call.site)
+            stream.acquire(release, sync)
         if not self._graph(graph):
             self._gaps[UNKNOWN_GRAPH] += 1
         call.graph = graph
@@ -197,7 +197,7 @@ class GraphTracker:
         clock = stream.clock.copy()
         clock[stream.slot] = stream.tick - 1
         self.current_launch = GraphLaunch(call, self._graph(graph), stream.slot, stream.tick, clock)
-        self._order.enqueue(call)
+        self._stream_order.enqueue(call)
         self._last_launches[executable] = stream.release(), call
 
     def add_launch_accesses(self, rows: Iterable[AccessRow]) -> None:
@@ -227,7 +227,7 @@ class GraphTracker:
         self._last_launches = {
             executable: (release, call)
             for executable, (release, call) in self._last_launches.items()
-            if not self._order.precedes_future_work(release.slot, release.tick)
+            if not self._stream_order.precedes_future_work(release.slot, release.tick)
         }
 
     def _graph(self, number: int) -> Graph:

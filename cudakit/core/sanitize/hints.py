@@ -169,7 +169,7 @@ def fix(kind: RaceKind, current: Side, previous: Side) -> str:
         verb = "frees" if current.operation == "free" else "uses"
         return (
             f"make the host wait for {earlier_stream}, or for an event recorded there after {earlier}, "
-            f"before the host {verb} the memory{_at(call_site(current.stack))}"
+            f"before the host {verb} the memory{_at_call_site(call_site(current.stack))}"
         )
     if kind is RaceKind.USE_AFTER_FREE and previous.operation == "free":
         return f"free the memory after its last use: move {earlier} after {later}"
@@ -192,17 +192,17 @@ def why_not_covered(
     ``recorded`` is the call site of the event record, ``waited`` that of the wait.
     """
     earlier_stream, later_stream = short_stream_name(previous), short_stream_name(current)
-    before = f"before {operation_at(previous)} was enqueued"
-    awaited = f"{earlier_stream}{_at(waited)}"
+    enqueued_before = f"before {operation_at(previous)} was enqueued"
+    awaited = f"{earlier_stream}{_at_call_site(waited)}"
     match kind:
         case SyncKind.EVENT:
-            event = f"an event recorded{_at(recorded)}"
-            return f"too early: {later_stream} last waited for {awaited}, for {event} {before}"
+            event = f"an event recorded{_at_call_site(recorded)}"
+            return f"too early: {later_stream} last waited for {awaited}, for {event} {enqueued_before}"
         case SyncKind.HOST:
-            return f"too early: the host last waited for {awaited}, {before}"
+            return f"too early: the host last waited for {awaited}, {enqueued_before}"
         case SyncKind.DEFAULT_STREAM:
             implicit = "the implicit synchronization of the default stream"
-            return f"too early: {implicit} last made {later_stream} wait for {awaited}, {before}"
+            return f"too early: {implicit} last made {later_stream} wait for {awaited}, {enqueued_before}"
 
 
 def short_stream_name(side: Side) -> str:
@@ -249,5 +249,5 @@ def _participle(kind: RaceKind, previous: Side) -> str:
     return "writing" if kind is not RaceKind.WRITE_AFTER_READ and previous.writes else "reading"
 
 
-def _at(call_site: str) -> str:
+def _at_call_site(call_site: str) -> str:
     return f" at {call_site}" if call_site else ""

@@ -45,10 +45,10 @@ def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:
     text = _OPERATOR.sub("operator", _ABI_TAG.sub("", name))
     if not _is_balanced(text):
         return cut(text, max_length)
-    *enclosing, last = _scopes(_without_signature(text))
+    *enclosing, last_scope = _scopes(_without_signature(text))
     for levels, max_types, qualified in _DETAIL_LEVELS:
         short = "::".join(
-            (*(enclosing if qualified else ()), _shorten_template(last, levels, max_types))
+            (*(enclosing if qualified else ()), _shorten_template(last_scope, levels, max_types))
         )
         if len(short) <= max_length:
             return short
@@ -104,27 +104,27 @@ def _without_signature(text: str) -> str:
 
 def _scopes(text: str) -> list[str]:
     """Split a qualified name, and remove the template arguments of all scopes but the last."""
-    *enclosing, last = _split_outside_brackets(text, "::")
+    *enclosing, last_scope = _split_outside_brackets(text, "::")
     names = (scope.partition("<")[0] for scope in enclosing if not scope.startswith("("))
-    return [*names, last]
+    return [*names, last_scope]
 
 
 def _shorten_template(text: str, levels: int, max_types: int) -> str:
     """Return a name with its template arguments, of which at most ``max_types`` are types."""
-    name, opening, rest = text.partition("<")
-    if not opening or ">" not in rest:
+    name, opening, after_name = text.partition("<")
+    if not opening or ">" not in after_name:
         return text
-    inside, _, tail = rest.rpartition(">")
+    arguments_text, _, tail = after_name.rpartition(">")
     if levels == 0:
         return f"{name}<…>{tail}"
-    arguments = [argument.strip() for argument in _split_outside_brackets(inside, ",")]
+    arguments = [argument.strip() for argument in _split_outside_brackets(arguments_text, ",")]
     types = [index for index, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)]
     end = types[max_types] if len(types) > max_types else len(arguments)
     shown_arguments = [
         _shorten_argument(argument, levels - 1, max_types) for argument in arguments[:end]
     ]
-    more = ["…"] if end < len(arguments) else []
-    return f"{name}<{', '.join(shown_arguments + more)}>{tail}"
+    ellipsis = ["…"] if end < len(arguments) else []
+    return f"{name}<{', '.join(shown_arguments + ellipsis)}>{tail}"
 
 
 def _shorten_argument(text: str, levels: int, max_types: int) -> str:
@@ -148,26 +148,26 @@ def _split_outside_brackets(text: str, separator: str) -> list[str]:
     return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
-def _positions_outside_brackets(text: str, part: str) -> list[int]:
-    """Return the positions at which a text contains ``part`` outside all brackets."""
+def _positions_outside_brackets(text: str, searched: str) -> list[int]:
+    """Return the positions at which a text contains ``searched`` outside all brackets."""
     depth, positions = 0, []
     for index, character in enumerate(text):
-        if depth == 0 and text.startswith(part, index):
+        if depth == 0 and text.startswith(searched, index):
             positions.append(index)
         depth += (character in _OPENING) - (character in _CLOSING)
     return positions
 
 
 def _is_balanced(text: str) -> bool:
-    open_: list[str] = []
+    open_brackets: list[str] = []
     for character in text:
         if character in _OPENING:
-            open_.append(character)
+            open_brackets.append(character)
         elif character in _CLOSING and (
-            not open_ or _OPENING.index(open_.pop()) != _CLOSING.index(character)
+            not open_brackets or _OPENING.index(open_brackets.pop()) != _CLOSING.index(character)
         ):
             return False
-    return not open_
+    return not open_brackets
 
 
 _LIBRARY = re.compile(

@@ -42,7 +42,7 @@ class Allocations:
         del self._addresses[index]
         return self._allocations.pop(index)
 
-    def at(self, address: int) -> Allocation | None:
+    def find(self, address: int) -> Allocation | None:
         """Return the allocation that contains an address, or None."""
         index = bisect_right(self._addresses, address) - 1
         if index < 0:
@@ -53,7 +53,7 @@ class Allocations:
     def _first_ending_after(self, address: int) -> int:
         """Return the index of the first allocation that ends after an address."""
         index = bisect_right(self._addresses, address)
-        return index - 1 if self.at(address) is not None else index
+        return index - 1 if self.find(address) is not None else index
 
 
 class AllocationEvents:
@@ -64,10 +64,10 @@ class AllocationEvents:
     the allocation and before the free (CUDA Driver API, "Stream Ordered Memory Allocator").
     """
 
-    def __init__(self, order: StreamOrder, shadow: Shadow) -> None:
+    def __init__(self, stream_order: StreamOrder, shadow: Shadow) -> None:
         self.driver = Allocations()
         self.pools = Allocations()
-        self._order = order
+        self._stream_order = stream_order
         self._shadow = shadow
 
     def add_allocation(
@@ -89,19 +89,19 @@ class AllocationEvents:
         if layer == AllocationLayer.POOL:
             self.pools.remove(address)
             return
-        allocation = self.driver.at(address)
+        allocation = self.driver.find(address)
         hi = address + (size_bytes or (allocation.size_bytes if allocation else 0))
         if how == AllocationKind.STREAM_ORDERED:
             self._free_in_stream(call, address, hi)
             return
         if how in (AllocationKind.SYNC, AllocationKind.PINNED, AllocationKind.MANAGED):
-            self._order.sync_context(call)
+            self._stream_order.sync_context(call)
         self.driver.remove(address)
         self._shadow.clear(address, hi)
 
     def _alloc_in_stream(self, call: Call, lo: int, hi: int) -> None:
         """Add a stream-ordered allocation. The driver orders it after the free of the same memory."""
-        stream = self._order.enqueue(call)
+        stream = self._stream_order.enqueue(call)
         if stream is None or lo >= hi:
             return
         for release in self._shadow.freed_before(lo, hi):
@@ -112,7 +112,7 @@ class AllocationEvents:
 
     def _free_in_stream(self, call: Call, lo: int, hi: int) -> None:
         """Add a stream-ordered free. Every later access to the memory is a race, even if it is ordered."""
-        stream = self._order.enqueue(call)
+        stream = self._stream_order.enqueue(call)
         if stream is None or lo >= hi:
             return
         access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
@@ -164,14 +164,14 @@ class StreamWork:
 
     def __init__(
         self,
-        order: StreamOrder,
+        stream_order: StreamOrder,
         shadow: Shadow,
         memory: Allocations,
         coverage: Coverage,
         *,
         strict: bool,
     ) -> None:
-        self._order = order
+        self._stream_order = stream_order
         self._shadow = shadow
         self._memory = memory
         self._coverage = coverage
@@ -186,7 +186,7 @@ class StreamWork:
     ) -> Callable[[Iterable[AccessRow]], None]:
         """Add a launch and its accesses; return the function that adds further accesses of it."""
         self._last_launch = call
-        self._last_stream = stream = self._order.enqueue(call)
+        self._last_stream = stream = self._stream_order.enqueue(call)
         if stream is None:  # the launch is captured into a graph
             deque(rows, maxlen=0)  # skip the rows in the iterator over all accesses of the batch
         else:
@@ -215,17 +215,17 @@ class StreamWork:
     ) -> None:
         """Add the read and the write of a copy, and apply the waits of the host."""
         self._coverage.copies += 1
-        if self._order.stream(call).graph:
+        if self._stream_order.stream(call).graph:
             return
         role = host_role(direction, host_memory, asynchronous=asynchronous, strict=self._strict)
         if role.waits_before:
-            self._order.sync_stream(self._order.stream(call), call)
+            self._stream_order.sync_stream(self._stream_order.stream(call), call)
         source_rows = source, size_bytes, rows, source_pitch_bytes
         destination_rows = destination, size_bytes, rows, destination_pitch_bytes
         self._add_access(call, *source_rows, READ, by_host=role.reads_source)
         self._add_access(call, *destination_rows, WRITE, by_host=role.writes_destination)
         if role.waits_after:
-            self._order.sync_stream(self._order.stream(call), call)
+            self._stream_order.sync_stream(self._stream_order.stream(call), call)
 
     def add_fill(
         self,
@@ -239,20 +239,20 @@ class StreamWork:
         """Add the write of a fill, and apply the wait of the host."""
         self._coverage.fills += 1
         self._add_access(call, address, size_bytes, rows, pitch_bytes, WRITE, by_host=False)
-        allocation = self._memory.at(address)
+        allocation = self._memory.find(address)
         how = allocation.how if allocation else None
         if host_waits_for_fill(how, asynchronous=asynchronous):
-            self._order.sync_stream(self._order.stream(call), call)
+            self._stream_order.sync_stream(self._stream_order.stream(call), call)
 
     def _add_access(
         self, call: Call, lo: int, width: int, rows: int, pitch: int, mode: int, *, by_host: bool
     ) -> None:
         """Add an access to rows of ``width`` bytes, by the host or in the call's stream."""
-        timeline = self._order.host if by_host else self._order.enqueue(call)
+        timeline = self._stream_order.host if by_host else self._stream_order.enqueue(call)
         if timeline is None or width * rows <= 0:
             return
         if by_host:
-            self._order.advance_host()
+            self._stream_order.advance_host()
             call = replace(call, stream=0)
         hi = lo + (rows - 1) * pitch + width
         if rows == 1 or pitch in (0, width):

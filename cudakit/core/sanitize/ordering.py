@@ -159,7 +159,7 @@ class StreamOrder:
         self.current_version += 1
 
     def host_acquires(self, release: Release, call: Call) -> None:
-        """Order the host after a release, by a call that waits."""
+        """Order the host after a release, because ``call`` waits for it."""
         if release.tick > self.host.clock[release.slot]:
             self.host.acquire(release, _single_call(SyncKind.HOST, call))
             self.advance_host()
@@ -262,31 +262,31 @@ class SyncTracker:
     A wait for an event that was never recorded has no effect (CUDA Driver API, ``cuStreamWaitEvent``).
     """
 
-    def __init__(self, order: StreamOrder, gaps: Counter[str]) -> None:
-        self._order = order
+    def __init__(self, stream_order: StreamOrder, gaps: Counter[str]) -> None:
+        self._stream_order = stream_order
         self._gaps = gaps
         self._events: dict[int, Signal] = {}  # the last record of each event
         # For each event whose last record was captured, the graph into which it was captured.
         self._captured_events: dict[int, int] = {}
         # The writes of each memory word, by address and by the slot of the stream that wrote it.
-        self._words: dict[int, dict[int, Signal]] = {}
+        self._memory_words: dict[int, dict[int, Signal]] = {}
 
     def __len__(self) -> int:
-        return len(self._events) + len(self._words)
+        return len(self._events) + len(self._memory_words)
 
     def create_stream(self, call: Call, flag: int) -> None:
-        if not self._order.has(call.stream):
-            self._order.create(call.stream, StreamFlag(flag), call.context)
+        if not self._stream_order.has(call.stream):
+            self._stream_order.create(call.stream, StreamFlag(flag), call.context)
 
     def destroy_stream(self, call: Call) -> None:
-        if self._order.has(call.stream):
-            self._order.destroy(self._order.stream(call))
+        if self._stream_order.has(call.stream):
+            self._stream_order.destroy(self._stream_order.stream(call))
 
     def record_event(self, call: Call, event: int) -> None:
         """Record an event on a stream. If the stream is captured, store the graph of the event."""
-        stream = self._order.enqueue(call)
+        stream = self._stream_order.enqueue(call)
         if stream is None:
-            self._captured_events[event] = self._order.stream(call).graph
+            self._captured_events[event] = self._stream_order.stream(call).graph
             self._events.pop(event, None)
         else:
             self._captured_events.pop(event, None)
@@ -295,33 +295,35 @@ class SyncTracker:
     def wait_for_event(self, call: Call, event: int) -> None:
         """Order a stream after an event. A wait for a captured event captures the stream, too."""
         if event in self._captured_events:
-            self._order.capture(self._order.stream(call), self._captured_events[event])
-        elif stream := self._order.enqueue(call):
+            self._stream_order.capture(
+                self._stream_order.stream(call), self._captured_events[event]
+            )
+        elif stream := self._stream_order.enqueue(call):
             _wait_for(stream, self._events.get(event), call)
 
     def sync_event(self, call: Call, event: int) -> None:
         signal = self._events.get(event)
         if signal is not None:
-            self._order.host_acquires(signal.release, call)
+            self._stream_order.host_acquires(signal.release, call)
 
     def sync_stream(self, call: Call) -> None:
-        self._order.sync_stream(self._order.stream(call), call)
+        self._stream_order.sync_stream(self._stream_order.stream(call), call)
 
     def sync_context(self, call: Call) -> None:
-        self._order.sync_context(call)
+        self._stream_order.sync_context(call)
 
     def run_host_function(self, call: Call, phase: int) -> None:
         """Order a host function after the stream's work, and the stream's next work after the function."""
         if phase == HostCallPhase.BEGIN:
             self.sync_stream(call)
         else:
-            self._order.enqueue(call)
+            self._stream_order.enqueue(call)
 
     def begin_capture(self, call: Call, graph: int) -> None:
-        self._order.capture(self._order.stream(call), graph)
+        self._stream_order.capture(self._stream_order.stream(call), graph)
 
     def end_capture(self, _: Call, graph: int) -> None:
-        for stream in self._order:
+        for stream in self._stream_order:
             if stream.graph == graph:
                 stream.graph = 0
         self._captured_events = {
@@ -332,29 +334,29 @@ class SyncTracker:
 
     def apply_memop(self, call: Call, address: int, flag: int) -> None:
         """Write a memory word after the stream's work, or make the stream wait for the writes of a word."""
-        stream = self._order.enqueue(call)
+        stream = self._stream_order.enqueue(call)
         if stream is None:
             return
         if flag == MemopType.WRITE:
             signal = Signal(stream.release(), call.seq, call.site)
-            self._words.setdefault(address, {})[stream.slot] = signal
-        elif address in self._words:
-            for signal in self._words[address].values():
+            self._memory_words.setdefault(address, {})[stream.slot] = signal
+        elif address in self._memory_words:
+            for signal in self._memory_words[address].values():
                 _wait_for(stream, signal, call)
         else:
             self._wait_for_all_streams(stream, call)
 
     def prune(self) -> None:
         """Remove the releases that happen before all future work."""
-        precedes_future_work = self._order.precedes_future_work
+        precedes_future_work = self._stream_order.precedes_future_work
         self._events = {
             event: signal
             for event, signal in self._events.items()
             if not precedes_future_work(signal.release.slot, signal.release.tick)
         }
         # The address of a word stays, so that a wait for it is not counted as a wait for an unwritten word.
-        for address, signals in self._words.items():
-            self._words[address] = {
+        for address, signals in self._memory_words.items():
+            self._memory_words[address] = {
                 slot: signal
                 for slot, signal in signals.items()
                 if not precedes_future_work(slot, signal.release.tick)
@@ -363,7 +365,7 @@ class SyncTracker:
     def _wait_for_all_streams(self, stream: Stream, call: Call) -> None:
         """Order a stream after all other streams, since any of them may write the word."""
         self._gaps[UNKNOWN_WORD] += 1
-        for other_stream in self._order:
+        for other_stream in self._stream_order:
             if other_stream is not stream:
                 _wait_for(stream, Signal(other_stream.release(), call.seq, call.site), call)
 

@@ -49,12 +49,12 @@ class PendingLaunches:
         self._missing: _Counts = np.zeros(0, np.int64)
 
     @property
-    def first(self) -> int | None:
+    def first_call(self) -> int | None:
         """The number of the first pending launch, or None."""
         return int(self._seqs[0]) if len(self._seqs) else None
 
     @property
-    def last(self) -> int | None:
+    def last_call(self) -> int | None:
         """The number of the last launch, which may be complete, or None."""
         return int(self._seqs[-1]) if len(self._seqs) else None
 
@@ -74,9 +74,9 @@ class PendingLaunches:
         self._missing[indices[is_pending]] -= counts[is_pending]
         self._remove_first(0)
 
-    def give_up(self, last: int) -> int:
-        """Remove the launches up to the call ``last``. Return the number of incomplete ones among them."""
-        end = int(np.searchsorted(self._seqs, np.uint64(last), side="right"))
+    def give_up(self, last_call: int) -> int:
+        """Remove the launches up to ``last_call``. Return the number of incomplete launches among them."""
+        end = int(np.searchsorted(self._seqs, np.uint64(last_call), side="right"))
         incomplete_count = int(np.count_nonzero(self._missing[:end] > 0))
         self._remove_first(end)
         return incomplete_count
@@ -102,12 +102,12 @@ class ReorderBuffer:
         self._max_held = max_held
         self._pending = PendingLaunches()
         self._given_up_before = 0  # all launches before this call were given up, or are complete
-        self._runs: list[_SortedRecords] = []  # held records in sorted runs, in order of arrival
+        self._sorted_runs: list[_SortedRecords] = []  # held records, runs in order of arrival
 
     @property
     def held_count(self) -> int:
         """The number of records in the buffer."""
-        return sum(len(run.seqs) for run in self._runs)
+        return sum(len(run.seqs) for run in self._sorted_runs)
 
     def feed(self, records: Records) -> Records:
         """Add the next records of the trace; return all held records before the first pending launch."""
@@ -115,20 +115,21 @@ class ReorderBuffer:
         by_kind = [_pending_launches(records, kinds, kind) for kind in _PENDING_KINDS]
         new_pending = [(seqs, missing) for seqs, missing in by_kind if len(seqs)]
         is_accessed = kinds == EventKind.ACCESSED
-        if not (self._runs or new_pending or is_accessed.any()):
+        if not (self._sorted_runs or new_pending or is_accessed.any()):
             return self._without_late_accesses(records)
         for seqs, missing in new_pending:
             self._pending.add(seqs, missing)
         self._pending.subtract(records["seq"][is_accessed])
         self._hold(self._without_late_accesses(records))
-        if (first := self._pending.first) is not None and self._count_from(first) > self._max_held:
+        first_call = self._pending.first_call
+        if first_call is not None and self._count_from(first_call) > self._max_held:
             self._give_up_oldest()
         return self._release_complete()
 
     def flush(self) -> Records:
         """Give up all pending launches, and return all held records. Call it at the end of the trace."""
-        if (last := self._pending.last) is not None:
-            self._give_up(last)
+        if (last_call := self._pending.last_call) is not None:
+            self._give_up(last_call)
         return self._release_complete()
 
     def _without_late_accesses(self, records: Records) -> Records:
@@ -142,20 +143,20 @@ class ReorderBuffer:
 
     def _give_up_oldest(self) -> None:
         """Give up the oldest pending launches, until the buffer is three quarters full."""
-        seqs = np.concatenate([run.seqs for run in self._runs])
+        seqs = np.concatenate([run.seqs for run in self._sorted_runs])
         excess = len(seqs) - self._max_held * 3 // 4
         self._give_up(int(np.partition(seqs, excess - 1)[excess - 1]))
 
-    def _give_up(self, last: int) -> None:
-        self.never_read_count += self._pending.give_up(last)
-        self._given_up_before = last + 1
+    def _give_up(self, last_call: int) -> None:
+        self.never_read_count += self._pending.give_up(last_call)
+        self._given_up_before = last_call + 1
 
     def _hold(self, records: Records) -> None:
         """Add records as a sorted run, and merge runs of similar size.
 
         Merging copies each record O(log n) times, since the run that contains it at least doubles in size.
         """
-        runs = self._runs
+        runs = self._sorted_runs
         runs.append(_sorted_run(records))
         while len(runs) > 1 and len(runs[-2].seqs) < 2 * len(runs[-1].seqs):
             last_run = runs.pop()
@@ -163,20 +164,25 @@ class ReorderBuffer:
 
     def _release_complete(self) -> Records:
         """Remove and return the records before the first pending launch."""
-        first = self._pending.first
-        ends = [len(run.seqs) if first is None else run.count_before(first) for run in self._runs]
-        complete = [run.records[:end] for run, end in zip(self._runs, ends, strict=True) if end]
+        first_call = self._pending.first_call
+        ends = [
+            len(run.seqs) if first_call is None else run.count_before(first_call)
+            for run in self._sorted_runs
+        ]
+        complete = [
+            run.records[:end] for run, end in zip(self._sorted_runs, ends, strict=True) if end
+        ]
         held_runs = (
-            run.slice(end, len(run.seqs)) for run, end in zip(self._runs, ends, strict=True)
+            run.slice(end, len(run.seqs)) for run, end in zip(self._sorted_runs, ends, strict=True)
         )
-        self._runs = [run for run in held_runs if len(run.seqs)]
+        self._sorted_runs = [run for run in held_runs if len(run.seqs)]
         if not complete:
             return np.zeros(0, RECORD)
         return _without_superseded(sorted_by_call(np.concatenate(complete)))
 
     def _count_from(self, seq: int) -> int:
         """Return the number of records at and after a call."""
-        return sum(len(run.seqs) - run.count_before(seq) for run in self._runs)
+        return sum(len(run.seqs) - run.count_before(seq) for run in self._sorted_runs)
 
 
 def reordered(records: Records) -> tuple[Records, int]:

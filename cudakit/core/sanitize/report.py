@@ -329,7 +329,7 @@ def headline(races: Sequence[FoundRace]) -> str:
 def _race_text(race: FoundRace) -> str:
     times = f", {race.count} times" if race.count > 1 else ""
     lines = [f"{race.kind} ({race.confidence}{times}): {race.sentence}"]
-    lines += _side("later", race.current) + _side("earlier", race.previous)
+    lines += _operation_lines("later", race.current) + _operation_lines("earlier", race.previous)
     if memory := race.memory:
         size, allocation_size = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)
         line = f"memory:  {size} at offset {race.offset_bytes or 0:,} B of {allocation_size}"
@@ -339,9 +339,9 @@ def _race_text(race: FoundRace) -> str:
     return "\n".join([*lines, f"  fix:     {race.hint}"])
 
 
-def _side(when: str, side: Side) -> list[str]:
-    place = in_range(side.ranges)
-    return _with_stack(f"{when + ':':8} {side.operation} on {side.stream}{place}", side)
+def _operation_lines(label: str, side: Side) -> list[str]:
+    in_ranges = in_range(side.ranges)
+    return _with_stack(f"{label + ':':8} {side.operation} on {side.stream}{in_ranges}", side)
 
 
 def _with_stack(line: str, source: Side | Memory) -> list[str]:

@@ -151,7 +151,7 @@ class Shadow:
     def add_pointer(self, access: MemoryAccess, clock: Clock) -> None:
         """Check and store a pointer argument of a kernel."""
         lo = access.lo
-        pointer = self._pointers_by_address.get(lo) or self.pointer_states.at(lo)
+        pointer = self._pointers_by_address.get(lo) or self.pointer_states.get_or_create(lo)
         if not pointer.add_if_ordered(access, clock):
             conflicting = pointer.unordered_accesses(access.mode, clock)
             self.checker.check(pointer, conflicting, access, clock, (lo, lo + 1))

@@ -15,7 +15,9 @@ from cudakit.errors import UsageError
 
 COMMAND_LINE = "--suppress"
 
-_FORMS = "use kernel:GLOB or site:FILE[:FUNCTION], for example kernel:nccl* or site:loader.py"
+_PATTERN_HINT = (
+    "use kernel:GLOB or site:FILE[:FUNCTION], for example kernel:nccl* or site:loader.py"
+)
 _MAX_FILE_BYTES = 1 << 20
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 
@@ -73,7 +75,7 @@ def parse(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
     file, _, function = glob.rpartition(":") if ":" in glob else (glob, "", "*")
     if kind == "site" and file and function:
         return Suppression(pattern, origin, file=file, function=function)
-    raise UsageError(f"{origin}: {pattern!r} is not a suppression pattern", hint=_FORMS)
+    raise UsageError(f"{origin}: {pattern!r} is not a suppression pattern", hint=_PATTERN_HINT)
 
 
 def _patterns_in_file(name: str) -> Iterator[Suppression]:

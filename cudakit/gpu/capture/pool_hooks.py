@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # The innermost frame of each call stack is a function of this file.
 _OWN_FRAMES = 1
+# For a failed allocation, four functions of cudakit: the hook, ``attempt``, a lambda and ``report_failure``.
+_FRAMES_OF_FAILURE = 4
 _JAX_POLL_SECONDS = 0.1
 # JAX's arrays are also profiled when they take at least this factor more memory than ever before.
 _JAX_GROWTH = 1.05
@@ -61,11 +63,16 @@ class PoolHooks:
         """Install a MemoryHook in this thread and in all threads that the program starts later."""
         cupy: Any = sys.modules["cupy"]
         alloc, free = self._recorder.alloc, self._recorder.free
-        out_of_memory = self._recorder.out_of_memory
-        driver_is_recorded = self._driver_is_recorded
+        attempt, driver_is_recorded = self._attempt, self._driver_is_recorded
+
+        def report_failure(device_id: int, mem_size: int) -> None:
+            free_bytes = cupy.cuda.runtime.memGetInfo()[0]
+            self._recorder.out_of_memory(
+                "cupy", device_id, mem_size, free_bytes, _FRAMES_OF_FAILURE
+            )
 
         class Hook(cupy.cuda.MemoryHook):  # type: ignore[misc,name-defined,unused-ignore]
-            """Reports each block before it can be used by another thread, or after it could be."""
+            """Reports an allocation after CuPy has made it, and a free before the block can be reused."""
 
             name = "cudakit"
 
@@ -79,8 +86,7 @@ class PoolHooks:
                 if mem_ptr and mem_size:
                     alloc("cupy", device_id, mem_ptr, mem_size, size, False, _OWN_FRAMES)
                 elif mem_size:
-                    free_bytes, _ = cupy.cuda.runtime.memGetInfo()
-                    out_of_memory("cupy", device_id, mem_size, free_bytes, _OWN_FRAMES)
+                    attempt(lambda: report_failure(device_id, mem_size))
 
             def free_preprocess(
                 self, device_id: int, mem_size: int, mem_ptr: int, **_: object

@@ -21,30 +21,43 @@ class TorchHistory:
     ) -> None:
         self._options = {"stacks": stacks, "max_entries": max_entries}
         self._write_oom = write_oom
-        self._observes = False
+        self._has_ended = False
         self._is_recording = False
+        self._is_first_oom = True
 
     def start(self) -> None:
-        """Begin recording; torch is imported."""
-        torch = sys.modules["torch"]
-        torch.cuda.memory._record_memory_history(**self._options)
-        self._is_recording = self._observes = True
-        _attach_out_of_memory_observer(torch, self._out_of_memory)
+        """Begin recording when PyTorch initializes CUDA, or now if it has; torch is imported."""
+        cuda = sys.modules["torch"].cuda
+        # Before CUDA is initialized, PyTorch has no allocators that could record.
+        getattr(cuda, "_lazy_call", _call)(self._record)
 
     def stop(self) -> dict[str, Any] | None:
-        """Stop recording, and return the snapshot; None if torch was never imported."""
-        self._observes = False  # disables the observer, which PyTorch cannot remove
+        """Stop recording, and return the snapshot; None if PyTorch did not use CUDA."""
+        self._has_ended = True  # disables the observer, which PyTorch cannot remove
         if not self._is_recording:
             return None
+        torch = sys.modules["torch"]
         try:
-            return _snapshot(sys.modules["torch"])
+            return _snapshot(torch)
         finally:
-            sys.modules["torch"].cuda.memory._record_memory_history(enabled=None)
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _record(self) -> None:
+        if self._has_ended:
+            return
+        torch = sys.modules["torch"]
+        torch.cuda.memory._record_memory_history(**self._options)
+        self._is_recording = True
+        _attach_out_of_memory_observer(torch, self._out_of_memory)
 
     def _out_of_memory(self, *_: int) -> None:
-        if self._observes:
-            self._observes = False
+        if self._is_first_oom and not self._has_ended:
+            self._is_first_oom = False
             self._write_oom(_snapshot(sys.modules["torch"]))
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()
 
 
 def _snapshot(torch: Any) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _enable_both_directions(context: Context, peer: Context) -> None:
 
 
 def _enable_access(context: Context, peer: Context) -> bool:
-    """Let a context access memory of a peer, if supported; return whether it could not do so before.
+    """Enable access of a context to memory of a peer, if supported; return whether it was disabled before.
 
     Without peer access, copies are staged through the host (CUDA C++ Programming Guide, "Peer-to-Peer Memory
     Copy"). Access is never disabled again, because other libraries in this process may rely on it.

@@ -7,7 +7,7 @@ from typing import Any
 
 from cudakit.errors import EnvironmentUnusable, MissingDependency, UsageError
 
-# Where segments come from (``upstream``), with the driver function of each.
+# The sources of segments (``upstream``), with the driver function of each.
 UPSTREAMS = {
     "driver": "cuMemAlloc, which PyTorch uses by default",
     "managed": "cuMemAllocManaged: migrates between host and device, may exceed the device's memory",

@@ -27,7 +27,7 @@ export class PageState {
     }
     if (this.changed.size && !this.scheduled) {
       this.scheduled = true;
-      requestAnimationFrame(() => this.#notify());
+      requestAnimationFrame(() => this.notify());
     }
   }
 
@@ -36,7 +36,9 @@ export class PageState {
     this.listeners.push(listener);
   }
 
-  #notify() {
+  /** Call the listeners if values changed since the last call. */
+  notify() {
+    if (!this.changed.size) return;
     const changed = this.changed;
     this.changed = new Set();
     this.scheduled = false;

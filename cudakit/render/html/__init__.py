@@ -15,20 +15,23 @@ from cudakit.render.markup import Markup, element, escape
 _NEWLINE = Markup("\n")
 
 
-def render(document: Document) -> str:
+def render(document: Document, *, footer: str = "") -> str:
     """Return a document as a page without external references, and without scripts unless it has Explorers.
+
+    ``footer`` says how the page was made.
 
     The content-security policy allows only the stylesheet and the scripts of the page, by their hashes (CSP
     Level 3, section 2.3.1), so that no text of the document can load, run or restyle anything.
     """
     style = files("cudakit.render").joinpath("assets/page.css").read_text(encoding="utf-8")
-    kinds = sorted({node.kind for node in walk(document.nodes) if isinstance(node, Explorer)})
-    scripts = [joined(kind) for kind in kinds]
+    explorers = [node for node in walk(document.nodes) if isinstance(node, Explorer)]
+    kinds = sorted({(node.kind, node.package) for node in explorers})
+    scripts = [joined(kind, package) for kind, package in kinds]
     page = element(
         "html",
         _head(document.title, style, scripts),
         _NEWLINE,
-        _body(document, scripts),
+        _body(document, scripts, footer),
         lang="en",
     )
     return f"<!DOCTYPE html>\n{page}\n"
@@ -61,18 +64,19 @@ def _digest(text: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode('ascii')}"
 
 
-def _body(document: Document, scripts: Sequence[str]) -> Markup:
+def _body(document: Document, scripts: Sequence[str], footer: str) -> Markup:
     place = Place(level=2, anchor="part", columns=columns_of(document))
     content = element(
         "main",
         element("h1", document.title),
         *(line for part in draw_nodes(document.nodes, place) for line in (_NEWLINE, part)),
         _NEWLINE,
+        element("footer", footer) if footer else None,
     )
     contents = _table_of_contents(document)
     return element(
         "body",
-        _patterns(),
+        _arrow_heads(),
         contents,
         _NEWLINE,
         content,
@@ -93,29 +97,16 @@ def _table_of_contents(document: Document) -> Markup | None:
     return element("nav", element("ul", *links), aria_label="Contents")
 
 
-def _patterns() -> Markup:
-    """Return the patterns that the stylesheet refers to: hatching and arrow heads."""
+def _arrow_heads() -> Markup:
+    """Return the arrow heads that the stylesheet refers to."""
     heads = (_arrow_head(kind) for kind in ("order", "missing"))
     return element(
         "svg",
-        element("defs", _hatching(), *heads),
+        element("defs", *heads),
         class_="hidden",
         width=0,
         height=0,
         aria_hidden="true",
-    )
-
-
-def _hatching() -> Markup:
-    line = element("path", class_="hatch", d="M-1 1l2-2M0 6l6-6M5 7l2-2")
-    return element(
-        "pattern",
-        element("rect", class_="hatched", width=6, height=6),
-        line,
-        id="hatching",
-        width=6,
-        height=6,
-        patternUnits="userSpaceOnUse",
     )
 
 

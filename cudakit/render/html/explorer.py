@@ -90,23 +90,28 @@ def _kind(values: npt.NDArray[Any]) -> str:
 
 
 @cache
-def joined(name: str) -> str:
+def joined(name: str, package: str) -> str:
     """Return a module and all modules that it imports as one script, imported modules first.
 
+    Modules are in the folder ``assets`` of the package; those that all pages share are in that of ``render``.
+
     A page from a disk cannot load modules, so each becomes a function that returns what the module exports.
-    A module may import names from modules beside it, and export functions, classes and constants.
+    A module may import names from such modules, and export functions, classes and constants.
     """
     modules: dict[str, str] = {}
-    _collect(name, modules)
+    _collect(name, package, modules)
     return '"use strict";\n' + "".join(modules.values())
 
 
-def _collect(name: str, modules: dict[str, str]) -> None:
+def _collect(name: str, package: str, modules: dict[str, str]) -> None:
     if name in modules:
         return
-    text = files("cudakit.render").joinpath(f"assets/{name}.js").read_text(encoding="utf-8")
+    file = files("cudakit.render").joinpath(f"assets/{name}.js")
+    if not file.is_file():
+        file = files(package).joinpath(f"assets/{name}.js")
+    text = file.read_text(encoding="utf-8")
     for _, imported in _IMPORT.findall(text):
-        _collect(imported, modules)
+        _collect(imported, package, modules)
     exported = ", ".join(match[1] for match in _EXPORT.findall(text))
     body = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r"const \1 = module_\2;", text))
     modules[name] = f"const module_{name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudakit.document.picture import Caption, Drawing, Figure, Heading, Key, Legend, Shape
+from cudakit.document.picture import Caption, Drawing, Figure, Key, Legend, Shape
 from cudakit.render.markup import Markup, element, escape, join
 
 
@@ -22,13 +22,10 @@ def figure(node: Figure) -> Markup:
     return element("figure", title, *map(_part, node.parts), class_=node.kind)
 
 
-def _part(part: Legend | Heading | Drawing | Caption) -> Markup:
+def _part(part: Legend | Drawing | Caption) -> Markup:
     match part:
         case Legend(keys, width):
             return element("ul", *(_key(key, width) for key in keys), class_="legend")
-        case Heading(name, remark):
-            muted = element("span", remark, class_="muted")
-            return element("p", element("strong", name), muted, class_="group")
         case Drawing():
             return _drawing(part)
         case Caption(text):

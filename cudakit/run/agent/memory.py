@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
         def attempt(self, action: "Callable[[], None]") -> None: ...
 
-        def report(self, what: str, line: str) -> None: ...
+        def report(self, notice_kind: str, line: str) -> None: ...
 
 
 # Number of events that torch keeps for each device. They take at most a few hundred MB of host memory.
@@ -41,7 +41,7 @@ def _device_memory(torch: "Any") -> "dict[str, list[float]]":
     cuda = torch.cuda
     devices = range(cuda.device_count())
     facts = {"device_total_bytes": [cuda.get_device_properties(i).total_memory for i in devices]}
-    if hasattr(cuda.memory, "get_per_process_memory_fraction"):  # torch 2.7
+    if hasattr(cuda.memory, "get_per_process_memory_fraction"):  # torch 2.7 and newer
         facts["memory_fraction"] = [cuda.memory.get_per_process_memory_fraction(i) for i in devices]
     return facts
 
@@ -67,8 +67,8 @@ class History:
         self._claim_path()
         os.register_at_fork(after_in_child=self._claim_path)
         self._torch: Any = None
-        # PIDs of the processes that record and that ran out of memory. A forked child inherits this object,
-        # but has a different PID, so that neither state applies to it.
+        # PID of the process that records, and PID of the process that ran out of memory. A forked child
+        # inherits this object, but has a different PID, so that neither applies to the child.
         self._recording_pid = 0
         self._out_of_memory_pid = 0
 

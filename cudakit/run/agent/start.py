@@ -35,8 +35,8 @@ def start(directory: str) -> None:
         spool.attempt(lambda: remove_from_environment(directory))
     recorders: list[Any] = []
     if settings["recorder"]:
-        what = "unrecorded" if settings["sanitize"] else "failed"
-        spool.attempt(lambda: recorders.append(record(settings, spool)), what)
+        notice_kind = "unrecorded" if settings["sanitize"] else "failed"
+        spool.attempt(lambda: recorders.append(record(settings, spool)), notice_kind)
     if settings["memory"]:
         spool.attempt(lambda: record_memory(settings, spool, *recorders))
 
@@ -47,17 +47,17 @@ class Spool:
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
-    def attempt(self, action: "Callable[[], None]", what: str = "failed") -> None:
-        """Run an action; report its failure as ``what`` instead of raising it into the program."""
+    def attempt(self, action: "Callable[[], None]", notice_kind: str = "failed") -> None:
+        """Run an action; report its failure as ``notice_kind`` instead of raising it into the program."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 an error of cudakit must not disturb the program
-            self.report(what, f"{type(error).__name__}: {error}")
+            self.report(notice_kind, f"{type(error).__name__}: {error}")
 
-    def report(self, what: str, line: str) -> None:
+    def report(self, notice_kind: str, line: str) -> None:
         """Append a line to a file of this process."""
         try:
-            with open(f"{self.directory}/{os.getpid()}.{what}", "ab") as file:
+            with open(f"{self.directory}/{os.getpid()}.{notice_kind}", "ab") as file:
                 file.write(" ".join(line.split("\n")).encode("utf-8", "surrogateescape") + b"\n")
         except OSError:
             pass  # the supervisor has ended
@@ -146,7 +146,7 @@ def _refuse_loaded_cuda(library: str) -> None:
 
 def attribute_backward(recorder: "Any", spool: "Spool", *, ranges: bool) -> None:
     """Give the work of autograd's threads a call stack, once the program imports torch."""
-    torch = _torch_import()
+    torch = _load_torch_import()
     torch.after_torch_import(
         lambda: spool.attempt(lambda: torch.attribute_backward(recorder, ranges=ranges))
     )
@@ -175,11 +175,11 @@ def delete_if_abandoned(directory: str) -> None:
 def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = None) -> None:
     """Record the memory of torch and, with the native recorder, of other libraries in the program."""
     memory = _module("_cudakit_memory", "memory.py")
-    imports = _torch_import()
+    torch_import = _load_torch_import()
     history = memory.History(settings["memory"], spool, settings["supervisor"], recorder)
-    history.await_torch(imports.after_torch_import)
+    history.await_torch(torch_import.after_torch_import)
     for name in ("cupy", "numba.cuda.cudadrv.driver", "rmm", "jax"):
-        imports.after_import(name, history.run_first_at_exit)
+        torch_import.after_import(name, history.run_first_at_exit)
     if recorder:
         hooks = _module("_cudakit_pool_hooks", "../../gpu/capture/pool_hooks.py").PoolHooks(
             recorder,
@@ -187,10 +187,10 @@ def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = 
             lambda text: spool.report("jax", text),
             driver_is_recorded=bool(settings["library"]),
         )
-        hooks.watch(imports.after_import)
+        hooks.watch(torch_import.after_import)
 
 
-def _torch_import() -> "Any":
+def _load_torch_import() -> "Any":
     return _module("_cudakit_torch_import", "../../gpu/capture/torch_import.py")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import Device
 from core.allocator.work import Work
 
@@ -19,12 +19,12 @@ def device() -> Device:
 
 @pytest.fixture
 def allocator(device: Device) -> Iterator[CachingAllocator]:
-    made = CachingAllocator(device)
-    yield made
-    law.check(made)
+    instance = CachingAllocator(device)
+    yield instance
+    invariants.check(instance)
 
 
 @pytest.fixture
 def work() -> Iterator[Work]:
-    with Work() as made:
-        yield made
+    with Work() as instance:
+        yield instance

@@ -1,4 +1,4 @@
-"""A device in memory, with a limit. Tests determine when events complete and which calls fail."""
+"""A simulated device with a capacity. Tests determine when events complete and which calls fail."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ class Device:
         self.held: dict[int, int] = {}
         self.calls: list[str] = []
         self.fail_at = 0
-        self.error = CudaError(999, "CUDA_ERROR_UNKNOWN", "as the test wants it")
-        self.gone: set[int] = set()  # streams that were destroyed
-        self.events: dict[
-            int, int
-        ] = {}  # the stream each was last recorded on, and how far that was
+        self.error = CudaError(999, "CUDA_ERROR_UNKNOWN", "requested by the test")
+        self.destroyed_streams: set[int] = set()
+        self.events: dict[int, int] = {}  # The stream on which each event was last recorded.
         self.reached: dict[int, int] = {}
         self.recorded: dict[int, int] = {}
         self._places: dict[int, int] = {}
@@ -65,8 +63,8 @@ class Device:
 
     def record(self, event: Event, stream: int) -> None:
         self._call("record")
-        if stream in self.gone:
-            raise CudaError(400, "CUDA_ERROR_INVALID_HANDLE", f"stream {stream} is gone")
+        if stream in self.destroyed_streams:
+            raise CudaError(400, "CUDA_ERROR_INVALID_HANDLE", f"stream {stream} was destroyed")
         self.recorded[stream] = self._places[event] = self.recorded.get(stream, 0) + 1
         self.events[event] = stream
 

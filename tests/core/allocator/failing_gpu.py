@@ -10,7 +10,7 @@ from cudakit.gpu.sim import Sim
 
 
 class FailingGpu(Sim):
-    """A Sim; ``fail_at`` is the number of the call that fails, counted from 1."""
+    """A simulated GPU; ``fail_at`` is the number of the call that fails, counted from 1."""
 
     def __init__(self, capacity_bytes: int, model: str = "h200", **options: Any) -> None:
         super().__init__(model, capacity_bytes=capacity_bytes, **options)
@@ -26,7 +26,7 @@ class FailingGpu(Sim):
         return info.total_bytes - info.free_bytes
 
     def fail(self, name: str, nth: int) -> None:
-        """Make the nth call of a name fail from now on."""
+        """Make the nth next call of a method fail."""
         self._chosen = name, self.calls.count(name) + nth
 
     def memory_info(self) -> Any:
@@ -112,4 +112,4 @@ class FailingGpu(Sim):
         self.calls.append(name)
         if len(self.calls) == self.fail_at or self._chosen == (name, self.calls.count(name)):
             self.failed = True
-            raise CudaError(999, "CUDA_ERROR_UNKNOWN", "as the test wants it")
+            raise CudaError(999, "CUDA_ERROR_UNKNOWN", "requested by the test")

@@ -1,6 +1,6 @@
-"""A model of the allocator, slow and obvious: linear searches, and a counter for each statistic.
+"""A simple, slow model of the allocator: linear searches, and a counter for each statistic.
 
-It follows parts a2 to a10 of what PyTorch does, and shares no code with the allocator.
+The model behaves like PyTorch's allocator, and shares no code with cudakit's allocator.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from itertools import groupby
 from typing import Any
 
 from core.allocator.device import MIB
-from core.allocator.growth import (
+from core.allocator.expandable_model import (
     DEFAULT,
     FREE,
     GAP,
     LIVE,
     PENDING,
-    Area,
-    Growth,
-    Piece,
+    ExpandableModel,
+    ModelBlock,
+    ModelSegment,
     PoolId,
 )
 from core.allocator.virtual_device import VirtualDevice
@@ -51,7 +51,7 @@ class Full(Exception):
     """Out of memory."""
 
 
-class Model(Growth):
+class Model(ExpandableModel):
     def __init__(
         self,
         device: VirtualDevice,
@@ -63,8 +63,8 @@ class Model(Growth):
     ) -> None:
         self.device, self.max_split, self.limit = device, max_split, limit
         self.gc_threshold, self.expands = gc_threshold, expands
-        self.areas: list[Area] = []
-        self.queues: dict[int, list[tuple[int, Area, Piece]]] = {}
+        self.segments: list[ModelSegment] = []
+        self.queues: dict[int, list[tuple[int, ModelSegment, ModelBlock]]] = {}
         self.pool = DEFAULT
         self.searches: Counter[tuple[PoolId, bool]] = Counter()
         self.numbers = dict.fromkeys(SCALARS, 0)
@@ -75,49 +75,49 @@ class Model(Growth):
         for metric in ("oversize_allocations", "oversize_segments"):
             self._zero(metric)
 
-    # Operations.
+    # Operations
 
     def alloc(self, requested: int, stream: int) -> int:
         self._process()
         size = max(-(-requested // 512), 1) * 512
         small = size <= MIB
-        found = self._find(size, small, stream) or self._obtain(size, small, stream)
-        if found is None:
+        candidates = self._find(size, small, stream) or self._obtain(size, small, stream)
+        if candidates is None:
             self.numbers["num_ooms"] += 1
             raise Full
-        area, piece = found
-        was_split, rest = len(area.pieces) > 1, piece.size - size
-        if self._splits(area, size, rest):
-            remainder = Piece(piece.address + size, rest, requested=piece.requested)
-            remainder.freed_at = self.searches[area.pool, small]
-            area.pieces.insert(area.pieces.index(piece) + 1, remainder)
-            piece.size = size
-            self._split_changed(area, *((0, -size) if was_split else (1, rest)))
+        segment, block = candidates
+        was_split, rest = len(segment.blocks) > 1, block.size - size
+        if self._splits(segment, size, rest):
+            remainder = ModelBlock(block.address + size, rest, requested=block.requested)
+            remainder.freed_at = self.searches[segment.pool, small]
+            segment.blocks.insert(segment.blocks.index(block) + 1, remainder)
+            block.size = size
+            self._split_changed(segment, *((0, -size) if was_split else (1, rest)))
         elif was_split:
-            self._split_changed(area, -1, -piece.size)
-        piece.state, piece.requested = LIVE, requested
+            self._split_changed(segment, -1, -block.size)
+        block.state, block.requested = LIVE, requested
         for metric in ("allocation", "active"):
-            self._change(metric, area.kind, 1)
+            self._change(metric, segment.kind, 1)
         for metric in ("allocated_bytes", "active_bytes"):
-            self._change(metric, area.kind, piece.size)
-        self._change("requested_bytes", area.kind, requested)
-        if piece.size >= self.max_split:
+            self._change(metric, segment.kind, block.size)
+        self._change("requested_bytes", segment.kind, requested)
+        if block.size >= self.max_split:
             self._count("oversize_allocations", 1)
-        return piece.address
+        return block.address
 
     def use(self, address: int, stream: int) -> None:
-        area, piece = self._at(address)
-        if stream != area.stream and stream not in piece.uses:
-            piece.uses.append(stream)
+        segment, block = self._at(address)
+        if stream != segment.stream and stream not in block.uses:
+            block.uses.append(stream)
 
     def free(self, address: int) -> None:
-        area, piece = self._at(address)
-        piece.state = PENDING
-        self._change("allocation", area.kind, -1)
-        self._change("allocated_bytes", area.kind, -piece.size)
-        if piece.size >= self.max_split:
+        segment, block = self._at(address)
+        block.state = PENDING
+        self._change("allocation", segment.kind, -1)
+        self._change("allocated_bytes", segment.kind, -block.size)
+        if block.size >= self.max_split:
             self._count("oversize_allocations", -1)
-        self._wait(area, piece)
+        self._wait(segment, block)
 
     def empty_cache(self) -> None:
         self.numbers["num_sync_all_streams"] += 1
@@ -136,87 +136,93 @@ class Model(Growth):
             if name.endswith((".allocated", ".freed")) or name in SCALARS:
                 self.numbers[name] = 0
 
-    # The state.
+    # State
 
     def layout(self) -> list[Any]:
         return [
             (
-                pieces[0].address,
-                area.stream,
-                area.kind,
-                area.page > 0,
-                area.pool,
-                [(p.address, p.size, p.state, p.requested) for p in pieces],
+                blocks[0].address,
+                segment.stream,
+                segment.kind,
+                segment.page > 0,
+                segment.pool,
+                [(p.address, p.size, p.state, p.requested) for p in blocks],
             )
-            for area in sorted(self.areas, key=lambda area: area.address)
-            for gap, found in groupby(area.pieces, key=lambda piece: piece.state == GAP)
-            if not gap and (pieces := list(found))
+            for segment in sorted(self.segments, key=lambda segment: segment.address)
+            for gap, candidates in groupby(segment.blocks, key=lambda block: block.state == GAP)
+            if not gap and (blocks := list(candidates))
         ]
 
-    # How.
+    # Implementation
 
-    def _wait(self, area: Area, piece: Piece) -> None:
-        for stream in piece.uses:
+    def _wait(self, segment: ModelSegment, block: ModelBlock) -> None:
+        for stream in block.uses:
             place = self.device.recorded[stream] = self.device.recorded.get(stream, 0) + 1
-            self.queues.setdefault(stream, []).append((place, area, piece))
-        piece.waits = len(piece.uses)
-        piece.uses = []
-        if not piece.waits:
-            self._complete(area, piece)
+            self.queues.setdefault(stream, []).append((place, segment, block))
+        block.waits = len(block.uses)
+        block.uses = []
+        if not block.waits:
+            self._complete(segment, block)
 
     def _give_back(self, kinds: tuple[bool, bool]) -> None:
         for small in kinds:
-            for area in self._whole(small):
-                self._release(area)
+            for segment in self._free_segments(small):
+                self._release(segment)
             self._unmap_all(small)
 
-    def _free_pieces(self, small: bool) -> list[tuple[Area, Piece]]:
-        found = [
-            (area, piece)
-            for area in self.areas
-            if area.small == small and area.pool == self.pool
-            for piece in area.pieces
-            if piece.state == FREE
+    def _free_blocks(self, small: bool) -> list[tuple[ModelSegment, ModelBlock]]:
+        candidates = [
+            (segment, block)
+            for segment in self.segments
+            if segment.small == small and segment.pool == self.pool
+            for block in segment.blocks
+            if block.state == FREE
         ]
-        return sorted(found, key=lambda at: (at[0].stream, at[1].size, at[1].address))
+        return sorted(candidates, key=lambda at: (at[0].stream, at[1].size, at[1].address))
 
-    def _whole(self, small: bool) -> list[Area]:
+    def _free_segments(self, small: bool) -> list[ModelSegment]:
         return [
-            area for area, _ in self._free_pieces(small) if not area.page and len(area.pieces) == 1
+            segment
+            for segment, _ in self._free_blocks(small)
+            if not segment.page and len(segment.blocks) == 1
         ]
 
-    def _find(self, size: int, small: bool, stream: int) -> tuple[Area, Piece] | None:
+    def _find(self, size: int, small: bool, stream: int) -> tuple[ModelSegment, ModelBlock] | None:
         if self.gc_threshold and self.limit < math.inf:
             self.searches[self.pool, small] += 1
-        found = [
-            (area, piece)
-            for area, piece in self._free_pieces(small)
-            if area.stream == stream and piece.size >= size and (self.expands or not area.page)
+        candidates = [
+            (segment, block)
+            for segment, block in self._free_blocks(small)
+            if segment.stream == stream
+            and block.size >= size
+            and (self.expands or not segment.page)
         ]
         while (
-            len(found) > 1
-            and found[0][0].page
-            and self._extent(*found[1]) < self._extent(*found[0])
+            len(candidates) > 1
+            and candidates[0][0].page
+            and self._extent(*candidates[1]) < self._extent(*candidates[0])
         ):
-            del found[0]
-        for area, piece in found[:1]:
-            if size < self.max_split <= piece.size:
+            del candidates[0]
+        for segment, block in candidates[:1]:
+            if size < self.max_split <= block.size:
                 return None
-            if size >= self.max_split and piece.size >= size + 20 * MIB:
+            if size >= self.max_split and block.size >= size + 20 * MIB:
                 return None
-            return area, piece
+            return segment, block
         return None
 
-    def _extent(self, area: Area, piece: Piece) -> int:
-        behind = area.pieces[area.pieces.index(piece) + 1 :][:1]
-        return piece.size + sum(other.size for other in behind if other.state == GAP)
+    def _extent(self, segment: ModelSegment, block: ModelBlock) -> int:
+        behind = segment.blocks[segment.blocks.index(block) + 1 :][:1]
+        return block.size + sum(adjacent.size for adjacent in behind if adjacent.state == GAP)
 
-    def _splits(self, area: Area, size: int, rest: int) -> bool:
-        if area.small or self.expands:
+    def _splits(self, segment: ModelSegment, size: int, rest: int) -> bool:
+        if segment.small or self.expands:
             return rest >= 512
         return size < self.max_split and rest > MIB
 
-    def _obtain(self, size: int, small: bool, stream: int) -> tuple[Area, Piece] | None:
+    def _obtain(
+        self, size: int, small: bool, stream: int
+    ) -> tuple[ModelSegment, ModelBlock] | None:
         if self.gc_threshold and self.limit < math.inf:
             self._collect()
         return (
@@ -227,22 +233,29 @@ class Model(Growth):
             or None
         )
 
-    def _borrow(self, size: int, small: bool, stream: int) -> tuple[Area, Piece] | None:  # noqa: ARG002
+    def _borrow(
+        self,
+        size: int,  # noqa: ARG002
+        small: bool,  # noqa: ARG002
+        stream: int,  # noqa: ARG002
+    ) -> tuple[ModelSegment, ModelBlock] | None:
         return None
 
-    def _retry(self, size: int, small: bool, stream: int) -> tuple[Area, Piece] | None:
+    def _retry(self, size: int, small: bool, stream: int) -> tuple[ModelSegment, ModelBlock] | None:
         self.empty_cache()
         self.numbers["num_alloc_retries"] += 1
         return self._reserve(size, small, stream) or self._find(size, small, stream)
 
-    def _reserve(self, size: int, small: bool, stream: int) -> tuple[Area, Piece] | None:
+    def _reserve(
+        self, size: int, small: bool, stream: int
+    ) -> tuple[ModelSegment, ModelBlock] | None:
         if small:
             total = 2 * MIB
         elif size < 10 * MIB:
             total = 20 * MIB
         else:
             total = -(-size // (2 * MIB)) * 2 * MIB
-        if sum(area.mapped for area in self.areas) + total > self.limit:
+        if sum(segment.mapped for segment in self.segments) + total > self.limit:
             return None
         if self.expands:
             return self._expand(size, small, stream)
@@ -250,23 +263,23 @@ class Model(Growth):
             address = self.device.malloc(total, stream)
         except CudaError:
             return None
-        piece = Piece(address, total)
-        area = Area(address, total, stream, small, [piece], pool=self.pool)
-        self.areas.append(area)
+        block = ModelBlock(address, total)
+        segment = ModelSegment(address, total, stream, small, [block], pool=self.pool)
+        self.segments.append(segment)
         self.numbers["num_device_alloc"] += 1
-        self._change("segment", area.kind, 1)
-        self._change("reserved_bytes", area.kind, total)
+        self._change("segment", segment.kind, 1)
+        self._change("reserved_bytes", segment.kind, total)
         if total >= self.max_split:
             self._count("oversize_segments", 1)
-        return area, piece
+        return segment, block
 
-    def _release(self, area: Area) -> None:
-        self.device.free(area.address)
-        self.areas.remove(area)
+    def _release(self, segment: ModelSegment) -> None:
+        self.device.free(segment.address)
+        self.segments.remove(segment)
         self.numbers["num_device_free"] += 1
-        self._change("segment", area.kind, -1)
-        self._change("reserved_bytes", area.kind, -area.size)
-        if area.size >= self.max_split:
+        self._change("segment", segment.kind, -1)
+        self._change("reserved_bytes", segment.kind, -segment.size)
+        if segment.size >= self.max_split:
             self._count("oversize_segments", -1)
 
     def _release_oversize(self, size: int, small: bool, stream: int) -> bool:
@@ -274,73 +287,80 @@ class Model(Growth):
             return False
         key = max(size, self.max_split)
         large = [
-            (area, piece)
-            for area, piece in self._free_pieces(small)
-            if area.stream == stream and piece.size >= key and (area.page or len(area.pieces) == 1)
+            (segment, block)
+            for segment, block in self._free_blocks(small)
+            if segment.stream == stream
+            and block.size >= key
+            and (segment.page or len(segment.blocks) == 1)
         ]
         if large and not large[0][0].page:
             self._release(large[0][0])
             return True
         released = 0
-        own = [area for area in self._whole(small) if area.stream == stream]
-        for area in [area for area in reversed(own) if area.size < key]:
-            if area.size >= self.max_split and released < key:
-                self._release(area)
-                released += area.size
+        oversize_segments = [
+            segment for segment in self._free_segments(small) if segment.stream == stream
+        ]
+        for segment in [segment for segment in reversed(oversize_segments) if segment.size < key]:
+            if segment.size >= self.max_split and released < key:
+                self._release(segment)
+                released += segment.size
         return released >= key
 
     def _collect(self) -> None:
-        reserved = sum(area.mapped for area in self.areas)
+        reserved = sum(segment.mapped for segment in self.segments)
         target = reserved - int(self.gc_threshold * self.limit)
-        while target > 0 and (left := self._whole(False)):
-            ages = [self.searches[DEFAULT, False] - area.pieces[0].freed_at for area in left]
+        while target > 0 and (free_segments := self._free_segments(False)):
+            ages = [
+                self.searches[DEFAULT, False] - segment.blocks[0].freed_at
+                for segment in free_segments
+            ]
             mean = sum(ages) / len(ages)
-            for area, age in zip(left, ages, strict=True):
+            for segment, age in zip(free_segments, ages, strict=True):
                 if age >= mean:
-                    target -= area.size
-                    self._release(area)
+                    target -= segment.size
+                    self._release(segment)
 
     def _process(self) -> None:
         for stream, queue in self.queues.items():
             while queue and queue[0][0] <= self.device.reached.get(stream, 0):
-                _, area, piece = queue.pop(0)
-                self._reached(area, piece)
+                _, segment, block = queue.pop(0)
+                self._reached(segment, block)
         self.queues = {stream: queue for stream, queue in self.queues.items() if queue}
 
-    def _reached(self, area: Area, piece: Piece) -> None:
-        piece.waits -= 1
-        if not piece.waits:
-            self._complete(area, piece)
+    def _reached(self, segment: ModelSegment, block: ModelBlock) -> None:
+        block.waits -= 1
+        if not block.waits:
+            self._complete(segment, block)
 
-    def _complete(self, area: Area, piece: Piece) -> None:
-        self._change("active", area.kind, -1)
-        self._change("active_bytes", area.kind, -piece.size)
-        self._change("requested_bytes", area.kind, -piece.requested)
-        index, count, size = area.pieces.index(piece), 0, 0
-        for other in self._adjacent(area, index):
-            count, size = count - 1, size - other.size
-            piece.address = min(piece.address, other.address)
-            piece.size += other.size
-            area.pieces.remove(other)
-        piece.state, piece.freed_at = FREE, self.searches[area.pool, area.small]
-        if len(area.pieces) > 1:
-            count, size = count + 1, size + piece.size
-        self._split_changed(area, count, size)
+    def _complete(self, segment: ModelSegment, block: ModelBlock) -> None:
+        self._change("active", segment.kind, -1)
+        self._change("active_bytes", segment.kind, -block.size)
+        self._change("requested_bytes", segment.kind, -block.requested)
+        index, count, size = segment.blocks.index(block), 0, 0
+        for adjacent in self._adjacent(segment, index):
+            count, size = count - 1, size - adjacent.size
+            block.address = min(block.address, adjacent.address)
+            block.size += adjacent.size
+            segment.blocks.remove(adjacent)
+        block.state, block.freed_at = FREE, self.searches[segment.pool, segment.small]
+        if len(segment.blocks) > 1:
+            count, size = count + 1, size + block.size
+        self._split_changed(segment, count, size)
 
-    def _split_changed(self, area: Area, count: int, size: int) -> None:
-        if not area.page:
-            self._change("inactive_split", area.kind, count)
-            self._change("inactive_split_bytes", area.kind, size)
+    def _split_changed(self, segment: ModelSegment, count: int, size: int) -> None:
+        if not segment.page:
+            self._change("inactive_split", segment.kind, count)
+            self._change("inactive_split_bytes", segment.kind, size)
 
-    def _adjacent(self, area: Area, index: int) -> Iterator[Piece]:
-        around = [area.pieces[i] for i in (index - 1, index + 1) if 0 <= i < len(area.pieces)]
-        return iter([piece for piece in around if piece.state == FREE])
+    def _adjacent(self, segment: ModelSegment, index: int) -> Iterator[ModelBlock]:
+        around = [segment.blocks[i] for i in (index - 1, index + 1) if 0 <= i < len(segment.blocks)]
+        return iter([block for block in around if block.state == FREE])
 
-    def _at(self, address: int) -> tuple[Area, Piece]:
-        for area in self.areas:
-            for piece in area.pieces:
-                if piece.address == address and piece.state == LIVE:
-                    return area, piece
+    def _at(self, address: int) -> tuple[ModelSegment, ModelBlock]:
+        for segment in self.segments:
+            for block in segment.blocks:
+                if block.address == address and block.state == LIVE:
+                    return segment, block
         raise KeyError(address)
 
     def _zero(self, metric: str) -> None:

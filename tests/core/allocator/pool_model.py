@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from core.allocator.growth import DEFAULT, Area, Piece, PoolId
+from core.allocator.expandable_model import DEFAULT, ModelBlock, ModelSegment, PoolId
 from core.allocator.model import Model
 
 
 @dataclass(eq=False)
-class Own:
+class ModelPool:
     """A private pool."""
 
     id: PoolId
@@ -29,22 +29,22 @@ def reserved_by(pool: PoolId) -> str:
 class PoolModel(Model):
     def __init__(self, *args: Any, **limits: Any) -> None:
         super().__init__(*args, **limits)
-        self.pools: dict[PoolId, Own] = {}
+        self.pools: dict[PoolId, ModelPool] = {}
         self.issued = [0, 0]
         self.routes: list[PoolId] = []
         self.captures = 0
-        self.deferred: list[tuple[Area, Piece]] = []
+        self.deferred: list[tuple[ModelSegment, ModelBlock]] = []
 
-    # Operations.
+    # Operations
 
     def alloc(self, requested: int, stream: int) -> int:
         with self._in(self.routes[-1] if self.routes else DEFAULT):
             return super().alloc(requested, stream)
 
     def use(self, address: int, stream: int) -> None:
-        area, piece = self._at(address)
-        if self.captures and stream != area.stream and stream not in piece.uses:
-            piece.captured.append(stream)
+        segment, block = self._at(address)
+        if self.captures and stream != segment.stream and stream not in block.uses:
+            block.captured.append(stream)
         super().use(address, stream)
 
     def empty_cache(self) -> None:
@@ -59,7 +59,7 @@ class PoolModel(Model):
 
     def new_pool(self, no_split: bool, lends: bool) -> PoolId:
         self.issued[1] += 1
-        pool = Own((0, self.issued[1]), no_split, lends)
+        pool = ModelPool((0, self.issued[1]), no_split, lends)
         self._add(pool)
         return pool.id
 
@@ -71,25 +71,25 @@ class PoolModel(Model):
         self.pools[self.routes.pop()].holders -= 1
 
     def close_pool(self, pool: PoolId) -> None:
-        own = self.pools[pool]
-        own.holders -= 1
-        if own.holders or self.captures:
+        pool_state = self.pools[pool]
+        pool_state.holders -= 1
+        if pool_state.holders or self.captures:
             return
         self.numbers["num_sync_all_streams"] += 1
         self._record_deferred()
         for stream, queue in self.queues.items():
             for entry in list(queue):
-                place, area, piece = entry
-                if area.pool == pool:
+                place, segment, block = entry
+                if segment.pool == pool:
                     reached = self.device.reached.get(stream, 0)
                     self.device.reached[stream] = max(reached, place)
                     queue.remove(entry)
-                    self._reached(area, piece)
-        self._give_pool_back(own)
+                    self._reached(segment, block)
+        self._give_pool_back(pool_state)
 
     def begin_capture(self) -> PoolId:
         self.issued[0] += 1
-        pool = Own((self.issued[0], 0))
+        pool = ModelPool((self.issued[0], 0))
         self._add(pool)
         self.routes.append(pool.id)
         self.captures += 1
@@ -102,9 +102,9 @@ class PoolModel(Model):
     def release_graph(self, pool: PoolId) -> None:
         self.pools[pool].holders -= 1
 
-    # How.
+    # Implementation
 
-    def _add(self, pool: Own) -> None:
+    def _add(self, pool: ModelPool) -> None:
         self.pools[pool.id] = pool
         for kind in ("all", "small_pool", "large_pool"):
             self._zero(f"{reserved_by(pool.id)}.{kind}")
@@ -122,12 +122,12 @@ class PoolModel(Model):
         finally:
             self.pool = before
 
-    def _wait(self, area: Area, piece: Piece) -> None:
-        if piece.uses and self.captures:
-            self.deferred.append((area, piece))
+    def _wait(self, segment: ModelSegment, block: ModelBlock) -> None:
+        if block.uses and self.captures:
+            self.deferred.append((segment, block))
             return
-        piece.captured = []
-        super()._wait(area, piece)
+        block.captured = []
+        super()._wait(segment, block)
 
     def _process(self) -> None:
         if not self.captures:
@@ -136,41 +136,45 @@ class PoolModel(Model):
 
     def _record_deferred(self) -> None:
         deferred, self.deferred = self.deferred, []
-        for area, piece in deferred:
-            piece.uses = [stream for stream in piece.uses if stream not in piece.captured]
-            self._wait(area, piece)
+        for segment, block in deferred:
+            block.uses = [stream for stream in block.uses if stream not in block.captured]
+            self._wait(segment, block)
 
-    def _give_pool_back(self, pool: Own) -> None:
+    def _give_pool_back(self, pool: ModelPool) -> None:
         with self._in(pool.id):
             self._give_back((True, False))
-        if all(area.pool != pool.id or not area.mapped for area in self.areas):
+        if all(segment.pool != pool.id or not segment.mapped for segment in self.segments):
             del self.pools[pool.id]
 
-    def _splits(self, area: Area, size: int, rest: int) -> bool:
-        if area.pool != DEFAULT and self.pools[area.pool].no_split:
+    def _splits(self, segment: ModelSegment, size: int, rest: int) -> bool:
+        if segment.pool != DEFAULT and self.pools[segment.pool].no_split:
             return False
-        lent = area.pool != self.pool
+        lent = segment.pool != self.pool
         expands, self.expands = self.expands, self.expands and not lent
-        splits = super()._splits(area, size, rest)
+        splits = super()._splits(segment, size, rest)
         self.expands = expands
         return splits
 
-    def _borrow(self, size: int, small: bool, stream: int) -> tuple[Area, Piece] | None:
+    def _borrow(
+        self, size: int, small: bool, stream: int
+    ) -> tuple[ModelSegment, ModelBlock] | None:
         for pool in self.pools.values() if self.pool == DEFAULT else ():
             if pool.lends and pool.holders:
                 with self._in(pool.id):
-                    found = self._find_plain(size, small, stream)
-                if found:
-                    return found
+                    location = self._find_plain(size, small, stream)
+                if location:
+                    return location
         return None
 
-    def _find_plain(self, size: int, small: bool, stream: int) -> tuple[Area, Piece] | None:
+    def _find_plain(
+        self, size: int, small: bool, stream: int
+    ) -> tuple[ModelSegment, ModelBlock] | None:
         expands, self.expands = self.expands, False
-        found = self._find(size, small, stream)
+        location = self._find(size, small, stream)
         self.expands = expands
-        return found
+        return location
 
-    def _retry(self, size: int, small: bool, stream: int) -> tuple[Area, Piece] | None:
+    def _retry(self, size: int, small: bool, stream: int) -> tuple[ModelSegment, ModelBlock] | None:
         return None if self.captures else super()._retry(size, small, stream)
 
     def _collect(self) -> None:

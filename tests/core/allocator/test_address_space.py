@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core.allocator.device import GIB, MIB
-from core.allocator.expanding import PAGE, SIDE, expanding, switch
+from core.allocator.expandable_allocator import PAGE, SIDE, expandable_allocator, set_expandable
 from core.allocator.virtual_device import VirtualDevice
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ def pages(size: int) -> int:
 
 def test_stream_class_selects_the_reserved_address_range() -> None:
     device = VirtualDevice()  # of 16 GiB
-    allocator = expanding(device, expandable_segments_reserve_by_class=BY_CLASS)
+    allocator = expandable_allocator(device, expandable_segments_reserve_by_class=BY_CLASS)
     allocator.set_reserve_class(SIDE, "serving")
     allocator.set_reserve_class(SIDE + 1, "tiny")
     for stream in (0, SIDE, SIDE + 1):
@@ -38,7 +38,7 @@ def test_stream_class_selects_the_reserved_address_range() -> None:
 
 def test_unlisted_stream_class_uses_the_default_reserve() -> None:
     device = VirtualDevice()
-    allocator = expanding(
+    allocator = expandable_allocator(
         device,
         expandable_segments_reserve=Reserve(value=0.5),
         expandable_segments_reserve_by_class=BY_CLASS,
@@ -51,7 +51,7 @@ def test_unlisted_stream_class_uses_the_default_reserve() -> None:
 
 def test_stream_class_applies_to_new_segments_and_can_be_removed() -> None:
     device = VirtualDevice()
-    allocator = expanding(device, expandable_segments_reserve_by_class=BY_CLASS)
+    allocator = expandable_allocator(device, expandable_segments_reserve_by_class=BY_CLASS)
     allocator.set_reserve_class(LEGACY, "tiny")
     assert allocator.reserve_class(0) == "tiny"
     first = allocator.alloc(30 * MIB)
@@ -79,7 +79,7 @@ def test_stream_class_can_be_set_before_expandable_segments_are_on() -> None:
 
 def test_request_beyond_its_reserve_names_the_setting_to_raise() -> None:
     device = VirtualDevice()
-    allocator = expanding(device, expandable_segments_reserve_by_class=BY_CLASS)
+    allocator = expandable_allocator(device, expandable_segments_reserve_by_class=BY_CLASS)
     allocator.set_reserve_class(SIDE, "tiny")
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(2 * GIB, SIDE)
@@ -87,14 +87,14 @@ def test_request_beyond_its_reserve_names_the_setting_to_raise() -> None:
     assert "an expandable segment of class tiny reserves" in caught.value.hint
     assert "expandable_segments_reserve_by_class" in caught.value.hint
     assert allocator.statistics()["num_ooms"] == 1
-    switch(allocator, on=False)
+    set_expandable(allocator, on=False)
     assert allocator.alloc(2 * GIB, SIDE)
 
 
 @pytest.mark.parametrize("name", ["a b", "a,b", "[", "a:1"])
 def test_invalid_class_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="not a valid name"):
-        expanding().set_reserve_class(SIDE, name)
+        expandable_allocator().set_reserve_class(SIDE, name)
 
 
 @given(
@@ -107,7 +107,7 @@ def test_reserved_addresses_fit_a_request_and_follow_the_setting(
 ) -> None:
     device = VirtualDevice(64 * GIB)
     by_class = dict(zip(("serving", "tiny"), shares[1:], strict=True))
-    allocator = expanding(
+    allocator = expandable_allocator(
         device,
         expandable_segments_reserve=Reserve(value=shares[0]),
         expandable_segments_reserve_by_class=tuple(

@@ -8,7 +8,7 @@ from time import time
 import pytest
 from core.allocator.device import MIB, Device
 from core.allocator.pinned.host import Host
-from core.allocator.watching import actions
+from core.allocator.summaries import actions
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.pinned.allocator import CachingHostAllocator

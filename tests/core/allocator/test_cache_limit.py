@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from core.allocator.device import MIB, Device
-from core.allocator.watching import segments
+from core.allocator.summaries import segments
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.errors import UsageError

@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
-from core.allocator.watching import changes, current
+from core.allocator.summaries import changes, current
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.state import InvalidPointer, InvalidSize
@@ -79,7 +79,7 @@ def test_10_growing_tensors_on_two_devices() -> None:
     def take(elements: int) -> None:
         for allocator in both:
             live.append((allocator, allocator.alloc(4 * elements)))
-            law.check(allocator)
+            invariants.check(allocator)
 
     for elements in (1, 10 * 20, 200 * 300 * 2000):
         take(elements)
@@ -110,7 +110,7 @@ def check_end(allocator: CachingAllocator) -> None:
     assert after["num_sync_all_streams"] == before["num_sync_all_streams"] + 1
     assert after["num_device_alloc"] == before["num_device_alloc"] == after["num_device_free"]
     assert after["reserved_bytes.all.peak"] == before["reserved_bytes.all.peak"]
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_12_without_caching_each_request_is_a_driver_call_and_not_counted(

@@ -1,14 +1,14 @@
-"""Graph captures, beside the scenarios 30 to 34 of tests/allocator_scenarios/streams.py."""
+"""CaptureGraph captures, beside the scenarios 30 to 34 of tests/allocator_scenarios/streams.py."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from core.allocator import law
-from core.allocator.captured import Graph
+from core.allocator import invariants
+from core.allocator.capture_graph import CaptureGraph
 from core.allocator.device import MIB, Device
-from core.allocator.watching import current
+from core.allocator.summaries import current
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
@@ -110,7 +110,7 @@ def test_33_use_in_a_capture_is_dropped_with_its_allocation(
 
 
 def test_34_block_is_reused_after_its_last_graph_node(device: Device) -> None:
-    allocator, graph = CachingAllocator(device, REUSE), Graph(11)
+    allocator, graph = CachingAllocator(device, REUSE), CaptureGraph(11)
     with allocator.capture(stream=11, graph=graph):
         ptr = allocator.alloc(SIZE, 11)
         graph.launch(11)
@@ -129,14 +129,14 @@ def test_34_block_is_reused_after_its_last_graph_node(device: Device) -> None:
     assert ptr not in (before, elsewhere)
     assert after == ptr
     assert set(device.calls) == {"malloc"}
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 @pytest.mark.parametrize("settings", [REUSE, Settings()])
 def test_34_block_without_proof_of_the_graph_waits_for_the_end_of_the_capture(
     device: Device, settings: Settings
 ) -> None:
-    allocator, graph = CachingAllocator(device, settings), Graph(11)
+    allocator, graph = CachingAllocator(device, settings), CaptureGraph(11)
     with allocator.capture(stream=11, graph=graph):
         ptr = allocator.alloc(SIZE, 11)
         graph.launch(11)
@@ -153,10 +153,10 @@ def test_34_block_without_proof_of_the_graph_waits_for_the_end_of_the_capture(
 
     assert during != ptr
     assert current(allocator, "active") == 2
-    law.check(allocator)
+    invariants.check(allocator)
 
 
-class Unasked(Graph):
+class Unasked(CaptureGraph):
     """A capture graph whose queries fail."""
 
     def terminals(self, stream: int) -> tuple[int, ...]:
@@ -175,13 +175,13 @@ def test_34_failed_graph_query_defers_the_block(device: Device) -> None:
     allocator.alloc(SIZE, 11)
 
     assert current(allocator, "active") == 1
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_requests_on_captured_streams_use_the_pool_of_the_capture(
     allocator: CachingAllocator,
 ) -> None:
-    graph = Graph(11)
+    graph = CaptureGraph(11)
     with allocator.capture(stream=11, graph=graph) as memory:
         graph.wait(12, 11)
         for stream in (11, 12, 13):

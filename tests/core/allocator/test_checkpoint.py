@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
 
 from cudakit.core.allocator.allocator import CachingAllocator
@@ -74,7 +74,7 @@ def test_42_restore_recreates_the_blocks_of_a_pool(
     assert all(segment[3] == 0 for segment in layout(pool)[len(before) :])
     assert set(restored.freed) == now
     assert set(restored.created) == live == {held[number] for number in kept}
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_42_only_restored_allocations_can_be_freed(allocator: CachingAllocator) -> None:
@@ -120,7 +120,7 @@ def test_42_checkpoint_can_be_restored_repeatedly(allocator: CachingAllocator) -
         for ptr in rng.sample(now, len(now) // 2):
             allocator.free(ptr)
         allocator.restore(state)
-        law.check(allocator)
+        invariants.check(allocator)
         assert layout(pool)[: len(before)] == before
 
 
@@ -137,7 +137,7 @@ def test_restore_splits_despite_changed_settings(device: Device) -> None:
     allocator.restore(state)
 
     assert layout(pool) == before
-    law.check(allocator)
+    invariants.check(allocator)
     assert allocator.statistics()["oversize_allocations.current"] == 1
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import GIB, MIB, Device
-from core.allocator.expanding import FREE, LIVE, PAGE, SIDE, expanding, switch
+from core.allocator.expandable_allocator import (
+    FREE,
+    LIVE,
+    PAGE,
+    SIDE,
+    expandable_allocator,
+    set_expandable,
+)
+from core.allocator.summaries import blocks, changes, current, segments
 from core.allocator.virtual_device import VirtualDevice
-from core.allocator.watching import blocks, changes, current, segments
 from core.allocator.work import Work
 
 from cudakit.core.allocator.allocator import CachingAllocator
@@ -19,7 +26,7 @@ from cudakit.torch_rules.settings import Settings
 
 def test_pages_are_mapped_on_demand_and_counted_as_reserved() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     with changes(allocator) as changed:
         first = allocator.alloc(9 * MIB)
 
@@ -40,12 +47,12 @@ def test_pages_are_mapped_on_demand_and_counted_as_reserved() -> None:
     assert blocks(allocator) == [[(9 * MIB, LIVE), (30 * MIB, LIVE), (MIB, FREE)]]
     assert allocator.statistics()["num_device_alloc"] == 2
     assert len(device.reserved) == 1
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_small_requests_use_small_pages_and_a_separate_segment() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     allocator.alloc(700)
     allocator.alloc(2 * MIB)
 
@@ -55,7 +62,7 @@ def test_small_requests_use_small_pages_and_a_separate_segment() -> None:
 
 def test_expandable_segment_belongs_to_one_stream() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     allocator.free(allocator.alloc(30 * MIB))
     allocator.alloc(30 * MIB, SIDE)
 
@@ -65,7 +72,7 @@ def test_expandable_segment_belongs_to_one_stream() -> None:
 
 def test_only_missing_pages_are_mapped() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     low = allocator.alloc(15 * MIB)
     high = allocator.alloc(15 * MIB)
     allocator.free(high)
@@ -77,7 +84,7 @@ def test_only_missing_pages_are_mapped() -> None:
 
 
 def test_page_size_follows_the_large_segment_size() -> None:
-    allocator = expanding(large_segment_size_bytes=32 * MIB)
+    allocator = expandable_allocator(large_segment_size_bytes=32 * MIB)
     allocator.alloc(2 * MIB)
     assert segments(allocator) == [("large", 32 * MIB)]
     allocator.configure(Settings(expandable_segments=True))
@@ -87,7 +94,7 @@ def test_page_size_follows_the_large_segment_size() -> None:
 
 
 def test_rest_of_512_bytes_or_more_is_split_off_despite_the_limit() -> None:
-    allocator = expanding(max_split_size_bytes=20 * MIB)
+    allocator = expandable_allocator(max_split_size_bytes=20 * MIB)
     allocator.alloc(PAGE - 512)
     ptr = allocator.alloc(30 * MIB)
 
@@ -96,13 +103,13 @@ def test_rest_of_512_bytes_or_more_is_split_off_despite_the_limit() -> None:
     assert allocator.statistics()["oversize_allocations.current"] == 1
     assert allocator.statistics()["oversize_segments.allocated"] == 0
     allocator.free(ptr)
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_plain_blocks_are_split_like_expandable_ones_while_the_setting_is_on() -> None:
     allocator = CachingAllocator(VirtualDevice(), Settings())
     allocator.free(allocator.alloc(19 * MIB + 512))
-    switch(allocator, on=True)
+    set_expandable(allocator, on=True)
     allocator.alloc(19 * MIB + 512)
 
     assert blocks(allocator) == [[(19 * MIB + 512, LIVE), (MIB - 512, FREE)]]
@@ -114,7 +121,7 @@ def test_plain_blocks_are_split_like_expandable_ones_while_the_setting_is_on() -
 
 def test_unmapped_gaps_at_low_addresses_are_mapped_first() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     ptrs = [allocator.alloc(PAGE) for _ in range(4)]
     allocator.free(ptrs[1])
     allocator.empty_cache()
@@ -126,12 +133,12 @@ def test_unmapped_gaps_at_low_addresses_are_mapped_first() -> None:
 
 
 def test_free_blocks_on_both_sides_of_a_gap_are_merged_with_it() -> None:
-    allocator = expanding()
+    allocator = expandable_allocator()
     allocator.alloc(5 * MIB)
     wide = allocator.alloc(50 * MIB)
     allocator.alloc(PAGE)
     allocator.free(wide)
-    for _ in range(2):  # the second time no whole page is left to be given back
+    for _ in range(2):  # The second call finds no whole page to release.
         allocator.empty_cache()
         assert blocks(allocator) == [
             [(5 * MIB, LIVE), (15 * MIB, FREE)],
@@ -145,7 +152,7 @@ def test_free_blocks_on_both_sides_of_a_gap_are_merged_with_it() -> None:
 
 
 def test_block_that_can_grow_less_is_preferred() -> None:
-    allocator = expanding()
+    allocator = expandable_allocator()
     hole = allocator.alloc(15 * MIB)
     fence = allocator.alloc(15 * MIB)
     assert blocks(allocator)[0][-1] == (10 * MIB, FREE)
@@ -159,7 +166,7 @@ def test_block_that_can_grow_less_is_preferred() -> None:
 def test_plain_and_expandable_blocks_are_searched_together() -> None:
     allocator = CachingAllocator(VirtualDevice(), Settings())
     plain = allocator.alloc(24 * MIB)
-    switch(allocator, on=True)
+    set_expandable(allocator, on=True)
     ends, hole = allocator.alloc(30 * MIB), allocator.alloc(28 * MIB)
     allocator.alloc(21 * MIB)
     allocator.free(plain)
@@ -167,15 +174,15 @@ def test_plain_and_expandable_blocks_are_searched_together() -> None:
 
     assert allocator.alloc(25 * MIB) == hole
     assert allocator.alloc(20 * MIB) == plain
-    law.check(allocator)
+    invariants.check(allocator)
     allocator.free(ends)
 
 
 def test_larger_plain_block_can_be_preferred_to_an_expandable_one() -> None:
     allocator = CachingAllocator(VirtualDevice(), Settings())
     plain = allocator.alloc(30 * MIB)
-    switch(allocator, on=True)
-    allocator.alloc(30 * MIB)  # leaves 10 MiB, which could grow
+    set_expandable(allocator, on=True)
+    allocator.alloc(30 * MIB)  # Leaves 10 MiB, which could grow.
     allocator.free(plain)
 
     assert allocator.alloc(5 * MIB) == plain
@@ -183,22 +190,22 @@ def test_larger_plain_block_can_be_preferred_to_an_expandable_one() -> None:
 
 def test_expandable_blocks_are_skipped_while_the_setting_is_off() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     kept, freed = allocator.alloc(9 * MIB), allocator.alloc(PAGE)
     allocator.free(freed)
-    switch(allocator, on=False)
+    set_expandable(allocator, on=False)
     plain = allocator.alloc(PAGE)
 
     assert list(device.held) == [plain]
     allocator.free(kept)
-    law.check(allocator)
+    invariants.check(allocator)
     assert current(allocator, "segment") == 1
-    switch(allocator, on=True)
+    set_expandable(allocator, on=True)
     assert allocator.alloc(9 * MIB) == kept
 
 
 def test_max_split_size_applies_to_expandable_blocks() -> None:
-    allocator = expanding(max_split_size_bytes=40 * MIB)
+    allocator = expandable_allocator(max_split_size_bytes=40 * MIB)
     allocator.alloc(512)
     allocator.free(allocator.alloc(100 * MIB))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB
 from core.allocator.virtual_device import VirtualDevice
 
@@ -40,7 +40,7 @@ def program(allocator: CachingAllocator, device: VirtualDevice) -> list[CudaErro
                 allocator.free(live.pop(name), stream or None)
         except CudaError as error:
             failures.append(error)
-        law.check(allocator)
+        invariants.check(allocator)
 
     do("alloc", "a", 9 * MIB)
     do("alloc", "b", 700)
@@ -77,7 +77,7 @@ def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) ->
         failures = program(allocator, failing)
         allocator.close()
 
-        law.check(allocator)
+        invariants.check(allocator)
         assert (failing.held, failing.mapped, failing.reserved) == ({}, {}, {})
         assert failing.events == {}
         assert allocator.statistics()["reserved_bytes.all.current"] == 0

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from core.allocator.device import MIB
+from core.allocator.summaries import actions
 from core.allocator.virtual_device import VirtualDevice
-from core.allocator.watching import actions
 from core.allocator.work import Work
 
 from cudakit.core.allocator.allocator import CachingAllocator

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
-from core.allocator.expanding import FREE, LIVE, PAGE, SIDE, expanding, switch
+from core.allocator.expandable_allocator import (
+    FREE,
+    LIVE,
+    PAGE,
+    SIDE,
+    expandable_allocator,
+    set_expandable,
+)
+from core.allocator.summaries import blocks, changes, current, segments
 from core.allocator.virtual_device import VirtualDevice
-from core.allocator.watching import blocks, changes, current, segments
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
@@ -22,7 +29,7 @@ ELSEWHERE = 0x6F00_0000_0000
 def test_30_capture_maps_pages_and_a_live_result_keeps_its_pages(
     size: int, mapped: int, left: int
 ) -> None:
-    allocator = expanding()
+    allocator = expandable_allocator()
     with changes(allocator) as changed, allocator.capture() as graph:
         result = allocator.alloc(size)
         for _ in range(5):
@@ -38,12 +45,12 @@ def test_30_capture_maps_pages_and_a_live_result_keeps_its_pages(
     allocator.empty_cache()
 
     assert current(allocator, "reserved_bytes") == left * MIB
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_41_pool_with_its_own_upstream_is_not_expandable() -> None:
     device = VirtualDevice()
-    allocator, own = expanding(device), Device(base=ELSEWHERE)
+    allocator, own = expandable_allocator(device), Device(base=ELSEWHERE)
     with allocator.use_pool(MemPool(allocator, upstream=own)):
         inside = allocator.alloc(MIB)
     outside = allocator.alloc(MIB)
@@ -55,7 +62,7 @@ def test_41_pool_with_its_own_upstream_is_not_expandable() -> None:
 
 
 def test_41_max_split_size_applies_to_a_pool_with_its_own_upstream() -> None:
-    allocator = expanding(max_split_size_bytes=40 * MIB)
+    allocator = expandable_allocator(max_split_size_bytes=40 * MIB)
     own = Device(base=ELSEWHERE)
     pool = MemPool(allocator, upstream=own)
     with allocator.use_pool(pool):
@@ -73,12 +80,12 @@ def test_41_max_split_size_applies_to_a_pool_with_its_own_upstream() -> None:
         if s["stream"] == 0 and s["total_size"] != 30 * MIB
     }
     assert shown == {False: [90, 10], True: [100]}
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_pools_have_separate_expandable_segments() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     pool = MemPool(allocator)
     allocator.free(allocator.alloc(9 * MIB))
     with allocator.use_pool(pool):
@@ -93,10 +100,10 @@ def test_pools_have_separate_expandable_segments() -> None:
 
 def test_empty_expandable_segment_is_unreserved_with_its_pool() -> None:
     device = VirtualDevice(30 * MIB)
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     pool = MemPool(allocator)
     kept = allocator.alloc(9 * MIB)
-    allocator.begin_capture()  # nothing is given back
+    allocator.begin_capture()  # Nothing is released.
     with allocator.use_pool(pool), pytest.raises(OutOfMemory):
         allocator.alloc(9 * MIB)
     allocator.end_capture()
@@ -108,7 +115,7 @@ def test_empty_expandable_segment_is_unreserved_with_its_pool() -> None:
 
 
 def test_no_split_pool_allocates_whole_pages() -> None:
-    allocator = expanding()
+    allocator = expandable_allocator()
     with allocator.use_pool(MemPool(allocator, no_split=True)):
         allocator.alloc(4 * MIB)
         allocator.alloc(4 * MIB)
@@ -118,7 +125,7 @@ def test_no_split_pool_allocates_whole_pages() -> None:
 
 
 def test_pool_lends_no_expandable_blocks() -> None:
-    allocator = expanding(VirtualDevice(80 * MIB))
+    allocator = expandable_allocator(VirtualDevice(80 * MIB))
     pool = MemPool(allocator, use_on_oom=True)
     with allocator.use_pool(pool):
         allocator.free(allocator.alloc(40 * MIB))
@@ -126,16 +133,16 @@ def test_pool_lends_no_expandable_blocks() -> None:
 
     with pytest.raises(OutOfMemory):
         allocator.alloc(30 * MIB)
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def lender_of_both_kinds(allocator: CachingAllocator) -> tuple[MemPool, int]:
     """Create a pool with 50 MiB in a cached plain segment (returned) and 40 MiB in an expandable one."""
     pool = MemPool(allocator, use_on_oom=True)
-    switch(allocator, on=False)
+    set_expandable(allocator, on=False)
     with allocator.use_pool(pool):
         plain = allocator.alloc(50 * MIB)
-    switch(allocator, on=True)
+    set_expandable(allocator, on=True)
     with allocator.use_pool(pool):
         grown = allocator.alloc(40 * MIB)
     allocator.free(plain)
@@ -145,7 +152,7 @@ def lender_of_both_kinds(allocator: CachingAllocator) -> tuple[MemPool, int]:
 
 def test_pool_lends_a_plain_block_instead_of_a_better_fitting_expandable_one() -> None:
     device = VirtualDevice(120 * MIB)
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     pool, plain = lender_of_both_kinds(allocator)
     allocator.alloc(20 * MIB)
     known = allocator.statistics()
@@ -158,32 +165,32 @@ def test_pool_lends_a_plain_block_instead_of_a_better_fitting_expandable_one() -
     found = allocator.statistics()
     for name in ("num_alloc_retries", "num_device_free", "num_sync_all_streams"):
         assert found[name] == known[name]
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 @pytest.mark.parametrize(
     ("size", "max_split", "parts"),
     [
-        (49 * MIB, None, [(50 * MIB, LIVE)]),  # a MiB would be left, which is not split off
+        (49 * MIB, None, [(50 * MIB, LIVE)]),  # The rest would be 1 MiB, which is not split off.
         (49 * MIB - 512, None, [(49 * MIB - 512, LIVE), (MIB + 512, FREE)]),
-        (40 * MIB, 40 * MIB, [(50 * MIB, LIVE)]),  # of no size to be split
+        (40 * MIB, 40 * MIB, [(50 * MIB, LIVE)]),  # Its size forbids a split.
     ],
 )
 def test_lent_block_is_split_as_if_no_segment_were_expandable(
     size: int, max_split: int | None, parts: list[tuple[int, str]]
 ) -> None:
-    allocator = expanding(VirtualDevice(120 * MIB), max_split_size_bytes=max_split)
+    allocator = expandable_allocator(VirtualDevice(120 * MIB), max_split_size_bytes=max_split)
     pool, plain = lender_of_both_kinds(allocator)
     allocator.alloc(20 * MIB)
     allocator.alloc(size)
 
     assert pool.snapshot()[0]["address"] == plain
     assert blocks(allocator)[0] == parts
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_lent_block_does_not_change_the_split_of_expandable_segments() -> None:
-    allocator = expanding(VirtualDevice(160 * MIB))
+    allocator = expandable_allocator(VirtualDevice(160 * MIB))
     pool, plain = lender_of_both_kinds(allocator)
     first = allocator.alloc(60 * MIB)
     assert allocator.alloc(30 * MIB) == plain
@@ -192,25 +199,25 @@ def test_lent_block_does_not_change_the_split_of_expandable_segments() -> None:
 
     assert len(pool.snapshot()) == 2
     assert blocks(allocator)[-1] == [(59 * MIB + 512, LIVE), (MIB - 512, FREE)]
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_expandable_blocks_of_a_lender_are_skipped_while_the_setting_is_off() -> None:
     device = VirtualDevice(120 * MIB)
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     pool, plain = lender_of_both_kinds(allocator)
-    switch(allocator, on=False)
+    set_expandable(allocator, on=False)
     allocator.alloc(20 * MIB)
 
     assert allocator.alloc(30 * MIB) == plain
     with pytest.raises(OutOfMemory):
         allocator.alloc(40 * MIB)
     assert [segment["is_expandable"] for segment in pool.snapshot()] == [False, True]
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_42_checkpoint_restores_expandable_segments() -> None:
-    allocator = expanding()
+    allocator = expandable_allocator()
     with allocator.use_pool(pool := MemPool(allocator)):
         ptrs = [allocator.alloc(size) for size in (8 * MIB, MIB, 30 * MIB, MIB, 9 * MIB)]
         for ptr in (ptrs[0], ptrs[3]):
@@ -227,4 +234,4 @@ def test_42_checkpoint_restores_expandable_segments() -> None:
     shape = [[(b["address"], b["size"], b["state"]) for b in s["blocks"]] for s in before]
     after = allocator.snapshot()["segments"]
     assert [[(b["address"], b["size"], b["state"]) for b in s["blocks"]] for s in after] == shape
-    law.check(allocator)
+    invariants.check(allocator)

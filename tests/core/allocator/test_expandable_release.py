@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import GIB, MIB
-from core.allocator.expanding import FREE, LIVE, PAGE, SIDE, expanding, switch
+from core.allocator.expandable_allocator import (
+    FREE,
+    LIVE,
+    PAGE,
+    SIDE,
+    expandable_allocator,
+    set_expandable,
+)
+from core.allocator.summaries import blocks, changes, current, segments
 from core.allocator.virtual_device import VirtualDevice
-from core.allocator.watching import blocks, changes, current, segments
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.torch_rules.setting_rules import Reserve
 from cudakit.torch_rules.settings import Settings
 
-# Running out.
+# Out of memory
 
 
 def test_17_three_requests_fit_and_the_fourth_fails_with_and_without_expandable_segments() -> None:
@@ -24,7 +31,7 @@ def test_17_three_requests_fit_and_the_fourth_fails_with_and_without_expandable_
     )
     held = []
     for on in (False, True, False):
-        switch(allocator, on=on)
+        set_expandable(allocator, on=on)
         held.append(allocator.alloc(40 * MIB))
     with pytest.raises(OutOfMemory):
         allocator.alloc(40 * MIB)
@@ -41,19 +48,19 @@ def test_18_garbage_collection_ignores_expandable_segments() -> None:
         Settings(garbage_collection_threshold=0.5, memory_fraction=120 * MIB / (16 * GIB)),
     )
     first = allocator.alloc(40 * MIB)
-    switch(allocator, on=True)
+    set_expandable(allocator, on=True)
     second = allocator.alloc(40 * MIB)
     allocator.free(first)
     allocator.free(second)
     allocator.alloc(80 * MIB)
 
     assert [s["is_expandable"] for s in allocator.snapshot()["segments"]] == [True]
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_release_of_oversize_blocks_skips_expandable_blocks() -> None:
     device = VirtualDevice(200 * MIB)
-    allocator = expanding(device, max_split_size_bytes=20 * MIB)
+    allocator = expandable_allocator(device, max_split_size_bytes=20 * MIB)
     allocator.free(allocator.alloc(60 * MIB))
     allocator.free(allocator.alloc(60 * MIB, SIDE))
     ptr = allocator.alloc(180 * MIB)
@@ -65,27 +72,27 @@ def test_release_of_oversize_blocks_skips_expandable_blocks() -> None:
 
 def test_pages_mapped_before_out_of_memory_stay_free() -> None:
     device = VirtualDevice(110 * MIB)
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     first, second, third = (allocator.alloc(PAGE) for _ in range(3))
     allocator.free(second)
     allocator.empty_cache()
     fourth = allocator.alloc(30 * MIB)
     allocator.free(third)
     allocator.free(fourth)
-    allocator.begin_capture()  # nothing is given back
+    allocator.begin_capture()  # Nothing is released.
     with pytest.raises(OutOfMemory):
         allocator.alloc(100 * MIB)  # a page in the gap, what is free behind it, and one more page
 
     assert blocks(allocator) == [[(PAGE, LIVE), (4 * PAGE, FREE)]]
     assert device.used == 5 * PAGE
-    law.check(allocator)
+    invariants.check(allocator)
     allocator.free(first)
     assert allocator.alloc(5 * PAGE) == first
 
 
 def test_request_beyond_the_reservation_is_out_of_memory() -> None:
     device = VirtualDevice()
-    allocator = expanding(device, expandable_segments_reserve=Reserve(value=0.01))
+    allocator = expandable_allocator(device, expandable_segments_reserve=Reserve(value=0.01))
     with pytest.raises(OutOfMemory):
         allocator.alloc(GIB)
     assert device.reserved == {}
@@ -97,7 +104,7 @@ def test_request_beyond_the_reservation_is_out_of_memory() -> None:
 
 def test_full_expandable_segment_is_followed_by_another() -> None:
     device = VirtualDevice()
-    allocator = expanding(device, expandable_segments_reserve=Reserve(value=0.01))
+    allocator = expandable_allocator(device, expandable_segments_reserve=Reserve(value=0.01))
     first = allocator.alloc(160 * MIB)
     second = allocator.alloc(40 * MIB)
 
@@ -107,12 +114,12 @@ def test_full_expandable_segment_is_followed_by_another() -> None:
     assert allocator.alloc(PAGE) == second + 40 * MIB
 
 
-# Giving back.
+# Release of pages
 
 
 def test_empty_cache_unmaps_whole_pages_and_unreserves_empty_segments() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     low, middle, high = (allocator.alloc(15 * MIB) for _ in range(3))
     allocator.free(middle)
     allocator.free(high)
@@ -130,7 +137,7 @@ def test_empty_cache_unmaps_whole_pages_and_unreserves_empty_segments() -> None:
 
 def test_stream_is_synchronized_before_its_pages_are_unmapped() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     allocator.free(allocator.alloc(PAGE, SIDE))
     calls = len(device.calls)
     allocator.empty_cache()
@@ -140,9 +147,9 @@ def test_stream_is_synchronized_before_its_pages_are_unmapped() -> None:
 
 def test_expandable_segment_outlives_the_setting_until_it_is_empty() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     ptr = allocator.alloc(PAGE)
-    switch(allocator, on=False)
+    set_expandable(allocator, on=False)
     allocator.empty_cache()
     assert device.mapped == {ptr: PAGE}
     allocator.free(ptr)
@@ -153,7 +160,7 @@ def test_expandable_segment_outlives_the_setting_until_it_is_empty() -> None:
 
 def test_close_releases_unused_memory() -> None:
     device = VirtualDevice()
-    allocator = expanding(device)
+    allocator = expandable_allocator(device)
     kept = allocator.alloc(700)
     allocator.free(allocator.alloc(PAGE))
     allocator.close()
@@ -168,7 +175,7 @@ def test_close_releases_unused_memory() -> None:
 def test_30_live_result_of_a_graph_keeps_its_pages(
     size: int, pages: int, pages_afterwards: int
 ) -> None:
-    allocator = expanding()
+    allocator = expandable_allocator()
     with changes(allocator) as changed:
         result = allocator.alloc(size)
         for _ in range(5):
@@ -181,7 +188,7 @@ def test_30_live_result_of_a_graph_keeps_its_pages(
     allocator.empty_cache()
 
     assert current(allocator, "reserved_bytes") == pages_afterwards * PAGE
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_release_of_available_blocks_stops_at_an_expandable_block() -> None:
@@ -190,11 +197,11 @@ def test_release_of_available_blocks_stops_at_an_expandable_block() -> None:
         device = VirtualDevice(300 * MIB)
         allocator = CachingAllocator(device, settings, search_again=False)
         plain = allocator.alloc(100 * MIB if expandable_first else 60 * MIB)
-        switch(allocator, on=True)
+        set_expandable(allocator, on=True)
         allocator.free(allocator.alloc(80 * MIB))
         allocator.free(plain)
-        switch(allocator, on=False)
+        set_expandable(allocator, on=False)
         allocator.alloc(160 * MIB)
         # The plain segment is released for the request; else the whole cache is.
         assert allocator.statistics()["num_alloc_retries"] == expandable_first
-        law.check(allocator)
+        invariants.check(allocator)

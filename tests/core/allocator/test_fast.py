@@ -235,14 +235,14 @@ def test_finalizer_can_append_while_events_are_read() -> None:
 
 
 def test_finalizer_of_a_dropped_event_can_stop_the_history(allocator: CachingAllocator) -> None:
-    allocator.alloc(MIB)  # which leaves free memory
+    allocator.alloc(MIB)  # Leaves free memory.
     allocator.record_history(context=None, max_entries=1)
     ptr = allocator.alloc(700)
     ends = Finalized(lambda: allocator.record_history(None))
     events = allocator._state.history.events
     events.append((*EVENT[:5], ends, *EVENT[6:]))  # type: ignore[arg-type]
     del ends, events
-    allocator.free(ptr)  # whose first event drops that one
+    allocator.free(ptr)  # Its first event drops the event above.
     assert allocator.alloc(700) == ptr
 
 

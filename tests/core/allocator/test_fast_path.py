@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
 from core.allocator.test_machine import SIZES, Pair, some_size
 from core.allocator.virtual_device import VirtualDevice
@@ -63,7 +63,7 @@ def native(request: pytest.FixtureRequest) -> bool:
 
 
 class FastAndSlow:
-    """Two allocators, of which the second is plain Python and always takes the slow path."""
+    """A native allocator, and one in plain Python that always takes the slow path."""
 
     def __init__(self, capacity: int = CAPACITY, *, native: bool = False, **options: Any) -> None:
         self.devices = VirtualDevice(capacity), VirtualDevice(capacity)
@@ -96,7 +96,7 @@ class FastAndSlow:
         assert found == expected
         assert self.devices[0].held == self.devices[1].held
         for each in self.allocators:
-            law.check(each)
+            invariants.check(each)
 
 
 def _outcome(call: Any, *args: Any) -> Any:
@@ -263,7 +263,7 @@ def test_long_lists_of_free_blocks_equal_the_slow_path(native: bool) -> None:
         live[place] = both.alloc(512 * rng.randint(1, 40))
     both.check()
     rng.shuffle(live)
-    for ptr in live:  # until no part is left
+    for ptr in live:  # Until the block is used up.
         both.free(ptr)
     both.check()
     both.do("empty_cache")
@@ -340,7 +340,7 @@ def test_split_moves_stack_and_age_to_the_upper_part(native: bool) -> None:
         both.free(ptr)
     both.do("record_history", None)
     both.do("configure", Settings())
-    for size in (1500, 3 * MIB, 700, 2 * MIB):  # of which the first two find no hole
+    for size in (1500, 3 * MIB, 700, 2 * MIB):  # The first two requests find no free block.
         both.alloc(size)
         both.check()
 
@@ -360,7 +360,7 @@ def test_recorded_stack_begins_at_the_caller(native: bool) -> None:
 def test_trace_times_come_from_the_monotonic_clock(native: bool) -> None:
     allocator = CachingAllocator(Device(), native=native)
     allocator.record_history(context=None)
-    allocator.free(allocator.alloc(700))  # takes a segment
+    allocator.free(allocator.alloc(700))  # Allocates a segment.
     allocator.free(allocator.alloc(700))
 
     entries = allocator.snapshot()["device_traces"][0]
@@ -396,7 +396,7 @@ def test_garbage_collection_during_a_call_can_free(native: bool) -> None:
 
     for ptr in ready:
         allocator.free(ptr)
-    law.check(allocator)
+    invariants.check(allocator)
     assert allocator.statistics()["allocation.all.current"] == 0
 
 
@@ -411,15 +411,15 @@ def test_failed_host_allocation_leaves_the_allocator_unchanged() -> None:
     failures = 0
     for number, size in product(range(4), sizes):
         ptr = without_memory(memory, number, allocator.alloc, size)
-        law.check(allocator)
+        invariants.check(allocator)
         if ptr is FAILED:
             failures += 1
             ptr = allocator.alloc(size)
         if without_memory(memory, number, allocator.free, ptr) is FAILED:
             failures += 1
-            law.check(allocator)
+            invariants.check(allocator)
             allocator.free(ptr)
-        law.check(allocator)
+        invariants.check(allocator)
     assert failures >= len(sizes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
 
 from cudakit.core.allocator.allocator import CachingAllocator
@@ -37,7 +37,7 @@ def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
                 allocator.free(live.pop(name), stream or None)
         except CudaError as error:
             failures.append(error)
-        law.check(allocator)
+        invariants.check(allocator)
 
     do("alloc", "a", 9 * MIB)
     do("alloc", "b", 700)
@@ -95,10 +95,10 @@ def test_memory_stays_cached_if_its_release_fails(fail_at: int) -> None:
         allocator.free(ptr)
     device.fail_at = len(device.calls) + fail_at
 
-    with pytest.raises(CudaError, match="as the test wants it"):
+    with pytest.raises(CudaError, match="requested by the test"):
         allocator.empty_cache()
 
     assert len(device.held) == 4 - fail_at
-    law.check(allocator)
+    invariants.check(allocator)
     allocator.empty_cache()
     assert device.held == {}

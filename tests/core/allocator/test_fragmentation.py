@@ -4,7 +4,7 @@ import random
 
 import pytest
 from core.allocator.device import MIB, Device
-from core.allocator.expanding import PAGE, expanding, switch
+from core.allocator.expandable_allocator import PAGE, expandable_allocator, set_expandable
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.fragmentation import StreamMemory
@@ -103,7 +103,7 @@ def test_fragmentation_sums_equal_the_statistics(allocator: CachingAllocator) ->
 
 
 def test_releasable_bytes_include_whole_pages_beside_live_blocks() -> None:
-    allocator = expanding()
+    allocator = expandable_allocator()
     held = [allocator.alloc(15 * MIB) for _ in range(4)]
     for ptr in held[1:3]:
         allocator.free(ptr)
@@ -116,8 +116,8 @@ def test_releasable_bytes_include_whole_pages_beside_live_blocks() -> None:
 
 @pytest.mark.parametrize("expands", [False, True])
 def test_releasable_bytes_are_those_that_empty_cache_releases(expands: bool) -> None:
-    allocator, rng = expanding(), random.Random(3)
-    switch(allocator, on=expands)
+    allocator, rng = expandable_allocator(), random.Random(3)
+    set_expandable(allocator, on=expands)
     live: list[int] = []
     for _ in range(20):
         for _ in range(40):

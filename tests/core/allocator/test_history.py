@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from core.allocator.device import MIB, Device
-from core.allocator.watching import actions
+from core.allocator.summaries import actions
 from core.allocator.work import Work
 
 from cudakit.core.allocator.allocator import CachingAllocator

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import GIB, MIB, Device
+from core.allocator.summaries import blocks, segments
 from core.allocator.virtual_device import VirtualDevice
-from core.allocator.watching import blocks, segments
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
@@ -71,7 +71,7 @@ def test_22_search_again_finds_memory_freed_by_the_synchronization(search_again:
     pending, kept = allocator.alloc(9 * MIB), allocator.alloc(6 * MIB)
     allocator.record_use(pending, 11)
     allocator.free(pending)
-    device.recorded[11] = 100  # the other stream goes on with much else
+    device.recorded[11] = 100  # The other stream continues with much other work.
 
     if search_again:
         assert allocator.alloc(9 * MIB) == pending
@@ -124,7 +124,7 @@ def test_rejection_calls_the_rejection_observers(tmp_path: Path) -> None:
     rejected: list[OomReport] = []
     failed: list[OomReport] = []
     allocator.on_rejection(rejected.append)
-    allocator.on_rejection(lambda _: allocator.counters())  # nobody is inside
+    allocator.on_rejection(lambda _: allocator.counters())  # The guard is free.
     allocator.on_out_of_memory(failed.append)
     allocator.save_on_out_of_memory(tmp_path / "oom.pickle")
     with pytest.raises(OutOfMemory) as caught:
@@ -142,7 +142,7 @@ def test_driver_failure_is_not_a_rejection() -> None:
     device = Device(60 * MIB)
     settings = Settings(memory_fraction=0.9, throw_on_cudamalloc_oom=True)
     allocator = CachingAllocator(device, settings)
-    device.held[1] = 40 * MIB  # of another process
+    device.held[1] = 40 * MIB  # Memory of another process.
     told: list[str] = []
     allocator.on_rejection(lambda _: told.append("rejected"))
     allocator.on_out_of_memory(lambda _: told.append("failed"))
@@ -176,7 +176,7 @@ def test_no_rejection_without_a_limit() -> None:
 def test_refused_segment_does_not_count_against_the_limit() -> None:
     device = Device(200 * MIB)
     allocator = CachingAllocator(device, Settings(memory_fraction=0.5))
-    device.held[1] = 150 * MIB  # of another process
+    device.held[1] = 150 * MIB  # Memory of another process.
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(90 * MIB)
     del device.held[1]
@@ -229,7 +229,7 @@ def test_oom_report_lists_where_the_memory_is() -> None:
     assert report.device_free_bytes == 18 * MIB
     assert report.elsewhere_bytes == 0
     allocator.free(filler)
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_oom_hint_names_the_stream_whose_cache_would_suffice() -> None:

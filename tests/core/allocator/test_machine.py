@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB
 from core.allocator.model import Full, Model
 from core.allocator.virtual_device import VirtualDevice
@@ -104,7 +104,7 @@ class Pair:
         assert statistics == dict(sorted(self.model.numbers.items()))
         for held in ("held", "mapped", "reserved"):
             assert getattr(self.device, held) == getattr(self.model.device, held)
-        law.check_state(statistics, segments)
+        invariants.check_state(statistics, segments)
 
 
 class BesideTheModel(RuleBasedStateMachine):
@@ -193,7 +193,7 @@ def layout(segments: list[dict[str, Any]]) -> list[Any]:
         (
             segment["address"],
             segment["stream"],
-            law.KINDS[segment["segment_type"]],
+            invariants.KINDS[segment["segment_type"]],
             segment["is_expandable"],
             segment["segment_pool_id"],
             [

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
+from core.allocator.summaries import current
 from core.allocator.virtual_device import VirtualDevice
-from core.allocator.watching import current
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.oom import OutOfMemory
@@ -93,7 +93,7 @@ def test_mem_pool_can_be_collected_during_an_allocation() -> None:
 
     assert list(device.held) == [kept]
     assert allocator.private_pools() == ()
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_37_pool_lends_cached_blocks_before_out_of_memory(device: Device) -> None:
@@ -216,7 +216,7 @@ def test_41_pool_with_its_own_upstream_is_not_expandable() -> None:
     assert [segment["is_expandable"] for segment in found] == [False, True]
     assert [len(segment["blocks"]) for segment in found] == [1, 2]
     assert again == inside
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_41_pool_of_the_device_is_expandable() -> None:
@@ -230,7 +230,7 @@ def test_41_pool_of_the_device_is_expandable() -> None:
     restored = allocator.restore(state)
     assert restored.created == (ptr,)
     assert [s["is_expandable"] for s in pool.snapshot()] == [True]
-    law.check(allocator)
+    invariants.check(allocator)
     allocator.free(ptr)
     pool.close()
 
@@ -250,7 +250,7 @@ def test_use_pool_queries_events_and_releases_memory_as_usual(device: Device) ->
 
     assert allocator.statistics()["num_alloc_retries"] == 1
     assert waiting not in device.held
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_use_pool_ends_if_its_body_raises(allocator: CachingAllocator) -> None:
@@ -293,4 +293,4 @@ def test_empty_pool_upstream_raises_out_of_memory(allocator: CachingAllocator) -
     with allocator.use_pool(pool), pytest.raises(OutOfMemory):
         allocator.alloc(30 * MIB)
 
-    law.check(allocator)
+    invariants.check(allocator)

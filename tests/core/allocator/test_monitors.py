@@ -149,7 +149,7 @@ def unraisable() -> Iterator[list[Any]]:
 
 def test_failing_monitor_callback_does_not_affect_the_request(allocator: CachingAllocator) -> None:
     def fail(_: Crossing) -> None:
-        raise RuntimeError("as the test wants it")
+        raise RuntimeError("requested by the test")
 
     seen: list[Crossing] = []
     allocator.monitor("allocated_bytes", MIB, fail)
@@ -157,7 +157,7 @@ def test_failing_monitor_callback_does_not_affect_the_request(allocator: Caching
     with unraisable() as caught:
         assert allocator.alloc(MIB)
 
-    assert [str(each.exc_value) for each in caught] == ["as the test wants it"]
+    assert [str(each.exc_value) for each in caught] == ["requested by the test"]
     assert len(seen) == 1
 
 

@@ -94,7 +94,7 @@ def test_failing_observer_becomes_a_note(
     allocator: CachingAllocator,
 ) -> None:
     def failing(_: OomReport) -> None:
-        raise RuntimeError("as the test wants it")
+        raise RuntimeError("requested by the test")
 
     told: list[OomReport] = []
     allocator.on_out_of_memory(failing)
@@ -103,7 +103,7 @@ def test_failing_observer_becomes_a_note(
 
     assert told == [error.report]
     assert len(error.__notes__) == 1
-    assert "failing failed: RuntimeError: as the test wants it" in str(error.__notes__)
+    assert "failing failed: RuntimeError: requested by the test" in str(error.__notes__)
 
 
 def test_process_query_runs_without_the_guard() -> None:

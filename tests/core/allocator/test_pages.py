@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB
 from core.allocator.failing_gpu import FailingGpu
 
@@ -84,7 +84,7 @@ def test_sync_of_a_destroyed_stream_synchronizes_the_device(gpu: FailingGpu) -> 
 
 def test_other_sync_errors_are_raised(gpu: FailingGpu) -> None:
     gpu.fail("sync_stream", 1)
-    with pytest.raises(CudaError, match="as the test wants it"):
+    with pytest.raises(CudaError, match="requested by the test"):
         GpuPages(gpu).sync_stream(0)
 
 
@@ -100,7 +100,7 @@ def program(allocator: CachingAllocator, streams: list[int]) -> None:
                 allocator.free(live.pop(name))
             else:
                 allocator.empty_cache()
-        law.check(allocator)
+        invariants.check(allocator)
 
     do("a", 700)
     do("b", 20 * MIB)
@@ -132,7 +132,7 @@ def test_failed_page_calls_leak_nothing() -> None:
         gpu.fail_at = fail_at
         program(allocator, [0, gpu.stream()])
         allocator.close()
-        law.check(allocator)
+        invariants.check(allocator)
 
         assert gpu.used == 0, counted.calls[fail_at - 1]
         assert gpu.reserved == set()

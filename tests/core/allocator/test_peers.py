@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
 from core.allocator.failing_gpu import FailingGpu
 
@@ -62,7 +62,7 @@ def test_peer_accesses_remapped_pages() -> None:
     assert reached(gpu) == set()
 
     assert allocator.alloc(PAGE) in reached(gpu)
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_peer_accesses_segments_that_become_expandable_later() -> None:
@@ -101,7 +101,7 @@ def test_failed_enable_peer_access_revokes_granted_access(nth: int) -> None:
         allocator.alloc(PAGE, gpu.stream())
     gpu.fail("set_access", nth)
 
-    with pytest.raises(CudaError, match="as the test wants it"):
+    with pytest.raises(CudaError, match="requested by the test"):
         allocator.enable_peer_access(1)
     assert reached(gpu) == set()
     assert allocator.peer_accessible_by == ()
@@ -116,7 +116,7 @@ def test_refused_peer_accesses_no_page() -> None:
     allocator.alloc(PAGE)
     gpu.fail("enable_peer", 1)
 
-    with pytest.raises(CudaError, match="as the test wants it"):
+    with pytest.raises(CudaError, match="requested by the test"):
         allocator.enable_peer_access(1)
     assert reached(gpu) == set()
 
@@ -126,10 +126,10 @@ def test_pages_are_not_mapped_if_peer_access_fails() -> None:
     allocator.enable_peer_access(1)
     gpu.fail("set_access", 1)
 
-    with pytest.raises(CudaError, match="as the test wants it"):
+    with pytest.raises(CudaError, match="requested by the test"):
         allocator.alloc(PAGE)
     assert (gpu.used, gpu.virtual.mapped) == (0, {})
-    law.check(allocator)
+    invariants.check(allocator)
     block = allocator.alloc(PAGE)
     assert gpu.has_access(Ptr(block), 1)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
 from core.allocator.virtual_device import VirtualDevice
 
@@ -30,7 +30,7 @@ def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
             operation()
         except CudaError as error:
             failures.append(error)
-        law.check(allocator)
+        invariants.check(allocator)
 
     def alloc(size: int, used_by: int = 0) -> None:
         live.append(allocator.alloc(size))
@@ -120,4 +120,4 @@ def test_threads_use_pools_concurrently() -> None:
     assert failures == []
     assert device.held == {}
     assert allocator.private_pools() == ()
-    law.check(allocator)
+    invariants.check(allocator)

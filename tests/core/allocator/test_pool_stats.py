@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TypeAlias
 
 from core.allocator.device import MIB, Device
-from core.allocator.watching import current
+from core.allocator.summaries import current
 from hypothesis import given, strategies
 
 from cudakit.core.allocator.allocator import CachingAllocator

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from core.allocator.device import MIB, Device
-from core.allocator.watching import changes, current
+from core.allocator.summaries import changes, current
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.private_pools import PoolError
@@ -154,7 +154,7 @@ def test_empty_cache_of_one_pool_leaves_the_others(
     assert pool_ids(allocator) == [(0, 0), pools[0]]
     assert device.calls.count("sync_event") == 1
     assert allocator.statistics()["num_sync_all_streams"] == 1
-    allocator.empty_cache(pools[1])  # it is gone
+    allocator.empty_cache(pools[1])  # The pool no longer exists.
     assert allocator.statistics()["num_sync_all_streams"] == 1
     allocator.empty_cache()
     assert pool_ids(allocator) == []

@@ -24,7 +24,7 @@ MIB = 1 << 20
 SIZE = 45 * MIB + 5
 SETTINGS = ("expandable_segments:False", "expandable_segments:True")
 
-# Reads the ends of what is shared, writes there, and lets go.
+# Reads and writes the first and the last byte of the shared memory, and closes it.
 RECEIVER = """
 import sys
 import cudakit
@@ -57,7 +57,7 @@ except cudakit.CudakitError as error:
     print(type(error).__name__, error, "|", error.hint)
 """
 
-# Shares, and ends.
+# Shares memory, and ends.
 SENDER = """
 import sys
 import cudakit

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
-from core.allocator.watching import actions, current
+from core.allocator.summaries import actions, current
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.guard import Reentered
@@ -62,7 +62,7 @@ def test_29_reentrant_free_is_performed_at_the_end_of_the_call(
     with pytest.raises(InvalidPointer):
         allocator.free(victim)
     assert current(allocator, "allocated_bytes") == 30 * MIB
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_29_reentrant_free_is_recorded_after_the_running_call(interrupted: Interrupted) -> None:
@@ -92,7 +92,7 @@ def test_29_reentrant_calls_other_than_free_are_refused(interrupted: Interrupted
 
     assert refused == [Reentered] * 3
     assert allocator.counters()["num_invalid_frees"] == 1
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_29_refused_reentrant_alloc_keeps_the_allocator_usable(interrupted: Interrupted) -> None:
@@ -141,7 +141,7 @@ def test_thread_can_allocate_while_another_is_in_the_driver() -> None:
     allocator.alloc(30 * MIB)
 
     assert len(found) == 1
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_threads_allocate_and_free_concurrently() -> None:
@@ -169,7 +169,7 @@ def test_threads_allocate_and_free_concurrently() -> None:
         thread.join()
 
     assert failures == []
-    law.check(allocator)
+    invariants.check(allocator)
     statistics = allocator.statistics()
     assert statistics["active_bytes.all.current"] == 0
     allocator.empty_cache()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
 from core.allocator.two_processes import CAPACITY, EXPANDING, PLAIN, Pair
 
@@ -27,8 +27,8 @@ PAGE = 20 * MIB
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = Pair(request.param)
     yield made
-    law.check(made.giver)
-    law.check(made.taker)
+    invariants.check(made.giver)
+    invariants.check(made.taker)
 
 
 def used(gpu: Sim) -> int:
@@ -298,7 +298,7 @@ def test_opened_memory_keeps_its_device_open(pair: Pair) -> None:
 def test_forked_child_has_no_opened_memory(pair: Pair) -> None:
     memory = pair.taker.open_shared(pair.giver.share(pair.giver.alloc(MIB)))
     told = CudaError(3, "CUDA_ERROR_NOT_INITIALIZED", "as in a forked child")
-    for _ in range(2):  # as the last goes, and as it is asked about
+    for _ in range(2):  # At the last close, and at the query.
         pair.second.fail_next("sync", told)
 
     memory.close()

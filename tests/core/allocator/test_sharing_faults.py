@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB
 from core.allocator.failing_gpu import FailingGpu
 
@@ -49,7 +49,7 @@ class Two:
         for allocator in (self.giver, self.taker):
             with self.recording_errors():
                 allocator.empty_cache()
-            law.check(allocator)
+            invariants.check(allocator)
 
     def settle(self) -> None:
         """Repeat the refused calls."""
@@ -59,7 +59,7 @@ class Two:
         self.giver.free(block)
         for allocator in (self.giver, self.taker):
             allocator.empty_cache()
-            law.check(allocator)
+            invariants.check(allocator)
 
     def left_over(self) -> list[object]:
         """Return everything that either process still has open or allocated."""
@@ -128,7 +128,7 @@ def test_failed_driver_call_leaks_nothing(settings: Settings, calls: set[str], s
     for fail_at in range(1, len(getattr(whole, side).calls) + 1):
         two = Two(settings)
         gpu = getattr(two, side)
-        if len(gpu.calls) >= fail_at:  # of what makes the allocators
+        if len(gpu.calls) >= fail_at:  # The calls that create the allocators.
             continue
         gpu.fail_at = fail_at
         two.run()
@@ -147,7 +147,7 @@ def test_failed_open_leaves_nothing_open(name: str) -> None:
     shared = two.giver.share(two.giver.alloc(30 * MIB))
     two.taking.fail(name, 1)
 
-    with pytest.raises(CudaError, match="as the test wants it"):
+    with pytest.raises(CudaError, match="requested by the test"):
         two.taker.open_shared(shared)
     assert two.taking.ipc.open_mappings == {}
     assert two.taking.virtual.mapped == {}
@@ -162,10 +162,10 @@ def test_failed_close_is_reported_and_repeated_at_the_next_call(settings: Settin
     gpu = Sim(capacity_bytes=CAPACITY, same_machine_as=two.giving)
     taker = CachingAllocator(GpuUpstream(gpu))
     memory = taker.open_shared(shared)
-    for _ in range(2):  # as the last goes, and as it is asked about
-        gpu.fail_next("sync", CudaError(999, "CUDA_ERROR_UNKNOWN", "as the test wants it"))
+    for _ in range(2):  # At the last close, and at the query.
+        gpu.fail_next("sync", CudaError(999, "CUDA_ERROR_UNKNOWN", "requested by the test"))
 
-    with pytest.raises(CudaError, match="as the test wants it"):
+    with pytest.raises(CudaError, match="requested by the test"):
         memory.close()
     assert gpu.ipc.open_mappings or gpu.virtual.mapped
     taker.open_shared(shared).close()
@@ -178,7 +178,7 @@ def test_failed_export_of_one_page_exports_no_page() -> None:
     block = two.giver.alloc(30 * MIB)
     two.giving.fail("export", 2)
 
-    with pytest.raises(CudaError, match="as the test wants it"):
+    with pytest.raises(CudaError, match="requested by the test"):
         two.giver.share(block)
     assert two.giving.ipc.registry.descriptors == {}
     assert len(two.giver.share(block).handles) == 2

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from core.allocator import law
+from core.allocator import invariants
 from core.allocator.device import MIB, Device
-from core.allocator.watching import blocks, changes, current
+from core.allocator.summaries import blocks, changes, current
 from core.allocator.work import Work
 
 from cudakit.core.allocator.allocator import CachingAllocator
@@ -126,7 +126,7 @@ def test_33_capture_queries_no_event_and_defers_frees(device: Device) -> None:
     allocator.alloc(SIZE)
 
     assert device.calls[1:] == ["event", "record", "query_event", "query_event"]
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_33_out_of_memory_in_a_capture_waits_for_no_stream() -> None:
@@ -157,9 +157,9 @@ def test_block_of_a_destroyed_stream_waits_for_a_device_synchronization(
     ptr = allocator.alloc(SIZE)
     allocator.record_use(ptr, 12)
     allocator.record_use(ptr, 11)
-    device.gone.add(11)
+    device.destroyed_streams.add(11)
 
-    with pytest.raises(CudaError, match="stream 11 is gone"):
+    with pytest.raises(CudaError, match="stream 11 was destroyed"):
         allocator.free(ptr)
 
     device.finish(12)
@@ -168,7 +168,7 @@ def test_block_of_a_destroyed_stream_waits_for_a_device_synchronization(
     allocator.empty_cache()
     assert "sync" in device.calls
     assert current(allocator, "active") == 1
-    law.check(allocator)
+    invariants.check(allocator)
 
 
 def test_per_thread_default_stream_is_waited_for(work: Work) -> None:

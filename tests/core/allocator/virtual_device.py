@@ -75,5 +75,5 @@ class VirtualDevice(Device):
         return ptr
 
     def call(self, name: str) -> None:
-        """Count a driver call, and raise if it is the failing one."""
+        """Count a driver call, and raise an error if the test selected that call."""
         self._call(name)

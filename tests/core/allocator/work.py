@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from core.allocator import law
+from core.allocator import invariants
 
 from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.upstream import GpuUpstream
@@ -47,5 +47,5 @@ class Work:
         traceback: TracebackType | None,
     ) -> None:
         if kind is None:
-            law.check(self.allocator)
+            invariants.check(self.allocator)
         self.gpu.close()

@@ -50,11 +50,11 @@ def nvml(*gpus: DeviceFacts, links: tuple[Link, ...] = ()) -> NvmlView:
     return NvmlView("580.159.04", "13.580.159.04", gpus, links)
 
 
-def cuda(*shown: DeviceFacts, **changes: Any) -> CudaView:
-    order = tuple(str(device.uuid) for device in (*shown, *changes.get("hidden", ())))
+def cuda(*visible: DeviceFacts, **changes: Any) -> CudaView:
+    order = tuple(str(device.uuid) for device in (*visible, *changes.get("hidden", ())))
     view = CudaView(
         driver_version=(13, 0),
-        devices=shown,
+        devices=visible,
         hidden=(),
         peer_access=(),
         peer_atomics=(),
@@ -105,10 +105,12 @@ class FakeMachine:
         telemetry_reads = self.telemetry_reads.get(device.index, [telemetry_of()])
         number = self._reads_done.get(device.index, 0)
         self._reads_done[device.index] = number + 1
-        found = telemetry_reads[min(number, len(telemetry_reads) - 1)]
-        if isinstance(found, Unavailable) or not names:
-            return found
-        return replace(found, fields={n: v for n, v in found.fields.items() if n in names})
+        devices_found = telemetry_reads[min(number, len(telemetry_reads) - 1)]
+        if isinstance(devices_found, Unavailable) or not names:
+            return devices_found
+        return replace(
+            devices_found, fields={n: v for n, v in devices_found.fields.items() if n in names}
+        )
 
     def activity(
         self,
@@ -126,8 +128,8 @@ class FakeMachine:
 
 def three_gpus(**changes: Any) -> FakeMachine:
     """Return a machine whose NVML indices 0, 1, 2 are the CUDA indices 2, 0, 1."""
-    shown = (cuda_gpu(0, 1), cuda_gpu(1, 2), cuda_gpu(2, 0))
-    machine = FakeMachine(nvml(gpu(0), gpu(1), gpu(2)), cuda(*shown))
+    visible = (cuda_gpu(0, 1), cuda_gpu(1, 2), cuda_gpu(2, 0))
+    machine = FakeMachine(nvml(gpu(0), gpu(1), gpu(2)), cuda(*visible))
     return replace(machine, **changes)
 
 

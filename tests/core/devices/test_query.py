@@ -42,7 +42,9 @@ def test_uuids_are_compared_ignoring_case() -> None:
 
 
 def test_devices_without_uuid_are_matched_by_pci_address() -> None:
-    nameless = [replace(cuda_gpu(at, 1 - at), uuid=Unavailable("old driver")) for at in range(2)]
+    nameless = [
+        replace(cuda_gpu(index, 1 - index), uuid=Unavailable("old driver")) for index in range(2)
+    ]
     result = read_devices(FakeMachine(nvml(gpu(0), gpu(1)), cuda(*nameless)))
 
     assert [device.cuda_index for device in result.devices] == [1, 0]
@@ -76,13 +78,13 @@ def test_unavailable_field_is_taken_from_other_library() -> None:
 
 
 def test_mig_instance_is_matched_by_own_uuid() -> None:
-    whole = gpu(0, mig_mode=True)
-    parts = [
-        replace(gpu(0), index=at, uuid=f"MIG-{at}", parent=0, pci_bus_id=whole.pci_bus_id)
-        for at in range(2)
+    mig_gpu = gpu(0, mig_mode=True)
+    instances = [
+        replace(gpu(0), index=index, uuid=f"MIG-{index}", parent=0, pci_bus_id=mig_gpu.pci_bus_id)
+        for index in range(2)
     ]
-    shown = replace(cuda_gpu(0, 0), uuid="MIG-1")
-    result = read_devices(FakeMachine(nvml(whole, *parts), cuda(shown)))
+    visible = replace(cuda_gpu(0, 0), uuid="MIG-1")
+    result = read_devices(FakeMachine(nvml(mig_gpu, *instances), cuda(visible)))
 
     assert [device.cuda_index for device in result.devices] == [
         Unavailable("CUDA does not see the device"),
@@ -97,12 +99,12 @@ def test_mig_instance_is_matched_by_own_uuid() -> None:
 
 def test_hidden_device_is_listed_with_reason() -> None:
     view = cuda(cuda_gpu(0, 1), hidden=(cuda_gpu(-1, 0),), visible_devices="1")
-    hidden, shown = read_devices(FakeMachine(nvml(gpu(0), gpu(1)), view)).devices
+    hidden, visible = read_devices(FakeMachine(nvml(gpu(0), gpu(1)), view)).devices
 
     reason = "hidden by CUDA_VISIBLE_DEVICES=1"
     assert (hidden.hidden, hidden.cuda_index) == (True, Unavailable(reason))
     assert hidden.notes == (reason,)
-    assert (shown.hidden, shown.cuda_index) == (False, 0)
+    assert (visible.hidden, visible.cuda_index) == (False, 0)
 
 
 def test_empty_variable_hides_all_devices() -> None:
@@ -219,12 +221,12 @@ def test_telemetry_is_read_on_each_call() -> None:
 
 def test_processes_are_listed_on_request_and_once_under_mig() -> None:
     process_list = (Process(7, "compute", 1, "python", "ada"),)
-    part = replace(gpu(0), index=0, uuid="MIG-0", parent=0)
-    machine = FakeMachine(nvml(gpu(0, mig_mode=True), part), cuda(), process_list=process_list)
+    instance = replace(gpu(0), index=0, uuid="MIG-0", parent=0)
+    machine = FakeMachine(nvml(gpu(0, mig_mode=True), instance), cuda(), process_list=process_list)
 
     assert read_devices(machine).devices[0].processes is None
-    whole, instance = read_devices(machine, processes=True).devices
-    assert whole.processes == Unavailable("the GPU is in MIG mode: see its instances")
+    mig_gpu, instance = read_devices(machine, processes=True).devices
+    assert mig_gpu.processes == Unavailable("the GPU is in MIG mode: see its instances")
     assert instance.processes == process_list
 
 

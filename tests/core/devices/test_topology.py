@@ -81,8 +81,8 @@ def test_pair_without_link_is_listed() -> None:
 
 
 def test_mig_instances_are_in_no_pair() -> None:
-    part = replace(gpu(0), index=0, uuid="MIG-0", parent=0)
-    view = nvml(gpu(0), part, gpu(1), links=(link(0, 1),))
+    instance = replace(gpu(0), index=0, uuid="MIG-0", parent=0)
+    view = nvml(gpu(0), instance, gpu(1), links=(link(0, 1),))
 
     result = read_devices(FakeMachine(view, NO_CUDA), topology=True)
     assert result.pairs is not None

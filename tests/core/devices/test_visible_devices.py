@@ -76,17 +76,17 @@ def test_rules_agree_with_observed_driver(value: str, visible: tuple[int, ...]) 
 
 
 def test_unset_variable_leaves_all_devices() -> None:
-    found = visibility(None, [FIRST, SECOND])
+    devices_found = visibility(None, [FIRST, SECOND])
 
-    assert (found.visible, found.notes) == ((0, 1), ())
+    assert (devices_found.visible, devices_found.notes) == ((0, 1), ())
 
 
 def test_negative_number_ends_list_as_in_programming_guide() -> None:
     # CUDA Programming Guide, "Environment variables": 0,2,-1,1 leaves 0 and 2.
-    found = visibility("0,2,-1,1", ["GPU-a", "GPU-b", "GPU-c"])
+    devices_found = visibility("0,2,-1,1", ["GPU-a", "GPU-b", "GPU-c"])
 
-    assert found.visible == (0, 2)
-    assert found.notes == (
+    assert devices_found.visible == (0, 2)
+    assert devices_found.notes == (
         "CUDA_VISIBLE_DEVICES=0,2,-1,1: '-1' is negative, so CUDA ignores this and all later entries",
     )
 
@@ -110,10 +110,10 @@ def test_ineffective_entry_has_note(value: str, reason: str) -> None:
 
 
 def test_ambiguous_uuid_prefix_matches_none() -> None:
-    found = visibility("GPU-1", ["GPU-11", "GPU-12"])
+    devices_found = visibility("GPU-1", ["GPU-11", "GPU-12"])
 
-    assert found.visible == ()
-    assert "2 UUIDs start with 'GPU-1'" in found.notes[0]
+    assert devices_found.visible == ()
+    assert "2 UUIDs start with 'GPU-1'" in devices_found.notes[0]
 
 
 @given(st.text(), st.integers(0, 4))
@@ -126,6 +126,6 @@ def test_any_value_leaves_distinct_existing_devices(value: str, count: int) -> N
 
 @given(st.lists(st.integers(0, 7), unique=True, min_size=1))
 def test_valid_numbers_keep_their_order_without_note(numbers: list[int]) -> None:
-    found = visibility(",".join(map(str, numbers)), [f"GPU-{index}" for index in range(8)])
+    devices_found = visibility(",".join(map(str, numbers)), [f"GPU-{index}" for index in range(8)])
 
-    assert (found.visible, found.notes) == (tuple(numbers), ())
+    assert (devices_found.visible, devices_found.notes) == (tuple(numbers), ())

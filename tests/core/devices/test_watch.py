@@ -33,17 +33,17 @@ from cudakit.units import Unavailable
 SECOND = 10**9
 
 
-def three() -> DevicesResult:
+def three_devices() -> DevicesResult:
     """Return three devices whose utilization rises and whose memory use falls with the NVML index."""
     telemetry_reads = {
-        at: [
+        index: [
             telemetry_of(
-                utilization_gpu_percent=10 * at,
-                memory_used_bytes=(30 - 10 * at) * GIB,
-                power_draw_w=(100.0, 300.0, 200.0)[at],
+                utilization_gpu_percent=10 * index,
+                memory_used_bytes=(30 - 10 * index) * GIB,
+                power_draw_w=(100.0, 300.0, 200.0)[index],
             )
         ]
-        for at in range(3)
+        for index in range(3)
     }
     return read_devices(three_gpus(telemetry_reads=telemetry_reads))
 
@@ -119,14 +119,14 @@ def test_help_names_sort_order_and_filter() -> None:
     ],
 )
 def test_devices_are_sorted_with_largest_value_first(sort: str, order: list[int]) -> None:
-    assert indices(arrange(three(), WatchView(sort=sort))) == order
+    assert indices(arrange(three_devices(), WatchView(sort=sort))) == order
 
 
 @pytest.mark.parametrize(
-    ("pattern", "left"), [("", [0, 1, 2]), ("card 1", [1]), ("CUDA:0", [1]), ("none", [])]
+    ("pattern", "remaining"), [("", [0, 1, 2]), ("card 1", [1]), ("CUDA:0", [1]), ("none", [])]
 )
-def test_pattern_keeps_devices_whose_name_contains_it(pattern: str, left: list[int]) -> None:
-    assert indices(arrange(three(), WatchView(pattern=pattern))) == left
+def test_pattern_keeps_devices_whose_name_contains_it(pattern: str, remaining: list[int]) -> None:
+    assert indices(arrange(three_devices(), WatchView(pattern=pattern))) == remaining
 
 
 def test_pattern_keeps_devices_with_matching_process() -> None:
@@ -144,12 +144,12 @@ def test_pattern_keeps_devices_with_matching_process() -> None:
 
 def device(**fields: object) -> Device:
     machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), {0: [telemetry_of(**fields)]})  # type: ignore[arg-type]
-    (found,) = read_devices(machine).devices
-    return found
+    (devices_found,) = read_devices(machine).devices
+    return devices_found
 
 
 def test_history_drops_samples_older_than_a_minute() -> None:
-    history, result = History(), three()
+    history, result = History(), three_devices()
     for second in (0, 30, 61, 90):
         history.add(replace(result, time_ns=second * SECOND))
 
@@ -174,9 +174,9 @@ def test_memory_share_is_of_total_memory() -> None:
 def test_averages_are_means_of_equal_parts_of_a_minute() -> None:
     samples = [(0, 1.0), (31 * SECOND, 0.2), (40 * SECOND, 0.4), (59 * SECOND, Unavailable("no"))]
 
-    found = list(averages(samples, now_ns=60 * SECOND, count=4))
+    devices_found = list(averages(samples, now_ns=60 * SECOND, count=4))
 
-    assert found == [None, None, pytest.approx(0.3), None]
+    assert devices_found == [None, None, pytest.approx(0.3), None]
 
 
 def test_sparkline_has_one_character_per_part() -> None:
@@ -185,7 +185,7 @@ def test_sparkline_has_one_character_per_part() -> None:
 
 @pytest.mark.parametrize(("width", "count"), [(80, 14), (100, 24), (200, 30), (40, 8)])
 def test_live_report_has_bars_and_history_of_fitting_length(width: int, count: int) -> None:
-    history, result = History(), three()
+    history, result = History(), three_devices()
     history.add(result)
 
     page = live_report(result, history, WatchView(), width=width, keys=True)
@@ -203,7 +203,7 @@ def test_live_report_has_bars_and_history_of_fitting_length(width: int, count: i
 
 
 def test_live_report_without_keyboard_names_no_keys() -> None:
-    result = three()
+    result = three_devices()
 
     page = live_report(result, History(), WatchView(), width=80, keys=False)
 

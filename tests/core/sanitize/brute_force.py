@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 from gpu.happens_before import Operation, Order
@@ -46,13 +47,13 @@ from cudakit.trace.events import (
 from cudakit.trace.kinds import AccessMode, AllocationKind, MemopType, Precision, StreamFlag
 
 # Events that ``Order`` handles without translation.
-_PLAIN = (
+_UNTRANSLATED = (
     *(Launch, GraphEdge),
     *(EventRecord, StreamWait, EventSync, EventQueryOk, StreamSync, StreamQueryOk),
 )
 # Event numbers that no trace uses.
-_FIRST_OWN_EVENT = 1 << 24
-_MOST_ROWS = 1 << 16
+_FIRST_NEW_EVENT = 1 << 24
+_MAX_ROWS = 1 << 16
 _ASSUMED = "an access that is not known exactly"
 
 
@@ -64,55 +65,64 @@ class Pair(NamedTuple):
 
 
 @dataclass(slots=True)
-class Found:
+class UnorderedPairs:
     """The unordered pairs, and the reasons why the list may be wrong."""
 
     pairs: list[Pair]
     doubts: Counter[str]
 
 
-def unordered_accesses(trace: Iterable[Event]) -> Found:
+def unordered_accesses(trace: Iterable[Event]) -> UnorderedPairs:
     """Find the pairs in the trace of one process, whose records are sorted by call (``reordered``)."""
     order, translator = Order(), _Translator()
-    nodes: defaultdict[int, set[int]] = defaultdict(set)  # by graph
-    touching: set[tuple[int, int]] = set()  # the calls and graph nodes that can have accesses
-    for event in (plain for one in trace for plain in translator.translated(one)):
+    nodes: defaultdict[int, set[int]] = defaultdict(set)  # nodes of each graph
+    # The calls and graph nodes that can have accesses.
+    nodes_with_accesses: set[tuple[int, int]] = set()
+    for event in chain.from_iterable(map(translator.translate, trace)):
         match event.body:
-            case Access(node=node) if (event.seq, node) not in touching:
+            case Access(node=node) if (event.seq, node) not in nodes_with_accesses:
                 translator.doubts["an access without its launch"] += 1
                 continue
             case GraphNode(graph, node):
                 nodes[graph].add(node)
-                touching.add((event.seq, node))
+                nodes_with_accesses.add((event.seq, node))
             case GraphLaunch(graph=graph):
-                touching |= {(event.seq, node) for node in nodes[graph]}
+                nodes_with_accesses |= {(event.seq, node) for node in nodes[graph]}
             case Launch():
-                touching.add((event.seq, 0))
+                nodes_with_accesses.add((event.seq, 0))
         order.feed(event)
     translator.end()
-    return Found(_pairs(order.operations), translator.doubts)
+    return UnorderedPairs(_pairs(order.operations), translator.doubts)
 
 
 @dataclass(slots=True)
 class _Translator:
-    """Translates the events of a trace into those that ``Order`` handles."""
+    """Translates the events of a trace into events that ``Order`` handles."""
 
     doubts: Counter[str] = field(default_factory=Counter)
     _flags: dict[int, StreamFlag] = field(default_factory=dict)
     _streams: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _capturing: dict[int, int] = field(default_factory=dict)  # stream: graph
-    _captured: dict[int, int] = field(default_factory=dict)  # event: graph
-    _skipped: set[int] = field(default_factory=set)  # calls that are captured
-    _memory: dict[int, Alloc] = field(default_factory=dict)
-    _words: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _freed: list[tuple[int, int, int]] = field(default_factory=list)  # from, up to, event
-    _assumed: Counter[tuple[int, int]] = field(default_factory=Counter)  # of nodes, by graph
-    _graphs: dict[int, int] = field(default_factory=dict)  # by the call that added a node
-    _launched: tuple[int, int] = (0, 0)  # the last graph launch and its graph
-    _complete: set[int] = field(default_factory=set)  # its nodes whose accesses are complete
-    _events: int = _FIRST_OWN_EVENT
+    _capturing: dict[int, int] = field(default_factory=dict)  # graph of each capturing stream
+    _captured: dict[int, int] = field(default_factory=dict)  # graph of each captured event
+    _skipped: set[int] = field(default_factory=set)  # numbers of the captured calls
+    _allocations: dict[int, Alloc] = field(default_factory=dict)
+    _events_of_word: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    # The first address, the end and the event of each stream-ordered free.
+    _freed_ranges: list[tuple[int, int, int]] = field(default_factory=list)
+    _assumed: Counter[tuple[int, int]] = field(default_factory=Counter)  # count by graph and node
+    _graphs: dict[int, int] = field(
+        default_factory=dict
+    )  # the graph of each call that added a node
+    _last_graph_launch: tuple[int, int] = (
+        0,
+        0,
+    )  # number of the last graph launch, and of its graph
+    _complete_nodes: set[int] = field(
+        default_factory=set
+    )  # nodes of the last graph launch whose accesses are complete
+    _events: int = _FIRST_NEW_EVENT
 
-    def translated(self, event: Event) -> Iterator[Event]:
+    def translate(self, event: Event) -> Iterator[Event]:
         """Yield the events for ``Order`` that replace an event of the trace."""
         body = event.body
         stream = int(getattr(body, "stream", 0))
@@ -123,14 +133,18 @@ class _Translator:
             self.doubts["a stream that was not seen to be made"] += 1
             yield from self._create(event, stream, StreamFlag.BLOCKING)
         bodies = self._captures(event, stream)
-        for plain in self._bodies(event) if bodies is None else bodies:
-            yield replace(event, body=plain)
+        for translated_event in self._bodies(event) if bodies is None else bodies:
+            yield replace(event, body=translated_event)
 
     def _create(self, event: Event, stream: int, flag: StreamFlag) -> Iterator[Event]:
         if stream not in self._flags:
             self._flags[stream] = flag
             self._streams[event.context].append(stream)
-            blocking = [one for one in self._flags.values() if one is not StreamFlag.NON_BLOCKING]
+            blocking = [
+                known_flag
+                for known_flag in self._flags.values()
+                if known_flag is not StreamFlag.NON_BLOCKING
+            ]
             if len(self._streams) > 1 and len(blocking) > 1:
                 self.doubts["default streams of several contexts"] += 1
             yield replace(event, body=StreamCreate(stream, flag))
@@ -141,11 +155,11 @@ class _Translator:
             case CaptureBegin(graph):
                 self._capturing[stream] = graph
             case CaptureEnd(graph):
-                for kept in (self._capturing, self._captured):
-                    for number in [key for key, value in kept.items() if value == graph]:
-                        del kept[number]
-            case StreamWait(event=waited) if waited in self._captured:
-                self._capturing[stream] = self._captured[waited]
+                for graph_by_number in (self._capturing, self._captured):
+                    for number in [key for key, value in graph_by_number.items() if value == graph]:
+                        del graph_by_number[number]
+            case StreamWait(event=awaited) if awaited in self._captured:
+                self._capturing[stream] = self._captured[awaited]
             case EventRecord(recorded) if stream in self._capturing:
                 self._captured[recorded] = self._capturing[stream]
             case Access() if event.seq in self._skipped:
@@ -158,24 +172,24 @@ class _Translator:
 
     def end(self) -> None:
         """Count the assumed accesses of the nodes of the last graph launch."""
-        _, graph = self._launched
-        for (of, node), count in self._assumed.items():
-            if of == graph and node not in self._complete:
+        _, graph = self._last_graph_launch
+        for (node_graph, node), count in self._assumed.items():
+            if node_graph == graph and node not in self._complete_nodes:
                 self.doubts[_ASSUMED] += count
-        self._launched, self._complete = (0, 0), set()
+        self._last_graph_launch, self._complete_nodes = (0, 0), set()
 
     def _bodies(self, event: Event) -> Iterator[EventBody]:
         match event.body:
             case Access() as access:
-                yield from self._access(event, access)
+                yield from self._translate_access(event, access)
             case Copy() as copy:
-                yield from self._copy(copy)
+                yield from self._translate_copy(copy)
             case Fill() as fill:
-                yield from self._fill(fill)
+                yield from self._translate_fill(fill)
             case Alloc() | Free() as memory:
-                yield from self._reuse(memory)
+                yield from self._translate_memory(memory)
             case Memop() as memop:
-                yield from self._memop(memop)
+                yield from self._translate_memop(memop)
             case Gap(what, count):
                 self.doubts[what] += count
             case ContextSync():
@@ -184,73 +198,77 @@ class _Translator:
                 self.doubts["a function of the host in a stream"] += 1
                 yield StreamSync(stream)
             case _:
-                yield from self._rest(event)
+                yield from self._translate_graph_event(event)
 
-    def _rest(self, event: Event) -> Iterator[EventBody]:
+    def _translate_graph_event(self, event: Event) -> Iterator[EventBody]:
         match event.body:
-            case GraphNode(graph, node) as made:
+            case GraphNode(graph, node) as node_event:
                 self._graphs[event.seq] = graph
-                self._assumed[graph, node] = 0  # a changed node replaces the one of its number
-                yield made
+                # A changed node replaces the earlier node of the same number.
+                del self._assumed[graph, node]
+                yield node_event
             case GraphLaunch(graph=graph) as launch:
                 self.end()
-                self._launched = event.seq, graph
+                self._last_graph_launch = event.seq, graph
                 yield launch
-            case Accessed(node, True) if event.seq == self._launched[0]:
-                self._complete.add(node)
-            case body if isinstance(body, _PLAIN):
+            case Accessed(node, True) if event.seq == self._last_graph_launch[0]:
+                self._complete_nodes.add(node)
+            case body if isinstance(body, _UNTRANSLATED):
                 yield body
 
-    def _access(self, event: Event, access: Access) -> Iterator[EventBody]:
+    def _translate_access(self, event: Event, access: Access) -> Iterator[EventBody]:
         if access.known >= Precision.ASSUMED and event.seq in self._graphs:
             self._assumed[self._graphs[event.seq], access.node] += 1
         elif access.known is not Precision.EXACT:
             self.doubts[_ASSUMED] += 1
-        elif access.count > _MOST_ROWS:
+        elif access.count > _MAX_ROWS:
             self.doubts["an access with more rows than brute force has time for"] += 1
         else:
             yield access
 
-    def _copy(self, copy: Copy) -> Iterator[EventBody]:
-        side = host_role(copy.direction, copy.host, asynchronous=copy.asynchronous, strict=False)
-        if side.waits_before:
+    def _translate_copy(self, copy: Copy) -> Iterator[EventBody]:
+        role = host_role(copy.direction, copy.host, asynchronous=copy.asynchronous, strict=False)
+        if role.waits_before:
             yield StreamSync(copy.stream)
         yield Launch(copy.stream, "copy")
         size, rows = copy.size_bytes, copy.rows
-        if not side.reads_source:
+        if not role.reads_source:
             yield _rows(copy.source, size, rows, copy.source_pitch_bytes, AccessMode.READ)
-        if not side.writes_destination:
+        if not role.writes_destination:
             yield _rows(
                 copy.destination, size, rows, copy.destination_pitch_bytes, AccessMode.WRITE
             )
-        if side.waits_after:
+        if role.waits_after:
             yield StreamSync(copy.stream)
 
-    def _fill(self, fill: Fill) -> Iterator[EventBody]:
+    def _translate_fill(self, fill: Fill) -> Iterator[EventBody]:
         yield Launch(fill.stream, "fill")
         yield _rows(fill.address, fill.size_bytes, fill.rows, fill.pitch_bytes, AccessMode.WRITE)
-        owner = next(
-            (a for a in self._memory.values() if 0 <= fill.address - a.address < a.size_bytes), None
+        allocation = next(
+            (a for a in self._allocations.values() if 0 <= fill.address - a.address < a.size_bytes),
+            None,
         )
-        if host_waits_for_fill(owner.how if owner else None, asynchronous=fill.asynchronous):
+        if host_waits_for_fill(
+            allocation.how if allocation else None, asynchronous=fill.asynchronous
+        ):
             yield StreamSync(fill.stream)
 
-    def _reuse(self, memory: Alloc | Free) -> Iterator[EventBody]:
+    def _translate_memory(self, memory: Alloc | Free) -> Iterator[EventBody]:
         """Order a reallocation after the free of the same memory."""
         lo = memory.address
         if isinstance(memory, Alloc):
-            self._memory[lo] = memory
+            self._allocations[lo] = memory
             if memory.how is AllocationKind.STREAM_ORDERED:
-                for begin, end, event in self._freed:
+                for begin, end, event in self._freed_ranges:
                     if begin < lo + memory.size_bytes and lo < end:
                         yield StreamWait(memory.stream, event)
                 yield memory
             return
-        known = self._memory.pop(lo, None)
-        size = memory.size_bytes or (known.size_bytes if known else 0)
+        allocation = self._allocations.pop(lo, None)
+        size = memory.size_bytes or (allocation.size_bytes if allocation else 0)
         if memory.how is AllocationKind.STREAM_ORDERED:
             self._events += 1
-            self._freed.append((lo, lo + size, self._events))
+            self._freed_ranges.append((lo, lo + size, self._events))
             yield replace(memory, size_bytes=size)
             yield EventRecord(self._events, memory.stream)
         elif memory.how in (AllocationKind.SYNC, AllocationKind.PINNED, AllocationKind.MANAGED):
@@ -258,13 +276,13 @@ class _Translator:
         else:
             self.doubts["memory that is mapped anew"] += 1
 
-    def _memop(self, memop: Memop) -> Iterator[EventBody]:
+    def _translate_memop(self, memop: Memop) -> Iterator[EventBody]:
         if memop.flag is MemopType.WRITE:
             self._events += 1
-            self._words[memop.address].append(self._events)
+            self._events_of_word[memop.address].append(self._events)
             yield EventRecord(self._events, memop.stream)
-        elif memop.address in self._words:
-            yield from (StreamWait(memop.stream, e) for e in self._words[memop.address])
+        elif memop.address in self._events_of_word:
+            yield from (StreamWait(memop.stream, e) for e in self._events_of_word[memop.address])
         else:
             self.doubts["a wait for a word that nothing in the trace wrote"] += 1
 
@@ -275,20 +293,30 @@ def _rows(lo: int, width: int, rows: int, pitch: int, mode: AccessMode) -> Acces
 
 def _pairs(operations: Sequence[Operation]) -> list[Pair]:
     """Find the unordered pairs that share bytes, in a sweep over the addresses."""
-    found: dict[tuple[int, int], Pair] = {}
+    pairs_by_number: dict[tuple[int, int], Pair] = {}
     active: list[tuple[int, int, AccessMode, Operation]] = []
-    for lo, hi, mode, new in sorted(_touches(operations), key=lambda touch: touch[:2]):
-        active = [touch for touch in active if touch[1] > lo]
-        for _, _, other, old in active:
-            one, two = sorted((old, new), key=lambda operation: operation.number)
-            numbers = one.number, two.number
-            if numbers not in found and _conflict(mode, other) and _is_unordered(one, two):
-                found[numbers] = Pair(one, two)
-        active.append((lo, hi, mode, new))
-    return list(found.values())
+    for lo, hi, mode, operation in sorted(
+        _access_ranges(operations), key=lambda access_range: access_range[:2]
+    ):
+        active = [access_range for access_range in active if access_range[1] > lo]
+        for _, _, active_mode, active_operation in active:
+            earlier_operation, later_operation = sorted(
+                (active_operation, operation), key=lambda operation: operation.number
+            )
+            numbers = earlier_operation.number, later_operation.number
+            if (
+                numbers not in pairs_by_number
+                and _modes_conflict(mode, active_mode)
+                and _is_unordered(earlier_operation, later_operation)
+            ):
+                pairs_by_number[numbers] = Pair(earlier_operation, later_operation)
+        active.append((lo, hi, mode, operation))
+    return list(pairs_by_number.values())
 
 
-def _touches(operations: Iterable[Operation]) -> Iterator[tuple[int, int, AccessMode, Operation]]:
+def _access_ranges(
+    operations: Iterable[Operation],
+) -> Iterator[tuple[int, int, AccessMode, Operation]]:
     for operation in operations:
         for access in operation.accesses:
             rows = strided_range(access.lo, access.hi, access.stride_bytes, max(access.count, 1))
@@ -296,11 +324,13 @@ def _touches(operations: Iterable[Operation]) -> Iterator[tuple[int, int, Access
                 yield lo, hi, access.mode, operation
 
 
-def _conflict(one: AccessMode, other: AccessMode) -> bool:
-    return bool((one | other) & AccessMode.WRITE) and not one & other & AccessMode.ATOMIC
+def _modes_conflict(earlier: AccessMode, later: AccessMode) -> bool:
+    return bool((earlier | later) & AccessMode.WRITE) and not earlier & later & AccessMode.ATOMIC
 
 
-def _is_unordered(one: Operation, two: Operation) -> bool:
+def _is_unordered(earlier_operation: Operation, later_operation: Operation) -> bool:
     return (
-        one is not two and one.number not in two.predecessors and two.number not in one.predecessors
+        earlier_operation is not later_operation
+        and earlier_operation.number not in later_operation.predecessors
+        and later_operation.number not in earlier_operation.predecessors
     )

@@ -1,7 +1,7 @@
 """Compute by brute force which races the engine must report, from the order of the operations alone.
 
-For each byte, a race hides its consequences: once it is reported, the later side counts as ordered after the
-earlier one. The remaining accesses are reported against the last operation of each stream.
+For each byte, a race hides its consequences: after it is reported, the later access counts as ordered after
+the earlier one. The remaining accesses are reported against the last operation of each stream.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cudakit.core.sanitize.races import Race
 from cudakit.trace.events import Access, Event
 from cudakit.trace.kinds import AccessMode
 
-# The later and the earlier side: the call and the graph node of each.
+# The number of the call and the graph node: of the later operation, then of the earlier one.
 Pair: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(eq=False)
-class Touch:
+class OperationAccess:
     """One access of an operation."""
 
     operation: Operation
@@ -33,29 +33,41 @@ class Touch:
     def key(self) -> tuple[int, int]:
         return self.operation.event.seq, self.operation.node
 
-    def comes_after(self, other: Touch) -> bool:
-        one = self.operation
-        return other.operation is one or other.operation.number in one.predecessors
+    def is_ordered_after(self, earlier: OperationAccess) -> bool:
+        return (
+            earlier.operation is self.operation
+            or earlier.operation.number in self.operation.predecessors
+        )
 
-    def conflicts_with(self, other: Touch) -> bool:
-        one, two = self.access.mode, other.access.mode
-        return bool((one | two) & AccessMode.WRITE) and not one & two & AccessMode.ATOMIC
+    def conflicts_with(self, earlier: OperationAccess) -> bool:
+        either, both = (
+            self.access.mode | earlier.access.mode,
+            self.access.mode & earlier.access.mode,
+        )
+        return bool(either & AccessMode.WRITE) and not both & AccessMode.ATOMIC
 
 
 @dataclass
-class Byte:
-    """All accesses to one byte, each with the accesses that happen before it or count as such."""
+class ByteState:
+    """All accesses to one byte, each with the accesses that count as ordered before it."""
 
-    predecessors: dict[Touch, set[Touch]] = field(default_factory=dict)
+    predecessors: dict[OperationAccess, set[OperationAccess]] = field(default_factory=dict)
 
-    def add(self, new: Touch) -> set[Touch]:
+    def add(self, access: OperationAccess) -> set[OperationAccess]:
         """Add an access; return the accesses that it must be reported against."""
-        known = {old for old in self.predecessors if new.comes_after(old)}
-        known |= {older for old in known for older in self.predecessors[old]}
-        races = {old for old in self.predecessors if old not in known and new.conflicts_with(old)}
-        implied = {older for old in races for older in self.predecessors[old]}
-        self.predecessors[new] = known | races | implied
+        ordered = {earlier for earlier in self.predecessors if access.is_ordered_after(earlier)}
+        ordered |= self._all_predecessors(ordered)
+        races = {
+            earlier
+            for earlier in self.predecessors
+            if earlier not in ordered and access.conflicts_with(earlier)
+        }
+        implied = self._all_predecessors(races)
+        self.predecessors[access] = ordered | races | implied
         return races - implied
+
+    def _all_predecessors(self, accesses: set[OperationAccess]) -> set[OperationAccess]:
+        return {earlier for access in accesses for earlier in self.predecessors[access]}
 
 
 def pairs(trace: Iterable[Event]) -> Counter[Pair]:
@@ -63,31 +75,46 @@ def pairs(trace: Iterable[Event]) -> Counter[Pair]:
     order = Order()
     for event in trace:
         order.feed(event)
-    touches = [Touch(one, access) for one in order.operations for access in one.accesses]
-    ends = sorted({end for t in touches for end in (t.access.lo, t.access.hi)})
-    bytes_ = {lo: Byte() for lo, _ in pairwise(ends)}
-    found: Counter[Pair] = Counter()
-    for touch in touches:
-        lo, hi = touch.access.lo, touch.access.hi
-        races = {race for at in bytes_ if lo <= at < hi for race in bytes_[at].add(touch)}
-        found.update((touch.key, race.key) for race in _last_of_each_stream(touch, races))
-    return found
+    accesses = [
+        OperationAccess(operation, access)
+        for operation in order.operations
+        for access in operation.accesses
+    ]
+    boundaries = sorted({end for each in accesses for end in (each.access.lo, each.access.hi)})
+    # All bytes between two boundaries have the same accesses, so one byte stands for them.
+    states = {address: ByteState() for address, _ in pairwise(boundaries)}
+    pair_counts: Counter[Pair] = Counter()
+    for current in accesses:
+        races: set[OperationAccess] = set()
+        for address, state in states.items():
+            if current.access.lo <= address < current.access.hi:
+                races |= state.add(current)
+        last_races = _last_of_each_stream(current, races)
+        pair_counts.update((current.key, previous.key) for previous in last_races)
+    return pair_counts
 
 
 def reported(races: Sequence[Race]) -> Counter[Pair]:
     """Count the pairs that an engine reported."""
     return Counter(
-        ((r.current.seq, r.current.node), (r.previous.seq, r.previous.node)) for r in races
+        ((race.current.seq, race.current.node), (race.previous.seq, race.previous.node))
+        for race in races
     )
 
 
-def _last_of_each_stream(current: Touch, races: set[Touch]) -> Iterator[Touch]:
+def _last_of_each_stream(
+    current: OperationAccess, races: set[OperationAccess]
+) -> Iterator[OperationAccess]:
     """Yield the last operation of each stream; the nodes of one graph launch count separately."""
-    last: dict[tuple[int, int], Touch] = {}
-    for race in sorted(races, key=lambda race: race.operation.number):
-        own = race.operation.event.seq == current.operation.event.seq
-        last[race.operation.stream, race.operation.node if own else 0] = race
-    nodes = {race for race in last.values() if race.key[0] == current.key[0]}
-    for race in last.values():
-        if not any(race in nodes and other.comes_after(race) for other in nodes - {race}):
-            yield race
+    last: dict[tuple[int, int], OperationAccess] = {}
+    for previous in sorted(races, key=lambda access: access.operation.number):
+        is_same_launch = previous.operation.event.seq == current.operation.event.seq
+        node = previous.operation.node if is_same_launch else 0
+        last[previous.operation.stream, node] = previous
+    nodes = {previous for previous in last.values() if previous.key[0] == current.key[0]}
+    for previous in last.values():
+        is_implied = previous in nodes and any(
+            node.is_ordered_after(previous) for node in nodes - {previous}
+        )
+        if not is_implied:
+            yield previous

@@ -40,17 +40,17 @@ FLAGS = (
     StreamFlag.NON_BLOCKING,
     StreamFlag.NON_BLOCKING,
 )
-EVENTS = 3
-BYTES = 5
+EVENT_COUNT = 3
+BYTE_COUNT = 5
 READ, WRITE = AccessMode.READ, AccessMode.WRITE
-MODES = (READ, READ, WRITE, READ | WRITE)
-WORDS = (
+ACCESS_MODES = (READ, READ, WRITE, READ | WRITE)
+STEP_NAMES = (
     *("kernel", "kernel", "kernel", "kernel", "copy", "fill", "record", "record", "wait", "wait"),
     *("sync stream", "query stream", "sync event", "query event", "sync", "renew"),
     *("graph", "replay"),
 )
 # Edges of graphs with four nodes.
-SHAPES = (
+GRAPH_EDGES = (
     (),
     ((1, 2), (2, 3), (3, 4)),
     ((1, 2), (1, 3), (2, 4), (3, 4)),
@@ -61,21 +61,21 @@ SHAPES = (
 
 def steps() -> st.SearchStrategy[list[Step]]:
     number = st.integers(0, 59)
-    return st.lists(st.tuples(st.sampled_from(WORDS), number, number, number), max_size=30)
+    return st.lists(st.tuples(st.sampled_from(STEP_NAMES), number, number, number), max_size=30)
 
 
-def trace(steps: Sequence[Step], *, one_site: bool = False) -> list[Event]:
+def trace(steps: Sequence[Step], *, same_call_site: bool = False) -> list[Event]:
     """Return the events of some steps; each call has its own call stack, or all have the same."""
-    writer = _Trace(one_site=one_site)
+    builder = _TraceBuilder(same_call_site=same_call_site)
     for step in steps:
-        writer.do(*step)
-    return writer.events
+        builder.add_step(*step)
+    return builder.events
 
 
-class _Trace:
-    def __init__(self, *, one_site: bool) -> None:
+class _TraceBuilder:
+    def __init__(self, *, same_call_site: bool) -> None:
         self.events: list[Event] = []
-        self.one_site = one_site
+        self.same_call_site = same_call_site
         self.streams: list[int] = []
         self.graphs = 0
         self.seq = 0
@@ -85,31 +85,39 @@ class _Trace:
 
     def call(self, *bodies: EventBody) -> None:
         self.seq += 1
-        site = 1 if self.one_site else self.seq
+        site = 1 if self.same_call_site else self.seq
         self.events += [
             Event(body, seq=self.seq, context=1, thread=1, site=site) for body in bodies
         ]
 
-    def do(self, word: str, a: int, b: int, c: int) -> None:
-        stream, event = self.streams[a % len(FLAGS)], b % EVENTS + 1
-        match word:
+    def add_step(self, step_name: str, first: int, second: int, third: int) -> None:
+        stream, event = self.streams[first % len(FLAGS)], second % EVENT_COUNT + 1
+        match step_name:
             case "kernel":
-                self.call(Launch(stream, "k"), _access(b, MODES[c % 4]), _access(c, MODES[b % 4]))
+                self.call(
+                    Launch(stream, "k"),
+                    _access(second, ACCESS_MODES[third % 4]),
+                    _access(third, ACCESS_MODES[second % 4]),
+                )
             case "copy":
-                self.call(Copy(stream, b % BYTES, c % BYTES, 1))
+                self.call(Copy(stream, second % BYTE_COUNT, third % BYTE_COUNT, 1))
             case "fill":
-                self.call(Fill(stream, b % BYTES, 1 + c % (BYTES - b % BYTES)))
+                self.call(
+                    Fill(
+                        stream, second % BYTE_COUNT, 1 + third % (BYTE_COUNT - second % BYTE_COUNT)
+                    )
+                )
             case "record":
                 self.call(EventRecord(event, stream))
             case "wait":
                 self.call(StreamWait(stream, event))
             case "graph" | "replay":
-                self.use_graph(word, stream, b, c)
+                self.use_graph(step_name, stream, second, third)
             case _:
-                self.wait(word, stream, event)
+                self.wait(step_name, stream, event)
 
-    def wait(self, word: str, stream: int, event: int) -> None:
-        match word:
+    def wait(self, step_name: str, stream: int, event: int) -> None:
+        match step_name:
             case "sync stream":
                 self.call(StreamSync(stream))
             case "query stream":
@@ -122,21 +130,24 @@ class _Trace:
                 self.call(ContextSync())
             case "renew" if stream > 2:
                 self.call(StreamDestroy(stream))
-                index, new = self.streams.index(stream), stream + len(FLAGS)
-                self.streams[index] = new
-                self.call(StreamCreate(new, FLAGS[index]))
+                index, new_stream = self.streams.index(stream), stream + len(FLAGS)
+                self.streams[index] = new_stream
+                self.call(StreamCreate(new_stream, FLAGS[index]))
 
-    def use_graph(self, word: str, stream: int, b: int, c: int) -> None:
-        if word == "graph":
+    def use_graph(self, step_name: str, stream: int, second: int, third: int) -> None:
+        if step_name == "graph":
             self.graphs += 1
             for node in range(1, 5):
-                work = NodeType.COPY if (b + node) % 3 else NodeType.LAUNCH
-                self.call(GraphNode(self.graphs, node, work), *self.accesses(node, b, c, work))
-            for before, after in SHAPES[c % len(SHAPES)]:
+                node_type = NodeType.COPY if (second + node) % 3 else NodeType.LAUNCH
+                self.call(
+                    GraphNode(self.graphs, node, node_type),
+                    *self.accesses(node, second, third, node_type),
+                )
+            for before, after in GRAPH_EDGES[third % len(GRAPH_EDGES)]:
                 self.call(GraphEdge(self.graphs, before, after))
         if self.graphs:
-            graph = b % self.graphs + 1
-            bodies = [e.body for e in self.events]
+            graph = second % self.graphs + 1
+            bodies = [event.body for event in self.events]
             kernels = [
                 body.node
                 for body in bodies
@@ -144,15 +155,17 @@ class _Trace:
                 and body.graph == graph
                 and body.work is NodeType.LAUNCH
             ]
-            touched = [_access(c + node, MODES[(b + node) % 4], node) for node in kernels]
-            self.call(GraphLaunch(stream, graph, executable=graph), *touched)
+            accesses_by_nodes = [
+                _access(third + node, ACCESS_MODES[(second + node) % 4], node) for node in kernels
+            ]
+            self.call(GraphLaunch(stream, graph, executable=graph), *accesses_by_nodes)
 
-    def accesses(self, node: int, b: int, c: int, work: NodeType) -> list[Access]:
-        if work is NodeType.LAUNCH:
+    def accesses(self, node: int, second: int, third: int, node_type: NodeType) -> list[Access]:
+        if node_type is NodeType.LAUNCH:
             return []
-        return [_access(b // 5 + node * c, MODES[(node + c) % 4], node)]
+        return [_access(second // 5 + node * third, ACCESS_MODES[(node + third) % 4], node)]
 
 
 def _access(number: int, mode: AccessMode, node: int = 0) -> Access:
-    lo = number % BYTES
-    return Access(lo, lo + 1 + number // BYTES % (BYTES - lo), mode, node=node)
+    lo = number % BYTE_COUNT
+    return Access(lo, lo + 1 + number // BYTE_COUNT % (BYTE_COUNT - lo), mode, node=node)

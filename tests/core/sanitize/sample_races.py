@@ -25,20 +25,20 @@ MIB = 2**20
 BASE = 0x7F2C_4000_0000
 
 ADD = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_"
-READABLE = {
+DEMANGLED = {
     ADD: "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
     "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
 }
 
 # Numbers of the streams and of the call stacks below.
-DEFAULT, SIDE, OTHER, OWN = 1, 7, 9, 11
-PREFETCH, STEP, RECORD, WAIT, MADE, IN_BACKWARD = 1, 2, 3, 4, 5, 6
+DEFAULT_STREAM, SIDE_STREAM, BLOCKING_STREAM, PER_THREAD_STREAM = 1, 7, 9, 11
+PREFETCH, TRAIN_STEP, RECORD_EVENT, WAIT_EVENT, ALLOCATE, IN_BACKWARD = 1, 2, 3, 4, 5, 6
 
 STREAMS: Mapping[int, StreamFlag] = {
-    DEFAULT: StreamFlag.LEGACY,
-    SIDE: StreamFlag.NON_BLOCKING,
-    OTHER: StreamFlag.BLOCKING,
-    OWN: StreamFlag.PER_THREAD,
+    DEFAULT_STREAM: StreamFlag.LEGACY,
+    SIDE_STREAM: StreamFlag.NON_BLOCKING,
+    BLOCKING_STREAM: StreamFlag.BLOCKING,
+    PER_THREAD_STREAM: StreamFlag.PER_THREAD,
 }
 
 _TORCH = "/opt/venv/lib/python3.12/site-packages/torch"
@@ -81,10 +81,10 @@ def kernel(
     name: str = ADD,
     *,
     seq: int = 112,
-    stream: int = DEFAULT,
+    stream: int = DEFAULT_STREAM,
     mode: AccessMode = AccessMode.READ | AccessMode.WRITE,
     precision: Precision = Precision.ASSUMED,
-    site: int = STEP,
+    site: int = TRAIN_STEP,
     graph: int = 0,
     node: int = 0,
 ) -> Operation:
@@ -93,11 +93,11 @@ def kernel(
     )
 
 
-def work(
+def exact_operation(
     kind: EventKind = EventKind.COPY,
     *,
     seq: int = 107,
-    stream: int = SIDE,
+    stream: int = SIDE_STREAM,
     mode: AccessMode = AccessMode.WRITE,
     site: int = PREFETCH,
     graph: int = 0,
@@ -138,9 +138,13 @@ def _operation(
 
 
 EVENT = Sync(
-    SyncKind.EVENT, recorded_seq=101, recorded_site=RECORD, waited_seq=104, waited_site=WAIT
+    SyncKind.EVENT,
+    recorded_seq=101,
+    recorded_site=RECORD_EVENT,
+    waited_seq=104,
+    waited_site=WAIT_EVENT,
 )
-MEMORY = Allocation(BASE, 64 * MIB, AllocationKind.SYNC, MADE, seq=12)
+MEMORY = Allocation(BASE, 64 * MIB, AllocationKind.SYNC, ALLOCATE, seq=12)
 
 
 def race(
@@ -154,34 +158,34 @@ def race(
     approximate: bool = False,
 ) -> Race:
     """Return a race; by default a kernel reads a prefetched batch too early."""
-    current, previous = current or kernel(), previous or work()
+    current, previous = current or kernel(), previous or exact_operation()
     lo, hi = max(current.lo, previous.lo), min(current.hi, previous.hi)
     return Race(kind, confidence, lo, hi, current, previous, allocation, last_sync, approximate)
 
 
-def readable(name: str) -> str:
-    return READABLE.get(name, name)
+def demangle(name: str) -> str:
+    return DEMANGLED.get(name, name)
 
 
-def reader(process: int = 4242) -> RaceDecoder:
-    return RaceDecoder(process, frames, STREAMS, readable)
+def race_decoder(process: int = 4242) -> RaceDecoder:
+    return RaceDecoder(process, frames, STREAMS, demangle)
 
 
 def frames(number: int) -> tuple[DocumentFrame, ...]:
     return tuple(DocumentFrame(frame.function, frame.file, frame.line) for frame in STACKS[number])
 
 
-def found(made: Race | None = None) -> FoundRace:
-    return reader().decode(made or race())
+def found_race(made_race: Race | None = None) -> FoundRace:
+    return race_decoder().decode(made_race or race())
 
 
 def side(operation: Operation) -> Side:
-    return reader().side(operation)
+    return race_decoder().side(operation)
 
 
 def report_of(*races: Race, report: Report | None = None, process: int = 4242) -> Report:
     """Return a report with the races of one process, or add them to a report."""
-    report = report or Report(demangle=readable)
+    report = report or Report(demangle=demangle)
     report.add(process, races, stacks=STACKS, streams=STREAMS)
     return report
 

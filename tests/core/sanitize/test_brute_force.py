@@ -13,6 +13,7 @@ from cudakit.core.sanitize.engine import Engine
 from cudakit.trace.events import (
     Access,
     Accessed,
+    Alloc,
     CaptureBegin,
     CaptureEnd,
     Copy,
@@ -31,7 +32,6 @@ from cudakit.trace.events import (
     StreamCreate,
     StreamWait,
 )
-from cudakit.trace.events import Alloc as Allocated
 from cudakit.trace.kinds import (
     AccessMode,
     AllocationKind,
@@ -39,10 +39,10 @@ from cudakit.trace.kinds import (
     HostCallPhase,
     HostMemory,
     MemopType,
+    NodeType,
     Precision,
     StreamFlag,
 )
-from cudakit.trace.kinds import NodeType as Does
 from cudakit.trace.layout import pack
 
 READ, WRITE, ATOMIC = (
@@ -64,8 +64,8 @@ def calls(*bodies: EventBody) -> list[Event]:
 
 def pairs(*bodies: EventBody) -> list[tuple[int, int]]:
     """Return the calls of each pair, numbered from the creation of the streams."""
-    found = unordered_accesses(calls(*bodies)).pairs
-    return [(one.event.seq - 2, other.event.seq - 2) for one, other in found]
+    pairs_found = unordered_accesses(calls(*bodies)).pairs
+    return [(earlier.event.seq - 2, later.event.seq - 2) for earlier, later in pairs_found]
 
 
 def are_silent(events: Sequence[Event]) -> bool:
@@ -80,9 +80,11 @@ def test_brute_force_agrees_with_happens_before(steps: list[Step]) -> None:
     events = trace(steps)
 
     expected = [(race.first.seq, race.second.seq) for race in races(events)]
-    found = [(one.event.seq, two.event.seq) for one, two in unordered_accesses(events).pairs]
-    assert sorted(found) == sorted(expected)
-    assert are_silent(events) == (not found)
+    pairs_found = [
+        (earlier.event.seq, later.event.seq) for earlier, later in unordered_accesses(events).pairs
+    ]
+    assert sorted(pairs_found) == sorted(expected)
+    assert are_silent(events) == (not pairs_found)
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,10 +98,10 @@ def test_engine_reports_a_simulated_program_only_if_it_has_unordered_work(
 
 
 def test_atomics_conflict_with_all_but_atomics() -> None:
-    added = (Launch(1, "add"), Access(0, 8, ATOMIC))
+    atomic_launch = (Launch(1, "add"), Access(0, 8, ATOMIC))
 
-    assert pairs(*added, Launch(2, "add"), Access(4, 12, ATOMIC)) == []
-    assert pairs(*added, Launch(2, "copy"), Access(4, 12, READ)) == [(1, 2)]
+    assert pairs(*atomic_launch, Launch(2, "add"), Access(4, 12, ATOMIC)) == []
+    assert pairs(*atomic_launch, Launch(2, "copy"), Access(4, 12, READ)) == [(1, 2)]
 
 
 def test_rows_share_only_overlapping_bytes() -> None:
@@ -120,9 +122,9 @@ def test_captured_work_runs_at_graph_launch() -> None:
         CaptureEnd(1, 1),
     )
     nodes = (
-        GraphNode(1, 1, Does.FILL),
+        GraphNode(1, 1, NodeType.FILL),
         Access(0, 8, WRITE, node=1),
-        GraphNode(1, 2, Does.FILL),
+        GraphNode(1, 2, NodeType.FILL),
         Access(0, 8, WRITE, node=2),
     )
 
@@ -132,21 +134,25 @@ def test_captured_work_runs_at_graph_launch() -> None:
 
 
 def test_brute_force_waits_for_synchronous_copies() -> None:
-    down = Direction.DEVICE_TO_HOST
-    back = Copy(1, 900, 0, 8, direction=down, host=HostMemory.PAGEABLE, asynchronous=False)
-    up = Copy(1, 0, 900, 8, direction=Direction.HOST_TO_DEVICE, host=HostMemory.PAGEABLE)
+    to_host = Direction.DEVICE_TO_HOST
+    copy_to_host = Copy(
+        1, 900, 0, 8, direction=to_host, host=HostMemory.PAGEABLE, asynchronous=False
+    )
+    copy_to_device = Copy(
+        1, 0, 900, 8, direction=Direction.HOST_TO_DEVICE, host=HostMemory.PAGEABLE
+    )
 
-    assert pairs(back, Fill(2, 0, 8)) == []
-    assert pairs(up, Fill(2, 0, 8)) == [(1, 2)]
-    assert pairs(up, Fill(2, 900, 8)) == []
+    assert pairs(copy_to_host, Fill(2, 0, 8)) == []
+    assert pairs(copy_to_device, Fill(2, 0, 8)) == [(1, 2)]
+    assert pairs(copy_to_device, Fill(2, 900, 8)) == []
 
 
 def test_brute_force_orders_reallocation_after_free() -> None:
     ordered = AllocationKind.STREAM_ORDERED
-    first = (Allocated(0, 8, ordered, 1), Fill(1, 0, 8), Free(0, 0, ordered, 1))
+    first_use = (Alloc(0, 8, ordered, 1), Fill(1, 0, 8), Free(0, 0, ordered, 1))
 
-    assert pairs(*first, Allocated(0, 8, ordered, 2), Fill(2, 0, 8)) == []
-    assert pairs(*first[:2], Fill(2, 0, 8)) == [(1, 3), (2, 3)]
+    assert pairs(*first_use, Alloc(0, 8, ordered, 2), Fill(2, 0, 8)) == []
+    assert pairs(*first_use[:2], Fill(2, 0, 8)) == [(1, 3), (2, 3)]
 
 
 def test_memory_word_orders_work_before_its_write() -> None:
@@ -157,7 +163,7 @@ def test_memory_word_orders_work_before_its_write() -> None:
 
 
 def test_assumed_access_of_node_is_a_doubt_until_recorded() -> None:
-    node = (GraphNode(1, 1, Does.LAUNCH), Access(0, 8, READ, Precision.ASSUMED, node=1))
+    node = (GraphNode(1, 1, NodeType.LAUNCH), Access(0, 8, READ, Precision.ASSUMED, node=1))
     launch = GraphLaunch(1, 1, 1, pending=1)
     recorded, lost = (
         (launch, Access(0, 8, WRITE, node=1), Accessed(1)),
@@ -172,14 +178,22 @@ def test_assumed_access_of_node_is_a_doubt_until_recorded() -> None:
     assert pairs(*node, Fill(2, 0, 8), *recorded) == [(2, 3)]
 
 
+def test_changed_node_leaves_no_doubt_about_its_earlier_accesses() -> None:
+    assumed = (GraphNode(1, 1, NodeType.LAUNCH), Access(0, 8, READ, Precision.ASSUMED, node=1))
+    changed = (GraphNode(1, 1, NodeType.COPY), Access(8, 16, WRITE, node=1))
+
+    assert unordered_accesses(calls(*assumed, *changed, GraphLaunch(1, 1, 1))).doubts == {}
+    assert pairs(*assumed, *changed, GraphLaunch(1, 1, 1), Fill(2, 8, 8)) != []
+
+
 def test_inexact_access_is_a_doubt() -> None:
     assumed = (Launch(1, "k"), Access(0, 8, READ, Precision.ASSUMED))
     rows = (Launch(1, "k"), Access(0, 8 << 20, WRITE, stride_bytes=8, count=1 << 20))
     others = (Gap("lost", 3), HostCall(1, HostCallPhase.BEGIN), Launch(7, "k"))
-    found = unordered_accesses(calls(*assumed, *rows, *others))
+    pairs_found = unordered_accesses(calls(*assumed, *rows, *others))
 
-    assert found.pairs == []
-    assert found.doubts == {
+    assert pairs_found.pairs == []
+    assert pairs_found.doubts == {
         "an access that is not known exactly": 1,
         "an access with more rows than brute force has time for": 1,
         "lost": 3,

@@ -11,32 +11,35 @@ from cudakit.trace.kinds import AccessMode, Precision, StreamFlag
 from cudakit.trace.spool import Batch, Spool, SpoolWriter
 from cudakit.trace.trace_file import Clock, Frame
 
-ONE = (
+FIRST_FILL = (
     StreamCreate(3, StreamFlag.NON_BLOCKING),
     StreamCreate(4, StreamFlag.NON_BLOCKING),
     Fill(3, 4096, 1024),
 )
-OTHER = (Fill(4, 4096, 1024),)
+SECOND_FILL = (Fill(4, 4096, 1024),)
 
 
 def batch(
-    directory: Path, *bodies: EventBody, at: str = "train.py", clock: Clock = Clock.VIRTUAL
+    directory: Path, *bodies: EventBody, file_name: str = "train.py", clock: Clock = Clock.VIRTUAL
 ) -> Batch:
-    """Return a batch of this process; the call site of the n-th fact is line n of a file."""
+    """Return a batch of this process; the call site of the n-th event is line n of a file."""
     directory.mkdir()
     writer = SpoolWriter(directory, clock=clock)
     for line, body in enumerate(bodies, start=1):
-        site = writer.stack((Frame("step", f"/home/user/{at}", line),))
+        site = writer.stack((Frame("step", f"/home/user/{file_name}", line),))
         writer.write(Event(body, seq=line, context=1, site=site))
     writer.close()
     with Spool(directory) as spool:
-        (found,) = spool.batches()
-    return found
+        (batch_read,) = spool.batches()
+    return batch_read
 
 
 def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
     detector, report = RaceDetector(), Report()
-    first, second = batch(tmp_path / "a", *ONE), batch(tmp_path / "b", *ONE[:2], *OTHER)
+    first, second = (
+        batch(tmp_path / "a", *FIRST_FILL),
+        batch(tmp_path / "b", *FIRST_FILL[:2], *SECOND_FILL),
+    )
 
     assert detector.feed(first, report) == []
     assert detector.feed(replace(second, chain=1), report) == []
@@ -46,8 +49,8 @@ def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
 
 def test_stacks_with_the_same_number_in_two_traces_differ(tmp_path: Path) -> None:
     detector, report = RaceDetector(), Report()
-    first = batch(tmp_path / "a", *ONE, *OTHER, at="train.py")
-    second = batch(tmp_path / "b", *ONE, *OTHER, at="test.py")
+    first = batch(tmp_path / "a", *FIRST_FILL, *SECOND_FILL, file_name="train.py")
+    second = batch(tmp_path / "b", *FIRST_FILL, *SECOND_FILL, file_name="test.py")
 
     assert detector.feed(first, report)
     assert detector.feed(replace(second, chain=1), report)
@@ -57,9 +60,13 @@ def test_stacks_with_the_same_number_in_two_traces_differ(tmp_path: Path) -> Non
 
 def test_coverage_sums_all_traces_of_a_process(tmp_path: Path) -> None:
     detector, report = RaceDetector(), Report()
-    found = batch(tmp_path / "a", *ONE)
-    for at in (found, replace(found, chain=1), replace(found, process=found.process + 1)):
-        detector.feed(at, report)
+    batch_read = batch(tmp_path / "a", *FIRST_FILL)
+    for each_batch in (
+        batch_read,
+        replace(batch_read, chain=1),
+        replace(batch_read, process=batch_read.process + 1),
+    ):
+        detector.feed(each_batch, report)
 
     result = detector.result(report, exit_status=3)
     assert (result.coverage.fills, len(result.processes), result.exit_status) == (3, 2, 3)
@@ -68,14 +75,14 @@ def test_coverage_sums_all_traces_of_a_process(tmp_path: Path) -> None:
 def test_result_is_simulated_only_with_a_virtual_clock(tmp_path: Path) -> None:
     for clock in Clock:
         detector, report = RaceDetector(), Report()
-        detector.feed(batch(tmp_path / clock.name, *ONE, clock=clock), report)
+        detector.feed(batch(tmp_path / clock.name, *FIRST_FILL, clock=clock), report)
         assert detector.result(report).simulated is (clock is Clock.VIRTUAL)
 
 
 def test_race_is_added_to_the_current_report(tmp_path: Path) -> None:
     detector, before, after = RaceDetector(), Report(), Report()
-    detector.feed(batch(tmp_path / "a", *ONE), before)
-    detector.feed(batch(tmp_path / "b", *OTHER), after)
+    detector.feed(batch(tmp_path / "a", *FIRST_FILL), before)
+    detector.feed(batch(tmp_path / "b", *SECOND_FILL), after)
 
     assert [len(detector.result(report).races) for report in (before, after)] == [0, 1]
 
@@ -91,12 +98,12 @@ def test_possible_race_is_no_finding(tmp_path: Path) -> None:
     ]
     detector = RaceDetector(report_possible=True)
     report = Report(show=Confidence.POSSIBLE)
-    found = batch(tmp_path / "a", *ONE[:2], *launches)
-    records = found.records.copy()
+    batch_read = batch(tmp_path / "a", *FIRST_FILL[:2], *launches)
+    records = batch_read.records.copy()
     records["seq"] = [1, 2, 3, 3, 5, 5]  # an access belongs to the launch before it
-    found = replace(found, records=records)
+    batch_read = replace(batch_read, records=records)
 
-    assert detector.feed(found, report) == []
+    assert detector.feed(batch_read, report) == []
     result = detector.result(report)
     assert [race.confidence for race in result.races] == [Confidence.POSSIBLE]
     assert findings(result) == ()
@@ -104,7 +111,7 @@ def test_possible_race_is_no_finding(tmp_path: Path) -> None:
 
 def test_message_contains_call_sites_and_the_fix(tmp_path: Path) -> None:
     detector, report = RaceDetector(), Report()
-    detector.feed(batch(tmp_path / "a", *ONE, *OTHER), report)
+    detector.feed(batch(tmp_path / "a", *FIRST_FILL, *SECOND_FILL), report)
 
     assert message(findings(detector.result(report))) == (
         "1 race between operations on the GPU\n"
@@ -125,10 +132,10 @@ PENDING = (
     Access(4096, 8192, AccessMode.WRITE, Precision.ASSUMED),
     Fill(4, 4096, 64),
 )
-DONE = (Access(4096, 5120, AccessMode.WRITE), Accessed())
+READ_BACK = (Access(4096, 5120, AccessMode.WRITE), Accessed())
 
 
-def of_calls(batch: Batch, *seqs: int) -> Batch:
+def renumber_calls(batch: Batch, *seqs: int) -> Batch:
     """Renumber the calls of a batch."""
     records = batch.records.copy()
     records["seq"] = seqs
@@ -138,10 +145,12 @@ def of_calls(batch: Batch, *seqs: int) -> Batch:
 def test_accesses_recorded_after_later_calls_are_analysed_in_order(tmp_path: Path) -> None:
     detector, report = RaceDetector(), Report()
     assert (
-        detector.feed(of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4), report)
+        detector.feed(
+            renumber_calls(batch(tmp_path / "a", *FIRST_FILL[:2], *PENDING), 1, 2, 3, 3, 4), report
+        )
         == []
     )
-    (race,) = detector.feed(of_calls(batch(tmp_path / "b", *DONE), 3, 3), report)
+    (race,) = detector.feed(renumber_calls(batch(tmp_path / "b", *READ_BACK), 3, 3), report)
 
     assert race.confidence is Confidence.CERTAIN
     assert detector.finish(report) == {}
@@ -152,11 +161,11 @@ def test_accesses_recorded_after_later_calls_are_analysed_in_order(tmp_path: Pat
 
 def test_launch_never_read_back_is_analyzed_by_its_assumed_accesses(tmp_path: Path) -> None:
     detector, report = RaceDetector(), Report()
-    found = of_calls(batch(tmp_path / "a", *ONE[:2], *PENDING), 1, 2, 3, 3, 4)
-    detector.feed(found, report)
+    batch_read = renumber_calls(batch(tmp_path / "a", *FIRST_FILL[:2], *PENDING), 1, 2, 3, 3, 4)
+    detector.feed(batch_read, report)
 
     ((trace, (race,)),) = detector.finish(report).items()
-    assert trace == (found.process, found.chain)
+    assert trace == (batch_read.process, batch_read.chain)
     assert race.confidence is Confidence.LIKELY
     result = detector.result(report)
     assert result.gaps == {"launch whose accesses were never read back": 1}

@@ -1,4 +1,4 @@
-"""The engine on whole traces, compared with brute force."""
+"""The races that the engine finds in traces, compared with brute force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from core.sanitize.trace_scene import (
     SIZE,
     WRITE,
     Scene,
-    place,
+    address_of,
 )
 from gpu.programs import Program, Run, programs
 from hypothesis import example, given, settings
@@ -42,7 +42,7 @@ from cudakit.trace.events import (
 from cudakit.trace.kinds import NodeType, Precision
 from cudakit.trace.layout import RECORD, Records, pack
 
-X = place("x")
+X = address_of("x")
 
 
 def records_of(*events: Event) -> Records:
@@ -94,7 +94,7 @@ def test_empty_access_does_not_race() -> None:
 def test_unrelated_records_are_ignored() -> None:
     s = Scene()
     records = records_of(Event(Mark("here"), seq=50), Event(Launch(1, "k"), seq=51))
-    records["kind"][0] = 999  # of a later version
+    records["kind"][0] = 999  # a kind of a later version
     assert s.engine.feed(records, [""]) == []
     assert s.call(Mark("there")) == []
     assert s.engine.coverage.launches == 1
@@ -104,7 +104,7 @@ def test_engine_counts_coverage() -> None:
     s = Scene()
     s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.MERGED))
     s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.SUMMARY), Accessed())
-    s.given(1, "x", "y")
+    s.launch_with_pointers(1, "x", "y")
     s.kernel(1)
     s.copy(1, "x", "y")
     s.fill(1, "x")
@@ -125,7 +125,7 @@ def test_engine_counts_coverage() -> None:
     )
 
 
-def test_grade_of_launch_is_that_of_its_worst_access() -> None:
+def test_launch_precision_is_that_of_its_least_precise_access() -> None:
     s = Scene()
     s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.ASSUMED))
     s.kernel(1, Access(X, X + 4, READ, Precision.UNCERTAIN), Access(X, X + 4, READ))
@@ -133,9 +133,9 @@ def test_grade_of_launch_is_that_of_its_worst_access() -> None:
     s.kernel(1, Access(X, X + 4, READ), Accessed(exact=False))
     s.call(Launch(1, "touches nothing"), Accessed())
     s.call(Launch(1, "lost"), Accessed(exact=False))
-    seen = s.engine.coverage
-    assert (seen.launches, seen.launches_exact, seen.launches_assumed) == (6, 2, 4)
-    assert seen.launches_unknown == 0
+    coverage = s.engine.coverage
+    assert (coverage.launches, coverage.launches_exact, coverage.launches_assumed) == (6, 2, 4)
+    assert coverage.launches_unknown == 0
 
 
 def test_accesses_of_launch_may_span_batches() -> None:
@@ -147,8 +147,12 @@ def test_accesses_of_launch_may_span_batches() -> None:
         Access(X, X + 8, READ): (0, 0, 1),
     }.items():
         s.feed([Event(body, seq=s.seq)])
-        seen = s.engine.coverage
-        assert (seen.launches_unknown, seen.launches_exact, seen.launches_assumed) == counts
+        coverage = s.engine.coverage
+        assert (
+            coverage.launches_unknown,
+            coverage.launches_exact,
+            coverage.launches_assumed,
+        ) == counts
     s.fill(1, "y")
     assert s.feed([Event(Accessed(), seq=s.seq)]) == []
     assert s.engine.coverage.launches_exact == 0
@@ -245,24 +249,24 @@ def test_unsynchronized_streams_have_no_last_synchronization() -> None:
 
 def test_race_describes_both_operations() -> None:
     s = Scene()
-    s.touch(1, ["x"], 2, 64, thread=5)
+    s.launch_with_accesses(1, ["x"], 2, 64, thread=5)
     (race,) = s.copy(2, "y", "x", thread=6)
     assert (race.previous.name, race.previous.thread, race.previous.site) == ("k", 5, 11)
     assert (race.current.name, race.current.kind.name, race.current.thread) == ("", "COPY", 6)
-    assert (race.previous.lo, race.previous.hi) == (place("x"), place("x") + 64)
+    assert (race.previous.lo, race.previous.hi) == (address_of("x"), address_of("x") + 64)
 
 
 def races(
-    events: Sequence[Event], *, cuts: Sequence[int] = (), prune_above: int = 1024
+    events: Sequence[Event], *, batch_ends: Sequence[int] = (), prune_above: int = 1024
 ) -> list[Race]:
-    """Return the races of a trace that is fed in pieces; ``ends`` are the calls after the pieces."""
+    """Return the races of a trace that is fed in batches; ``batch_ends`` are the calls after the batches."""
     engine, strings = Engine(prune_above=prune_above), {"": 0}
     records = pack(events, lambda text: strings.setdefault(text, len(strings)))
-    ends = sorted({int((records["seq"] < seq).sum()) for seq in cuts})
-    found: list[Race] = []
+    ends = sorted({int((records["seq"] < seq).sum()) for seq in batch_ends})
+    found_races: list[Race] = []
     for begin, end in zip([0, *ends], [*ends, len(records)], strict=True):
-        found += engine.feed(records[begin:end], list(strings))
-    return found
+        found_races += engine.feed(records[begin:end], list(strings))
+    return found_races
 
 
 @settings(max_examples=300, deadline=None)
@@ -277,22 +281,22 @@ def test_engine_finds_exactly_the_races_of_brute_force(steps: list[Step]) -> Non
 
 @settings(max_examples=100, deadline=None)
 @given(steps())
-def test_merging_equal_segments_does_not_change_races(steps: list[Step]) -> None:
-    events = trace(steps, one_site=True)
+def test_merging_equal_range_states_does_not_change_races(steps: list[Step]) -> None:
+    events = trace(steps, same_call_site=True)
 
-    found = Counter((race.current.seq, race.previous.stream) for race in races(events))
+    found_races = Counter((race.current.seq, race.previous.stream) for race in races(events))
 
     streams = {event.seq: event.body.stream for event in events if hasattr(event.body, "stream")}
     expected = pairs(events).elements()
-    assert found == Counter((later[0], streams[earlier[0]]) for later, earlier in expected)
+    assert found_races == Counter((later[0], streams[earlier[0]]) for later, earlier in expected)
 
 
 @settings(max_examples=50, deadline=None)
 @given(steps(), st.lists(st.integers(1, 60), max_size=6))
-def test_batch_boundaries_make_no_difference(steps: list[Step], cuts: list[int]) -> None:
+def test_batch_boundaries_make_no_difference(steps: list[Step], batch_ends: list[int]) -> None:
     events = trace(steps)
 
-    assert races(events, cuts=cuts) == races(events)
+    assert races(events, batch_ends=batch_ends) == races(events)
 
 
 @settings(max_examples=100, deadline=None)
@@ -301,7 +305,7 @@ def test_pruning_makes_no_difference(steps: list[Step]) -> None:
     events = trace(steps)
     calls = [event.seq for event in events]
 
-    assert reported(races(events, cuts=calls, prune_above=0)) == pairs(events)
+    assert reported(races(events, batch_ends=calls, prune_above=0)) == pairs(events)
 
 
 @settings(max_examples=60, deadline=None)
@@ -326,7 +330,7 @@ def test_race_has_ranges_of_both_sides() -> None:
 
 def test_graph_nodes_have_ranges_of_graph_launch() -> None:
     s = Scene()
-    access = Access(place("x"), place("x") + SIZE, WRITE, node=1)
+    access = Access(address_of("x"), address_of("x") + SIZE, WRITE, node=1)
     s.call(RangePush("capture"))
     s.call(GraphNode(1, 1, NodeType.COPY), access)
     s.call(RangePop())

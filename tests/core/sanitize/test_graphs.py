@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from core.sanitize.trace_scene import READ, SIZE, WRITE, Scene, place
+from core.sanitize.trace_scene import READ, SIZE, WRITE, Scene, address_of
 
 from cudakit.core.sanitize.graphs import UNKNOWN_GRAPH
 from cudakit.core.sanitize.races import Confidence, RaceKind
@@ -9,7 +9,7 @@ from cudakit.trace.kinds import AccessMode, EventKind, NodeType, Precision
 
 
 def access(node: int, buffer: str, mode: AccessMode, known: Precision = Precision.EXACT) -> Access:
-    return Access(place(buffer), place(buffer) + SIZE, mode, known, node=node)
+    return Access(address_of(buffer), address_of(buffer) + SIZE, mode, known, node=node)
 
 
 def build(s: Scene, *edges: tuple[int, int], graph: int = 1) -> None:
@@ -114,13 +114,13 @@ def test_recorded_accesses_of_node_replace_assumed_ones() -> None:
         assumed = access(node, "x", READ | WRITE, Precision.ASSUMED)
         s.call(GraphNode(1, node, NodeType.LAUNCH, "k"), assumed)
     s.copy(2, "x", "z")
-    done = (access(1, "y", WRITE), Accessed(1), Accessed(2, exact=False))
-    (race,) = s.call(GraphLaunch(1, 1, executable=1, pending=2), *done)
+    late_bodies = (access(1, "y", WRITE), Accessed(1), Accessed(2, exact=False))
+    (race,) = s.call(GraphLaunch(1, 1, executable=1, pending=2), *late_bodies)
     assert (race.current.node, race.confidence) == (2, Confidence.LIKELY)
     (race,) = s.R(3, "y")
     assert (race.previous.node, race.confidence) == (1, Confidence.CERTAIN)
-    seen = s.engine.coverage
-    assert (seen.launches, seen.launches_exact, seen.launches_assumed) == (1, 2, 1)
+    coverage = s.engine.coverage
+    assert (coverage.launches, coverage.launches_exact, coverage.launches_assumed) == (1, 2, 1)
 
 
 def test_accesses_of_earlier_launch_are_not_attributed_to_a_node() -> None:
@@ -210,5 +210,7 @@ def test_changed_node_makes_its_new_accesses_in_later_launches() -> None:
     assert s.call(GraphLaunch(1, 1, executable=1)) == []
     s.call(GraphNode(1, 2, NodeType.COPY), access(2, "x", WRITE))
     assert s.call(GraphLaunch(1, 1, executable=1)) == []
-    (race,) = s.call(Launch(2, "k"), Access(place("x"), place("x") + SIZE, READ, Precision.EXACT))
+    (race,) = s.call(
+        Launch(2, "k"), Access(address_of("x"), address_of("x") + SIZE, READ, Precision.EXACT)
+    )
     assert (race.previous.graph, race.previous.node) == (1, 2)

@@ -7,20 +7,20 @@ from functools import partial
 
 import pytest
 from core.sanitize.sample_races import (
-    DEFAULT,
+    BLOCKING_STREAM,
+    DEFAULT_STREAM,
     EVENT,
     IN_BACKWARD,
-    OTHER,
-    OWN,
+    PER_THREAD_STREAM,
     PREFETCH,
-    SIDE,
-    STEP,
-    WAIT,
-    found,
+    SIDE_STREAM,
+    TRAIN_STEP,
+    WAIT_EVENT,
+    exact_operation,
+    found_race,
     kernel,
     race,
     side,
-    work,
 )
 
 from cudakit.core.sanitize import hints
@@ -30,7 +30,7 @@ from cudakit.document import Frame
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
 
 READ = AccessMode.READ
-seen = partial(kernel, precision=Precision.EXACT)
+exact_kernel = partial(kernel, precision=Precision.EXACT)
 
 
 @pytest.mark.parametrize(
@@ -38,69 +38,69 @@ seen = partial(kernel, precision=Precision.EXACT)
     [
         (
             RaceKind.READ_AFTER_WRITE,
-            seen("add"),
-            work(),
+            exact_kernel("add"),
+            exact_operation(),
             "kernel add on the legacy default stream reads 1.00 KiB that the copy on stream 7 may "
             "still be writing",
         ),
         (
             RaceKind.WRITE_AFTER_READ,
-            work(EventKind.FILL, stream=OTHER),
-            seen("add"),
+            exact_operation(EventKind.FILL, stream=BLOCKING_STREAM),
+            exact_kernel("add"),
             "the fill on stream 9 overwrites 1.00 KiB that kernel add on the legacy default stream "
             "may still be reading",
         ),
         (
             RaceKind.WRITE_AFTER_WRITE,
-            work(EventKind.FILL, stream=OTHER),
-            work(),
+            exact_operation(EventKind.FILL, stream=BLOCKING_STREAM),
+            exact_operation(),
             "the fill on stream 9 writes 1.00 KiB that the copy on stream 7 may still be writing",
         ),
         (
             RaceKind.USE_BEFORE_ALLOCATION,
-            seen("add"),
-            work(EventKind.ALLOC),
+            exact_kernel("add"),
+            exact_operation(EventKind.ALLOC),
             "kernel add on the legacy default stream uses 1.00 KiB while the allocation on stream 7 "
             "may still be pending",
         ),
         (
             RaceKind.USE_AFTER_FREE,
-            seen("add"),
-            work(EventKind.FREE),
+            exact_kernel("add"),
+            exact_operation(EventKind.FREE),
             "kernel add on the legacy default stream uses 1.00 KiB that the free on stream 7 has freed",
         ),
         (
             RaceKind.USE_AFTER_FREE,
-            work(EventKind.FREE),
-            seen("add"),
+            exact_operation(EventKind.FREE),
+            exact_kernel("add"),
             "the free on stream 7 releases 1.00 KiB that kernel add on the legacy default stream may "
             "still be using",
         ),
         (
             RaceKind.REUSE,
-            seen("add"),
-            work(mode=READ),
+            exact_kernel("add"),
+            exact_operation(mode=READ),
             "kernel add on the legacy default stream uses 1.00 KiB of a reused block, while the copy "
             "on stream 7 may still be using the block's previous contents",
         ),
         (
             RaceKind.HOST,
-            work(stream=0, mode=READ, site=WAIT),
-            work(),
+            exact_operation(stream=0, mode=READ, site=WAIT_EVENT),
+            exact_operation(),
             "the host, for the copy (train.py:59), reads 1.00 KiB that the copy on stream 7 may "
             "still be writing",
         ),
         (
             RaceKind.HOST,
-            work(stream=0, site=WAIT),
-            work(mode=READ),
+            exact_operation(stream=0, site=WAIT_EVENT),
+            exact_operation(mode=READ),
             "the host, for the copy (train.py:59), overwrites 1.00 KiB that the copy on stream 7 may "
             "still be reading",
         ),
         (
             RaceKind.READ_AFTER_WRITE,
-            seen("add", graph=2, node=3),
-            work(graph=2, node=2),
+            exact_kernel("add", graph=2, node=3),
+            exact_operation(graph=2, node=2),
             "kernel add (node 3 of graph 2) on the legacy default stream reads 1.00 KiB that the "
             "copy (node 2 of graph 2) on stream 7 may still be writing",
         ),
@@ -118,20 +118,20 @@ def test_sentence_names_operations_streams_and_bytes(
         (
             RaceKind.READ_AFTER_WRITE,
             kernel(),
-            work(),
+            exact_operation(),
             "record an event on stream 7 after the copy (loader.py:31) and make the legacy default "
             "stream wait for it before the kernel (train.py:44)",
         ),
         (
             RaceKind.READ_AFTER_WRITE,
             kernel("add", site=0),
-            work(site=0),
+            exact_operation(site=0),
             "record an event on stream 7 after the copy and make the legacy default stream wait for "
             "it before kernel add",
         ),
         (
             RaceKind.USE_AFTER_FREE,
-            work(EventKind.FREE),
+            exact_operation(EventKind.FREE),
             kernel(),
             "record an event on the legacy default stream after the kernel (train.py:44) and make "
             "stream 7 wait for it before the free (loader.py:31), or free the memory on the legacy "
@@ -140,43 +140,43 @@ def test_sentence_names_operations_streams_and_bytes(
         (
             RaceKind.USE_AFTER_FREE,
             kernel(),
-            work(EventKind.FREE),
+            exact_operation(EventKind.FREE),
             "free the memory after its last use: move the free (loader.py:31) after the kernel "
             "(train.py:44)",
         ),
         (
             RaceKind.REUSE,
             kernel(),
-            work(),
+            exact_operation(),
             "keep a reference to the memory until stream 7 has finished with it, or record an event "
             "on stream 7 after the copy (loader.py:31) and make the legacy default stream wait for "
             "it before the kernel (train.py:44)",
         ),
         (
             RaceKind.HOST,
-            work(stream=0, site=STEP),
-            work(),
+            exact_operation(stream=0, site=TRAIN_STEP),
+            exact_operation(),
             "make the host wait for stream 7, or for an event recorded there after the copy "
             "(loader.py:31), before the host uses the memory at train.py:44",
         ),
         (
             RaceKind.USE_AFTER_FREE,
-            work(EventKind.FREE, stream=0, site=0),
+            exact_operation(EventKind.FREE, stream=0, site=0),
             kernel("add", site=0),
             "make the host wait for the legacy default stream, or for an event recorded there after "
             "kernel add, before the host frees the memory",
         ),
         (
             RaceKind.HOST,
-            work(),
-            work(stream=0, site=STEP),
+            exact_operation(),
+            exact_operation(stream=0, site=TRAIN_STEP),
             "synchronize the host threads: the copy (train.py:44) must finish before the copy "
             "(loader.py:31) is enqueued",
         ),
         (
             RaceKind.WRITE_AFTER_WRITE,
             kernel(graph=2, node=3),
-            work(graph=2, node=2),
+            exact_operation(graph=2, node=2),
             "during capture, record an event after the copy (loader.py:31) and make the stream of "
             "the kernel (train.py:44) wait for it: no edge of the graph orders node 3 after node 2",
         ),
@@ -202,12 +202,12 @@ def test_fix_is_the_smallest_one(
             "before the copy (loader.py:31) was enqueued",
         ),
         (
-            Sync(SyncKind.HOST, 90, WAIT, 90, WAIT),
+            Sync(SyncKind.HOST, 90, WAIT_EVENT, 90, WAIT_EVENT),
             "too early: the host last waited for stream 7 at train.py:59, before the copy "
             "(loader.py:31) was enqueued",
         ),
         (
-            Sync(SyncKind.DEFAULT_STREAM, 90, STEP, 91, PREFETCH),
+            Sync(SyncKind.DEFAULT_STREAM, 90, TRAIN_STEP, 91, PREFETCH),
             "too early: the implicit synchronization of the default stream last made the legacy "
             "default stream wait for stream 7 at loader.py:31, before the copy (loader.py:31) was "
             "enqueued",
@@ -215,7 +215,7 @@ def test_fix_is_the_smallest_one(
     ],
 )
 def test_last_wait_is_reported_as_too_early(sync: Sync, sentence: str) -> None:
-    last = found(race(last_sync=sync)).last_sync
+    last = found_race(race(last_sync=sync)).last_sync
 
     assert last is not None
     assert last.sentence == sentence
@@ -226,11 +226,11 @@ def test_last_wait_is_reported_as_too_early(sync: Sync, sentence: str) -> None:
     [
         (
             kernel("add"),
-            work(),
+            exact_operation(),
             "receives a pointer to 1.00 KiB that the copy on stream 7 may still be writing",
         ),
         (
-            work(),
+            exact_operation(),
             kernel("add"),
             "writes 1.00 KiB that kernel add on the legacy default stream may still be using",
         ),
@@ -245,7 +245,7 @@ def test_assumed_access_is_not_stated_as_fact(
 
 
 def test_work_of_autograd_thread_names_the_start_of_the_backward_pass() -> None:
-    made = found(race(previous=kernel(stream=SIDE, site=IN_BACKWARD)))
+    made = found_race(race(previous=kernel(stream=SIDE_STREAM, site=IN_BACKWARD)))
 
     assert made.hint == (
         "record an event on stream 7 after the kernel (backward pass started at train.py:46) and "
@@ -254,7 +254,10 @@ def test_work_of_autograd_thread_names_the_start_of_the_backward_pass() -> None:
 
 
 def test_stream_constants_match_the_stream_table() -> None:
-    names = [side(work(stream=stream)).stream for stream in (DEFAULT, SIDE, OTHER, OWN)]
+    names = [
+        side(exact_operation(stream=stream)).stream
+        for stream in (DEFAULT_STREAM, SIDE_STREAM, BLOCKING_STREAM, PER_THREAD_STREAM)
+    ]
 
     assert names == [
         "the legacy default stream",
@@ -270,33 +273,33 @@ def test_stream_constants_match_the_stream_table() -> None:
         (
             RaceKind.READ_AFTER_WRITE,
             kernel(),
-            work(),
+            exact_operation(),
             "torch: b.wait_stream(a), where a is stream 7 and b is the legacy default stream",
         ),
         (
             RaceKind.REUSE,
             kernel(),
-            work(mode=AccessMode.READ),
+            exact_operation(mode=AccessMode.READ),
             "torch: tensor.record_stream(a) before the tensor is dropped, where a is stream 7",
         ),
         (
             RaceKind.USE_AFTER_FREE,
             kernel(),
-            work(EventKind.FREE),
+            exact_operation(EventKind.FREE),
             "torch: tensor.record_stream(a) before the tensor is dropped, where a is the legacy "
             "default stream",
         ),
         (
             RaceKind.HOST,
-            work(stream=0, site=2),
-            work(),
+            exact_operation(stream=0, site=2),
+            exact_operation(),
             "torch: a.synchronize(), or event.synchronize(), or a copy with non_blocking=False, "
             "where a is stream 7",
         ),
         (
             RaceKind.WRITE_AFTER_WRITE,
             kernel(graph=2, node=3, stream=7),
-            work(graph=2, node=2),
+            exact_operation(graph=2, node=2),
             "torch: b.wait_stream(a), where a is the stream of the earlier operation and b is the "
             "stream of the later operation",
         ),
@@ -330,12 +333,12 @@ def test_framework_is_recognized_by_its_kernels_and_its_files(
     current = side(kernel(kernel_name, site=0))
     frames = (Frame("f", file, 1),) if file else ()
 
-    (remedy,) = remedies(RaceKind.READ_AFTER_WRITE, current, side(work(site=0)), frames)
+    (remedy,) = remedies(RaceKind.READ_AFTER_WRITE, current, side(exact_operation(site=0)), frames)
     assert remedy.startswith(f"{name}: ")
 
 
 def test_program_without_framework_gets_only_the_general_fix() -> None:
-    plain = found(race(current=kernel("add", site=1)))
+    plain = found_race(race(current=kernel("add", site=1)))
 
     assert plain.remedies == ()
     assert plain.hint
@@ -344,10 +347,12 @@ def test_program_without_framework_gets_only_the_general_fix() -> None:
 @pytest.mark.parametrize("kind", RaceKind)
 def test_every_framework_has_a_fix_for_every_kind(kind: RaceKind) -> None:
     frames = tuple(Frame("f", f"/v/{name}/x.py", 1) for name in ("torch", "cupy", "numba", "jax"))
-    found = remedies(kind, side(kernel("add", site=0)), side(work(site=0)), frames)
+    found_race = remedies(kind, side(kernel("add", site=0)), side(exact_operation(site=0)), frames)
 
-    assert len(found) == 4
-    assert all("where a is" in remedy or not re.search(r"\ba[.,)]", remedy) for remedy in found)
+    assert len(found_race) == 4
+    assert all(
+        "where a is" in remedy or not re.search(r"\ba[.,)]", remedy) for remedy in found_race
+    )
 
 
 def test_framework_names_are_unique() -> None:

@@ -6,7 +6,7 @@ import pytest
 from core.sanitize.trace_scene import (
     NON_BLOCKING,
     Scene,
-    place,
+    address_of,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,20 +20,34 @@ from cudakit.trace.kinds import AllocationKind, AllocationLayer, Direction, Host
 def test_address_belongs_to_the_latest_overlapping_allocation(
     calls: list[tuple[bool, int, int]],
 ) -> None:
-    table, owners = Allocations(), dict[int, Allocation]()
+    table, allocation_by_byte = Allocations(), dict[int, Allocation]()
     for seq, (adds, address, size) in enumerate(calls):
-        gone = {owners[at] for at in range(address, address + size) if at in owners}
+        removed_allocations = {
+            allocation_by_byte[address]
+            for address in range(address, address + size)
+            if address in allocation_by_byte
+        }
         if adds:
-            new = Allocation(address, size, AllocationKind.SYNC, site=0, seq=seq)
-            table.add(new)
+            allocation = Allocation(address, size, AllocationKind.SYNC, site=0, seq=seq)
+            table.add(allocation)
         else:
-            gone = {one for one in set(owners.values()) if one.address == address}
-            assert table.remove(address) == next(iter(gone), None)
-        owners = {at: one for at, one in owners.items() if one not in gone}
+            removed_allocations = {
+                allocation
+                for allocation in set(allocation_by_byte.values())
+                if allocation.address == address
+            }
+            assert table.remove(address) == next(iter(removed_allocations), None)
+        allocation_by_byte = {
+            address: allocation
+            for address, allocation in allocation_by_byte.items()
+            if allocation not in removed_allocations
+        }
         if adds:
-            owners |= dict.fromkeys(range(address, address + size), new)
+            allocation_by_byte |= dict.fromkeys(range(address, address + size), allocation)
 
-        assert [table.at(at) for at in range(45)] == [owners.get(at) for at in range(45)]
+        assert [table.find(address) for address in range(45)] == [
+            allocation_by_byte.get(address) for address in range(45)
+        ]
 
 
 @pytest.mark.parametrize("how", [AllocationKind.SYNC, AllocationKind.PINNED])
@@ -110,7 +124,7 @@ def test_free_races_with_each_stream_that_uses_the_memory() -> None:
         assert (race.kind, race.previous.kind.name) == (RaceKind.USE_AFTER_FREE, "FREE")
 
 
-def test_use_after_free_does_not_race_with_the_next_owner() -> None:
+def test_use_after_free_does_not_race_with_the_next_allocation() -> None:
     s = Scene()
     s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
     s.free("x", AllocationKind.STREAM_ORDERED, 1)
@@ -127,7 +141,7 @@ def test_synchronous_free_of_stream_ordered_memory_is_ordered() -> None:
     assert s.W(2, "y") == []
 
 
-def test_pool_free_orders_nothing() -> None:
+def test_pool_free_does_not_synchronize() -> None:
     s = Scene()
     s.alloc("x", layer=AllocationLayer.POOL)
     s.W(1, "x", "y")
@@ -201,7 +215,7 @@ def test_host_read_during_copy_to_host_races() -> None:
     (race,) = s.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
     assert race.kind is RaceKind.HOST
     assert (race.current.stream, race.previous.stream) == (0, 1)
-    assert race.lo == place("P")
+    assert race.lo == address_of("P")
 
 
 def test_host_write_during_copy_from_host_races() -> None:

@@ -40,7 +40,7 @@ def test_wait_in_legacy_stream_orders_blocking_streams() -> None:
     assert s.W(3, "x") == []
 
 
-def test_legacy_stream_waits_anew_for_each_operation() -> None:
+def test_each_operation_in_the_legacy_stream_waits_for_blocking_streams() -> None:
     s = Scene(LEGACY, BLOCKING, BLOCKING)
     for _ in range(3):
         assert s.W(2, "x") + s.W(1, "x", "y") + s.R(3, "x", "y") + s.W(1, "y") == []
@@ -95,7 +95,7 @@ def test_wait_uses_the_last_record_before_it() -> None:
     assert s.W(2, "x") == []
 
 
-def test_wait_for_unrecorded_event_orders_nothing() -> None:
+def test_wait_for_unrecorded_event_has_no_effect() -> None:
     s = Scene()
     s.W(1, "x")
     s.wait(2, 7)
@@ -151,7 +151,7 @@ def test_context_sync_covers_only_its_context() -> None:
     assert len(s.R(2, "x")) == 1
 
 
-def test_stream_destroy_waits_for_nothing() -> None:
+def test_stream_destroy_does_not_synchronize() -> None:
     s = Scene()
     s.W(1, "x")
     s.destroy(1)

@@ -19,7 +19,7 @@ STRINGS = ("",)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call with the facts written at once and later; some of the latter may be missing."""
+    """A call with the events written at once and later; some of the late events may be missing."""
 
     bodies: Sequence[EventBody]
     late: Sequence[EventBody] = ()
@@ -30,7 +30,7 @@ class Call:
         return Accessed(exact=True) in self.late
 
     def reordered(self) -> Iterator[EventBody]:
-        """Yield the facts as the buffer must return them: exact accesses replace assumed ones."""
+        """Yield the events as the buffer must return them: exact accesses replace assumed ones."""
         for body in (*self.bodies, *self.late):
             if not (
                 isinstance(body, Access)
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(slots=True)
 class WrittenTrace:
-    """A trace in the order in which it is written: late facts somewhere after their call."""
+    """A trace in the order in which it is written: late events somewhere after their call."""
 
     events: list[Event] = field(default_factory=list)
     expected: list[Event] = field(default_factory=list)
@@ -57,24 +57,24 @@ def records(*events: Event) -> Records:
     return pack(events, STRINGS.index)
 
 
-def events_of(found: Records) -> list[Event]:
-    return list(unpack(found, STRINGS))
+def events_of(records_returned: Records) -> list[Event]:
+    return list(unpack(records_returned, STRINGS))
 
 
 def accesses(*known: Precision) -> st.SearchStrategy[list[Access]]:
-    made = st.builds(
+    access_strategy = st.builds(
         Access, st.integers(0, 99), st.just(100), st.just(WRITE), st.sampled_from(known)
     )
-    return st.lists(made, max_size=3)
+    return st.lists(access_strategy, max_size=3)
 
 
 @st.composite
 def launches(draw: st.DrawFn) -> Call:
     assumed = draw(accesses(Precision.ASSUMED, Precision.UNCERTAIN))
-    done = draw(accesses(Precision.EXACT, Precision.SUMMARY))
+    exact_accesses = draw(accesses(Precision.EXACT, Precision.SUMMARY))
     if draw(st.booleans()):
-        return Call([LAUNCH, *assumed], [*done, Accessed(exact=draw(st.booleans()))])
-    return Call([LAUNCH, *assumed], done, complete=False)
+        return Call([LAUNCH, *assumed], [*exact_accesses, Accessed(exact=draw(st.booleans()))])
+    return Call([LAUNCH, *assumed], exact_accesses, complete=False)
 
 
 @st.composite
@@ -82,15 +82,16 @@ def graph_launches(draw: st.DrawFn) -> Call:
     nodes = draw(st.lists(accesses(Precision.EXACT), min_size=1, max_size=3))
     count = draw(st.integers(0, len(nodes)))
     late: list[EventBody] = []
-    for node, done in enumerate(nodes[:count], start=1):
-        late += [*done, Accessed(node, draw(st.booleans()))]
+    for node, exact_accesses in enumerate(nodes[:count], start=1):
+        late += [*exact_accesses, Accessed(node, draw(st.booleans()))]
     launch = [GraphLaunch(1, 1, 1, pending=len(nodes)), *draw(accesses(Precision.ASSUMED))]
     return Call(launch, late, complete=count == len(nodes))
 
 
 def calls() -> st.SearchStrategy[Call]:
     at_once = st.just(Call([Fill(1, 0, 8)])) | st.builds(
-        lambda some: Call([Launch(1, ""), *some]), accesses(Precision.ASSUMED, Precision.EXACT)
+        lambda records_of_two_launches: Call([Launch(1, ""), *records_of_two_launches]),
+        accesses(Precision.ASSUMED, Precision.EXACT),
     )
     return at_once | launches() | graph_launches()
 
@@ -114,7 +115,7 @@ def traces(draw: st.DrawFn) -> WrittenTrace:
 def _write_some(
     draw: st.DrawFn, trace: WrittenTrace, late: list[tuple[int, Sequence[EventBody]]]
 ) -> None:
-    """Write some of the late facts of one call, in their order."""
+    """Write some of the late events of one call, in their order."""
     seq, bodies = late.pop(draw(st.integers(0, len(late) - 1)))
     count = draw(st.integers(1, len(bodies)))
     trace.events += [Event(body, seq) for body in bodies[:count]]
@@ -122,9 +123,9 @@ def _write_some(
         late.append((seq, bodies[count:]))
 
 
-def batches(data: st.DataObject, found: Records) -> list[Records]:
-    cuts = data.draw(st.lists(st.integers(0, len(found)), max_size=8).map(sorted))
-    return np.split(found, cuts)
+def batches(data: st.DataObject, records_returned: Records) -> list[Records]:
+    cuts = data.draw(st.lists(st.integers(0, len(records_returned)), max_size=8).map(sorted))
+    return np.split(records_returned, cuts)
 
 
 @given(st.data(), traces())
@@ -132,44 +133,53 @@ def test_late_accesses_are_returned_in_order_of_calls(
     data: st.DataObject, trace: WrittenTrace
 ) -> None:
     buffer = ReorderBuffer()
-    found = [buffer.feed(batch) for batch in batches(data, trace.records)]
-    found.append(buffer.flush())
+    records_returned = [buffer.feed(batch) for batch in batches(data, trace.records)]
+    records_returned.append(buffer.flush())
 
-    assert events_of(np.concatenate(found)) == trace.expected
+    assert events_of(np.concatenate(records_returned)) == trace.expected
     assert buffer.never_read_count == trace.never_read_count
     assert buffer.held_count == 0
 
 
 @given(traces())
 def test_whole_trace_is_reordered_at_once(trace: WrittenTrace) -> None:
-    found, never_read_count = reordered(trace.records)
+    records_returned, never_read_count = reordered(trace.records)
 
-    assert (events_of(found), never_read_count) == (trace.expected, trace.never_read_count)
+    assert (events_of(records_returned), never_read_count) == (
+        trace.expected,
+        trace.never_read_count,
+    )
 
 
 @given(st.data(), traces(), st.integers(0, 20))
 def test_held_records_are_bounded_and_only_late_accesses_are_lost(
     data: st.DataObject, trace: WrittenTrace, max_held: int
 ) -> None:
-    buffer, found = ReorderBuffer(max_held=max_held), list[Event]()
+    buffer, records_returned = ReorderBuffer(max_held=max_held), list[Event]()
     for batch in batches(data, trace.records):
-        found += events_of(buffer.feed(batch))
+        records_returned += events_of(buffer.feed(batch))
         assert buffer.held_count <= max_held
-    found += events_of(buffer.flush())
+    records_returned += events_of(buffer.flush())
 
-    assert [event.seq for event in found] == sorted(event.seq for event in found)
+    assert [event.seq for event in records_returned] == sorted(
+        event.seq for event in records_returned
+    )
     # Launches that were given up keep their assumed accesses; no other record is lost.
-    whole = [event for event in found if not isinstance(event.body, Access | Accessed)]
-    assert whole == [e for e in trace.expected if not isinstance(e.body, Access | Accessed)]
+    other_events = [
+        event for event in records_returned if not isinstance(event.body, Access | Accessed)
+    ]
+    assert other_events == [e for e in trace.expected if not isinstance(e.body, Access | Accessed)]
     assert buffer.never_read_count >= trace.never_read_count
-    assert buffer.never_read_count or found == trace.expected
+    assert buffer.never_read_count or records_returned == trace.expected
 
 
 def test_records_without_pending_launches_are_returned_unchanged() -> None:
     buffer = ReorderBuffer()
-    some = records(Event(Launch(1, ""), 1), Event(Access(0, 8, READ, Precision.ASSUMED), 1))
+    records_of_two_launches = records(
+        Event(Launch(1, ""), 1), Event(Access(0, 8, READ, Precision.ASSUMED), 1)
+    )
 
-    assert buffer.feed(some) is some
+    assert buffer.feed(records_of_two_launches) is records_of_two_launches
     assert buffer.held_count == 0
 
 
@@ -196,6 +206,6 @@ def test_accesses_of_given_up_launch_are_dropped() -> None:
     assert len(buffer.feed(records(Event(Access(0, 8, WRITE), 2), Event(Accessed(), 2)))) == 0
     call = Event(Fill(1, 0, 8), 1)  # written late, by another thread
     assert events_of(buffer.feed(records(call))) == [call]
-    last = [Event(LAUNCH, 4), Event(Accessed(), 4)]
-    assert events_of(buffer.feed(records(last[1]))) == last
+    last_call = [Event(LAUNCH, 4), Event(Accessed(), 4)]
+    assert events_of(buffer.feed(records(last_call[1]))) == last_call
     assert buffer.never_read_count == 1

@@ -8,18 +8,18 @@ from dataclasses import replace
 
 from core.sanitize.sample_races import (
     BASE,
-    DEFAULT,
+    BLOCKING_STREAM,
+    DEFAULT_STREAM,
     MIB,
-    OTHER,
     STACKS,
     STREAMS,
-    found,
+    demangle,
+    exact_operation,
+    found_race,
     kernel,
     race,
-    readable,
     report_of,
     result_of,
-    work,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,17 +34,17 @@ POSSIBLE, CERTAIN = Confidence.POSSIBLE, Confidence.CERTAIN
 
 
 def test_same_call_sites_are_one_race() -> None:
-    again = race(
-        current=replace(kernel(seq=212), lo=BASE, hi=BASE + MIB, stream=OTHER),
-        previous=replace(work(seq=207), thread=5),
+    second_race = race(
+        current=replace(kernel(seq=212), lo=BASE, hi=BASE + MIB, stream=BLOCKING_STREAM),
+        previous=replace(exact_operation(seq=207), thread=5),
         last_sync=None,
     )
-    (one,) = result_of(report_of(race(), again, race())).races
+    (decoded,) = result_of(report_of(race(), second_race, race())).races
 
-    assert one.count == 3
-    assert (one.current.seq, one.current.stream_number) == (
+    assert decoded.count == 3
+    assert (decoded.current.seq, decoded.current.stream_number) == (
         112,
-        DEFAULT,
+        DEFAULT_STREAM,
     )  # the first occurrence is kept
 
 
@@ -54,29 +54,29 @@ def test_different_kind_kernel_or_stack_is_another_race() -> None:
         race(RaceKind.WRITE_AFTER_WRITE),
         race(current=kernel("add")),
         race(current=kernel(site=1)),
-        race(previous=work(site=2)),
+        race(previous=exact_operation(site=2)),
     )
 
-    assert [one.count for one in result_of(report_of(*races, *races)).races] == [2] * 5
+    assert [decoded.count for decoded in result_of(report_of(*races, *races)).races] == [2] * 5
 
 
 def test_same_race_in_two_processes_is_one_race() -> None:
     report = report_of(race())
     moved = ((), *reversed(STACKS[1:]))
     last = len(STACKS)
-    other = race(
+    other_race = race(
         current=kernel(site=last - 2),
-        previous=work(site=last - 1),
+        previous=exact_operation(site=last - 1),
         allocation=None,
         last_sync=None,
     )
-    report.add(7, [other], stacks=moved, streams=STREAMS)
+    report.add(7, [other_race], stacks=moved, streams=STREAMS)
     result = report.result(
         exit_status=None, coverage={7: Coverage(launches=5), 4242: Coverage(launches=2)}
     )
 
-    (one,) = result.races
-    assert (one.count, one.process) == (2, 4242)
+    (decoded,) = result.races
+    assert (decoded.count, decoded.process) == (2, 4242)
     assert [(p.process, p.launches, p.count) for p in result.processes] == [(7, 5, 1), (4242, 2, 1)]
     assert result.coverage.launches == 7
 
@@ -86,7 +86,10 @@ def test_races_are_sorted_by_their_highest_confidence() -> None:
     surer = replace(race(), confidence=CERTAIN, lo=BASE)
     races = result_of(report_of(fill, race(), surer, race())).races
 
-    assert [(one.confidence, one.count) for one in races] == [(CERTAIN, 3), (Confidence.LIKELY, 1)]
+    assert [(decoded.confidence, decoded.count) for decoded in races] == [
+        (CERTAIN, 3),
+        (Confidence.LIKELY, 1),
+    ]
     assert races[0].address == BASE
 
 
@@ -96,7 +99,7 @@ def test_possible_races_are_counted_by_default() -> None:
 
     assert report.add(1, [possible, race(), possible], stacks=STACKS, streams=STREAMS) == 1
     result = report.result(exit_status=0, coverage={1: Coverage(suspected=5)})
-    assert [one.count for one in result.races] == [1]
+    assert [decoded.count for decoded in result.races] == [1]
     assert result.coverage.suspected == 7
 
 
@@ -116,7 +119,7 @@ def test_only_certain_races_are_shown_on_request() -> None:
 
 def test_suppressed_race_is_counted_for_the_first_matching_pattern() -> None:
     patterns = [parse(text) for text in ("kernel:no", "site:loader.py", "kernel:*elementwise*")]
-    report = Report(suppressions=patterns, demangle=readable)
+    report = Report(suppressions=patterns, demangle=demangle)
     races = [race(), race(), race(RaceKind.REUSE)]
 
     assert report.add(1, races, stacks=STACKS, streams=STREAMS) == 0
@@ -137,44 +140,48 @@ def test_gaps_of_all_processes_are_summed_and_sorted_by_frequency() -> None:
 
 
 def test_decoder_resolves_names_and_stacks() -> None:
-    one = found()
-    later, earlier = one.current, one.previous
+    decoded = found_race()
+    later, earlier = decoded.current, decoded.previous
 
-    assert (one.address, one.size_bytes, one.offset_bytes) == (BASE + 4 * MIB, 4 * MIB, 4 * MIB)
+    assert (decoded.address, decoded.size_bytes, decoded.offset_bytes) == (
+        BASE + 4 * MIB,
+        4 * MIB,
+        4 * MIB,
+    )
     assert (later.reads, later.writes, later.atomic) == (True, True, False)
     assert (earlier.reads, earlier.writes) == (False, True)
-    assert later.kernel == readable(str(later.mangled)) != later.mangled
+    assert later.kernel == demangle(str(later.mangled)) != later.mangled
     assert (earlier.operation, earlier.kernel, earlier.mangled) == ("copy", None, None)
     assert later.stack[later.site] == Frame("step", "/home/user/train/train.py", 44)
-    assert one.memory
-    assert one.memory.stack[one.memory.site].name == "buffers"
-    assert one.last_sync
-    assert one.last_sync.recorded_stack[one.last_sync.recorded_site].line == 30
+    assert decoded.memory
+    assert decoded.memory.stack[decoded.memory.site].name == "buffers"
+    assert decoded.last_sync
+    assert decoded.last_sync.recorded_stack[decoded.last_sync.recorded_site].line == 30
 
 
 def test_launch_without_accesses_is_unknown() -> None:
-    one = found(race(current=kernel("", site=0), allocation=None, last_sync=None))
+    decoded = found_race(race(current=kernel("", site=0), allocation=None, last_sync=None))
 
-    assert (one.memory, one.last_sync, one.offset_bytes) == (None, None, None)
-    assert (one.current.stack, one.current.operation) == ((), "a kernel without a name")
+    assert (decoded.memory, decoded.last_sync, decoded.offset_bytes) == (None, None, None)
+    assert (decoded.current.stack, decoded.current.operation) == ((), "a kernel without a name")
 
 
 def test_stack_missing_in_the_table_is_empty() -> None:
     report = Report()
     report.add(1, [race(current=kernel(site=99))], stacks=STACKS, streams={})
 
-    (one,) = result_of(report).races
-    assert one.current.stack == ()
-    assert one.current.stream == "stream 1"
+    (decoded,) = result_of(report).races
+    assert decoded.current.stack == ()
+    assert decoded.current.stream == "stream 1"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 5)), max_size=40))
-def test_every_occurrence_is_counted_once(seen: list[tuple[str, int]]) -> None:
-    report = report_of(*(race(current=kernel(name, site=site)) for name, site in seen))
+def test_every_occurrence_is_counted_once(exact_kernel: list[tuple[str, int]]) -> None:
+    report = report_of(*(race(current=kernel(name, site=site)) for name, site in exact_kernel))
     races = result_of(report).races
 
-    assert sum(one.count for one in races) == len(seen)
-    assert len(races) == len(set(seen))
+    assert sum(decoded.count for decoded in races) == len(exact_kernel)
+    assert len(races) == len(set(exact_kernel))
 
 
 def test_json_of_a_race(golden: Callable[[str, str], None]) -> None:
@@ -187,12 +194,12 @@ def test_json_of_a_race(golden: Callable[[str, str], None]) -> None:
 
 def test_json_has_the_documented_fields() -> None:
     content = json.loads(json_render.render(result_of(report_of(race()))))
-    (one,) = content["races"]
+    (decoded,) = content["races"]
 
     assert content["schema"] == "cudakit.sanitize/1"
     assert {"exit_status", "races", "coverage"} <= content.keys()
-    assert {"kind", "confidence", "address", "size_bytes", "count", "hint"} <= one.keys()
-    for side in (one["current"], one["previous"]):
+    assert {"kind", "confidence", "address", "size_bytes", "count", "hint"} <= decoded.keys()
+    for side in (decoded["current"], decoded["previous"]):
         assert {"stream", "operation", "stack"} <= side.keys()
 
 
@@ -204,12 +211,15 @@ def test_result_of_program_without_cuda() -> None:
 
 def test_message_names_innermost_ranges_of_each_side() -> None:
     ranges = tuple(NamedRange(name, "") for name in ("epoch 1", "step 7", "backward", ""))
-    one = found(
-        race(current=replace(kernel(), ranges=ranges), previous=replace(work(), ranges=ranges[:2]))
+    decoded = found_race(
+        race(
+            current=replace(kernel(), ranges=ranges),
+            previous=replace(exact_operation(), ranges=ranges[:2]),
+        )
     )
 
-    text = message([one])
+    text = message([decoded])
 
     assert "on the legacy default stream, in range '… / step 7 / backward / unnamed'" in text
     assert ", in range 'epoch 1 / step 7'" in text
-    assert one.previous.ranges == ranges[:2]
+    assert decoded.previous.ranges == ranges[:2]

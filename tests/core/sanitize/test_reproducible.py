@@ -1,4 +1,4 @@
-"""The report on a program does not depend on addresses, threads or PIDs, which differ between runs."""
+"""A report does not depend on addresses, thread numbers and PIDs, because they differ between runs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def batches(log: str) -> list[Batch]:
         return list(reader.batches())
 
 
-def elsewhere(batch: Batch) -> Batch:
-    """Return a batch of another process, in which all memory and all threads have other numbers."""
+def renumbered_batch(batch: Batch) -> Batch:
+    """Return the batch with another PID, and with other addresses and thread numbers."""
     records: Records = batch.records.copy()
     records["thread"] += 1000
     for kind, names in ADDRESSES.items():
@@ -44,9 +44,9 @@ def elsewhere(batch: Batch) -> Batch:
     return replace(batch, records=records, process=batch.process + 1)
 
 
-def text(*given: Batch) -> str:
+def text(*batches_of_log: Batch) -> str:
     report, detector = Report(), RaceDetector()
-    for batch in given:
+    for batch in batches_of_log:
         detector.feed(batch, report)
     detector.finish(report)
     return console.render(present(detector.result(report)), width=100, color=False)
@@ -64,9 +64,9 @@ def text(*given: Batch) -> str:
     ],
 )
 def test_report_contains_nothing_that_differs_between_runs(log: str) -> None:
-    given = batches(log)
+    batches_of_log = batches(log)
 
-    first, second = text(*given), text(*map(elsewhere, given))
+    first, second = text(*batches_of_log), text(*map(renumbered_batch, batches_of_log))
 
     assert "race" in first.splitlines()[0]
     assert first == second

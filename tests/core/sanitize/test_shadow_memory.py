@@ -12,7 +12,7 @@ from core.sanitize.trace_scene import (
     SIZE,
     WRITE,
     Scene,
-    place,
+    address_of,
 )
 
 from cudakit.core.sanitize.races import Confidence, RaceKind
@@ -20,8 +20,8 @@ from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES
 from cudakit.trace.events import Access, Copy, Fill
 from cudakit.trace.kinds import AllocationKind, AllocationLayer, Precision
 
-COUNT = 100  # rows: more than are checked one by one
-X = place("x")
+COUNT = 100  # number of rows, more than are stored as separate ranges
+X = address_of("x")
 
 
 def column(number: int, mode: int = WRITE, *, count: int = COUNT) -> Access:
@@ -96,7 +96,7 @@ def test_overlapping_ranges_race_in_shared_bytes() -> None:
     assert s.R(3, X + 100, size=1) == []
 
 
-def test_race_across_several_segments_is_reported_once() -> None:
+def test_race_across_several_ranges_is_reported_once() -> None:
     s = Scene()
     s.W(1, X, size=100)
     for at in range(0, 100, 10):
@@ -108,7 +108,7 @@ def test_race_across_several_segments_is_reported_once() -> None:
 def test_pointer_into_copied_bytes_is_a_likely_race() -> None:
     s = Scene()
     s.copy(1, "x", "y")
-    (race,) = s.given(2, X + 8)
+    (race,) = s.launch_with_pointers(2, X + 8)
     assert (race.kind, race.confidence) == (RaceKind.READ_AFTER_WRITE, Confidence.LIKELY)
     assert (race.lo, race.hi) == (X + 8, X + SIZE)
     assert race.previous.precision is Precision.EXACT
@@ -120,7 +120,7 @@ def test_pointer_into_copied_bytes_is_a_likely_race() -> None:
 )
 def test_copy_over_pointer_of_earlier_kernel_is_a_likely_race(word: str, kind: RaceKind) -> None:
     s = Scene()
-    s.given(1, X + 8)
+    s.launch_with_pointers(1, X + 8)
     (race,) = getattr(s, word)(2, "x")
     assert (race.kind, race.confidence) == (kind, Confidence.LIKELY)
     assert race.previous.lo == X + 8
@@ -128,7 +128,7 @@ def test_copy_over_pointer_of_earlier_kernel_is_a_likely_race(word: str, kind: R
 
 def test_pointer_before_the_bytes_is_reported_as_possible_only() -> None:
     for s, races in ((Scene(), 0), (Scene(report_possible=True), 1)):
-        assert s.given(1, X - 8) == []
+        assert s.launch_with_pointers(1, X - 8) == []
         found = s.copy(2, "x", "y")
         assert [race.confidence for race in found] == [Confidence.POSSIBLE] * races
 
@@ -136,17 +136,19 @@ def test_pointer_before_the_bytes_is_reported_as_possible_only() -> None:
 def test_later_copy_behind_pointer_is_a_possible_race() -> None:
     s = Scene(report_possible=True)
     s.copy(2, "x", "y")
-    (race,) = s.given(1, X - 8)
+    (race,) = s.launch_with_pointers(1, X - 8)
     assert race.confidence is Confidence.POSSIBLE
-    assert s.given(3, X - 8, end=X) != []  # the same pointer
-    assert s.given(3, X - 64, end=X) == []  # another pointer, whose allocation ends before the copy
+    assert s.launch_with_pointers(3, X - 8, end=X) != []  # the same pointer
+    assert (
+        s.launch_with_pointers(3, X - 64, end=X) == []
+    )  # another pointer, whose allocation ends before the copy
 
 
 def test_two_kernels_with_the_same_pointer_are_only_counted() -> None:
     s = Scene()
-    assert s.given(1, "x") + s.given(2, "x") == []
+    assert s.launch_with_pointers(1, "x") + s.launch_with_pointers(2, "x") == []
     assert s.engine.coverage.suspected == 1
-    s.given(2, "x")  # implied by the first
+    s.launch_with_pointers(2, "x")  # the race with the first kernel implies this race
     assert s.engine.coverage.suspected == 1
 
 
@@ -161,19 +163,19 @@ def test_kernels_that_only_read_a_pointer_do_not_conflict() -> None:
 
 def test_ordered_copy_and_pointer_do_not_race() -> None:
     s = Scene()
-    s.given(1, X + 8)
+    s.launch_with_pointers(1, X + 8)
     s.record(1, 1)
     s.wait(2, 1)
     assert s.copy(2, "x", "y") == []
     s.record(2, 2)
     s.wait(1, 2)
-    assert s.given(1, X + 8) == []
+    assert s.launch_with_pointers(1, X + 8) == []
     assert s.engine.coverage.suspected == 0
 
 
 def test_kernel_with_many_pointers_into_a_copy_is_reported_once() -> None:
     s = Scene()
-    s.given(1, *range(X, X + SIZE, 8))
+    s.launch_with_pointers(1, *range(X, X + SIZE, 8))
     assert len(s.copy(2, "x", "y")) == 1
 
 
@@ -270,7 +272,7 @@ def test_reallocated_memory_has_no_earlier_accesses() -> None:
     s = Scene()
     s.alloc("x")
     s.W(1, "x")
-    s.given(1, "x")
+    s.launch_with_pointers(1, "x")
     s.kernel(1, column(2))
     s.free("x", AllocationKind.VIRTUAL, size=4096)
     s.alloc("x", AllocationKind.VIRTUAL)
@@ -292,10 +294,12 @@ def test_repeated_reads_use_constant_memory() -> None:
     assert grown < 10_000
 
 
-PIECES_BYTES = 4 * MAX_RANGE_STATES  # every other byte: twice as many segments as are stored
+PIECES_BYTES = (
+    4 * MAX_RANGE_STATES
+)  # every other byte: twice the number of range states that are stored
 
 
-def with_merged_segments() -> Scene:
+def scene_with_merged_ranges() -> Scene:
     """Return a scene in which stream 1 wrote more pieces of an allocation than the limit."""
     s = Scene(NON_BLOCKING, NON_BLOCKING, report_possible=True)
     s.alloc(DEVICE, size=1 << 20)
@@ -303,19 +307,19 @@ def with_merged_segments() -> Scene:
     return s
 
 
-def test_part_of_merged_segment_races_only_possibly() -> None:
-    (race,) = with_merged_segments().R(2, DEVICE, size=1)
+def test_access_to_a_part_of_a_merged_range_races_only_possibly() -> None:
+    (race,) = scene_with_merged_ranges().R(2, DEVICE, size=1)
     assert race.approximate
     assert race.confidence is Confidence.POSSIBLE
 
 
-def test_whole_merged_segment_races_certainly() -> None:
-    (race,) = with_merged_segments().W(2, DEVICE, size=PIECES_BYTES)
+def test_access_to_all_of_a_merged_range_races_certainly() -> None:
+    (race,) = scene_with_merged_ranges().W(2, DEVICE, size=PIECES_BYTES)
     assert race.confidence is Confidence.CERTAIN
 
 
-def test_merged_segment_is_exact_again_after_write() -> None:
-    s = with_merged_segments()
+def test_merged_range_is_exact_again_after_write() -> None:
+    s = scene_with_merged_ranges()
     s.W(1, DEVICE, size=PIECES_BYTES)
     (race,) = s.R(2, DEVICE, size=1)
     assert not race.approximate
@@ -334,12 +338,12 @@ def test_oldest_accesses_outside_allocations_are_removed() -> None:
 
 def test_uncertain_pointer_is_checked_only_for_possible_races() -> None:
     s = Scene()
-    s.given(1, "x", known=Precision.UNCERTAIN)
+    s.launch_with_pointers(1, "x", known=Precision.UNCERTAIN)
     assert s.W(2, "x") == []
-    assert s.given(1, "x", known=Precision.UNCERTAIN) == []
+    assert s.launch_with_pointers(1, "x", known=Precision.UNCERTAIN) == []
     assert s.engine.coverage.accesses_uncertain == 2
 
     s = Scene(report_possible=True)
-    s.given(1, "x", known=Precision.UNCERTAIN)
+    s.launch_with_pointers(1, "x", known=Precision.UNCERTAIN)
     (race,) = s.W(2, "x")
     assert race.confidence is Confidence.POSSIBLE

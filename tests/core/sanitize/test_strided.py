@@ -17,14 +17,16 @@ def rows(draw: st.DrawFn) -> StridedRange:
     )
 
 
-def bytes_of(some: StridedRange) -> set[int]:
-    return {byte for lo, hi in some.row_ranges() for byte in range(lo, hi)}
+def bytes_of(strided: StridedRange) -> set[int]:
+    return {byte for lo, hi in strided.row_ranges() for byte in range(lo, hi)}
 
 
 @given(rows(), rows())
-def test_shared_with_agrees_with_byte_sets(one: StridedRange, two: StridedRange) -> None:
-    both = bytes_of(one) & bytes_of(two)
-    bytes_shared = one.bytes_shared_with(two)
+def test_shared_with_agrees_with_byte_sets(
+    strided: StridedRange, other_strided: StridedRange
+) -> None:
+    both = bytes_of(strided) & bytes_of(other_strided)
+    bytes_shared = strided.bytes_shared_with(other_strided)
 
     assert (bytes_shared is not None) == bool(both)
     if bytes_shared:
@@ -32,9 +34,9 @@ def test_shared_with_agrees_with_byte_sets(one: StridedRange, two: StridedRange)
 
 
 @given(rows(), st.integers(0, 120), st.integers(1, 30))
-def test_shared_with_range_agrees_with_byte_sets(one: StridedRange, lo: int, size: int) -> None:
-    both = bytes_of(one) & set(range(lo, lo + size))
-    bytes_shared = one.bytes_shared_with_range(lo, lo + size)
+def test_shared_with_range_agrees_with_byte_sets(strided: StridedRange, lo: int, size: int) -> None:
+    both = bytes_of(strided) & set(range(lo, lo + size))
+    bytes_shared = strided.bytes_shared_with_range(lo, lo + size)
 
     assert (bytes_shared is not None) == bool(both)
     if bytes_shared:
@@ -43,9 +45,11 @@ def test_shared_with_range_agrees_with_byte_sets(one: StridedRange, lo: int, siz
 
 
 @given(rows())
-def test_rows_of_negative_stride_equal_rows_of_positive_stride(one: StridedRange) -> None:
-    for stride in (one.stride, -one.stride):
-        assert bytes_of(strided_range(one.lo, one.hi, stride, one.count)) == bytes_of(one)
+def test_rows_of_negative_stride_equal_rows_of_positive_stride(strided: StridedRange) -> None:
+    for stride in (strided.stride, -strided.stride):
+        assert bytes_of(strided_range(strided.lo, strided.hi, stride, strided.count)) == bytes_of(
+            strided
+        )
 
 
 def test_adjacent_rows_are_one_range() -> None:

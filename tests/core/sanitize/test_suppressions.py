@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core.sanitize.sample_races import PREFETCH, STEP, kernel, side, work
+from core.sanitize.sample_races import PREFETCH, TRAIN_STEP, exact_operation, kernel, side
 
 from cudakit.core.sanitize.suppressions import Suppression, parse, suppressions
 from cudakit.errors import UsageError
 
 KERNEL = side(kernel())
-COPY = side(work())
+COPY = side(exact_operation())
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_pattern_covers_only_matching_races(pattern: str) -> None:
 def test_pattern_needs_to_match_one_side_only() -> None:
     assert parse("kernel:*elementwise*").covers(COPY, KERNEL)
     assert not parse("kernel:*").covers(COPY)
-    assert (PREFETCH, STEP) == (1, 2)
+    assert (PREFETCH, TRAIN_STEP) == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ HOST = 0x10_0000  # first address of host memory
 DEVICE = 0x7F00_0000_0000
 
 
-def place(buffer: str | int) -> int:
+def address_of(buffer: str | int) -> int:
     """Return the address of a buffer; host buffers have upper-case names."""
     if isinstance(buffer, int):
         return buffer
@@ -60,15 +60,15 @@ class Scene:
         self.engine = Engine(**options)
         self.seq = 0
         self.strings: dict[str, int] = {"": 0}
-        self.where: dict[str, Any] = {"context": 1, "thread": 1}
+        self.call_options: dict[str, Any] = {"context": 1, "thread": 1}
         for number, flag in enumerate(streams or [NON_BLOCKING] * 10, 1):
             self.call(StreamCreate(number, flag))
 
-    def call(self, *bodies: EventBody, **where: Any) -> list[Race]:
-        """Record one call with its facts."""
+    def call(self, *bodies: EventBody, **call_options: Any) -> list[Race]:
+        """Record one call with its events; return the new races."""
         self.seq += 1
         events = [
-            Event(body, **{"seq": self.seq, "site": self.seq, **self.where, **where})
+            Event(body, **{"seq": self.seq, "site": self.seq, **self.call_options, **call_options})
             for body in bodies
         ]
         return self.feed(events)
@@ -77,61 +77,78 @@ class Scene:
         records = pack(list(events), lambda text: self.strings.setdefault(text, len(self.strings)))
         return self.engine.feed(records, list(self.strings))
 
-    def kernel(self, stream: int, *accesses: Access, name: str = "k", **where: Any) -> list[Race]:
-        return self.call(Launch(stream, name), *accesses, **where)
+    def kernel(
+        self, stream: int, *accesses: Access, name: str = "k", **call_options: Any
+    ) -> list[Race]:
+        return self.call(Launch(stream, name), *accesses, **call_options)
 
-    def R(self, stream: int, *buffers: str | int, size: int = SIZE, **where: Any) -> list[Race]:  # noqa: N802 - the notation of the scenarios
-        return self.touch(stream, buffers, READ, size, **where)
+    def R(  # noqa: N802 - the notation of the scenarios
+        self, stream: int, *buffers: str | int, size: int = SIZE, **call_options: Any
+    ) -> list[Race]:
+        return self.launch_with_accesses(stream, buffers, READ, size, **call_options)
 
-    def W(self, stream: int, *buffers: str | int, size: int = SIZE, **where: Any) -> list[Race]:  # noqa: N802 - the notation of the scenarios
-        return self.touch(stream, buffers, WRITE, size, **where)
+    def W(  # noqa: N802 - the notation of the scenarios
+        self, stream: int, *buffers: str | int, size: int = SIZE, **call_options: Any
+    ) -> list[Race]:
+        return self.launch_with_accesses(stream, buffers, WRITE, size, **call_options)
 
     def A(self, stream: int, *buffers: str | int, size: int = SIZE) -> list[Race]:  # noqa: N802 - the notation of the scenarios
-        return self.touch(stream, buffers, READ | WRITE | ATOMIC, size)
+        return self.launch_with_accesses(stream, buffers, READ | WRITE | ATOMIC, size)
 
-    def touch(
-        self, stream: int, buffers: Iterable[str | int], mode: AccessMode, size: int, **where: Any
+    def launch_with_accesses(
+        self,
+        stream: int,
+        buffers: Iterable[str | int],
+        mode: AccessMode,
+        size: int,
+        **call_options: Any,
     ) -> list[Race]:
-        los = [place(buffer) for buffer in buffers]
-        return self.kernel(stream, *(Access(lo, lo + size, mode) for lo in los), **where)
+        addresses = [address_of(buffer) for buffer in buffers]
+        return self.kernel(
+            stream, *(Access(lo, lo + size, mode) for lo in addresses), **call_options
+        )
 
-    def given(
+    def launch_with_pointers(
         self,
         stream: int,
         *pointer_states: int | str,
         end: int = 0,
         known: Precision = Precision.ASSUMED,
-        **where: Any,
+        **call_options: Any,
     ) -> list[Race]:
         """Launch a kernel whose accesses are assumed from its pointer arguments."""
-        los = [place(pointer) for pointer in pointer_states]
+        addresses = [address_of(pointer) for pointer in pointer_states]
         return self.kernel(
-            stream, *(Access(lo, end or lo + 4096, READ | WRITE, known) for lo in los), **where
+            stream,
+            *(Access(lo, end or lo + 4096, READ | WRITE, known) for lo in addresses),
+            **call_options,
         )
 
-    def record(self, event: int, stream: int, **where: Any) -> list[Race]:
-        return self.call(EventRecord(event, stream), **where)
+    def record(self, event: int, stream: int, **call_options: Any) -> list[Race]:
+        return self.call(EventRecord(event, stream), **call_options)
 
-    def wait(self, stream: int, event: int, **where: Any) -> list[Race]:
-        return self.call(StreamWait(stream, event), **where)
+    def wait(self, stream: int, event: int, **call_options: Any) -> list[Race]:
+        return self.call(StreamWait(stream, event), **call_options)
 
-    def event_sync(self, event: int, **where: Any) -> list[Race]:
-        return self.call(EventSync(event), **where)
+    def event_sync(self, event: int, **call_options: Any) -> list[Race]:
+        return self.call(EventSync(event), **call_options)
 
     def event_query(self, event: int) -> list[Race]:
         return self.call(EventQueryOk(event))
 
-    def sync(self, stream: int, **where: Any) -> list[Race]:
-        return self.call(StreamSync(stream), **where)
+    def sync(self, stream: int, **call_options: Any) -> list[Race]:
+        return self.call(StreamSync(stream), **call_options)
 
     def query(self, stream: int) -> list[Race]:
         return self.call(StreamQueryOk(stream))
 
-    def device_sync(self, **where: Any) -> list[Race]:
-        return self.call(ContextSync(), **where)
+    def device_sync(self, **call_options: Any) -> list[Race]:
+        return self.call(ContextSync(), **call_options)
 
-    def create(self, stream: int, flag: StreamFlag = NON_BLOCKING, **where: Any) -> list[Race]:
-        return self.call(StreamCreate(stream, flag), **where)
+    def create(
+        self, stream: int, flag: StreamFlag = NON_BLOCKING, **call_options: Any
+    ) -> list[Race]:
+        return self.call(StreamCreate(stream, flag), **call_options)
 
     def destroy(self, stream: int) -> list[Race]:
         return self.call(StreamDestroy(stream))
@@ -139,27 +156,27 @@ class Scene:
     def copy(
         self,
         stream: int,
-        to: str | int,
+        destination: str | int,
         source: str | int,
         direction: Direction = Direction.DEVICE_TO_DEVICE,
         host: HostMemory = HostMemory.NONE,
         *,
         asynchronous: bool = True,
-        **where: Any,
+        **call_options: Any,
     ) -> list[Race]:
         body = Copy(
             stream,
-            place(to),
-            place(source),
+            address_of(destination),
+            address_of(source),
             SIZE,
             direction=direction,
             host=host,
             asynchronous=asynchronous,
         )
-        return self.call(body, **where)
+        return self.call(body, **call_options)
 
     def fill(self, stream: int, buffer: str | int, *, asynchronous: bool = True) -> list[Race]:
-        return self.call(Fill(stream, place(buffer), SIZE, asynchronous=asynchronous))
+        return self.call(Fill(stream, address_of(buffer), SIZE, asynchronous=asynchronous))
 
     def alloc(
         self,
@@ -169,7 +186,7 @@ class Scene:
         **options: Any,
     ) -> list[Race]:
         size = options.pop("size", SIZE)
-        return self.call(Alloc(place(buffer), size, how, stream, **options))
+        return self.call(Alloc(address_of(buffer), size, how, stream, **options))
 
     def free(
         self,
@@ -179,4 +196,4 @@ class Scene:
         **options: Any,
     ) -> list[Race]:
         size = options.pop("size", SIZE)
-        return self.call(Free(place(buffer), size, how, stream, **options))
+        return self.call(Free(address_of(buffer), size, how, stream, **options))

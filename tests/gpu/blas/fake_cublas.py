@@ -230,8 +230,8 @@ class FakeCublas:
     def set_stream(self, _: int, stream: int) -> None:
         self.state |= {"stream": stream, "workspace": None}
 
-    def set_workspace(self, _: int, place: int, size_bytes: int) -> None:
-        self.state["workspace"] = (place, size_bytes)
+    def set_workspace(self, _: int, address: int, size_bytes: int) -> None:
+        self.state["workspace"] = (address, size_bytes)
 
     def set_math_mode(self, _: int, mode: int) -> None:
         self.state["math"] = mode

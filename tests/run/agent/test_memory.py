@@ -70,14 +70,14 @@ def run(
 ) -> tuple[Outcome, list[Notice]]:
     notices: list[Notice] = []
     (place / "s.py").write_text(code)
-    done = supervised(
+    completed = supervised(
         ["s.py"],
         cwd=place,
         settings=Settings(memory=Path("out.pkl"), follow=follow),
         notify=notices.append,
         **{"PYTHONPATH": str(place / "lib"), **more},
     )
-    return done, [notice for notice in notices if notice.kind is not NoticeKind.MEMORY]
+    return completed, [notice for notice in notices if notice.kind is not NoticeKind.MEMORY]
 
 
 def saved(place: Path) -> dict[str, str]:
@@ -90,9 +90,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def test_snapshot_is_saved_at_exit_and_its_path_reported(place: Path) -> None:
-    done, notices = run(place, USES)
+    completed, notices = run(place, USES)
 
-    assert done == Outcome(0, "torch is imported\n", "")
+    assert completed == Outcome(0, "torch is imported\n", "")
     assert saved(place) == {"out.pkl": "recorded,a"}
     assert [(notice.kind, notice.text) for notice in notices] == [
         (NoticeKind.SNAPSHOTS, str(place / "out.pkl"))
@@ -141,9 +141,9 @@ def test_import_hook_removes_itself(place: Path) -> None:
         "      type(torch.__spec__.loader).__name__)"
     )
 
-    done, _ = run(place, code)
+    completed, _ = run(place, code)
 
-    assert done.stdout.splitlines()[1:] == ["1 set() SourceFileLoader"]
+    assert completed.stdout.splitlines()[1:] == ["1 set() SourceFileLoader"]
 
 
 def test_missing_torch_raises_the_usual_error(place: Path) -> None:
@@ -152,10 +152,10 @@ def test_missing_torch_raises_the_usual_error(place: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
     (place / "lib/torch").rmdir()
 
-    done, notices = run(place, "import torch")
+    completed, notices = run(place, "import torch")
 
-    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'torch'"
-    assert done.stderr.count("  File ") == 1
+    assert completed.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'torch'"
+    assert completed.stderr.count("  File ") == 1
     assert notices == []
 
 
@@ -190,9 +190,9 @@ def test_two_processes_of_one_rank_do_not_overwrite_each_other(place: Path) -> N
 
 
 def test_failed_snapshot_is_reported_and_leaves_no_file(place: Path) -> None:
-    done, (notice,) = run(place, USES + f"import os; os.mkdir({str(place / 'out.pkl')!r})")
+    completed, (notice,) = run(place, USES + f"import os; os.mkdir({str(place / 'out.pkl')!r})")
 
-    assert done.status == 0
+    assert completed.status == 0
     assert notice.kind is NoticeKind.FAILED
     assert "out.pkl" in notice.text
     assert not list(place.glob("*.part"))
@@ -213,9 +213,9 @@ def test_snapshot_is_not_written_through_a_symbolic_link(place: Path) -> None:
 def test_too_old_torch_is_reported(place: Path) -> None:
     (place / "lib/torch/cuda/memory.py").write_text("def _snapshot(): pass")
 
-    done, notices = run(place, "import torch; torch.cuda.init()")
+    completed, notices = run(place, "import torch; torch.cuda.init()")
 
-    assert done.status == 0
+    assert completed.status == 0
     assert "_record_memory_history" in notices[0].text
 
 

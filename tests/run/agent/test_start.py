@@ -66,11 +66,11 @@ def built(directory: Path, name: str) -> str:
     headers = Path(sysconfig.get_path("include"))
     if not compiler or not (headers / "Python.h").is_file():
         pytest.skip("needs a C compiler and the Python headers")
-    source, made = directory / f"{name}.c", directory / f"{name}.abi3.so"
+    source, module = directory / f"{name}.c", directory / f"{name}.abi3.so"
     source.write_text(STAND_IN.replace("NAME", name))
-    command = [compiler, "-shared", "-fPIC", f"-I{headers}", str(source), "-o", str(made)]
+    command = [compiler, "-shared", "-fPIC", f"-I{headers}", str(source), "-o", str(module)]
     subprocess.run(command, check=True, capture_output=True)
-    return str(made)
+    return str(module)
 
 
 @pytest.fixture(scope="session")
@@ -85,8 +85,8 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run(code: str, settings: Settings, cwd: Path) -> tuple[Outcome, list[Notice]]:
     notices: list[Notice] = []
-    done = supervised(["-c", code], cwd=cwd, settings=settings, notify=notices.append)
-    return done, notices
+    completed = supervised(["-c", code], cwd=cwd, settings=settings, notify=notices.append)
+    return completed, notices
 
 
 def test_recorder_starts_before_the_program_and_outlives_atexit(
@@ -102,9 +102,9 @@ def test_recorder_starts_before_the_program_and_outlives_atexit(
         "import atexit; atexit.register(print, 'at exit', flush=True); print('program', flush=True)"
     )
 
-    done, notices = run(code, settings, tmp_path)
+    completed, notices = run(code, settings, tmp_path)
 
-    assert done == Outcome(0, "start /lib/s.so 77\nprogram\nat exit\n", "")
+    assert completed == Outcome(0, "start /lib/s.so 77\nprogram\nat exit\n", "")
     assert notices == []
 
 
@@ -115,9 +115,9 @@ def test_recorder_runs_without_a_frame_reader_for_this_python(
         RECORDING, library="/s.so", recorder=recorder, frames={"cpython-00": "/f.so"}
     )
 
-    done, notices = run("pass", settings, tmp_path)
+    completed, notices = run("pass", settings, tmp_path)
 
-    assert done.stdout == "start /s.so 0\n"
+    assert completed.stdout == "start /s.so 0\n"
     assert notices == []
 
 
@@ -128,10 +128,10 @@ def test_recorder_gets_the_patches_and_finishes_at_exit(tmp_path: Path, recorder
     settings = replace(RECORDING, library="/s.so", recorder=recorder, patches=patches)
 
     code = "import atexit; atexit.register(print, 'at exit', flush=True)"
-    done, notices = run(code, settings, tmp_path)
+    completed, notices = run(code, settings, tmp_path)
 
     started = "start /s.so 0\npatch 80 of 80\npatch 90 of 90\n"
-    assert done.stdout == f"{started}at exit\nfinish\n"
+    assert completed.stdout == f"{started}at exit\nfinish\n"
     assert notices == []
 
 
@@ -139,26 +139,28 @@ def test_frame_reader_that_cannot_be_loaded_is_reported(tmp_path: Path, recorder
     frames = {str(sys.implementation.cache_tag): "/none/_frames.so"}
     settings = replace(RECORDING, library="/s.so", recorder=recorder, frames=frames)
 
-    done, (notice,) = run("pass", settings, tmp_path)
+    completed, (notice,) = run("pass", settings, tmp_path)
 
-    assert done.stdout == "start /s.so 0\n"
+    assert completed.stdout == "start /s.so 0\n"
     assert "/none/_frames.so" in notice.text
 
 
 def test_recorder_that_cannot_start_is_reported_and_the_program_runs(
     tmp_path: Path, recorder: str
 ) -> None:
-    done, (notice,) = run("print(1)", replace(RECORDING, recorder=recorder), tmp_path)
+    completed, (notice,) = run("print(1)", replace(RECORDING, recorder=recorder), tmp_path)
 
-    assert done == Outcome(0, "1\n", "")
+    assert completed == Outcome(0, "1\n", "")
     assert notice.kind is NoticeKind.UNRECORDED
     assert notice.text == "RuntimeError: no library here"
 
 
 def test_missing_recorder_is_reported_and_the_program_runs(tmp_path: Path) -> None:
-    done, (notice,) = run("print(1)", replace(RECORDING, recorder="/none/_recorder.so"), tmp_path)
+    completed, (notice,) = run(
+        "print(1)", replace(RECORDING, recorder="/none/_recorder.so"), tmp_path
+    )
 
-    assert done == Outcome(0, "1\n", "")
+    assert completed == Outcome(0, "1\n", "")
     assert "/none/_recorder.so" in notice.text
 
 
@@ -169,11 +171,11 @@ def test_cuda_loaded_before_the_agent_is_reported(
     shutil.copy(recorder, early)
     monkeypatch.setenv("LD_PRELOAD", str(early))
 
-    done, notices = run(
+    completed, notices = run(
         "print(1)", replace(RECORDING, library="/s.so", recorder=recorder), tmp_path
     )
 
-    assert done.stdout == "1\n"
+    assert completed.stdout == "1\n"
     assert [notice.text for notice in notices] == [
         f"RuntimeError: CUDA was loaded before recording could start: {early}"
     ]
@@ -198,21 +200,21 @@ def test_resource_tracker_of_multiprocessing_is_not_instrumented(
         "m = SharedMemory(create=True, size=9); m.close(); m.unlink()"
     )
 
-    done, _ = run(code, replace(RECORDING, library="/s.so", recorder=recorder), tmp_path)
+    completed, _ = run(code, replace(RECORDING, library="/s.so", recorder=recorder), tmp_path)
 
-    assert done.stdout.count("start") == 1
+    assert completed.stdout.count("start") == 1
 
 
 def test_unreadable_settings_do_not_harm_the_program() -> None:
     for text in ("", "{", "[]", '{"spool": 1}'):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", "print(1)"],
             env={"PYTHONPATH": str(AGENT), "CUDAKIT_AGENT": text},
             check=False,
             capture_output=True,
             text=True,
         )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+        assert (completed.returncode, completed.stdout, completed.stderr) == (0, "1\n", "")
 
 
 def test_settings_are_parsed_as_json() -> None:
@@ -236,14 +238,14 @@ def test_agent_imports_no_module_the_program_may_replace(
     # Without site-packages, whose .pth files may import anything.
     code = f"import sys; print('{module}' in sys.modules)"
     outcomes = []
-    for given in ({}, {"PYTHONPATH": str(AGENT), "CUDAKIT_AGENT": json.dumps(SETTINGS)}):
+    for environment in ({}, {"PYTHONPATH": str(AGENT), "CUDAKIT_AGENT": json.dumps(SETTINGS)}):
         python = str(Path(sys.base_prefix) / "bin" / Path(sys.executable).name)
         if not Path(python).exists():
             pytest.skip("needs a Python outside of this environment")
-        done = subprocess.run(
-            [python, "-s", "-c", code], env=given, check=True, capture_output=True, text=True
+        completed = subprocess.run(
+            [python, "-s", "-c", code], env=environment, check=True, capture_output=True, text=True
         )
-        outcomes.append(done.stdout)
+        outcomes.append(completed.stdout)
 
     assert outcomes[0] == outcomes[1]
 

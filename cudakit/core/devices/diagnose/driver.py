@@ -197,8 +197,8 @@ def versions_agree(context: RunContext) -> Finding:
         raise NotCheckable("the version of fewer than two parts of the driver is known")
     if len(set(known_versions.values())) == 1:
         parts = list(known_versions)
-        listed = f"{', '.join(parts[:-1])} and {parts[-1]}"
-        return ok(f"{listed} have the same version, {known_versions[parts[0]]}", known_versions)
+        part_names = f"{', '.join(parts[:-1])} and {parts[-1]}"
+        return ok(f"{part_names} have the same version, {known_versions[parts[0]]}", known_versions)
     return fail(
         "parts of the driver have different versions: "
         + ", ".join(f"{part} {version}" for part, version in known_versions.items()),

@@ -266,14 +266,14 @@ def _nearest_variable(name: str) -> tuple[str, ...]:
     return (nearest,) if distance <= (2 if len(nearest) >= _LONG_NAME_LENGTH else 1) else ()
 
 
-def _edit_distance(first: str, second: str) -> int:
+def _edit_distance(first_text: str, second_text: str) -> int:
     """Return the number of inserted, deleted or replaced letters between two texts (Levenshtein)."""
-    if abs(len(first) - len(second)) > 2:
+    if abs(len(first_text) - len(second_text)) > 2:
         return 3  # the exact distance does not matter
-    row = list(range(len(second) + 1))
-    for row_number, first_letter in enumerate(first, start=1):
+    row = list(range(len(second_text) + 1))
+    for row_number, first_letter in enumerate(first_text, start=1):
         diagonal, row[0] = row[0], row_number
-        for column, second_letter in enumerate(second, start=1):
+        for column, second_letter in enumerate(second_text, start=1):
             diagonal, row[column] = (
                 row[column],
                 min(

@@ -209,17 +209,23 @@ _TYPES = {"compute": "C", "graphics": "G", "MPS": "M+C"}
 
 def processes(devices: Sequence[Device]) -> Iterator[Node]:
     """Yield a table of processes, and notes with the reason for each missing value."""
-    listed = [device for device in devices if isinstance(device.processes, tuple)]
-    yield Table(_PROCESS_COLUMNS, tuple(row for device in listed for row in _process_rows(device)))
+    devices_with_processes = [device for device in devices if isinstance(device.processes, tuple)]
+    yield Table(
+        _PROCESS_COLUMNS,
+        tuple(row for device in devices_with_processes for row in _process_rows(device)),
+    )
     for device in devices:
         if isinstance(device.processes, Unavailable):
             yield Note("info", f"{short_label(device)}: {device.processes.reason}")
-    yield from _missing_values([process for device in listed for process in _processes(device)])
+    yield from _missing_values(
+        [process for device in devices_with_processes for process in _processes(device)]
+    )
 
 
 def _missing_values(processes: Sequence[Process]) -> Iterator[Note]:
     """Yield a note for each reason for missing values, with the names of the values and the PIDs."""
-    # The names of missing values and the PIDs, by reason. Dicts instead of sets, because they keep the order.
+    # The names of missing values and the PIDs, by reason. The values are dicts instead of sets, because dicts
+    # keep the order.
     missing: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for process in processes:
         values = {

@@ -35,7 +35,7 @@ _SECONDS_PER_UNIT = {"ns": 1e-9, "us": 1e-6}
 
 
 def field_value(value: Field, field: FieldInfo) -> Value:
-    """Return a field as a Value. A number whose unit has no type of Value becomes text with the unit."""
+    """Return a field as a Value. A number becomes text with its unit if no type of Value has this unit."""
     match value:
         case Unavailable():
             return value

@@ -18,6 +18,7 @@ from cudakit.document import Frame
 _INNER_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "backward", "profile_hook_step"})
 _INNER_FILES = ("torch/nn/", "torch/optim/", "torch/autograd/")
 _MAX_DEPTH = 64
+_MAX_STACKS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,45 +32,57 @@ class Loop:
 def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | None:
     """Return the outermost loop with enough iterations in a sequence of call stacks; None: no such loop."""
     index = np.flatnonzero(stacks)  # stack 0 is empty
-    # Frame ids by depth: column 0 is the outermost frame; -1 is beyond the innermost frame.
-    frames = _frames_by_depth(snapshot, stacks[index])
+    distinct, row = np.unique(stacks[index], return_inverse=True)
+    if len(distinct) > _MAX_STACKS:
+        return None
+    row = row.reshape(-1)  # of each allocation: its row in ``frames``
+    # Frame ids of each call stack by depth: column 0 is the outermost frame; -1 is beyond the innermost one.
+    frames = _frames_by_depth(snapshot, distinct.tolist())
     for depth in range(frames.shape[1]):
-        function, line = _busiest_function(snapshot, frames[:, depth])
-        in_function = line >= 0
-        if not function or _is_inner(function) or not in_function.any():
+        counts = np.bincount(row, minlength=len(frames))
+        function, lines = _busiest_function(snapshot, frames[:, depth], counts)
+        if not function or _is_inner(function):
             return None
-        index, frames, line = index[in_function], frames[in_function], line[in_function]
+        line = lines[row]
+        in_function = line >= 0
+        if not in_function.any():  # only a damaged file has a frame with a negative line
+            return None
+        index, row, line = index[in_function], row[in_function], line[in_function]
         starts = _iteration_starts(line)
         if len(starts) >= min_iterations:
             name, path = function
             return Loop(f"{name} ({path.replace(chr(92), '/').rpartition('/')[2]})", index[starts])
-        is_busiest = frames[:, depth] == np.bincount(frames[:, depth]).argmax()
-        index, frames = index[is_busiest], frames[is_busiest]
+        frame = frames[row, depth]
+        is_busiest = frame == np.bincount(frame).argmax()
+        index, row = index[is_busiest], row[is_busiest]
     return None
 
 
-def _frames_by_depth(snapshot: Snapshot, stacks: Ids) -> Ids:
-    distinct, row = np.unique(stacks, return_inverse=True)
-    paths = [snapshot.stacks[stack][::-1][:_MAX_DEPTH] for stack in distinct.tolist()]
+def _frames_by_depth(snapshot: Snapshot, stacks: list[int]) -> Ids:
+    paths = [snapshot.stacks[stack][::-1][:_MAX_DEPTH] for stack in stacks]
     table = np.full((len(paths), max(map(len, paths), default=0)), -1, np.int32)
     for path_row, path in zip(table, paths, strict=True):
         path_row[: len(path)] = path
-    return table[row.reshape(-1)]
+    return table
 
 
-def _busiest_function(snapshot: Snapshot, frames: Ids) -> tuple[tuple[str, str] | None, Ints]:
-    """Return the function with most allocations, as name and file, and the line of each allocation in it.
+def _busiest_function(
+    snapshot: Snapshot, frames: Ids, counts: Ints
+) -> tuple[tuple[str, str] | None, Ints]:
+    """Return the function with most allocations, as name and file, and its line in each call stack.
 
-    The line is -1 for allocations in other functions.
+    ``frames`` and ``counts`` have the frame at one depth, and the number of allocations, of each call stack.
+    The line is -1 for call stacks without this function.
     """
-    counts = np.bincount(frames + 1)[1:]
-    by_function: dict[tuple[str, str], int] = {}
-    used = np.flatnonzero(counts).tolist()
+    n_frames = len(snapshot.frames)
+    in_frame = np.bincount(frames + 1, weights=counts, minlength=n_frames + 1)[1:]
+    by_function: dict[tuple[str, str], float] = {}
+    used = np.flatnonzero(in_frame).tolist()
     for frame in used:
         key = snapshot.frames[frame].name, snapshot.frames[frame].filename
-        by_function[key] = by_function.get(key, 0) + int(counts[frame])
+        by_function[key] = by_function.get(key, 0) + float(in_frame[frame])
     function = max(by_function, key=lambda key: by_function[key], default=None)
-    line_of = np.full(len(counts) + 1, -1, np.int64)  # the last item is for frame -1
+    line_of = np.full(n_frames + 1, -1, np.int64)  # the last item is for frame -1
     for frame in used:
         if (snapshot.frames[frame].name, snapshot.frames[frame].filename) == function:
             line_of[frame] = snapshot.frames[frame].line

@@ -18,7 +18,7 @@ from cudakit.core.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot
 # The median slope is taken over all pairs of steps.
 _MAX_COMPARED = 256
 _MAX_LISTED = 1000
-# Slower growth of the peaks, as a share of the last one per program, counts as noise.
+# A smaller rise of the peaks, as a share of the last peak, counts as noise.
 _MIN_RISE = 0.1
 # Share of the later steps whose peak must be the highest until then.
 _MIN_RECORDS = 0.2
@@ -32,7 +32,7 @@ class StepHistory:
     """
 
     source: str  # as in ``Steps``
-    bounds: Ints  # the moments between steps, as found
+    bounds: Ints  # the moments between steps
     first: Ints  # the moment at which each step starts
     peak: Ints  # requested bytes at the peak of each step
     requested: Ints  # requested bytes at every moment of the trace
@@ -146,13 +146,13 @@ def growth_between(
 ) -> tuple[DiffRow, ...]:
     """Return the requested bytes by call stack at two moments, the largest growth first."""
     n = len(stacks.snapshot.stacks)
-    held = []
+    totals = []
     for moment in (before, after):
         live = live_at(allocations, moment)
         stack = allocations.stack[live]
         size = np.bincount(stack, weights=allocations.requested[live], minlength=n)
-        held.append((size.astype(np.int64), np.bincount(stack, minlength=n)))
-    (bytes_before, count_before), (bytes_after, count_after) = held
+        totals.append((size.astype(np.int64), np.bincount(stack, minlength=n)))
+    (bytes_before, count_before), (bytes_after, count_after) = totals
     change = bytes_after - bytes_before
     changed = np.flatnonzero(change)
     return tuple(

@@ -3,7 +3,7 @@
 A small file can describe a large snapshot: compression repeats bytes, and a pickle can use one list or
 dictionary many times. So a file gets one budget for all of its devices and tables, in proportion to its size.
 In real snapshots an event takes 7 bytes of a compressed file and 70 of a pickle, or more; analyzing it needs
-about 300 bytes and 2 microseconds. A file of 5 MB is thereby analyzed within 10 seconds and 1.5 GB.
+about 300 bytes and 2 microseconds. A file of 5 MB is analyzed within 10 seconds and 1.5 GB.
 """
 
 from __future__ import annotations

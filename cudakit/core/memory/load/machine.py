@@ -15,9 +15,48 @@ from typing import Any, TypeAlias
 _MAX_PROTOCOL = 5
 _STOP = ord(".")
 
+# The opcodes of Machine._run_frequent.
+_MEMOIZE, _MARK, _EMPTY_LIST, _EMPTY_DICT = 0x94, ord("("), ord("]"), ord("}")
+# Opcodes that push a value of the memo or an integer of at most 64 bits: four of five in a snapshot.
+_PUSH_PATTERN = rb"h.|j.{4}|K.|J.{4}|M..|\x8a(?:%b)" % b"|".join(
+    b"\\x%02x.{%d}" % (n, n) for n in range(1, 10)
+)
+_PUSH = re.compile(_PUSH_PATTERN, re.DOTALL)
+# Consecutive pushes. The limit bounds the work that is repeated for a missing memo entry.
+_PUSHES = re.compile(rb"(?:%b){1,256}" % _PUSH_PATTERN, re.DOTALL)
+_PUSH_OPCODES = frozenset(b"hjKJM\x8a")
+_MAX_STORED_VALUES = 1 << 17
+_LONG1, _BININT, _UNSIGNED_INTEGERS = 0x8A, ord("J"), b"KM"
+
 
 class PickleRejected(ValueError):
     """Raised for a rejected file; the arguments are a reason word and the offset of the opcode."""
+
+
+class _PushedValues(dict[bytes, Any]):
+    """The value that each opcode with its argument pushes, for the opcodes of _PUSH_PATTERN.
+
+    The first values are stored, so that they must be cleared if a memo entry is replaced. Raises KeyError for
+    a memo entry that was not stored.
+    """
+
+    def __init__(self, memo: dict[int, Any]) -> None:
+        self._memo = memo
+
+    def __missing__(self, push: bytes) -> Any:
+        opcode = push[0]
+        value: Any
+        if opcode == _LONG1:
+            value = int.from_bytes(push[2:], "little", signed=True)
+        elif opcode == _BININT:
+            value = int.from_bytes(push[1:], "little", signed=True)
+        else:
+            value = int.from_bytes(push[1:], "little")
+            if opcode not in _UNSIGNED_INTEGERS:
+                value = self._memo[value]
+        if len(self) < _MAX_STORED_VALUES:
+            self[push] = value
+        return value
 
 
 class Machine:
@@ -30,19 +69,60 @@ class Machine:
         self._stack: list[Any] = []
         self._metastack: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
+        self._pushed_values = _PushedValues(self._memo)
 
     def run(self) -> Any:
         """Return the value of the pickle. Raises PickleRejected."""
         data, handlers = self._data, _STEPS
         try:
             while True:
-                self._opcode_at = position = self._position
+                self._opcode_at = position = self._run_frequent()
                 self._position = position + 1
                 if data[position] == _STOP:
                     return self._top()
                 handlers[data[position]](self)
         except IndexError:
             raise self._rejected("truncated") from None
+
+    def _run_frequent(self) -> int:
+        """Execute the opcodes that snapshots have most, without a call for each.
+
+        Returns the position of the first other opcode, or of the first that fails.
+        """
+        data, memo, position, stack = self._data, self._memo, self._position, self._stack
+        pushed_value = self._pushed_values.__getitem__
+        while True:
+            opcode = data[position]
+            if opcode in _PUSH_OPCODES:
+                pushes = _PUSHES.match(data, position)
+                if pushes is None:  # truncated
+                    break
+                end = pushes.end()
+                try:
+                    stack += list(map(pushed_value, _PUSH.findall(data, position, end)))
+                except KeyError:  # not stored in the memo
+                    break
+                position = end
+            elif opcode == _MEMOIZE and stack:
+                index = len(memo)
+                if index in memo:
+                    self._pushed_values.clear()
+                memo[index] = stack[-1]
+                position += 1
+            elif opcode == _MARK:
+                self._metastack.append(stack)
+                stack = []
+                position += 1
+            elif opcode == _EMPTY_DICT:
+                stack.append({})
+                position += 1
+            elif opcode == _EMPTY_LIST:
+                stack.append([])
+                position += 1
+            else:
+                break
+        self._stack = stack
+        return position
 
     def _rejected(self, reason: str) -> PickleRejected:
         return PickleRejected(reason, self._opcode_at)
@@ -129,6 +209,8 @@ class Machine:
         # A file of N bytes stores at most N values.
         if index >= self._position:
             raise self._rejected("memo_index")
+        if index in self._memo:
+            self._pushed_values.clear()
         self._memo[index] = value
 
     def memoize(self) -> None:
@@ -177,8 +259,12 @@ class Machine:
     def _set(self, target: dict[str, Any], pairs: list[Any]) -> None:
         if len(pairs) % 2:
             raise self._rejected("pairs")
-        items = zip(pairs[::2], pairs[1::2], strict=True)
-        target.update((key, value) for key, value in items if isinstance(key, str))
+        keys, values = pairs[::2], pairs[1::2]
+        if set(map(type, keys)) <= {str}:
+            target.update(zip(keys, values, strict=True))
+        else:
+            items = zip(keys, values, strict=True)
+            target.update((key, value) for key, value in items if isinstance(key, str))
 
     # Protocol and frames.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -83,11 +84,21 @@ class Tree(Protocol):
         """
 
 
+# The value of a key that a dictionary lacks.
+_MISSING: Any = object()
+
+
 class ObjectTree:
-    """A Tree of Python objects: scalars, lists, tuples and dicts."""
+    """A Tree of Python objects: scalars, lists, tuples and dicts.
+
+    The queries avoid Python loops over rows where map() and list methods can do the same.
+    """
 
     def __init__(self, root: object, budget: Budget) -> None:
         self._objects: list[Any] = [None, root]
+        # Most queries are about the rows of the query before.
+        self._last_handles: Handles | None = None
+        self._last_rows: list[Any] = []
         self.budget = budget
 
     @property
@@ -100,8 +111,7 @@ class ObjectTree:
         return root
 
     def texts(self, handles: Handles) -> list[str]:
-        objects = map(self._objects.__getitem__, handles.tolist())
-        return [item if isinstance(item, str) else "" for item in objects]
+        return [item if isinstance(item, str) else "" for item in self._rows(handles)]
 
     def members(self, handle: int) -> dict[str, int]:
         node = self._objects[handle]
@@ -116,48 +126,77 @@ class ObjectTree:
         return isinstance(self._objects[handle], (list, tuple))
 
     def children(self, lists: Handles) -> tuple[Ints, Handles]:
-        objects = [self._objects[i] if i else () for i in lists.tolist()]
-        for item in objects:
-            if not isinstance(item, (list, tuple)):
-                raise kind_error("a list", _kind_name(item))
-        counts = np.fromiter(map(len, objects), np.int64, len(objects))
+        rows = self._rows(lists)
+        if not lists.all():
+            rows = [
+                node if handle else () for node, handle in zip(rows, lists.tolist(), strict=True)
+            ]
+        _check_types(rows, {list, tuple}, "a list")
+        counts = np.fromiter(map(len, rows), np.int64, len(rows))
         self.budget.spend_items(int(counts.sum()))
-        return counts, self._add(list(chain.from_iterable(objects)))
+        return counts, self._add(list(chain.from_iterable(rows)))
 
     def column(self, dicts: Handles, key: str) -> Handles:
-        objects = [self._objects[i] for i in dicts.tolist()]
-        for item in objects:
-            if not isinstance(item, dict):
-                raise kind_error("a dictionary", _kind_name(item))
-        present = np.fromiter((key in item for item in objects), np.bool_, len(objects))
-        return np.where(present, self._add([item.get(key) for item in objects]), np.uint64(0))
+        rows = self._rows(dicts)
+        _check_types(rows, {dict}, "a dictionary")
+        values = [node.get(key, _MISSING) for node in rows]
+        n_missing = values.count(_MISSING)
+        if n_missing == len(values):
+            return np.zeros(len(values), np.uint64)
+        handles = self._add(values)
+        if n_missing:
+            is_missing = (value is _MISSING for value in values)
+            handles[np.fromiter(is_missing, np.bool_, len(values))] = 0
+        return handles
 
     def integers(self, handles: Handles) -> tuple[Ints, Mask]:
-        objects: list[Any] = [self._objects[i] if i else None for i in handles.tolist()]
-        is_integer = [isinstance(item, int) and -(1 << 63) <= item < 1 << 64 for item in objects]
+        rows = self._rows(handles)
+        if set(map(type, rows)) <= {int, bool} and handles.all():
+            with suppress(OverflowError):
+                return np.array(rows, np.int64), np.ones(len(rows), np.bool_)
+        is_integer = [isinstance(item, int) and -(1 << 63) <= item < 1 << 64 for item in rows]
         values = (
             item & 0xFFFF_FFFF_FFFF_FFFF if valid else 0
-            for item, valid in zip(objects, is_integer, strict=True)
+            for item, valid in zip(rows, is_integer, strict=True)
         )
-        wrapped = np.fromiter(values, np.uint64, len(objects)).view(np.int64)
+        wrapped = np.fromiter(values, np.uint64, len(rows)).view(np.int64)
         return wrapped, np.array(is_integer, np.bool_)
 
     def intern(self, handles: Handles) -> tuple[Ids, Handles]:
         contents = _ContentKeys()
-        objects = self._objects
-        numbers = [contents.number(objects[i]) if i else -1 for i in handles.tolist()]
-        _, first, inverse = np.unique(
-            np.array(numbers, np.int64), return_index=True, return_inverse=True
-        )
+        rows = self._rows(handles)
+        # Rows often share objects: the content of each object is computed once.
+        addresses = list(map(id, rows))
+        number_of = {
+            address: contents.number(node)
+            for address, node in dict(zip(addresses, rows, strict=True)).items()
+        }
+        numbers = np.fromiter(map(number_of.__getitem__, addresses), np.int64, len(rows))
+        numbers[handles == 0] = -1
+        _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         # np.unique sorts by number; ids count in the order of the first nodes.
         id_of_unique = np.empty(len(first), np.int32)
         id_of_unique[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
         return id_of_unique[inverse], handles[np.sort(first)]
 
+    def _rows(self, handles: Handles) -> list[Any]:
+        """Return the nodes of handles; None for handle 0."""
+        if handles is not self._last_handles:
+            self._last_handles = handles
+            self._last_rows = list(map(self._objects.__getitem__, handles.tolist()))
+        return self._last_rows
+
     def _add(self, objects: list[Any]) -> Handles:
         start = len(self._objects)
         self._objects.extend(objects)
         return np.arange(start, start + len(objects), dtype=np.uint64)
+
+
+def _check_types(rows: list[Any], types: set[type], expected: str) -> None:
+    if not set(map(type, rows)) <= types:
+        raise kind_error(
+            expected, _kind_name(next(node for node in rows if type(node) not in types))
+        )
 
 
 class _ContentKeys:
@@ -166,13 +205,26 @@ class _ContentKeys:
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
         self._visited: dict[tuple[int, int], int] = {}
+        # By depth, and by the addresses of the items of a list, which a file cannot choose.
+        self._lists: tuple[dict[tuple[int, ...], int], ...] = tuple(
+            {} for _ in range(_INTERN_DEPTH)
+        )
 
     def number(self, node: object, depth: int = 0) -> int:
         """Return the number of an object's content."""
+        if type(node) is list and depth < _INTERN_DEPTH:
+            addresses, lists = tuple(map(id, node)), self._lists[depth]
+            number = lists.get(addresses)
+            if number is None:
+                number = lists[addresses] = self._number_of_container(node, depth)
+            return number
         if not isinstance(node, (list, tuple, dict)):
             return self._number_of_key(_scalar_key(node))
         if depth == _INTERN_DEPTH:
             return self._number_of_key(("identity", id(node)))
+        return self._number_of_container(node, depth)
+
+    def _number_of_container(self, node: Any, depth: int) -> int:
         # Below _INTERN_DEPTH nodes are compared by identity, so a number is valid for one depth only.
         number = self._visited.get((id(node), depth))
         if number is None:

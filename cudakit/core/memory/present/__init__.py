@@ -19,7 +19,8 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
         (f"{device.file}: {device_name(device)}", _sections(device, top)) for device in devices
     )
     title = f"GPU memory of {files_name(result.files)}"
-    return Document(title, (*overview, *parts), closing=_answers(result))
+    closing = _answers(result) if len(devices) == 1 else brief(result)
+    return Document(title, (*overview, *parts), closing=closing)
 
 
 def summary_report(result: MemoryResult) -> Document:
@@ -75,6 +76,6 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     if device.churn:
         yield Section("Allocations over the whole trace", (call_sites.churn(device, top),))
     yield Section(f"Segments {when}", (segments.segments(device, top),))
-    yield Section("Layout at the end", (segments.layout(device),))
+    yield Section("Layout at the end", (segments.emptiest_segments(device),))
     yield Section(f"Fragmentation {when}", tuple(segments.fragmentation(device, top)))
     yield Section("Leak suspects", tuple(call_sites.leaks(device, top)))

@@ -19,6 +19,7 @@ from cudakit.core.memory.snapshot import DeviceTrace, Ids, Ints, SegmentKind, Sn
 from cudakit.document import Array, Explorer, ExplorerData, Frame
 from cudakit.torch_rules.actions import Action
 
+_PACKAGE = "cudakit.core.memory.present"
 # Names from files are cut to this number of characters; no name that a person reads is longer.
 _LONGEST_TEXT = 400
 _MOST_ANNOTATIONS = 100_000
@@ -27,7 +28,7 @@ _DEEPEST = 100
 
 def explorer(device: DeviceMemory) -> Explorer:
     """Return the interactive picture of a device."""
-    return Explorer("memory", lambda: ExplorerData(_arrays(device), _facts(device)))
+    return Explorer("memory", _PACKAGE, lambda: ExplorerData(_arrays(device), _facts(device)))
 
 
 def _arrays(device: DeviceMemory) -> Mapping[str, Array]:
@@ -71,7 +72,7 @@ def _arrays(device: DeviceMemory) -> Mapping[str, Array]:
 
 def difference(device: DeviceDiff) -> Explorer:
     """Return the interactive flame graph of the changes between two snapshots."""
-    return Explorer("memory_difference", lambda: _difference_data(device))
+    return Explorer("memory_difference", _PACKAGE, lambda: _difference_data(device))
 
 
 def _difference_data(device: DeviceDiff) -> ExplorerData:

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cudakit.core.memory.present.layout import memory_layout
 from cudakit.core.memory.present.rows import limited, pool_name, stack_value, table
 from cudakit.core.memory.result import DeviceMemory, SegmentGroup
-from cudakit.core.memory.snapshot import SegmentKind
-from cudakit.document import Bytes, Columns, Count, Facts, Node, Table, Text, View
+from cudakit.document import Bytes, Count, Facts, Node, Table, Text
 from cudakit.units import format_bytes, format_ratio
 
 _MAX_LISTED = 5  # segments in the layout of a terminal
@@ -78,43 +76,8 @@ def _with_share(size_bytes: int, share: float, reference: str) -> Text:
     return Text(f"{format_bytes(size_bytes)} ({format_ratio(share)} {reference})")
 
 
-def layout_columns(device: DeviceMemory) -> tuple[Columns, Columns]:
-    """Return the final segments and blocks as columns, for the layout view."""
-    layout = device.layout
-    segments = layout.segments
-    blocks = Columns(
-        "blocks",
-        {
-            "segment": layout.block_segment,
-            "offset": layout.block_offset,
-            "size": layout.block_size,
-            "requested": layout.block_requested,
-            "state": np.where(layout.block_pending, 2, 1),
-        },
-    )
-    table = Columns(
-        "segments",
-        {name: getattr(segments, name) for name in ("address", "size", "stream", "pool", "kind")},
-        text={
-            "pool": tuple(pool_name(pool) for pool in device.snapshot.pools),
-            "kind": tuple(kind.name.lower() for kind in SegmentKind),
-        },
-    )
-    return table, blocks
-
-
-def layout(device: DeviceMemory) -> View:
-    """Draw each segment with its blocks; a terminal lists the segments with most free memory."""
-    # Columns of several devices in one document would have equal names.
-    return View(
-        "memory-layout",
-        (),
-        lambda _: memory_layout(layout_columns(device)),
-        _emptiest_segments(device),
-    )
-
-
-def _emptiest_segments(device: DeviceMemory) -> Table:
+def emptiest_segments(device: DeviceMemory) -> Table:
+    """Return the segments at the end with the most free memory; the page draws all segments."""
     layout = device.layout
     free, used = layout.free_by_segment(), layout.used_by_segment()
     blocks = np.bincount(layout.block_segment, minlength=len(free))

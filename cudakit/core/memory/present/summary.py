@@ -16,7 +16,7 @@ from cudakit.core.memory.present.rows import (
     stack_value,
     table,
 )
-from cudakit.core.memory.result import DeviceMemory, Oom, State
+from cudakit.core.memory.result import Cause, DeviceMemory, Oom, State
 from cudakit.core.memory.verdict import replays_sentence
 from cudakit.document import (
     Bytes,
@@ -123,10 +123,20 @@ def growth_sentence(device: DeviceMemory) -> str:
     return f"{n:,} call stacks hold more after each step, {growth} in total."
 
 
+def _cause_name(cause: Cause) -> str:
+    return cause.id.replace("_", " ")
+
+
+def _cause_line(cause: Cause) -> str:
+    """Return a cause in one line: its name, then its sentence, which may end with the name in parentheses."""
+    name = _cause_name(cause)
+    return f"{name}: {cause.sentence.removesuffix(f' ({name})')}"
+
+
 def _cause(device: DeviceMemory) -> str:
     if device.ooms:
         cause = device.ooms[-1].causes[0]
-        return f"Cause ({cause.id}): {cause.sentence}."
+        return f"Cause ({_cause_name(cause)}): {cause.sentence}."
     if device.leaks:
         leak = device.leaks[0]
         site = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
@@ -225,15 +235,21 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
         yield Note(
             "info",
             "Causes, the deepest first:",
-            remedies=tuple(f"{cause.id}: {cause.sentence}" for cause in oom.causes),
+            remedies=tuple(map(_cause_line, oom.causes)),
         )
         yield Note("info", "Actions, the most useful first:", remedies=oom.remedies)
-        yield from _replays(oom)
+        yield from _replays(oom, is_last=oom is device.ooms[-1])
 
 
-def _replays(oom: Oom) -> Iterator[Node]:
-    """Show what a replay of the events before the failure showed for each change."""
+def _replays(oom: Oom, *, is_last: bool) -> Iterator[Node]:
+    """Show the result of the replays with each change; only the last failure is replayed."""
     if not oom.replays:
+        if is_last and oom.causes[0].id == "fragmentation":
+            yield Note(
+                "info",
+                "No setting was tested: with the recorded settings, a replay of the events before the failure"
+                " does not fail, or takes too long.",
+            )
         return
     yield table(
         (

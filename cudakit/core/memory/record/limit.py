@@ -17,11 +17,11 @@ class LimitPassed:
     """The first moment at which a process had reserved more memory of a device than the limit."""
 
     device: int
-    reserved_bytes: int  # at this moment
-    peak_bytes: int  # most bytes that were reserved at one time
-    size_bytes: int  # allocated at this moment; 0: before the trace begins
-    pool: str  # name of the pool that allocated it; empty: before the trace begins
-    stack: Stack
+    reserved_bytes: int  # reserved memory at this moment
+    peak_bytes: int  # maximum of the reserved memory until the end
+    size_bytes: int  # size of the allocation that passed the limit; 0 if it was before the trace
+    pool: str  # name of the pool that made this allocation; empty if it was before the trace
+    stack: Stack  # call stack of this allocation
 
 
 def find_limit_passed(snapshot: dict[str, Any], limit_bytes: int) -> list[LimitPassed]:

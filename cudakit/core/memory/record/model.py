@@ -1,6 +1,7 @@
 """The memory of one process, replayed from its trace: driver allocations, and the blocks of pools in them.
 
-A segment is memory that was allocated from the driver; a block is what a pool above the driver hands out.
+A segment is memory that was allocated from the driver. A block is a part of a segment that a pool, such as
+CuPy's, returned to the program.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class BlockInUse(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """Memory that was allocated from the driver; ``end_ns`` is None until it is freed."""
+    """Memory that was allocated from the driver, from ``begin_ns`` until ``end_ns`` (None: still in use)."""
 
     device: int
     address: int
@@ -57,8 +58,8 @@ class Segment:
         return self.address + self.size_bytes
 
     @property
-    def is_whole(self) -> bool:
-        """Whether no pool divides the segment: the program uses all of it."""
+    def is_undivided(self) -> bool:
+        """Whether no pool divides the segment into blocks: the program uses all of it."""
         return self.pool in (DRIVER, MANAGED)
 
 
@@ -71,8 +72,8 @@ class Entry(NamedTuple):
     time_ns: int
     stack: Stack
     segment: Segment
-    # Whether the event is about the whole segment as a block: it counts only if no pool divides the segment.
-    is_whole: bool = False
+    # Whether the event treats the segment as one block. It is dropped if a pool divides the segment later.
+    is_segment_as_block: bool = False
 
 
 class MemoryModel:
@@ -196,7 +197,7 @@ class MemoryModel:
         time_ns: int,
     ) -> None:
         """Add a failed allocation of a pool; ``free_bytes`` of the device were free."""
-        nowhere = Segment(
+        empty_segment = Segment(
             device=device,
             address=0,
             size_bytes=0,
@@ -206,7 +207,7 @@ class MemoryModel:
             begin_ns=time_ns,
             pool=pool,
         )
-        self._append("oom", nowhere, free_bytes, size_bytes, stack, time_ns)
+        self._append("oom", empty_segment, free_bytes, size_bytes, stack, time_ns)
 
     def replace_blocks(
         self, pool: str, blocks: Mapping[tuple[int, int], tuple[int, Stack]], time_ns: int
@@ -214,12 +215,12 @@ class MemoryModel:
         """Set all blocks of a pool that has no history: (device, address) to size and call stack."""
         for segment in list(self.segments):
             for address, block in list(segment.blocks.items()):
-                size_stack = blocks.get((segment.device, address))
-                if block.pool == pool and size_stack != (block.requested_bytes, block.stack):
+                new_block = blocks.get((segment.device, address))
+                if block.pool == pool and new_block != (block.requested_bytes, block.stack):
                     self.pool_free(address=address, pool=pool, stack=(), time_ns=time_ns)
         for (device, address), (size_bytes, stack) in blocks.items():
-            segment_at = self._segment_at(address)
-            if segment_at is None or address not in segment_at.blocks:
+            present_segment = self._segment_at(address)
+            if present_segment is None or address not in present_segment.blocks:
                 self.pool_alloc(
                     device=device,
                     address=address,
@@ -233,6 +234,7 @@ class MemoryModel:
     # --- segments
 
     def _segment_at(self, address: int) -> Segment | None:
+        """Return the segment in use that contains an address."""
         index = bisect_right(self._addresses, address) - 1
         segment = self._segments[self._addresses[index]] if index >= 0 else None
         return segment if segment and address < segment.end else None
@@ -242,22 +244,26 @@ class MemoryModel:
             self._remove_segment(overlapping, (), segment.begin_ns)  # its free was not recorded
         self._segments[segment.address] = segment
         insort(self._addresses, segment.address)
-        at, size, stack, time = segment.address, segment.size_bytes, segment.stack, segment.begin_ns
-        self._append("segment_alloc", segment, at, size, stack, time)
-        self._append("alloc", segment, at, segment.requested_bytes, stack, time, is_whole=True)
+        address, stack, time_ns = segment.address, segment.stack, segment.begin_ns
+        self._append("segment_alloc", segment, address, segment.size_bytes, stack, time_ns)
+        requested = segment.requested_bytes
+        self._append("alloc", segment, address, requested, stack, time_ns, is_segment_as_block=True)
 
     def _remove_segment(self, segment: Segment, stack: Stack, time_ns: int) -> None:
         for address in list(segment.blocks):
             self._free_block(segment, address, stack, time_ns)
-        at, size = segment.address, segment.requested_bytes
-        self._append("free_requested", segment, at, size, stack, time_ns, is_whole=True)
-        self._append("free_completed", segment, at, size, stack, time_ns, is_whole=True)
-        self._append("segment_free", segment, at, segment.size_bytes, stack, time_ns)
+        address, requested = segment.address, segment.requested_bytes
+        for action in ("free_requested", "free_completed"):
+            self._append(
+                action, segment, address, requested, stack, time_ns, is_segment_as_block=True
+            )
+        self._append("segment_free", segment, address, segment.size_bytes, stack, time_ns)
         segment.end_ns = time_ns
         del self._segments[segment.address]
         del self._addresses[bisect_right(self._addresses, segment.address) - 1]
 
     def _overlapping(self, begin: int, end: int) -> list[Segment]:
+        """Return the segments in use that overlap the addresses from ``begin`` up to ``end``."""
         first = bisect_right(self._addresses, begin) - 1
         last = bisect_right(self._addresses, end - 1)
         candidates = (self._segments[address] for address in self._addresses[max(first, 0) : last])
@@ -277,14 +283,16 @@ class MemoryModel:
         stack: Stack,
         time_ns: int,
         *,
-        is_whole: bool = False,
+        is_segment_as_block: bool = False,
     ) -> None:
-        kept = self.entries.get(segment.device)
-        if kept is None:
-            kept = self.entries[segment.device] = deque(maxlen=self.max_entries)
-        if len(kept) == self.max_entries:
+        entries = self.entries.get(segment.device)
+        if entries is None:
+            entries = self.entries[segment.device] = deque(maxlen=self.max_entries)
+        if len(entries) == self.max_entries:
             self.overflowed.add(segment.device)
-        kept.append(Entry(action, address, size_bytes, time_ns, stack, segment, is_whole))
+        entries.append(
+            Entry(action, address, size_bytes, time_ns, stack, segment, is_segment_as_block)
+        )
 
 
 def _rounded(size_bytes: int) -> int:

@@ -23,9 +23,9 @@ _UNUSED_FIELDS = ("seq", "context", "kind")
 # The domain of ranges and marks that cudakit records itself.
 OWN_DOMAIN = "cudakit"
 BACKWARD_RANGE = "backward pass"
-# The domains of CUB, Thrust and NCCL, which record a range for each of their calls. These would be taken for
-# the steps of the program.
-LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL"})
+# The domains of CUB and Thrust, of NCCL, and of XLA, which record ranges for their own calls. The report
+# would treat these ranges as steps of the program.
+LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL", "TSL"})
 # The mark of the moment that the final snapshot shows; later frees belong to the end of the process.
 END_MARK = "end of the program"
 
@@ -57,7 +57,10 @@ class NamedRange:
 
 @dataclass(slots=True)
 class ProcessMemory:
-    """The memory of one process, and the ranges in which it was allocated."""
+    """The memory of one process, and its named ranges.
+
+    ``has_ended`` is True after the mark of the moment that the snapshot shows; later records are ignored.
+    """
 
     model: MemoryModel = field(default_factory=lambda: MemoryModel(max_entries=MAX_EVENTS))
     ranges: deque[NamedRange] = field(default_factory=lambda: deque(maxlen=_MAX_RANGES))
@@ -72,6 +75,12 @@ class ProcessMemory:
     def is_empty(self) -> bool:
         """Whether no memory and no range was recorded."""
         return self.model.is_empty and not self.ranges
+
+    def forget_ended_ranges(self) -> None:
+        """Forget the ranges that have ended, for a recording that begins now."""
+        open_ranges = [each for ranges in self._open_ranges.values() for each in ranges]
+        self.ranges.clear()
+        self.ranges += sorted(open_ranges, key=lambda each: each.begin_ns)
 
     def feed(self, batch: Batch) -> None:
         """Apply the records of a batch."""
@@ -142,6 +151,9 @@ class ProcessMemory:
         self, kind: EventKind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
     ) -> None:
         domain, time_ns = strings[fields["domain"]], fields["time_ns"]
+        if kind == EventKind.MARK:
+            self.has_ended = domain == OWN_DOMAIN and strings[fields["name"]] == END_MARK
+            return
         # Autograd's threads have copies of the ranges of the thread that called ``backward()``.
         if fields.get("is_copy") or domain in LIBRARY_DOMAINS:
             return
@@ -156,8 +168,6 @@ class ProcessMemory:
             open_ranges.pop().end_ns = time_ns
             if not open_ranges:
                 del self._open_ranges[nested_in]
-        elif kind == EventKind.MARK:
-            self.has_ended = domain == OWN_DOMAIN and strings[fields["name"]] == END_MARK
 
 
 def _rows(records: Records, kind: int) -> list[dict[str, int]]:

@@ -5,6 +5,7 @@ Format: torch/csrc/cuda/memory_snapshot.cpp of torch 2.15. Viewers ignore keys t
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
@@ -43,9 +44,9 @@ def build_snapshot(
     result = torch if torch is not None else _empty_snapshot()
     if torch is not None:
         _attribute_backward_passes(result, writer)
-    claimed = _TorchRanges(result)
-    writer.add_devices(result, claimed)
-    writer.add_pinned(result, claimed)
+    torch_ranges = _TorchRanges(result)
+    writer.add_devices(result, torch_ranges)
+    writer.add_pinned(result, torch_ranges)
     writer.add_ranges(result)
     return result
 
@@ -55,10 +56,16 @@ def read_snapshot(path: Path) -> Snapshot:
 
     Raises SnapshotError for a file that cannot be read, or contains anything but builtin types.
     """
+    # Millions of new containers would start the garbage collector often; it doubles the time.
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         snapshot = _Unpickler(io.BytesIO(path.read_bytes())).load()
     except (OSError, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise SnapshotError(f"cannot read {path}: {error}") from error
+    finally:
+        if was_enabled:
+            gc.enable()
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
         raise SnapshotError(f"{path} is not a snapshot of PyTorch")
     return snapshot
@@ -100,35 +107,35 @@ class _Writer:
         self.unix_offset_ns = unix_offset_ns
         self._frames: dict[int, list[_FrameDict]] = {}  # by the id of a call stack
 
-    def add_devices(self, result: Snapshot, claimed: _TorchRanges) -> None:
+    def add_devices(self, result: Snapshot, torch_ranges: _TorchRanges) -> None:
         """Add the segments and events of devices that are not PyTorch's."""
         model = self.memory.model
         segments = [segment for segment in model.segments if segment.device != HOST]
-        own_segments = [each for each in segments if not self._is_claimed(each, claimed)]
+        other_segments = [each for each in segments if not self._is_of_torch(each, torch_ranges)]
         result["segments"] = sorted(
-            [*result["segments"], *map(self._segment, own_segments)], key=itemgetter("address")
+            [*result["segments"], *map(self._segment, other_segments)], key=itemgetter("address")
         )
         traces = result.setdefault("device_traces", [])
         devices = [device for device in model.entries if device != HOST]
-        while len(traces) <= max([*devices, *(each.device for each in own_segments)], default=-1):
+        while len(traces) <= max([*devices, *(each.device for each in other_segments)], default=-1):
             traces.append([])
         overflowed = [len(trace) >= MAX_EVENTS for trace in traces]
         for device in devices:
-            recorded = self._entries(model, device, claimed)
-            own_overflow = device in model.overflowed and bool(recorded)
+            recorded = self._entries(model, device, torch_ranges)
+            recorded_overflow = device in model.overflowed and bool(recorded)
             traces[device], overflowed[device] = _merged(
-                traces[device], recorded, overflows=(overflowed[device], own_overflow)
+                traces[device], recorded, overflows=(overflowed[device], recorded_overflow)
             )
         result["trace_alloc_overflowed"] = overflowed
 
-    def add_pinned(self, result: Snapshot, claimed: _TorchRanges) -> None:
+    def add_pinned(self, result: Snapshot, torch_ranges: _TorchRanges) -> None:
         """Add pinned host memory, unless PyTorch has recorded its own."""
         model = self.memory.model
         if result.get("host_traces") or result.get("host_segments") or HOST not in model.entries:
             return
         pinned = [segment for segment in model.segments if segment.device == HOST]
         result["host_segments"] = [self._host_segment(segment) for segment in pinned]
-        result["host_traces"] = self._entries(model, HOST, claimed)
+        result["host_traces"] = self._entries(model, HOST, torch_ranges)
 
     def add_ranges(self, result: Snapshot) -> None:
         """Add named ranges as annotations of every device that has a trace."""
@@ -140,10 +147,10 @@ class _Writer:
             if time_ns is not None
             for device in devices
         ]
-        known = result.setdefault("external_annotations", [])
-        known += annotations
-        if annotations and all(isinstance(each.get("time_us"), int) for each in known):
-            known.sort(key=itemgetter("time_us"))
+        all_annotations = result.setdefault("external_annotations", [])
+        all_annotations += annotations
+        if annotations and all(isinstance(each.get("time_us"), int) for each in all_annotations):
+            all_annotations.sort(key=itemgetter("time_us"))
 
     def frames(self, stack: Stack) -> list[_FrameDict]:
         """Return a call stack, innermost frame first. Equal stacks share their frames."""
@@ -158,21 +165,22 @@ class _Writer:
         """Return the Unix time in microseconds of a time in the trace."""
         return (time_ns + self.unix_offset_ns) // 1000
 
-    def _is_claimed(self, segment: Segment, claimed: _TorchRanges) -> bool:
+    def _is_of_torch(self, segment: Segment, torch_ranges: _TorchRanges) -> bool:
         end_us = None if segment.end_ns is None else self.unix_us(segment.end_ns)
-        return claimed.includes(segment, self.unix_us(segment.begin_ns), end_us)
+        return torch_ranges.includes(segment, self.unix_us(segment.begin_ns), end_us)
 
     def _entries(
-        self, model: MemoryModel, device: int, claimed: _TorchRanges
+        self, model: MemoryModel, device: int, torch_ranges: _TorchRanges
     ) -> list[dict[str, Any]]:
         """Return the events of a device without those of PyTorch's segments."""
-        is_claimed: dict[int, bool] = {}
+        is_of_torch: dict[int, bool] = {}  # by the id of a segment
         entries = []
         for entry in model.entries[device]:
             segment = entry.segment
-            if id(segment) not in is_claimed:
-                is_claimed[id(segment)] = self._is_claimed(segment, claimed)
-            if not is_claimed[id(segment)] and (segment.is_whole or not entry.is_whole):
+            if id(segment) not in is_of_torch:
+                is_of_torch[id(segment)] = self._is_of_torch(segment, torch_ranges)
+            is_dropped = entry.is_segment_as_block and not segment.is_undivided
+            if not is_of_torch[id(segment)] and not is_dropped:
                 entries.append(self._entry(entry))
         entries.sort(key=itemgetter("time_us"))
         return entries
@@ -211,7 +219,7 @@ class _Writer:
 
     def _blocks(self, segment: Segment) -> Iterable[dict[str, Any]]:
         """Yield the blocks of a segment by address, with the free ranges between them."""
-        if segment.is_whole:
+        if segment.is_undivided:
             size = segment.size_bytes
             yield _block(segment.address, size, segment.requested_bytes, self.frames(segment.stack))
             return

@@ -1,7 +1,7 @@
 """Explain each failed allocation: its causes, the deepest first, and the remedies that help.
 
-``failure`` gathers what is known about a failed request, ``causes`` finds its causes, and ``trials`` replays
-the events before it with other settings.
+``failure`` gathers the facts of a failed request. ``program_causes`` and ``device_causes`` have a function
+for each cause, and ``causes`` their order. ``trials`` replays the events before it with other settings.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from cudakit.units import format_bytes, format_count
 
 # A program that retries can fail thousands of times, and computing the layout of each failure is slow.
 MAX_OOMS = 100
+# The latest failed allocations whose history is analyzed.
+MAX_WITH_HISTORY = 5
 
 
 def find_ooms(
@@ -40,7 +42,8 @@ def find_ooms(
 ) -> tuple[Oom, ...]:
     """Return the failed allocations of a trace; of more than MAX_OOMS, the first and the latest.
 
-    With ``new_allocator``, the remedies of the last one are replayed, if it is a request to PyTorch.
+    The causes of all but the latest MAX_WITH_HISTORY are those that the memory at the failure shows. With
+    ``new_allocator``, the remedies of the last one are replayed, if it is a request to PyTorch.
     """
     events = np.flatnonzero(trace.events.action == Action.OOM)
     if len(events) > MAX_OOMS:
@@ -54,15 +57,21 @@ def find_ooms(
         is_pytorch = snapshot.pools[max(int(trace.events.pool[event]), 0)] not in POOL_NAMES
         if new_allocator is not None and event == events[-1] and is_pytorch:
             replays = replay_changes(failure, snapshot, trace, new_allocator)
-        ooms.append(_explain(failure, snapshot, trace, replays))
+        causes = causes_of(failure, with_history=event in events[-MAX_WITH_HISTORY:])
+        ooms.append(_explain(failure, causes, snapshot, trace, replays))
     return tuple(ooms)
 
 
 def _explain(
-    failure: Failure, snapshot: Snapshot, trace: DeviceTrace, replays: tuple[ReplayedRemedy, ...]
+    failure: Failure,
+    causes: tuple[Cause, ...],
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    replays: tuple[ReplayedRemedy, ...],
 ) -> Oom:
-    request, causes = failure.request, causes_of(failure)
-    replays = _with_recommendations(causes[0], replays)
+    request = failure.request
+    verdict = verdict_of(request).code
+    replays = _with_recommendations(causes[0], verdict, replays)
     return Oom(
         event=failure.event,
         time_us=time_of(snapshot, trace, failure.event),
@@ -74,38 +83,36 @@ def _explain(
         short_bytes=request.short,
         fit=request.fit,
         limited=request.limited,
-        verdict=verdict_of(request).code,
+        verdict=verdict,
         sentence=f"Allocating {format_bytes(request.size)} failed: {causes[0].sentence}.",
         remedies=_remedies(causes, replays, request.calls),
         stack=failure.stacks.frames(failure.stack),
         site=failure.stacks.site(failure.stack),
         stream=failure.stream,
         pool=failure.pool,
+        ranges=open_ranges_at(snapshot, trace, failure.event),
         device_total_bytes=failure.device_total,
         causes=causes,
         replays=replays,
-        ranges=open_ranges_at(snapshot, trace, failure.event),
     )
 
 
 def _with_recommendations(
-    first: Cause, replays: tuple[ReplayedRemedy, ...]
+    first: Cause, verdict: str, replays: tuple[ReplayedRemedy, ...]
 ) -> tuple[ReplayedRemedy, ...]:
-    """Recommend changes that help, if unusable free memory is the cause.
+    """Recommend the changes that help and that remove the first cause; others only delay the failure.
 
-    For other causes a change of the allocator only delays the failure. Of several settings, the first that
-    helps is recommended, because the trace does not show what the program needs later.
+    Of several settings, the first that helps is recommended, because the trace does not show what the program
+    needs later. None is recommended if the free memory belongs to another stream or pool: no setting moves it
+    there.
     """
-    if first.id != "fragmentation":
-        return replays
-    settings = [
-        replayed for replayed in replays if replayed.helps and replayed.settings is not None
-    ]
+    helping = [replayed for replayed in replays if replayed.helps and replayed.cause == first.id]
+    settings = [replayed for replayed in helping if replayed.settings is not None]
+    if verdict == "pool":
+        settings = []
+    recommended = [*settings[:1], *(replayed for replayed in helping if replayed.settings is None)]
     return tuple(
-        replace(
-            replayed,
-            recommended=replayed.helps and (replayed.settings is None or replayed is settings[0]),
-        )
+        replace(replayed, recommended=any(replayed is chosen for chosen in recommended))
         for replayed in replays
     )
 
@@ -114,19 +121,21 @@ def _remedies(
     causes: tuple[Cause, ...], replays: tuple[ReplayedRemedy, ...], calls: AllocatorCalls
 ) -> tuple[str, ...]:
     """Return the actions: what a replay confirmed first, then the action for each cause."""
-    confirmed = [
-        f"{_action(replayed, calls)} (replayed: the request fits, peak reserved"
-        f" {format_bytes(replayed.peak_reserved_bytes)})"
-        for replayed in replays
-        if replayed.recommended
-    ]
-    return (*confirmed, *(cause.remedy for cause in causes))
-
-
-def _action(replayed: ReplayedRemedy, calls: AllocatorCalls) -> str:
-    if replayed.settings is not None:
-        return f"set {calls.settings_variable}={replayed.settings}"
-    return f"change the program: {replayed.change}"
+    confirmed, first = [], causes[0].remedy
+    for replayed in replays:
+        if not replayed.recommended:
+            continue
+        result = (
+            " (replayed: the request fits, peak reserved"
+            f" {format_bytes(replayed.peak_reserved_bytes)})"
+        )
+        if replayed.cause != "fragmentation":
+            first += result
+        elif replayed.settings is not None:
+            confirmed.append(f"set {calls.settings_variable}={replayed.settings}{result}")
+        else:
+            confirmed.append(f"change the program: {replayed.change}{result}")
+    return (*confirmed, first, *(cause.remedy for cause in causes[1:]))
 
 
 def replays_sentence(oom: Oom) -> str:
@@ -141,6 +150,11 @@ def replays_sentence(oom: Oom) -> str:
             " fails with each."
         )
     if oom.causes[0].id == "fragmentation":
-        return ""
+        if any(replayed.recommended for replayed in settings):
+            return ""
+        return (
+            f"{' or '.join(helping[:2])} would have let this request succeed, but no setting moves free"
+            " memory to another stream or pool."
+        )
     helpful = " or ".join(helping[:2])
     return f"{helpful} would have let this request succeed, but would only delay the failure."

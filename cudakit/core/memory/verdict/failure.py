@@ -132,18 +132,19 @@ def _failed_request(
     events, segments = trace.events, layout.segments
     is_usable = usable[layout.free_segment]
     empty = (layout.used_by_segment() == 0) & ~is_library
-    is_own_free = ~is_library[layout.free_segment]
-    is_own_block = ~is_library[layout.block_segment]
+    # Masks of the free blocks and the blocks in use that are not in pools of libraries.
+    is_allocator_free = ~is_library[layout.free_segment]
+    is_allocator_block = ~is_library[layout.block_segment]
     return FailedRequest(
         size=int(events.size[event]),
         device_free=int(events.address[event]),
         reserved=int(segments.size[~is_library].sum()),
-        active=int(layout.block_size[is_own_block].sum()),
-        free=int(layout.free_size[is_own_free].sum()),
+        active=int(layout.block_size[is_allocator_block].sum()),
+        free=int(layout.free_size[is_allocator_free].sum()),
         own_free=int(layout.free_size[is_usable].sum()),
         own_largest=_largest(layout.free_size[is_usable]),
         later_largest=_largest_after_pending(layout, usable),
-        other_largest=_largest(layout.free_size[~is_usable & is_own_free]),
+        other_largest=_largest(layout.free_size[~is_usable & is_allocator_free]),
         releasable=int(segments.size[empty].sum()),
         releasable_private=int(segments.size[empty & (segments.pool != 0)].sum()),
         pending=int(layout.block_size[layout.block_pending].sum()),

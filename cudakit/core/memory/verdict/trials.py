@@ -1,6 +1,6 @@
 """Replay the events before a failed allocation with changes that could have let the request succeed.
 
-The replay starts ``_EVENTS`` events before the failure: it allocates the memory in use at that moment again,
+The replay starts thousands of events before the failure: it allocates the memory in use at that moment again,
 and repeats every event until the failed request. Changes are compared with a replay of the recorded settings,
 which must fail as the recording did; otherwise the replay shows nothing.
 """
@@ -8,6 +8,7 @@ which must fail as the recording did; otherwise the replay shows nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -16,6 +17,7 @@ import numpy as np
 
 from cudakit.core.memory.result import ReplayedRemedy
 from cudakit.core.memory.snapshot import DeviceTrace, Events, Snapshot, take
+from cudakit.core.memory.verdict.device_causes import is_shared
 from cudakit.core.memory.verdict.failure import Failure
 from cudakit.core.memory.whatif.program import (
     NO_WAIT,
@@ -26,18 +28,34 @@ from cudakit.core.memory.whatif.program import (
     recording_of,
 )
 from cudakit.core.memory.whatif.recorded_outcome import limit_of, settings_of
-from cudakit.core.memory.whatif.replay import NewAllocator, ReplayedRequest, replay_request
+from cudakit.core.memory.whatif.replay import (
+    NewAllocator,
+    ReplayedRequest,
+    ReplayTooLong,
+    replay_request,
+)
 from cudakit.errors import CudakitError
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, with_changes
 from cudakit.torch_rules.sizes import MIB
+from cudakit.units import format_bytes
 
-# Replayed events before the failure; the second number if the failure does not recur with the first.
-_EVENTS: Final = (20_000, 100_000)
 # A failed request takes as long as about 20 events, because the allocator releases its cache and retries.
 _MAX_FAILURES: Final = 1_000
 # PyTorch rejects max_split_size_mb up to 20.
 _MIN_SPLIT_MB: Final = 21
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLimits:
+    """Limits of the time of replays; only files that are made to be slow reach the last two."""
+
+    # Events before the failure; the later number if the failure does not recur with the earlier one.
+    events: tuple[int, ...] = (20_000, 60_000)
+    blocks_before: int = (
+        20_000  # blocks in use at the first event, which every replay allocates first
+    )
+    searched_blocks: int = 2_000_000  # as in ``replay_request``
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +66,43 @@ class Change:
     settings_text: str | None  # for PYTORCH_CUDA_ALLOC_CONF; None: not a setting
     settings: Settings
     program: Callable[[Program], Program] = lambda program: program
+    cause: str = "fragmentation"  # id of the cause that the change removes
+    limit_bytes: int | None = None  # most memory to reserve; None: the limit of the recording
 
 
 def replay_changes(
-    failure: Failure, snapshot: Snapshot, trace: DeviceTrace, new_allocator: NewAllocator
+    failure: Failure,
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    new_allocator: NewAllocator,
+    limits: ReplayLimits = ReplayLimits(),
 ) -> tuple[ReplayedRemedy, ...]:
-    """Return the changes with the result of their replays; empty if the failure does not recur."""
-    for n_events in _EVENTS:
+    """Return the changes with the result of their replays.
+
+    Empty if the failure does not recur, or if a replay would take too long.
+    """
+    with suppress(ReplayTooLong):
+        return _replay_changes(failure, snapshot, trace, new_allocator, limits)
+    return ()
+
+
+def _replay_changes(
+    failure: Failure,
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    new_allocator: NewAllocator,
+    limits: ReplayLimits,
+) -> tuple[ReplayedRemedy, ...]:
+    for n_events in limits.events:
         recording = _recording_before(failure, snapshot, trace, n_events)
         settings = settings_of(recording)
         program = _until_failure(
             program_of(recording, garbage_collects=settings.garbage_collection_threshold > 0)
         )
+        if len(program.held) > limits.blocks_before:
+            break
         limit_bytes = _limit_bytes(failure, recording, program, settings)
-        retry = partial(_retry, recording, program, new_allocator, limit_bytes)
+        retry = partial(_retry, recording, program, new_allocator, limit_bytes, limits)
         if not retry(Change("recorded settings", None, settings)).succeeded:
             return tuple(_tried(change, retry) for change in _changes(failure, program, settings))
         if n_events >= failure.event:
@@ -74,15 +115,17 @@ def _retry(
     program: Program,
     new_allocator: NewAllocator,
     limit_bytes: int | None,
+    limits: ReplayLimits,
     change: Change,
 ) -> ReplayedRequest:
     return replay_request(
         change.program(program),
         change.settings,
         new_allocator,
-        limit_bytes=limit_bytes,
+        limit_bytes=change.limit_bytes or limit_bytes,
         addresses=recording.segment_addresses(),
         search_again=recording.snapshot.settings.get("cudakit_search_again") is True,
+        max_searched_blocks=limits.searched_blocks,
     )
 
 
@@ -93,6 +136,7 @@ def _tried(change: Change, retry: Callable[[Change], ReplayedRequest]) -> Replay
         replayed = ReplayedRequest(succeeded=False, peak_reserved_bytes=0)
     return ReplayedRemedy(
         change=change.text,
+        cause=change.cause,
         settings=change.settings_text,
         helps=replayed.succeeded,
         recommended=False,
@@ -132,7 +176,8 @@ def _limit_bytes(
 
 
 def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator[Change]:
-    """Yield the changes to try, those that change least first."""
+    """Yield the changes to try: more memory, then settings, then other streams and pools."""
+    yield from _larger_limits(failure, settings)
     for text, field, value in _setting_changes(failure, settings):
         changed = with_changes(settings, {field: value})
         if changed != settings:
@@ -143,6 +188,21 @@ def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator
         yield Change("all requests on one stream", None, settings, _on_one_stream)
     if any(pool for _, _, pool in program.requests):
         yield Change("all requests in the default pool", None, settings, _in_default_pool)
+
+
+def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
+    request = failure.request
+    by_libraries = sum(size for _, size in failure.libraries)  # the replay allocates it too
+    if request.limited:
+        highest = int(failure.replayed.curves.reserved[: failure.event + 1].max())
+        limit = max(request.reserved + request.needed, highest)
+        text = f"a limit of {format_bytes(limit)}"
+        limit_bytes = limit + by_libraries
+        yield Change(text, None, settings, cause="process_limit", limit_bytes=limit_bytes)
+    elif is_shared(failure):
+        text = f"the {format_bytes(failure.outside)} outside this allocator"
+        limit_bytes = failure.available + by_libraries
+        yield Change(text, None, settings, cause="other_processes", limit_bytes=limit_bytes)
 
 
 def _setting_changes(failure: Failure, settings: Settings) -> Iterator[tuple[str, str, object]]:

@@ -29,6 +29,7 @@ class ReplayDevice:
     def __init__(self, limit_bytes: int | None, addresses: Iterable[tuple[int, int]] = ()) -> None:
         self._limit = _UNLIMITED_BYTES if limit_bytes is None else limit_bytes
         self._used = 0
+        self.refusals = 0  # requests for memory that exceeded the limit
         self._sizes: dict[int, int] = {}
         self._sorted: list[int] = []  # the addresses in _sizes
         self._next = _FIRST_NEW_ADDRESS
@@ -108,6 +109,7 @@ class ReplayDevice:
 
     def _use(self, size_bytes: int) -> None:
         if self._used + size_bytes > self._limit:
+            self.refusals += 1
             raise CudaError(_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "the limit of the replay")
         self._used += size_bytes
 

@@ -82,11 +82,20 @@ def replay_request(
     limit_bytes: int | None,
     addresses: Iterable[tuple[int, int]] = (),
     search_again: bool = False,
+    max_searched_blocks: int,
 ) -> ReplayedRequest:
-    """Replay a program whose last step is a failed request; arguments and errors as for ``replay``."""
+    """Replay a program whose last step is a failed request; arguments and errors as for ``replay``.
+
+    Raises ReplayTooLong if the blocks in use, summed over all searches for memory to release, exceed
+    ``max_searched_blocks``. A search visits the free blocks: at most one between two blocks in use.
+    """
     device = ReplayDevice(limit_bytes, addresses)
     replay = _Replay(program, device, new_allocator(device, settings, search_again))
-    return replay.last_request()
+    return replay.last_request(max_searched_blocks)
+
+
+class ReplayTooLong(Exception):
+    """Raised if a replay searches the free blocks too often."""
 
 
 class _OutOfMemory(Exception):
@@ -109,6 +118,8 @@ class _Replay:
         self._live: dict[int, int] = {}
         self._waiting: dict[int, int] = {}  # position of each pending free in its stream
         self._ooms = 0
+        self._refusals = 0  # of the device, up to the previous step
+        self._searched_blocks = 0
         self._at_peak: MemoryTotals | None = None  # totals at the peak of the recording
 
     def run(self) -> tuple[MemoryTotals, Shortage | None]:
@@ -124,19 +135,28 @@ class _Replay:
         self._allocator.process_events()
         return start, shortage
 
-    def last_request(self) -> ReplayedRequest:
+    def last_request(self, max_searched_blocks: int) -> ReplayedRequest:
         """Run all steps; return whether the last one, a failed request, succeeded."""
         *steps, (_, _, last) = self._program.steps
         try:
             self._allocate_initial()
             for event, step, number in steps:
                 self._run_step(event, step, number)
+                self._limit_searches(step, max_searched_blocks)
             ooms = self._ooms
             self._failed_alloc(last)
             succeeded = self._ooms == ooms
         except _OutOfMemory:
             succeeded = False
         return ReplayedRequest(succeeded, self._totals("peak").reserved_bytes)
+
+    def _limit_searches(self, step: Step, max_searched_blocks: int) -> None:
+        """Raise ReplayTooLong if the steps so far searched too many blocks for memory to release."""
+        searches = self._device.refusals - self._refusals + (step == Step.EMPTY_CACHE)
+        self._refusals = self._device.refusals
+        self._searched_blocks += searches * len(self._live)
+        if self._searched_blocks > max_searched_blocks:
+            raise ReplayTooLong
 
     def outcome(
         self, name: str, settings: Settings, limit_bytes: int | None, shortage: Shortage | None

@@ -54,14 +54,14 @@ def _steps(race: FoundRace) -> Iterator[Step]:
 
 
 def _sync_steps(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
-    until, lane, wait = {
+    recorded_label, lane, wait_label = {
         SyncKind.EVENT: ("event record", later, "wait for the event"),
         SyncKind.HOST: ("all work so far", _HOST, "host wait"),
         SyncKind.DEFAULT_STREAM: ("all work so far", later, "implicit wait of the default stream"),
     }[sync.kind]
-    recorded = Step(earlier, sync.recorded_seq, until, call_site(sync.recorded_stack))
+    recorded = Step(earlier, sync.recorded_seq, recorded_label, call_site(sync.recorded_stack))
     yield recorded
-    yield Step(lane, sync.waited_seq, wait, call_site(sync.waited_stack), after=recorded)
+    yield Step(lane, sync.waited_seq, wait_label, call_site(sync.waited_stack), after=recorded)
 
 
 def _operation(side: Side, lane: str, after: Step | None = None) -> Step:
@@ -92,7 +92,7 @@ def _lanes(steps: Sequence[Step], race: FoundRace) -> tuple[str, ...]:
 
 def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Columns:
     rows = range(len(steps))
-    before = [steps.index(step.after) if step.after else _NO_ROW for step in steps]
+    awaited_rows = [steps.index(step.after) if step.after else _NO_ROW for step in steps]
     return Columns(
         name,
         {
@@ -101,7 +101,7 @@ def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Column
             "label": np.array(rows),
             "place": np.array(rows),
             "operation": np.array([step.is_side for step in steps]),
-            "after": np.array(before),
+            "after": np.array(awaited_rows),
         },
         text={
             "lane": lanes,
@@ -114,14 +114,14 @@ def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Column
 def _table(steps: Sequence[Step], lanes: tuple[str, ...]) -> Table:
     columns = (Column("call", "number"), *(Column(lane) for lane in lanes))
     rows = tuple((_number(step), *(_cell(step, lane) for lane in lanes)) for step in steps)
-    return Table(columns, rows, caption=_missing(steps))
+    return Table(columns, rows, caption=_describe_missing_sync(steps))
 
 
 def _number(step: Step) -> Value:
     return Count(step.seq) if step.seq else Text("?")
 
 
-def _missing(steps: Sequence[Step]) -> str:
+def _describe_missing_sync(steps: Sequence[Step]) -> str:
     earlier, later = (step for step in steps if step.is_side)
     if 0 < earlier.seq < later.seq:
         return f"no synchronization orders call {later.seq:,} after call {earlier.seq:,}"
@@ -143,8 +143,8 @@ _MAX_LANE_NAME_LENGTH = 26
 
 _MAX_BOX_STEPS = 1.8  # maximum width of a box, in steps of the time axis
 _GAP_STEPS = 0.16  # distance to the next box of the lane, in steps of the time axis
-_ORDER, _MISSING = "order", "missing"  # classes of the arrows
-_LEGEND = ((_ORDER, "synchronization"), (_MISSING, "missing synchronization"))
+_SYNC_CLASS, _MISSING_SYNC_CLASS = "order", "missing"  # classes of the arrows
+_LEGEND = ((_SYNC_CLASS, "synchronization"), (_MISSING_SYNC_CLASS, "missing synchronization"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +207,8 @@ def _calls(columns: Columns) -> Iterator[_Call]:
 
 def _free_steps(lanes: Sequence[int], i: int) -> float:
     """Return the number of steps to the next call of the same lane, at most ``_MAX_BOX_STEPS``."""
-    ahead = (j - i for j in range(i + 1, len(lanes)) if lanes[j] == lanes[i])
-    return min(next(ahead, _MAX_BOX_STEPS), _MAX_BOX_STEPS)
+    distances = (j - i for j in range(i + 1, len(lanes)) if lanes[j] == lanes[i])
+    return min(next(distances, _MAX_BOX_STEPS), _MAX_BOX_STEPS)
 
 
 def _draw_lane(name: str, top: int) -> Shape:
@@ -251,7 +251,7 @@ def _draw_arrow(start: _Call, end: _Call) -> Shape:
     down = end.lane >= start.lane
     return shape(
         "line",
-        class_=_MISSING if end.operation else _ORDER,
+        class_=_MISSING_SYNC_CLASS if end.operation else _SYNC_CLASS,
         x1=start.middle,
         y1=start.top + _BOX_HEIGHT if down else start.top,
         x2=end.middle,
@@ -260,7 +260,9 @@ def _draw_arrow(start: _Call, end: _Call) -> Shape:
 
 
 def _legend(calls: Sequence[_Call]) -> Legend:
-    drawn = {_MISSING if call.operation else _ORDER for call in calls if call.after >= 0}
+    drawn = {
+        _MISSING_SYNC_CLASS if call.operation else _SYNC_CLASS for call in calls if call.after >= 0
+    }
     keys = (
         Key(shape("line", class_=kind, x1=0, x2=36, y1=6, y2=6), label)
         for kind, label in _LEGEND

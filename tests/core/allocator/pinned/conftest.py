@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from core.allocator.pinned import law
+from core.allocator.pinned import invariants
 from core.allocator.pinned.host import Host
 
 from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
@@ -20,11 +20,11 @@ def host() -> Host:
 def pool(host: Host) -> Iterator[CachingHostAllocator]:
     made = CachingHostAllocator(host)
     yield made
-    law.check(made, host)
+    invariants.check(made, host)
 
 
 @pytest.fixture
 def divided(host: Host) -> Iterator[CachingHostAllocator]:
     made = CachingHostAllocator(host, splits=True)
     yield made
-    law.check(made, host)
+    invariants.check(made, host)

@@ -1,4 +1,4 @@
-"""A host in memory, from which pinned memory comes; calls fail when a test says so."""
+"""A simulated host that allocates pinned memory. Tests determine which calls fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = 4096
 
 
 class Host:
-    """An upstream on top of a device in memory, whose addresses lie side by side."""
+    """An upstream that uses a simulated device, with contiguous addresses."""
 
     def __init__(self, capacity: int = 16 * GIB) -> None:
         self.device = Device(capacity)

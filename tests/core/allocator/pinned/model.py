@@ -1,4 +1,4 @@
-"""The pool of pinned memory again, as lists that are searched from end to end."""
+"""A simple model of the pool of pinned memory, with linear searches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cudakit.errors import CudaError
 
 
 class Full(Exception):
-    """There is no memory."""
+    """Out of memory."""
 
 
 @dataclass
 class Piece:
     ptr: int
     size: int
-    whole: tuple[int, int]  # what the driver gave
+    whole: tuple[int, int]  # The allocation of the driver that contains the block.
     users: set[int] = field(default_factory=set)
     events: list[int] = field(default_factory=list)
     freed_at: int = 0
@@ -31,7 +31,7 @@ class Piece:
 
 
 class Model:
-    """PyTorch's pool, or one that divides what the driver gives."""
+    """A model of PyTorch's pool, or of a pool that splits the driver's allocations."""
 
     def __init__(self, host: Host, *, splits: bool, most_cached: int | None = None) -> None:
         self.host = host
@@ -116,8 +116,7 @@ class Model:
             event = self.host.event()
             self.host.record(event, stream)
             piece.events.append(event)
-        # All of one block are reached when the last is: their order among themselves changes nothing, unless
-        # one of them holds up the queue.
+        # The order of the events of one block does not matter, unless one of them delays later events.
         self.queue += [(event, piece) for event in piece.events]
         if not piece.users:
             self.put(piece)
@@ -163,7 +162,7 @@ class Model:
         self.give_back()
 
     def layout(self) -> list[tuple[int, int, bool]]:
-        """List address, size and whether it is in use."""
+        """Return the address and the size of each block, and whether the block is in use."""
         waiting = {id(piece): piece for _, piece in self.queue}.values()
         used = [(p.ptr, p.size, True) for p in (*self.live.values(), *waiting)]
         return sorted(used + [(p.ptr, p.size, False) for p in self.free_pieces])

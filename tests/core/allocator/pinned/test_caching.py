@@ -147,7 +147,7 @@ def test_invalid_free_is_refused_and_counted(pool: CachingHostAllocator) -> None
 
 def test_free_never_raises_if_so_configured(host: Host) -> None:
     pool = CachingHostAllocator(host, Settings(pinned_free_catch_all=True))
-    host.device.gone.add(11)
+    host.device.destroyed_streams.add(11)
     ptr = pool.alloc(MIB)
     pool.record_use(ptr, 11)
 
@@ -250,7 +250,7 @@ def test_capture_queries_no_events(pool: CachingHostAllocator, host: Host) -> No
     pool.empty_cache()
     assert not {"record", "query_event", "free"} & set(host.calls)
     pool.end_capture()
-    assert pool.alloc(MIB) != before  # its event is recorded only now
+    assert pool.alloc(MIB) != before  # The event is recorded only now.
     host.finish(11)
 
     assert pool.alloc(MIB) == before

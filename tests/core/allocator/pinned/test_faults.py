@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core.allocator.device import MIB
-from core.allocator.pinned import law
+from core.allocator.pinned import invariants
 from core.allocator.pinned.host import Host
 
 from cudakit.core.allocator.pinned.allocator import CachingHostAllocator
@@ -37,7 +37,7 @@ def program(pool: CachingHostAllocator, host: Host) -> list[CudaError]:
                 pool.free(live.pop(name))
         except (CudaError, KeyError) as error:
             failures.extend([error] if isinstance(error, CudaError) else [])
-        law.check(pool, host)
+        invariants.check(pool, host)
 
     do("alloc", "a", 3 * MIB)
     do("alloc", "b", 700)
@@ -77,7 +77,7 @@ def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings, sp
 
         assert failing.held == {}
         assert failing.device.events == {}
-        law.check(pool, failing)
+        invariants.check(pool, failing)
         told = any(error is failing.error for error in failures)
         quiet = failing.calls[fail_at - 1] in ("record", "event", "free")
         assert told or quiet, failing.calls[fail_at - 1]
@@ -89,11 +89,11 @@ def test_memory_stays_cached_if_its_release_fails(host: Host) -> None:
         pool.free(ptr)
     host.device.fail_at = len(host.calls) + 2
 
-    with pytest.raises(CudaError, match="as the test wants it"):
+    with pytest.raises(CudaError, match="requested by the test"):
         pool.empty_cache()
 
     assert len(host.held) == 2
     assert pool.counters()["num_free_failures"] == 1
-    law.check(pool, host)
+    invariants.check(pool, host)
     pool.empty_cache()
     assert host.held == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core.allocator.device import MIB
-from core.allocator.pinned import law
+from core.allocator.pinned import invariants
 from core.allocator.pinned.host import Host
 from core.allocator.pinned.model import Full, Model
 from hypothesis import settings, strategies
@@ -86,7 +86,7 @@ class BesideTheModel(RuleBasedStateMachine):
         layout = [(s["address"], s["size"], bool(s["active"])) for s in found]
         assert layout == self.model.layout()
         assert self.host.held == self.model.host.held
-        law.check(self.pool, self.host)
+        invariants.check(self.pool, self.host)
 
     def teardown(self) -> None:
         if not hasattr(self, "pool"):

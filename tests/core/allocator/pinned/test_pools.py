@@ -1,4 +1,4 @@
-"""Private pools of pinned memory: whose a request is, and how long its memory is kept."""
+"""Private pools of pinned memory: the pool that serves a request, and the lifetime of memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 from core.allocator.device import MIB, Device
-from core.allocator.pinned import law
+from core.allocator.pinned import invariants
 from core.allocator.pinned.host import Host
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ SIDE = 11
 
 
 class Both:
-    """A device's allocator, and a pool of pinned memory that follows it."""
+    """The allocator of a device, and a pool of pinned memory that uses its private pools."""
 
     def __init__(self, *, splits: bool = False, capacity: int = 64 * MIB, **settings: int) -> None:
         self.host = Host(capacity)
@@ -36,7 +36,7 @@ class Both:
         )
 
     def pools(self) -> list[PoolId]:
-        law.check(self.pinned, self.host)
+        invariants.check(self.pinned, self.host)
         return [s["segment_pool_id"] for s in self.pinned.snapshot()["host_segments"]]
 
 
@@ -117,7 +117,7 @@ def test_free_block_beside_a_live_block_stays_in_its_pool(splits: bool) -> None:
 
 
 def captured(both: Both) -> tuple[int, int]:
-    """Capture; return an address that a stream uses in it, and one that none does. Both are free."""
+    """Allocate two blocks in a capture, one of which a stream uses, and free both; return the addresses."""
     with both.device.capture() as memory:
         both.pinned.begin_capture()
         used, unused = both.pinned.alloc(MIB), both.pinned.alloc(MIB)
@@ -306,7 +306,7 @@ STEPS = st.lists(
 
 
 class Run:
-    """A run of steps, in which each 512 bytes know which pool had them first."""
+    """A run of operations that records the first pool of each 512 bytes."""
 
     def __init__(self, *, splits: bool, reserve: int) -> None:
         self.both = Both(

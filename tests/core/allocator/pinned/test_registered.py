@@ -1,4 +1,4 @@
-"""Pinned memory that the host gave and the driver registered."""
+"""Pinned memory that the host allocated and the driver registered."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REGISTERED = Settings(pinned_use_cuda_host_register=True, pinned_num_register_th
 
 
 class HostGpu(Sim):
-    """A Sim that counts calls for memory of the host, one of which fails when a test says so."""
+    """A simulated GPU that counts calls for host memory. Tests determine which call fails."""
 
     def __init__(self) -> None:
         super().__init__(capacity_bytes=MIB)
         self.calls: list[str] = []
         self.fail_at = 0
         self.code = 999
-        self.held: dict[int, bool] = {}  # whether it is registered
+        self.held: dict[int, bool] = {}  # Whether each allocation is registered, by address.
         self.threads: set[int] = set()
 
     def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
@@ -55,7 +55,7 @@ class HostGpu(Sim):
     def _count(self, name: str) -> None:
         self.calls.append(name)
         if len(self.calls) == self.fail_at:
-            raise CudaError(self.code, "CUDA_ERROR", "as the test wants it")
+            raise CudaError(self.code, "CUDA_ERROR", "requested by the test")
 
 
 @pytest.mark.parametrize("splits", [False, True])

@@ -1,4 +1,4 @@
-"""The same operations through PyTorch's pool and through ours, in one process."""
+"""The same operations in PyTorch's pool and in cudakit's pool, in one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPARED = ("allocations", "allocated_bytes", "num_host")
 
 
 class OfTorch:
-    """PyTorch's pool by way of tensors."""
+    """PyTorch's pool, through tensors."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -56,7 +56,7 @@ class OfTorch:
 
 
 class OfOurs:
-    """Our pool."""
+    """cudakit's pool."""
 
     def __init__(self, pool: CachingHostAllocator | None = None) -> None:
         self.pool = pool or CachingHostAllocator(GpuHostUpstream(open_gpu("cuda")))
@@ -79,7 +79,7 @@ class OfOurs:
 
 
 def same_addresses(found: list[int]) -> list[int]:
-    """Name each address by when it came first."""
+    """Replace each address by the position of its first occurrence."""
     names: dict[int, int] = {}
     return [names.setdefault(ptr, len(names)) for ptr in found]
 
@@ -99,7 +99,7 @@ def test_pinned_operations_give_pytorchs_blocks_and_statistics(theirs: OfTorch) 
     addresses: list[list[int]] = [[], []]
     for operation, name, size in PROGRAM:
         for pool, seen in zip((theirs, ours), addresses, strict=True):
-            # After the cache was emptied the driver is free to give any address again.
+            # After empty_cache the driver may return any address again.
             seen.append(getattr(pool, operation)(name, size))
         expected, found = theirs.statistics(), ours.statistics()
         for key in filter(lambda key: key.startswith(COMPARED), found):
@@ -113,7 +113,7 @@ def test_pinned_operations_give_pytorchs_blocks_and_statistics(theirs: OfTorch) 
 
 
 class GraphOfTorch:
-    """Pinned memory within a capture, by PyTorch."""
+    """Pinned memory of PyTorch within a capture."""
 
     def __init__(self, pool: OfTorch) -> None:
         self.pool = pool
@@ -133,7 +133,7 @@ class GraphOfTorch:
 
 
 class GraphOfOurs:
-    """The same by ours."""
+    """Pinned memory of cudakit within a capture."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -158,7 +158,7 @@ class GraphOfOurs:
 
 
 def lives_with_its_graph(subject: GraphOfTorch | GraphOfOurs) -> Iterator[tuple[str, bool]]:
-    """Do the same with either; yields after each step, with something that must hold."""
+    """Run the steps with either library; yield a condition that must be true after each step."""
     pool = subject.pool
     kept = pool.alloc("kept", 3 * MIB)
     pool.alloc("before", 64)
@@ -179,7 +179,7 @@ def lives_with_its_graph(subject: GraphOfTorch | GraphOfOurs) -> Iterator[tuple[
 
 
 def life(subject: GraphOfTorch | GraphOfOurs) -> list[tuple[str, bool, dict[str, int]]]:
-    """Return each step with what was seen; no step is left for later, when something else is captured."""
+    """Run all steps, and return each step with its observed result."""
     steps = lives_with_its_graph(subject)
     return [(step, holds, subject.pool.statistics()) for step, holds in steps]
 
@@ -188,7 +188,9 @@ def test_pinned_graph_memory_lives_as_long_as_the_graph_on_a_simulated_device() 
     ours = GraphOfOurs(open_gpu("sim"))
 
     assert [step for step, holds, _ in life(ours) if not holds] == []
-    assert ours.pool.statistics()["num_host_free"] == 3  # all but what is kept
+    assert (
+        ours.pool.statistics()["num_host_free"] == 3
+    )  # All allocations except the retained result.
 
     ours.allocator.close()
     ours.gpu.close()

@@ -1,4 +1,4 @@
-"""The compare_subjects: what is the same is found equal, and what is not is found."""
+"""compare_subjects reports each difference between two subjects, and nothing for equal subjects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = random_run(1, 9, steps=1500)
 
 
 class Older(Ours):
-    """Does not count what each private pool has reserved."""
+    """A subject that does not count the reserved bytes of each private pool."""
 
     def statistics(self) -> dict[str, int]:
         found = super().statistics()
@@ -29,7 +29,7 @@ class Older(Ours):
 
 
 class LaterNumbers(Ours):
-    """Has made pools before the scenario, of which its statistics still tell."""
+    """A subject whose statistics contain pools from before the scenario."""
 
     def begin(self, settings: str) -> None:
         super().begin(settings)
@@ -42,7 +42,7 @@ class LaterNumbers(Ours):
 
 
 class Unreleased(Ours):
-    """Counts what pools reserve, and not what they give back."""
+    """A subject that counts the bytes that pools reserve, but not those that pools release."""
 
     def statistics(self) -> dict[str, int]:
         found = super().statistics()
@@ -54,14 +54,14 @@ def falling() -> Ours:
 
 
 class Generous(Ours):
-    """Gives 512 bytes more than it is asked for."""
+    """A subject that allocates 512 bytes more than requested."""
 
     def alloc(self, size_bytes: int, *args: Any, **more: Any) -> int:
         return super().alloc(size_bytes + 512, *args, **more)
 
 
 class Forgetful(Ours):
-    """Forgets who uses what."""
+    """A subject that ignores record_stream."""
 
     def use(self, ptr: int, stream: str) -> None:
         pass
@@ -73,14 +73,14 @@ class Failing(Ours):
 
 
 class Backwards(Ours):
-    """Divides the last segment of a pool first."""
+    """A subject that splits the last segment of a restored pool first."""
 
     def restore_pool(self, graph: int, state: PoolState, stale: Collection[int]) -> Collection[int]:
         return super().restore_pool(graph, replace(state, segments=state.segments[::-1]), stale)
 
 
 class Twice(Ours):
-    """Restores a pool that it has just restored."""
+    """A subject that restores each pool twice."""
 
     def restore_pool(self, graph: int, state: PoolState, stale: Collection[int]) -> Collection[int]:
         self.allocator.restore(state)
@@ -105,7 +105,7 @@ def another_stream(s: Subject) -> Steps:
 
 @scenario(1, "two caches")
 def two_caches(s: Subject) -> Steps:
-    """Use two segments of one size: which serves depends on their addresses."""
+    """Use two segments of equal size; their addresses determine which one serves a request."""
     held = [s.alloc(30 * MIB) for _ in range(3)]
     s.free(held[2])
     s.free(held[0])
@@ -320,7 +320,7 @@ def test_order_of_frees_completed_together_is_ignored() -> None:
 
 
 def restored(*told: tuple[str, int]) -> list[dict[str, Any]]:
-    """Return what is compared of entries: an action each, and the segment."""
+    """Return the compared form of trace entries, given an action and a segment for each."""
     entries = [{"action": action, "at": (f"segment {number}", 0)} for action, number in told]
     return segment_by_segment(entries)
 

@@ -1,4 +1,4 @@
-"""Every scenario, on a device in memory: what the scenarios themselves expect, and what always holds."""
+"""Every scenario passes on a simulated device, and the invariants hold after each scenario."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from allocator_scenarios.catalog import FIRST_RANDOM, SCENARIOS
 from allocator_scenarios.compare import run
 from allocator_scenarios.cudakit_subject import in_memory
 from allocator_scenarios.scenario import Scenario
-from core.allocator import law
+from core.allocator import invariants
 
 CARRIED = [scenario for scenario in SCENARIOS if not scenario.without_memory]
 
@@ -21,9 +21,9 @@ def test_scenario_passes_on_the_simulated_device(scenario: Scenario) -> None:
     assert [(at.check.label, at.wrong) for at in taken if at.wrong] == []
     assert any(at.check.expects_something for at in taken)
     if scenario.number < FIRST_RANDOM:
-        law.check(subject.allocator)
+        invariants.check(subject.allocator)
     else:  # what is oversize is counted by the limit of the moment, in PyTorch too, and so may be negative
-        law.check_layout(subject.snapshot()["segments"])
+        invariants.check_layout(subject.snapshot()["segments"])
 
 
 def test_catalog_has_every_scenario_number() -> None:

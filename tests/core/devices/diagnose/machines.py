@@ -123,10 +123,12 @@ def nvml(*devices: DeviceFacts) -> NvmlView:
 
 def cuda(*devices: DeviceFacts, **changes: Any) -> CudaView:
     """Return CUDA's view with visible ``devices`` in the order of their CUDA indices."""
-    shown = tuple(replace(one, index=at) for at, one in enumerate(devices or (gpu(),)))
+    visible = tuple(
+        replace(device, index=index) for index, device in enumerate(devices or (gpu(),))
+    )
     view = CudaView(
         driver_version=(13, 0),
-        devices=shown,
+        devices=visible,
         hidden=(),
         peer_access=(),
         peer_atomics=(),
@@ -134,7 +136,7 @@ def cuda(*devices: DeviceFacts, **changes: Any) -> CudaView:
         libcuda=LIBCUDA,
         visible_devices=None,
         device_order=None,
-        order=tuple(str(one.uuid) for one in shown),
+        order=tuple(str(device.uuid) for device in visible),
     )
     return replace(view, **changes)
 

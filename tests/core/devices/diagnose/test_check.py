@@ -26,9 +26,9 @@ def without_fact(context: RunContext) -> Finding:
 
 
 def test_broken_check_is_unknown() -> None:
-    found = Check("CK900", "it works", broken).run(RunContext())
+    finding = Check("CK900", "it works", broken).run(RunContext())
 
-    assert found == Finding(UNKNOWN, "internal error in this check: ZeroDivisionError: over 0")
+    assert finding == Finding(UNKNOWN, "internal error in this check: ZeroDivisionError: over 0")
 
 
 def test_uncheckable_check_is_unknown_with_reason() -> None:
@@ -44,12 +44,12 @@ def test_explanation_is_docstring() -> None:
 
 
 def test_combined_findings_have_worst_first_and_no_duplicates() -> None:
-    found = combine(
+    finding = combine(
         [ok("fine"), warn("slow", {"a": "1"}, "wait"), fail("dead", {"b": "2"}, "repair", "wait")],
         otherwise=ok("unused"),
     )
 
-    assert found == Finding(FAIL, "dead; slow", {"b": "2", "a": "1"}, ("repair", "wait"))
+    assert finding == Finding(FAIL, "dead; slow", {"b": "2", "a": "1"}, ("repair", "wait"))
 
 
 def test_combined_findings_without_problem_are_ok() -> None:

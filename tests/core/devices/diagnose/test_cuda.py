@@ -30,34 +30,34 @@ from cudakit.units import Unavailable
 
 
 def test_cuinit_success_reports_version_and_device_count(machine: Machine) -> None:
-    found = run_check("CK005", machine())
+    finding = run_check("CK005", machine())
 
-    assert found.summary == "CUDA 13.0 starts and sees 1 device"
-    assert found.evidence["libcuda"] == LIBCUDA
+    assert finding.summary == "CUDA 13.0 starts and sees 1 device"
+    assert finding.evidence["libcuda"] == LIBCUDA
 
 
 @pytest.mark.parametrize(
     "code", [3, 34, 46, 100, 101, 102, 304, 802, 803, 804, 805, 806, 807, 808, 809, 999]
 )
 def test_known_cuinit_error_has_its_remedy(machine: Machine, code: int) -> None:
-    found = run_check("CK005", machine(cuda=failed_cuda(code)))
+    finding = run_check("CK005", machine(cuda=failed_cuda(code)))
 
-    assert found.status is FAIL
-    assert f"({code})" in found.summary
-    assert found.fix == (remedy_of(code),)
+    assert finding.status is FAIL
+    assert f"({code})" in finding.summary
+    assert finding.fix == (remedy_of(code),)
     assert remedy_of(code)
 
 
 def test_cuinit_without_memory_names_limits_of_address_space(machine: Machine) -> None:
-    found = run_check("CK005", machine(cuda=failed_cuda(2)))
+    finding = run_check("CK005", machine(cuda=failed_cuda(2)))
 
-    assert "ulimit -v" in found.fix[0]
+    assert "ulimit -v" in finding.fix[0]
 
 
 def test_unknown_cuinit_error_has_text_of_driver(machine: Machine) -> None:
-    found = run_check("CK005", machine(cuda=failed_cuda(4321)))
+    finding = run_check("CK005", machine(cuda=failed_cuda(4321)))
 
-    assert found.summary == "cuInit fails with CUDA_ERROR_4321 (4321): in the driver's words"
+    assert finding.summary == "cuInit fails with CUDA_ERROR_4321 (4321): in the driver's words"
 
 
 def test_hidden_devices_are_left_to_visibility_check(
@@ -70,39 +70,41 @@ def test_hidden_devices_are_left_to_visibility_check(
 
 
 def test_missing_libcuda_fails(tmp_path: Path) -> None:
-    found = run_check("CK005", without_driver(tmp_path, SYSTEM))
+    finding = run_check("CK005", without_driver(tmp_path, SYSTEM))
 
-    assert found.summary == "libcuda.so.1 cannot be loaded"
-    assert found.fix[0].startswith("install the driver's CUDA library")
+    assert finding.summary == "libcuda.so.1 cannot be loaded"
+    assert finding.fix[0].startswith("install the driver's CUDA library")
 
 
 def test_missing_libcuda_in_container_names_capability(tmp_path: Path) -> None:
-    found = run_check("CK005", without_driver(tmp_path, SYSTEM | {"/.dockerenv": ""}))
+    finding = run_check("CK005", without_driver(tmp_path, SYSTEM | {"/.dockerenv": ""}))
 
-    assert "NVIDIA_DRIVER_CAPABILITIES" in found.fix[0]
+    assert "NVIDIA_DRIVER_CAPABILITIES" in finding.fix[0]
 
 
 def test_hanging_driver_fails(machine: Machine) -> None:
-    found = run_check(
+    finding = run_check(
         "CK005", machine(cuda=Unavailable("the CUDA driver did not answer within 30 s"))
     )
 
-    assert found.status is FAIL
-    assert "did not answer within 30 s" in found.summary
+    assert finding.status is FAIL
+    assert "did not answer within 30 s" in finding.summary
 
 
 def test_no_device_without_error_fails(machine: Machine) -> None:
     assert run_check("CK005", machine(cuda=cuda(devices=(), order=()))).status is FAIL
 
 
-ALL = tuple(str(gpu(index).uuid) for index in range(3))
+ALL_UUIDS = tuple(str(gpu(position).uuid) for position in range(3))
 
 
-def visible(value: str | None, *positions: int) -> CudaView:
-    """Make CUDA's view of three GPUs of which a variable leaves some."""
-    shown = tuple(replace(gpu(at), index=place) for place, at in enumerate(positions))
-    hidden = tuple(replace(gpu(at), index=-1) for at in range(3) if at not in positions)
-    return cuda(visible_devices=value, devices=shown, hidden=hidden, order=ALL)
+def view_of_gpus(value: str | None, *positions: int) -> CudaView:
+    """Return CUDA's view of three GPUs, of which those at ``positions`` are visible."""
+    visible = tuple(replace(gpu(position), index=index) for index, position in enumerate(positions))
+    hidden = tuple(
+        replace(gpu(position), index=-1) for position in range(3) if position not in positions
+    )
+    return cuda(visible_devices=value, devices=visible, hidden=hidden, order=ALL_UUIDS)
 
 
 # --- CK014: CUDA_VISIBLE_DEVICES -------------------------------------------------------------------
@@ -113,25 +115,25 @@ def test_visible_devices_unset_is_ok(machine: Machine) -> None:
 
 
 def test_visible_devices_list_reports_count(machine: Machine) -> None:
-    found = run_check("CK014", machine(cuda=visible("2,0", 2, 0)))
+    finding = run_check("CK014", machine(cuda=view_of_gpus("2,0", 2, 0)))
 
-    assert found.summary == "CUDA_VISIBLE_DEVICES=2,0: 2 of 3 devices are visible"
+    assert finding.summary == "CUDA_VISIBLE_DEVICES=2,0: 2 of 3 devices are visible"
 
 
 def test_visible_devices_with_invalid_entry_warns(machine: Machine) -> None:
-    found = run_check("CK014", machine(cuda=visible("0,7,1", 0)))
+    finding = run_check("CK014", machine(cuda=view_of_gpus("0,7,1", 0)))
 
-    assert found.status is WARN
-    assert "no device has index 7" in found.summary
-    assert found.evidence["visible devices"] == "1 of 3"
+    assert finding.status is WARN
+    assert "no device has index 7" in finding.summary
+    assert finding.evidence["visible devices"] == "1 of 3"
 
 
 @pytest.mark.parametrize("value", ["", "-1", "0,0", "GPU-ffff"])
 def test_visible_devices_hiding_all_fails(machine: Machine, value: str) -> None:
-    found = run_check("CK014", machine(cuda=visible(value)))
+    finding = run_check("CK014", machine(cuda=view_of_gpus(value)))
 
-    assert found.status is FAIL
-    assert found.fix[0] == "unset CUDA_VISIBLE_DEVICES"
+    assert finding.status is FAIL
+    assert finding.fix[0] == "unset CUDA_VISIBLE_DEVICES"
 
 
 def test_visible_devices_is_unknown_without_cuda(machine: Machine) -> None:
@@ -144,7 +146,10 @@ def test_visible_devices_is_unknown_without_cuda(machine: Machine) -> None:
 
 
 def three(*positions: int, value: str | None = None) -> dict[str, Any]:
-    return {"nvml": nvml(*(gpu(at) for at in range(3))), "cuda": visible(value, *positions)}
+    return {
+        "nvml": nvml(*(gpu(position) for position in range(3))),
+        "cuda": view_of_gpus(value, *positions),
+    }
 
 
 def test_device_order_of_nvidia_smi_is_ok(machine: Machine) -> None:
@@ -152,11 +157,11 @@ def test_device_order_of_nvidia_smi_is_ok(machine: Machine) -> None:
 
 
 def test_device_order_unlike_nvidia_smi_warns(machine: Machine) -> None:
-    found = run_check("CK015", machine(**three(2, 0, 1)))
+    finding = run_check("CK015", machine(**three(2, 0, 1)))
 
-    assert found.status is WARN
-    assert found.evidence["cuda:0"] == "GPU 2 of nvidia-smi"
-    assert found.fix == ("export CUDA_DEVICE_ORDER=PCI_BUS_ID",)
+    assert finding.status is WARN
+    assert finding.evidence["cuda:0"] == "GPU 2 of nvidia-smi"
+    assert finding.fix == ("export CUDA_DEVICE_ORDER=PCI_BUS_ID",)
 
 
 def test_device_order_set_by_variable_is_ok(machine: Machine) -> None:
@@ -192,18 +197,18 @@ class Step:
 
 @pytest.mark.parametrize(("name", "step"), STEPS.items())
 def test_successful_step_reports_observation(machine: Machine, name: str, step: str) -> None:
-    found = run_check(name, machine(self_test=(Step(step),)))
+    finding = run_check(name, machine(self_test=(Step(step),)))
 
-    assert found.status is OK
-    assert found.summary.endswith("(16 MiB exact)")
+    assert finding.status is OK
+    assert finding.summary.endswith("(16 MiB exact)")
 
 
 @pytest.mark.parametrize(("name", "step"), STEPS.items())
 def test_failed_step_has_hint_as_fix(machine: Machine, name: str, step: str) -> None:
-    found = run_check(name, machine(self_test=(Step(step, "cuda:0: it broke", "repair it"),)))
+    finding = run_check(name, machine(self_test=(Step(step, "cuda:0: it broke", "repair it"),)))
 
-    assert found.status is FAIL
-    assert (found.summary, found.fix) == ("cuda:0: it broke", ("repair it",))
+    assert finding.status is FAIL
+    assert (finding.summary, finding.fix) == ("cuda:0: it broke", ("repair it",))
 
 
 def test_steps_after_failed_one_are_unknown(machine: Machine) -> None:

@@ -91,12 +91,12 @@ def test_unknown_check_beside_passed_check_leaves_status_ok(machine: Machine) ->
 def test_set_variables_have_value_effect_and_source(machine: Machine) -> None:
     variables = {"PATH": "/bin", "TORCH_BLAS_PREFER_CUBLASLT": "1"}
 
-    (found,) = diagnose(machine(variables=variables)).variables
+    (finding,) = diagnose(machine(variables=variables)).variables
 
-    assert (found.name, found.value, found.library) == (
+    assert (finding.name, finding.value, finding.library) == (
         "TORCH_BLAS_PREFER_CUBLASLT",
         "1",
         "PyTorch",
     )
-    assert "cuBLASLt" in found.effect
-    assert found.source == "aten/src/ATen/Context.h"
+    assert "cuBLASLt" in finding.effect
+    assert finding.source == "aten/src/ATen/Context.h"

@@ -32,10 +32,10 @@ SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 
 
 def test_version_file_proves_driver_and_kind(machine: Machine) -> None:
-    found = run_check("CK001", machine())
+    finding = run_check("CK001", machine())
 
-    assert found.status is OK
-    assert found.summary == f"driver {DRIVER} is loaded (open kernel module)"
+    assert finding.status is OK
+    assert finding.summary == f"driver {DRIVER} is loaded (open kernel module)"
 
 
 def test_proprietary_module_is_distinguished_from_open_one(tmp_path: Path) -> None:
@@ -43,9 +43,9 @@ def test_proprietary_module_is_distinguished_from_open_one(tmp_path: Path) -> No
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023"
     )
 
-    found = run_check("CK001", without_driver(tmp_path, {"/proc/driver/nvidia/version": text}))
+    finding = run_check("CK001", without_driver(tmp_path, {"/proc/driver/nvidia/version": text}))
 
-    assert found.summary == "driver 535.129.03 is loaded (proprietary kernel module)"
+    assert finding.summary == "driver 535.129.03 is loaded (proprietary kernel module)"
 
 
 def test_nvml_answer_proves_hidden_driver(tmp_path: Path) -> None:
@@ -55,28 +55,28 @@ def test_nvml_answer_proves_hidden_driver(tmp_path: Path) -> None:
 
 
 def test_machine_without_gpu_fails(tmp_path: Path) -> None:
-    found = run_check("CK001", without_driver(tmp_path, {}))
+    finding = run_check("CK001", without_driver(tmp_path, {}))
 
-    assert found.status is FAIL
-    assert found.evidence["PCI bus"] == "no NVIDIA GPU"
+    assert finding.status is FAIL
+    assert finding.evidence["PCI bus"] == "no NVIDIA GPU"
 
 
 def test_nouveau_fails_with_command_of_distribution(tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:65:00.0", driver="nouveau")
 
-    found = run_check("CK001", without_driver(tmp_path, {"/etc/os-release": "ID=debian"}))
+    finding = run_check("CK001", without_driver(tmp_path, {"/etc/os-release": "ID=debian"}))
 
-    assert found.status is FAIL
-    assert "nouveau" in found.summary
-    assert found.fix[0] == "sudo apt install nvidia-driver"
+    assert finding.status is FAIL
+    assert "nouveau" in finding.summary
+    assert finding.fix[0] == "sudo apt install nvidia-driver"
 
 
 def test_missing_module_for_kernel_fails(tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:65:00.0", driver="")
 
-    found = run_check("CK001", without_driver(tmp_path, {"/proc/sys/kernel/osrelease": "6.8.0"}))
+    finding = run_check("CK001", without_driver(tmp_path, {"/proc/sys/kernel/osrelease": "6.8.0"}))
 
-    assert found.summary == "no NVIDIA kernel module is installed for kernel 6.8.0"
+    assert finding.summary == "no NVIDIA kernel module is installed for kernel 6.8.0"
 
 
 @pytest.mark.parametrize(("byte", "fixes"), [("\x00", 1), ("\x01", 2)])
@@ -88,25 +88,25 @@ def test_unloaded_module_fails_and_names_secure_boot(tmp_path: Path, byte: str, 
         SECURE_BOOT: f"\x06\x00\x00\x00{byte}",
     }
 
-    found = run_check("CK001", without_driver(tmp_path, contents))
+    finding = run_check("CK001", without_driver(tmp_path, contents))
 
-    assert found.fix[0].startswith("sudo modprobe nvidia")
-    assert len(found.fix) == fixes
+    assert finding.fix[0].startswith("sudo modprobe nvidia")
+    assert len(finding.fix) == fixes
 
 
 def test_missing_driver_in_container_names_host(tmp_path: Path) -> None:
     on_bus(tmp_path, "0000:65:00.0", driver="")
 
-    found = run_check("CK001", without_driver(tmp_path, {"/.dockerenv": ""}))
+    finding = run_check("CK001", without_driver(tmp_path, {"/.dockerenv": ""}))
 
-    assert found.summary == "the NVIDIA driver is not loaded on the host"
+    assert finding.summary == "the NVIDIA driver is not loaded on the host"
 
 
 def test_missing_driver_in_wsl_names_windows(tmp_path: Path) -> None:
-    found = run_check("CK001", without_driver(tmp_path, WSL))
+    finding = run_check("CK001", without_driver(tmp_path, WSL))
 
-    assert found.status is FAIL
-    assert "in Windows (never in WSL)" in found.fix[0]
+    assert finding.status is FAIL
+    assert "in Windows (never in WSL)" in finding.fix[0]
 
 
 # --- CK003: does NVML answer? ----------------------------------------------------------------------
@@ -130,11 +130,11 @@ def test_nvml_failure_has_fix_for_reason(
 ) -> None:
     silent = replace(without_driver(tmp_path, SYSTEM | extra), nvml=Unavailable(reason))
 
-    found = run_check("CK003", silent)
+    finding = run_check("CK003", silent)
 
-    assert found.status is FAIL
-    assert reason in found.summary
-    assert fix in found.fix[0]
+    assert finding.status is FAIL
+    assert reason in finding.summary
+    assert fix in finding.fix[0]
 
 
 def test_checks_depending_on_driver_are_unknown_without_driver(tmp_path: Path) -> None:
@@ -155,10 +155,10 @@ def test_jetson_without_nvml_is_ok(tmp_path: Path) -> None:
 
 
 def test_equal_versions_are_ok(machine: Machine) -> None:
-    found = run_check("CK004", machine())
+    finding = run_check("CK004", machine())
 
-    assert found.status is OK
-    assert set(found.evidence.values()) == {DRIVER}
+    assert finding.status is OK
+    assert set(finding.evidence.values()) == {DRIVER}
 
 
 def test_libraries_newer_than_module_fail_with_reboot(machine: Machine) -> None:
@@ -172,15 +172,15 @@ def test_libraries_newer_than_module_fail_with_reboot(machine: Machine) -> None:
         ),
     )
 
-    found = run_check("CK004", updated)
+    finding = run_check("CK004", updated)
 
-    assert found.status is FAIL
-    assert found.evidence == {
+    assert finding.status is FAIL
+    assert finding.evidence == {
         "kernel module": DRIVER,
         "libnvidia-ml": "580.200.01",
         "libcuda": "580.200.01",
     }
-    assert found.fix[0].startswith("reboot")
+    assert finding.fix[0].startswith("reboot")
 
 
 def test_cuda_compat_version_is_not_compared(machine: Machine) -> None:
@@ -220,21 +220,25 @@ def test_libcuda_of_driver_is_ok(machine: Machine) -> None:
 def test_libcuda_stub_fails(machine: Machine) -> None:
     stub = failed_cuda(34, libcuda="/usr/local/cuda/lib64/stubs/libcuda.so")
 
-    found = run_check("CK008", machine(cuda=stub))
+    finding = run_check("CK008", machine(cuda=stub))
 
-    assert found.status is FAIL
-    assert "directory stubs from LD_LIBRARY_PATH" in found.fix[0]
+    assert finding.status is FAIL
+    assert "directory stubs from LD_LIBRARY_PATH" in finding.fix[0]
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "expected_text"),
     [(803, "it does not suit this driver"), (804, "this GPU does not support it")],
 )
-def test_cuda_compat_refused_by_driver_fails(machine: Machine, code: int, words: str) -> None:
-    found = run_check("CK008", machine(cuda=failed_cuda(code, libcuda=COMPAT.format("595.45.04"))))
+def test_cuda_compat_refused_by_driver_fails(
+    machine: Machine, code: int, expected_text: str
+) -> None:
+    finding = run_check(
+        "CK008", machine(cuda=failed_cuda(code, libcuda=COMPAT.format("595.45.04")))
+    )
 
-    assert found.status is FAIL
-    assert words in found.summary
+    assert finding.status is FAIL
+    assert expected_text in finding.summary
 
 
 def test_cuda_compat_newer_than_driver_is_ok(machine: Machine) -> None:
@@ -242,10 +246,10 @@ def test_cuda_compat_newer_than_driver_is_ok(machine: Machine) -> None:
 
 
 def test_cuda_compat_older_than_driver_warns(machine: Machine) -> None:
-    found = run_check("CK008", machine(cuda=cuda(libcuda=COMPAT.format("570.86.10"))))
+    finding = run_check("CK008", machine(cuda=cuda(libcuda=COMPAT.format("570.86.10"))))
 
-    assert found.status is WARN
-    assert "570.86.10 of cuda-compat is older than driver 580.159.04" in found.summary
+    assert finding.status is WARN
+    assert "570.86.10 of cuda-compat is older than driver 580.159.04" in finding.summary
 
 
 def test_other_copies_of_libcuda_are_evidence(machine: Machine) -> None:

@@ -32,31 +32,31 @@ def test_fabric_is_ok_without_nvswitch(machine: Machine) -> None:
 
 
 def fabric(*states: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return both_views(*(gpu(at, **state) for at, state in enumerate(states))) | changes
+    return both_views(*(gpu(index, **state) for index, state in enumerate(states))) | changes
 
 
 def test_fabric_completed_is_ok(machine: Machine) -> None:
-    found = run_check("CK006", machine(**fabric(READY, READY)))
+    finding = run_check("CK006", machine(**fabric(READY, READY)))
 
-    assert found.status is OK
-    assert found.evidence == dict.fromkeys(("GPU 0", "GPU 1"), "completed, success")
+    assert finding.status is OK
+    assert finding.evidence == dict.fromkeys(("GPU 0", "GPU 1"), "completed, success")
 
 
 def test_fabric_blocking_cuda_fails_with_service(machine: Machine) -> None:
     waiting = machine(**fabric(WAITING, WAITING, cuda=failed_cuda(802)))
 
-    found = run_check("CK006", waiting)
+    finding = run_check("CK006", waiting)
 
-    assert found.status is FAIL
-    assert found.evidence["nv-fabricmanager"] == "not running here"
-    assert "nvidia-fabricmanager" in found.fix[0]
+    assert finding.status is FAIL
+    assert finding.evidence["nv-fabricmanager"] == "not running here"
+    assert "nvidia-fabricmanager" in finding.fix[0]
 
 
 def test_fabric_incomplete_on_one_gpu_warns(machine: Machine) -> None:
-    found = run_check("CK006", machine(**fabric(READY, WAITING)))
+    finding = run_check("CK006", machine(**fabric(READY, WAITING)))
 
-    assert found.status is WARN
-    assert "GPU 1 cannot reach other GPUs" in found.summary
+    assert finding.status is WARN
+    assert "GPU 1 cannot reach other GPUs" in finding.summary
 
 
 def test_fabric_is_ok_for_single_gpu(machine: Machine) -> None:
@@ -89,17 +89,17 @@ def test_mig_without_instances_is_reported(
 ) -> None:
     empty = both_views(gpu(0, mig_mode=True, mig_mode_pending=True), *others)
 
-    found = run_check("CK017", machine(**empty))
+    finding = run_check("CK017", machine(**empty))
 
-    assert found.status is status
-    assert "GPU 0: MIG mode is on without any instance" in found.summary
+    assert finding.status is status
+    assert "GPU 0: MIG mode is on without any instance" in finding.summary
 
 
 def test_pending_change_of_mig_mode_warns(machine: Machine) -> None:
-    found = run_check("CK017", machine(**both_views(gpu(0, mig_mode_pending=True))))
+    finding = run_check("CK017", machine(**both_views(gpu(0, mig_mode_pending=True))))
 
-    assert found.status is WARN
-    assert found.evidence == {"GPU 0": "off, on after a reset"}
+    assert finding.status is WARN
+    assert finding.evidence == {"GPU 0": "off, on after a reset"}
 
 
 # --- CK018: compute mode ---------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_pending_change_of_mig_mode_warns(machine: Machine) -> None:
 def test_compute_mode_decides_status(
     machine: Machine, modes: tuple[str, ...], status: object
 ) -> None:
-    gpus = both_views(*(gpu(at, compute_mode=mode) for at, mode in enumerate(modes)))
+    gpus = both_views(*(gpu(index, compute_mode=mode) for index, mode in enumerate(modes)))
 
     assert run_check("CK018", machine(**gpus)).status is status
 
@@ -135,17 +135,17 @@ def test_memory_without_errors_is_ok(machine: Machine, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["CK027", "CK028"])
 def test_memory_is_unknown_without_nvml(machine: Machine, name: str) -> None:
-    found = run_check(name, machine(nvml=Unavailable("silent")))
+    finding = run_check(name, machine(nvml=Unavailable("silent")))
 
-    assert found.status is UNKNOWN
-    assert found.summary == "NVML does not answer (CK003)"
+    assert finding.status is UNKNOWN
+    assert finding.summary == "NVML does not answer (CK003)"
 
 
 # --- CK027: ECC ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "words"),
+    ("fields", "status", "expected_text"),
     [
         ({"ecc_dram_uncorrected_volatile": 2}, FAIL, "GPU 1: uncorrectable memory errors since"),
         ({"ecc_sram_uncorrected_volatile": 1}, FAIL, "GPU 1: uncorrectable memory errors since"),
@@ -154,13 +154,13 @@ def test_memory_is_unknown_without_nvml(machine: Machine, name: str) -> None:
     ],
 )
 def test_uncorrected_memory_errors_name_gpu(
-    machine: Machine, fields: dict[str, Any], status: object, words: str
+    machine: Machine, fields: dict[str, Any], status: object, expected_text: str
 ) -> None:
-    found = run_check("CK027", machine(**both_views(gpu(0), gpu(1, **fields))))
+    finding = run_check("CK027", machine(**both_views(gpu(0), gpu(1, **fields))))
 
-    assert found.status is status
-    assert words in found.summary
-    assert list(found.evidence) == ["GPU 1"]
+    assert finding.status is status
+    assert expected_text in finding.summary
+    assert list(finding.evidence) == ["GPU 1"]
 
 
 def test_gpu_without_ecc_is_ok(machine: Machine) -> None:
@@ -170,9 +170,9 @@ def test_gpu_without_ecc_is_ok(machine: Machine) -> None:
         "ecc_dram_uncorrected_aggregate": NONE,
     }
 
-    found = run_check("CK027", machine(**both_views(gpu(0, **fields))))
+    finding = run_check("CK027", machine(**both_views(gpu(0, **fields))))
 
-    assert found.summary == "no GPU counts memory errors (ECC is not supported or off)"
+    assert finding.summary == "no GPU counts memory errors (ECC is not supported or off)"
 
 
 def test_ecc_counters_are_read_from_telemetry(machine: Machine) -> None:
@@ -185,7 +185,7 @@ def test_ecc_counters_are_read_from_telemetry(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "words"),
+    ("fields", "status", "expected_text"),
     [
         ({"remapped_rows_pending": True}, WARN, "in use until the next reset"),
         ({"retired_pages_pending": True}, WARN, "in use until the next reset"),
@@ -194,12 +194,12 @@ def test_ecc_counters_are_read_from_telemetry(machine: Machine) -> None:
     ],
 )
 def test_pending_memory_repair_has_fix(
-    machine: Machine, fields: dict[str, Any], status: object, words: str
+    machine: Machine, fields: dict[str, Any], status: object, expected_text: str
 ) -> None:
-    found = run_check("CK028", machine(**both_views(gpu(0, **fields))))
+    finding = run_check("CK028", machine(**both_views(gpu(0, **fields))))
 
-    assert found.status is status
-    assert words in found.summary
+    assert finding.status is status
+    assert expected_text in finding.summary
 
 
 def test_finished_memory_repairs_are_counted(machine: Machine) -> None:
@@ -223,7 +223,7 @@ def test_finished_memory_repairs_are_counted(machine: Machine) -> None:
 ALL = ("CK029", "CK030", "CK031", "CK032")
 
 
-def one(**fields: Any) -> dict[str, Any]:
+def fields_of_one_gpu(**fields: Any) -> dict[str, Any]:
     return both_views(gpu(0, **fields))
 
 
@@ -248,24 +248,26 @@ def test_speed_is_unknown_without_nvml(machine: Machine, name: str) -> None:
 
 
 def test_pcie_link_slow_while_idle_is_ok(machine: Machine) -> None:
-    found = run_check("CK029", machine(**one(pcie_generation=1)))
+    finding = run_check("CK029", machine(**fields_of_one_gpu(pcie_generation=1)))
 
-    assert found.status is OK
-    assert "idle links run slower, which is normal" in found.summary
+    assert finding.status is OK
+    assert "idle links run slower, which is normal" in finding.summary
 
 
 def test_pcie_link_slow_under_load_warns(machine: Machine) -> None:
-    found = run_check("CK029", machine(**one(pcie_generation=3, utilization_gpu_percent=90)))
+    finding = run_check(
+        "CK029", machine(**fields_of_one_gpu(pcie_generation=3, utilization_gpu_percent=90))
+    )
 
-    assert found.status is WARN
-    assert found.evidence == {"GPU 0": "generation 3 x16, maximum generation 5 x16, busy"}
+    assert finding.status is WARN
+    assert finding.evidence == {"GPU 0": "generation 3 x16, maximum generation 5 x16, busy"}
 
 
 def test_pcie_link_with_fewer_lanes_warns_even_while_idle(machine: Machine) -> None:
-    found = run_check("CK029", machine(**one(pcie_width=8)))
+    finding = run_check("CK029", machine(**fields_of_one_gpu(pcie_width=8)))
 
-    assert found.status is WARN
-    assert "fewer lanes than GPU and slot support" in found.summary
+    assert finding.status is WARN
+    assert "fewer lanes than GPU and slot support" in finding.summary
 
 
 # --- CK030: throttling -----------------------------------------------------------------------------
@@ -285,35 +287,40 @@ def test_pcie_link_with_fewer_lanes_warns_even_while_idle(machine: Machine) -> N
 def test_throttling_warns_for_heat_and_power_only(
     machine: Machine, reasons: tuple[str, ...], status: object
 ) -> None:
-    assert run_check("CK030", machine(**one(clock_event_reasons=reasons))).status is status
+    assert (
+        run_check("CK030", machine(**fields_of_one_gpu(clock_event_reasons=reasons))).status
+        is status
+    )
 
 
 # --- CK031: power limit ----------------------------------------------------------------------------
 
 
 def test_power_limit_below_default_warns_with_command(machine: Machine) -> None:
-    found = run_check("CK031", machine(**one(power_limit_enforced_w=450.0)))
+    finding = run_check("CK031", machine(**fields_of_one_gpu(power_limit_enforced_w=450.0)))
 
-    assert found.status is WARN
-    assert found.evidence == {"GPU 0": "450 W, default 700 W"}
-    assert found.fix == ("sudo nvidia-smi -i 0 -pl 700",)
+    assert finding.status is WARN
+    assert finding.evidence == {"GPU 0": "450 W, default 700 W"}
+    assert finding.fix == ("sudo nvidia-smi -i 0 -pl 700",)
 
 
 def test_power_limit_within_rounding_is_default(machine: Machine) -> None:
-    assert run_check("CK031", machine(**one(power_limit_enforced_w=699.5))).status is OK
+    assert (
+        run_check("CK031", machine(**fields_of_one_gpu(power_limit_enforced_w=699.5))).status is OK
+    )
 
 
 # --- CK032: persistence ----------------------------------------------------------------------------
 
 
 def test_persistence_mode_off_warns(machine: Machine) -> None:
-    found = run_check("CK032", machine(**one(persistence_mode=False)))
+    finding = run_check("CK032", machine(**fields_of_one_gpu(persistence_mode=False)))
 
-    assert found.status is WARN
-    assert "nvidia-persistenced" in found.fix[0]
+    assert finding.status is WARN
+    assert "nvidia-persistenced" in finding.fix[0]
 
 
 def test_persistence_mode_off_is_ok_with_display(machine: Machine) -> None:
-    shown = one(persistence_mode=False, display_active=True)
+    with_display = fields_of_one_gpu(persistence_mode=False, display_active=True)
 
-    assert run_check("CK032", machine(**shown)).status is OK
+    assert run_check("CK032", machine(**with_display)).status is OK

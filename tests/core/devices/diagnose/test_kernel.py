@@ -43,10 +43,10 @@ def test_device_nodes_are_ok_if_cuda_works(machine: Machine) -> None:
 
 
 def test_missing_device_nodes_in_container_name_docker_option(tmp_path: Path) -> None:
-    found = run_check("CK002", without_driver(tmp_path, SYSTEM | {"/.dockerenv": ""}))
+    finding = run_check("CK002", without_driver(tmp_path, SYSTEM | {"/.dockerenv": ""}))
 
-    assert found.status is FAIL
-    assert found.fix[0].startswith("docker run --gpus all")
+    assert finding.status is FAIL
+    assert finding.fix[0].startswith("docker run --gpus all")
 
 
 def test_missing_device_nodes_name_nvidia_modprobe(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_missing_device_nodes_name_nvidia_modprobe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "extra", "words"),
+    ("error", "extra", "expected_text"),
     [
         ("EPERM", {"/.dockerenv": ""}, "the container has no permission to use the GPU"),
         ("EACCES", {}, "no permission to open /dev/nvidia0 (EACCES)"),
@@ -65,15 +65,15 @@ def test_missing_device_nodes_name_nvidia_modprobe(tmp_path: Path) -> None:
     ],
 )
 def test_refused_device_node_is_explained_by_errno(
-    tmp_path: Path, error: str, extra: dict[str, str], words: str
+    tmp_path: Path, error: str, extra: dict[str, str], expected_text: str
 ) -> None:
     shut = (*nodes("nvidiactl", "nvidia-uvm"), *nodes("nvidia0", error=error))
 
-    found = run_check("CK002", without_driver(tmp_path, SYSTEM | extra, device_nodes=shut))
+    finding = run_check("CK002", without_driver(tmp_path, SYSTEM | extra, device_nodes=shut))
 
-    assert found.status is FAIL
-    assert words in found.summary
-    assert error in found.evidence["/dev/nvidia0"]
+    assert finding.status is FAIL
+    assert expected_text in finding.summary
+    assert error in finding.evidence["/dev/nvidia0"]
 
 
 def test_device_node_of_wsl_is_checked(tmp_path: Path) -> None:
@@ -101,10 +101,10 @@ def test_gpu_on_bus_unknown_to_nvml_warns(machine: Machine, tmp_path: Path) -> N
     on_bus(tmp_path, "0000:00:00.0")
     on_bus(tmp_path, "0000:65:00.0")
 
-    found = run_check("CK007", machine())
+    finding = run_check("CK007", machine())
 
-    assert found.status is WARN
-    assert found.evidence == {"0000:65:00.0": "nvidia"}
+    assert finding.status is WARN
+    assert finding.evidence == {"0000:65:00.0": "nvidia"}
 
 
 def test_container_with_some_of_the_gpus_is_ok(machine: Machine, tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_gpu_reading_all_ones_fails(machine: Machine, tmp_path: Path) -> None:
 def test_gpu_lost_by_nvml_fails(machine: Machine) -> None:
     lost = DeviceFacts(1, Unavailable("the GPU is lost"), Unavailable("the GPU is lost"), {})
 
-    found = run_check("CK007", machine(nvml=nvml(gpu(), lost), cuda=cuda()))
+    finding = run_check("CK007", machine(nvml=nvml(gpu(), lost), cuda=cuda()))
 
-    assert found.status is FAIL
-    assert found.evidence == {"GPU 1": "the GPU is lost"}
+    assert finding.status is FAIL
+    assert finding.evidence == {"GPU 1": "the GPU is lost"}
 
 
 def test_gpus_are_unknown_without_nvml_and_bus(machine: Machine) -> None:
@@ -152,10 +152,10 @@ def test_log_without_xids_is_ok(machine: Machine) -> None:
 
 
 def test_unreadable_log_is_unknown(machine: Machine) -> None:
-    found = run_check("CK033", machine(kernel_log=Unavailable("EPERM on /dev/kmsg")))
+    finding = run_check("CK033", machine(kernel_log=Unavailable("EPERM on /dev/kmsg")))
 
-    assert found.status is UNKNOWN
-    assert found.summary == "EPERM on /dev/kmsg"
+    assert finding.status is UNKNOWN
+    assert finding.summary == "EPERM on /dev/kmsg"
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,10 @@ def test_xid_status_depends_on_usual_cause(machine: Machine, number: int, status
 def test_xids_are_counted_by_gpu_and_number(machine: Machine) -> None:
     log = (LINE.format(31), LINE.format(31), LINE.format(79), "usb 1-1: new device")
 
-    found = run_check("CK033", machine(kernel_log=log))
+    finding = run_check("CK033", machine(kernel_log=log))
 
-    assert found.evidence == {
+    assert finding.evidence == {
         "Xid 31 on 0000:65:00": "2×, memory page fault: a kernel accessed an unmapped address",
         "Xid 79 on 0000:65:00": "1×, the GPU has fallen off the bus",
     }
-    assert found.status is FAIL
+    assert finding.status is FAIL

@@ -33,18 +33,18 @@ def test_driver_supports_its_cuda_and_older_builds(machine: Machine) -> None:
         distributions=installed(nvidia_cuda_nvrtc="13.0.88", cuda_bindings="13.0.1"),
     )
 
-    found = run_check("CK009", fitting)
+    finding = run_check("CK009", fitting)
 
-    assert found.status is OK
-    assert found.evidence["driver"] == "CUDA 13.0"
-    assert found.evidence["cupy-cuda13x 1.0"] == "CUDA 13.x"
+    assert finding.status is OK
+    assert finding.evidence["driver"] == "CUDA 13.0"
+    assert finding.evidence["cupy-cuda13x 1.0"] == "CUDA 13.x"
 
 
 def test_framework_for_newer_major_cuda_fails(machine: Machine) -> None:
-    found = run_check("CK009", machine(cuda=OLD, builds=(built("torch", (13, 0)),)))
+    finding = run_check("CK009", machine(cuda=OLD, builds=(built("torch", (13, 0)),)))
 
-    assert found.status is FAIL
-    assert found.fix[0] == "update the driver to 580 or newer"
+    assert finding.status is FAIL
+    assert finding.fix[0] == "update the driver to 580 or newer"
 
 
 def test_framework_for_newer_minor_cuda_is_ok(machine: Machine) -> None:
@@ -52,10 +52,10 @@ def test_framework_for_newer_minor_cuda_is_ok(machine: Machine) -> None:
 
 
 def test_ptx_of_newer_compiler_warns(machine: Machine) -> None:
-    found = run_check("CK009", machine(distributions=installed(nvidia_cuda_nvrtc="13.2.1")))
+    finding = run_check("CK009", machine(distributions=installed(nvidia_cuda_nvrtc="13.2.1")))
 
-    assert found.status is WARN
-    assert "(error 222)" in found.summary
+    assert finding.status is WARN
+    assert "(error 222)" in finding.summary
 
 
 def test_bindings_for_newer_major_cuda_warn(machine: Machine) -> None:
@@ -79,17 +79,17 @@ def test_driver_version_unknown_is_unknown(machine: Machine) -> None:
 
 
 def test_frameworks_built_for_cuda_are_ok(machine: Machine) -> None:
-    found = run_check("CK011", machine(builds=(built("torch", (13, 0), "2.11.0"),)))
+    finding = run_check("CK011", machine(builds=(built("torch", (13, 0), "2.11.0"),)))
 
-    assert found.summary == "built for CUDA: torch 2.11.0"
+    assert finding.summary == "built for CUDA: torch 2.11.0"
 
 
 def test_torch_built_without_cuda_fails(machine: Machine) -> None:
-    found = run_check("CK011", machine(builds=(built("torch", None, "2.11.0+cpu"),)))
+    finding = run_check("CK011", machine(builds=(built("torch", None, "2.11.0+cpu"),)))
 
-    assert found.status is FAIL
-    assert found.summary == "PyTorch 2.11.0+cpu was built without CUDA"
-    assert found.fix[0].endswith("/whl/cu130")
+    assert finding.status is FAIL
+    assert finding.summary == "PyTorch 2.11.0+cpu was built without CUDA"
+    assert finding.fix[0].endswith("/whl/cu130")
 
 
 def test_suggested_build_matches_driver(machine: Machine) -> None:
@@ -140,19 +140,19 @@ def test_packages_with_different_modules_are_ok(machine: Machine) -> None:
 def test_packages_with_same_module_warn_with_one_to_keep(
     machine: Machine, names: dict[str, str], fix: str
 ) -> None:
-    found = run_check("CK013", machine(distributions=installed(**names)))
+    finding = run_check("CK013", machine(distributions=installed(**names)))
 
-    assert found.status is WARN
-    assert found.fix == (fix,)
+    assert finding.status is WARN
+    assert finding.fix == (fix,)
 
 
 def test_two_versions_of_torch_warn(machine: Machine) -> None:
     twice = (Distribution("torch", "2.11.0", "/a"), Distribution("torch", "2.10.0", "/b"))
 
-    found = run_check("CK013", machine(distributions=twice))
+    finding = run_check("CK013", machine(distributions=twice))
 
-    assert found.summary == "torch is installed 2 times: 2.11.0 and 2.10.0"
-    assert found.evidence == {"torch 2.11.0": "/a", "torch 2.10.0": "/b"}
+    assert finding.summary == "torch is installed 2 times: 2.11.0 and 2.10.0"
+    assert finding.evidence == {"torch 2.11.0": "/a", "torch 2.10.0": "/b"}
 
 
 def test_unlisted_packages_are_unknown(machine: Machine) -> None:
@@ -184,13 +184,13 @@ def test_build_of_cuda_older_than_gpu_fails(machine: Machine) -> None:
         builds=(built("torch", (12, 4), "2.5.0"),),
     )
 
-    found = run_check("CK010", early)
+    finding = run_check("CK010", early)
 
-    assert found.status is FAIL
-    assert found.summary == (
+    assert finding.status is FAIL
+    assert finding.summary == (
         "torch 2.5.0 has no code for NVIDIA B200 (sm_100): support starts with CUDA 12.8"
     )
-    assert found.fix == ("install a build for CUDA 12.8 or newer",)
+    assert finding.fix == ("install a build for CUDA 12.8 or newer",)
 
 
 def test_build_of_cuda_that_dropped_gpu_fails(machine: Machine) -> None:
@@ -199,11 +199,11 @@ def test_build_of_cuda_that_dropped_gpu_fails(machine: Machine) -> None:
         builds=(built("torch", (13, 0)),),
     )
 
-    found = run_check("CK010", late)
+    finding = run_check("CK010", late)
 
-    assert found.status is FAIL
-    assert "CUDA 13 dropped support" in found.summary
-    assert "cudakit needs 7.5" in found.summary
+    assert finding.status is FAIL
+    assert "CUDA 13 dropped support" in finding.summary
+    assert "cudakit needs 7.5" in finding.summary
 
 
 def test_unknown_compute_capability_is_unknown(machine: Machine) -> None:
@@ -225,19 +225,19 @@ def copy(source: str, path: str, soname: str = "libcudnn.so.9") -> Library:
 def test_toolkit_beside_packages_is_ok(machine: Machine) -> None:
     beside = (copy("package", "/site/nvidia/cudnn/lib"), copy("toolkit", "/usr/local/cuda/lib64"))
 
-    found = run_check("CK012", machine(libraries=beside))
+    finding = run_check("CK012", machine(libraries=beside))
 
-    assert found.status is OK
-    assert found.evidence == {"package": "libcudnn.so.9", "toolkit": "libcudnn.so.9"}
+    assert finding.status is OK
+    assert finding.evidence == {"package": "libcudnn.so.9", "toolkit": "libcudnn.so.9"}
 
 
 def test_library_on_ld_library_path_shadowing_package_warns(machine: Machine) -> None:
     shadowing = (copy("LD_LIBRARY_PATH", "/opt/cudnn"), copy("package", "/site/nvidia/cudnn/lib"))
 
-    found = run_check("CK012", machine(libraries=shadowing))
+    finding = run_check("CK012", machine(libraries=shadowing))
 
-    assert found.status is WARN
-    assert found.evidence["libcudnn.so.9"] == (
+    assert finding.status is WARN
+    assert finding.evidence["libcudnn.so.9"] == (
         "/opt/cudnn/libcudnn.so.9 before /site/nvidia/cudnn/lib/libcudnn.so.9"
     )
 
@@ -252,9 +252,9 @@ def test_same_file_by_two_paths_is_one_copy(machine: Machine) -> None:
 def test_libraries_of_driver_are_ignored(machine: Machine) -> None:
     driver = (copy("LD_LIBRARY_PATH", "/a", "libcuda.so.1"), copy("package", "/b", "libcuda.so.1"))
 
-    found = run_check("CK012", machine(libraries=driver))
+    finding = run_check("CK012", machine(libraries=driver))
 
-    assert found.summary == "no CUDA library is on the loader's path"
+    assert finding.summary == "no CUDA library is on the loader's path"
 
 
 def test_unlisted_libraries_are_unknown(machine: Machine) -> None:

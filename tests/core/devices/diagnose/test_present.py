@@ -8,8 +8,8 @@ from cudakit.units import Unavailable
 
 
 def section(document: Document, title: str) -> Section:
-    found = [node for node in document.nodes if isinstance(node, Section)]
-    return next(node for node in found if node.title.startswith(title))
+    sections = [node for node in document.nodes if isinstance(node, Section)]
+    return next(node for node in sections if node.title.startswith(title))
 
 
 def notes(owner: Section | Document) -> list[Note]:
@@ -52,8 +52,8 @@ def test_evidence_in_summary_is_not_repeated(machine: Machine) -> None:
     blocking = diagnose(machine(variables={"CUDA_LAUNCH_BLOCKING": "1"}))
 
     assert not [node for node in present.report(blocking).nodes if isinstance(node, Facts)]
-    found = next(check for check in blocking.checks if check.id == "CK020")
-    assert found.evidence == {"CUDA_LAUNCH_BLOCKING": "1"}
+    sections = next(check for check in blocking.checks if check.id == "CK020")
+    assert sections.evidence == {"CUDA_LAUNCH_BLOCKING": "1"}
 
 
 def test_summary_counts_and_names_worst_check(machine: Machine) -> None:

@@ -29,14 +29,16 @@ EARLIER = [name for name in checks_by_id() if name != "CK037"]
 
 def recorded() -> DoctorResult:
     checks = tuple(
-        CheckResult(**{**one, "status": Status[one["status"].upper()], "fix": tuple(one["fix"])})
-        for one in OUTPUT["checks"]
+        CheckResult(
+            **{**record, "status": Status[record["status"].upper()], "fix": tuple(record["fix"])}
+        )
+        for record in OUTPUT["checks"]
     )
     return DoctorResult(
         **{
             **OUTPUT,
             "status": Status[OUTPUT["status"].upper()],
-            "devices": tuple(DeviceLine(**one) for one in OUTPUT["devices"]),
+            "devices": tuple(DeviceLine(**record) for record in OUTPUT["devices"]),
             "checks": checks,
         }
     )
@@ -44,12 +46,12 @@ def recorded() -> DoctorResult:
 
 def test_recorded_real_machine_has_no_unknown_check() -> None:
     assert OUTPUT["schema"] == SCHEMA
-    assert [one["id"] for one in OUTPUT["checks"]] == EARLIER
-    assert {one["status"] for one in OUTPUT["checks"]} == {"ok", "warn"}
+    assert [record["id"] for record in OUTPUT["checks"]] == EARLIER
+    assert {record["status"] for record in OUTPUT["checks"]} == {"ok", "warn"}
 
 
 def test_recorded_titles_are_those_of_the_table() -> None:
-    assert [one["title"] for one in OUTPUT["checks"]] == [
+    assert [record["title"] for record in OUTPUT["checks"]] == [
         checks_by_id()[name].title for name in EARLIER
     ]
 

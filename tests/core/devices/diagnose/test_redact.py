@@ -59,17 +59,17 @@ def test_any_name_in_path_or_sentence_is_redacted(host: str, user: str, around: 
     who = Identity(hostname=f"{host}.cluster", user=user, home=f"/home/{user}")
     text = f"{around} /home/{user}/env on {host}.cluster, {host.upper()} as {user}; {around}"
 
-    words = redacted(text, who).lower().replace("/", " ").replace(".", " ").split()
+    expected_text = redacted(text, who).lower().replace("/", " ").replace(".", " ").split()
 
-    assert not {host, f"{host},", user, f"{user};"} & set(words)
+    assert not {host, f"{host},", user, f"{user};"} & set(expected_text)
 
 
 def test_whole_result_is_redacted(machine: Machine) -> None:
-    told = machine(
+    named_machine = machine(
         variables={"CUDA_INJECTION64_PATH": "/data/ada/libtool.so", "NCCL_TOPO_FILE": "gpu-box"},
         **both_views(gpu(0)),
     )
-    result = redacted(diagnose(told), WHO)
+    result = redacted(diagnose(named_machine), WHO)
 
     for text in (json.render(result), console.render(paste(result), width=60, color=False)):
         for secret in ("00112233-4455", "gpu-box", "/data/ada"):

@@ -40,7 +40,7 @@ def test_container_with_working_cuda_is_ok(machine: Machine, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("environment", "expected_text"),
     [
         ({"NVIDIA_DRIVER_CAPABILITIES": "graphics"}, "does not contain compute and utility"),
         ({"NVIDIA_DRIVER_CAPABILITIES": "compute"}, "does not contain utility"),
@@ -49,21 +49,21 @@ def test_container_with_working_cuda_is_ok(machine: Machine, tmp_path: Path) -> 
     ],
 )
 def test_container_variable_excluding_gpu_fails(
-    tmp_path: Path, environment: dict[str, str], words: str
+    tmp_path: Path, environment: dict[str, str], expected_text: str
 ) -> None:
-    found = run_check("CK016", contained(tmp_path, **environment))
+    finding = run_check("CK016", contained(tmp_path, **environment))
 
-    assert found.status is FAIL
-    assert words in found.summary
+    assert finding.status is FAIL
+    assert expected_text in finding.summary
 
 
 @pytest.mark.parametrize("capabilities", ["all", "", "compute,utility,video"])
 def test_container_capabilities_with_compute_and_utility_are_ok(
     tmp_path: Path, capabilities: str
 ) -> None:
-    found = run_check("CK016", contained(tmp_path, NVIDIA_DRIVER_CAPABILITIES=capabilities))
+    finding = run_check("CK016", contained(tmp_path, NVIDIA_DRIVER_CAPABILITIES=capabilities))
 
-    assert found.status is OK
+    assert finding.status is OK
 
 
 # --- CK019: MPS ------------------------------------------------------------------------------------
@@ -81,16 +81,16 @@ def test_mps_with_pipes_is_ok(machine: Machine, tmp_path: Path) -> None:
 
 
 def test_mps_directory_without_pipes_warns(machine: Machine) -> None:
-    left = machine(variables={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
+    without_daemon = machine(variables={"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
 
-    assert run_check("CK019", left).status is WARN
+    assert run_check("CK019", without_daemon).status is WARN
 
 
 def test_mps_daemon_unreachable_fails(machine: Machine) -> None:
-    found = run_check("CK019", machine(cuda=failed_cuda(805)))
+    finding = run_check("CK019", machine(cuda=failed_cuda(805)))
 
-    assert found.status is FAIL
-    assert found.fix[0] == "nvidia-cuda-mps-control -d"
+    assert finding.status is FAIL
+    assert finding.fix[0] == "nvidia-cuda-mps-control -d"
 
 
 # --- CK036: WSL ------------------------------------------------------------------------------------
@@ -113,10 +113,10 @@ def test_wsl_with_windows_driver_is_ok(tmp_path: Path) -> None:
 
 
 def test_wsl_with_linux_driver_fails(tmp_path: Path) -> None:
-    found = run_check("CK036", wsl(tmp_path, "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1"))
+    finding = run_check("CK036", wsl(tmp_path, "/usr/lib/x86_64-linux-gnu/libcuda.so.535.1"))
 
-    assert found.status is FAIL
-    assert "apt purge" in found.fix[0]
+    assert finding.status is FAIL
+    assert "apt purge" in finding.fix[0]
 
 
 def test_wsl_without_libcuda_fails(tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_cupti_without_other_tool_is_ok(machine: Machine) -> None:
 def test_injected_tool_warns(machine: Machine) -> None:
     injected = machine(variables={"CUDA_INJECTION64_PATH": "/opt/tool/libinject.so"})
 
-    found = run_check("CK025", injected)
+    finding = run_check("CK025", injected)
 
-    assert found.status is WARN
-    assert found.evidence == {"CUDA_INJECTION64_PATH": "/opt/tool/libinject.so"}
+    assert finding.status is WARN
+    assert finding.evidence == {"CUDA_INJECTION64_PATH": "/opt/tool/libinject.so"}
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_injected_tool_warns(machine: Machine) -> None:
     [("nv-hostengine", "dcgmi profile --pause"), ("nsys", "end nsys before you profile")],
 )
 def test_running_tool_warns_with_way_to_pause(machine: Machine, process: str, fix: str) -> None:
-    found = run_check("CK025", machine(processes=frozenset({"bash", process})))
+    finding = run_check("CK025", machine(processes=frozenset({"bash", process})))
 
-    assert found.status is WARN
-    assert found.fix[0].startswith(fix)
+    assert finding.status is WARN
+    assert finding.fix[0].startswith(fix)
 
 
 # --- CK026: may counters be read? ------------------------------------------------------------------
@@ -197,11 +197,11 @@ def test_unknown_limits_are_unknown(machine: Machine) -> None:
 def test_shared_memory_of_docker_default_warns(machine: Machine, tmp_path: Path) -> None:
     files(tmp_path, {"/.dockerenv": ""})
 
-    found = run_check("CK034", machine(shared_memory_bytes=64 << 20))
+    finding = run_check("CK034", machine(shared_memory_bytes=64 << 20))
 
-    assert found.status is WARN
-    assert found.evidence == {SHARED_MEMORY: "64.0 MiB"}
-    assert found.fix[0].startswith("docker run --ipc=host")
+    assert finding.status is WARN
+    assert finding.evidence == {SHARED_MEMORY: "64.0 MiB"}
+    assert finding.fix[0].startswith("docker run --ipc=host")
 
 
 def test_small_shared_memory_outside_container_has_mount_fix(machine: Machine) -> None:
@@ -212,12 +212,12 @@ def test_small_shared_memory_outside_container_has_mount_fix(machine: Machine) -
 
 
 def test_limited_address_space_warns(machine: Machine) -> None:
-    found = run_check("CK035", machine(limits=Limits(64 << 30, None)))
+    finding = run_check("CK035", machine(limits=Limits(64 << 30, None)))
 
-    assert found.status is WARN
+    assert finding.status is WARN
     assert (
         "the address space is limited to 64.0 GiB: CUDA may fail with out of memory"
-        in found.summary
+        in finding.summary
     )
 
 
@@ -239,12 +239,12 @@ def test_locked_memory_limit_warns_with_infiniband_only(machine: Machine, tmp_pa
 
 
 def test_missing_extension_warns_with_consequence_and_fix(machine: Machine) -> None:
-    found = run_check("CK037", machine(missing_extensions=("core/memory/load/_pickled",)))
+    finding = run_check("CK037", machine(missing_extensions=("core/memory/load/_pickled",)))
 
-    assert found.status is WARN
-    assert found.summary == "cudakit was installed without 1 compiled extension"
-    assert "Python reader" in found.evidence["core/memory/load/_pickled"]
-    assert "C compiler" in found.fix[0]
+    assert finding.status is WARN
+    assert finding.summary == "cudakit was installed without 1 compiled extension"
+    assert "Python reader" in finding.evidence["core/memory/load/_pickled"]
+    assert "C compiler" in finding.fix[0]
 
 
 def test_installed_extensions_are_ok(machine: Machine) -> None:

@@ -21,10 +21,10 @@ def test_environment_without_settings_is_ok(machine: Machine, name: str) -> None
     ["CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "NUMBA_ENABLE_CUDASIM"],
 )
 def test_debugging_variable_warns(machine: Machine, variable: str) -> None:
-    found = run_check("CK020", machine(variables={variable: "1"}))
+    finding = run_check("CK020", machine(variables={variable: "1"}))
 
-    assert found.status is WARN
-    assert found.fix == (f"unset {variable}",)
+    assert finding.status is WARN
+    assert finding.fix == (f"unset {variable}",)
 
 
 def test_several_variables_are_all_evidence(machine: Machine) -> None:
@@ -53,10 +53,10 @@ def test_variable_set_to_off_is_ok(machine: Machine, off: str) -> None:
     ],
 )
 def test_misspelled_variable_warns(machine: Machine, name: str, intended: str) -> None:
-    found = run_check("CK024", machine(variables={name: "1"}))
+    finding = run_check("CK024", machine(variables={name: "1"}))
 
-    assert found.status is WARN
-    assert found.summary == f"no library reads {name}; the variable is {intended}"
+    assert finding.status is WARN
+    assert finding.summary == f"no library reads {name}; the variable is {intended}"
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ NAME = "PYTORCH_CUDA_ALLOC_CONF"
     ],
 )
 def test_known_allocator_settings_are_ok(machine: Machine, value: str) -> None:
-    found = run_check("CK021", machine(variables={NAME: value}))
+    finding = run_check("CK021", machine(variables={NAME: value}))
 
-    assert found.status is OK
-    assert found.evidence == {NAME: value}
+    assert finding.status is OK
+    assert finding.evidence == {NAME: value}
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "expected_text"),
     [
         ("expandable_segment:True", "1: PyTorch has no setting 'expandable_segment'; did you mean"),
         ("expandable_segments", "20: expected ':' after 'expandable_segments', found the end"),
@@ -123,26 +123,26 @@ def test_known_allocator_settings_are_ok(machine: Machine, value: str) -> None:
         ),
     ],
 )
-def test_invalid_allocator_settings_warn(machine: Machine, value: str, words: str) -> None:
-    found = run_check("CK021", machine(variables={NAME: value}))
+def test_invalid_allocator_settings_warn(machine: Machine, value: str, expected_text: str) -> None:
+    finding = run_check("CK021", machine(variables={NAME: value}))
 
-    assert found.status is WARN
-    assert f"{NAME}, character {words}" in found.summary
-    assert found.evidence == {NAME: value}
+    assert finding.status is WARN
+    assert f"{NAME}, character {expected_text}" in finding.summary
+    assert finding.evidence == {NAME: value}
 
 
 def test_hint_of_parser_is_first_fix(machine: Machine) -> None:
-    found = run_check("CK021", machine(variables={NAME: "roundup_bypass_threshold_mb:64"}))
+    finding = run_check("CK021", machine(variables={NAME: "roundup_bypass_threshold_mb:64"}))
 
-    assert found.fix == ("leave it out", f"export {NAME}=expandable_segments:True, or unset it")
+    assert finding.fix == ("leave it out", f"export {NAME}=expandable_segments:True, or unset it")
 
 
 def test_conflicting_allocator_variables_warn(machine: Machine) -> None:
     both = {NAME: "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:False"}
 
-    found = run_check("CK021", machine(variables=both))
+    finding = run_check("CK021", machine(variables=both))
 
-    assert found.summary == f"both {NAME} and PYTORCH_ALLOC_CONF are set; {NAME} wins"
+    assert finding.summary == f"both {NAME} and PYTORCH_ALLOC_CONF are set; {NAME} wins"
 
 
 def test_empty_allocator_variable_takes_precedence(machine: Machine) -> None:
@@ -188,23 +188,23 @@ def test_nccl_setting_that_slows_or_is_renamed_warns(
 def test_nccl_settings_of_machine_are_evidence(
     machine: Machine, environment: dict[str, str]
 ) -> None:
-    found = run_check("CK022", machine(variables=environment))
+    finding = run_check("CK022", machine(variables=environment))
 
-    assert found.status is OK
-    assert found.evidence == environment
+    assert finding.status is OK
+    assert finding.evidence == environment
 
 
 def test_nccl_feature_that_the_machine_lacks_is_ok(machine: Machine) -> None:
-    found = run_check("CK022", machine(variables={"NCCL_NVLS_ENABLE": "0"}))
+    finding = run_check("CK022", machine(variables={"NCCL_NVLS_ENABLE": "0"}))
 
-    assert found.status is OK
-    assert found.evidence == {"NCCL_NVLS_ENABLE": "0"}
+    assert finding.status is OK
+    assert finding.evidence == {"NCCL_NVLS_ENABLE": "0"}
 
 
 def test_nccl_version_is_no_setting(machine: Machine) -> None:
-    found = run_check("CK022", machine(variables={"NCCL_VERSION": "2.28.3-1"}))
+    finding = run_check("CK022", machine(variables={"NCCL_VERSION": "2.28.3-1"}))
 
-    assert found.summary == "NCCL has its default settings"
+    assert finding.summary == "NCCL has its default settings"
 
 
 def test_nccl_conf_is_read_and_overridden_by_environment(machine: Machine, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_nccl_conf_is_read_and_overridden_by_environment(machine: Machine, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "expected_text"),
     [
         ("NVIDIA_TF32_OVERRIDE", "0", "no library uses TF32"),
         ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1", "only the precision of TF32"),
@@ -228,12 +228,12 @@ def test_nccl_conf_is_read_and_overridden_by_environment(machine: Machine, tmp_p
     ],
 )
 def test_math_setting_that_costs_speed_or_precision_warns(
-    machine: Machine, name: str, value: str, words: str
+    machine: Machine, name: str, value: str, expected_text: str
 ) -> None:
-    found = run_check("CK023", machine(variables={name: value}))
+    finding = run_check("CK023", machine(variables={name: value}))
 
-    assert found.status is WARN
-    assert words in found.summary
+    assert finding.status is WARN
+    assert expected_text in finding.summary
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_math_setting_that_costs_speed_or_precision_warns(
     ],
 )
 def test_harmless_math_settings_are_evidence(machine: Machine, name: str, value: str) -> None:
-    found = run_check("CK023", machine(variables={name: value}))
+    finding = run_check("CK023", machine(variables={name: value}))
 
-    assert found.status is OK
-    assert found.evidence == {name: value}
+    assert finding.status is OK
+    assert finding.evidence == {name: value}

@@ -130,8 +130,8 @@ def test_unavailable_value_is_never_zero() -> None:
 
 
 def test_mig_instance_has_index_of_its_gpu_first() -> None:
-    part = replace(gpu(0), index=3, uuid="MIG-3", parent=0)
-    rows = overview(report(read_devices(FakeMachine(nvml(gpu(0), part), NO_CUDA))))
+    instance = replace(gpu(0), index=3, uuid="MIG-3", parent=0)
+    rows = overview(report(read_devices(FakeMachine(nvml(gpu(0), instance), NO_CUDA))))
 
     assert [row["NVML"] for row in rows] == ["0", "0/3"]
 
@@ -217,9 +217,9 @@ def test_processes_have_type_sm_utilization_memory_and_runtime() -> None:
         ),
     )
     machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), process_list=process_list)
-    found = section(report(read_devices(machine, processes=True)), "Processes")
+    devices_found = section(report(read_devices(machine, processes=True)), "Processes")
 
-    rows, *reasons = found.nodes
+    rows, *reasons = devices_found.nodes
     assert isinstance(rows, Table)
     assert [tuple(map(words, row)) for row in rows.rows] == [
         ("0", "0", "41", "C", "ada", "93 %", str(GIB), "62", "python train.py"),
@@ -237,8 +237,8 @@ def test_missing_processes_have_a_reason() -> None:
         nvml(gpu(0)), cuda(cuda_gpu(0, 0)), process_list=Unavailable("no permission")
     )
 
-    found = section(report(read_devices(machine, processes=True)), "Processes")
-    assert found.nodes[1] == Note("info", "cuda:0: no permission")
+    devices_found = section(report(read_devices(machine, processes=True)), "Processes")
+    assert devices_found.nodes[1] == Note("info", "cuda:0: no permission")
 
 
 def matrices(view: Any, *links: Link) -> tuple[Any, ...]:
@@ -292,9 +292,9 @@ def test_long_report_has_driver_then_every_field_by_group() -> None:
     assert driver.title == "Driver"
     labels = {
         label
-        for part in properties.nodes
-        if isinstance(part, Section)
-        for facts in part.nodes
+        for instance in properties.nodes
+        if isinstance(instance, Section)
+        for facts in instance.nodes
         if isinstance(facts, Facts)
         for label, _ in facts.rows
     }
@@ -341,9 +341,9 @@ def arrays(result: DevicesResult, *names: str) -> dict[str, list[Any]]:
 
 
 def test_selected_fields_are_typed_columns() -> None:
-    found = arrays(alone(), "name", "temperature_gpu_c", "power_draw_w", "mig_mode")
+    devices_found = arrays(alone(), "name", "temperature_gpu_c", "power_draw_w", "mig_mode")
 
-    assert found == {
+    assert devices_found == {
         "name": ["NVIDIA Card 0"],
         "temperature_gpu_c": [50],
         "power_draw_w": [300.0],
@@ -374,7 +374,9 @@ def test_table_of_fields_has_reasons_and_faint_rows() -> None:
 
 def test_list_of_fields_explains_each_field_once() -> None:
     sections = listing(registry().values()).nodes
-    tables = [node for part in sections if isinstance(part, Section) for node in part.nodes]
+    tables = [
+        node for instance in sections if isinstance(instance, Section) for node in instance.nodes
+    ]
     rows = {
         label: value for node in tables if isinstance(node, Facts) for label, value in node.rows
     }

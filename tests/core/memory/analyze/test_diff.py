@@ -14,17 +14,17 @@ from cudakit.core.memory.result import DiffResult, MomentDiff
 from cudakit.core.memory.snapshot import Snapshot
 from cudakit.errors import UsageError
 
-EXAMPLES = Path(__file__).parents[4] / "examples"
+DATA = Path(__file__).parents[3] / "data"
 
 
 @pytest.fixture(scope="module")
 def trained() -> Snapshot:
-    return load(str(EXAMPLES / "train_python.pkl.gz"))
+    return load(str(DATA / "train_python.pkl.gz"))
 
 
 @pytest.fixture(scope="module")
 def failed() -> Snapshot:
-    return load(str(EXAMPLES / "oom.pkl.gz"))
+    return load(str(DATA / "oom.pkl.gz"))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture(scope="module")
 def result() -> MemoryResult:
-    return analyze([load(str(ROOT / "examples/oom.pkl.gz"))], MemorySpec())
+    return analyze([load(str(ROOT / "tests/data/oom.pkl.gz"))], MemorySpec())
 
 
 def test_csv_export_has_a_row_per_allocation(result: MemoryResult) -> None:

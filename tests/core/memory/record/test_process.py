@@ -99,3 +99,10 @@ def test_unknown_call_stack_of_a_damaged_trace_is_empty() -> None:
     memory.feed(Batch(7, records, [""], [()]))
 
     assert [segment.stack for segment in memory.model.segments] == [()]
+
+
+def test_ranges_of_libraries_are_ignored() -> None:
+    domains = ("CCCL", "NCCL", "TSL", "")
+    pushed = fed(*(RangePush(f"call {domain}", domain) for domain in domains))
+
+    assert [each.domain for each in pushed.ranges] == [""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from core.memory.verdict import programs
 from core.memory.verdict.programs import DEVICE, Gpu
 
 from cudakit.api.memory import new_allocator
+from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.analyze import MemorySpec, analyze
 from cudakit.core.memory.record.pools import POOL_IDS
 from cudakit.core.memory.result import Oom
@@ -96,8 +98,9 @@ def test_settings_are_recommended_against_fragmentation_only(
     oom = explained(failed(program, **options))
 
     recommended = [replayed for replayed in oom.replays if replayed.recommended]
-    assert all(replayed.helps for replayed in recommended)
-    assert cause == "fragmentation" or not recommended
+    assert all(replayed.helps and replayed.cause == cause for replayed in recommended)
+    can_help = cause == "fragmentation" and oom.verdict != "pool"
+    assert can_help or not any(replayed.settings for replayed in recommended)
 
 
 def test_program_ends_where_its_setting_helps_and_fails_again_where_it_does_not() -> None:
@@ -149,7 +152,8 @@ def test_memory_of_another_library_is_named_and_not_counted_as_reserved() -> Non
 
     assert oom.causes[0].id == "other_processes"
     assert oom.causes[0].bytes >= int(0.75 * DEVICE)
-    assert "6.00 GiB by cupy" in oom.causes[0].sentence
+    assert "6.00 GiB by cupy in this process" in oom.causes[0].sentence
+    assert "other processes" not in oom.causes[0].sentence
 
 
 def test_limit_is_raised_in_the_unit_of_its_call() -> None:
@@ -157,9 +161,18 @@ def test_limit_is_raised_in_the_unit_of_its_call() -> None:
         failed(programs.larger_step_than_the_limit, settings=Settings(memory_fraction=0.2))
     )
 
-    remedy = oom.causes[0].remedy
+    remedy = oom.remedies[0]
     assert "to a fraction of at least 0.2" in remedy
     assert "set_per_process_memory_fraction" in remedy
+    assert "(replayed: the request fits, peak reserved " in remedy
+
+
+def test_memory_of_other_processes_would_serve_the_request() -> None:
+    oom = explained(failed(programs.train_steadily, outside=3 * DEVICE // 4))
+
+    (recommended,) = [replayed for replayed in oom.replays if replayed.recommended]
+    assert recommended.change == "the 6.00 GiB outside this allocator"
+    assert recommended.peak_reserved_bytes > DEVICE // 4
 
 
 def test_figures_of_all_causes_are_of_the_moment_of_the_failure() -> None:
@@ -167,3 +180,45 @@ def test_figures_of_all_causes_are_of_the_moment_of_the_failure() -> None:
         oom = explained(failed(program, **options))
         for cause in oom.causes:
             assert 0 <= cause.bytes <= max(2 * DEVICE, oom.device_free_bytes), cause
+
+
+def test_reports_on_cudakits_own_allocator_name_no_call_of_pytorch() -> None:
+    for _, program, options in PROGRAMS:
+        gpu = Gpu(**options)
+        assert not programs.run(program, gpu)
+        oom = explained(gpu.snapshot(with_total=False))
+        texts = [oom.sentence, *oom.remedies, *(cause.remedy for cause in oom.causes)]
+        for text in texts:
+            assert "torch" not in text.lower().replace("/torch/", "").replace("torch.cat", ""), text
+
+
+def test_limit_in_advice_is_never_below_what_was_reserved_before() -> None:
+    """The figures of one report agree: the limit was at least the most that was ever reserved."""
+    gpu = Gpu(settings=Settings(memory_fraction=0.2))
+    assert not programs.run(programs.larger_step_than_the_limit, gpu)
+    device = analyze([gpu.snapshot(with_total=False)], MemorySpec(), new_allocator).devices[0]
+
+    remedy = device.ooms[-1].causes[0].remedy
+    factor = float(remedy.split("at least ")[1].split(" times")[0])
+    highest = device.peak.highest_reserved_bytes
+    needed = device.ooms[-1].state.reserved_bytes + device.ooms[-1].size_bytes
+    assert factor * highest >= needed
+    assert factor > 1
+
+
+def test_causes_of_failures_before_the_last_five_need_no_history() -> None:
+    def retries(gpu: Gpu) -> None:
+        kept = [gpu.empty(0.05) for _ in range(15)]
+        for _ in range(8):
+            with suppress(OutOfMemory):
+                gpu.empty(0.5)
+        del kept
+
+    gpu = Gpu()
+    retries(gpu)
+    ooms = analyze([gpu.snapshot()], MemorySpec(), new_allocator).devices[0].ooms
+    assert len(ooms) == 8
+    assert all(oom.causes for oom in ooms)
+    assert {oom.causes[0].id for oom in ooms[:3]} == {"capacity"}
+    assert {oom.causes[0].id for oom in ooms[3:]} != {"capacity"}
+    assert [bool(oom.replays) for oom in ooms] == [False] * 7 + [True]

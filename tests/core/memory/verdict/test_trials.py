@@ -1,10 +1,11 @@
-"""The replays of remedies: a law on random programs, and the windows of long traces."""
+"""The replays of remedies: a invariants on random programs, and the windows of long traces."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import pytest
 from core.memory.strategies import LAW
 from core.memory.verdict import programs
@@ -15,9 +16,14 @@ from hypothesis import strategies as st
 from cudakit.api.memory import new_allocator
 from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.analyze import MemorySpec, analyze
-from cudakit.core.memory.result import Oom
+from cudakit.core.memory.analyze.call_sites import StackTable
+from cudakit.core.memory.analyze.step_peaks import step_history
+from cudakit.core.memory.replay import replay
+from cudakit.core.memory.result import Oom, ReplayedRemedy
 from cudakit.core.memory.snapshot import Snapshot
-from cudakit.core.memory.verdict import trials
+from cudakit.core.memory.verdict.failure import failure_at
+from cudakit.core.memory.verdict.trials import ReplayLimits, replay_changes
+from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, parse_config
 
 MIB = 1 << 20
@@ -88,34 +94,55 @@ def fragmented_after_many_events(gpu: Gpu) -> None:
     del results
 
 
-def test_failure_that_recurs_only_with_more_events_is_replayed_from_further_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def replayed_remedies(snapshot: Snapshot, limits: ReplayLimits) -> tuple[ReplayedRemedy, ...]:
+    trace = snapshot.devices[0]
+    history = replay(snapshot, trace)
+    failure = failure_at(
+        int(np.flatnonzero(trace.events.action == Action.OOM)[-1]),
+        snapshot=snapshot,
+        trace=trace,
+        replayed=history,
+        steps=step_history(snapshot, trace, history),
+        stacks=StackTable(snapshot),
+    )
+    return replay_changes(failure, snapshot, trace, new_allocator, limits)
+
+
+@pytest.fixture(scope="module")
+def long_trace() -> Snapshot:
     gpu = Gpu()
     assert not programs.run(fragmented_after_many_events, gpu)
+    return gpu.snapshot()
+
+
+def test_failure_that_recurs_only_with_more_events_is_replayed_from_further_back(
+    long_trace: Snapshot,
+) -> None:
+    assert replayed_remedies(long_trace, ReplayLimits(events=(1000,))) == ()
+    further = replayed_remedies(long_trace, ReplayLimits(events=(1000, 60_000)))
+    assert {replayed.helps for replayed in further} == {False, True}
+    assert further == replayed_remedies(long_trace, ReplayLimits())
+
+
+def test_replay_with_too_many_blocks_before_it_is_not_begun(long_trace: Snapshot) -> None:
+    assert (
+        replayed_remedies(long_trace, ReplayLimits(events=(5000, 60_000), blocks_before=10)) == ()
+    )
+
+
+def test_replay_that_searches_too_many_blocks_ends() -> None:
+    gpu = Gpu()
+    assert not programs.run(programs.replay_buffer_of_varying_sizes, gpu)
     snapshot = gpu.snapshot()
 
-    assert {replayed.helps for replayed in explained(snapshot).replays} == {False, True}
-    monkeypatch.setattr(trials, "_EVENTS", (1000,))
-    assert explained(snapshot).replays == ()
+    assert replayed_remedies(snapshot, ReplayLimits())
+    assert replayed_remedies(snapshot, ReplayLimits(searched_blocks=10)) == ()
 
 
-def test_nothing_is_recommended_if_the_failure_does_not_recur(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu = Gpu()
-    assert not programs.run(fragmented_after_many_events, gpu)
-    monkeypatch.setattr(trials, "_EVENTS", (1000,))
-    oom = explained(gpu.snapshot())
-
-    assert oom.causes[0].id == "fragmentation"
-    assert not any("ALLOC_CONF" in remedy for remedy in oom.remedies)
-
-
-def test_replays_reserve_at_most_the_memory_of_the_device() -> None:
+def test_replays_of_settings_reserve_at_most_the_memory_of_the_device() -> None:
     gpu = Gpu(outside=DEVICE // 4)
     assert not programs.run(programs.replay_buffer_of_varying_sizes, gpu)
-    replays = explained(gpu.snapshot()).replays
+    settings = [r for r in explained(gpu.snapshot()).replays if r.settings is not None]
 
-    assert replays
-    assert max(replayed.peak_reserved_bytes for replayed in replays) <= 3 * DEVICE // 4
+    assert settings
+    assert max(replayed.peak_reserved_bytes for replayed in settings) <= 3 * DEVICE // 4

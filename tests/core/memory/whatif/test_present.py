@@ -31,11 +31,11 @@ def read(*names: str, settings: tuple[str, ...] = SETTINGS, limit: int | None = 
 def test_report_of_an_out_of_memory_error_equals_the_golden_file(
     golden: Callable[[str, str], None],
 ) -> None:
-    golden("memviz-what-if-oom-100.txt", read("examples/oom.pkl.gz"))
+    golden("memviz-what-if-oom-100.txt", read("tests/data/oom.pkl.gz"))
 
 
 def test_report_of_a_low_limit_equals_the_golden_file(golden: Callable[[str, str], None]) -> None:
-    text = read("examples/train_python.pkl.gz", limit=780 << 20)
+    text = read("tests/data/train_python.pkl.gz", limit=780 << 20)
 
     golden("memviz-what-if-limit-100.txt", text)
 

@@ -24,7 +24,7 @@ from cudakit.errors import InputError, SnapshotError, Unsupported, UsageError
 from cudakit.torch_rules.settings import Settings
 
 ROOT = Path(__file__).parents[4]
-RECORDINGS = sorted((*ROOT.glob("tests/data/*.pkl.gz"), *ROOT.glob("examples/*.pkl.gz")))
+RECORDINGS = sorted((*ROOT.glob("tests/data/*.pkl.gz"), *ROOT.glob("examples/memory/*.pkl.gz")))
 GROWS = "expandable_segments:True"
 
 
@@ -45,7 +45,7 @@ def test_replay_of_a_pytorch_recording_equals_every_figure(path: Path) -> None:
 
 
 def test_defaults_replay_equals_a_recording_with_defaults() -> None:
-    device = ask(load(str(ROOT / "examples/oom.pkl.gz")), "")
+    device = ask(load(str(ROOT / "tests/data/oom.pkl.gz")), "")
     assert device.tried[0] == replace(device.replayed, name="defaults")
     assert device.recorded.retries == device.replayed.retries == 4
 

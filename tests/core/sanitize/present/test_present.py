@@ -8,20 +8,20 @@ from dataclasses import replace
 
 import pytest
 from core.sanitize.sample_races import (
-    DEFAULT,
+    BLOCKING_STREAM,
+    DEFAULT_STREAM,
     EVENT,
-    OTHER,
-    OWN,
+    PER_THREAD_STREAM,
     PREFETCH,
-    STEP,
-    WAIT,
-    found,
+    TRAIN_STEP,
+    WAIT_EVENT,
+    demangle,
+    exact_operation,
+    found_race,
     kernel,
     race,
-    readable,
     report_of,
     result_of,
-    work,
 )
 
 from cudakit.core.sanitize.present import brief, report, title
@@ -46,34 +46,34 @@ CERTAIN = Confidence.CERTAIN
 OVERWRITTEN = race(
     RaceKind.WRITE_AFTER_READ,
     confidence=CERTAIN,
-    current=work(EventKind.FILL, seq=240, stream=OTHER),
-    previous=work(mode=AccessMode.READ, seq=230, site=STEP),
+    current=exact_operation(EventKind.FILL, seq=240, stream=BLOCKING_STREAM),
+    previous=exact_operation(mode=AccessMode.READ, seq=230, site=TRAIN_STEP),
     allocation=None,
     last_sync=None,
 )
 FREED = race(
     RaceKind.USE_AFTER_FREE,
-    current=work(EventKind.FREE, seq=300, stream=OWN),
+    current=exact_operation(EventKind.FREE, seq=300, stream=PER_THREAD_STREAM),
     previous=kernel("triton_poi_fused_add_0"),
-    last_sync=Sync(SyncKind.HOST, 90, WAIT, 90, WAIT),
+    last_sync=Sync(SyncKind.HOST, 90, WAIT_EVENT, 90, WAIT_EVENT),
 )
 IN_A_GRAPH = race(
     RaceKind.WRITE_AFTER_WRITE,
-    current=kernel(graph=2, node=3, stream=OTHER),
-    previous=work(graph=2, node=2, stream=OTHER),
+    current=kernel(graph=2, node=3, stream=BLOCKING_STREAM),
+    previous=exact_operation(graph=2, node=2, stream=BLOCKING_STREAM),
     last_sync=None,
     approximate=True,
 )
 REUSED = race(
     RaceKind.REUSE,
-    current=kernel(stream=OWN),
-    previous=work(mode=AccessMode.READ),
-    last_sync=Sync(SyncKind.DEFAULT_STREAM, 90, WAIT, 91, WAIT),
+    current=kernel(stream=PER_THREAD_STREAM),
+    previous=exact_operation(mode=AccessMode.READ),
+    last_sync=Sync(SyncKind.DEFAULT_STREAM, 90, WAIT_EVENT, 91, WAIT_EVENT),
 )
 ON_THE_HOST = race(
     RaceKind.HOST,
     confidence=CERTAIN,
-    current=work(seq=130, stream=0, mode=AccessMode.READ, site=WAIT),
+    current=exact_operation(seq=130, stream=0, mode=AccessMode.READ, site=WAIT_EVENT),
 )
 
 
@@ -102,7 +102,7 @@ def test_report_without_races(golden: Callable[[str, str], None]) -> None:
 
 def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
     filled = Report(
-        suppressions=[parse("kernel:*elementwise*"), parse("kernel:no")], demangle=readable
+        suppressions=[parse("kernel:*elementwise*"), parse("kernel:no")], demangle=demangle
     )
     report_of(race(), race(), race(confidence=Confidence.POSSIBLE), report=filled)
     result = filled.result(
@@ -244,7 +244,10 @@ def test_host_that_waited_has_a_lane() -> None:
     [
         (IN_A_GRAPH, ("node 2 of graph 2", "node 3 of graph 2")),
         (
-            race(current=replace(kernel(stream=OTHER), context=2), previous=work(stream=OTHER)),
+            race(
+                current=replace(kernel(stream=BLOCKING_STREAM), context=2),
+                previous=exact_operation(stream=BLOCKING_STREAM),
+            ),
             ("stream 9, context 1", "stream 9, context 2"),
         ),
     ],
@@ -262,21 +265,22 @@ def test_every_race_kind_is_drawn_in_html() -> None:
 
 
 def test_unknown_call_has_no_number() -> None:
-    unknown = race(current=kernel("add", seq=0), previous=work(seq=0), last_sync=None)
+    unknown = race(current=kernel("add", seq=0), previous=exact_operation(seq=0), last_sync=None)
 
     assert picture(unknown).arrays["seq"].tolist() == [0, 0]
     assert "makes the legacy default stream wait for stream 7" in read(racy(unknown), width=120)
 
 
 def test_call_without_number_is_drawn_after_the_last_wait() -> None:
-    unknown = race(current=kernel("add", seq=0), previous=work(seq=0))
+    unknown = race(current=kernel("add", seq=0), previous=exact_operation(seq=0))
 
     assert picture(unknown).arrays["seq"].tolist() == [101, 104, 0, 0]
 
 
 def test_nodes_of_one_graph_launch_are_named_by_number() -> None:
     one = race(
-        current=kernel(graph=2, node=3), previous=work(seq=112, graph=2, node=2, stream=DEFAULT)
+        current=kernel(graph=2, node=3),
+        previous=exact_operation(seq=112, graph=2, node=2, stream=DEFAULT_STREAM),
     )
 
     assert "no synchronization makes node 3 of graph 2 wait for node 2 of graph 2" in read(
@@ -317,7 +321,7 @@ def test_hostile_kernel_name_is_escaped() -> None:
 
     assert "\x1b" not in console.render(document, width=80, color=False)
     assert "<script>" not in html.render(document)
-    assert found(race(current=kernel(name))).current.kernel == name
+    assert found_race(race(current=kernel(name))).current.kernel == name
 
 
 def test_sides_name_their_ranges() -> None:

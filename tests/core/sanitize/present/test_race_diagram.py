@@ -40,8 +40,8 @@ def columns(
     )
 
 
-def drawn(made: Columns) -> Node:
-    return read(figure(race_diagram([made]))).one("figure")
+def drawn(columns_made: Columns) -> Node:
+    return read(figure(race_diagram([columns_made]))).one("figure")
 
 
 def share(node: Node, name: str) -> float:
@@ -96,8 +96,8 @@ def test_calls_are_drawn_in_order_without_overlap() -> None:
 
 @pytest.mark.parametrize(("lane", "down"), [((0, 1), True), ((1, 0), False)])
 def test_arrow_is_drawn_between_the_lanes(lane: tuple[int, int], down: bool) -> None:
-    made = columns(lane=lane, after=(-1, 0))
-    picture = drawn(made).one("svg", "chart")
+    columns_made = columns(lane=lane, after=(-1, 0))
+    picture = drawn(columns_made).one("svg", "chart")
     (line,) = picture.all("line", "order")
     start, end = (share(line, name) for name in ("y1", "y2"))
 

@@ -1,10 +1,10 @@
-"""A capture graph in memory: its nodes, and the last nodes of each stream."""
+"""A graph of a capture in memory: the nodes, and the last nodes of each stream."""
 
 from __future__ import annotations
 
 
-class Graph:
-    """One capture, with id 1. A stream joins it by waiting for a stream in it."""
+class CaptureGraph:
+    """A capture with id 1. A stream joins the capture by waiting for a stream that is captured."""
 
     def __init__(self, *streams: int) -> None:
         self.heads: dict[int, tuple[int, ...]] = dict.fromkeys(streams, ())
@@ -16,10 +16,10 @@ class Graph:
         self.before[node] = self.heads[stream]
         self.heads[stream] = (node,)
 
-    def wait(self, stream: int, other: int) -> None:
-        """Make a stream wait for another one."""
-        known = self.heads.get(stream, ())
-        self.heads[stream] = tuple(dict.fromkeys((*known, *self.heads[other])))
+    def wait(self, stream: int, awaited: int) -> None:
+        """Make a stream wait for the stream ``awaited``."""
+        heads = self.heads.get(stream, ())
+        self.heads[stream] = tuple(dict.fromkeys((*heads, *self.heads[awaited])))
 
     def end(self) -> None:
         self.heads.clear()

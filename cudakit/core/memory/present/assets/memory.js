@@ -69,15 +69,27 @@ class MemoryExplorer {
         make("div", {}, this.time.element, this.legend, make("div", { class: "tabs", role: "tablist" }, ...this.tabs), this.body),
         this.details.element,
       ),
+      make("p", { class: "caption" }, this.#origin()),
       this.tooltip.element,
     );
     element.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  #origin() {
+    const { device, events, first_us: first, has_times: timed } = this.model.facts;
+    const date = timed && first > 0 && first < 8e15 ? `, recorded ${new Date(first / 1000).toISOString().slice(0, 19).replace("T", " ")} UTC` : "";
+    return `${device}, ${formatCount(events)} events${date}. Curves: reserved (solid), allocated (dashed), requested (dotted).`;
   }
 
   #group() {
     this.mask = this.model.stacksWith(this.state.get("filter"));
     this.grouping = this.model.grouping(this.state.get("by"));
     this.bands = new Bands(this.model, this.grouping, this.mask, BAND_COLORS);
+  }
+
+  /** Draw now what changed, instead of before the next frame. */
+  redraw() {
+    this.state.notify();
   }
 
   /** Redraw after changes of the state; null stands for all values. */

@@ -46,6 +46,7 @@ export class MapView {
   #picture(context, columns, rows, colors) {
     const image = context.createImageData(columns, rows);
     const pixels = new Uint32Array(image.data.buffer);
+    this.view = this.app.state.get("view");
     this.#fillSegments(pixels, columns, rows, pixelOf(context, colors.reserved));
     this.#fillAllocations(pixels, columns, rows, this.#colors(context, colors));
     return image;
@@ -63,40 +64,48 @@ export class MapView {
 
   #fillSegments(pixels, columns, rows, color) {
     const { segment_begin: begins, segment_end: ends, segment_address: address, segment_size: size } = this.app.model.arrays;
-    const fill = this.#filler(pixels, columns, rows);
-    for (let i = 0; i < begins.length; i++) {
-      const low = this.space.position(address[i]);
-      fill(begins[i] - 1, ends[i], low, low + size[i], color);
-    }
+    const places = { columns, ...this.#rowsOf(address, size, rows) };
+    for (let i = 0; i < begins.length; i++) this.#fill(pixels, places, i, begins[i] - 1, ends[i], color);
   }
 
   #fillAllocations(pixels, columns, rows, colors) {
     const { model, bands } = this.app;
     const [first, last] = this.app.state.get("view");
-    const fill = this.#filler(pixels, columns, rows);
+    if (this.rows !== rows) this.places = this.#rowsOf(model.address, model.size, rows);
+    this.rows = rows;
+    const places = { columns, ...this.places };
+    const { begin, end } = model;
     const until = model.begunUntil(last);
     for (let i = 0; i < until; i++) {
       const band = bands.bandOf[i];
-      if (band >= 0 && model.end[i] > first) fill(model.begin[i], model.end[i], this.low[i], this.low[i] + model.size[i], colors[band]);
+      if (band >= 0 && end[i] > first) this.#fill(pixels, places, i, begin[i], end[i], colors[band]);
     }
   }
 
-  /** Return a function that fills the pixels of a rectangle of events and addresses. */
-  #filler(pixels, columns, rows) {
-    const [first, last] = this.app.state.get("view");
-    const perEvent = columns / (last - first);
+  /** Return the first pixel row of each range of addresses, and the row after its last. */
+  #rowsOf(address, size, rows) {
     const perByte = rows / Math.max(this.space.total, 1);
-    return (begin, end, low, high, color) => {
-      const left = Math.max(0, Math.floor((begin - first) * perEvent));
-      const right = Math.min(columns, Math.max(left + 1, Math.floor((end - first) * perEvent)));
-      if (right <= left) return;
-      const top = Math.max(0, Math.floor(low * perByte));
-      const bottom = Math.min(rows, Math.max(top + 1, Math.floor(high * perByte)));
-      for (let row = top; row < bottom; row++) {
-        const end = row * columns + right;
-        for (let pixel = row * columns + left; pixel < end; pixel++) pixels[pixel] = color;
-      }
-    };
+    const top = new Int32Array(address.length);
+    const bottom = new Int32Array(address.length);
+    for (let i = 0; i < top.length; i++) {
+      const low = this.space.position(address[i]);
+      top[i] = Math.min(rows - 1, Math.max(0, Math.floor(low * perByte)));
+      bottom[i] = Math.min(rows, Math.max(top[i] + 1, Math.floor((low + size[i]) * perByte)));
+    }
+    return { top, bottom };
+  }
+
+  /** Fill the pixels of item i, from event `begin` to event `end`; at least one pixel. */
+  #fill(pixels, { columns, top, bottom }, i, begin, end, color) {
+    const [first, last] = this.view;
+    const perEvent = columns / (last - first);
+    const left = begin <= first ? 0 : ((begin - first) * perEvent) | 0;
+    if (left >= columns) return;
+    const right = end >= last ? columns : Math.max(left + 1, ((end - first) * perEvent) | 0);
+    const stop = bottom[i] * columns;
+    for (let row = top[i] * columns; row < stop; row += columns) {
+      for (let pixel = row + left; pixel < row + right; pixel++) pixels[pixel] = color;
+    }
   }
 
   #drawCursor(context, width, height, colors) {

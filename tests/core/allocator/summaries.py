@@ -1,4 +1,4 @@
-"""Changes of statistics, and short forms of snapshots."""
+"""Changes of statistics, and summaries of snapshots."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def current(allocator: CachingAllocator, metric: str, kind: str = "all") -> int:
 
 @contextmanager
 def changes(allocator: CachingAllocator) -> Iterator[dict[str, int]]:
-    """Collect the changes of current values, by name without ``current``.
+    """Yield a dict that receives the changes of current values at the end, by name without ``current``.
 
-    Of private pools that are made meanwhile nothing was known before.
+    Statistics of private pools that are created meanwhile are left out.
     """
     before = allocator.statistics()
-    found: dict[str, int] = {}
-    yield found
+    values: dict[str, int] = {}
+    yield values
     for name, value in allocator.statistics().items():
         if name.endswith(".current") and value != before.get(name, value):
-            found[name.removesuffix(".current")] = value - before[name]
+            values[name.removesuffix(".current")] = value - before[name]
 
 
 def blocks(allocator: CachingAllocator) -> list[list[tuple[int, str]]]:
-    """List the size and the state of each block, by segment."""
+    """Return the size and the state of each block, by segment."""
     return [
         [(block["size"], block["state"]) for block in segment["blocks"]]
         for segment in allocator.snapshot()["segments"]
@@ -36,9 +36,9 @@ def blocks(allocator: CachingAllocator) -> list[list[tuple[int, str]]]:
 
 
 def segments(allocator: CachingAllocator) -> list[tuple[str, int]]:
-    """List the kind and the size of each segment."""
-    found: list[dict[str, Any]] = allocator.snapshot()["segments"]
-    return [(segment["segment_type"], segment["total_size"]) for segment in found]
+    """Return the kind and the size of each segment."""
+    values: list[dict[str, Any]] = allocator.snapshot()["segments"]
+    return [(segment["segment_type"], segment["total_size"]) for segment in values]
 
 
 def actions(allocator: CachingAllocator) -> list[str]:

@@ -18,22 +18,22 @@ def check(allocator: CachingAllocator) -> None:
 def check_state(statistics: dict[str, int], segments: list[dict[str, Any]]) -> None:
     """Check statistics against segments."""
     by_pool_kind = by_private_pool(statistics)
-    for kind, of in (("small_pool", "small"), ("large_pool", "large"), ("all", "")):
-        own = [s for s in segments if not of or s["segment_type"] == of]
-        for metric, value in summed(own).items():
+    for kind, segment_type in (("small_pool", "small"), ("large_pool", "large"), ("all", "")):
+        selected = [s for s in segments if not segment_type or s["segment_type"] == segment_type]
+        for metric, value in statistics_of(selected).items():
             assert statistics[f"{metric}.{kind}.current"] == value, (metric, kind)
-        assert by_pool_kind[kind] == by_pool(own), kind
+        assert by_pool_kind[kind] == by_pool(selected), kind
     check_statistics(statistics)
     check_layout(segments)
 
 
-def summed(segments: list[dict[str, Any]]) -> dict[str, int]:
+def statistics_of(segments: list[dict[str, Any]]) -> dict[str, int]:
     """Return the statistics that follow from segments."""
     blocks = [block for segment in segments for block in segment["blocks"]]
     active = [block for block in blocks if block["state"] != "inactive"]
     plain = [s["blocks"] for s in segments if not s["is_expandable"]]
-    split = [own for own in plain if len(own) > 1]
-    inactive = [b["size"] for own in split for b in own if b["state"] == "inactive"]
+    split = [selected for selected in plain if len(selected) > 1]
+    inactive = [b["size"] for selected in split for b in selected if b["state"] == "inactive"]
     return {
         "segment": sum(not s["is_expandable"] for s in segments),
         "reserved_bytes": sum(s["total_size"] for s in segments),
@@ -49,21 +49,21 @@ def summed(segments: list[dict[str, Any]]) -> dict[str, int]:
 
 def by_pool(segments: list[dict[str, Any]]) -> dict[str, int]:
     """Return the reserved bytes of each private pool by id."""
-    found = Counter[str]()
+    reserved_bytes = Counter[str]()
     for segment in segments:
         if segment["segment_pool_id"] != (0, 0):
-            found["{}_{}".format(*segment["segment_pool_id"])] += segment["total_size"]
-    return dict(found)
+            reserved_bytes["{}_{}".format(*segment["segment_pool_id"])] += segment["total_size"]
+    return dict(reserved_bytes)
 
 
 def by_private_pool(statistics: dict[str, int]) -> dict[str, dict[str, int]]:
     """Return the reserved bytes of private pools in the statistics, by kind and id."""
-    found: dict[str, dict[str, int]] = {kind: {} for kind in (*KINDS.values(), "all")}
+    reserved_bytes: dict[str, dict[str, int]] = {kind: {} for kind in (*KINDS.values(), "all")}
     for name, value in statistics.items():
         if value and name.startswith(BY_POOL) and name.endswith(".current"):
             _, pool, kind, _ = name.split(".")
-            found[kind][pool] = value
-    return found
+            reserved_bytes[kind][pool] = value
+    return reserved_bytes
 
 
 def check_statistics(statistics: dict[str, int]) -> None:
@@ -79,12 +79,14 @@ def check_layout(segments: list[dict[str, Any]]) -> None:
     end = 0
     for segment in segments:
         assert segment["address"] >= end
-        place, before = segment["address"], ""
+        next_address, previous_state = segment["address"], ""
         for block in segment["blocks"]:
-            assert block["address"] == place
+            assert block["address"] == next_address
             assert block["size"] > 0
             assert block["size"] % 512 == 0
-            assert not (block["state"] == before == "inactive"), "adjacent free blocks are merged"
-            place, before = place + block["size"], block["state"]
+            assert not (block["state"] == previous_state == "inactive"), (
+                "adjacent free blocks are merged"
+            )
+            next_address, previous_state = next_address + block["size"], block["state"]
         end = segment["address"] + segment["total_size"]
-        assert place == end
+        assert next_address == end

@@ -16,12 +16,15 @@ PAGE = 20 * MIB
 SIDE = 11
 
 
-def expanding(device: Device | None = None, **more: Any) -> CachingAllocator:
-    """Return an allocator with expandable_segments and other settings."""
-    settings = Settings(expandable_segments=True, **more)
-    return CachingAllocator(device or VirtualDevice(), settings, search_again=False)
+def expandable_allocator(device: Device | None = None, **settings: Any) -> CachingAllocator:
+    """Return an allocator with expandable_segments and the given settings."""
+    return CachingAllocator(
+        device or VirtualDevice(),
+        Settings(expandable_segments=True, **settings),
+        search_again=False,
+    )
 
 
-def switch(allocator: CachingAllocator, *, on: bool) -> None:
-    """Turn the setting on or off."""
+def set_expandable(allocator: CachingAllocator, *, on: bool) -> None:
+    """Turn the setting expandable_segments on or off."""
     allocator.configure(replace(allocator.settings, expandable_segments=on))

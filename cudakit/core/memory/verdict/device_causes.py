@@ -1,0 +1,141 @@
+"""Causes of a failed allocation besides the needs of the program: limits, other users, unusable memory.
+
+Each function returns the evidence for one cause, or None.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cudakit.core.memory.result import Cause
+from cudakit.core.memory.verdict.failure import Failure
+from cudakit.torch_rules.oom_verdict import verdict_of
+from cudakit.torch_rules.sizes import MIB
+from cudakit.units import format_bytes
+
+# Free memory below this share of the reserved memory is normal for the caching allocator.
+LARGE_FREE_SHARE = 0.1
+# A CUDA context with its libraries takes less than the larger of these: bytes, and share of the device.
+_CONTEXT_BYTES, _CONTEXT_SHARE = 1536 * MIB, 0.04
+
+
+def request_too_large(failure: Failure) -> Cause | None:
+    """Return evidence that the request alone is larger than all memory that the process could have."""
+    size, available = failure.request.size, failure.available
+    if size <= available:
+        return None
+    of_device = "the device has" if failure.device_total else "this process could have had at most"
+    return Cause(
+        "request_too_large",
+        size - available,
+        sufficient=True,
+        sentence=f"the request alone is {format_bytes(size)}, and {of_device} {format_bytes(available)}",
+        remedy="compute this result in parts, or with less precision",
+        stack=failure.stacks.frames(failure.stack),
+        site=failure.stacks.site(failure.stack),
+    )
+
+
+def process_limit(failure: Failure) -> Cause | None:
+    """Return evidence that a limit of this process refused the request although the device had memory."""
+    request = failure.request
+    if not request.limited:
+        return None
+    limit = "a limit of this process"
+    if failure.memory_fraction is not None:
+        limit += f" ({failure.memory_fraction:.3g} of the device)"
+    return Cause(
+        "process_limit",
+        request.device_free,
+        sufficient=True,
+        sentence=(
+            f"{limit} refused a new segment of {format_bytes(request.needed)}:"
+            f" {format_bytes(request.reserved)} was reserved, and {format_bytes(request.device_free)} of"
+            " the device was free"
+        ),
+        remedy=_raise_limit(failure),
+    )
+
+
+def _raise_limit(failure: Failure) -> str:
+    """Return advice in the unit of the call: a fraction of the device, or a factor of the fraction."""
+    request = failure.request
+    needed = request.reserved + request.needed
+    # The limit is unknown without a recorded fraction; it allowed the most that was reserved.
+    allowed = max(int(failure.replayed.curves.reserved[: failure.event + 1].max()), 1)
+    if failure.device_total:
+        fraction = min(-(-1000 * needed // failure.device_total) / 1000, 1.0)
+        amount = f"to a fraction of at least {fraction:.3f} ({format_bytes(needed)} of the device)"
+    else:
+        factor = max(-(-100 * needed // allowed) / 100, 1.01)
+        amount = (
+            f"to at least {factor:.2f} times the present fraction ({format_bytes(needed)}; the most that"
+            f" was reserved before is {format_bytes(allowed)})"
+        )
+    return f"raise the limit {amount}: {request.calls.set_limit}"
+
+
+def other_processes(failure: Failure) -> Cause | None:
+    """Return evidence that other processes or libraries hold the missing memory."""
+    request, outside = failure.request, failure.outside
+    if request.limited or not is_shared(failure):
+        return None
+    return Cause(
+        "other_processes",
+        outside,
+        sufficient=outside + request.device_free >= request.needed,
+        sentence=(
+            f"{format_bytes(outside)} of the device is in use outside this allocator{_libraries(failure)};"
+            f" {format_bytes(request.reserved)} is reserved here and"
+            f" {format_bytes(request.device_free)} is free"
+        ),
+        remedy=(
+            "free that memory: `cudakit devices` lists the processes, and `cudakit run --memory` the"
+            " allocations of other libraries"
+        ),
+    )
+
+
+def is_shared(failure: Failure) -> bool:
+    """Return whether more memory is in use outside the allocator than a CUDA context takes."""
+    return failure.outside >= max(_CONTEXT_BYTES, _CONTEXT_SHARE * failure.available)
+
+
+def _libraries(failure: Failure) -> str:
+    """Return who holds the memory outside the allocator, as the end of a clause."""
+    if not failure.libraries:
+        return ", by other processes or other libraries of this process"
+    unattributed = failure.outside - sum(size for _, size in failure.libraries)
+    holders = [
+        f"{format_bytes(size)} by {name} in this process" for name, size in failure.libraries
+    ]
+    if unattributed > 0:
+        holders.append(f"{format_bytes(unattributed)} by other processes and CUDA contexts")
+    return f" ({', '.join(holders)})"
+
+
+_UNUSABLE_REMEDIES: Final = {
+    "pool": "allocate on the stream that has the free memory, let CUDA graphs share one pool, and delete"
+    " graphs and MemPools that are no longer used",
+    "fragmentation": "free the long-lived blocks that keep segments in use, or allocate them first"
+    " (section Fragmentation)",
+}
+
+
+def fragmentation(failure: Failure) -> Cause | None:
+    """Return evidence that memory is free in segments and the request cannot use it."""
+    request, verdict = failure.request, verdict_of(failure.request)
+    unusable = request.free + (request.pending if verdict.code == "pending" else 0)
+    sufficient = verdict.code not in ("limit", "capacity")
+    if not unusable or not (sufficient or unusable >= LARGE_FREE_SHARE * request.reserved):
+        return None
+    reason = verdict.reason
+    if not sufficient:
+        reason = (
+            f"{format_bytes(request.free)} is free in segments, which is less than the request, and the"
+            f" largest free block is {format_bytes(max(request.own_largest, request.other_largest))}"
+        )
+    remedy = verdict.remedy or _UNUSABLE_REMEDIES.get(
+        verdict.code, _UNUSABLE_REMEDIES["fragmentation"]
+    )
+    return Cause("fragmentation", unusable, sufficient=sufficient, sentence=reason, remedy=remedy)

@@ -1,0 +1,285 @@
+"""Causes of a failed allocation in the program: what it holds, and how that grows.
+
+Each function returns the evidence for one cause, or None.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudakit.core.memory.analyze.call_sites import StackTable, site_name
+from cudakit.core.memory.analyze.leaks import growing_stacks
+from cudakit.core.memory.analyze.loops import is_inner_call
+from cudakit.core.memory.analyze.step_peaks import growth_between, is_growing, is_rising
+from cudakit.core.memory.result import Cause, DiffRow
+from cudakit.core.memory.snapshot import Ints, Mask
+from cudakit.core.memory.verdict.failure import Failure
+from cudakit.document import Frame
+from cudakit.units import format_bytes, format_count
+
+# A cause below this share of the memory in use is noise.
+_MIN_SHARE = 0.02
+# A phase counts as an exception if it needs this much more than the highest step before it.
+_MIN_EXCESS = 0.15
+# A phase without earlier steps, and the memory in use before it, each need this share of the whole.
+_MIN_PHASE_SHARE = 0.1
+# Fewer blocks of one call site do not show that the site accumulates blocks.
+_MIN_ACCUMULATED = 8
+
+
+def retained(failure: Failure) -> Cause | None:
+    """Return evidence that blocks of some call sites accumulate from step to step."""
+    growing = growing_stacks(failure.replayed.allocations, failure.steps.bounds, failure.event)
+    if not len(growing.ids):
+        return None
+    added_blocks = growing.counts[:, -1] - growing.counts[:, 0]
+    accumulates = (added_blocks >= 2) & is_growing(growing.counts)
+    accumulates &= ~_calls_any(failure.stacks, growing.ids, _STATE_CALLS)
+    ids = growing.ids[accumulates]
+    grown_bytes = (growing.at_end - growing.held[:, 0])[accumulates]
+    total = int(grown_bytes.sum()) + _free_in_private_pools(failure, ids)
+    if total < _MIN_SHARE * failure.request.active or not len(ids):
+        return None
+    largest = int(grown_bytes.argmax())
+    n_steps = int(growing.steps[-1] - growing.steps[0])
+    blocks = int(added_blocks[accumulates].sum())
+    return Cause(
+        "retained",
+        total,
+        sufficient=total >= failure.request.short,
+        sentence=(
+            f"{format_bytes(total)} in {format_count(blocks)} blocks accumulated over"
+            f" {format_count(n_steps)} steps and was not freed, most of it allocated at"
+            f" {_site_text(failure.stacks, int(ids[largest]))}"
+        ),
+        remedy=(
+            "delete the references to earlier steps: detach what is kept, or keep numbers instead of"
+            " tensors (lists, losses with their graphs, caught exceptions)"
+        ),
+        stack=failure.stacks.frames(int(ids[largest])),
+        site=failure.stacks.site(int(ids[largest])),
+    )
+
+
+def growth(failure: Failure) -> Cause | None:
+    """Return evidence that the peaks of the steps rise because requests get larger."""
+    peaks = np.append(failure.earlier_peaks, failure.needed)
+    if not is_rising(peaks):
+        return None
+    moment_before = failure.steps.peak_moment(len(peaks) // 4)
+    rows = growth_between(
+        failure.stacks, failure.replayed.allocations, moment_before, failure.event
+    )
+    larger = [(_larger_bytes(row), row) for row in rows if row.before_count and row.after_count]
+    by_size = sum(size for size, _ in larger)
+    by_count = sum(
+        (row.after_count - row.before_count) * row.before_bytes // row.before_count
+        for _, row in larger
+        if row.after_count > row.before_count
+    )
+    if by_size < max(by_count, _MIN_SHARE * failure.needed):
+        return None
+    _, row = max(larger, key=lambda pair: pair[0])
+    growth_bytes = int(peaks[-1] - peaks[0])
+    return Cause(
+        "growth",
+        growth_bytes,
+        sufficient=growth_bytes >= failure.request.short,
+        sentence=(
+            f"the peak of each step rose from {format_bytes(int(peaks[0]))} to"
+            f" {format_bytes(int(peaks[-1]))} (with the failed request) over"
+            f" {format_count(len(peaks))} steps, because requests get larger, most at"
+            f" {_frames_text(row.stack, row.site)}"
+        ),
+        remedy=(
+            f"limit the size that grows at {_frames_text(row.stack, row.site)}: the length of sequences, the"
+            " size of the batch, or the cache"
+        ),
+        stack=row.stack,
+        site=row.site,
+    )
+
+
+def one_off_peak(failure: Failure) -> Cause | None:
+    """Return evidence that the failing step needs much more memory than every step before it."""
+    earlier = failure.earlier_peaks
+    if not len(earlier):
+        return None
+    usual = int(earlier.max())
+    excess = failure.needed - usual
+    if excess < _MIN_EXCESS * usual or excess < _MIN_SHARE * failure.request.active:
+        return None
+    moment_before = failure.steps.peak_moment(int(earlier.argmax()))
+    rows = growth_between(
+        failure.stacks, failure.replayed.allocations, moment_before, failure.event
+    )
+    stack, site = failure.stacks.frames(failure.stack), failure.stacks.site(failure.stack)
+    if rows and rows[0].change_bytes > failure.request.size:
+        stack, site = rows[0].stack, rows[0].site
+    return Cause(
+        "one_off_peak",
+        excess,
+        sufficient=excess >= failure.request.short,
+        sentence=(
+            f"this step needs at least {format_bytes(failure.needed)}, and the {len(earlier):,}"
+            f" {'step' if len(earlier) == 1 else 'steps'} before it needed at most"
+            f" {format_bytes(usual)}; most of the difference is from {_frames_text(stack, site)}"
+        ),
+        remedy="do this phase in smaller parts: a smaller batch, chunks, or without gradients",
+        stack=stack,
+        site=site,
+    )
+
+
+def accumulated_blocks(failure: Failure) -> Cause | None:
+    """Return evidence that a call site accumulates blocks until the failure, in a trace without steps."""
+    allocations, event = failure.replayed.allocations, failure.event
+    if len(failure.steps):
+        return None
+    in_trace = (allocations.begin >= 0) & (allocations.begin < event)
+    n = len(failure.stacks.snapshot.stacks)
+    is_live = in_trace & (allocations.end >= event)
+    live_blocks = np.bincount(allocations.stack[is_live], minlength=n)
+    never_freed = live_blocks == np.bincount(allocations.stack[in_trace], minlength=n)
+    live_bytes = np.bincount(
+        allocations.stack[is_live], weights=allocations.size[is_live], minlength=n
+    )
+    candidates = np.flatnonzero(never_freed & (live_blocks >= _MIN_ACCUMULATED))
+    # Layers keep their activations until the backward pass; stack 0 is empty.
+    is_expected = _calls_any(failure.stacks, candidates, _STATE_CALLS | {"_call_impl"})
+    is_expected |= candidates == 0
+    live_bytes[np.setdiff1d(np.arange(n), candidates[~is_expected])] = 0
+    stack = int(live_bytes.argmax())
+    latest = allocations.begin[is_live & (allocations.stack == stack)].max(initial=0)
+    if (
+        live_bytes[stack] < 0.25 * failure.request.active
+        or not live_bytes[stack]
+        or latest < 0.75 * event
+    ):
+        return None
+    total = int(live_bytes[stack])
+    return Cause(
+        "retained",
+        total,
+        sufficient=total >= failure.request.short,
+        sentence=(
+            f"{format_bytes(total)} in {int(live_blocks[stack]):,} blocks accumulated at"
+            f" {_site_text(failure.stacks, stack)}, and none was freed"
+        ),
+        remedy="free these blocks earlier, or keep them in host memory",
+        stack=failure.stacks.frames(stack),
+        site=failure.stacks.site(stack),
+    )
+
+
+def first_phase(failure: Failure) -> Cause | None:
+    """Return evidence that the failing statement runs for the first time, after others allocated memory."""
+    if len(failure.earlier_peaks) or not failure.stack:
+        return None
+    live = failure.layout.allocation
+    allocations, snapshot = failure.replayed.allocations, failure.stacks.snapshot
+    size = np.bincount(
+        allocations.stack[live], weights=allocations.size[live], minlength=len(snapshot.stacks)
+    )
+    # Outermost frame first. Stack 0 is empty: the statement of these blocks is unknown.
+    paths = {
+        stack: snapshot.stacks[stack][::-1] for stack in np.flatnonzero(size).tolist() if stack
+    }
+    with_stack = sum(int(size[stack]) for stack in paths)
+    smallest = _MIN_PHASE_SHARE * failure.needed
+    for depth, frame in enumerate(snapshot.stacks[failure.stack][::-1]):
+        paths = {
+            stack: path
+            for stack, path in paths.items()
+            if depth < len(path) and path[depth] == frame
+        }
+        if is_inner_call(snapshot.frames[frame]):
+            return None  # the layers of a network are not phases of the program
+        in_phase = sum(int(size[stack]) for stack in paths)
+        before = with_stack - in_phase
+        if before >= smallest:
+            return _phase_cause(failure, frame, in_phase + failure.request.size, before)
+    return None
+
+
+def _phase_cause(failure: Failure, frame: int, needed: int, before: int) -> Cause | None:
+    if needed < _MIN_PHASE_SHARE * failure.needed:
+        return None
+    return Cause(
+        "one_off_peak",
+        needed,
+        sufficient=needed >= failure.request.short,
+        sentence=(
+            f"{site_name(failure.stacks.snapshot.frames[frame])} needs at least {format_bytes(needed)} more"
+            f" than the {format_bytes(before)} that was in use before it"
+        ),
+        remedy="let this phase need less: smaller parts, or less precise data; or free memory before it",
+        stack=failure.stacks.frames(failure.stack),
+        site=failure.stacks.site(failure.stack),
+    )
+
+
+def capacity(failure: Failure) -> Cause | None:
+    """Return the cause of last resort: the program needs the memory that is in use."""
+    request = failure.request
+    return Cause(
+        "capacity",
+        request.short,
+        sufficient=True,
+        sentence=(
+            f"the program needs this memory: {format_bytes(request.active)} was in use,"
+            f" {format_bytes(request.free)} was free in segments and {format_bytes(request.device_free)} on"
+            f" the device, {format_bytes(request.short)} less than needed; no growth from step to step and no"
+            " single phase explains it"
+        ),
+        remedy=(
+            f"use at least {format_bytes(max(request.short, 0))} less at this moment: a smaller batch,"
+            " activation checkpointing, or less in the largest call sites (--at oom lists them)"
+        ),
+    )
+
+
+# --- call sites -----------------------------------------------------------------------------------
+
+# Functions that allocate parameters of a network or the state of an optimizer, which stay in use.
+_STATE_CALLS = frozenset({"_init_group", "_apply", "load_state_dict", "_load_from_state_dict"})
+
+
+def _calls_any(stacks: StackTable, ids: Ints, names: frozenset[str]) -> Mask:
+    """Return which call stacks contain one of these functions of PyTorch."""
+    frames = stacks.snapshot.frames
+    return np.array(
+        [
+            any(
+                frames[frame].name in names and "torch/" in frames[frame].filename
+                for frame in stacks.snapshot.stacks[stack]
+            )
+            for stack in ids.tolist()
+        ],
+        np.bool_,
+    )
+
+
+def _free_in_private_pools(failure: Failure, ids: Ints) -> int:
+    """Return the free bytes of the private pools that hold blocks of these call stacks.
+
+    The pool of a CUDA graph is released with the graph, which lives as long as the blocks.
+    """
+    layout = failure.layout
+    in_stacks = np.isin(failure.replayed.allocations.stack[layout.allocation], ids)
+    pools = np.unique(layout.segments.pool[layout.block_segment[in_stacks]])
+    is_freed_with_blocks = np.isin(layout.segments.pool[layout.free_segment], pools[pools != 0])
+    return int(layout.free_size[is_freed_with_blocks].sum())
+
+
+def _larger_bytes(row: DiffRow) -> int:
+    """Return the bytes by which the later blocks are larger than as many earlier ones."""
+    return row.after_bytes - row.after_count * row.before_bytes // row.before_count
+
+
+def _site_text(stacks: StackTable, stack: int) -> str:
+    return _frames_text(stacks.frames(stack), stacks.site(stack))
+
+
+def _frames_text(frames: tuple[Frame, ...], site: int) -> str:
+    return site_name(frames[site]) if frames else "a call site that was not recorded"

@@ -1,0 +1,150 @@
+"""Measure the memory page in Chromium: size, first paint, time per frame, time of an instant, and memory.
+
+    python scripts/bench_page.py [SNAPSHOT.pkl]
+
+Without a file, scripts/make_snapshots.py makes one of 1.1 million events with thousands of call stacks. The
+Python side is compared with a bare pickle.load, as in scripts/bench_memviz.py. Frames are measured while the
+script moves the cursor, zooms and pans; the times are those of the scripts of the page, without compositing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import bench_memviz
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+EVENTS = 1_100_000
+RUNS = 3
+
+_OBSERVE = """
+window.tasks = [];
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) tasks.push([entry.startTime, entry.duration]);
+}).observe({ entryTypes: ["longtask"] });
+"""
+
+# Returns the 95th percentile, in milliseconds, of the frames of each tab and motion.
+_FRAMES = """
+async () => {
+  const app = document.querySelector(".explorer").explorer;
+  const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
+  const found = {};
+  const measure = async (name, move) => {
+    const times = [];
+    for (let i = 0; i < 60; i++) {
+      move(i);
+      const start = performance.now();
+      app.redraw();
+      times.push(performance.now() - start);
+      await frame();
+    }
+    times.sort((a, b) => a - b);
+    found[name] = times[57];
+  };
+  for (const tab of ["map", "layout", "flame", "holders", "events"]) {
+    app.state.set({ tab });
+    app.showAll();
+    await frame();
+    await frame();
+    const cursor = (i) => Math.floor((app.model.events * (i + 1)) / 61);
+    await measure(`${tab} cursor`, (i) => app.state.set({ cursor: cursor(i) }));
+    await measure(`${tab} zoom`, (i) => app.zoom(app.model.events * 0.6, i < 30 ? 0.8 : 1.25));
+    app.show(app.model.events * 0.1, app.model.events * 0.3);
+    await frame();
+    await measure(`${tab} pan`, () => app.pan(0.02));
+  }
+  return found;
+}
+"""
+
+# Returns the 95th percentile of the time to compute the state at an instant, in milliseconds.
+_INSTANT = """
+() => {
+  const { model, grouping } = document.querySelector(".explorer").explorer;
+  const times = [];
+  for (let i = 0; i < 200; i++) {
+    const event = Math.floor((model.events * i) / 200);
+    const start = performance.now();
+    model.totalsAt(event);
+    model.groupsAt(event, grouping, null);
+    times.push(performance.now() - start);
+  }
+  return times.sort((a, b) => a - b)[190];
+}
+"""
+
+
+def main() -> None:
+    """Print the figures, each beside its limit."""
+    with tempfile.TemporaryDirectory() as folder:
+        snapshot = Path(sys.argv[1]) if len(sys.argv) > 1 else made_snapshot(Path(folder))
+        html = Path(folder) / "page.html"
+        command = [*bench_memviz.CUDAKIT, "memviz", str(snapshot), "-q", "-f", "-o", str(html)]
+        bare, ours = [], []
+        for _ in range(RUNS):
+            bare.append(bench_memviz.time_pickle_load(str(snapshot)).seconds)
+            ours.append(bench_memviz.run(command)[0].seconds)
+        load, page = statistics.median(bare), statistics.median(ours)
+        show("Python side, times pickle.load", page / load, 5, f"({page:.2f} s, {load:.2f} s)")
+        show("file, MB", html.stat().st_size / 1e6, 10)
+        measure_page(html)
+
+
+def made_snapshot(folder: Path) -> Path:
+    """Return a snapshot of 1.1 million events with thousands of call stacks."""
+    script = str(ROOT / "scripts" / "make_snapshots.py")
+    subprocess.run(
+        [sys.executable, script, str(folder), str(EVENTS)], check=True, stdout=subprocess.DEVNULL
+    )
+    return folder / "many_stacks.pkl"
+
+
+def measure_page(html: Path) -> None:
+    """Open the page and print what the browser measures."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox", "--enable-precise-memory-info"],
+        )
+        page = browser.new_page(viewport={"width": 1400, "height": 1200})
+        page.add_init_script(_OBSERVE)
+        page.goto(html.as_uri())
+        page.wait_for_selector('.explorer[data-ready="true"]', timeout=60_000)
+        report(page)
+        browser.close()
+
+
+def report(page: Page) -> None:
+    """Print the figures of a page that is loaded."""
+    paint = page.evaluate("() => performance.getEntriesByType('paint').at(-1).startTime")
+    show("first paint, s", paint / 1e3, 1.5)
+    loaded = page.evaluate("() => performance.now()")
+    show("all views ready, s", loaded / 1e3, None)
+    for name, milliseconds in page.evaluate(_FRAMES).items():
+        # The limit is for zooming and panning.
+        limit = None if name.endswith("cursor") else 16
+        show(f"script per frame, p95, ms: {name}", milliseconds, limit)
+    show("state at an instant, p95, ms", page.evaluate(_INSTANT), 10)
+    show("heap, MB", page.evaluate("() => performance.memory.usedJSHeapSize / 1e6"), 300)
+    longest = page.evaluate(
+        "loaded => Math.max(0, ...tasks.filter(t => t[0] > loaded).map(t => t[1]))", loaded
+    )
+    show("longest task after load, ms", longest, 200)
+
+
+def show(name: str, value: float, limit: float | None, remark: str = "") -> None:
+    """Print a figure and its limit."""
+    bound = "" if limit is None else f"limit {limit:g}"
+    mark = "" if limit is None else "ok" if value <= limit else "ABOVE"
+    print(f"{name:44} {value:9.2f}  {bound:12} {mark} {remark}".rstrip())
+
+
+if __name__ == "__main__":
+    main()
