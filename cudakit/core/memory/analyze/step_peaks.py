@@ -102,7 +102,7 @@ def steps_of(
     stacks: StackTable,
     replayed: Replay,
 ) -> Steps:
-    """Return the result for the steps: the peak of each, and what grew between the first and the last."""
+    """Return the peak of each step, and the memory that grew between the first and the last step."""
     compared = evenly_spaced(len(history), _MAX_COMPARED)
     slope = theil_sen(compared, history.peak[compared]) if len(history) > 1 else 0.0
     listed = evenly_spaced(len(history), _MAX_LISTED).tolist()

@@ -87,18 +87,19 @@ def headline(baseline: Outcome, tried: Sequence[Outcome], best: int | None) -> s
     """Return the result in one sentence without a period."""
     if best is None:
         return _no_help(baseline, tried)
-    chosen = tried[best]
-    if baseline.shortage is not None or chosen.ooms < baseline.ooms:
-        return f"{_subject(chosen)} would have {_benefit(baseline, chosen)}"
-    saved = baseline.peak.reserved_bytes - chosen.peak.reserved_bytes
+    best_outcome = tried[best]
+    if baseline.shortage is not None or best_outcome.ooms < baseline.ooms:
+        return f"{_subject(best_outcome)} would have {_benefit(baseline, best_outcome)}"
+    saved = baseline.peak.reserved_bytes - best_outcome.peak.reserved_bytes
     share = saved / baseline.peak.reserved_bytes
-    return f"{_subject(chosen)} would have reserved {format_bytes(saved)} ({share:.0%}) less at the peak"
+    subject = _subject(best_outcome)
+    return f"{subject} would have reserved {format_bytes(saved)} ({share:.0%}) less at the peak"
 
 
-def _benefit(baseline: Outcome, chosen: Outcome) -> str:
-    if chosen.ooms:
-        return f"had {_failures(chosen.ooms)} instead of {format_count(baseline.ooms)}"
-    peak = format_bytes(chosen.peak.reserved_bytes)
+def _benefit(baseline: Outcome, best_outcome: Outcome) -> str:
+    if best_outcome.ooms:
+        return f"had {_failures(best_outcome.ooms)} instead of {format_count(baseline.ooms)}"
+    peak = format_bytes(best_outcome.peak.reserved_bytes)
     if baseline.shortage is not None:
         return f"let the program run to the end, with {peak} reserved at the peak"
     noun = "request" if baseline.ooms == 1 else "requests"
