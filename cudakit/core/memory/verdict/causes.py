@@ -27,7 +27,7 @@ from cudakit.core.memory.verdict.program_causes import (
 )
 
 CauseFunction = Callable[[Failure], Cause | None]
-# The deepest cause first. The last three have weak evidence.
+# A cause precedes the causes that it can explain. The evidence for the last three is weak.
 CAUSES: Final[tuple[CauseFunction, ...]] = (
     request_too_large,
     retained,
