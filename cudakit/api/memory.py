@@ -24,9 +24,9 @@ def load_snapshot(path: Path) -> Snapshot:
     Raises SnapshotError if the file is not a memory snapshot, or needs more time or memory than a snapshot of
     its size can.
 
-    >>> snapshot = load_snapshot("tests/data/oom.pkl.gz")
+    >>> snapshot = load_snapshot("examples/memory/kv_cache.pkl.gz")
     >>> len(snapshot.devices[0].events)
-    7713
+    5665
     """
     from cudakit.core.memory.load import load
     from cudakit.gpu.host_memory import available_host_memory
@@ -46,9 +46,9 @@ def memviz(
     ``at`` is "peak", "end", "oom" or the index of an event; ``stream`` is the number in the report. Raises
     SnapshotError for a bad file, UsageError if no file has the device, stream, pool or event.
 
-    >>> result = memviz("tests/data/oom.pkl.gz")
+    >>> result = memviz("examples/memory/kv_cache.pkl.gz")
     >>> result.devices[0].peak.requested_bytes
-    2790084608
+    146447695872
     """
     from cudakit.core.memory.analyze import MemorySpec, analyze
 
@@ -59,7 +59,8 @@ def memviz(
 def memviz_diff(before: Path, after: Path) -> DiffResult:
     """Compare two memory snapshots: return the result of ``cudakit memviz AFTER --diff BEFORE --json``.
 
-    >>> diff = memviz_diff("tests/data/train_python.pkl.gz", "tests/data/oom.pkl.gz")
+    >>> before = "examples/memory/retained_graph_fixed.pkl.gz"
+    >>> diff = memviz_diff(before, "examples/memory/retained_graph.pkl.gz")
     >>> diff.grew_beyond(0.05)
     True
     """
@@ -79,9 +80,9 @@ def memviz_what_if(
     recording applies. Raises InputError for invalid settings, SnapshotError for a bad file or a file without
     a trace, UsageError if the file lacks the device.
 
-    >>> result = memviz_what_if("tests/data/train_python.pkl.gz", "expandable_segments:True")
+    >>> result = memviz_what_if("examples/memory/varying_lengths.pkl.gz", "expandable_segments:True")
     >>> result.devices[0].headline
-    'expandable_segments:True would have reserved 20.0 MiB (3%) less at the peak'
+    'expandable_segments:True would have let the failed request succeed, with 130 GiB reserved at the peak'
     """
     from cudakit.core.memory.whatif import WhatIfSpec
 

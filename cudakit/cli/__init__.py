@@ -58,9 +58,9 @@ ENVIRONMENT = (
     ("COLUMNS=N", "width of reports (default: terminal, or 100)"),
     ("LC_ALL=C", "draw with ASCII characters"),
     ("CUDAKIT_ALLOC_CONF", "allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"),
-    ("CUDAKIT_PTXAS", "the ptxas of run --sanitize"),
-    ("CUDAKIT_SANITIZER_LIBRARY", "the libsanitizer-public.so of run --sanitize"),
-    ("XDG_CACHE_HOME", "cache of compiled device code (default: ~/.cache)"),
+    ("CUDAKIT_PTXAS", "path of the ptxas that run --sanitize uses"),
+    ("CUDAKIT_SANITIZER_LIBRARY", "path of libsanitizer-public.so, for run --sanitize"),
+    ("XDG_CACHE_HOME", "directory for compiled device code (default: ~/.cache)"),
     ("CUDAKIT_DEBUG=1", "print the traceback of an error"),
 )
 

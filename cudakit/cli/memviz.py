@@ -157,7 +157,7 @@ _WHAT_IF = option_group(
         multiple=True,
         metavar="SETTINGS",
         help="Replay the trace with other allocator settings, in the format of PYTORCH_CUDA_ALLOC_CONF; "
-        "'' is the defaults. Repeatable.",
+        "'' stands for the default settings. Repeatable.",
     ),
     option(
         "--what-if-limit",

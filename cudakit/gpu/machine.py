@@ -161,7 +161,9 @@ class RecordedMachine:
         view = self.record.nvml
         devices = view.devices if isinstance(view, NvmlView) else ()
         index = devices.index(device) if device in devices else len(recorded)
-        return recorded[index] if index < len(recorded) else Unavailable("not recorded")
+        return (
+            recorded[index] if index < len(recorded) else Unavailable("the simulation has no value")
+        )
 
 
 def _select_fields(

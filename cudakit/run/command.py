@@ -82,7 +82,15 @@ def resolve(
 
 
 def _requested_python(python: str | None, environment: Mapping[str, str]) -> str:
-    return _executable(python, environment) if python else active_python(environment)
+    if not python:
+        return active_python(environment)
+    try:
+        return _executable(python, environment)
+    except CommandNotFound:
+        raise CommandNotFound(
+            f"--python {python}: no such interpreter",
+            hint="name a Python, for example --python python3",
+        ) from None
 
 
 def _is_script(word: str, environment: Mapping[str, str]) -> bool:

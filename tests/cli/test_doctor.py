@@ -253,3 +253,10 @@ def test_invalid_arguments_are_usage_errors(
     assert run.exit_code == ExitCode.USAGE
     assert words in run.stderr
     assert run.stdout == ""
+
+
+def test_selection_without_any_check_is_an_error(cli: Cli) -> None:
+    run = cli("doctor", "--only", "CK001", "--skip", "CK001")
+
+    assert run.exit_code == ExitCode.USAGE
+    assert "--skip excludes every check of --only" in run.stderr

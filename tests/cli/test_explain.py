@@ -40,7 +40,7 @@ def test_number_with_two_meanings_explains_both(cli: Cli) -> None:
 def test_several_terms_have_a_section_each(cli: Cli) -> None:
     run = cli("explain", "700", "719", "-o", "-")
 
-    assert run.stdout.splitlines()[0] == "700 719: 2 explanations"
+    assert run.stdout.splitlines()[0] == "2 explanations"
     assert "CUDA_ERROR_LAUNCH_FAILED (CUDA error 719)" in run.stdout
 
 

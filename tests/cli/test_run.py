@@ -282,10 +282,10 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
     [
         ([], "--sanitize finds races, --memory records"),
         (["--memory", "-o", "races.json"], "-o and --json write the races"),
-        (["--memory", "--stop-on-first"], "--stop-on-first: only --sanitize uses it"),
+        (["--memory", "--stop-on-first"], "--stop-on-first needs --sanitize"),
         (
             ["--memory", "--log", "a.log", "--show", "possible"],
-            "--log, --show: only --sanitize uses it",
+            "--log and --show need --sanitize",
         ),
         (["--sanitize", "-o", "races.xyz"], "no suffix of a known format"),
         (["--sanitize", "-o", "races"], "no suffix of a known format"),

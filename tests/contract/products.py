@@ -132,7 +132,7 @@ def places(matrix: Matrix) -> npt.NDArray[np.int64]:
     return positions
 
 
-def put(bench: Workbench, problem: Problem) -> Places:
+def upload(bench: Workbench, problem: Problem) -> Places:
     """Allocate memory for a problem, and write its operands."""
     result_bytes = np.full(problem.gemm.d.size_bytes + TAIL_BYTES, POISON, np.uint8)
     return Places(
@@ -147,7 +147,7 @@ def result(bench: Workbench, problem: Problem, operands: Places) -> bytes:
 
 def run(bench: Workbench, plan: GemmPlan, problem: Problem, stream: Stream | None = None) -> bytes:
     """Compute a problem once, in new memory."""
-    operands = put(bench, problem)
+    operands = upload(bench, problem)
     plan.enqueue(operands, bench.gpu.stream() if stream is None else stream)
     content = result(bench, problem, operands)
     for ptr in (operands.a, operands.b, operands.d, operands.bias):

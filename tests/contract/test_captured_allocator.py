@@ -87,11 +87,11 @@ def test_pinned_memory_events_are_not_queried_during_capture(gpu: Gpu, make: Mak
     allocator.pinned.free(ptr)
     with allocator.capture(stream=stream):
         gpu.capture_begin(stream)
-        during = allocator.pinned.alloc(MIB)
+        allocated_during_capture = allocator.pinned.alloc(MIB)
         gpu.destroy_graph(gpu.capture_end(stream))
     gpu.sync_stream(stream)
 
-    assert during != ptr
+    assert allocated_during_capture != ptr
     assert allocator.pinned.alloc(MIB) == ptr
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contract.products import Problem, put, result, run
+from contract.products import Problem, result, run, upload
 from contract.workbench import Workbench
 
 from cudakit.errors import MissingDependency, Unsupported
@@ -196,8 +196,8 @@ def test_gemm_is_stream_ordered(bench: Workbench, blas: Blas) -> None:
     late, early = Problem(gemm, seed=1), Problem(gemm, seed=2)
     stream, early_operands, late_operands = (
         gpu.stream(blocking=False),
-        put(bench, early),
-        put(bench, late),
+        upload(bench, early),
+        upload(bench, late),
     )
     with closing(blas.prepare(gemm, DEFAULT_SETTINGS)) as plan:
         bench.spin(stream)
@@ -210,7 +210,7 @@ def test_gemm_is_stream_ordered(bench: Workbench, blas: Blas) -> None:
 def test_captured_gemm_is_computed_by_every_replay(bench: Workbench, blas: Blas) -> None:
     gpu, gemm = bench.gpu, make_gemm("bf16", epilogue="bias")
     problems = [Problem(gemm, seed=seed) for seed in range(3)]
-    stream, operands = gpu.stream(), put(bench, problems[0])
+    stream, operands = gpu.stream(), upload(bench, problems[0])
     with closing(blas.prepare(gemm, DEFAULT_SETTINGS)) as plan:
         gpu.capture_begin(stream)
         plan.enqueue(operands, stream)
@@ -324,7 +324,7 @@ def test_several_gemms_share_library(bench: Workbench, blas: Blas) -> None:
 
 def test_unused_operands_may_be_null(bench: Workbench, blas: Blas) -> None:
     problem = Problem(make_gemm("fp32"))
-    operands = put(bench, problem)
+    operands = upload(bench, problem)
     bench.gpu.free(operands.bias)
     with closing(blas.prepare(problem.gemm, DEFAULT_SETTINGS)) as plan:
         plan.enqueue(operands, bench.gpu.stream())

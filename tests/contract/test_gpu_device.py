@@ -115,9 +115,9 @@ def test_unknown_device_index_is_rejected(bench: Workbench) -> None:
 
 def test_closed_device_can_be_opened_again(bench: Workbench) -> None:
     bench.gpu.close()
-    again = open_gpu("sim" if bench.gpu.simulated else "cuda")
-    began = time.monotonic()
-    again.free(again.malloc(64))
-    again.close()
+    second_gpu = open_gpu("sim" if bench.gpu.simulated else "cuda")
+    start_s = time.monotonic()
+    second_gpu.free(second_gpu.malloc(64))
+    second_gpu.close()
 
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - start_s < 10

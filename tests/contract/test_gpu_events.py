@@ -78,10 +78,10 @@ def test_event_is_done_after_recorded_work(bench: Workbench) -> None:
     first = bench.recorded(stream)
     bench.spin(stream)
     last_event = bench.recorded(stream)
-    during = gpu.query_event(last_event)
+    is_complete_during_work = gpu.query_event(last_event)
     gpu.sync_stream(stream)
 
-    assert not during
+    assert not is_complete_during_work
     assert gpu.query_event(first)
     assert gpu.query_event(last_event)
 
@@ -94,9 +94,9 @@ def test_sync_event_does_not_wait_for_later_work(bench: Workbench) -> None:
     bench.spin(stream)
 
     gpu.sync_event(event)
-    during = gpu.query_stream(stream)
+    is_complete_during_work = gpu.query_stream(stream)
 
-    assert not during
+    assert not is_complete_during_work
     assert bench.read(value) == [8]
 
 

@@ -149,7 +149,7 @@ def test_capture_does_not_restrict_other_threads(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     other_stream = gpu.stream()
 
-    def elsewhere() -> None:
+    def run_in_thread() -> None:
         gpu.free(gpu.malloc(512))
         bench.store(value, 1, other_stream)
         gpu.sync_stream(other_stream)
@@ -157,7 +157,7 @@ def test_capture_does_not_restrict_other_threads(bench: Workbench) -> None:
     def work() -> None:
         bench.add(value, 1, 1, stream)
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(elsewhere).result()
+            pool.submit(run_in_thread).result()
 
     graph = captured(bench, stream, work)
     gpu.graph_launch(graph, stream)
@@ -351,13 +351,13 @@ def test_uploaded_graph_runs_once_per_launch(bench: Workbench) -> None:
 
 def test_graph_upload_is_stream_ordered(bench: Workbench) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(blocking=False), bench.ints(0)
-    result, aside = bench.ints(0), gpu.stream(blocking=False)
+    result, side_stream = bench.ints(0), gpu.stream(blocking=False)
     executable = captured(bench, stream, lambda: bench.add(value, 1, 1, stream))
     bench.spin(stream)
     bench.store(value, 7, stream)
     gpu.graph_upload(executable, stream)
     gpu.sync_event(bench.recorded(stream))
-    bench.move(result, value, aside)
+    bench.move(result, value, side_stream)
 
     assert bench.read(result) == [7]
 

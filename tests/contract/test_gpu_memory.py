@@ -153,9 +153,9 @@ def test_allocation_of_zero_or_negative_bytes_is_refused(gpu: Gpu, size_bytes: i
 
 def test_allocations_do_not_overlap(gpu: Gpu) -> None:
     sizes = [1, 511, 512, 513, MIB, 2 * MIB, 3 * MIB + 1]
-    begun = sorted((gpu.malloc(size), size) for size in sizes)
+    address_ranges = sorted((gpu.malloc(size), size) for size in sizes)
 
-    assert all(ptr + size <= next_ptr for (ptr, size), (next_ptr, _) in pairwise(begun))
+    assert all(ptr + size <= next_ptr for (ptr, size), (next_ptr, _) in pairwise(address_ranges))
 
 
 def test_allocation_is_aligned_for_every_type(gpu: Gpu) -> None:
@@ -166,12 +166,17 @@ def test_allocation_is_aligned_for_every_type(gpu: Gpu) -> None:
 def test_memory_info_counts_allocations_until_freed(gpu: Gpu) -> None:
     memory_before = gpu.memory_info()
     ptr = gpu.malloc(256 * MIB)
-    during = gpu.memory_info()
+    info_while_allocated = gpu.memory_info()
     gpu.free(ptr)
 
-    assert memory_before.free_bytes - during.free_bytes >= 256 * MIB
+    assert memory_before.free_bytes - info_while_allocated.free_bytes >= 256 * MIB
     assert gpu.memory_info().free_bytes == memory_before.free_bytes
-    assert 0 < during.free_bytes < during.total_bytes == memory_before.total_bytes
+    assert (
+        0
+        < info_while_allocated.free_bytes
+        < info_while_allocated.total_bytes
+        == memory_before.total_bytes
+    )
 
 
 def test_out_of_memory_reports_sizes(gpu: Gpu) -> None:

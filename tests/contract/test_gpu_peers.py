@@ -55,11 +55,11 @@ def test_peer_allocation_uses_memory_of_peer(gpu: Gpu) -> None:
     with closing(open_gpu("cuda" if not gpu.simulated else "sim:h200x2", PEER)) as peer_gpu:
         peer_free_bytes = peer_gpu.memory_info().free_bytes
         ptr = gpu.peer_malloc(PEER, 256 * MIB)
-        during = peer_gpu.memory_info().free_bytes
+        free_bytes_while_allocated = peer_gpu.memory_info().free_bytes
         gpu.peer_free(PEER, ptr)
 
         # Simulated devices do not share state.
-        assert gpu.simulated or peer_free_bytes - during >= 256 * MIB
+        assert gpu.simulated or peer_free_bytes - free_bytes_while_allocated >= 256 * MIB
         assert peer_gpu.memory_info().free_bytes == peer_free_bytes
     assert gpu.memory_info().free_bytes == own_free_bytes
 

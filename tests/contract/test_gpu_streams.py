@@ -73,12 +73,12 @@ def test_per_thread_default_streams_are_independent(bench: Workbench) -> None:
     value = bench.ints(0)
     bench.spin(PER_THREAD)
 
-    def elsewhere() -> None:
+    def run_in_thread() -> None:
         bench.store(value, 6, PER_THREAD)
         bench.gpu.sync_stream(PER_THREAD)
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(elsewhere).result()
+        pool.submit(run_in_thread).result()
     is_pending = not bench.gpu.query_stream(PER_THREAD)
 
     assert bench.read(value) == [6]
@@ -87,12 +87,12 @@ def test_per_thread_default_streams_are_independent(bench: Workbench) -> None:
 
 def test_stream_query_is_true_after_work_completes(bench: Workbench) -> None:
     stream = bench.gpu.stream()
-    is_complete_before = bench.gpu.query_stream(stream)
+    before_work = bench.gpu.query_stream(stream)
     bench.spin(stream)
-    during = bench.gpu.query_stream(stream)
+    during_work = bench.gpu.query_stream(stream)
     bench.gpu.sync_stream(stream)
 
-    assert (is_complete_before, during, bench.gpu.query_stream(stream)) == (True, False, True)
+    assert (before_work, during_work, bench.gpu.query_stream(stream)) == (True, False, True)
 
 
 def test_sync_waits_for_every_stream(bench: Workbench) -> None:

@@ -165,7 +165,7 @@ def test_constant_fill_writes_every_element(bench: Workbench, fill: Fill, elemen
 
 
 def test_seed_and_sequence_change_values(bench: Workbench, fill: Fill) -> None:
-    def drawn(seed: int, sequence: int) -> bytes:
+    def uniform_bytes(seed: int, sequence: int) -> bytes:
         return filled(
             bench,
             FP32,
@@ -173,8 +173,8 @@ def test_seed_and_sequence_change_values(bench: Workbench, fill: Fill) -> None:
             lambda out: fill.uniform(out, 64, FP32, LEGACY, seed=seed, sequence=sequence),
         ).tobytes()
 
-    assert drawn(1, 2) == drawn(1, 2)
-    assert len({drawn(1, 2), drawn(2, 2), drawn(1, 3)}) == 3
+    assert uniform_bytes(1, 2) == uniform_bytes(1, 2)
+    assert len({uniform_bytes(1, 2), uniform_bytes(2, 2), uniform_bytes(1, 3)}) == 3
 
 
 def test_empty_fill_launches_nothing(bench: Workbench, fill: Fill) -> None:
@@ -406,7 +406,7 @@ def test_gathered_sample_has_requested_elements(
     bits = encode(values, element)
     ptr = bench.gpu.malloc(bits.nbytes)
     bench.write(ptr, bits)
-    places = np.array([0, 4999, 17, 17, 2500], np.int64)
+    indices = np.array([0, 4999, 17, 17, 2500], np.int64)
 
-    assert compare.sample(ptr, element, places, LEGACY).tolist() == values[places].tolist()
-    assert compare.sample(ptr, element, places[:0], LEGACY).size == 0
+    assert compare.sample(ptr, element, indices, LEGACY).tolist() == values[indices].tolist()
+    assert compare.sample(ptr, element, indices[:0], LEGACY).size == 0

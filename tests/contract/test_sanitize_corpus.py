@@ -222,21 +222,23 @@ MUST_TOUCH: dict[tuple[str, str], set[Pieces]] = {
 }
 
 
-def did(log: str) -> Iterator[tuple[str, set[Pieces]]]:
+def launch_accesses(log: str) -> Iterator[tuple[str, set[Pieces]]]:
     """Yield the name and the data accesses of each launch in a log, without its internal counters."""
     for chain in race_logs.load(log_of(log)):
         accesses = chain.records[chain.records["kind"] == EventKind.ACCESS]
         rows = view(accesses, EventKind.ACCESS)
-        ours = np.isin(rows["mode"], [READ, WRITE]) & np.isin(
+        is_data_access = np.isin(rows["mode"], [READ, WRITE]) & np.isin(
             rows["known"], [Precision.EXACT, Precision.SUMMARY]
         )
-        began = chain.records[chain.records["kind"] == EventKind.LAUNCH]
-        for launch, name in zip(began["seq"], view(began, EventKind.LAUNCH)["name"], strict=True):
-            mine = rows[ours & (accesses["seq"] == launch)]
-            yield chain.strings[name], {pieces(row) for row in mine}
+        launches = chain.records[chain.records["kind"] == EventKind.LAUNCH]
+        for launch, name in zip(
+            launches["seq"], view(launches, EventKind.LAUNCH)["name"], strict=True
+        ):
+            launch_rows = rows[is_data_access & (accesses["seq"] == launch)]
+            yield chain.strings[name], {access_pieces(row) for row in launch_rows}
 
 
-def pieces(row: np.void) -> Pieces:
+def access_pieces(row: np.void) -> Pieces:
     stride, count = int(row["stride_bytes"]), max(int(row["count"]), 1)
     size = int(row["hi"] - row["lo"]) - (count - 1) * stride
     return (AccessMode(int(row["mode"])), size, stride, count)
@@ -244,7 +246,7 @@ def pieces(row: np.void) -> Pieces:
 
 @pytest.mark.parametrize(("log", "kernel"), MUST_TOUCH)
 def test_recorded_accesses_match_kernel_source(log: str, kernel: str) -> None:
-    accesses = [touched for name, touched in did(log) if kernel in name]
+    accesses = [accessed for name, accessed in launch_accesses(log) if kernel in name]
 
     assert accesses
-    assert all(touched == MUST_TOUCH[log, kernel] for touched in accesses)
+    assert all(accessed == MUST_TOUCH[log, kernel] for accessed in accesses)

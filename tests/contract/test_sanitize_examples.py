@@ -64,5 +64,5 @@ def test_example_table_matches_expectations() -> None:
 
 
 def in_the_table(fields: dict[str, Any]) -> str:
-    sure = fields["confidence"]
-    return "needs exact accesses" if sure == "possible" else f"found, {sure}"
+    confidence = fields["confidence"]
+    return "needs exact accesses" if confidence == "possible" else f"found, {confidence}"

@@ -81,9 +81,9 @@ class Run:
             self._do(number, *step)
         self.result = [self.bench.read(buffer)[0] for buffer in self.buffers]
 
-    def _do(self, number: int, word: str, stream_index: int, target: int, source: int) -> None:
+    def _do(self, number: int, operation: str, stream_index: int, target: int, source: int) -> None:
         gpu, stream, event = self.gpu, self.streams[stream_index], self.events[target]
-        match word:
+        match operation:
             case "mix":
                 self.bench.mix(self.buffers[target], self.buffers[source], number, stream)
             case "copy":
@@ -103,21 +103,23 @@ class Run:
                 gpu.sync_event(event)
                 assert gpu.query_event(event)
             case _:
-                self._do_more(number, word, stream_index, target, source)
+                self._do_more(number, operation, stream_index, target, source)
 
-    def _do_more(self, number: int, word: str, stream_index: int, target: int, source: int) -> None:
-        match word:
+    def _do_more(
+        self, number: int, operation: str, stream_index: int, target: int, source: int
+    ) -> None:
+        match operation:
             case "query":
                 self.gpu.query_stream(self.streams[stream_index])
                 self.gpu.query_event(self.events[target])
             case "borrow" | "return":
-                self._borrow_or_return(word, stream_index, target)
+                self._borrow_or_return(operation, stream_index, target)
             case _:
-                self._use_graph(word, number, stream_index, target, source)
+                self._use_graph(operation, number, stream_index, target, source)
 
-    def _borrow_or_return(self, word: str, stream_index: int, target: int) -> None:
+    def _borrow_or_return(self, operation: str, stream_index: int, target: int) -> None:
         """Allocate memory in stream order, or free it in the order of another stream."""
-        if word == "borrow":
+        if operation == "borrow":
             ptr = self.gpu.malloc(INT_BYTES, self.streams[stream_index])
             self.gpu.copy(ptr, self.buffers[target], INT_BYTES, self.streams[stream_index])
             self.borrowed.append(ptr)
@@ -127,9 +129,9 @@ class Run:
             self.gpu.free(ptr, self.streams[stream_index])
 
     def _use_graph(
-        self, word: str, number: int, stream_index: int, target: int, source: int
+        self, operation: str, number: int, stream_index: int, target: int, source: int
     ) -> None:
-        if word == "replay":
+        if operation == "replay":
             if self.graphs:
                 self.gpu.graph_launch(
                     self.graphs[target % len(self.graphs)], self.streams[stream_index]

@@ -139,8 +139,8 @@ def test_oldest_images_are_deleted(cache: CompileCache) -> None:
 
     cache.keep("new", b"image")
 
-    left = {path.stem for path in cache.directory.iterdir()}
-    assert left == {"new", *map(str, range(9, 520))}
+    remaining_names = {path.stem for path in cache.directory.iterdir()}
+    assert remaining_names == {"new", *map(str, range(9, 520))}
 
 
 @given(st.lists(st.text(), min_size=4, max_size=4), st.lists(st.text(), min_size=4, max_size=4))
@@ -156,10 +156,10 @@ def test_different_sources_have_different_keys(
 
 def test_cache_directory_follows_xdg(tmp_path: Path) -> None:
     cache = user_cache({"XDG_CACHE_HOME": str(tmp_path)})
-    usual = user_cache({"XDG_CACHE_HOME": "relative"})
+    default_cache = user_cache({"XDG_CACHE_HOME": "relative"})
 
     assert cache == CompileCache(tmp_path / "cudakit" / "kernels")
-    assert usual == CompileCache(Path.home() / ".cache" / "cudakit" / "kernels")
+    assert default_cache == CompileCache(Path.home() / ".cache" / "cudakit" / "kernels")
 
 
 @needs_nvrtc

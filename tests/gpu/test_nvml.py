@@ -34,7 +34,7 @@ def opened(lib: FakeNvml, *, wsl: bool = False) -> Nvml:
     return nvml
 
 
-def only(lib: FakeNvml, *, wsl: bool = False) -> DeviceFacts:
+def device_facts(lib: FakeNvml, *, wsl: bool = False) -> DeviceFacts:
     (device,) = opened(lib, wsl=wsl).view().devices
     return device
 
@@ -59,13 +59,13 @@ def test_no_function_that_changes_a_device_is_used() -> None:
 
 @pytest.mark.parametrize("name", READINGS)
 def test_functions_and_constants_of_readings_exist_in_nvidia_ml_py(name: str) -> None:
-    question, _ = READINGS[name]
+    call, _ = READINGS[name]
 
-    if isinstance(question, FieldValue):
-        assert type(getattr(pynvml, question.identifier)) is int
+    if isinstance(call, FieldValue):
+        assert type(getattr(pynvml, call.identifier)) is int
         return
-    assert callable(getattr(pynvml, question.function))
-    names = [name for name in question.arguments if isinstance(name, str)]
+    assert callable(getattr(pynvml, call.function))
+    names = [name for name in call.arguments if isinstance(name, str)]
     assert all(type(getattr(pynvml, name)) is int for name in names)
 
 
@@ -113,7 +113,7 @@ def test_view_without_gpus_is_empty() -> None:
 
 
 def test_gpu_has_uuid_and_linux_pci_address() -> None:
-    device = only(FakeNvml([gpu()]))
+    device = device_facts(FakeNvml([gpu()]))
 
     assert (device.index, device.parent) == (0, None)
     assert device.uuid == "GPU-11111111-2222-3333-4444-555555555555"
@@ -124,7 +124,7 @@ def test_gpu_has_uuid_and_linux_pci_address() -> None:
 def test_long_pci_domain_is_kept() -> None:
     info = SimpleNamespace(busId=b"00010000:65:00.0", pciDeviceId=1, pciSubSystemId=1)
 
-    assert only(FakeNvml([gpu(nvmlDeviceGetPciInfo=info)])).pci_bus_id == "10000:65:00.0"
+    assert device_facts(FakeNvml([gpu(nvmlDeviceGetPciInfo=info)])).pci_bus_id == "10000:65:00.0"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_long_pci_domain_is_kept() -> None:
     ],
 )
 def test_failed_call_affects_only_its_field(code: int, reason: str) -> None:
-    device = only(FakeNvml([gpu(nvmlDeviceGetSerial=refuse(code))]))
+    device = device_facts(FakeNvml([gpu(nvmlDeviceGetSerial=refuse(code))]))
 
     assert device.fields["serial"] == Unavailable(reason)
     assert device.fields["name"] == "NVIDIA H200"
@@ -149,14 +149,14 @@ def test_failed_call_affects_only_its_field(code: int, reason: str) -> None:
 def test_unknown_error_in_wsl_names_wsl() -> None:
     lib = FakeNvml([gpu(nvmlDeviceGetSerial=refuse(pynvml.NVML_ERROR_UNKNOWN))])
 
-    assert "WSL" in str(only(lib, wsl=True).fields["serial"])
+    assert "WSL" in str(device_facts(lib, wsl=True).fields["serial"])
 
 
 def test_function_missing_in_nvidia_ml_py_is_unavailable() -> None:
     def missing_function(*_: object) -> Any:
         raise AttributeError("nvmlDeviceGetSerial")
 
-    device = only(FakeNvml([gpu(nvmlDeviceGetSerial=missing_function)]))
+    device = device_facts(FakeNvml([gpu(nvmlDeviceGetSerial=missing_function)]))
 
     assert device.fields["serial"] == Unavailable("this nvidia-ml-py lacks the function")
 
@@ -164,14 +164,14 @@ def test_function_missing_in_nvidia_ml_py_is_unavailable() -> None:
 def test_nvml_call_that_fills_several_fields_is_made_once() -> None:
     lib = FakeNvml([gpu(nvmlDeviceGetEccMode=[1, 0])])
 
-    fields = only(lib).fields
+    fields = device_facts(lib).fields
     assert (fields["ecc_mode"], fields["ecc_mode_pending"]) == (True, False)
     assert lib.calls.count("nvmlDeviceGetEccMode") == 1
 
 
 def test_not_available_value_of_nvml_is_unavailable() -> None:
     absent = gpu(nvmlDeviceGetBoardId=2**64 - 1, nvmlDeviceGetNumGpuCores=2**32 - 1)
-    fields = only(FakeNvml([{**absent, "nvmlDeviceGetNumFans": 0}])).fields
+    fields = device_facts(FakeNvml([{**absent, "nvmlDeviceGetNumFans": 0}])).fields
 
     assert fields["board_id"] == fields["cuda_cores"] == Unavailable("NVML reports no value")
     assert fields["fans"] == 0
@@ -185,7 +185,7 @@ def test_milliwatts_become_exact_watts() -> None:
 
 
 def test_unexpected_answer_is_unavailable() -> None:
-    device = only(FakeNvml([gpu(nvmlDeviceGetCudaComputeCapability=[9])]))
+    device = device_facts(FakeNvml([gpu(nvmlDeviceGetCudaComputeCapability=[9])]))
 
     assert "cannot be converted" in str(device.fields["compute_capability"])
 
@@ -203,7 +203,7 @@ def test_field_values_are_read_in_one_batch_and_fail_separately() -> None:
 def test_values_omitted_from_batches_are_read_alone() -> None:
     lib = FakeNvml([gpu()], values={"TEMPERATURE_SHUTDOWN_TLIMIT": 8})
 
-    assert only(lib).fields["temperature_shutdown_margin_c"] == 8
+    assert device_facts(lib).fields["temperature_shutdown_margin_c"] == 8
     assert lib.calls.count("nvmlDeviceGetFieldValues(1)") == 4
 
 
@@ -247,7 +247,8 @@ def test_every_clock_event_reason_of_nvidia_ml_py_has_a_name() -> None:
 
 def test_unknown_enumerator_is_named_unknown() -> None:
     assert (
-        only(FakeNvml([gpu(nvmlDeviceGetArchitecture=99)])).fields["architecture"] == "unknown (99)"
+        device_facts(FakeNvml([gpu(nvmlDeviceGetArchitecture=99)])).fields["architecture"]
+        == "unknown (99)"
     )
 
 
@@ -356,8 +357,8 @@ def test_names_select_activity_metrics() -> None:
 
 
 def test_gpu_without_gpm_has_a_reason() -> None:
-    unable = SimpleNamespace(isSupportedDevice=0)
-    nvml = opened(FakeNvml([gpu(nvmlGpmQueryDeviceSupport=unable)]))
+    unsupported = SimpleNamespace(isSupportedDevice=0)
+    nvml = opened(FakeNvml([gpu(nvmlGpmQueryDeviceSupport=unsupported)]))
 
     activity = nvml.activity(nvml.view().devices[0])
     assert isinstance(activity, Unavailable)
@@ -478,9 +479,9 @@ def listed_with(utilization: object, proc: Path) -> tuple[Process, ...]:
     nvml = opened(FakeNvml([device]))
     reader = nvml._reader(nvml.view().devices[0])
     assert not isinstance(reader, Unavailable)
-    listed = processes(reader, proc=proc)
-    assert isinstance(listed, tuple)
-    return listed
+    listed_processes = processes(reader, proc=proc)
+    assert isinstance(listed_processes, tuple)
+    return listed_processes
 
 
 def test_process_has_newest_sm_utilization_and_runtime(tmp_path: Path) -> None:
@@ -529,9 +530,9 @@ def test_old_driver_lists_processes_by_old_function() -> None:
         )
     )
 
-    listed = nvml.processes(nvml.view().devices[0])
-    assert isinstance(listed, tuple)
-    assert [process.pid for process in listed] == [1]
+    listed_processes = nvml.processes(nvml.view().devices[0])
+    assert isinstance(listed_processes, tuple)
+    assert [process.pid for process in listed_processes] == [1]
 
 
 def test_processes_are_unavailable_if_nvml_refuses_every_kind() -> None:

@@ -30,8 +30,8 @@ class Listener:
     def mark(self, attributes: str) -> None:
         self.heard.append(f"mark {attributes}")
 
-    def get_event_attributes(self, *described: object) -> str:
-        return str(described)
+    def get_event_attributes(self, *attributes: object) -> str:
+        return str(attributes)
 
 
 def test_range_covers_block() -> None:

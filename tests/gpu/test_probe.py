@@ -52,7 +52,7 @@ def view(
     return cuda
 
 
-def answered(script: str, *, seconds: float = 20, **environment: str) -> CudaView | Unavailable:
+def probe_answer(script: str, *, seconds: float = 20, **environment: str) -> CudaView | Unavailable:
     """Return the answer of a child process that runs a test script."""
     return start_probe(
         environment=environment, command=[sys.executable, "-c", script], seconds=seconds
@@ -150,26 +150,26 @@ def test_version_is_decoded_as_in_cuda_h(number: int, version: tuple[int, int]) 
 
 
 def test_answer_of_child_is_returned() -> None:
-    cuda = answered(f"print({json.dumps(json.dumps(driver_answer(device())))})")
+    cuda = probe_answer(f"print({json.dumps(json.dumps(driver_answer(device())))})")
 
     assert isinstance(cuda, CudaView)
     assert cuda.devices[0].fields["name"] == "NVIDIA H200"
 
 
 def test_hanging_driver_times_out() -> None:
-    cuda = answered("import time; time.sleep(60)", seconds=0.3)
+    cuda = probe_answer("import time; time.sleep(60)", seconds=0.3)
 
     assert cuda == Unavailable("the CUDA driver did not answer within 0.3 s")
 
 
 def test_crashing_driver_is_reported() -> None:
-    cuda = answered("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    cuda = probe_answer("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
 
     assert cuda == Unavailable("the CUDA driver crashed during the query (SIGSEGV)")
 
 
 def test_failing_child_is_quoted() -> None:
-    cuda = answered("raise SystemExit('no ctypes here')")
+    cuda = probe_answer("raise SystemExit('no ctypes here')")
 
     assert isinstance(cuda, Unavailable)
     assert cuda.reason == "the process that queries the CUDA driver exited with 1: no ctypes here"
@@ -191,7 +191,7 @@ def test_second_child_runs_without_variable_if_set() -> None:
         "device['uuid'] = device['gpu_uuid'];"
         "print(json.dumps({'version': 1, 'devices': [device], 'libcuda': ''}))"
     )
-    plain, hidden = answered(script), answered(script, CUDA_VISIBLE_DEVICES="7")
+    plain, hidden = probe_answer(script), probe_answer(script, CUDA_VISIBLE_DEVICES="7")
 
     assert isinstance(plain, CudaView)
     assert isinstance(hidden, CudaView)
@@ -203,7 +203,7 @@ def test_second_child_runs_without_variable_if_set() -> None:
 def test_injected_profiler_does_not_enter_child() -> None:
     script = "import os; raise SystemExit(str('CUDA_INJECTION64_PATH' in os.environ))"
 
-    assert str(answered(script, CUDA_INJECTION64_PATH="/opt/tool.so")).count("False") == 1
+    assert str(probe_answer(script, CUDA_INJECTION64_PATH="/opt/tool.so")).count("False") == 1
 
 
 # --- the child -------------------------------------------------------------------------------------

@@ -79,13 +79,13 @@ class Device:
         self.memory = {}
 
 
-def taken(*devices: Any) -> list[SelfTestStep]:
+def taken_steps(*devices: Any) -> list[SelfTestStep]:
     steps: Iterator[SelfTestStep] = run_steps(lambda: list(devices))
     return list(steps)
 
 
 def test_steps_succeed_on_working_device() -> None:
-    steps = taken(Device(), Device())
+    steps = taken_steps(Device(), Device())
 
     assert [step.name for step in steps] == STEPS
     assert not any(step.error for step in steps)
@@ -101,7 +101,7 @@ def test_steps_succeed_on_working_device() -> None:
     ],
 )
 def test_first_failing_step_is_last_and_names_device(fault: str, words: str) -> None:
-    steps = taken(Device(), Device(fault=fault))
+    steps = taken_steps(Device(), Device(fault=fault))
 
     assert [step.name for step in steps] == STEPS[: STEPS.index(fault) + 1]
     assert steps[-1].error.startswith(words)
@@ -118,9 +118,9 @@ def line(name: str) -> str:
 
 
 def test_crash_fails_current_step() -> None:
-    crash = f"import os; print({line('context')!r}, flush=True); os.abort()"
+    crash_script = f"import os; print({line('context')!r}, flush=True); os.abort()"
 
-    steps = run_self_test(command=python(crash))
+    steps = run_self_test(command=python(crash_script))
 
     assert not isinstance(steps, Unavailable)
     assert [step.name for step in steps] == ["context", "compile"]
@@ -129,9 +129,9 @@ def test_crash_fails_current_step() -> None:
 
 
 def test_timeout_fails_current_step() -> None:
-    hang = f"import time; print({line('context')!r}, flush=True); time.sleep(60)"
+    hang_script = f"import time; print({line('context')!r}, flush=True); time.sleep(60)"
 
-    steps = run_self_test(command=python(hang), seconds=1)
+    steps = run_self_test(command=python(hang_script), seconds=1)
 
     assert not isinstance(steps, Unavailable)
     assert steps[1].error == "step 'compile' timed out"

@@ -35,8 +35,8 @@ def bench(context: click.Context) -> None:
     """Benchmark this GPU against its theoretical peak.
 
     Each benchmark warms up until clocks are stable, uses random data, controls the L2 state and verifies the
-    computed values. No time is reported for wrong values, and the exit code is 1. Results contain all samples
-    and the method. --gpu sim needs no GPU: its results are simulated and use smaller default sizes.
+    computed values. If values are wrong, no time is reported and the exit code is 1. Results contain all
+    samples and the method. --gpu sim needs no GPU: its results are simulated and use smaller default sizes.
 
     \b
     cudakit bench gemm 8192 --dtype bf16,fp8_e4m3 --vs torch

@@ -48,7 +48,7 @@ GEMM_OPTIONS: tuple[Decorator, ...] = (
             multiple=True,
             metavar="NAME",
             help="Shapes: cubes (M = N = K, 512 to 16384); the layers of llama3-8b, llama3-70b, llama3-405b "
-            "or gpt3-175b for 16 and 4096 tokens; llm is the first two models. Repeatable.",
+            "or gpt3-175b for 16 and 4096 tokens; llm (both llama3-8b and llama3-70b). Repeatable.",
         ),
         option(
             "--dtype",

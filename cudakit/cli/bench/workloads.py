@@ -73,9 +73,9 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
 def copy(*, effort: Effort, **options: Any) -> Spec:
     """Measure the rate of the driver's copies: between host and device, within the device, and between GPUs.
 
-    The theoretical peak is that of PCIe, NVLink or device memory. The rate of both and peer-both
-    is the sum of the two directions. Copies between GPUs without peer access are staged through the host
-    (column access). The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
+    The theoretical peak is that of PCIe, NVLink or device memory. For --directions both and peer-both, the
+    rate is the sum of the two directions. Copies between GPUs without peer access go through host memory; the
+    column access shows this. The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
 
     \b
     cudakit bench copy
@@ -99,9 +99,15 @@ def copy(*, effort: Effort, **options: Any) -> Spec:
 def launch(*, effort: Effort, **options: Any) -> Spec:
     """Measure the latency of launches and waits, and of the creation of events and streams.
 
-    launch is the host time of one launch. launch-to-start ends when the host sees the first write of the
-    kernel, launch-to-finish when the stream is synchronized. launch-back-to-back is the device time per
-    kernel of many launches.
+    Calls of --calls:
+
+    \b
+    launch               the host time of one launch
+    launch-to-start      from the launch until the host sees the first
+                         write of the kernel
+    launch-to-finish     from the launch until the stream is synchronized
+    launch-back-to-back  the device time per kernel of many launches
+    others               the host time of the call
 
     \b
     cudakit bench launch
@@ -124,10 +130,15 @@ def launch(*, effort: Effort, **options: Any) -> Spec:
 def alloc(*, effort: Effort, **options: Any) -> Spec:
     """Measure the time to allocate and free memory.
 
-    The time of a case is that of one allocation and its free. driver is cuMemAlloc, stream-ordered is
-    cuMemAllocAsync, pinned is cuMemHostAlloc, and virtual is cuMemCreate with cuMemMap. caching is cudakit's
-    allocator, which reuses freed blocks. The default sizes are 512 B to 1 GiB, and with --gpu sim 512 B to
-    1 MiB.
+    The time of a case is that of one allocation and its free. The default sizes are 512 B to 1 GiB, and with
+    --gpu sim 512 B to 1 MiB. Allocators of --allocators:
+
+    \b
+    driver          cuMemAlloc
+    stream-ordered  cuMemAllocAsync
+    pinned          cuMemHostAlloc
+    virtual         cuMemCreate and cuMemMap
+    caching         the allocator of cudakit, which reuses freed blocks
 
     \b
     cudakit bench alloc
@@ -176,9 +187,16 @@ def _caching(gpu: Gpu) -> Allocator:
 def graph(*, effort: Effort, **options: Any) -> Spec:
     """Measure the time to create and launch CUDA graphs, and the time that they save.
 
-    update changes the parameters of all nodes. first-launch launches a graph that was not uploaded; launch
-    launches an uploaded graph. run is the device time of a graph. replay and eager are the host time until
-    the device has finished, with and without a graph; their samples are interleaved.
+    Steps of --steps:
+
+    \b
+    capture, instantiate, upload  the host time of the call
+    update        the host time to change the parameters of all nodes
+    first-launch  the host time to launch a graph that was not uploaded
+    launch        the host time to launch an uploaded graph
+    run           the device time of one execution of the graph
+    replay        the host time until the device has executed the graph
+    eager         the same without a graph (samples alternate with replay)
 
     \b
     cudakit bench graph
@@ -197,9 +215,10 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
 def suite(*, quick: bool, gpu: str, output: OutputOptions) -> int:
     """Measure the main figures of a GPU, and compare each with an expected value: pass, warn or fail.
 
-    The expected rate was measured on another GPU of the same model; for other models it is a fraction of the
-    theoretical peak. The expected latency is an upper bound for healthy machines. If a figure fails, the exit
-    code is 1. GEMMs are skipped without cuBLAS and nvmath-python. With --gpu sim, figures are not assessed.
+    The expected rate was measured on a healthy GPU of the same model; for a model that was never measured, it
+    is a fraction of the theoretical peak. The expected latency is an upper bound for healthy machines. If a
+    figure fails, the exit code is 1. GEMMs need cuBLAS and nvmath-python; without these they are skipped.
+    With --gpu sim, figures are not assessed.
 
     \b
     cudakit bench suite --quick

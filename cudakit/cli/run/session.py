@@ -64,10 +64,13 @@ class RunSpec:
         if (self.output.targets or self.output.json) and not self.sanitize:
             raise UsageError(
                 "-o and --json write the races that --sanitize finds",
-                hint="add --sanitize; --snapshot FILE is the file of --memory",
+                hint="add --sanitize; --memory writes its result with --snapshot FILE",
             )
         if not self.sanitize and (unused := self._race_options()):
-            raise UsageError(f"{', '.join(unused)}: only --sanitize uses it", hint="add --sanitize")
+            raise UsageError(
+                f"{' and '.join(unused)} {'needs' if len(unused) == 1 else 'need'} --sanitize",
+                hint=f"add --sanitize, or remove {' and '.join(unused)}",
+            )
         if self.snapshot is not None and not self.memory:
             raise UsageError("--snapshot needs --memory", hint="add --memory, or remove --snapshot")
         if self.limit is not None and not self.memory:

@@ -101,10 +101,11 @@ def _check_host_fit(cases: Sequence[Case], free_bytes: int | Unavailable) -> Non
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
     for case in cases:
         if case.host_bytes > usable_bytes:
+            fitting = _format_rounded_down(usable_bytes * case.size_bytes // case.host_bytes)
             raise InputError(
                 f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
                 f"{format_bytes(free_bytes)} is free",
-                hint=f"{_format_rounded_down(usable_bytes * case.size_bytes // case.host_bytes)} would fit",
+                hint=f"a size of {fitting} would fit",
             )
 
 
@@ -114,8 +115,8 @@ def _describe_needed_memory(case: Case) -> str:
 
 
 def _describe_buffer_size(case: Case, usable_bytes: int) -> str:
-    """Return the largest buffer size with which a case fits in ``usable_bytes``."""
-    return _format_rounded_down(usable_bytes // max(case.buffers, 1))
+    """Describe the largest buffer size with which a case fits in ``usable_bytes``."""
+    return f"a size of {_format_rounded_down(usable_bytes // max(case.buffers, 1))}"
 
 
 def _format_rounded_down(size_bytes: int) -> str:

@@ -52,6 +52,11 @@ def read_json(path: Path, *, hint: str) -> object:
     return plain
 
 
+def describe_schema(schema: object) -> str:
+    """Name the schema of a JSON document for an error message."""
+    return "no schema" if schema is None else f"the schema {schema!r}"
+
+
 def load_result(path: Path) -> BenchResult:
     """Read a result that ``cudakit bench`` wrote; from a health check, return its measurement.
 
@@ -67,7 +72,7 @@ def load_result(path: Path) -> BenchResult:
     schema = plain.get("schema")
     if schema != BenchResult.schema:
         raise InputError(
-            f"{path} has the schema {schema!r} instead of {BenchResult.schema!r}",
+            f"{path} has {describe_schema(schema)}; expected {BenchResult.schema!r}",
             hint=_HINT
             if not _is_newer(schema)
             else "read the file with the version of cudakit that wrote it",

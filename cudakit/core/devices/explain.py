@@ -272,7 +272,9 @@ def report(result: Explained) -> Document:
     if len(result.topics) == 1:
         return Document(_title(result.topics[0]), tuple(_nodes(result.topics[0])))
     sections = tuple(Section(_title(topic), tuple(_nodes(topic))) for topic in result.topics)
-    return Document(f"{result.asked}: {len(result.topics)} explanations", sections)
+    count = f"{len(result.topics)} explanations"
+    is_single = " " not in result.asked
+    return Document(f"{result.asked}: {count}" if is_single else count, sections)
 
 
 def _title(topic: Topic) -> str:

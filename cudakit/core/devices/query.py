@@ -151,7 +151,7 @@ class Query:
         if device.nvml is None:
             return _NOT_IN_NVML
         if device.nvml.fields.get("mig_mode") is True and not device.is_instance:
-            return Unavailable("the GPU is in MIG mode: see its instances")
+            return Unavailable("the GPU is in MIG mode; see its instances")
         return self.machine.processes(device.nvml)
 
     def _cuda_index(self, device: MatchedDevice) -> int | Unavailable:
@@ -222,7 +222,7 @@ def _device_notes(
     if fields.get("integrated") is True:
         yield "integrated GPU: it uses the memory of the host"
     if fields.get("mig_mode") is True and device.nvml and device.nvml.parent is None:
-        yield "MIG mode: CUDA sees its instances only"
+        yield "in MIG mode: CUDA sees only the MIG instances"
     mode = fields.get("compute_mode", "default")
     if isinstance(mode, str) and mode != "default":
         yield f"compute mode: {mode}"

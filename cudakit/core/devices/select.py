@@ -113,7 +113,7 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
         excluded = (device for device in devices if reason_by_id[id(device)])
         reasons = "; ".join(f"{label(device)}: {reason_by_id[id(device)]}" for device in excluded)
         raise EnvironmentUnusable(
-            f"{_request(spec)}, but {_only(len(candidates))} of {len(devices)} can be selected",
+            f"{_request(spec)}, but {_matching(len(candidates), len(devices))}",
             hint=reasons or f"use --count {len(devices)}",
         )
     if spec.count > 1 and any(device.parent is not None for device in best):
@@ -125,8 +125,15 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
     return SelectResult(result.simulated, ",".join(uuids), tuple(best))
 
 
-def _only(count: int) -> str:
-    return f"only {count}" if count else "none"
+def _matching(count: int, total: int) -> str:
+    """Describe the number of devices that can be selected."""
+    if not count:
+        return "no device can be selected" if total > 1 else "the only device cannot be selected"
+    return (
+        f"only {count} of {total} devices can be selected"
+        if total > 1
+        else "there is only 1 device"
+    )
 
 
 def _request(spec: SelectSpec) -> str:

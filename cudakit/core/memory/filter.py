@@ -35,16 +35,19 @@ def filter_trace(
         keep_segment &= trace.segments.stream == stream
     if pool is not None:
         if pool not in snapshot.pools:
-            listed = "; ".join(f"{a},{b}" for a, b in snapshot.pools)
-            raise UsageError(
-                f"no pool {pool[0]},{pool[1]} in the snapshot", hint=f"pools: {listed}"
-            )
+            listed = "; ".join(map(_pool_text, snapshot.pools))
+            raise UsageError(f"no pool {_pool_text(pool)} in the snapshot", hint=f"pools: {listed}")
         pool_id = snapshot.pools.index(pool)
         recorded = trace.events.pool
         derived = segment_history(trace).pool_at(trace.events.address, np.arange(len(recorded)))
         keep_event &= np.where(recorded >= 0, recorded, derived) == pool_id
         keep_segment &= trace.segments.pool == pool_id
     return _select(trace, keep_event, keep_segment)
+
+
+def _pool_text(pool: tuple[int, int]) -> str:
+    """Return a pool as --pool accepts it: the name of a library, or two numbers."""
+    return POOL_NAMES.get(pool, f"{pool[0]},{pool[1]}")
 
 
 def pytorch_trace(snapshot: Snapshot, trace: DeviceTrace) -> DeviceTrace:

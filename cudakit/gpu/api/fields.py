@@ -254,8 +254,8 @@ pcie_width - nvmlDeviceGetCurrPcieLinkWidth Current PCIe lanes
 pcie_speed_mbps MB/s nvmlDeviceGetPcieSpeed Current speed of a PCIe lane
 pcie_replays - nvmlDeviceGetPcieReplayCounter PCIe packet replays
 pcie_replay_rollovers - NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER Rollovers of the PCIe replay counter
-pcie_sent_bytes bytes NVML_FI_DEV_PCIE_COUNT_TX_BYTES Bytes sent over PCIe; the counter wraps
-pcie_received_bytes bytes NVML_FI_DEV_PCIE_COUNT_RX_BYTES Bytes received over PCIe; the counter wraps
+pcie_sent_bytes bytes NVML_FI_DEV_PCIE_COUNT_TX_BYTES Data sent over PCIe (the counter wraps)
+pcie_received_bytes bytes NVML_FI_DEV_PCIE_COUNT_RX_BYTES Data received over PCIe (the counter wraps)
 nvlink_sent_bytes bytes NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX(4294967295) Bytes sent over all NVLinks
 nvlink_received_bytes bytes NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX(4294967295) Bytes received over all NVLinks
 nvlink_replay_errors - NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL NVLink replays

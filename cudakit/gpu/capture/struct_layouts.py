@@ -58,7 +58,7 @@ class _Aggregate:
         """The size in bytes, padded to the alignment."""
         return -(-self.end // self.alignment) * self.alignment
 
-    def place(self, size: int, alignment: int) -> int:
+    def reserve_space(self, size: int, alignment: int) -> int:
         """Allocate space for a member and return its offset."""
         offset = 0 if self.is_union else -(-self.end // alignment) * alignment
         self.end = max(self.end, offset + size)
@@ -67,11 +67,11 @@ class _Aggregate:
 
     def add(self, name: str, size: int, alignment: int, *, count: int = 1) -> None:
         """Add a named member, which is an array if ``count`` is not 1."""
-        self.fields[name] = self.place(size * count, alignment)
+        self.fields[name] = self.reserve_space(size * count, alignment)
 
     def add_unnamed(self, member: _Aggregate) -> None:
         """Add an unnamed struct or union, whose members become fields of this one."""
-        offset = self.place(member.size, member.alignment)
+        offset = self.reserve_space(member.size, member.alignment)
         self.fields |= {name: offset + inner for name, inner in member.fields.items()}
 
 

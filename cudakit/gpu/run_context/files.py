@@ -72,7 +72,7 @@ class Files:
 
 
 SYSTEM = Files(Path("/"))
-NO_FILES = Unavailable("a simulated machine has no files")
+NO_FILES = Unavailable("the machine is simulated")
 
 
 def attempt(read: Callable[[], _T]) -> _T | Unavailable:

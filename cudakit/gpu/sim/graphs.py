@@ -186,10 +186,12 @@ class SimGraphs:
         for node in executable.nodes:
             dependencies = tuple(copies[dependency] for dependency in node.dependencies) or begin
             copies[node] = self._streams.append(capture, node.job, dependencies)
-        with_dependents = {
+        nodes_with_dependents = {
             dependency for node in executable.nodes for dependency in node.dependencies
         }
-        last_nodes = tuple(copies[node] for node in executable.nodes if node not in with_dependents)
+        last_nodes = tuple(
+            copies[node] for node in executable.nodes if node not in nodes_with_dependents
+        )
         queue.nodes = last_nodes or begin
 
 

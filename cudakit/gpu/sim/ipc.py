@@ -58,12 +58,12 @@ class IpcRegistry:
         self.handles: dict[bytes, _ExportedAllocation] = {}
         self.descriptors: dict[DescriptorHandle, PhysicalMemory] = {}
         self.fabric: dict[bytes, PhysicalMemory] = {}
-        self.number_counter = count(1)
+        self.handle_numbers = count(1)
 
     def start_process(self) -> ProcessId:
         """Register a new process; return its id."""
         with self.lock:
-            number = next(self.number_counter)
+            number = next(self.handle_numbers)
             process = ProcessId(_FIRST_PID + number, self.boot + number)
             self.alive.add(process)
             return process
@@ -111,7 +111,7 @@ class SimIpc:
             raise cuda_error(Status.INVALID_VALUE, detail=detail)
         if ptr not in self._handles:
             with self.registry.lock:
-                handle = self.registry.make_handle("ipc", next(self.registry.number_counter))
+                handle = self.registry.make_handle("ipc", next(self.registry.handle_numbers))
                 self.registry.handles[handle] = _ExportedAllocation(
                     self._process, self.context.ordinal, region
                 )
@@ -159,7 +159,7 @@ class SimIpc:
     def export(self, backing: Backing) -> ShareableHandle:
         physical = self._virtual.backings[backing]
         with self.registry.lock:
-            number = next(self.registry.number_counter)
+            number = next(self.registry.handle_numbers)
             if physical.handle == "fabric":
                 fabric = FabricHandle(self.registry.make_handle("fabric", number))
                 self.registry.fabric[fabric.data] = physical

@@ -1,13 +1,13 @@
-// Arrays as render/html/packed.py writes them: byte planes, deflated, in base64.
+// Reads the arrays that render/html/explorer.py writes: byte planes, deflated, in base64.
 
-const CHUNK = 1 << 20; // characters decoded at a time, so that no task takes long
+const CHUNK = 1 << 20; // number of characters that one task decodes, so that the page stays responsive
 
 /** Return an array for each description: u1, i4 and u4 as typed arrays, u8 and i8 as Float64Array. */
-export async function unpackArrays(described, text) {
-  const bytes = await inflate(fromBase64(text), described.reduce((sum, array) => sum + byteCount(array), 0));
+export async function unpackArrays(descriptions, text) {
+  const bytes = await inflate(fromBase64(text), descriptions.reduce((sum, array) => sum + byteCount(array), 0));
   const arrays = {};
   let offset = 0;
-  for (const array of described) {
+  for (const array of descriptions) {
     arrays[array.name] = fromPlanes(bytes.subarray(offset, offset + byteCount(array)), array);
     offset += byteCount(array);
     await nextTask();
@@ -58,7 +58,7 @@ async function writeAll(writer, pieces) {
   await writer.close();
 }
 
-/** Return the numbers of one array; if "sum" is set, the bytes hold differences. */
+/** Return the numbers of one array from its bytes. If `sum` is true, the bytes hold differences of the numbers. */
 function fromPlanes(bytes, { type, length, sum }) {
   if (type === "u1") return bytes.slice();
   const isLong = type[1] === "8";
@@ -69,7 +69,7 @@ function fromPlanes(bytes, { type, length, sum }) {
     else for (let i = 0; i < length; i++) numbers[i] = (numbers[i] << 8) | digits[i];
   }
   // The first bit of an i8 has the value -2**63.
-  if (type === "i8") for (let i = 0; i < length; i++) if (bytes[7 * length + i] > 127) numbers[i] = signed(bytes, i, length);
+  if (type === "i8") for (let i = 0; i < length; i++) if (bytes[7 * length + i] > 127) numbers[i] = negativeNumber(bytes, i, length);
   const typed = type === "u4" ? new Uint32Array(numbers.buffer) : numbers;
   if (!sum) return typed;
   const sums = new Float64Array(length);
@@ -77,8 +77,8 @@ function fromPlanes(bytes, { type, length, sum }) {
   return isLong ? sums : Int32Array.from(sums);
 }
 
-/** Return a negative number of 8 bytes from its complement, so that no digits are lost. */
-function signed(bytes, index, length) {
+/** Return a negative number of 8 bytes. Computing it from its complement keeps small numbers exact. */
+function negativeNumber(bytes, index, length) {
   let complement = 0;
   for (let plane = 7; plane >= 0; plane--) complement = complement * 256 + (255 - bytes[plane * length + index]);
   return -complement - 1;

@@ -3,7 +3,7 @@
 const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 export const BAND_COLORS = 12;
 
-/** Return bytes with three significant digits: "2.60 GiB". */
+/** Return a size in bytes as text with three significant digits: "2.60 GiB". */
 export function formatBytes(bytes) {
   let value = Math.abs(bytes);
   let unit = 0;
@@ -57,14 +57,14 @@ export class Surface {
 
   redraw() {
     const width = this.element.clientWidth;
-    if (!width) return; // in a tab that is not shown
+    if (!width) return; // the surface is in a tab that is not shown
     const scale = Math.min(devicePixelRatio || 1, 3);
     this.width = width;
     this.scale = scale;
-    const [w, h] = [Math.round(width * scale), Math.round(this.height * scale)];
-    if (this.canvas.width !== w || this.canvas.height !== h) {
-      this.canvas.width = w;
-      this.canvas.height = h;
+    const [pixelWidth, pixelHeight] = [Math.round(width * scale), Math.round(this.height * scale)];
+    if (this.canvas.width !== pixelWidth || this.canvas.height !== pixelHeight) {
+      this.canvas.width = pixelWidth;
+      this.canvas.height = pixelHeight;
       this.canvas.style.height = `${this.height}px`;
     }
     const context = this.canvas.getContext("2d");
@@ -74,8 +74,8 @@ export class Surface {
     this.draw(context, width, this.height, theme(this.element));
   }
 
-  /** Return the position of a pointer event in pixels of the surface. */
-  at(event) {
+  /** Return the coordinates of a pointer event, in pixels of the surface. */
+  position(event) {
     const box = this.canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
   }
@@ -99,21 +99,21 @@ export function theme(element) {
   };
 }
 
-/** Return about `count` round values from 0 to `high`, in steps of a power of two or ten. */
+/** Return about `count` round values from `low` to `high`; the step is a power of two, or with base 10: 1, 2 or 5 times a power of ten. */
 export function ticks(low, high, count, base) {
-  const rough = (high - low) / count;
-  if (!(rough > 0)) return [low];
-  let step = 2 ** Math.ceil(Math.log2(rough));
+  const smallestStep = (high - low) / count;
+  if (!(smallestStep > 0)) return [low];
+  let step = 2 ** Math.ceil(Math.log2(smallestStep));
   if (base === 10) {
-    const power = 10 ** Math.floor(Math.log10(rough));
-    step = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough);
+    const power = 10 ** Math.floor(Math.log10(smallestStep));
+    step = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= smallestStep);
   }
-  const found = [];
-  for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(i * step);
-  return found;
+  const values = [];
+  for (let i = Math.ceil(low / step); i * step <= high; i++) values.push(i * step);
+  return values;
 }
 
-/** Return a color as the number that a pixel of ImageData has on this machine. */
+/** Return a color as the 32-bit number of a pixel of ImageData. */
 export function pixelOf(context, color) {
   context.fillStyle = color;
   const hex = Number.parseInt(context.fillStyle.slice(1), 16);
@@ -155,7 +155,7 @@ export class Tooltip {
   }
 }
 
-/** A list of any length that has elements only for the rows in view. */
+/** A scrollable list of any length, which creates elements only for the visible rows. */
 export class VirtualList {
   constructor(height, rowHeight, makeRow) {
     this.rowHeight = rowHeight;
@@ -167,7 +167,8 @@ export class VirtualList {
     new ResizeObserver(() => this.redraw()).observe(this.element);
   }
 
-  // Browsers limit the height of an element to some ten million pixels; longer lists scroll in larger steps.
+  // The number of rows' pixels per scrolled pixel. Browsers limit the height of an element to about ten million
+  // pixels, so that longer lists scroll in larger steps.
   get #step() {
     return Math.max(1, (this.length * this.rowHeight) / 8e6);
   }

@@ -1,19 +1,19 @@
-// A flame graph: the width of a box is its amount, calls are below their callers.
+// Flame graphs: the width of a box is the amount of its node, and a call is below its caller.
 
 import { Surface, fitted, formatBytes, formatShare } from "./canvas.js";
 
-const ROW = 19;
+const ROW = 19; // height of a row in pixels
 const MOST_ROWS = 60;
-const NARROWEST = 0.5; // pixels
+const NARROWEST = 0.5; // width of the narrowest drawn box in pixels
 
-/** Return the place of a frame as text: "train.py:12 forward". */
+/** Return a frame as text: "train.py:12 forward". */
 export function frameText([name, file, line]) {
-  const place = file.split("/").slice(-2).join("/");
-  if (!place) return name;
-  return line ? `${place}:${line} ${name}` : `${place} ${name}`;
+  const shortPath = file.split("/").slice(-2).join("/");
+  if (!shortPath) return name;
+  return line ? `${shortPath}:${line} ${name}` : `${shortPath} ${name}`;
 }
 
-/** A call tree as arrays; a node comes after its parent, node 0 is the root. */
+/** A call tree as arrays. Node 0 is the root, and a node's number is higher than its parent's. */
 export class CallTree {
   constructor(parent, frame, frames) {
     this.parent = parent;
@@ -28,28 +28,28 @@ export class CallTree {
     for (let node = 1; node < parent.length; node++) this.nodes[next[parent[node]]++] = node;
   }
 
-  /** Return the children of a node whose amount is not zero, the largest first. */
+  /** Return the children of a node that have a positive total, the largest total first. */
   children(node, total) {
     const children = this.nodes.subarray(this.starts[node], this.starts[node + 1]);
     return Array.from(children).filter((child) => total[child] > 0).sort((a, b) => total[b] - total[a]);
   }
 
-  /** Return the sums over each node and its descendants. */
-  totals(own) {
-    const total = Float64Array.from(own);
+  /** Return the total of each node: the self amounts of the node and its descendants. */
+  totals(selfAmounts) {
+    const total = Float64Array.from(selfAmounts);
     for (let node = total.length - 1; node > 0; node--) total[this.parent[node]] += total[node];
     return total;
   }
 
-  /** Return the frames from a node to the root, as ids. */
+  /** Return the frame ids from a node to the root, innermost first. */
   path(node) {
-    const found = [];
-    for (; node; node = this.parent[node]) found.push(this.frame[node]);
-    return found;
+    const frames = [];
+    for (; node; node = this.parent[node]) frames.push(this.frame[node]);
+    return frames;
   }
 }
 
-/** The drawing of a call tree; colorOf(node, colors) returns the color of a box, describe(node) more lines of its tooltip. */
+/** A flame graph of a call tree. colorOf(node, colors) returns the color of a box; describe(node) returns lines for its tooltip. */
 export class FlameGraph {
   constructor(tree, tooltip, { colorOf = null, describe = () => [] } = {}) {
     this.tree = tree;
@@ -66,10 +66,10 @@ export class FlameGraph {
     canvas.addEventListener("pointerleave", () => tooltip.hide());
   }
 
-  /** Show amounts: own amounts of each node. */
-  show(own) {
-    this.own = own;
-    this.total = this.tree.totals(own);
+  /** Draw the self amounts of the nodes and their totals. */
+  show(selfAmounts) {
+    this.selfAmounts = selfAmounts;
+    this.total = this.tree.totals(selfAmounts);
     if (!this.total[this.root]) this.root = 0;
     this.redraw();
   }
@@ -88,16 +88,16 @@ export class FlameGraph {
     const perUnit = width / this.total[node];
     let x = left;
     for (const child of this.tree.children(node, this.total)) {
-      const wide = this.total[child] * perUnit;
-      if (wide < NARROWEST) break;
-      this.#place(child, depth + 1, x, wide);
-      x += wide;
+      const childWidth = this.total[child] * perUnit;
+      if (childWidth < NARROWEST) break;
+      this.#place(child, depth + 1, x, childWidth);
+      x += childWidth;
     }
   }
 
   #draw(context, width, height, colors) {
-    if (!this.own) return;
-    // After a change of the width the boxes are placed again.
+    if (!this.selfAmounts) return;
+    // If the width of the page has changed, all boxes are placed again.
     if (this.boxes.length && Math.abs(this.boxes[0].width - width) > 0.5) return this.redraw();
     context.textBaseline = "middle";
     context.textAlign = "left";
@@ -119,7 +119,7 @@ export class FlameGraph {
   }
 
   #boxAt(event) {
-    const [x, y] = this.surface.at(event);
+    const [x, y] = this.surface.position(event);
     return this.boxes.find((box) => box.left <= x && x < box.left + box.width && box.top <= y && y < box.top + ROW);
   }
 
@@ -135,9 +135,9 @@ export class FlameGraph {
     if (!box) return this.tooltip.hide();
     const { node } = box;
     const [name, file, line] = node ? this.tree.frames[this.tree.frame[node]] : ["all memory", "", 0];
-    const amounts = `total ${formatBytes(this.total[node])} (${formatShare(this.total[node] / this.total[0])}) · own ${formatBytes(this.own[node])}`;
-    const place = file ? [line ? `${file}:${line}` : file] : [];
-    this.tooltip.show(event, [name, ...place, amounts, ...this.describe(node)]);
+    const amounts = `total ${formatBytes(this.total[node])} (${formatShare(this.total[node] / this.total[0])}) · self ${formatBytes(this.selfAmounts[node])}`;
+    const fileText = file ? [line ? `${file}:${line}` : file] : [];
+    this.tooltip.show(event, [name, ...fileText, amounts, ...this.describe(node)]);
   }
 }
 

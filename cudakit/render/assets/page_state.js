@@ -1,24 +1,24 @@
-// The state that all views of a page share; it is kept in the hash of the address.
+// The state that all views of a page share. It is stored in the fragment (#…) of the page's URL.
 
-/** Values by name, with functions to call when they change. */
+/** Named values, and the listeners that are called after a value changes. */
 export class PageState {
-  /** A prefix tells the values of several explorers of one page apart. */
+  /** The prefix is added to each name in the URL, so that several explorers of one page do not collide. */
   constructor(defaults, readers, prefix = "") {
     this.prefix = prefix;
     this.defaults = { ...defaults };
     this.readers = readers;
-    this.values = { ...defaults, ...this.#fromHash() };
+    this.values = { ...defaults, ...this.#readUrl() };
     this.listeners = [];
     this.scheduled = false;
     this.changed = new Set();
-    addEventListener("hashchange", () => this.set({ ...this.defaults, ...this.#fromHash() }));
+    addEventListener("hashchange", () => this.set({ ...this.defaults, ...this.#readUrl() }));
   }
 
   get(name) {
     return this.values[name];
   }
 
-  /** Change values; listeners are called once before the next frame is drawn. */
+  /** Change values. Listeners are called once, before the next frame is drawn. */
   set(values) {
     for (const [name, value] of Object.entries(values)) {
       if (JSON.stringify(this.values[name]) === JSON.stringify(value)) continue;
@@ -31,12 +31,12 @@ export class PageState {
     }
   }
 
-  /** Call listener(names of changed values) after changes. */
+  /** Add a listener, which is called with the set of the names of changed values. */
   listen(listener) {
     this.listeners.push(listener);
   }
 
-  /** Call the listeners if values changed since the last call. */
+  /** Call the listeners if a value changed since their last call. */
   notify() {
     if (!this.changed.size) return;
     const changed = this.changed;
@@ -48,7 +48,7 @@ export class PageState {
   }
 
   #save() {
-    const parts = location.hash.slice(1).split("&").filter((part) => part && !this.#isOwn(part.split("=")[0]));
+    const parts = location.hash.slice(1).split("&").filter((part) => part && !this.#hasReader(part.split("=")[0]));
     for (const [name, value] of Object.entries(this.values)) {
       if (JSON.stringify(value) === JSON.stringify(this.defaults[name])) continue;
       parts.push(`${this.prefix}${name}=${encodeURIComponent(Array.isArray(value) ? value.join("-") : value)}`);
@@ -56,35 +56,35 @@ export class PageState {
     history.replaceState(null, "", parts.length ? `#${parts.join("&")}` : location.pathname + location.search);
   }
 
-  #isOwn(prefixed) {
-    return prefixed.startsWith(this.prefix) && Object.hasOwn(this.readers, prefixed.slice(this.prefix.length));
+  #hasReader(prefixedName) {
+    return prefixedName.startsWith(this.prefix) && Object.hasOwn(this.readers, prefixedName.slice(this.prefix.length));
   }
 
-  /** Return the valid values of the hash: a reader returns undefined for anything else. */
-  #fromHash() {
-    const found = {};
+  /** Return the valid values in the URL. A reader returns undefined for an invalid value. */
+  #readUrl() {
+    const values = {};
     for (const part of location.hash.slice(1).split("&")) {
-      const [prefixed, text] = part.split("=");
-      if (text === undefined || !this.#isOwn(prefixed)) continue;
-      const name = prefixed.slice(this.prefix.length);
+      const [prefixedName, text] = part.split("=");
+      if (text === undefined || !this.#hasReader(prefixedName)) continue;
+      const name = prefixedName.slice(this.prefix.length);
       let value;
       try {
         value = this.readers[name](decodeURIComponent(text));
       } catch {
         continue; // a damaged escape sequence
       }
-      if (value !== undefined) found[name] = value;
+      if (value !== undefined) values[name] = value;
     }
-    return found;
+    return values;
   }
 }
 
-/** Return a reader of whole numbers from low to high. */
+/** Return a function that reads a whole number from low to high; it returns undefined for other texts. */
 export function numberReader(low, high) {
   return (text) => (/^-?\d{1,15}$/.test(text) && Number(text) >= low && Number(text) <= high ? Number(text) : undefined);
 }
 
-/** Return a reader of ranges, "FIRST-LAST", of whole numbers from low to high. */
+/** Return a function that reads a range "FIRST-LAST" of whole numbers from low to high. */
 export function rangeReader(low, high) {
   return (text) => {
     const match = /^(-?\d{1,15})-(-?\d{1,15})$/.exec(text);
@@ -94,7 +94,7 @@ export function rangeReader(low, high) {
   };
 }
 
-/** Return a reader that accepts some texts only. */
+/** Return a function that reads one of several texts. */
 export function choiceReader(choices) {
   return (text) => (choices.includes(text) ? text : undefined);
 }

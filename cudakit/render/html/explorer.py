@@ -1,6 +1,6 @@
-"""Interactive pictures: the data and the scripts that draw them.
+"""Write interactive views into an HTML page: their data, and the scripts that draw them.
 
-The data are arrays as text: byte planes, deflated, in base64. ``assets/arrays.js`` reads them.
+The data are arrays as text: byte planes, compressed by deflate, in base64. ``assets/arrays.js`` reads them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy.typing as npt
 from cudakit.document import Array, Explorer
 from cudakit.render.markup import Markup, element
 
-# zlib's default: level 9 takes several times as long for 1 % fewer bytes.
-_LEVEL = 6
+# The default level of zlib: level 9 takes several times as long for 1 % fewer bytes.
+_COMPRESSION_LEVEL = 6
 _TYPES = {"u1": np.uint8, "i4": np.int32, "u4": np.uint32, "u8": np.uint64, "i8": np.int64}
 
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([a-z_]+)\.js";$', re.MULTILINE)
@@ -29,11 +29,11 @@ _EXPORT = re.compile(r"^export ((?:async )?function\*?|class|const) (\w+)", re.M
 
 
 def explorer(node: Explorer) -> Markup:
-    """Return the element that the script ``KIND.js`` fills; it holds all data as text."""
+    """Return the HTML element that the script ``KIND.js`` fills. The element contains all data as text."""
     data = node.data()
-    described, text = pack(data.arrays)
-    facts = json.dumps({"arrays": described, "facts": data.facts}, ensure_ascii=True)
-    # A script element ends at "</script", whatever its type; JSON can write "<" in another way.
+    descriptions, text = pack(data.arrays)
+    facts = json.dumps({"arrays": descriptions, "facts": data.facts}, ensure_ascii=True)
+    # The text "</script" would end the element. JSON allows "\u003c" instead of "<".
     facts = facts.replace("<", "\\u003c")
     return element(
         "div",
@@ -56,24 +56,27 @@ def explorer(node: Explorer) -> Markup:
 def pack(arrays: Mapping[str, Array]) -> tuple[list[dict[str, Any]], str]:
     """Return the description of each array, and all arrays as one base64 text.
 
-    An array of integers becomes integers of 1, 4 or 8 bytes. If it never decreases, its differences
-    are stored instead of its values. The bytes of one significance are stored together (byte planes), because
+    An array of integers is stored as integers of 1, 4 or 8 bytes. If its values never decrease, their
+    differences are stored instead. The bytes of one significance are stored together (byte planes), because
     deflate finds more repetitions in them than in whole numbers. The script reads numbers of 8 bytes as
     floating-point numbers, which are exact below 2**53.
     """
-    described, planes = [], []
+    descriptions, planes = [], []
     for name, array in arrays.items():
         values, is_sum = _differences(np.asarray(array))
         kind = _kind(values)
-        described.append({"name": name, "type": kind, "length": len(values), "sum": is_sum})
+        descriptions.append({"name": name, "type": kind, "length": len(values), "sum": is_sum})
         little_endian = values.astype(np.dtype(_TYPES[kind]).newbyteorder("<"))
         planes.append(
             little_endian.view(np.uint8).reshape(len(values), little_endian.itemsize).T.tobytes()
         )
-    return described, b64encode(zlib.compress(b"".join(planes), _LEVEL)).decode("ascii")
+    return descriptions, b64encode(zlib.compress(b"".join(planes), _COMPRESSION_LEVEL)).decode(
+        "ascii"
+    )
 
 
 def _differences(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
+    """Return the differences of values that never decrease and True, or the values and False."""
     if values.dtype == np.uint8 or len(values) < 2:
         return values, False
     differences = np.diff(values.astype(np.int64), prepend=0)
@@ -81,6 +84,7 @@ def _differences(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
 
 
 def _kind(values: npt.NDArray[Any]) -> str:
+    """Return the name in ``_TYPES`` of the smallest type that holds all values."""
     if values.dtype in (np.uint8, np.bool_):
         return "u1"
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
@@ -93,10 +97,10 @@ def _kind(values: npt.NDArray[Any]) -> str:
 def joined(name: str, package: str) -> str:
     """Return a module and all modules that it imports as one script, imported modules first.
 
-    Modules are in the folder ``assets`` of the package; those that all pages share are in that of ``render``.
+    Modules are in the folder ``assets`` of the package, or of ``cudakit.render`` if all pages share them.
 
-    A page from a disk cannot load modules, so each becomes a function that returns what the module exports.
-    A module may import names from such modules, and export functions, classes and constants.
+    A browser loads no modules into a page from a disk, so each module becomes a function that returns the
+    exported names. A module may import names, and export functions, classes and constants.
     """
     modules: dict[str, str] = {}
     _collect(name, package, modules)
@@ -104,6 +108,7 @@ def joined(name: str, package: str) -> str:
 
 
 def _collect(name: str, package: str, modules: dict[str, str]) -> None:
+    """Add a module and the modules that it imports to ``modules``, as JavaScript functions."""
     if name in modules:
         return
     file = files("cudakit.render").joinpath(f"assets/{name}.js")

@@ -155,7 +155,7 @@ def test_select_without_enough_matches_exits_with_3_and_reasons(cli: Cli) -> Non
     run = cli(*TWO, "--select", "--max-util", "1%")
 
     assert (run.exit_code, run.stdout) == (ExitCode.ENVIRONMENT, "")
-    assert ", but none of 2 can be selected" in run.stderr
+    assert ", but no device can be selected" in run.stderr
     assert run.stderr.count("): ") == 2
 
 

@@ -17,7 +17,7 @@ def test_error_of_case_that_does_not_fit_names_fitting_size() -> None:
         InputError, match=r"needs 8.00 MiB of device memory in 2 buffers, but only 4.00 MiB is"
     ) as caught:
         check_fit([case], 4 << 20)
-    assert caught.value.hint == "1.90 MiB would fit"
+    assert caught.value.hint == "a size of 1.90 MiB would fit"
 
 
 def test_cases_that_fit_pass_check() -> None:
@@ -31,7 +31,7 @@ def test_cases_that_fit_pass_check() -> None:
 def test_size_named_in_hint_fits(free_bytes: int) -> None:
     with pytest.raises(InputError) as caught:
         check_fit([Case(Copy(), METHOD, size_bytes=free_bytes, buffers=3)], free_bytes)
-    amount, unit, *_ = caught.value.hint.split()
+    amount, unit = caught.value.hint.removeprefix("a size of ").removesuffix(" would fit").split()
     size_bytes = float(amount) * {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[unit]
 
     assert 0.9 < 3 * size_bytes / (0.95 * free_bytes) < 1.005
@@ -60,4 +60,4 @@ def test_check_counts_host_memory_if_known() -> None:
     check_fit([case], 1 << 30, 1 << 30)
     with pytest.raises(InputError, match=r"needs 8.00 MiB of host memory, but") as caught:
         check_fit([case], 1 << 30, 8 << 20)
-    assert caught.value.hint == "3.80 MiB would fit"
+    assert caught.value.hint == "a size of 3.80 MiB would fit"

@@ -78,7 +78,7 @@ def test_missing_result_file_error(tmp_path: Path) -> None:
         ("not json", "is not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ([], "contains no result of cudakit bench"),
-        ({}, "has the schema None instead of 'cudakit.bench/1'"),
+        ({}, "has no schema; expected 'cudakit.bench/1'"),
         ({"schema": "cudakit.devices/1"}, "has the schema 'cudakit.devices/1'"),
         ({"error": {"message": "no GPU"}}, "contains an error instead of a result: no GPU"),
         (json_values(path="simulated", value="no"), "simulated should be true or false, not 'no'"),

@@ -91,7 +91,7 @@ def test_mig_instance_is_matched_by_own_uuid() -> None:
         Unavailable("CUDA does not see the device"),
         0,
     ]
-    assert result.devices[0].notes == ("MIG mode: CUDA sees its instances only",)
+    assert result.devices[0].notes == ("in MIG mode: CUDA sees only the MIG instances",)
 
 
 # --- hidden, absent and lost -----------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_processes_are_listed_on_request_and_once_under_mig() -> None:
 
     assert read_devices(machine).devices[0].processes is None
     mig_gpu, instance = read_devices(machine, processes=True).devices
-    assert mig_gpu.processes == Unavailable("the GPU is in MIG mode: see its instances")
+    assert mig_gpu.processes == Unavailable("the GPU is in MIG mode; see its instances")
     assert instance.processes == process_list
 
 

@@ -135,7 +135,7 @@ def test_too_few_matches_are_refused_with_reasons() -> None:
         EnvironmentUnusable, match=r"2 devices with at least 50\.0 GiB free memory requested"
     ) as e:
         selected_uuids(with_free(10, 70, 40), spec)
-    assert e.value.message.endswith(", but only 1 of 3 can be selected")
+    assert e.value.message.endswith(", but only 1 of 3 devices can be selected")
     assert f"{uuid(0)} (NVIDIA Card 0): 10.0 GiB free" in e.value.hint
     assert uuid(1) not in e.value.hint
 

@@ -427,11 +427,11 @@ void launch_graph(void *context, void *stream, void *executable, int kernels)
         Sanitizer_GraphNodeLaunchData head;
         char work[512];
     } node = {.head = {.graphExec = executable, .launchId = 1, .nodeType = NODE_KERNEL}};
-    Sanitizer_MemcpyData inner = {.direction = MEMCPY_HOST_TO_DEVICE, .size = 8, .width = 8};
+    Sanitizer_MemcpyData node_copy = {.direction = MEMCPY_HOST_TO_DEVICE, .size = 8, .width = 8};
     notify(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
     for (int i = 0; i < kernels; i++)
         notify(DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN, &node);
-    notify(DOMAIN_MEMCPY, MEMCPY_STARTING, &inner); /* memcpy nodes also make memcpy callbacks */
+    notify(DOMAIN_MEMCPY, MEMCPY_STARTING, &node_copy); /* memcpy nodes also make memcpy callbacks */
     notify(DOMAIN_GRAPHS, GRAPHS_LAUNCH_END, &data);
 }
 

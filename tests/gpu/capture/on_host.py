@@ -75,7 +75,7 @@ class Box(ctypes.Structure):
 
 
 class PageSet(ctypes.Structure):
-    """page_set of pages.h."""
+    """The struct page_set of pages.h, for ctypes."""
 
     _fields_ = (
         ("pages", ctypes.POINTER(Page)),

@@ -17,35 +17,35 @@
 #define CK_NOINLINE static
 
 #define ORDER __ATOMIC_RELAXED
-#define AS(type, at) ((type *)(uintptr_t)(at))
+#define AS(type, address) ((type *)(uintptr_t)(address))
 
-CK_INLINE ck_u32 load(ck_u64 at)
+CK_INLINE ck_u32 load(ck_u64 address)
 {
-    return __atomic_load_n(AS(ck_u32, at), ORDER);
+    return __atomic_load_n(AS(ck_u32, address), ORDER);
 }
-CK_INLINE ck_u64 load64(ck_u64 at)
+CK_INLINE ck_u64 load64(ck_u64 address)
 {
-    return __atomic_load_n(AS(ck_u64, at), ORDER);
+    return __atomic_load_n(AS(ck_u64, address), ORDER);
 }
-CK_INLINE ck_u32 load_coherent(ck_u64 at)
+CK_INLINE ck_u32 load_coherent(ck_u64 address)
 {
-    return load(at);
+    return load(address);
 }
-CK_INLINE ck_u64 load_coherent64(ck_u64 at)
+CK_INLINE ck_u64 load_coherent64(ck_u64 address)
 {
-    return load64(at);
+    return load64(address);
 }
-CK_INLINE void store(ck_u64 at, ck_u32 value)
+CK_INLINE void store(ck_u64 address, ck_u32 value)
 {
-    __atomic_store_n(AS(ck_u32, at), value, ORDER);
+    __atomic_store_n(AS(ck_u32, address), value, ORDER);
 }
-CK_INLINE void store64(ck_u64 at, ck_u64 value)
+CK_INLINE void store64(ck_u64 address, ck_u64 value)
 {
-    __atomic_store_n(AS(ck_u64, at), value, ORDER);
+    __atomic_store_n(AS(ck_u64, address), value, ORDER);
 }
-CK_INLINE ck_entry load_entry(ck_u64 at)
+CK_INLINE ck_entry load_entry(ck_u64 address)
 {
-    return (ck_entry){load64(at), load64(at + 8)};
+    return (ck_entry){load64(address), load64(address + 8)};
 }
 
 static long atomic_calls;
@@ -54,25 +54,25 @@ CK_INLINE void count_atomic(void)
 {
     __atomic_fetch_add(&atomic_calls, 1, ORDER);
 }
-CK_INLINE ck_u32 atomic_or(ck_u64 at, ck_u32 bits)
+CK_INLINE ck_u32 atomic_or(ck_u64 address, ck_u32 bits)
 {
     count_atomic();
-    return __atomic_fetch_or(AS(ck_u32, at), bits, ORDER);
+    return __atomic_fetch_or(AS(ck_u32, address), bits, ORDER);
 }
-CK_INLINE ck_u32 atomic_add(ck_u64 at, ck_u32 value)
+CK_INLINE ck_u32 atomic_add(ck_u64 address, ck_u32 value)
 {
     count_atomic();
-    return __atomic_fetch_add(AS(ck_u32, at), value, ORDER);
+    return __atomic_fetch_add(AS(ck_u32, address), value, ORDER);
 }
-CK_INLINE void set_bits(ck_u64 at, ck_u32 bits)
+CK_INLINE void set_bits(ck_u64 address, ck_u32 bits)
 {
-    atomic_or(at, bits);
+    atomic_or(address, bits);
 }
-CK_INLINE ck_u64 atomic_claim(ck_u64 at, ck_u64 value)
+CK_INLINE ck_u64 atomic_claim(ck_u64 address, ck_u64 value)
 {
     ck_u64 current = 0;
     count_atomic();
-    __atomic_compare_exchange_n(AS(ck_u64, at), &current, value, false, ORDER, ORDER);
+    __atomic_compare_exchange_n(AS(ck_u64, address), &current, value, false, ORDER, ORDER);
     return current;
 }
 
@@ -100,11 +100,11 @@ static ck_u32 exchange(const void *location, ck_u32 value)
 }
 
 /* Called at the start of each iteration of the search for a page. */
-CK_INLINE ck_entry load_entry_coherent(ck_u64 at)
+CK_INLINE ck_entry load_entry_coherent(ck_u64 address)
 {
     if (warp.running_lane)
         warp.iterations[warp.running_lane - 1]++;
-    return load_entry(at);
+    return load_entry(address);
 }
 
 CK_INLINE ck_u32 lane_id(void)
@@ -112,23 +112,23 @@ CK_INLINE ck_u32 lane_id(void)
     return warp.running_lane ? warp.running_lane - 1 : 0;
 }
 
-#define HERE __builtin_return_address(0)
-#define APART __attribute__((noinline, noclone)) static
-APART ck_u32 active_lanes(void)
+#define CALL_SITE __builtin_return_address(0)
+#define OUT_OF_LINE __attribute__((noinline, noclone)) static
+OUT_OF_LINE ck_u32 active_lanes(void)
 {
-    return exchange(HERE, 0);
+    return exchange(CALL_SITE, 0);
 }
-APART ck_u32 active_lanes_with_same(bool yes)
+OUT_OF_LINE ck_u32 active_lanes_with_same(bool value)
 {
-    exchange(HERE, yes);
-    ck_u32 all = 0;
+    exchange(CALL_SITE, value);
+    ck_u32 lanes = 0;
     for (ck_u32 i = 0; i < LANES && warp.running_lane; i++)
-        all |= (warp.resumed_lanes >> i & 1 && warp.received[i] == yes) ? 1u << i : 0;
-    return warp.running_lane ? all : 1;
+        lanes |= (warp.resumed_lanes >> i & 1 && warp.received[i] == value) ? 1u << i : 0;
+    return warp.running_lane ? lanes : 1;
 }
-APART ck_u32 from_left_lane(ck_u32 value)
+OUT_OF_LINE ck_u32 from_left_lane(ck_u32 value)
 {
-    exchange(HERE, value);
+    exchange(CALL_SITE, value);
     return warp.running_lane > 1 ? warp.received[warp.running_lane - 2] : value;
 }
 CK_INLINE ck_u32 lane_bit(void)
@@ -143,10 +143,10 @@ CK_INLINE bool has_left_lane(ck_u32 threads, ck_u32 self)
 {
     return threads & self >> 1;
 }
-CK_INLINE ck_u32 lanes_until_next(ck_u32 heads, ck_u32 self)
+CK_INLINE ck_u32 lanes_until_next(ck_u32 head_lanes, ck_u32 self)
 {
-    const ck_u32 behind = 0u - self - self, next = heads & behind;
-    return behind & ((next & -next) - 1);
+    const ck_u32 higher_lanes = 0u - self - self, next = head_lanes & higher_lanes;
+    return higher_lanes & ((next & -next) - 1);
 }
 CK_INLINE ck_u32 popcount(ck_u32 word)
 {
@@ -190,13 +190,13 @@ typedef struct {
     ck_u32 count, bytes, flags, start_index;
 } access_sequence;
 
-static void *run(void *argument)
+static void *run_sequence(void *argument)
 {
-    const access_sequence *all = argument;
-    for (ck_u32 i = 0; i < all->count; i++) {
-        ck_u32 at = (i + all->start_index) % all->count;
-        ck_u64 address = all->address + (ck_u64)at * all->bytes;
-        ck_memory_access(all->userdata, 0, address, all->bytes, all->flags, NULL);
+    const access_sequence *sequence = argument;
+    for (ck_u32 i = 0; i < sequence->count; i++) {
+        ck_u32 index = (i + sequence->start_index) % sequence->count;
+        ck_u64 address = sequence->address + (ck_u64)index * sequence->bytes;
+        ck_memory_access(sequence->userdata, 0, address, sequence->bytes, sequence->flags, NULL);
     }
     return NULL;
 }
@@ -207,10 +207,10 @@ static void *run(void *argument)
 void touch_in_threads(ck_u64 userdata, ck_u64 address, ck_u32 count, ck_u32 bytes, ck_u32 flags)
 {
     pthread_t thread[THREADS];
-    access_sequence all[THREADS];
+    access_sequence sequences[THREADS];
     for (ck_u32 i = 0; i < THREADS; i++) {
-        all[i] = (access_sequence){userdata, address, count, bytes, flags, i % 4 * (count / 4)};
-        pthread_create(&thread[i], NULL, run, &all[i]);
+        sequences[i] = (access_sequence){userdata, address, count, bytes, flags, i % 4 * (count / 4)};
+        pthread_create(&thread[i], NULL, run_sequence, &sequences[i]);
     }
     for (int i = 0; i < THREADS; i++)
         pthread_join(thread[i], NULL);
@@ -336,20 +336,20 @@ const char *boxes_of(const char *arena, ck_u32 log2)
 
 typedef struct {
     access_range *ranges;
-    size_t used, size;
+    size_t count, size;
 } range_buffer;
 
 static void append_range(void *context, const access_range *range)
 {
-    range_buffer *into = context;
-    if (into->used < into->size)
-        into->ranges[into->used] = *range;
-    into->used++;
+    range_buffer *buffer = context;
+    if (buffer->count < buffer->size)
+        buffer->ranges[buffer->count] = *range;
+    buffer->count++;
 }
 
 /* Return the number of ranges; write those that fit into ``size``. */
 size_t read_ranges(const ck_page *pages, void *bitmaps, size_t count, access_range *ranges, size_t size)
 {
-    range_buffer into = {ranges, 0, size};
-    return pages_to_ranges(pages, bitmaps, count, append_range, &into) ? into.used : (size_t)-1;
+    range_buffer buffer = {ranges, 0, size};
+    return pages_to_ranges(pages, bitmaps, count, append_range, &buffer) ? buffer.count : (size_t)-1;
 }

@@ -91,8 +91,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_library(tmp_path_factory.mktemp("library"))
 
 
-def run(library: Path, code: str, *, before: str = "") -> None:
-    program = f"import sys; sys.path.insert(0, {str(STAND_IN)!r})\n{before}{BEGIN}{FAKE_GPU}{code}"
+def run(library: Path, code: str, *, setup_code: str = "") -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(STAND_IN)!r})\n{setup_code}{BEGIN}{FAKE_GPU}{code}"
+    )
     result = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", program, str(library)],
         capture_output=True,
@@ -103,9 +105,9 @@ def run(library: Path, code: str, *, before: str = "") -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["", "import torch\n"], ids=["imported-later", "imported-before"]
+    "setup_code", ["", "import torch\n"], ids=["imported-later", "imported-before"]
 )
-def test_work_of_autograd_thread_has_stack_of_backward_call(library: Path, before: str) -> None:
+def test_work_of_autograd_thread_has_stack_of_backward_call(library: Path, setup_code: str) -> None:
     run(
         library,
         """
@@ -119,7 +121,7 @@ with recording.drained():
     assert first[0][1:] == ("", 0)
     assert {stack[2][1:] for stack in (first, again)} == {("<string>", step.__code__.co_firstlineno + 1)}
 """,
-        before=before,
+        setup_code=setup_code,
     )
 
 
@@ -211,7 +213,7 @@ with recording.drained():
             found.add((batch.strings[name], *callers))
 assert found <= {("left",), ("right",), ("left", "left"), ("right", "right")}, found
 """,
-        before="from cudakit.trace.layout import view\n",
+        setup_code="from cudakit.trace.layout import view\n",
     )
 
 
@@ -385,7 +387,7 @@ def test_failing_task_query_of_torch_is_not_raised(library: Path) -> None:
 backward(launch)
 assert [stack[0] for stack in stacks()] == [BACKWARD]
 """,
-        before='import torch\ndef fail(): raise RuntimeError("no task")\n'
+        setup_code='import torch\ndef fail(): raise RuntimeError("no task")\n'
         "torch._C._current_graph_task_id = fail\n",
     )
 
@@ -394,7 +396,7 @@ def test_torch_without_the_function_stays_unchanged(library: Path) -> None:
     run(
         library,
         "assert not hasattr(torch.autograd.graph, '_engine_run_backward'); launch()",
-        before="import torch\ndel torch.autograd.graph._engine_run_backward\n",
+        setup_code="import torch\ndel torch.autograd.graph._engine_run_backward\n",
     )
 
 
@@ -408,13 +410,13 @@ import cudakit.gpu.capture.torch_import as first
 spec = spec_from_file_location("second", first.__file__)
 second = module_from_spec(spec)
 spec.loader.exec_module(second)
-before = list(sys.meta_path)
+finders_before = list(sys.meta_path)
 first.after_torch_import(lambda: done.append(1))
 second.after_torch_import(lambda: done.append(2))
 first.after_torch_import(lambda: done.append(3))
 import torch
 assert sorted(done) == [1, 2, 3], done
-assert sys.meta_path == before
+assert sys.meta_path == finders_before
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -427,16 +429,16 @@ def launch_stacks(batches: list[Batch]) -> Iterator[list[str]]:
 
 
 def test_agent_attributes_work_of_autograd_threads(library: Path, tmp_path: Path) -> None:
-    places, taken = SearchPaths.of_this_process(), list[Batch]()
+    search_paths, batches = SearchPaths.of_this_process(), list[Batch]()
     settings = replace(
         RECORDING,
         library=str(library),
-        recorder=str(find_recorder(places)),
-        frames={tag: str(path) for tag, path in find_frame_readers(places).items()},
+        recorder=str(find_recorder(search_paths)),
+        frames={tag: str(path) for tag, path in find_frame_readers(search_paths).items()},
     )
 
     def consume(batch: Batch) -> bool:
-        taken.append(batch)
+        batches.append(batch)
         return False
 
     program = f"library = {str(library)!r}\n{FAKE_GPU}\nbackward(launch)\nlaunch()\n"
@@ -452,4 +454,4 @@ def test_agent_attributes_work_of_autograd_threads(library: Path, tmp_path: Path
     )
 
     assert (result.status, result.stderr, notices) == (0, "", [])
-    assert list(launch_stacks(taken)) == [[BACKWARD_FRAME, "backward", "<module>"], []]
+    assert list(launch_stacks(batches)) == [[BACKWARD_FRAME, "backward", "<module>"], []]

@@ -59,16 +59,16 @@ def build(capability: Capability, paths: SearchPaths) -> bytes:
     return f"for {capability}".encode()
 
 
-def cannot(_: Capability, __: SearchPaths) -> bytes:
+def fail_build(_: Capability, __: SearchPaths) -> bytes:
     raise MissingDependency("NVRTC", purpose="compiling kernels", requirement="nvidia-cuda-nvrtc")
 
 
-def having(*capabilities: Capability) -> Callable[[], tuple[Capability, ...]]:
+def devices_with(*capabilities: Capability) -> Callable[[], tuple[Capability, ...]]:
     return lambda: capabilities
 
 
 def test_add_device_patches_builds_one_per_capability(tmp_path: Path) -> None:
-    devices = having((9, 0), (8, 9), (9, 0))
+    devices = devices_with((9, 0), (8, 9), (9, 0))
     ready, why_not = add_device_patches(READY, None, tmp_path, devices=devices, build=build)
 
     assert why_not == ""
@@ -81,14 +81,16 @@ def test_add_device_patches_builds_one_per_capability(tmp_path: Path) -> None:
 
 def test_accesses_from_arguments_build_no_patch(tmp_path: Path) -> None:
     ready, why_not = add_device_patches(
-        READY, "arguments", tmp_path, devices=having((9, 0)), build=cannot
+        READY, "arguments", tmp_path, devices=devices_with((9, 0)), build=fail_build
     )
 
     assert (ready, why_not) == (READY, "")
 
 
 def test_missing_nvrtc_falls_back_with_install_hint(tmp_path: Path) -> None:
-    ready, why_not = add_device_patches(READY, None, tmp_path, devices=having((9, 0)), build=cannot)
+    ready, why_not = add_device_patches(
+        READY, None, tmp_path, devices=devices_with((9, 0)), build=fail_build
+    )
 
     assert ready is READY
     assert why_not == (
@@ -99,25 +101,29 @@ def test_missing_nvrtc_falls_back_with_install_hint(tmp_path: Path) -> None:
 
 def test_missing_nvrtc_is_error_if_exact_is_wanted(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match="NVRTC is not installed") as caught:
-        add_device_patches(READY, "exact", tmp_path, devices=having((9, 0)), build=cannot)
+        add_device_patches(READY, "exact", tmp_path, devices=devices_with((9, 0)), build=fail_build)
 
     assert caught.value.exit_code == 3
 
 
 def test_too_old_device_is_skipped_if_a_newer_one_exists(tmp_path: Path) -> None:
     ready, _ = add_device_patches(
-        READY, None, tmp_path, devices=having((7, 5), (9, 0)), build=build
+        READY, None, tmp_path, devices=devices_with((7, 5), (9, 0)), build=build
     )
-    alone, why_not = add_device_patches(READY, None, tmp_path, devices=having((7, 5)), build=build)
+    readiness, why_not = add_device_patches(
+        READY, None, tmp_path, devices=devices_with((7, 5)), build=build
+    )
 
     assert list(ready.patches) == [90]
-    assert alone is READY
+    assert readiness is READY
     assert "it is too old; use --accesses arguments" in why_not
 
 
 @pytest.mark.parametrize("wanted", [None, "exact"])
 def test_no_device_needs_no_patch(tmp_path: Path, wanted: str | None) -> None:
-    assert add_device_patches(READY, wanted, tmp_path, devices=having(), build=cannot) == (
+    assert add_device_patches(
+        READY, wanted, tmp_path, devices=devices_with(), build=fail_build
+    ) == (
         READY,
         "",
     )

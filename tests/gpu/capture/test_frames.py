@@ -46,7 +46,7 @@ class Walker(ctypes.Structure):
 WALKER = Walker.from_address(_frames.walker)
 
 
-def walked(limit: int = 64) -> tuple[list[int], Stack]:
+def walk_and_resolve(limit: int = 64) -> tuple[list[int], Stack]:
     """Walk and resolve without the GIL, as the recorder does; return the keys, too."""
     keys, codes, offsets = ((ctypes.c_uint64 * limit)() for _ in range(3))
     depth = WALKER.walk(keys, codes, offsets, limit)
@@ -168,7 +168,7 @@ def test_names_and_files_may_be_non_ascii(name: str) -> None:
 
 
 def run_in(source: str, file: str) -> tuple[list[int], Stack]:
-    scope: dict[str, Any] = {"walked": walked}
+    scope: dict[str, Any] = {"walk_and_resolve": walk_and_resolve}
     exec(compile(source, file, "exec"), scope)  # noqa: S102
     result: tuple[list[int], Stack] = scope["result"]
     return result
@@ -179,13 +179,13 @@ def run_in(source: str, file: str) -> tuple[list[int], Stack]:
 def test_long_texts_are_cut_at_character_boundary(letter: str, shift: int) -> None:
     full_name = "x" * shift + letter * 600
 
-    _, stack = run_in("result = walked()", full_name)
+    _, stack = run_in("result = walk_and_resolve()", full_name)
 
     assert stack[0][1] == full_name.encode()[:511].decode(errors="ignore")
 
 
 def test_surrogates_are_replaced() -> None:
-    _, stack = run_in("result = walked()", "a\udcffb")
+    _, stack = run_in("result = walk_and_resolve()", "a\udcffb")
 
     assert stack[0][1] == "a\ufffdb"
 
@@ -261,7 +261,7 @@ def test_stack_respects_limit(limit: int) -> None:
 
 def test_keys_identify_code_and_instruction() -> None:
     def places() -> list[int]:
-        return [walked()[0][0], walked()[0][0]]
+        return [walk_and_resolve()[0][0], walk_and_resolve()[0][0]]
 
     first, again = (places() for _ in range(2))
 
@@ -272,8 +272,8 @@ def test_keys_identify_code_and_instruction() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(lambda n: ("result = walked()", f"<cell-{n}>"), id="file"),
-        pytest.param(lambda n: ("\n" * n + "result = walked()", "<string>"), id="line"),
+        pytest.param(lambda n: ("result = walk_and_resolve()", f"<cell-{n}>"), id="file"),
+        pytest.param(lambda n: ("\n" * n + "result = walk_and_resolve()", "<string>"), id="line"),
     ],
 )
 def test_code_at_reused_address_has_new_keys(
@@ -292,7 +292,7 @@ def descended(name: str, depth: int, failures: list[Stack]) -> None:
     if depth:
         return descended(name, depth - 1, failures)
     for _ in range(300):
-        _, stack = walked()
+        _, stack = walk_and_resolve()
         if [function for function, *_ in stack[:13]] != [*["descended"] * 12, name]:
             failures.append(stack)
     return None

@@ -334,9 +334,9 @@ def test_compressed_or_unnamed_code_is_unreadable(library: ctypes.CDLL) -> None:
 
 @given(seed=st.integers(0, 1 << 30), changes=st.integers(1, 8))
 def test_damaged_cubin_is_read_within_bounds(library: ctypes.CDLL, seed: int, changes: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     cubin = bytearray(make_image().file())
     for _ in range(changes):
-        offset = chance.choice([chance.randrange(64), chance.randrange(len(cubin))])
-        cubin[offset] = chance.choice([0, 0xFF, 0x7F, chance.randrange(256)])
-    unseen(library, bytes(cubin[: chance.choice([len(cubin), chance.randrange(len(cubin) + 1)])]))
+        offset = rng.choice([rng.randrange(64), rng.randrange(len(cubin))])
+        cubin[offset] = rng.choice([0, 0xFF, 0x7F, rng.randrange(256)])
+    unseen(library, bytes(cubin[: rng.choice([len(cubin), rng.randrange(len(cubin) + 1)])]))

@@ -148,16 +148,16 @@ def test_every_byte_is_recorded_or_launch_is_lost(
             for i in range(times):
                 address = base + (offset // step + i) * step % PAGE
                 used_arena.access(launch, address, size, flags)
-                touched = expected.setdefault((launch, FLAGS[flags]), set())
-                touched.update(range(address, address + size))
-        found, lost = used_arena.bytes(), used_arena.lost_launches()
+                accessed = expected.setdefault((launch, FLAGS[flags]), set())
+                accessed.update(range(address, address + size))
+        recorded_bytes, lost = used_arena.bytes(), used_arena.lost_launches()
         assert used_arena.lost == len(lost)
-    for name, touched in expected.items():
+    for name, accessed in expected.items():
         if name[0] in lost:
-            assert found.get(name, set()) <= touched
+            assert recorded_bytes.get(name, set()) <= accessed
         else:
-            assert found[name] == touched
-    assert found.keys() <= expected.keys()
+            assert recorded_bytes[name] == accessed
+    assert recorded_bytes.keys() <= expected.keys()
 
 
 class WarpAccess(ctypes.Structure):
@@ -192,7 +192,7 @@ def warp_access(
 
 def pattern(kind: str, base: int, start: int, size: int, seed: int) -> list[int]:
     """Return an address for each lane, in patterns of real kernels."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     first = base + start * size
     return {
         "row": lambda: [first + lane * size for lane in range(32)],
@@ -201,8 +201,8 @@ def pattern(kind: str, base: int, start: int, size: int, seed: int) -> list[int]
         "pairs": lambda: [first + lane // 2 * size for lane in range(32)],
         "tile": lambda: [first + lane // 8 * PAGE + lane % 8 * size for lane in range(32)],
         "column": lambda: [first + lane * 16384 for lane in range(32)],
-        "near": lambda: [first + chance.randrange(40) * size for _ in range(32)],
-        "far": lambda: [first + chance.randrange(1 << 9) * (size << 4) for _ in range(32)],
+        "near": lambda: [first + rng.randrange(40) * size for _ in range(32)],
+        "far": lambda: [first + rng.randrange(1 << 9) * (size << 4) for _ in range(32)],
     }[kind]()
 
 
@@ -228,8 +228,8 @@ def test_every_byte_of_a_warp_is_recorded(
     with arena(library, 11, 512) as used_arena:
         for kind, launch, start, size, lanes, flags, seed in warps:
             addresses = pattern(kind, ADDRESSES[0], start, size, seed)
-            touched = warp_access(used_arena, launch, addresses, lanes, size, flags)
-            expected.setdefault((launch, FLAGS[flags]), set()).update(touched)
+            accessed = warp_access(used_arena, launch, addresses, lanes, size, flags)
+            expected.setdefault((launch, FLAGS[flags]), set()).update(accessed)
         assert used_arena.lost == 0
         assert used_arena.bytes() == expected
 
@@ -444,12 +444,12 @@ def address_of(content: ctypes.Array[ctypes.c_uint64]) -> ctypes.c_uint64:
 
 def test_box_is_recorded_once(library: ctypes.CDLL) -> None:
     content = (ctypes.c_uint64 * 8)(*range(100, 108))
-    again = (ctypes.c_uint64 * 8)(*content)
+    equal_content = (ctypes.c_uint64 * 8)(*content)
     with arena(library) as used_arena:
         for stage in range(3):
             for coordinate in (0, 64, -64):
                 tensor_load(used_arena, 5, address_of(content), stage, coordinate)
-        tensor_load(used_arena, 6, address_of(again), 0, 64)
+        tensor_load(used_arena, 6, address_of(equal_content), 0, 64)
         library.ck_tensor_store(
             used_arena.userdata(5), ctypes.c_uint64(7), address_of(content), 9, *range(7)
         )
@@ -460,7 +460,10 @@ def test_box_is_recorded_once(library: ctypes.CDLL) -> None:
         )
         assert used_arena.header()[2:] == (0, 0, 2, 6)
         maps, boxes = used_arena.maps(), used_arena.boxes()
-        assert [list(recorded_map.content) for recorded_map in maps] == [list(again), list(content)]
+        assert [list(recorded_map.content) for recorded_map in maps] == [
+            list(equal_content),
+            list(content),
+        ]
         first, second = (recorded_map.place for recorded_map in maps)
         assert [(box.launch, box.map, box.mode) for box in boxes] == [
             *[(5, first, READ)] * 3,

@@ -291,16 +291,16 @@ class Im2col:
                 self.lower, self.dims[1:-1], self.upper, self.steps, strict=True
             )
         ]
-        return [at[::-1] for at in product(range(self.dims[-1]), *axes[::-1])]
+        return [position[::-1] for position in product(range(self.dims[-1]), *axes[::-1])]
 
     def rows(self, pixel: int, channel: int, offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield the addresses that a load reads which begins at a pixel of the traversal."""
+        """Yield the addresses of the rows that a load reads if it begins at this pixel of the traversal."""
         end = min(channel + self.channels, self.dims[0])
         for *spatial, image in self.traversal()[pixel : pixel + self.pixels]:
-            at = [x + offset for x, offset in zip(spatial, offsets, strict=True)]
-            if all(0 <= x < dim for x, dim in zip(at, self.dims[1:-1], strict=True)):
+            position = [x + offset for x, offset in zip(spatial, offsets, strict=True)]
+            if all(0 <= x < dim for x, dim in zip(position, self.dims[1:-1], strict=True)):
                 begin = self.ADDRESS + sum(
-                    x * stride for x, stride in zip([*at, image], self.strides, strict=True)
+                    x * stride for x, stride in zip([*position, image], self.strides, strict=True)
                 )
                 yield begin + channel * 2, begin + end * 2
 
@@ -345,7 +345,7 @@ def test_im2col_loads_read_pixels_of_the_bounding_box(
     assert pieces == ({(2, READ): joined(iter(rows))} if rows else {})
 
 
-AT = st.integers(-70, 70) | st.sampled_from([-(1 << 31), (1 << 31) - 1, 1000])
+POSITIONS = st.integers(-70, 70) | st.sampled_from([-(1 << 31), (1 << 31) - 1, 1000])
 
 
 @st.composite
@@ -372,7 +372,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 @settings(max_examples=150, deadline=None)
 @given(
     tensor=tensors(),
-    uses=st.lists(st.tuples(st.tuples(AT, AT, AT, AT, AT), st.integers(0, 2), st.booleans())),
+    uses=st.lists(st.tuples(st.tuples(*[POSITIONS] * 5), st.integers(0, 2), st.booleans())),
 )
 def test_box_covers_its_elements_inside_the_tensor(
     library: ctypes.CDLL,
@@ -466,12 +466,12 @@ def test_pages_of_device_and_boxes_are_merged(library: ctypes.CDLL, full: int) -
                 expansion.expand([tensor_map(tensor.encoded(), 0)], [store(9, 0, (3,))])
         assert expansion.pages.count == 2
         address = tensor.address
-        touched = (
+        written_bytes = (
             [(address, address + (1 << PAGE_SHIFTS[0]))]
             if full
             else [(address, address + 8), (address + 12, address + 259 * 4)]
         )
-        assert expansion.pieces() == {(9, WRITE): touched}
+        assert expansion.pieces() == {(9, WRITE): written_bytes}
 
 
 def test_expanding_no_boxes_leaves_pages_unchanged(library: ctypes.CDLL) -> None:

@@ -35,17 +35,17 @@ def key(launch: int, mode: int, level: int, address: int) -> int:
 
 def bitmap(kind: str, seed: int) -> bytes:
     """Return bits as kernels set them: all, none, runs, every second one, or random."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     if kind == "full":
         return b"\xff" * BITMAP_BYTES
     if kind == "strided":
         return b"\x55" * BITMAP_BYTES
     if kind == "noise":
-        return chance.randbytes(BITMAP_BYTES)
+        return rng.randbytes(BITMAP_BYTES)
     bits = 0
-    for _ in range(chance.randrange(4)):
-        first = chance.randrange(BITS)
-        bits |= ((1 << chance.randrange(1, 3000)) - 1) << first
+    for _ in range(rng.randrange(4)):
+        first = rng.randrange(BITS)
+        bits |= ((1 << rng.randrange(1, 3000)) - 1) << first
     return (bits & ((1 << BITS) - 1)).to_bytes(BITMAP_BYTES, "little")
 
 
@@ -70,16 +70,16 @@ def base_of(level: int, quarter: int) -> int:
 
 
 def brute_force(contents: list[Content]) -> dict[tuple[int, int], set[int]]:
-    touched: dict[tuple[int, int], set[int]] = {}
+    accessed_bytes: dict[tuple[int, int], set[int]] = {}
     for launch, mode, level, quarter, kind, seed in contents:
         size = 1 if level else 4
         base = base_of(level, quarter)
         bits = int.from_bytes(bitmap(kind, seed), "little")
-        touched_bytes = touched.setdefault((launch, mode), set())
+        touched_bytes = accessed_bytes.setdefault((launch, mode), set())
         for granule, bit in enumerate(reversed(f"{bits:b}")):
             if bit == "1":
                 touched_bytes.update(range(base + granule * size, base + (granule + 1) * size))
-    return {name: touched_bytes for name, touched_bytes in touched.items() if touched_bytes}
+    return {name: touched_bytes for name, touched_bytes in accessed_bytes.items() if touched_bytes}
 
 
 def pages_of(contents: list[Content]) -> tuple[ctypes.Array[Page], bytes]:

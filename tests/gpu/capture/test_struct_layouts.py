@@ -98,8 +98,8 @@ def test_computed_layouts_match_the_compiler(
 ) -> None:
     word, base = ("union", ctypes.Union) if is_union else ("struct", ctypes.Structure)
     text = (
-        f"typedef struct {{ {word} {{ {declared(inner, 'i')} }} first; {declared(outer, 'o')}"
-        f" {word} {{ {declared(inner, 'u')} }}; }} S;"
+        f"typedef struct {{ {word} {{ {declaration(inner, 'i')} }} first; {declaration(outer, 'o')}"
+        f" {word} {{ {declaration(inner, 'u')} }}; }} S;"
     )
     nested = type("Nested", (base,), {"_fields_": fields(inner, "i")})
     unnamed = type("Unnamed", (base,), {"_fields_": fields(inner, "u")})
@@ -120,7 +120,7 @@ def test_computed_layouts_match_the_compiler(
         assert layout[name] == getattr(expected, name).offset
 
 
-def declared(members: list[tuple[str, int]], prefix: str) -> str:
+def declaration(members: list[tuple[str, int]], prefix: str) -> str:
     numbered = enumerate(members)
     return " ".join(
         f"{kind} {prefix}{index}{f'[{count}]' if count else ''};"

@@ -81,7 +81,7 @@ def test_builds_of_other_frameworks_are_read_from_names(tmp_path: Path) -> None:
 # --- libraries and toolkits ------------------------------------------------------------------------
 
 
-def put(root: Path, *paths: str) -> Files:
+def make_files(root: Path, *paths: str) -> Files:
     for path in paths:
         path = root / path.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def listed_libraries(files: Files, *, path: str = "", wheels: str = "") -> list[
 
 
 def test_libraries_are_listed_in_order_of_loader(tmp_path: Path) -> None:
-    files = put(
+    files = make_files(
         tmp_path,
         "/opt/mine/libcudnn.so.9",
         "/site/nvidia/cudnn/lib/libcudnn.so.9",
@@ -115,7 +115,7 @@ def test_libraries_are_listed_in_order_of_loader(tmp_path: Path) -> None:
 
 
 def test_directories_of_ld_so_conf_are_searched(tmp_path: Path) -> None:
-    files = put(tmp_path, "/opt/compat/libcuda.so.1", "/etc/ld.so.conf.d/00-compat.conf")
+    files = make_files(tmp_path, "/opt/compat/libcuda.so.1", "/etc/ld.so.conf.d/00-compat.conf")
     (tmp_path / "etc/ld.so.conf.d/00-compat.conf").write_text("# compat\n/opt/compat/ # first\n")
 
     assert listed_libraries(files) == [("system", "/opt/compat/libcuda.so.1")]
@@ -123,13 +123,13 @@ def test_directories_of_ld_so_conf_are_searched(tmp_path: Path) -> None:
 
 def test_only_sonames_are_listed(tmp_path: Path) -> None:
     names = ("libcudnn.so", "libcudnn.so.9", "libcudnn.so.9.19.0", "libcudnn_ops.so.9", "libm.so.6")
-    files = put(tmp_path, *(f"/opt/{name}" for name in names))
+    files = make_files(tmp_path, *(f"/opt/{name}" for name in names))
 
     assert listed_libraries(files, path="/opt") == [("LD_LIBRARY_PATH", "/opt/libcudnn.so.9")]
 
 
 def test_symbolic_links_of_libraries_are_resolved(tmp_path: Path) -> None:
-    files = put(tmp_path, "/opt/libcuda.so.580.159.04")
+    files = make_files(tmp_path, "/opt/libcuda.so.580.159.04")
     (tmp_path / "opt/libcuda.so.1").symlink_to("libcuda.so.580.159.04")
 
     only = next(libraries(files, {"LD_LIBRARY_PATH": "/opt"}, []))
@@ -145,7 +145,7 @@ def test_relative_and_empty_parts_of_search_path_are_ignored() -> None:
 
 
 def test_linked_toolkits_are_listed_once(tmp_path: Path) -> None:
-    files = put(tmp_path, "/usr/local/cuda-13.0/version.json")
+    files = make_files(tmp_path, "/usr/local/cuda-13.0/version.json")
     (tmp_path / "usr/local/cuda").symlink_to("cuda-13.0")
 
     assert toolkit_directories(files) == ("/usr/local/cuda-13.0",)

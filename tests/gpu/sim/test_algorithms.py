@@ -56,16 +56,22 @@ def limit_of(sim: Sim, gemm: Gemm) -> Limit:
 
 def test_settings_exclude_algorithms(sim: Sim) -> None:
     blas, gemm = sim.blas(), make_gemm(m=1024, n=1024, k=4096)
-    everything = list(blas.algorithms(gemm, DEFAULT_SETTINGS))
-    small = list(blas.algorithms(gemm, GemmSettings(workspace_bytes=1 << 20)))
-    steady = list(blas.algorithms(gemm, GemmSettings(deterministic=True)))
+    every_algorithm = list(blas.algorithms(gemm, DEFAULT_SETTINGS))
+    small_workspace_algorithms = list(blas.algorithms(gemm, GemmSettings(workspace_bytes=1 << 20)))
+    deterministic_algorithms = list(blas.algorithms(gemm, GemmSettings(deterministic=True)))
 
-    assert 6 <= len(everything) <= 12
-    assert small == [algorithm for algorithm in everything if algorithm.workspace_bytes <= 1 << 20]
-    assert steady == [algorithm for algorithm in everything if algorithm.reduction != 1]
-    assert len(everything) > max(len(small), len(steady))
+    assert 6 <= len(every_algorithm) <= 12
+    assert small_workspace_algorithms == [
+        algorithm for algorithm in every_algorithm if algorithm.workspace_bytes <= 1 << 20
+    ]
+    assert deterministic_algorithms == [
+        algorithm for algorithm in every_algorithm if algorithm.reduction != 1
+    ]
+    assert len(every_algorithm) > max(
+        len(small_workspace_algorithms), len(deterministic_algorithms)
+    )
     assert sorted(map(repr, blas.heuristics(gemm, DEFAULT_SETTINGS, 99))) == sorted(
-        map(repr, everything)
+        map(repr, every_algorithm)
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import contract.host_kernels  # noqa: F401 gives the simulated device its kernels
 import pytest
 from contract.kernels import SOURCE
-from contract.products import Places, Problem, put, result, run
+from contract.products import Places, Problem, result, run, upload
 from contract.workbench import Workbench, refused
 from gpu.happens_before import races
 
@@ -60,7 +60,7 @@ def test_gemm_is_traced_as_launch_with_accesses() -> None:
     trace: list[Event] = []
     bench = make_bench(sink=trace.append)
     gemm = make_gemm("bf16", padding=8, batch=2, epilogue="bias")
-    operands = put(bench, Problem(gemm))
+    operands = upload(bench, Problem(gemm))
     algorithm = Algorithm(id=1, tile=15)
     plan = bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS, algorithm)
     begin = len(trace)
@@ -87,7 +87,7 @@ def test_captured_gemm_is_named_node() -> None:
     trace: list[Event] = []
     bench = make_bench(sink=trace.append)
     gemm, stream = make_gemm(), bench.gpu.stream()
-    operands = put(bench, Problem(gemm))
+    operands = upload(bench, Problem(gemm))
     plan = bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS)
     bench.gpu.capture_begin(stream)
     plan.enqueue(operands, stream)
@@ -120,10 +120,10 @@ def test_shared_workspace_on_two_streams_races(streams: int, expected: int) -> N
     trace: list[Event] = []
     bench = make_bench(sink=trace.append)
     gemm = make_gemm(k=4096)
-    places = [put(bench, Problem(gemm)) for _ in range(2)]
+    uploads = [upload(bench, Problem(gemm)) for _ in range(2)]
     plan = bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS, split(gemm))
     used = [bench.gpu.stream(blocking=False) for _ in range(streams)]
-    for index, operands in enumerate(places):
+    for index, operands in enumerate(uploads):
         plan.enqueue(operands, used[index % streams])
     bench.gpu.close()
 
@@ -137,7 +137,7 @@ def test_shared_workspace_on_two_streams_races(streams: int, expected: int) -> N
 def test_gemm_on_unallocated_memory_fails_as_launch(operand: str) -> None:
     bench = make_bench()
     problem = Problem(make_gemm(epilogue="bias"))
-    operands = put(bench, problem)
+    operands = upload(bench, problem)
     bench.gpu.free(getattr(operands, operand))
     bench.gpu.blas().prepare(problem.gemm, DEFAULT_SETTINGS).enqueue(operands, LEGACY)
 
@@ -149,7 +149,7 @@ def test_gemm_on_unallocated_memory_fails_as_launch(operand: str) -> None:
 def test_gemm_with_too_small_operand_fails() -> None:
     bench = make_bench()
     gemm = make_gemm("fp64")
-    operands = put(bench, Problem(make_gemm("fp64", n=8)))
+    operands = upload(bench, Problem(make_gemm("fp64", n=8)))
     bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS).enqueue(operands, LEGACY)
 
     with refused(Status.ILLEGAL_ADDRESS):
@@ -162,7 +162,7 @@ def test_gemm_in_unknown_stream_is_refused(bench: Workbench) -> None:
     plan = bench.gpu.blas().prepare(problem.gemm, DEFAULT_SETTINGS)
 
     with refused(Status.INVALID_HANDLE):
-        plan.enqueue(put(bench, problem), stream)
+        plan.enqueue(upload(bench, problem), stream)
 
 
 def test_workspace_out_of_memory_is_reported() -> None:
@@ -287,7 +287,7 @@ def test_every_model_computes_same_bits() -> None:
 def test_changed_operands_are_computed_again(bench: Workbench) -> None:
     gemm = make_gemm("fp16", epilogue="bias")
     problems = [Problem(gemm, seed) for seed in range(3)]
-    operands = put(bench, problems[0])
+    operands = upload(bench, problems[0])
     plan = bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS)
     other_bias = Problem(gemm, 0)
     other_bias.bias = problems[1].bias
@@ -305,7 +305,7 @@ def test_changed_operands_are_computed_again(bench: Workbench) -> None:
 def test_gemm_of_matrix_with_itself_needs_no_copy(bench: Workbench) -> None:
     problem = Problem(make_gemm("fp32", m=32, n=32, k=32))
     problem.b = problem.a
-    operands = put(bench, problem)
+    operands = upload(bench, problem)
     alias = SimpleNamespace(a=operands.a, b=operands.a, d=operands.d, bias=operands.bias)
     bench.gpu.blas().prepare(problem.gemm, DEFAULT_SETTINGS).enqueue(alias, LEGACY)
     problem.check(result(bench, problem, operands))

@@ -303,16 +303,16 @@ def invalid_calls() -> dict[str, Callable[[SimBench], object]]:
         bench.spin(1_000_000, stream)
         bench.store(bench.gpu.malloc(4, stream), 1, other_stream)
 
-    return {use.__name__.replace("_", " "): use for use in (
+    return {operation.__name__.replace("_", " "): operation for operation in (
         freed, beyond_end, straddling, null, unmapped, freed_in_its_stream, before_allocation
     )}  # fmt: skip
 
 
-@pytest.mark.parametrize("use", invalid_calls().values(), ids=invalid_calls())
+@pytest.mark.parametrize("operation", invalid_calls().values(), ids=invalid_calls())
 def test_kernel_access_to_unallocated_memory_fails(
-    bench: SimBench, use: Callable[[SimBench], object]
+    bench: SimBench, operation: Callable[[SimBench], object]
 ) -> None:
-    use(bench)
+    operation(bench)
 
     with pytest.raises(CudaError) as caught:
         bench.gpu.sync()
@@ -329,7 +329,7 @@ def test_misaligned_address_fails(bench: SimBench) -> None:
 
 def test_every_call_but_close_fails_after_illegal_address(bench: SimBench) -> None:
     bench.store(Ptr(0), 1)
-    uses: list[Callable[[], object]] = [
+    operations: list[Callable[[], object]] = [
         bench.gpu.sync,
         bench.gpu.sync,
         lambda: bench.gpu.malloc(4),
@@ -337,9 +337,9 @@ def test_every_call_but_close_fails_after_illegal_address(bench: SimBench) -> No
         lambda: bench.gpu.memory_info(),
     ]
 
-    for use in uses:
+    for operation in operations:
         with pytest.raises(CudaError, match=ILLEGAL) as caught:
-            use()
+            operation()
         assert "context is lost" in caught.value.hint
     bench.gpu.close()
 
@@ -381,9 +381,9 @@ def test_injected_failures_are_raised_once_and_in_order(bench: SimBench) -> None
 def test_injected_sticky_failure_fails_later_calls(bench: SimBench) -> None:
     bench.gpu.fail_next("launch", cuda_error(Status.ECC_UNCORRECTABLE))
 
-    for use in (lambda: bench.spin(1), bench.gpu.sync):
+    for operation in (lambda: bench.spin(1), bench.gpu.sync):
         with pytest.raises(CudaError, match="ECC_UNCORRECTABLE"):
-            use()
+            operation()
 
 
 def test_injected_failure_of_unknown_call_is_refused(bench: SimBench) -> None:

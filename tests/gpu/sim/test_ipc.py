@@ -19,7 +19,7 @@ def content(gpu: Sim, ptr: int, size_bytes: int = 4) -> bytes:
     return bytes(gpu.host_view(host, size_bytes))
 
 
-def used(gpu: Sim) -> int:
+def used_bytes(gpu: Sim) -> int:
     info = gpu.memory_info()
     return info.total_bytes - info.free_bytes
 
@@ -44,7 +44,7 @@ def test_shared_memory_is_read_and_written_by_both_processes(exporter: Sim, impo
     importer.fill(Ptr(mapped_ptr + 8), 6, 8, LEGACY)
     importer.sync()
     assert content(exporter, ptr + 6) == b"\5\5\6\6"
-    assert used(importer) == 0
+    assert used_bytes(importer) == 0
 
 
 def test_opened_memory_keeps_address_until_last_close(exporter: Sim, importer: Sim) -> None:
@@ -112,10 +112,10 @@ def test_shared_pages_live_while_any_process_has_them(exporter: Sim, kind: Handl
     exporter.revoke(exported)
 
     assert isinstance(exported, FabricHandle) == (kind == "fabric")
-    assert (used(exporter), used(importer)) == (PAGE, 0)
+    assert (used_bytes(exporter), used_bytes(importer)) == (PAGE, 0)
     assert content(importer, reserved_ptr) == b"\t" * 4
     importer.unmap(reserved_ptr, PAGE)
-    assert used(exporter) == 0
+    assert used_bytes(exporter) == 0
 
 
 def test_ended_or_withdrawn_export_cannot_be_imported(exporter: Sim, importer: Sim) -> None:

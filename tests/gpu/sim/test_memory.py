@@ -34,12 +34,12 @@ class MemoryModel(RuleBasedStateMachine):
         self.created: dict[Backing, int] = {}
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         return sum(round_up(size, 512) for size in self.live.values()) + sum(self.created.values())
 
     @rule(target=pointers, size=st.integers(1, 5 * MIB), ordered=st.booleans())
     def malloc(self, size: int, *, ordered: bool) -> Ptr:
-        if self.used + round_up(size, 512) > CAPACITY:
+        if self.used_bytes + round_up(size, 512) > CAPACITY:
             with pytest.raises(CudaError, match=OUT_OF_MEMORY):
                 self.gpu.malloc(size, self.stream if ordered else None)
             return Ptr(0)
@@ -57,7 +57,7 @@ class MemoryModel(RuleBasedStateMachine):
 
     @rule(target=backings, pages=st.integers(1, 3))
     def create(self, pages: int) -> Backing:
-        if self.used + pages * PAGE > CAPACITY:
+        if self.used_bytes + pages * PAGE > CAPACITY:
             with pytest.raises(CudaError, match=OUT_OF_MEMORY):
                 self.gpu.create(pages * PAGE)
             return Backing(0)
@@ -86,7 +86,7 @@ class MemoryModel(RuleBasedStateMachine):
         self.gpu.sync()
         info = self.gpu.memory_info()
         assert info.total_bytes == CAPACITY
-        assert info.free_bytes == CAPACITY - self.used
+        assert info.free_bytes == CAPACITY - self.used_bytes
 
     @invariant()
     def nothing_overlaps(self) -> None:

@@ -48,19 +48,19 @@ from cudakit.trace.trace_file import Clock, Frame, TraceReader, TraceWriter
 READ, WRITE = AccessMode.READ, AccessMode.WRITE
 
 
-def bodies_of(use: Callable[[SimBench], object], **options: int) -> list[EventBody]:
+def bodies_of(submit_work: Callable[[SimBench], object], **options: int) -> list[EventBody]:
     """Return the bodies of the trace events of a use of a device."""
     trace: list[Event] = []
     bench = SimBench(sink=trace.append, **options)
     bench.gpu.sync()
     begin = len(trace)
-    use(bench)
+    submit_work(bench)
     bench.gpu.close()
     return [event.body for event in trace[begin:]]
 
 
 def test_allocations_and_frees_are_traced() -> None:
-    def use(bench: SimBench) -> None:
+    def submit_work(bench: SimBench) -> None:
         gpu, stream = bench.gpu, bench.gpu.stream()
         gpu.free(gpu.malloc(100))
         gpu.free(gpu.malloc(200, stream), stream)
@@ -70,7 +70,7 @@ def test_allocations_and_frees_are_traced() -> None:
         gpu.map(base, backing, page)
         gpu.unmap(base, page)
 
-    bodies = [body for body in bodies_of(use) if isinstance(body, (Alloc, Free))]
+    bodies = [body for body in bodies_of(submit_work) if isinstance(body, (Alloc, Free))]
 
     expected = [
         (100, AllocationKind.SYNC, 0),
@@ -84,7 +84,7 @@ def test_allocations_and_frees_are_traced() -> None:
 
 
 def test_stream_and_event_calls_are_traced() -> None:
-    def use(bench: SimBench) -> None:
+    def submit_work(bench: SimBench) -> None:
         gpu, first = bench.gpu, bench.gpu.stream()
         second = gpu.stream(blocking=False, priority=-1)
         event = gpu.event()
@@ -97,7 +97,7 @@ def test_stream_and_event_calls_are_traced() -> None:
         gpu.sync()
         gpu.destroy_stream(first)
 
-    assert bodies_of(use) == [
+    assert bodies_of(submit_work) == [
         StreamCreate(3, StreamFlag.BLOCKING),
         StreamCreate(4, StreamFlag.NON_BLOCKING, -1),
         EventRecord(event=1, stream=3),
@@ -112,14 +112,14 @@ def test_stream_and_event_calls_are_traced() -> None:
 
 
 def test_unsuccessful_query_is_not_traced() -> None:
-    def use(bench: SimBench) -> None:
+    def submit_work(bench: SimBench) -> None:
         bench.spin(1_000_000)
         event = bench.gpu.event()
         bench.gpu.record(event, LEGACY)
         assert not bench.gpu.query_event(event)
         assert not bench.gpu.query_stream(LEGACY)
 
-    assert [type(body) for body in bodies_of(use)] == [Launch, EventRecord]
+    assert [type(body) for body in bodies_of(submit_work)] == [Launch, EventRecord]
 
 
 def test_wait_for_unrecorded_event_is_not_traced() -> None:
@@ -127,20 +127,20 @@ def test_wait_for_unrecorded_event_is_not_traced() -> None:
 
 
 def test_elapsed_is_traced_as_query_of_both_events() -> None:
-    def use(bench: SimBench) -> None:
+    def submit_work(bench: SimBench) -> None:
         events = [bench.gpu.event(), bench.gpu.event()]
         for event in events:
             bench.gpu.record(event, LEGACY)
         bench.gpu.sync()
         bench.gpu.elapsed(*events)
 
-    assert bodies_of(use)[-2:] == [EventQueryOk(1), EventQueryOk(2)]
+    assert bodies_of(submit_work)[-2:] == [EventQueryOk(1), EventQueryOk(2)]
 
 
 def test_copies_and_fills_are_traced_with_ranges() -> None:
     places: list[Ptr] = []
 
-    def use(bench: SimBench) -> None:
+    def submit_work(bench: SimBench) -> None:
         gpu = bench.gpu
         places.extend((gpu.malloc(8), gpu.malloc(8), gpu.host_malloc(8)))
         device, other_memory, pinned = places
@@ -149,7 +149,7 @@ def test_copies_and_fills_are_traced_with_ranges() -> None:
         gpu.copy(other_memory, device, 8, LEGACY)
         gpu.fill(other_memory, 1, 3, LEGACY)
 
-    bodies = bodies_of(use)[3:]
+    bodies = bodies_of(submit_work)[3:]
 
     device, other_memory, pinned = places
     host, back = Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST
@@ -191,11 +191,11 @@ def test_launch_is_traced_before_its_accesses(seed: int | None) -> None:
 def test_strided_access_is_traced_with_stride() -> None:
     table: list[Ptr] = []
 
-    def use(bench: SimBench) -> None:
+    def submit_work(bench: SimBench) -> None:
         table.append(bench.ints(6))
         bench.launch("column", table[0], np.int32(3), np.int32(2), np.int32(1))
 
-    (access,) = (body for body in bodies_of(use) if isinstance(body, Access))
+    (access,) = (body for body in bodies_of(submit_work) if isinstance(body, Access))
 
     assert access == Access(table[0], table[0] + 20, WRITE, stride_bytes=8, count=3)
 
@@ -222,7 +222,7 @@ def test_per_thread_default_streams_have_own_numbers() -> None:
 
 
 def test_capture_is_traced_as_nodes_and_edges() -> None:
-    def use(bench: SimBench) -> None:
+    def submit_work(bench: SimBench) -> None:
         gpu, array = bench.gpu, bench.ints()
         first, second = gpu.stream(), gpu.stream()
         event = gpu.event()
@@ -237,7 +237,7 @@ def test_capture_is_traced_as_nodes_and_edges() -> None:
         bench.store(array, 3, first)
         gpu.graph_launch(gpu.instantiate(gpu.capture_end(first)), first)
 
-    bodies = bodies_of(use)[5:]
+    bodies = bodies_of(submit_work)[5:]
 
     (fill,) = (body for body in bodies if isinstance(body, Access) and body.node == 2)
     array = fill.lo
@@ -261,7 +261,7 @@ def test_capture_is_traced_as_nodes_and_edges() -> None:
 
 
 def test_graph_launched_into_capture_is_inlined() -> None:
-    def use(bench: SimBench) -> None:
+    def submit_work(bench: SimBench) -> None:
         gpu, array, stream = bench.gpu, bench.ints(), bench.gpu.stream()
         gpu.capture_begin(stream)
         bench.mix(array, array, 1, stream)
@@ -273,7 +273,7 @@ def test_graph_launched_into_capture_is_inlined() -> None:
         gpu.graph_launch(gpu.instantiate(gpu.capture_end(stream)), stream)
         assert bench.read(array) == [(2 * 32 + 1) * 32 + 3]
 
-    edges = [body for body in bodies_of(use) if isinstance(body, GraphEdge)]
+    edges = [body for body in bodies_of(submit_work) if isinstance(body, GraphEdge)]
 
     assert edges == [GraphEdge(2, 1, 2), GraphEdge(2, 2, 3)]
 
@@ -310,8 +310,8 @@ def test_events_round_trip_through_log(tmp_path: Path) -> None:
 
 
 def test_failed_launch_is_traced() -> None:
-    def use(bench: SimBench) -> None:
+    def submit_work(bench: SimBench) -> None:
         bench.store(Ptr(0), 1)
         bench.gpu.query_stream(LEGACY)
 
-    assert bodies_of(use) == [Launch(1, "store")]
+    assert bodies_of(submit_work) == [Launch(1, "store")]

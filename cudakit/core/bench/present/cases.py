@@ -148,7 +148,7 @@ def _explain_peak(cases: Sequence[CaseResult]) -> str:
     if not any(has_measured_clock):
         return f"{roofline} at the SM clock of the datasheet, because the clock was not measured."
     clock = "measured SM clock" if all(has_measured_clock) else "SM clock that was measured, if any"
-    return f"{roofline} at the {clock}; datasheet: at the clock of the datasheet."
+    return f"{roofline} at the {clock}; % of datasheet uses the datasheet's clock instead."
 
 
 def _has_peak(case: CaseResult) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from cudakit.core.bench.load import read_json
+from cudakit.core.bench.load import describe_schema, read_json
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.tuning.search import Limits, StopReason
 from cudakit.core.bench.workload import Verification
@@ -139,7 +139,8 @@ def load_tuned(path: Path) -> Tuned:
     schema = plain.get("schema") if isinstance(plain, dict) else None
     if not isinstance(plain, dict) or schema != Tuned.schema:
         raise InputError(
-            f"{path} contains no tuned algorithms: its schema is {schema!r} instead of {Tuned.schema!r}",
+            f"{path} contains no tuned algorithms: it has "
+            f"{describe_schema(schema)}; expected {Tuned.schema!r}",
             hint=_HINT,
         )
     try:

@@ -102,7 +102,7 @@ class Checker:
     def _check_set(
         self, sample: _Sample, write_errors: str, computed: Floats, expected: Floats, sums: Floats
     ) -> Verification:
-        against = f"fp64, {len(sample.rows)} rows by {len(sample.columns)} columns"
+        against = f"fp64 in {len(sample.rows)} rows and {len(sample.columns)} columns"
         norm, error = (float(np.linalg.norm(values)) for values in (expected, computed - expected))
         # A NaN among the values is an infinite error.
         error = error if np.isfinite(error) else inf

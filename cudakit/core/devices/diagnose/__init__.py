@@ -94,7 +94,7 @@ def selected_ids(
 ) -> tuple[set[str], set[str]]:
     """Return the full ids of the checks in ``only`` and of those in ``skip``.
 
-    Raises UsageError for an id that no check has, and for a self-test without ``deep``.
+    Raises UsageError for an id that no check has, for a self-test without ``deep``, and if no check is left.
     """
     only_ids, skip_ids = ({find_check(name).id for name in names} for names in (only, skip))
     self_tests = {check.id for group in SELF_TEST.values() for check in group} & only_ids
@@ -102,6 +102,8 @@ def selected_ids(
         raise UsageError(
             f"{', '.join(sorted(self_tests))} uses the GPU", hint="add --deep to allow that"
         )
+    if only_ids and only_ids <= skip_ids:
+        raise UsageError("--skip excludes every check of --only", hint="remove --skip")
     return only_ids, skip_ids
 
 

@@ -51,7 +51,7 @@ def fabric(context: RunContext) -> Finding:
         f"the NVSwitch fabric is not ready on {names_of(waiting or broken)}",
         {**states, "nv-fabricmanager": _fabric_manager_state(context)},
         "sudo systemctl enable --now nvidia-fabricmanager",
-        "if it does not start, install exactly the driver's version of it",
+        "if it does not start, install the version of nvidia-fabricmanager that equals the driver's",
         "in a virtual machine the host sets up the fabric: contact its administrator",
     )
 

@@ -150,8 +150,8 @@ CUDNN_CONV_WSCAP_DBG limit in MiB on the workspace of convolutions
 CUDNN_ERRATA_JSON_FILE rules that exclude cuDNN engines
 
 [PyTorch | PyTorch documentation, CUDA Environment Variables]
-PYTORCH_NO_CUDA_MEMORY_CACHING !CK020 every tensor is a cudaMalloc and a synchronizing cudaFree
-PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; wins for the settings that only CUDA has
+PYTORCH_NO_CUDA_MEMORY_CACHING !CK020 every allocation calls cudaMalloc, and every free cudaFree
+PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; if both are set, it sets what only CUDA has
 PYTORCH_NVML_BASED_CUDA_CHECK is_available() asks NVML, so that a process can still fork afterwards
 TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT number of cached cuDNN execution plans
 TORCH_CUDNN_V8_API_DISABLED the older cuDNN API is used
@@ -161,7 +161,7 @@ TORCH_CUBLAS_WORKSPACE_CACHE cuBLAS workspaces are kept per handle and stream
 CUBLASLT_WORKSPACE_SIZE workspace of cuBLASLt in KiB
 
 [PyTorch | c10/core/AllocatorConfig.h]
-PYTORCH_ALLOC_CONF settings of the caching allocator; wins for the settings that all devices share
+PYTORCH_ALLOC_CONF settings of the caching allocator; see also PYTORCH_CUDA_ALLOC_CONF
 
 [PyTorch | c10/cuda/CUDACachingAllocator.cpp]
 TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC 0: expandable segments cannot be shared between processes
@@ -265,7 +265,7 @@ TORCH_NCCL_DUMP_ON_TIMEOUT a timeout writes the recorded collectives to files
 TORCH_NCCL_DESYNC_DEBUG a timeout reports the ranks that are out of step
 TORCH_NCCL_ENABLE_TIMING !CK022 every collective records start events
 TORCH_NCCL_ENABLE_MONITORING a thread ends the process if NCCL hangs
-TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC seconds without progress until that thread ends the process
+TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC seconds without progress after which PyTorch ends the process
 TORCH_NCCL_TRACE_BUFFER_SIZE older name of TORCH_FR_BUFFER_SIZE
 TORCH_NCCL_TRACE_CPP_STACK older name of TORCH_FR_CPP_STACK
 TORCH_NCCL_COORD_CHECK_MILSEC interval of checks for timeouts on other ranks
@@ -320,8 +320,8 @@ NCCL_IB_SL InfiniBand service level
 NCCL_IB_TC InfiniBand traffic class
 NCCL_IB_FIFO_TC traffic class of control messages
 NCCL_IB_RETURN_ASYNC_EVENTS whether InfiniBand errors stop NCCL
-NCCL_OOB_NET_ENABLE bootstrap over the network plugin
-NCCL_OOB_NET_IFNAME network interfaces of that bootstrap
+NCCL_OOB_NET_ENABLE ranks bootstrap over the network plugin instead of sockets
+NCCL_OOB_NET_IFNAME network interfaces for the bootstrap of NCCL_OOB_NET_ENABLE
 NCCL_UID_STAGGER_THRESHOLD number of ranks from which bootstrap connections are staggered
 NCCL_UID_STAGGER_RATE bootstrap connections per second
 NCCL_NET network module: Socket, IB or a plugin
@@ -386,7 +386,7 @@ NCCL_DMABUF_ENABLE GPUDirect RDMA through Linux dma-buf
 NCCL_COMM_BLOCKING calls block until they are complete
 NCCL_CGA_CLUSTER_SIZE cluster size of NCCL's kernels
 NCCL_NCHANNELS_PER_NET_PEER number of channels per network peer
-NCCL_NVLS_ENABLE reductions in the NVSwitch (NVLink SHARP); 0 disables these
+NCCL_NVLS_ENABLE reductions in the NVSwitch (NVLink SHARP); 0 turns them off
 NCCL_NVLS_NCHANNELS number of channels for NVLink SHARP
 NCCL_MNNVL_ENABLE NVLink between nodes
 NCCL_RAS_ENABLE monitoring of jobs (RAS)

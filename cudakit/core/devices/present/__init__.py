@@ -136,8 +136,8 @@ def _lacks_sm_activity(device: Device) -> bool:
 
 
 _NO_SM_ACTIVITY = (
-    "~ is the share of time in which at least one kernel ran: this GPU does not measure SM activity, "
-    "or has not yet."
+    "~ marks the share of time in which at least one kernel ran; it is shown where no SM activity was "
+    "measured."
 )
 
 _INDEX_COLUMNS: list[tuple[Column, _Cell]] = [
@@ -216,7 +216,9 @@ def processes(devices: Sequence[Device]) -> Iterator[Node]:
     )
     for device in devices:
         if isinstance(device.processes, Unavailable):
-            yield Note("info", f"{short_label(device)}: {device.processes.reason}")
+            yield Note(
+                "info", f"{short_label(device)}: processes unknown: {device.processes.reason}"
+            )
     yield from _missing_values(
         [process for device in devices_with_processes for process in _processes(device)]
     )

@@ -1,7 +1,7 @@
 """The data of the interactive page: every allocation, segment and event of a device as arrays.
 
-An instant is the index of an event: the state after event ``e``; -1 is before the first event. An allocation
-is in use from its ``begin`` to before its ``end``, as in ``Allocations``.
+The script names a moment by the index of an event, and means the state after that event; -1 means the state
+before the first event. An allocation is in use from event ``begin`` until event ``end``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from cudakit.document import Array, Explorer, ExplorerData, Frame
 from cudakit.torch_rules.actions import Action
 
 _PACKAGE = "cudakit.core.memory.present"
-# Names from files are cut to this number of characters; no name that a person reads is longer.
-_LONGEST_TEXT = 400
-_MOST_ANNOTATIONS = 100_000
-_DEEPEST = 100
+# Number of characters to which names from files are cut, so that a damaged file makes no huge page.
+_MAX_TEXT_LENGTH = 400
+_MAX_ANNOTATIONS = 100_000
+# Number of open ranges that are searched for the start of a range.
+_MAX_SEARCHED_RANGES = 100
 
 
 def explorer(device: DeviceMemory) -> Explorer:
-    """Return the interactive picture of a device."""
+    """Return the interactive views of the memory of one device."""
     return Explorer("memory", _PACKAGE, lambda: ExplorerData(_arrays(device), _facts(device)))
 
 
@@ -56,7 +57,7 @@ def _arrays(device: DeviceMemory) -> Mapping[str, Array]:
         "category": _by_event(trace.events.category, source),
         "range": _by_event(ranges, source),
         **_segment_arrays(device),
-        # Contradicting events make it differ from the sum of the segments.
+        # If events contradict each other, the reserved memory differs from the sum of the segments.
         "reserved": device.replay.curves.reserved,
         "action": trace.events.action,
         "time_us": times - times[0] if len(times) else times,
@@ -95,9 +96,9 @@ def _difference_data(device: DeviceDiff) -> ExplorerData:
         leaves = leaf[first : first + len(moment_rows)]
         first += len(moment_rows)
         for kind, amounts in (("grown", change.clip(min=0)), ("shrunk", (-change).clip(min=0))):
-            own = np.zeros(len(parent), np.int64)
-            np.add.at(own, leaves, amounts)
-            arrays[f"{name}_{kind}"] = own
+            self_bytes = np.zeros(len(parent), np.int64)
+            np.add.at(self_bytes, leaves, amounts)
+            arrays[f"{name}_{kind}"] = self_bytes
     return ExplorerData(arrays, {"frames": _frame_rows(frames)})
 
 
@@ -106,18 +107,21 @@ def _frame_rows(frames: Iterable[Frame]) -> list[tuple[str, str, int]]:
 
 
 def _by_event(ids: Ids, source: Ints) -> Ids:
-    """Return the id of the event of each allocation; 0 if the trace does not have the event."""
-    found = np.zeros(len(source), np.int32)
-    found[source >= 0] = ids[source[source >= 0]]
-    return found
+    """Return the id that each allocation has by its alloc event; 0 if the trace lacks this event.
+
+    ``ids`` has an id for each event, and ``source`` the index of the alloc event of each allocation, or -1.
+    """
+    allocation_ids = np.zeros(len(source), np.int32)
+    allocation_ids[source >= 0] = ids[source[source >= 0]]
+    return allocation_ids
 
 
 def _segment_arrays(device: DeviceMemory) -> dict[str, Array]:
     history = device.replay.segments
-    parts = (history.plain, history.mapped)
+    segment_tables = (history.plain, history.mapped)
 
     def column(name: str) -> Array:
-        return np.concatenate([getattr(part, name) for part in parts])
+        return np.concatenate([getattr(table, name) for table in segment_tables])
 
     return {
         "segment_begin": column("begin") + 1,
@@ -179,37 +183,37 @@ def _facts(device: DeviceMemory) -> dict[str, Any]:
 def _ranges(
     snapshot: Snapshot, trace: DeviceTrace, names: tuple[str, ...]
 ) -> list[tuple[int, int, int, int]]:
-    """Return the annotations as (first event, event after the last, depth, index of the name)."""
+    """Return the annotations as (first event, event after the last, nesting depth, index of the name)."""
     if not snapshot.has_times or not len(trace.events):
         return []
     times = non_decreasing(trace.events.time_us)
     numbers = {name: i for i, name in enumerate(names)}
     open_ranges: list[tuple[str, int]] = []
-    found = []
-    chosen = sorted(
+    ranges = []
+    annotations = sorted(
         (a for a in snapshot.annotations if a.device == trace.device), key=lambda a: a.time_us
     )
-    for annotation in chosen[:_MOST_ANNOTATIONS]:
+    for annotation in annotations[:_MAX_ANNOTATIONS]:
         event = int(np.searchsorted(times, annotation.time_us))
         if annotation.start:
             open_ranges.append((annotation.name, event))
         elif index := _last_index(open_ranges, annotation.name):
             name, start = open_ranges.pop(index - 1)
             if start < event and name in numbers:
-                found.append((start, event, index - 1, numbers[name]))
-    return sorted(found)
+                ranges.append((start, event, index - 1, numbers[name]))
+    return sorted(ranges)
 
 
 def _last_index(open_ranges: list[tuple[str, int]], name: str) -> int:
     """Return one more than the index of the innermost open range of a name; 0 if there is none.
 
-    Only the innermost _DEEPEST ranges are searched, so that a file of ranges that never end stays fast.
+    Only the innermost _MAX_SEARCHED_RANGES ranges are searched, to bound the time if ranges never end.
     """
-    for index in range(len(open_ranges), max(len(open_ranges) - _DEEPEST, 0), -1):
+    for index in range(len(open_ranges), max(len(open_ranges) - _MAX_SEARCHED_RANGES, 0), -1):
         if open_ranges[index - 1][0] == name:
             return index
     return 0
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+    return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}…"

@@ -1,8 +1,8 @@
-"""Read the memory profile of JAX, which has no history: the arrays that are alive at one moment.
+"""Read the memory profile of JAX: the arrays that exist at one moment. JAX records no history.
 
 ``jax.profiler.device_memory_profile`` returns a gzip file of the protocol buffer of pprof
-(github.com/google/pprof, proto/profile.proto). A sample is the arrays of one size, device and call stack,
-with the values "count" and "bytes" (jaxlib/py_client.cc, ``PyClient::HeapProfile``).
+(github.com/google/pprof, proto/profile.proto). A sample describes all arrays of one size, device and call
+stack, with the values "count" and "bytes" (jaxlib/py_client.cc, ``PyClient::HeapProfile``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cudakit.trace.trace_file import Frame, Stack
 # Arrays by (device, address): the size in bytes and the call stack.
 Arrays: TypeAlias = dict[tuple[int, int], tuple[int, Stack]]
 
-_MAX_BYTES = 256 << 20  # of an uncompressed profile
+_MAX_BYTES = 256 << 20  # maximum size of an uncompressed profile
 _NUMBERS = re.compile(r"\d+")
 _SIGN_BIT = 1 << 63
 
@@ -30,19 +30,20 @@ _SIGN_BIT = 1 << 63
 _SAMPLE, _LOCATION, _FUNCTION, _STRING = 2, 4, 5, 6
 _SAMPLE_LOCATIONS, _SAMPLE_VALUES, _SAMPLE_LABELS = 1, 2, 3
 _LABEL_KEY, _LABEL_TEXT = 1, 2
-_ID = 1  # of a location and of a function
+_ID = 1  # the id of a location or of a function
 _LOCATION_LINES, _LINE_FUNCTION, _LINE_NUMBER = 4, 1, 2
 _FUNCTION_NAME, _FUNCTION_FILE = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The arrays of one size, device and call stack."""
+    """All arrays of one size, device and call stack."""
 
-    count: int
-    total_bytes: int
+    count: int  # number of arrays
+    total_bytes: int  # size of all arrays
     stack: Stack
-    labels: Mapping[str, str] = field(default_factory=dict)  # "kind", and "device" for arrays
+    # The values of "kind" and, for arrays, "device".
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_profile(compressed: bytes) -> list[Sample]:
@@ -57,8 +58,8 @@ def arrays_of_message(text: str) -> tuple[int, Arrays]:
     """Return the time in nanoseconds and the arrays of a message of the agent. Raises InputError.
 
     The message is JSON: ``time_ns``, ``profile`` (base64), ``buffers`` as [device, address, bytes], and
-    ``devices``, which maps the device numbers of JAX to those of CUDA. A profile has no addresses: arrays of
-    one size on one device get those of the buffers of this size, in any order.
+    ``devices``, which maps the device numbers of JAX to those of CUDA. A profile has no addresses: the
+    arrays of one size on one device get the addresses of the buffers of this size, in any order.
     """
     try:
         message = json.loads(text)
@@ -82,7 +83,7 @@ def _arrays(
         numbers = _NUMBERS.findall(sample.labels.get("device", ""))
         device = devices.get(int(numbers[-1])) if numbers else None
         if device is None or not sample.count:
-            continue  # an executable, or an array in host memory
+            continue  # the sample is an executable, or an array in host memory
         size_bytes = sample.total_bytes // sample.count
         unused = addresses.get((device, size_bytes), [])
         for _ in range(min(sample.count, len(unused))):
@@ -121,7 +122,7 @@ def _samples(content: bytes) -> list[Sample]:
 def _frames(
     location: bytes, functions: Mapping[int, tuple[str, str]]
 ) -> tuple[int, tuple[Frame, ...]]:
-    """Return the number of a location, and its frames: several if functions are inlined."""
+    """Return the number of a location, and its frames: more than one if functions are inlined."""
     frames = []
     for number, value in _fields(location):
         if number == _LOCATION_LINES and isinstance(value, bytes):
@@ -151,7 +152,7 @@ def _sample(part: bytes, frames: Mapping[int, tuple[Frame, ...]], strings: Seque
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field; raises IndexError or ValueError if damaged."""
+    """Yield the number and the value of each field. Raises IndexError or ValueError for damaged content."""
     offset = 0
     while offset < len(content):
         key, offset = _varint(content, offset)
@@ -173,12 +174,12 @@ def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _integers(message: bytes) -> dict[int, int]:
-    """Return the fields of a message that are integers."""
+    """Return the integer fields of a message, by field number."""
     return {number: value for number, value in _fields(message) if isinstance(value, int)}
 
 
 def _packed(content: bytes) -> list[int]:
-    """Return the numbers of a repeated field that is stored as one."""
+    """Return the numbers of a packed repeated field."""
     values, offset = [], 0
     while offset < len(content):
         value, offset = _varint(content, offset)
@@ -187,7 +188,7 @@ def _packed(content: bytes) -> list[int]:
 
 
 def _varint(content: bytes, offset: int) -> tuple[int, int]:
-    """Return a number and the position after it."""
+    """Return the variable-length integer at a position, and the position after the integer."""
     value = shift = 0
     while True:
         byte = content[offset]
@@ -201,4 +202,5 @@ def _varint(content: bytes, offset: int) -> tuple[int, int]:
 
 
 def _signed(value: int) -> int:
+    """Return the signed number with the same 64 bits as an unsigned one."""
     return value - 2 * _SIGN_BIT if value >= _SIGN_BIT else value

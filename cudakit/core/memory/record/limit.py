@@ -1,4 +1,4 @@
-"""Find where a program passed a limit of reserved device memory."""
+"""Find the allocation at which a program exceeded a limit of reserved device memory."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Any
 from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.trace.trace_file import Frame, Stack
 
-_GROWTH = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+# The sign of the change of reserved memory by the action of an event.
+_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 @dataclass(frozen=True, slots=True)
 class LimitPassed:
-    """The first moment at which a process had reserved more memory of a device than the limit."""
+    """The first moment at which a process has reserved more memory of a device than the limit."""
 
     device: int
-    reserved_bytes: int  # reserved memory at this moment
+    reserved_bytes: int  # reserved memory at the first moment above the limit
     peak_bytes: int  # maximum of the reserved memory until the end
-    size_bytes: int  # size of the allocation that passed the limit; 0 if it was before the trace
-    pool: str  # name of the pool that made this allocation; empty if it was before the trace
-    stack: Stack  # call stack of this allocation
+    # Size of the allocation that exceeded the limit; 0 if this was before the trace.
+    size_bytes: int
+    pool: str  # name of the pool of this allocation; "" if this was before the trace
+    stack: Stack  # call stack of this allocation; () if this was before the trace
 
 
 def find_limit_passed(snapshot: dict[str, Any], limit_bytes: int) -> list[LimitPassed]:
-    """Return the first moment above the limit for each device that passed it.
+    """Return the first moment above the limit for each device that exceeded the limit.
 
-    Reserved memory is the segments of all allocators in the process, without the CUDA context.
+    Reserved memory is the sum of the segments of all allocators in the process, without the CUDA context.
     """
     results = (
         _first_above(device, trace, _reserved(snapshot, device), limit_bytes)
@@ -37,14 +39,14 @@ def find_limit_passed(snapshot: dict[str, Any], limit_bytes: int) -> list[LimitP
 
 
 def _reserved(snapshot: dict[str, Any], device: int) -> int:
-    """Return the bytes reserved at the end."""
+    """Return the bytes of a device that are reserved at the end of the trace."""
     return sum(each["total_size"] for each in snapshot["segments"] if each["device"] == device)
 
 
 def _first_above(
     device: int, trace: Sequence[dict[str, Any]], reserved_at_end: int, limit_bytes: int
 ) -> LimitPassed | None:
-    changes = [_GROWTH.get(entry["action"], 0) * entry["size"] for entry in trace]
+    changes = [_SIGNS.get(entry["action"], 0) * entry["size"] for entry in trace]
     reserved = reserved_at_end - sum(changes)
     first: LimitPassed | None = None
     peak = reserved

@@ -1,4 +1,4 @@
-"""The memory of one process, replayed from its trace: driver allocations, and the blocks of pools in them.
+"""The memory of one process, computed from its trace: driver allocations, and the blocks of pools in them.
 
 A segment is memory that was allocated from the driver. A block is a part of a segment that a pool, such as
 CuPy's, returned to the program.
@@ -37,7 +37,7 @@ class BlockInUse(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """Memory that was allocated from the driver, from ``begin_ns`` until ``end_ns`` (None: still in use)."""
+    """A driver allocation that exists from ``begin_ns`` until ``end_ns``, which is None while in use."""
 
     device: int
     address: int
@@ -47,10 +47,10 @@ class Segment:
     stack: Stack
     begin_ns: int
     pool: str = DRIVER
-    # False: no driver allocation of this memory was recorded, only a block of a pool.
+    # Whether the driver allocation was recorded. False if only a block of a pool in this memory was recorded.
     is_recorded: bool = True
     end_ns: int | None = None
-    blocks: dict[int, BlockInUse] = field(default_factory=dict)
+    blocks: dict[int, BlockInUse] = field(default_factory=dict)  # blocks in use by address
 
     @property
     def end(self) -> int:
@@ -67,12 +67,13 @@ class Entry(NamedTuple):
     """One event of the trace of a snapshot."""
 
     action: Action
-    address: int  # for "oom": the free bytes of the device
+    address: int  # address of the memory; for "oom", the free bytes of the device
     size_bytes: int
     time_ns: int
     stack: Stack
     segment: Segment
-    # Whether the event treats the segment as one block. It is dropped if a pool divides the segment later.
+    # Whether the event treats the segment as one block. Such an event is dropped if a pool later divides the
+    # segment.
     is_segment_as_block: bool = False
 
 
@@ -85,9 +86,9 @@ class MemoryModel:
     def __init__(self, *, max_entries: int) -> None:
         self.max_entries = max_entries
         self.entries: dict[int, deque[Entry]] = {}
-        self.overflowed: set[int] = set()  # devices whose oldest events were dropped
-        self._segments: dict[int, Segment] = {}  # by address
-        self._addresses: list[int] = []  # of segments, ascending
+        self.overflowed: set[int] = set()  # numbers of the devices whose oldest events were dropped
+        self._segments: dict[int, Segment] = {}  # segments in use by address
+        self._addresses: list[int] = []  # addresses of the segments in use, ascending
 
     @property
     def segments(self) -> Iterable[Segment]:
@@ -100,7 +101,7 @@ class MemoryModel:
         return not self.entries and not self._segments
 
     def forget_entries(self) -> None:
-        """Drop the events so far; the segments and blocks in use stay."""
+        """Drop all recorded events; the segments and blocks in use stay."""
         self.entries.clear()
         self.overflowed.clear()
 
@@ -118,7 +119,7 @@ class MemoryModel:
         stack: Stack,
         time_ns: int,
     ) -> None:
-        """Add an allocation from the driver; ``pool`` is the pool that made it, if known."""
+        """Add a driver allocation; ``pool`` is the pool that made the allocation, "" if unknown."""
         segment = Segment(
             device=HOST if how is AllocationKind.PINNED else device,
             address=address,
@@ -132,7 +133,7 @@ class MemoryModel:
         self._add_segment(segment)
 
     def driver_free(self, *, address: int, stack: Stack, time_ns: int) -> None:
-        """Remove an allocation from the driver; an unknown one is ignored."""
+        """Remove a driver allocation; an address without a recorded allocation is ignored."""
         if address in self._segments:
             self._remove_segment(self._segments[address], stack, time_ns)
 
@@ -149,9 +150,9 @@ class MemoryModel:
         stack: Stack,
         time_ns: int,
     ) -> None:
-        """Add a block of a pool; ignore one that is at the address of a block of another pool.
+        """Add a block of a pool, unless a block of another pool has the same address.
 
-        Numba, for example, reports the blocks that it gets from RMM.
+        For example, both Numba and RMM report a block that Numba allocates from RMM.
         """
         rounded_bytes, requested_bytes = _rounded(size_bytes), requested_bytes or size_bytes
         segment = self._segment_at(address)
@@ -171,14 +172,15 @@ class MemoryModel:
         if address in segment.blocks:
             if segment.blocks[address].pool != pool:
                 return
-            self._free_block(segment, address, stack, time_ns)  # its free was not recorded
+            # The free of the earlier block was not recorded.
+            self._free_block(segment, address, stack, time_ns)
         segment.pool = pool
         block_bytes = min(rounded_bytes, segment.end - address)
         segment.blocks[address] = BlockInUse(block_bytes, requested_bytes, pool, stack)
         self._append("alloc", segment, address, requested_bytes, stack, time_ns)
 
     def pool_free(self, *, address: int, pool: str, stack: Stack, time_ns: int) -> None:
-        """Remove a block of a pool; an unknown block, or one of another pool, is ignored."""
+        """Remove a block of a pool; an unrecorded block or a block of another pool is ignored."""
         segment = self._segment_at(address)
         if segment is None or address not in segment.blocks or segment.blocks[address].pool != pool:
             return
@@ -196,7 +198,7 @@ class MemoryModel:
         stack: Stack,
         time_ns: int,
     ) -> None:
-        """Add a failed allocation of a pool; ``free_bytes`` of the device were free."""
+        """Add a failed allocation of a pool; ``free_bytes`` is the free memory of the device."""
         empty_segment = Segment(
             device=device,
             address=0,
@@ -212,15 +214,18 @@ class MemoryModel:
     def replace_blocks(
         self, pool: str, blocks: Mapping[tuple[int, int], tuple[int, Stack]], time_ns: int
     ) -> None:
-        """Set all blocks of a pool that has no history: (device, address) to size and call stack."""
+        """Replace all blocks of a pool that has no history.
+
+        ``blocks`` maps (device, address) to the size in bytes and the call stack.
+        """
         for segment in list(self.segments):
             for address, block in list(segment.blocks.items()):
                 new_block = blocks.get((segment.device, address))
                 if block.pool == pool and new_block != (block.requested_bytes, block.stack):
                     self.pool_free(address=address, pool=pool, stack=(), time_ns=time_ns)
         for (device, address), (size_bytes, stack) in blocks.items():
-            present_segment = self._segment_at(address)
-            if present_segment is None or address not in present_segment.blocks:
+            segment_at_address = self._segment_at(address)
+            if segment_at_address is None or address not in segment_at_address.blocks:
                 self.pool_alloc(
                     device=device,
                     address=address,
@@ -241,7 +246,8 @@ class MemoryModel:
 
     def _add_segment(self, segment: Segment) -> None:
         for overlapping in self._overlapping(segment.address, segment.end):
-            self._remove_segment(overlapping, (), segment.begin_ns)  # its free was not recorded
+            # The free of the overlapping segment was not recorded.
+            self._remove_segment(overlapping, (), segment.begin_ns)
         self._segments[segment.address] = segment
         insort(self._addresses, segment.address)
         address, stack, time_ns = segment.address, segment.stack, segment.begin_ns

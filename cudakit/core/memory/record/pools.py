@@ -6,13 +6,14 @@ from typing import TypeAlias
 
 PoolId: TypeAlias = tuple[int, int]
 
-# Memory that was allocated from the driver by no recorded pool.
+# Names of the pools of memory that the driver returned, but that no recorded library divides into blocks.
 DRIVER = "driver"
 MANAGED = "managed memory"
 JAX = "jax"
 
 _NAMES = (DRIVER, MANAGED, "cupy", "numba", "rmm", JAX)
-# PyTorch numbers its own pools from 1: (n, 0) is the pool of a graph, (0, n) a MemPool.
+# The first pool id of cudakit. PyTorch counts its pools from 1: (n, 0) is the pool of a CUDA graph,
+# and (0, n) is a MemPool.
 _FIRST_ID = 1 << 20
 
 POOL_IDS: dict[str, PoolId] = {name: (0, _FIRST_ID + index) for index, name in enumerate(_NAMES)}

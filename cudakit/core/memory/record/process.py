@@ -14,21 +14,23 @@ from cudakit.trace.layout import Records, view
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Stack
 
-# Events kept per device, as in the history of PyTorch that cudakit records.
+# Number of events that are kept for each device; the agent sets the same limit for PyTorch's history.
 MAX_EVENTS = 200_000
-_MAX_RANGES = 100_000
+_MAX_RANGES = 100_000  # number of ranges that are kept for each process
 
+# Fields of trace records that this module does not read.
 _UNUSED_FIELDS = ("seq", "context", "kind")
 
-# The domain of ranges and marks that cudakit records itself.
+# The NVTX domain of the ranges and marks that cudakit itself records.
 OWN_DOMAIN = "cudakit"
 BACKWARD_RANGE = "backward pass"
-# The domains of CUB and Thrust, of NCCL, and of XLA, which record ranges for their own calls. The report
-# would treat these ranges as steps of the program.
+# The NVTX domains of libraries that record a range for each of their calls: CUB and Thrust (CCCL), NCCL, and
+# XLA (TSL). They are left out, because the report would treat these ranges as steps of the program.
 LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL", "TSL"})
-# The mark of the moment that the final snapshot shows; later frees belong to the end of the process.
+# The name of the mark at the moment of the final snapshot. Frees after the mark are part of process exit.
 END_MARK = "end of the program"
 
+# Kinds of trace records that change the memory or its ranges.
 _KINDS = (
     EventKind.ALLOC,
     EventKind.FREE,
@@ -41,7 +43,7 @@ _KINDS = (
 
 @dataclass(slots=True)
 class NamedRange:
-    """A named range of a thread; ``end_ns`` is None until it ends."""
+    """An NVTX range of a thread or process; ``end_ns`` is None until the range ends."""
 
     name: str
     domain: str
@@ -59,7 +61,7 @@ class NamedRange:
 class ProcessMemory:
     """The memory of one process, and its named ranges.
 
-    ``has_ended`` is True after the mark of the moment that the snapshot shows; later records are ignored.
+    ``has_ended`` is True after the mark at the moment of the final snapshot; later records are ignored.
     """
 
     model: MemoryModel = field(default_factory=lambda: MemoryModel(max_entries=MAX_EVENTS))
@@ -68,7 +70,7 @@ class ProcessMemory:
     has_run_out_of_memory: bool = False
     # Called when a pool first runs out of memory, before later records are applied.
     on_out_of_memory: Callable[[], None] = field(default=lambda: None)
-    # Open ranges, outermost first, by thread and domain; ranges of the process by number.
+    # Open ranges, outermost first. The key is (thread, domain), or the number of a range of the process.
     _open_ranges: dict[tuple[int, str] | int, list[NamedRange]] = field(default_factory=dict)
 
     @property
@@ -77,7 +79,7 @@ class ProcessMemory:
         return self.model.is_empty and not self.ranges
 
     def forget_ended_ranges(self) -> None:
-        """Forget the ranges that have ended, for a recording that begins now."""
+        """Forget the ranges that have ended, because a new recording begins."""
         open_ranges = [each for ranges in self._open_ranges.values() for each in ranges]
         self.ranges.clear()
         self.ranges += sorted(open_ranges, key=lambda each: each.begin_ns)
@@ -92,7 +94,8 @@ class ProcessMemory:
                 return
             fields = next(rows[kind])
             site = fields["site"]
-            stack = batch.stacks[site] if site < len(batch.stacks) else ()  # a damaged trace
+            # Only a damaged trace refers to a missing call stack.
+            stack = batch.stacks[site] if site < len(batch.stacks) else ()
             if kind == EventKind.ALLOC:
                 self._alloc(fields, stack, batch.strings)
             elif kind == EventKind.FREE:
@@ -158,20 +161,21 @@ class ProcessMemory:
         if fields.get("is_copy") or domain in LIBRARY_DOMAINS:
             return
         number = fields.get("number", 0)
-        nested_in = number or (fields["thread"], domain)  # a range of the process nests in none
-        open_ranges = self._open_ranges.setdefault(nested_in, [])
+        # Ranges of a thread nest by domain; a range of the process nests in no other range.
+        nesting_key = number or (fields["thread"], domain)
+        open_ranges = self._open_ranges.setdefault(nesting_key, [])
         if kind == EventKind.RANGE_PUSH:
-            pushed = NamedRange(strings[fields["name"]], domain, stack, time_ns)
-            open_ranges.append(pushed)
-            self.ranges.append(pushed)
+            new_range = NamedRange(strings[fields["name"]], domain, stack, time_ns)
+            open_ranges.append(new_range)
+            self.ranges.append(new_range)
         elif kind == EventKind.RANGE_POP and open_ranges:
             open_ranges.pop().end_ns = time_ns
             if not open_ranges:
-                del self._open_ranges[nested_in]
+                del self._open_ranges[nesting_key]
 
 
 def _rows(records: Records, kind: int) -> list[dict[str, int]]:
-    """Return the fields of the records of one kind."""
+    """Return a dictionary of the used fields of each record of one kind, in the order of the records."""
     rows = view(records[records["kind"] == kind], EventKind(kind))
     names = [name for name in rows.dtype.names or () if name not in _UNUSED_FIELDS]
     columns = [rows[name].tolist() for name in names]

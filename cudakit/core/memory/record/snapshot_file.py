@@ -1,4 +1,4 @@
-"""Build a snapshot in PyTorch's format from the memory of a process, and merge it with PyTorch's own.
+"""Build a snapshot in PyTorch's format from the memory of a process, merged with PyTorch's own snapshot.
 
 Format: torch/csrc/cuda/memory_snapshot.cpp of torch 2.15. Viewers ignore keys that they do not know.
 """
@@ -29,16 +29,17 @@ _FrameDict: TypeAlias = dict[str, Any]
 
 _BEGINS = ("segment_alloc", "segment_map")
 _ENDS = ("segment_free", "segment_unmap")
-# The innermost frame of memory that a thread of autograd allocated; core/sanitize/names.py has the same.
+# The innermost frame of the call stacks of autograd's threads; core/sanitize/names.py has the same name.
 _BACKWARD_FRAME = {"name": "backward pass (autograd thread)", "filename": "", "line": 0}
 
 
 def build_snapshot(
     memory: ProcessMemory, *, unix_offset_ns: int, torch: Snapshot | None
 ) -> Snapshot:
-    """Return the snapshot of a process. ``torch`` is the snapshot of its PyTorch, which is changed.
+    """Return the snapshot of a process, with all recorded memory.
 
-    ``unix_offset_ns`` added to a time of the trace is Unix time.
+    ``torch`` is PyTorch's snapshot of this process, which the function changes, or None. The sum of
+    ``unix_offset_ns`` and a time of the trace is Unix time.
     """
     writer = _Writer(memory, unix_offset_ns)
     result = torch if torch is not None else _empty_snapshot()
@@ -56,7 +57,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
     Raises SnapshotError for a file that cannot be read, or contains anything but builtin types.
     """
-    # Millions of new containers would start the garbage collector often; it doubles the time.
+    # The garbage collector would run often while millions of containers are created, and double the time.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -72,7 +73,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
-    """Write a snapshot; an existing file is replaced at once. Raises OSError."""
+    """Write a snapshot; replace an existing file atomically. Raises OSError."""
     # A random name and mode "x": another user could place a symbolic link at a predictable name.
     part = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
     try:
@@ -84,7 +85,7 @@ def write_snapshot(snapshot: Snapshot, path: Path) -> None:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads builtin containers only."""
+    """An unpickler that creates only builtin containers and refuses all other classes."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError(f"the file refers to {module_name}.{global_name}")
@@ -105,10 +106,10 @@ class _Writer:
     def __init__(self, memory: ProcessMemory, unix_offset_ns: int) -> None:
         self.memory = memory
         self.unix_offset_ns = unix_offset_ns
-        self._frames: dict[int, list[_FrameDict]] = {}  # by the id of a call stack
+        self._frames: dict[int, list[_FrameDict]] = {}  # frames by the id() of a call stack
 
     def add_devices(self, result: Snapshot, torch_ranges: _TorchRanges) -> None:
-        """Add the segments and events of devices that are not PyTorch's."""
+        """Add the segments and events that do not belong to PyTorch's allocator."""
         model = self.memory.model
         segments = [segment for segment in model.segments if segment.device != HOST]
         other_segments = [each for each in segments if not self._is_of_torch(each, torch_ranges)]
@@ -173,7 +174,7 @@ class _Writer:
         self, model: MemoryModel, device: int, torch_ranges: _TorchRanges
     ) -> list[dict[str, Any]]:
         """Return the events of a device without those of PyTorch's segments."""
-        is_of_torch: dict[int, bool] = {}  # by the id of a segment
+        is_of_torch: dict[int, bool] = {}  # key: the id() of a segment
         entries = []
         for entry in model.entries[device]:
             segment = entry.segment
@@ -251,7 +252,7 @@ class _Writer:
 def _block(
     address: int, size_bytes: int, requested_bytes: int, frames: list[_FrameDict]
 ) -> dict[str, Any]:
-    """Return a block; one without requested bytes is free."""
+    """Return a block in the format of a snapshot; the block is free if ``requested_bytes`` is 0."""
     return {
         "address": address,
         "size": size_bytes,
@@ -266,45 +267,52 @@ def _merged(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Merge two traces by time, and return whether old events are missing.
 
-    If one trace lost its old events, the other is cut at the same time: a trace must be complete.
+    If one trace lost its old events, the older events of the other trace are dropped too, because a trace
+    must be complete from its first event.
     """
     if not torch or not all("time_us" in entry for entry in torch):
         return [*torch, *recorded], any(overflows)
     traces = zip((torch, recorded), overflows, strict=True)
     begin = max((trace[0]["time_us"] for trace, overflowed in traces if overflowed), default=0)
-    kept = ([entry for entry in trace if entry["time_us"] >= begin] for trace in (torch, recorded))
-    return list(merge(*kept, key=itemgetter("time_us"))), any(overflows)
+    complete = (
+        [entry for entry in trace if entry["time_us"] >= begin] for trace in (torch, recorded)
+    )
+    return list(merge(*complete, key=itemgetter("time_us"))), any(overflows)
 
 
-# --- PyTorch's own memory
+# --- memory of PyTorch
 
 
 @dataclass(frozen=True, slots=True)
 class _TorchRange:
-    begin: int  # first address
-    end: int
-    begin_us: float
-    end_us: float
+    """An address range of PyTorch's allocator, and the time in which it was reserved."""
+
+    begin: int  # first address of the range
+    end: int  # first address after the range
+    begin_us: (
+        float  # Unix time of the driver allocation in microseconds; -_NEVER if before the trace
+    )
+    end_us: float  # Unix time of the free in microseconds; _NEVER if not freed
 
 
 class _TorchRanges:
-    """The address ranges that PyTorch's allocator took from the driver, and when."""
+    """All address ranges that PyTorch's allocator got from the driver, with their times."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         ranges: list[_TorchRange] = []
         for trace in snapshot.get("device_traces", []):
             ranges += _ranges_of_trace(trace)
-        begun = {(each.begin, each.end_us) for each in ranges}
+        recorded = {(each.begin, each.end_us) for each in ranges}
         for segment in snapshot["segments"]:
             begin, size = segment["address"], segment["total_size"]
-            if (begin, _NEVER) not in begun:
+            if (begin, _NEVER) not in recorded:
                 ranges.append(_TorchRange(begin, begin + size, -_NEVER, _NEVER))
         self._ranges = sorted(ranges, key=lambda each: each.begin)
         self._begins = [each.begin for each in self._ranges]
         self._longest = max((each.end - each.begin for each in ranges), default=0)
 
     def includes(self, segment: Segment, begin_us: float, end_us: float | None) -> bool:
-        """Return whether PyTorch has allocated a segment of the driver.
+        """Return whether PyTorch's allocator made a driver allocation, given as a segment and its times.
 
         The two clocks differ by microseconds, and PyTorch records a segment some time after the driver. So
         the two intervals in time must overlap by half of the shorter one.
@@ -323,12 +331,14 @@ _NEVER = 1e18
 
 
 def _overlap(range_: _TorchRange, begin_us: float, end_us: float) -> bool:
-    common = min(range_.end_us, end_us) - max(range_.begin_us, begin_us)
-    shorter = min(range_.end_us - range_.begin_us, end_us - begin_us)
-    return common > 0 and common >= shorter / 2
+    """Return whether two intervals in time share at least half of the shorter one."""
+    shared_us = min(range_.end_us, end_us) - max(range_.begin_us, begin_us)
+    shorter_us = min(range_.end_us - range_.begin_us, end_us - begin_us)
+    return shared_us > 0 and shared_us >= shorter_us / 2
 
 
 def _ranges_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[_TorchRange]:
+    """Return the address ranges whose allocation or free is in a trace."""
     ranges: list[_TorchRange] = []
     open_ranges: dict[int, tuple[int, float]] = {}
     for entry in trace:
@@ -345,9 +355,10 @@ def _ranges_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[_TorchRange]:
 
 
 def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
-    """Give memory without a call stack that of the backward pass during which it was allocated.
+    """Set the call stack of memory that has none to that of the backward pass that allocated the memory.
 
-    Autograd's threads have no Python frames. If two passes ran at once, the memory keeps no call stack.
+    Autograd's threads have no Python frames. Memory that was allocated while two
+    backward passes ran gets no call stack.
     """
     passes = _Passes(writer)
     if passes.is_empty:
@@ -376,7 +387,8 @@ class _Passes:
             for time_us, change in _bounds(each, writer)
         )
         self._times: list[int] = []
-        self._frames: list[list[_FrameDict]] = []  # from the time of the same index on
+        # Item i is the call stack from _times[i] until _times[i + 1].
+        self._frames: list[list[_FrameDict]] = []
         active: set[int] = set()
         for time_us, change, index in bounds:
             active.add(index) if change > 0 else active.discard(index)
@@ -394,7 +406,8 @@ class _Passes:
         return list(self._frames[index]) if index >= 0 else []
 
 
-def _bounds(each: NamedRange, writer: _Writer) -> Iterable[tuple[int, int]]:
-    yield writer.unix_us(each.begin_ns), 1
-    if each.end_ns is not None:
-        yield writer.unix_us(each.end_ns), -1
+def _bounds(backward_pass: NamedRange, writer: _Writer) -> Iterable[tuple[int, int]]:
+    """Yield the Unix times in microseconds at which a pass begins (with 1) and ends (with -1)."""
+    yield writer.unix_us(backward_pass.begin_ns), 1
+    if backward_pass.end_ns is not None:
+        yield writer.unix_us(backward_pass.end_ns), -1

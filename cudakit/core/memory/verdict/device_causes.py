@@ -69,8 +69,8 @@ def _raise_limit(failure: Failure) -> str:
     else:
         factor = max(-(-100 * needed // allowed) / 100, 1.01)
         amount = (
-            f"to at least {factor:.2f} times the present fraction ({format_bytes(needed)}; the most that"
-            f" was reserved before is {format_bytes(allowed)})"
+            f"to at least {format_bytes(needed)}, {factor:.2f} times the present fraction"
+            f" ({format_bytes(allowed)} was reserved under the present limit)"
         )
     return f"raise the limit {amount}: {request.calls.set_limit}"
 

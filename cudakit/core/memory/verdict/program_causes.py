@@ -53,8 +53,8 @@ def retained(failure: Failure) -> Cause | None:
             f" {_site_text(failure.stacks, int(ids[largest]))}"
         ),
         remedy=(
-            "delete the references to earlier steps: detach what is kept, or keep numbers instead of"
-            " tensors (lists, losses with their graphs, caught exceptions)"
+            "delete the references to earlier steps (in lists, losses with their graphs, caught exceptions):"
+            " detach the tensors that you keep, or keep numbers instead"
         ),
         stack=failure.stacks.frames(int(ids[largest])),
         site=failure.stacks.site(int(ids[largest])),
@@ -87,7 +87,7 @@ def growth(failure: Failure) -> Cause | None:
         sufficient=growth_bytes >= failure.request.short,
         sentence=(
             f"the peak of each step rose from {format_bytes(int(peaks[0]))} to"
-            f" {format_bytes(int(peaks[-1]))} (with the failed request) over"
+            f" {format_bytes(int(peaks[-1]))} (including the failed request) over"
             f" {format_count(len(peaks))} steps, because requests get larger, most at"
             f" {_frames_text(row.stack, row.site)}"
         ),

@@ -106,7 +106,10 @@ def _limit_sentence(device: DeviceWhatIf) -> str:
     if limit.source == "given":
         return f"Memory limit of the replays: {size} (--what-if-limit)."
     if limit.source == "device full":
-        return f"Memory limit of the replays: {size}, the memory of the process when it ran out."
+        return (
+            f"Memory limit of the replays: {size}, the memory that the process had when the request"
+            " failed."
+        )
     return (
         f"Memory limit of the replays: {size}, the most that was reserved in the recording;"
         " --what-if-limit sets another."

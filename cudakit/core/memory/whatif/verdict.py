@@ -98,12 +98,10 @@ def headline(baseline: Outcome, trial_outcomes: Sequence[Outcome], best: int | N
 def _benefit(baseline: Outcome, chosen: Outcome) -> str:
     if chosen.ooms:
         return f"had {_failures(chosen.ooms)} instead of {format_count(baseline.ooms)}"
-    if baseline.shortage is not None:
-        return (
-            f"run to the end, with {format_bytes(chosen.peak.reserved_bytes)} reserved at the peak"
-        )
-    noun = "request" if baseline.ooms == 1 else "requests"
     peak = format_bytes(chosen.peak.reserved_bytes)
+    if baseline.shortage is not None:
+        return f"let the program run to the end, with {peak} reserved at the peak"
+    noun = "request" if baseline.ooms == 1 else "requests"
     return f"let the failed {noun} succeed, with {peak} reserved at the peak"
 
 
@@ -115,7 +113,7 @@ def _no_help(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> str:
         else "None of these settings would have"
     )
     if baseline.shortage is not None:
-        return f"{subject} run to the end; nor would the recorded settings"
+        return f"{subject} let the program run to the end, and neither would the recorded settings"
     if baseline.ooms:
         requests = "request" if baseline.ooms == 1 else "requests"
         return f"{subject} let the failed {requests} succeed"

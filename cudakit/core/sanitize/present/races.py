@@ -37,7 +37,7 @@ _HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a bl
 
 _PRECISION_TEXTS: Final = {
     Precision.EXACT: "exact",
-    Precision.MERGED: "known as merged ranges, since the exact ones were too many",
+    Precision.MERGED: "merged ranges, because there were too many exact ranges",
     Precision.SUMMARY: "a store to some part of the tensor",
     Precision.ASSUMED: "assumed from a pointer argument",
     Precision.UNCERTAIN: "assumed from a pointer table among the arguments, which may be stale",

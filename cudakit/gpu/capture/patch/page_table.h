@@ -55,8 +55,8 @@ CK_INLINE void mark_launch_lost(ck_u64 userdata)
 /* --- pages ----------------------------------------------------------------------------------------- */
 
 /* Adjacent pages have adjacent entries, eight per cache line. The entries of other launches, modes and levels begin at
- * other slots; those of other modes a third of the table away, for any table size. */
-/* The steps are multiples of a cache line. */
+ * other slots; those of other modes a third of the table away, for any table size. The steps are multiples of a cache
+ * line. */
 #define SLOT_STEP_OF_LAUNCH 0x9E3779B8u /* 2^32 divided by the golden ratio (Fibonacci hashing) */
 #define SLOT_STEP_OF_MODE 0x555550u  /* 2^24 / 3, which is a third or two thirds of 2^n modulo any smaller 2^n */
 #define SLOT_STEP_OF_LEVEL 0x199998u /* 2^24 / 10, which is far from the multiples of a third */

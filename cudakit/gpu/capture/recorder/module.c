@@ -431,7 +431,7 @@ static PyMethodDef METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* Without slots: the limited API of 3.11 has neither Py_mod_gil nor Py_mod_multiple_interpreters. */
+/* A module without slots, because the limited API of 3.11 has neither Py_mod_gil nor Py_mod_multiple_interpreters. */
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, .m_name = "_recorder", .m_doc = "Records what CUDA does in this process.",
     .m_size = 0,           .m_methods = METHODS,

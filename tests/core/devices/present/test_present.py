@@ -202,7 +202,7 @@ def test_coarse_utilization_is_marked_if_activity_is_missing() -> None:
     assert (row["SM"], row["tensor"]) == ("~30 %", "n/a")
     first = document.nodes[0]
     assert isinstance(first, Table)
-    assert first.caption.startswith("~ is the share of time")
+    assert first.caption.startswith("~ marks the share of time")
 
 
 # --- more ------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_missing_processes_have_a_reason() -> None:
     )
 
     devices_found = section(report(read_devices(machine, processes=True)), "Processes")
-    assert devices_found.nodes[1] == Note("info", "cuda:0: no permission")
+    assert devices_found.nodes[1] == Note("info", "cuda:0: processes unknown: no permission")
 
 
 def matrices(view: Any, *links: Link) -> tuple[Any, ...]:

@@ -133,8 +133,8 @@ def test_replay_ends_at_the_first_new_failure() -> None:
     assert tried.shortage.size_bytes == 120 * MIB
     assert tried.peak.reserved_bytes == 100 * MIB
     assert (
-        device.headline
-        == "The defaults would not have run to the end; nor would the recorded settings"
+        device.headline == "The defaults would not have let the program run to the end,"
+        " and neither would the recorded settings"
     )
 
 

@@ -1,4 +1,4 @@
-// The memory page: loads the data, and keeps all views on one cursor, one selection and one filter.
+// The memory page: loads the data, and lets all views share one cursor, one selection and one filter.
 
 import { unpackArrays } from "./arrays.js";
 import { BAND_COLORS, Tooltip, formatBytes, formatCount, formatMicroseconds, make } from "./canvas.js";
@@ -12,7 +12,7 @@ import { PageState, choiceReader, numberReader, rangeReader } from "./page_state
 
 const GROUPINGS = { stack: "call stack", line: "line of code", category: "category", range: "annotation", pool: "pool", stream: "stream" };
 const TABS = { map: "Address map", layout: "Segments", flame: "Flame graph", holders: "Memory by group", events: "Events" };
-const NEEDED = ["DecompressionStream", "ResizeObserver", "PointerEvent"];
+const REQUIRED_APIS = ["DecompressionStream", "ResizeObserver", "PointerEvent"];
 const SHORTEST_VIEW = 8; // events
 
 class MemoryExplorer {
@@ -35,7 +35,7 @@ class MemoryExplorer {
       },
       prefix,
     );
-    this.#group();
+    this.#updateGroups();
     this.time = new TimeView(this);
     this.views = { map: new MapView(this), layout: new LayoutView(this), flame: new FlameView(this), holders: new HoldersView(this), events: new EventsView(this) };
     this.details = new DetailsView(this);
@@ -69,36 +69,37 @@ class MemoryExplorer {
         make("div", {}, this.time.element, this.legend, make("div", { class: "tabs", role: "tablist" }, ...this.tabs), this.body),
         this.details.element,
       ),
-      make("p", { class: "caption" }, this.#origin()),
+      make("p", { class: "caption" }, this.#caption()),
       this.tooltip.element,
     );
-    element.addEventListener("keydown", (event) => this.#key(event));
+    element.addEventListener("keydown", (event) => this.#moveCursor(event));
   }
 
-  #origin() {
+  #caption() {
     const { device, events, first_us: first, has_times: timed } = this.model.facts;
     const date = timed && first > 0 && first < 8e15 ? `, recorded ${new Date(first / 1000).toISOString().slice(0, 19).replace("T", " ")} UTC` : "";
     return `${device}, ${formatCount(events)} events${date}. Curves: reserved (solid), allocated (dashed), requested (dotted).`;
   }
 
-  #group() {
+  /** Compute the groups and their bands after a change of the filter or the grouping. */
+  #updateGroups() {
     this.mask = this.model.stacksWith(this.state.get("filter"));
     this.grouping = this.model.grouping(this.state.get("by"));
     this.bands = new Bands(this.model, this.grouping, this.mask, BAND_COLORS);
   }
 
-  /** Draw now what changed, instead of before the next frame. */
+  /** Draw the changed views now, instead of before the next frame. */
   redraw() {
     this.state.notify();
   }
 
-  /** Redraw after changes of the state; null stands for all values. */
+  /** Redraw after changes of the state. `changed` has the names of changed values; null means all values. */
   #update(changed) {
     if (!changed || changed.has("filter") || changed.has("by")) {
-      this.#group();
+      this.#updateGroups();
       this.by.value = this.state.get("by");
       if (this.filter.value !== this.state.get("filter")) this.filter.value = this.state.get("filter");
-      this.legend.replaceChildren(...this.bands.names.map((name, band) => this.#key_of(name, band)));
+      this.legend.replaceChildren(...this.bands.names.map((name, band) => this.#legendItem(name, band)));
     }
     const tab = this.state.get("tab");
     const view = this.views[tab];
@@ -111,13 +112,13 @@ class MemoryExplorer {
     this.details.redraw();
   }
 
-  #key_of(name, band) {
+  #legendItem(name, band) {
     const id = this.bands.ids[band];
     const swatch = make("span", { class: `swatch band${id === undefined ? "-rest" : band}` });
     return make("li", { title: name, onclick: () => id !== undefined && this.pickGroup(this.state.get("group") === id ? -1 : id) }, swatch, name);
   }
 
-  #key(event) {
+  #moveCursor(event) {
     if (event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement) return;
     const cursor = this.state.get("cursor");
     const [first, last] = this.state.get("view");
@@ -134,26 +135,26 @@ class MemoryExplorer {
     event.preventDefault();
   }
 
-  /** Show `length` events from the first one, within the trace. */
+  /** Show `length` events from event `first`, limited to the trace. */
   show(first, length) {
     const end = Math.max(this.model.events, 1);
-    const wanted = Math.max(SHORTEST_VIEW, Math.min(Math.round(length), end + 1));
-    const from = Math.max(-1, Math.min(Math.round(first), end - wanted));
-    this.state.set({ view: [from, from + wanted] });
+    const visible = Math.max(SHORTEST_VIEW, Math.min(Math.round(length), end + 1));
+    const from = Math.max(-1, Math.min(Math.round(first), end - visible));
+    this.state.set({ view: [from, from + visible] });
   }
 
   showAll() {
     this.show(-1, this.model.events + 1);
   }
 
-  /** Multiply the number of visible events; `around` keeps its place. */
-  zoom(around, factor) {
+  /** Multiply the number of visible events by a factor; the event `center` stays at the same pixel. */
+  zoom(center, factor) {
     const [first, last] = this.state.get("view");
     const length = Math.max(SHORTEST_VIEW, (last - first) * factor);
-    this.show(around - ((around - first) * length) / (last - first), length);
+    this.show(center - ((center - first) * length) / (last - first), length);
   }
 
-  /** Move by a share of the visible events. */
+  /** Move the view by a share of the visible events. */
   pan(share) {
     const [first, last] = this.state.get("view");
     this.show(first + share * (last - first), last - first);
@@ -198,7 +199,7 @@ class MemoryExplorer {
 }
 
 async function start(element, prefix) {
-  const missing = NEEDED.filter((name) => !(name in globalThis));
+  const missing = REQUIRED_APIS.filter((name) => !(name in globalThis));
   if (missing.length) throw new Error(`this browser lacks ${missing.join(", ")}`);
   const facts = JSON.parse(element.querySelector("script.explorer-facts").textContent);
   const arrays = await unpackArrays(facts.arrays, element.querySelector("script.explorer-data").textContent.trim());

@@ -1,4 +1,4 @@
-// The difference between two snapshots as flame graphs: memory that grew, and memory that shrank.
+// The difference between two snapshots as two flame graphs: call stacks whose memory grew, and those whose memory shrank.
 
 import { unpackArrays } from "./arrays.js";
 import { Tooltip, formatBytes, make } from "./canvas.js";

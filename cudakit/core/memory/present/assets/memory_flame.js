@@ -1,4 +1,4 @@
-// The flame graph of memory: at the cursor, or of the brushed window.
+// The flame graph tab: memory in use at the cursor, or memory allocated in the brushed window.
 
 import { formatBytes, make } from "./canvas.js";
 import { FlameGraph } from "./flame.js";
@@ -16,14 +16,14 @@ export class FlameView {
   }
 
   redraw(changed) {
-    if (changed && this.graph.own && !["cursor", "brush", "filter", "flame"].some((name) => changed.has(name))) return;
+    if (changed && this.graph.selfAmounts && !["cursor", "brush", "filter", "flame"].some((name) => changed.has(name))) return;
     const kind = this.app.state.get("flame");
     this.choice.value = kind;
-    this.graph.show(this.app.model.ownBytes(this.#stackBytes(kind)));
+    this.graph.show(this.app.model.selfBytes(this.#stackBytes(kind)));
     this.title.textContent = `${formatBytes(this.graph.total[0])}; click a frame to enlarge it, the top row to go back`;
   }
 
-  /** Return bytes for each stack; without a brushed window, the window is the whole trace. */
+  /** Return the bytes of each stack. If no window is brushed, the window is the whole trace. */
   #stackBytes(kind) {
     const { model, state, mask } = this.app;
     const [first, last] = state.get("brush") || [-1, model.events - 1];

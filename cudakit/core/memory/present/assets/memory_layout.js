@@ -1,7 +1,8 @@
-// The segments at the cursor: a bar for each, with its blocks colored by their owner.
+// The segments at the cursor: a bar for each segment, with blocks in the colors of their groups.
 
 import { Surface, formatBytes, formatCount } from "./canvas.js";
 
+// Heights of a row and of its bar, and the width of the labels, in pixels.
 const ROW = 22;
 const BAR = 16;
 const LABEL = 150;
@@ -17,13 +18,13 @@ export class LayoutView {
     canvas.addEventListener("wheel", (event) => this.#scroll(event), { passive: false });
     canvas.addEventListener("pointermove", (event) => this.#hover(event));
     canvas.addEventListener("pointerleave", () => app.tooltip.hide());
-    canvas.addEventListener("click", (event) => app.pick(this.#find(...this.surface.at(event)).allocation));
+    canvas.addEventListener("click", (event) => app.pick(this.#itemAt(...this.surface.position(event)).allocation));
   }
 
   redraw() {
     const event = this.app.state.get("cursor");
-    if (this.shown !== event) this.rows = this.#rowsAt(event);
-    this.shown = event;
+    if (this.drawnEvent !== event) this.rows = this.#rowsAt(event);
+    this.drawnEvent = event;
     this.surface.redraw();
   }
 
@@ -43,8 +44,8 @@ export class LayoutView {
   }
 
   #scroll(event) {
-    const most = Math.max(0, this.rows.length * ROW - this.surface.height);
-    const next = Math.max(0, Math.min(most, this.scroll + event.deltaY));
+    const bottom = Math.max(0, this.rows.length * ROW - this.surface.height);
+    const next = Math.max(0, Math.min(bottom, this.scroll + event.deltaY));
     if (next !== this.scroll) event.preventDefault();
     this.scroll = next;
     this.surface.redraw();
@@ -71,13 +72,13 @@ export class LayoutView {
         context.globalAlpha = picked === null || picked === band ? 1 : 0.25;
         context.fillStyle = band === count - 1 ? colors.rest : colors.bands[band % colors.bands.length];
         const x = LABEL + (app.model.address[i] - row.low) * this.perByte;
-        const wide = app.model.size[i] * this.perByte;
-        context.fillRect(x, top, Math.max(wide - (wide > 3 ? 1 : 0), 0.7), BAR);
+        const blockWidth = app.model.size[i] * this.perByte;
+        context.fillRect(x, top, Math.max(blockWidth - (blockWidth > 3 ? 1 : 0), 0.7), BAR);
         if (i === app.state.get("allocation")) {
           context.globalAlpha = 1;
           context.strokeStyle = colors.ink;
           context.lineWidth = 2;
-          context.strokeRect(x, top, Math.max(wide, 2), BAR);
+          context.strokeRect(x, top, Math.max(blockWidth, 2), BAR);
         }
       }
       context.globalAlpha = 1;
@@ -89,37 +90,39 @@ export class LayoutView {
     }
   }
 
-  #find(x, y) {
+  /** Return the row and the allocation at a position; the allocation is -1 if there is none. */
+  #itemAt(x, y) {
     const row = this.rows[Math.floor((y + this.scroll) / ROW)];
     if (!row || x < LABEL) return { row, allocation: -1 };
     const address = row.low + (x - LABEL) / this.perByte;
     const { model } = this.app;
-    const found = row.blocks.find((i) => model.address[i] <= address && address < model.address[i] + model.size[i]);
-    return { row, allocation: found ?? -1 };
+    const allocation = row.blocks.find((i) => model.address[i] <= address && address < model.address[i] + model.size[i]);
+    return { row, allocation: allocation ?? -1 };
   }
 
   #hover(event) {
-    const { row, allocation } = this.#find(...this.surface.at(event));
+    const { row, allocation } = this.#itemAt(...this.surface.position(event));
     if (!row) return this.app.tooltip.hide();
     const { arrays, facts } = this.app.model;
     const pool = facts.pools[arrays.segment_pool[row.segment]];
-    const place = `segment 0x${row.low.toString(16)} · ${formatBytes(row.size)} · ${formatCount(row.blocks.length)} blocks · pool ${pool}`;
-    this.app.tooltip.show(event, allocation < 0 ? [place] : [place, ...this.app.describe(allocation)]);
+    const segmentText = `segment 0x${row.low.toString(16)} · ${formatBytes(row.size)} · ${formatCount(row.blocks.length)} blocks · pool ${pool}`;
+    this.app.tooltip.show(event, allocation < 0 ? [segmentText] : [segmentText, ...this.app.describe(allocation)]);
   }
 }
 
-/** Join the mapped ranges of an expandable segment that touch each other; rows are in order of address. */
+/** Join adjacent mapped ranges of an expandable segment; rows are sorted by address. */
 function joinAdjacent(rows, { segment_expandable: expandable }) {
   const joined = [];
   for (const row of rows) {
-    const last = joined.at(-1);
-    const touches = last && last.low + last.size === row.low;
-    if (touches && expandable[last.segment] && expandable[row.segment]) last.size += row.size;
+    const previous = joined.at(-1);
+    const isAdjacent = previous && previous.low + previous.size === row.low;
+    if (isAdjacent && expandable[previous.segment] && expandable[row.segment]) previous.size += row.size;
     else joined.push(row);
   }
   return joined;
 }
 
+/** Return the row that contains an address, or null; rows are sorted by address. */
 function rowOf(rows, address) {
   let low = 0;
   let high = rows.length;

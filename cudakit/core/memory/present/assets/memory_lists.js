@@ -1,9 +1,9 @@
-// Lists: who holds the memory at the cursor, all events, and the details of what was picked.
+// Lists: the groups that hold memory at the cursor, the events, and the details of the picked allocation.
 
 import { VirtualList, formatBytes, formatCount, formatMicroseconds, formatShare, make } from "./canvas.js";
 
-const ROW = 24;
-const MOST_DISTINCT = 60;
+const ROW = 24; // height of a row in pixels
+const MOST_DISTINCT = 60; // number of groups whose names are made distinct
 const COLUMNS = [
   ["bytes", "bytes"],
   ["share", "share"],
@@ -18,8 +18,8 @@ export class HoldersView {
     this.app = app;
     this.sort = { column: "bytes", down: true };
     this.list = new VirtualList(396, ROW, (index) => this.#row(this.rows[index]));
-    this.heads = COLUMNS.map(([column, text]) => make("button", { type: "button", class: column, onclick: () => this.#sortBy(column) }, text));
-    this.element = make("div", { class: "holders" }, make("div", { class: "list-row list-head" }, ...this.heads), this.list.element);
+    this.headings = COLUMNS.map(([column, text]) => make("button", { type: "button", class: column, onclick: () => this.#sortBy(column) }, text));
+    this.element = make("div", { class: "holders" }, make("div", { class: "list-row list-head" }, ...this.headings), this.list.element);
   }
 
   redraw(changed) {
@@ -28,23 +28,23 @@ export class HoldersView {
     const grouping = this.app.grouping;
     const groups = model.groupsAt(state.get("cursor"), grouping, mask);
     const total = groups.reduce((sum, group) => sum + group.bytes, 0);
-    const before = new Map();
+    const bytesBefore = new Map();
     const brush = state.get("brush");
-    if (brush) for (const group of model.groupsAt(brush[0], grouping, mask)) before.set(group.id, group.bytes);
+    if (brush) for (const group of model.groupsAt(brush[0], grouping, mask)) bytesBefore.set(group.id, group.bytes);
     this.element.classList.toggle("with-window", brush !== null);
-    const after = brush ? new Map(model.groupsAt(brush[1], grouping, mask).map((group) => [group.id, group.bytes])) : before;
-    // Only the largest are told apart: that compares all pairs.
+    const bytesAfter = brush ? new Map(model.groupsAt(brush[1], grouping, mask).map((group) => [group.id, group.bytes])) : bytesBefore;
+    // Only the largest groups get distinct names, because this compares all pairs.
     const distinct = grouping.names ? grouping.names(groups.slice(0, MOST_DISTINCT).map((group) => group.id)) : [];
     this.rows = groups.map((group, i) => ({
       ...group,
       share: total ? group.bytes / total : 0,
-      change: brush ? (after.get(group.id) || 0) - (before.get(group.id) || 0) : null,
+      change: brush ? (bytesAfter.get(group.id) || 0) - (bytesBefore.get(group.id) || 0) : null,
       name: distinct[i] ?? grouping.name(group.id),
     }));
     const { column, down } = this.sort;
     const sign = down ? -1 : 1;
     this.rows.sort((a, b) => sign * (a[column] < b[column] ? -1 : a[column] > b[column] ? 1 : 0));
-    COLUMNS.forEach(([name, text], i) => (this.heads[i].textContent = name === column ? `${text} ${down ? "▾" : "▴"}` : text));
+    COLUMNS.forEach(([name, text], i) => (this.headings[i].textContent = name === column ? `${text} ${down ? "▾" : "▴"}` : text));
     this.list.setLength(this.rows.length);
   }
 
@@ -67,43 +67,43 @@ export class HoldersView {
   }
 }
 
-/** All events, or those of the picked group or the filter. */
+/** The list of events: all events, or those that the filter, the picked group and the window select. */
 export class EventsView {
   constructor(app) {
     this.app = app;
-    this.list = new VirtualList(396, ROW, (index) => this.#row(this.shown ? this.shown[index] : index));
+    this.list = new VirtualList(396, ROW, (index) => this.#row(this.shownEvents ? this.shownEvents[index] : index));
     this.title = make("span", { class: "muted" });
     this.element = make("div", { class: "events" }, make("div", { class: "view-bar" }, this.title), this.list.element);
   }
 
   redraw(changed) {
     const { app } = this;
-    if (!changed || !this.ready || ["filter", "group", "by", "brush"].some((name) => changed.has(name))) this.#select();
-    this.ready = true;
+    if (!changed || !this.isDrawn || ["filter", "group", "by", "brush"].some((name) => changed.has(name))) this.#select();
+    this.isDrawn = true;
     const cursor = app.state.get("cursor");
-    this.list.scrollTo(Math.max(0, this.shown ? firstAtLeast(this.shown, cursor) : cursor));
+    this.list.scrollTo(Math.max(0, this.shownEvents ? firstAtLeast(this.shownEvents, cursor) : cursor));
   }
 
-  /** Select the events to show; null stands for all. */
+  /** Set the events to show; null means all events. */
   #select() {
     const { model, state, mask, grouping } = this.app;
     const [first, last] = state.get("brush") || [0, model.events - 1];
     const group = state.get("group");
-    const all = !mask && group < 0 && !state.get("brush");
-    this.shown = null;
-    if (!all) {
-      const found = [];
+    const showsAll = !mask && group < 0 && !state.get("brush");
+    this.shownEvents = null;
+    if (!showsAll) {
+      const events = [];
       for (let event = Math.max(first, 0); event <= last; event++) {
         const i = model.eventAllocation[event];
         if ((mask || group >= 0) && i < 0) continue;
         if (mask && !mask[model.arrays.stack[i]]) continue;
         if (group >= 0 && grouping.ids[i] !== group) continue;
-        found.push(event);
+        events.push(event);
       }
-      this.shown = found;
+      this.shownEvents = events;
     }
-    const count = this.shown ? this.shown.length : model.events;
-    this.title.textContent = `${formatCount(count)} of ${formatCount(model.events)} events${all ? "" : ", by the filter, the picked group or the brushed window"}`;
+    const count = this.shownEvents ? this.shownEvents.length : model.events;
+    this.title.textContent = `${formatCount(count)} of ${formatCount(model.events)} events${showsAll ? "" : ", by the filter, the picked group or the brushed window"}`;
     this.list.setLength(count);
   }
 
@@ -127,6 +127,7 @@ export class EventsView {
   }
 }
 
+/** Return the index of the first item of a sorted array that is at least a value. */
 function firstAtLeast(sorted, value) {
   let low = 0;
   let high = sorted.length;
@@ -138,7 +139,7 @@ function firstAtLeast(sorted, value) {
   return low;
 }
 
-/** The state at the cursor, and the picked allocation with its call stack. */
+/** The totals at the cursor, and the picked allocation with its call stack. */
 export class DetailsView {
   constructor(app) {
     this.app = app;

@@ -1,4 +1,5 @@
-// Addresses over time: each allocation is a rectangle, free memory in segments stays visible.
+// The address map: time on the x axis, addresses on the y axis, and a rectangle for each allocation.
+// Free memory in segments has its own color.
 
 import { Surface, formatBytes, pixelOf } from "./canvas.js";
 import { AddressSpace } from "./memory_model.js";
@@ -9,12 +10,12 @@ export class MapView {
     this.app = app;
     this.scale = new TimeScale(app.state);
     this.space = new AddressSpace(app.model);
-    this.low = Float64Array.from(app.model.address, (address) => this.space.position(address));
+    this.positions = Float64Array.from(app.model.address, (address) => this.space.position(address));
     this.surface = new Surface(420, "Addresses over time", (...parts) => this.#draw(...parts));
     this.element = this.surface.element;
     addTimeGestures(app, this.surface, this.scale, {
       brush: false,
-      onClick: (event, x, y) => app.pick(this.#at(event, y), event),
+      onClick: (event, x, y) => app.pick(this.#allocationAt(event, y), event),
       onMove: (event, x, y) => this.#hover(event, x, y),
     });
   }
@@ -28,9 +29,9 @@ export class MapView {
     const scale = this.surface.scale;
     const columns = Math.max(1, Math.round((width - left - right) * scale));
     const rows = Math.round(height * scale);
-    // Only the cursor moves while the rest stays the same.
+    // If only the cursor has moved, the pixels of the last drawing are used again.
     const key = JSON.stringify([columns, rows, this.app.state.get("view"), this.app.state.get("group"), colors.ink]);
-    if (key !== this.key || this.bands !== this.app.bands) this.image = this.#picture(context, columns, rows, colors);
+    if (key !== this.key || this.bands !== this.app.bands) this.image = this.#createImage(context, columns, rows, colors);
     this.key = key;
     this.bands = this.app.bands;
     context.putImageData(this.image, Math.round(left * scale), 0);
@@ -43,7 +44,8 @@ export class MapView {
     this.#drawCursor(context, width, height, colors);
   }
 
-  #picture(context, columns, rows, colors) {
+  /** Return an image of the map without the cursor. */
+  #createImage(context, columns, rows, colors) {
     const image = context.createImageData(columns, rows);
     const pixels = new Uint32Array(image.data.buffer);
     this.view = this.app.state.get("view");
@@ -64,25 +66,25 @@ export class MapView {
 
   #fillSegments(pixels, columns, rows, color) {
     const { segment_begin: begins, segment_end: ends, segment_address: address, segment_size: size } = this.app.model.arrays;
-    const places = { columns, ...this.#rowsOf(address, size, rows) };
-    for (let i = 0; i < begins.length; i++) this.#fill(pixels, places, i, begins[i] - 1, ends[i], color);
+    const extents = { columns, ...this.#rowsOf(address, size, rows) };
+    for (let i = 0; i < begins.length; i++) this.#fill(pixels, extents, i, begins[i] - 1, ends[i], color);
   }
 
   #fillAllocations(pixels, columns, rows, colors) {
     const { model, bands } = this.app;
     const [first, last] = this.app.state.get("view");
-    if (this.rows !== rows) this.places = this.#rowsOf(model.address, model.size, rows);
+    if (this.rows !== rows) this.extents = this.#rowsOf(model.address, model.size, rows);
     this.rows = rows;
-    const places = { columns, ...this.places };
+    const extents = { columns, ...this.extents };
     const { begin, end } = model;
     const until = model.begunUntil(last);
     for (let i = 0; i < until; i++) {
       const band = bands.bandOf[i];
-      if (band >= 0 && end[i] > first) this.#fill(pixels, places, i, begin[i], end[i], colors[band]);
+      if (band >= 0 && end[i] > first) this.#fill(pixels, extents, i, begin[i], end[i], colors[band]);
     }
   }
 
-  /** Return the first pixel row of each range of addresses, and the row after its last. */
+  /** Return the first pixel row of each range of addresses, and the row after its last row. */
   #rowsOf(address, size, rows) {
     const perByte = rows / Math.max(this.space.total, 1);
     const top = new Int32Array(address.length);
@@ -125,24 +127,24 @@ export class MapView {
     const left = Math.max(this.scale.x(model.begin[picked], width), this.scale.left);
     const right = Math.min(this.scale.x(model.end[picked], width), width - this.scale.right);
     context.strokeStyle = colors.ink;
-    context.strokeRect(left, this.low[picked] * perByte, Math.max(right - left, 2), Math.max(model.size[picked] * perByte, 2));
+    context.strokeRect(left, this.positions[picked] * perByte, Math.max(right - left, 2), Math.max(model.size[picked] * perByte, 2));
   }
 
-  /** Return the allocation at an event and a height, or -1. */
-  #at(event, y) {
+  /** Return the allocation at an event and a y coordinate in pixels, or -1. */
+  #allocationAt(event, y) {
     const position = (y / this.surface.height) * this.space.total;
-    let found = -1;
+    let allocation = -1;
     this.app.model.forEachLive(event, (i) => {
-      if (this.low[i] <= position && position < this.low[i] + this.app.model.size[i]) found = i;
+      if (this.positions[i] <= position && position < this.positions[i] + this.app.model.size[i]) allocation = i;
     });
-    return found;
+    return allocation;
   }
 
   #hover(event, x, y) {
-    const at = Math.max(-1, Math.min(this.app.model.events - 1, Math.round(this.scale.event(x, this.surface.width))));
-    const found = this.#at(at, y);
+    const pointedEvent = Math.max(-1, Math.min(this.app.model.events - 1, Math.round(this.scale.event(x, this.surface.width))));
+    const allocation = this.#allocationAt(pointedEvent, y);
     const address = this.space.addressAt((y / this.surface.height) * this.space.total);
-    const place = `${this.app.eventLabel(at)} · address 0x${address.toString(16)}`;
-    this.app.tooltip.show(event, found < 0 ? [place, "no allocation"] : [place, ...this.app.describe(found)]);
+    const positionText = `${this.app.eventLabel(pointedEvent)} · address 0x${address.toString(16)}`;
+    this.app.tooltip.show(event, allocation < 0 ? [positionText, "no allocation"] : [positionText, ...this.app.describe(allocation)]);
   }
 }

@@ -1,11 +1,11 @@
-// The memory of a device over time: everything that the page derives from the recorded arrays.
+// The model of the memory page: memory of a device over time, derived from the recorded arrays.
 //
-// An instant is the index of an event: the state after it; -1 is before the first one. The arrays come from
-// core/memory/present/page.py.
+// Code names a moment by the index of an event, and means the state after that event; -1 means the state
+// before the first event. core/memory/present/page.py writes the arrays.
 
 import { CallTree } from "./flame.js";
 
-// Events that are summarized together for drawings of long traces.
+// Number of events in one bucket: drawings of long traces use one summary per bucket.
 const BUCKET = 64;
 const NO_STACK = "no call stack recorded";
 
@@ -14,12 +14,12 @@ export class MemoryModel {
     this.facts = facts;
     this.events = facts.events;
     this.arrays = arrays;
-    const n = arrays.begin.length;
-    this.count = n;
-    this.begin = new Int32Array(n);
-    this.pending = new Int32Array(n);
-    this.end = new Int32Array(n);
-    for (let i = 0; i < n; i++) {
+    this.count = arrays.begin.length; // number of allocations
+    // Events of each allocation: its allocation, the program's free, and the moment when its block is free.
+    this.begin = new Int32Array(this.count);
+    this.pending = new Int32Array(this.count);
+    this.end = new Int32Array(this.count);
+    for (let i = 0; i < this.count; i++) {
       this.begin[i] = arrays.begin[i] - 1;
       this.pending[i] = this.begin[i] + arrays.pending[i];
       this.end[i] = this.pending[i] + arrays.ending[i];
@@ -34,17 +34,18 @@ export class MemoryModel {
     this.frameTexts = this.tree.texts;
   }
 
+  /** Return the allocation that each event begins, frees or ends, as an index; -1 for other events. */
   #allocationOfEvents() {
-    const found = new Int32Array(this.events).fill(-1);
+    const allocations = new Int32Array(this.events).fill(-1);
     for (let i = 0; i < this.count; i++) {
       for (const event of [this.begin[i], this.pending[i], this.end[i]]) {
-        if (event >= 0 && event < this.events) found[event] = i;
+        if (event >= 0 && event < this.events) allocations[event] = i;
       }
     }
-    return found;
+    return allocations;
   }
 
-  /** Bytes at each instant; item e + 1 is the state after event e. */
+  /** Return the curves of memory in bytes; item e + 1 of a curve is the state after event e. */
   #curves() {
     const curves = { requested: this.#sums(this.requested, this.end) };
     curves.allocated = this.#sums(this.size, this.pending);
@@ -53,6 +54,7 @@ export class MemoryModel {
     return curves;
   }
 
+  /** Return the sum of the amounts of the allocations that are between begin and end, for each event. */
   #sums(amounts, ends) {
     const changes = new Float64Array(this.events + 2);
     for (let i = 0; i < this.count; i++) {
@@ -62,7 +64,7 @@ export class MemoryModel {
     return accumulate(changes);
   }
 
-  /** Return the number of allocations that began until an event. */
+  /** Return the number of allocations whose begin is at or before an event. */
   begunUntil(event) {
     let low = 0;
     let high = this.count;
@@ -80,7 +82,7 @@ export class MemoryModel {
     for (let i = 0; i < until; i++) if (this.end[i] > event) visit(i);
   }
 
-  /** Return the totals after an event: bytes, and the number of blocks. */
+  /** Return the state after an event: bytes by kind of total, and the number of blocks. */
   totalsAt(event) {
     let blocks = 0;
     this.forEachLive(event, () => blocks++);
@@ -88,54 +90,54 @@ export class MemoryModel {
     return { requested: at("requested"), allocated: at("allocated"), active: at("active"), reserved: at("reserved"), blocks };
   }
 
-  /** Return the segments that were reserved after an event, by address, as indices. */
+  /** Return the indices of the segments that are reserved after an event, sorted by address. */
   segmentsAt(event) {
     const { segment_begin: begins, segment_end: ends, segment_address: address } = this.arrays;
-    const found = [];
-    for (let i = 0; i < begins.length; i++) if (begins[i] - 1 <= event && ends[i] > event) found.push(i);
-    return found.sort((a, b) => address[a] - address[b]);
+    const segments = [];
+    for (let i = 0; i < begins.length; i++) if (begins[i] - 1 <= event && ends[i] > event) segments.push(i);
+    return segments.sort((a, b) => address[a] - address[b]);
   }
 
-  /** Return a grouping of all allocations: an id for each, and the name of each id. */
+  /** Return a grouping: the id of the group of each allocation, and a function that returns a group's name. */
   grouping(kind) {
     const { arrays, facts } = this;
-    const texts = (names, none) => (id) => names[id] || none;
+    const nameFrom = (names, fallback) => (id) => names[id] || fallback;
     switch (kind) {
       case "line":
         return {
-          ids: siteOfEach(arrays),
+          ids: callSites(arrays),
           name: (id) => (id ? this.frameTexts[id - 1] : NO_STACK),
         };
       case "stream":
         return { ids: arrays.stream, name: (id) => (id ? `stream ${id}` : "default stream") };
       case "pool":
-        return { ids: arrays.pool, name: texts(facts.pools, "default") };
+        return { ids: arrays.pool, name: nameFrom(facts.pools, "default") };
       case "category":
-        return { ids: arrays.category, name: texts(facts.texts, "no category") };
+        return { ids: arrays.category, name: nameFrom(facts.texts, "no category") };
       case "range":
-        return { ids: arrays.range, name: texts(facts.range_names, "outside of ranges") };
+        return { ids: arrays.range, name: nameFrom(facts.range_names, "outside of ranges") };
       default:
         return { ids: arrays.stack, name: (id) => this.stackText(id), names: (ids) => this.distinctTexts(ids) };
     }
   }
 
-  /** Return a short text of a stack: its call site. */
+  /** Return the call site of a stack as text. */
   stackText(stack) {
     const site = this.arrays.stack_site[stack];
     return site ? this.frameTexts[site - 1] : NO_STACK;
   }
 
-  /** Return short texts of stacks; those with the same call site also show the first frame in which they differ. */
+  /** Return the call sites of stacks as texts. Stacks with equal call sites also show the first frame that differs. */
   distinctTexts(stacks) {
     const texts = stacks.map((stack) => this.stackText(stack));
     const frames = new Map();
     const framesOf = (stack) => frames.get(stack) || frames.set(stack, this.tree.path(this.arrays.stack_node[stack])).get(stack);
     return texts.map((text, i) => {
-      const alike = stacks.filter((stack, j) => stack !== stacks[i] && texts[j] === text).slice(0, 50);
-      if (!alike.length) return text;
-      const mine = framesOf(stacks[i]);
-      const depth = mine.findIndex((frame, at) => alike.some((stack) => framesOf(stack)[at] !== frame));
-      return depth < 0 || this.frameTexts[mine[depth]] === text ? text : `${text} ← ${this.frameTexts[mine[depth]]}`;
+      const sameSite = stacks.filter((stack, j) => stack !== stacks[i] && texts[j] === text).slice(0, 50);
+      if (!sameSite.length) return text;
+      const path = framesOf(stacks[i]);
+      const depth = path.findIndex((frame, j) => sameSite.some((stack) => framesOf(stack)[j] !== frame));
+      return depth < 0 || this.frameTexts[path[depth]] === text ? text : `${text} ← ${this.frameTexts[path[depth]]}`;
     });
   }
 
@@ -147,18 +149,18 @@ export class MemoryModel {
     });
   }
 
-  /** Return a mask of the stacks one of whose frames contains a text; null if the text is empty. */
+  /** Return a mask of the stacks in which a frame contains the text; null if the text is empty. */
   stacksWith(text) {
     if (!text) return null;
-    const wanted = text.toLowerCase();
-    const frames = this.facts.frames.map(([name, file, line]) => `${file}:${line} ${name}`.toLowerCase().includes(wanted));
+    const searchText = text.toLowerCase();
+    const frameMatches = this.facts.frames.map(([name, file, line]) => `${file}:${line} ${name}`.toLowerCase().includes(searchText));
     const { node_parent: parent, node_frame: frame, stack_node: leaf } = this.arrays;
-    const nodes = new Uint8Array(parent.length);
-    for (let node = 1; node < nodes.length; node++) nodes[node] = nodes[parent[node]] | frames[frame[node]];
-    return Uint8Array.from(leaf, (node) => nodes[node]);
+    const nodeMatches = new Uint8Array(parent.length);
+    for (let node = 1; node < parent.length; node++) nodeMatches[node] = nodeMatches[parent[node]] | frameMatches[frame[node]];
+    return Uint8Array.from(leaf, (node) => nodeMatches[node]);
   }
 
-  /** Return bytes and blocks of each group after an event, the largest first: {id, bytes, blocks}. */
+  /** Return the bytes and the number of blocks of each group after an event, the largest group first. */
   groupsAt(event, grouping, mask) {
     const groups = new Map();
     this.forEachLive(event, (i) => {
@@ -172,46 +174,49 @@ export class MemoryModel {
     return [...groups.values()].sort((a, b) => b.bytes - a.bytes || a.id - b.id);
   }
 
-  /** Return bytes for each stack: in use after an event. */
+  /** Return the bytes in use after an event, for each stack. */
   stackBytesAt(event, mask) {
     const bytes = new Float64Array(this.arrays.stack_node.length);
     this.forEachLive(event, (i) => (bytes[this.arrays.stack[i]] += this.size[i]));
-    return masked(bytes, mask);
+    return applyMask(bytes, mask);
   }
 
-  /** Return bytes for each stack: allocated by the events from first to last. */
+  /** Return the bytes that the events from first to last allocated, for each stack. */
   stackBytesAllocated(first, last, mask) {
     const bytes = new Float64Array(this.arrays.stack_node.length);
     const until = this.begunUntil(last);
     for (let i = this.begunUntil(first - 1); i < until; i++) bytes[this.arrays.stack[i]] += this.size[i];
-    return masked(bytes, mask);
+    return applyMask(bytes, mask);
   }
 
-  /** Return the own bytes of each node of the call tree. */
-  ownBytes(stackBytes) {
-    const own = new Float64Array(this.tree.parent.length);
-    for (let stack = 0; stack < stackBytes.length; stack++) own[this.arrays.stack_node[stack]] += stackBytes[stack];
-    return own;
+  /** Return the self bytes of each node of the call tree: those of stacks that end at the node. */
+  selfBytes(stackBytes) {
+    const bytes = new Float64Array(this.tree.parent.length);
+    for (let stack = 0; stack < stackBytes.length; stack++) bytes[this.arrays.stack_node[stack]] += stackBytes[stack];
+    return bytes;
   }
 }
 
-function siteOfEach({ stack, stack_site: site }) {
+/** Return the call site of each allocation: a frame index plus 1, or 0. */
+function callSites({ stack, stack_site: site }) {
   const ids = new Int32Array(stack.length);
   for (let i = 0; i < ids.length; i++) ids[i] = site[stack[i]];
   return ids;
 }
 
-function masked(bytes, mask) {
+/** Set the bytes of stacks outside the mask to 0, and return the array. */
+function applyMask(bytes, mask) {
   if (mask) for (let stack = 0; stack < bytes.length; stack++) if (!mask[stack]) bytes[stack] = 0;
   return bytes;
 }
 
+/** Replace each change by the sum of all changes up to it, and return the array. */
 function accumulate(changes) {
   for (let i = 1; i < changes.length; i++) changes[i] += changes[i - 1];
   return changes;
 }
 
-/** Return the indices of values from -1 to events in their order, by counting. */
+/** Return the indices that sort values from -1 to `events`, by a counting sort. */
 function orderBy(values, events) {
   const starts = new Uint32Array(events + 3);
   for (let i = 0; i < values.length; i++) starts[Math.min(values[i], events) + 2]++;
@@ -222,10 +227,10 @@ function orderBy(values, events) {
 }
 
 /**
- * The memory of the largest groups at every instant, for stacked bands.
+ * The memory of the largest groups at every event, for stacked bands.
  *
  * bandOf[i] is the band of allocation i; the last band has all other groups. An allocation that a filter
- * excludes has band -1. Long stretches are summarized by the instant with the most memory of each bucket.
+ * excludes has band -1. The summary of a bucket is the state at the event with the most memory in it.
  */
 export class Bands {
   constructor(model, grouping, mask, limit) {
@@ -257,17 +262,17 @@ export class Bands {
 
   #summarize() {
     const width = this.names.length;
-    const walk = new Walk(this, -1, new Float64Array(width));
+    const state = new BandState(this, -1, new Float64Array(width));
     for (let bucket = 0; bucket < this.buckets; bucket++) {
       const first = bucket * BUCKET - 1;
-      walk.to(first);
-      this.starts.set(walk.values, bucket * width);
+      state.advanceTo(first);
+      this.starts.set(state.values, bucket * width);
       const last = Math.min(first + BUCKET - 1, this.model.events - 1);
-      this.totals[bucket] = walk.highest(first, last, this.highest, bucket * width);
+      this.totals[bucket] = state.copyHighest(first, last, this.highest, bucket * width);
     }
   }
 
-  /** Return the number of allocations that ended until an event. */
+  /** Return the number of allocations whose end is at or before an event. */
   endedUntil(event) {
     const { byEnd, end, count } = this.model;
     let low = 0;
@@ -281,8 +286,8 @@ export class Bands {
   }
 
   /**
-   * Return the values of all bands for each of `columns` equal parts of the events from first to last: at the
-   * instant of the part with the most memory. Item column * bands + band.
+   * Return the bytes of each band for each of `columns` equal parts of the events from first to last. The value
+   * of a part is that at its event with the most memory. Item column * (number of bands) + band of the array.
    */
   sample(first, last, columns) {
     const perColumn = (last - first) / columns;
@@ -291,34 +296,34 @@ export class Bands {
 
   #sampleBuckets(first, last, columns) {
     const width = this.names.length;
-    const found = new Float64Array(columns * width);
+    const samples = new Float64Array(columns * width);
     for (let column = 0; column < columns; column++) {
       const from = bucketOf(first + ((last - first) * column) / columns, this.buckets);
       const to = bucketOf(first + ((last - first) * (column + 1)) / columns, this.buckets);
-      let best = from;
-      for (let bucket = from; bucket <= to; bucket++) if (this.totals[bucket] > this.totals[best]) best = bucket;
-      found.set(this.highest.subarray(best * width, (best + 1) * width), column * width);
+      let highest = from;
+      for (let bucket = from; bucket <= to; bucket++) if (this.totals[bucket] > this.totals[highest]) highest = bucket;
+      samples.set(this.highest.subarray(highest * width, (highest + 1) * width), column * width);
     }
-    return found;
+    return samples;
   }
 
   #sampleEvents(first, last, columns) {
     const width = this.names.length;
-    const found = new Float64Array(columns * width);
+    const samples = new Float64Array(columns * width);
     const bucket = bucketOf(first, this.buckets);
     const values = this.starts.slice(bucket * width, (bucket + 1) * width);
-    const walk = new Walk(this, bucket * BUCKET - 1, values);
+    const state = new BandState(this, bucket * BUCKET - 1, values);
     for (let column = 0; column < columns; column++) {
       const from = Math.floor(first + ((last - first) * column) / columns);
       const to = Math.max(from, Math.ceil(first + ((last - first) * (column + 1)) / columns) - 1);
-      walk.highest(from, to, found, column * width);
+      state.copyHighest(from, to, samples, column * width);
     }
-    return found;
+    return samples;
   }
 }
 
-/** The values of all bands, brought forward from event to event. */
-class Walk {
+/** The bytes of each band after one event; the state can only advance to later events. */
+class BandState {
   constructor(bands, event, values) {
     const { model } = bands;
     this.values = values;
@@ -329,8 +334,8 @@ class Walk {
     this.ended = bands.endedUntil(event);
   }
 
-  /** Bring the values to the state after an event. */
-  to(event) {
+  /** Change the values to the state after an event. */
+  advanceTo(event) {
     const { begin, end, byEnd, size, count } = this.model;
     const { bandOf } = this;
     for (; this.begun < count && begin[this.begun] <= event; this.begun++) this.#change(bandOf[this.begun], size[this.begun]);
@@ -346,11 +351,11 @@ class Walk {
     this.total += bytes;
   }
 
-  /** Copy the values of the instant with the most memory, of those from first to last; return their sum. */
-  highest(first, last, target, offset) {
+  /** Copy the values at the event with the most memory, of the events from first to last; return their sum. */
+  copyHighest(first, last, target, offset) {
     let highest = -1;
     for (let event = first; event <= last; event++) {
-      this.to(event);
+      this.advanceTo(event);
       if (this.total > highest) {
         highest = this.total;
         target.set(this.values, offset);
@@ -364,7 +369,7 @@ function bucketOf(event, buckets) {
   return Math.max(0, Math.min(buckets - 1, Math.floor((event + 1) / BUCKET)));
 }
 
-/** Return the highest value of a curve in each of `columns` equal parts of the events from first to last. */
+/** Samples a curve for drawing: the highest value in each of equal parts of the events. */
 export class CurveSampler {
   constructor(curve) {
     this.curve = curve;
@@ -375,24 +380,25 @@ export class CurveSampler {
     }
   }
 
+  /** Return the highest values in `columns` equal parts of the events from first to last. */
   sample(first, last, columns) {
-    const found = new Float64Array(columns);
+    const samples = new Float64Array(columns);
     const perColumn = (last - first) / columns;
     const [values, scale] = perColumn >= BUCKET ? [this.highest, BUCKET] : [this.curve, 1];
     for (let column = 0; column < columns; column++) {
       const from = Math.floor((first + 1 + perColumn * column) / scale);
       const to = Math.ceil((first + 1 + perColumn * (column + 1)) / scale) - 1;
       for (let i = Math.max(from, 0); i <= Math.min(Math.max(to, from), values.length - 1); i++) {
-        if (values[i] > found[column]) found[column] = values[i];
+        if (values[i] > samples[column]) samples[column] = values[i];
       }
     }
-    return found;
+    return samples;
   }
 }
 
 /**
- * Addresses without the gaps between segments: position(address) counts the bytes of all ranges that were
- * ever reserved below it.
+ * Addresses without the gaps between segments. The position of an address is the number of bytes below it
+ * that were reserved at some time.
  */
 export class AddressSpace {
   constructor(model) {
@@ -416,6 +422,7 @@ export class AddressSpace {
     this.total = position;
   }
 
+  /** Return the position of an address. */
   position(address) {
     let low = 0;
     let high = this.starts.length;

@@ -1,16 +1,17 @@
-// Memory over time: stacked bands, curves, markers and ranges, with the cursor and the brushed window.
+// The chart of memory over time: stacked bands, curves, markers, ranges, the cursor and the brushed window.
 
 import { Surface, fitted, formatBytes, formatCount, pixelOf, ticks } from "./canvas.js";
 import { CurveSampler } from "./memory_model.js";
 
-const LEFT = 72; // pixels of the labels of the axis
+// Width of the labels of the y axis, space above the plot, height of the x axis and height of a lane, in pixels.
+const LEFT = 72;
 const TOP = 8;
 const AXIS = 22;
 const LANE = 16;
 const MOST_LANES = 6;
 const CURVES = ["reserved", "active", "allocated", "requested"];
 
-/** The horizontal axis that the views over time share: events to pixels and back. */
+/** The x axis of all views over time: converts events to pixels, and pixels to events. */
 export class TimeScale {
   constructor(state, left = LEFT, right = 8) {
     this.state = state;
@@ -29,7 +30,7 @@ export class TimeScale {
   }
 }
 
-/** Let a surface over time be zoomed by the wheel, moved by dragging, and clicked to set the cursor. */
+/** Add gestures to a view over time: the wheel zooms, dragging moves or brushes, and a click sets the cursor. */
 export function addTimeGestures(app, surface, scale, { onClick, onMove, brush }) {
   const { canvas } = surface;
   const clamp = (event) => Math.max(-1, Math.min(app.model.events - 1, Math.round(event)));
@@ -37,35 +38,35 @@ export function addTimeGestures(app, surface, scale, { onClick, onMove, brush })
     "wheel",
     (event) => {
       event.preventDefault();
-      const [x] = surface.at(event);
+      const [x] = surface.position(event);
       if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) app.pan((event.deltaX / surface.width) * 0.5);
       else app.zoom(scale.event(x, surface.width), Math.exp(event.deltaY * 0.0015));
     },
     { passive: false },
   );
-  let start = null;
+  let drag = null;
   canvas.addEventListener("pointerdown", (event) => {
-    const [x] = surface.at(event);
-    start = { x, view: app.state.get("view"), moved: false, brushing: brush && !event.shiftKey };
+    const [x] = surface.position(event);
+    drag = { x, view: app.state.get("view"), moved: false, brushing: brush && !event.shiftKey };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
-    const [x, y] = surface.at(event);
-    if (!start) return onMove(event, x, y);
-    if (Math.abs(x - start.x) < 4 && !start.moved) return;
-    start.moved = true;
-    if (start.brushing) {
-      const ends = [scale.event(start.x, surface.width), scale.event(x, surface.width)].sort((a, b) => a - b).map(clamp);
+    const [x, y] = surface.position(event);
+    if (!drag) return onMove(event, x, y);
+    if (Math.abs(x - drag.x) < 4 && !drag.moved) return;
+    drag.moved = true;
+    if (drag.brushing) {
+      const ends = [scale.event(drag.x, surface.width), scale.event(x, surface.width)].sort((a, b) => a - b).map(clamp);
       app.state.set({ brush: ends[0] < ends[1] ? ends : null });
     } else {
-      const [first, last] = start.view;
-      app.show(first + ((start.x - x) / surface.width) * (last - first), last - first);
+      const [first, last] = drag.view;
+      app.show(first + ((drag.x - x) / surface.width) * (last - first), last - first);
     }
   });
   canvas.addEventListener("pointerup", (event) => {
-    const [x, y] = surface.at(event);
-    if (start && !start.moved) onClick(clamp(scale.event(x, surface.width)), x, y);
-    start = null;
+    const [x, y] = surface.position(event);
+    if (drag && !drag.moved) onClick(clamp(scale.event(x, surface.width)), x, y);
+    drag = null;
   });
   canvas.addEventListener("pointerleave", () => app.tooltip.hide());
   canvas.addEventListener("dblclick", () => app.showAll());
@@ -110,6 +111,7 @@ export class TimeView {
     this.#drawCursor(context, width, height, colors);
   }
 
+  /** Return the highest of the reserved bytes and the sums of the bands. */
   #highest(reserved, bands) {
     let highest = 0;
     for (const value of reserved) highest = Math.max(highest, value);
@@ -150,12 +152,12 @@ export class TimeView {
     }
   }
 
-  /** Fill the pixels of the bands, which is many times as fast as drawing rectangles. */
+  /** Draw the bands pixel by pixel, which is many times faster than drawing rectangles. */
   #drawBands(context, bands, columns, colors) {
     const scale = this.surface.scale;
-    const wide = Math.round(columns * scale);
-    const tall = Math.round(this.plotHeight * scale);
-    const image = context.createImageData(wide, tall);
+    const pixelColumns = Math.round(columns * scale);
+    const pixelRows = Math.round(this.plotHeight * scale);
+    const image = context.createImageData(pixelColumns, pixelRows);
     const pixels = new Uint32Array(image.data.buffer).fill(pixelOf(context, colors.surface));
     const count = this.app.bands.names.length;
     const picked = this.app.pickedBand();
@@ -164,14 +166,14 @@ export class TimeView {
       if (picked !== null && picked !== band) return dim;
       return pixelOf(context, band === count - 1 ? colors.rest : colors.bands[band % colors.bands.length]);
     });
-    for (let x = 0; x < wide; x++) {
+    for (let x = 0; x < pixelColumns; x++) {
       const column = Math.min(columns - 1, Math.floor(x / scale));
       let total = 0;
-      let bottom = tall;
+      let bottom = pixelRows;
       for (let band = 0; band < count; band++) {
         total += bands[column * count + band];
-        const top = Math.max(0, Math.round(tall * (1 - total / this.top)));
-        for (let y = top; y < bottom; y++) pixels[y * wide + x] = shades[band];
+        const top = Math.max(0, Math.round(pixelRows * (1 - total / this.top)));
+        for (let y = top; y < bottom; y++) pixels[y * pixelColumns + x] = shades[band];
         bottom = Math.min(bottom, top);
       }
     }
@@ -194,8 +196,8 @@ export class TimeView {
 
   #drawMarkers(context, width, colors) {
     const { oom_event: failures } = this.app.model.arrays;
-    const labelled = []; // positions of labels
-    const mark = (event, color, text) => {
+    const labelPositions = []; // x coordinates of the labels, in pixels
+    const drawMarker = (event, color, text) => {
       const x = this.scale.x(event, width);
       if (x < this.scale.left || x > width - this.scale.right) return;
       context.strokeStyle = context.fillStyle = color;
@@ -205,17 +207,17 @@ export class TimeView {
       context.lineTo(x, TOP + this.plotHeight);
       context.stroke();
       context.setLineDash([]);
-      if (labelled.some((place) => Math.abs(place - x) < 100)) return;
-      labelled.push(x);
+      if (labelPositions.some((position) => Math.abs(position - x) < 100)) return;
+      labelPositions.push(x);
       context.textAlign = x > width - 110 ? "right" : "left";
       context.textBaseline = "top";
       context.fillText(text, x + (x > width - 110 ? -4 : 4), TOP);
     };
-    const marks = [
+    const markers = [
       ...Array.from(failures.slice(-20), (event) => ({ event, color: colors.error, text: "out of memory" })),
       ...this.app.model.facts.snapshots.slice(-20).map((event) => ({ event, color: colors.muted, text: "snapshot" })),
     ];
-    for (const { event, color, text } of marks) mark(event, color, text);
+    for (const { event, color, text } of markers) drawMarker(event, color, text);
   }
 
   #drawLanes(context, width, colors) {
@@ -239,7 +241,7 @@ export class TimeView {
 
   #drawCursor(context, width, height, colors) {
     const { state } = this.app;
-    const line = (event) => {
+    const drawLine = (event) => {
       const x = this.scale.x(event, width);
       if (x < this.scale.left || x > width - this.scale.right) return;
       context.beginPath();
@@ -257,23 +259,24 @@ export class TimeView {
     }
     context.strokeStyle = colors.accent;
     context.lineWidth = 2;
-    line(state.get("cursor"));
+    drawLine(state.get("cursor"));
   }
 
   #hover(event, x, y) {
     const { app } = this;
     const width = this.surface.width;
-    const at = Math.max(-1, Math.min(app.model.events - 1, Math.round(this.scale.event(x, width))));
-    const totals = ["reserved", "active", "requested"].map((name) => `${name} ${formatBytes(app.model.curves[name][at + 1])}`);
-    const lines = [app.eventLabel(at), totals.join(" · ")];
+    const pointedEvent = Math.max(-1, Math.min(app.model.events - 1, Math.round(this.scale.event(x, width))));
+    const totals = ["reserved", "active", "requested"].map((name) => `${name} ${formatBytes(app.model.curves[name][pointedEvent + 1])}`);
+    const lines = [app.eventLabel(pointedEvent), totals.join(" · ")];
     const band = this.#bandAt(x, y);
     if (band !== null) lines.push(`${app.bands.names[band.band]}: ${formatBytes(band.bytes)}`);
     const lane = this.lanes[Math.floor((y - TOP - this.plotHeight - AXIS) / LANE)];
-    const range = lane?.find(({ first, last }) => first <= at && at < last);
+    const range = lane?.find(({ first, last }) => first <= pointedEvent && pointedEvent < last);
     if (range) lines.push(`range ${range.name}`);
     app.tooltip.show(event, lines);
   }
 
+  /** Return the band at a position and its bytes, or null. */
   #bandAt(x, y) {
     const column = Math.floor(x - this.scale.left);
     if (!this.sampled || column < 0 || column >= this.sampled.columns) return null;
@@ -288,7 +291,7 @@ export class TimeView {
   }
 }
 
-/** Return the ranges of annotations in lanes; an outer range is above those that it contains. */
+/** Return the annotations in lanes, one lane for each nesting depth; the outermost lane is first. */
 function lanesOf(model) {
   const lanes = [];
   for (const [first, last, depth, name] of model.facts.ranges) {

@@ -25,7 +25,7 @@ static uint64_t traversed_pixels(const tensor_map *map, unsigned i)
     return length < 0 ? 0 : (uint64_t)length / map->steps[1 + i] + 1;
 }
 
-/* Return whether the memory of a load follows from the decoded fields with certainty. */
+/* Return whether the decoded fields determine exactly which memory a load reads. */
 static bool is_certain(const tensor_map *map)
 {
     uint64_t end;
@@ -143,10 +143,10 @@ static uint64_t row_address(const tensor_map *map, const im2col_run *run, uint64
         const uint64_t count = traversed_pixels(map, i);
         if (!count)
             return 0;
-        const int64_t at = map->lower[i] + (int64_t)(row % count) * map->steps[1 + i] + run->offset[i];
-        if (at < 0 || (uint64_t)at >= map->dims[1 + i])
+        const int64_t coordinate = map->lower[i] + (int64_t)(row % count) * map->steps[1 + i] + run->offset[i];
+        if (coordinate < 0 || (uint64_t)coordinate >= map->dims[1 + i])
             return 0;
-        address += (uint64_t)at * map->strides[1 + i];
+        address += (uint64_t)coordinate * map->strides[1 + i];
         row /= count;
     }
     return address + row * map->strides[map->rank - 1];
@@ -159,18 +159,18 @@ static bool write_row(page_writer *writer, const tensor_map *map, const im2col_r
     const int64_t step = map->steps[1], corner = map->lower[0] + run->offset[0];
     const uint64_t address = row_address(map, run, row), bytes = run->channel_count * map->strides[0];
     const int64_t width = (int64_t)map->dims[1];
-    int64_t at = corner + (int64_t)first * step, last = corner + (int64_t)(end - 1) * step;
-    if (at < 0)
-        at += (-at + step - 1) / step * step;
+    int64_t coordinate = corner + (int64_t)first * step, last = corner + (int64_t)(end - 1) * step;
+    if (coordinate < 0)
+        coordinate += (-coordinate + step - 1) / step * step;
     if (last >= width)
         last -= (last - width + step) / step * step;
-    if (!address || at > last)
+    if (!address || coordinate > last)
         return true;
     if (step == 1 && bytes == map->strides[1])
-        return page_writer_mark_bytes(writer, run->launch, run->mode, address + (uint64_t)at * bytes,
+        return page_writer_mark_bytes(writer, run->launch, run->mode, address + (uint64_t)coordinate * bytes,
                                       address + (uint64_t)(last + 1) * bytes);
-    for (; at <= last; at += step) {
-        const uint64_t pixel = address + (uint64_t)at * map->strides[1];
+    for (; coordinate <= last; coordinate += step) {
+        const uint64_t pixel = address + (uint64_t)coordinate * map->strides[1];
         if (!page_writer_mark_bytes(writer, run->launch, run->mode, pixel, pixel + bytes))
             return false;
     }

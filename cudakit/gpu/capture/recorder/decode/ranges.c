@@ -70,24 +70,24 @@ typedef struct {
     access_range range; /* the pieces before it; count 0 if there are none */
 } range_writer;
 
-static void flush_range(range_writer *out)
+static void flush_range(range_writer *writer)
 {
-    if (out->range.count)
-        out->sink(out->context, &out->range);
-    out->range.count = 0;
+    if (writer->range.count)
+        writer->sink(writer->context, &writer->range);
+    writer->range.count = 0;
 }
 
 /* Emit the first of two pieces alone, and begin a new range with the second. Two pieces do not establish a stride. */
-static void emit_first_of_two(range_writer *out)
+static void emit_first_of_two(range_writer *writer)
 {
-    access_range second = out->range;
+    access_range second = writer->range;
     second.lo += second.stride;
     second.count = 1;
-    out->range.count = 1;
-    out->range.stride = 0;
-    flush_range(out);
+    writer->range.count = 1;
+    writer->range.stride = 0;
+    flush_range(writer);
     second.stride = 0;
-    out->range = second;
+    writer->range = second;
 }
 
 static bool continues_range(const access_range *range, uint64_t lo, uint64_t bytes)
@@ -98,17 +98,17 @@ static bool continues_range(const access_range *range, uint64_t lo, uint64_t byt
 }
 
 /* Add the last piece to the range, or emit the range and begin a new one. */
-static void end_piece(range_writer *out)
+static void end_piece(range_writer *writer)
 {
-    access_range *range = &out->range;
-    uint64_t lo = out->lo, bytes = out->hi - out->lo;
+    access_range *range = &writer->range;
+    uint64_t lo = writer->lo, bytes = writer->hi - writer->lo;
     if (!bytes)
         return;
-    out->hi = out->lo = 0;
+    writer->hi = writer->lo = 0;
     if (range->count == 2 && !continues_range(range, lo, bytes))
-        emit_first_of_two(out);
+        emit_first_of_two(writer);
     if (range->count && !continues_range(range, lo, bytes))
-        flush_range(out);
+        flush_range(writer);
     if (!range->count) {
         range->lo = lo;
         range->bytes = bytes;
@@ -120,48 +120,48 @@ static void end_piece(range_writer *out)
 }
 
 /* Emit all pieces, at the end of the pages of one launch and mode. */
-static void end_mode(range_writer *out)
+static void end_mode(range_writer *writer)
 {
-    end_piece(out);
-    if (out->range.count == 2)
-        emit_first_of_two(out);
-    flush_range(out);
+    end_piece(writer);
+    if (writer->range.count == 2)
+        emit_first_of_two(writer);
+    flush_range(writer);
 }
 
 /* Add a piece, joined to the last piece if they are adjacent. */
-static inline void add_piece(range_writer *out, uint64_t lo, uint64_t hi)
+static inline void add_piece(range_writer *writer, uint64_t lo, uint64_t hi)
 {
-    if (out->hi != lo || out->hi == out->lo) {
-        end_piece(out);
-        out->lo = lo;
+    if (writer->hi != lo || writer->hi == writer->lo) {
+        end_piece(writer);
+        writer->lo = lo;
     }
-    out->hi = hi;
+    writer->hi = hi;
 }
 
 /* --- bits to pieces --------------------------------------------------------------------------- */
 
 /* Add a piece for each run of set bits; a bit stands for 2^shift bytes. */
-static void add_bits(range_writer *out, uint64_t word, uint64_t base, unsigned shift)
+static void add_bits(range_writer *writer, uint64_t word, uint64_t base, unsigned shift)
 {
-    unsigned at = 0;
+    unsigned position = 0;
     while (word) {
-        unsigned skip = (unsigned)__builtin_ctzll(word);
-        word >>= skip;
-        at += skip;
-        unsigned run = ~word ? (unsigned)__builtin_ctzll(~word) : 64;
-        add_piece(out, base + ((uint64_t)at << shift), base + ((uint64_t)(at + run) << shift));
-        if (run == 64)
+        unsigned zeros = (unsigned)__builtin_ctzll(word);
+        word >>= zeros;
+        position += zeros;
+        unsigned ones = ~word ? (unsigned)__builtin_ctzll(~word) : 64;
+        add_piece(writer, base + ((uint64_t)position << shift), base + ((uint64_t)(position + ones) << shift));
+        if (ones == 64)
             return;
-        word >>= run;
-        at += run;
+        word >>= ones;
+        position += ones;
     }
 }
 
-static void add_bitmap(range_writer *out, const uint64_t *words, uint64_t base, unsigned shift)
+static void add_bitmap(range_writer *writer, const uint64_t *words, uint64_t base, unsigned shift)
 {
     for (size_t i = 0; i < WORDS; i++)
         if (words[i])
-            add_bits(out, words[i], base + ((uint64_t)i << (6 + shift)), shift);
+            add_bits(writer, words[i], base + ((uint64_t)i << (6 + shift)), shift);
 }
 
 /* --- windows: the pages of the same 128 KiB --------------------------------------------------- */
@@ -193,9 +193,9 @@ static size_t merge_same_key(const page_source *source, sort_entry *pages, size_
         } else if (is_full(source, pages[i].page)) {
             *last = pages[i];
         } else if (!is_full(source, last->page)) {
-            uint64_t *into = bitmap_of(source, last->page), *added = bitmap_of(source, pages[i].page);
+            uint64_t *merged = bitmap_of(source, last->page), *added = bitmap_of(source, pages[i].page);
             for (size_t word = 0; word < WORDS; word++)
-                into[word] |= added[word];
+                merged[word] |= added[word];
         }
     }
     return page_count;
@@ -207,14 +207,14 @@ static uint64_t address_of(const page_source *source, uint32_t page)
     return CK_KEY_PAGE(key) << CK_PAGE_SHIFT(CK_KEY_LEVEL(key));
 }
 
-static void add_page(range_writer *out, const page_source *source, uint32_t page)
+static void add_page(range_writer *writer, const page_source *source, uint32_t page)
 {
     unsigned level = CK_KEY_LEVEL(source->pages[page].key);
     uint64_t base = address_of(source, page);
     if (is_full(source, page))
-        add_piece(out, base, base + (1ull << CK_PAGE_SHIFT(level)));
+        add_piece(writer, base, base + (1ull << CK_PAGE_SHIFT(level)));
     else
-        add_bitmap(out, bitmap_of(source, page), base, CK_GRANULE_SHIFT(level));
+        add_bitmap(writer, bitmap_of(source, page), base, CK_GRANULE_SHIFT(level));
 }
 
 /* Repeat each of 16 bits four times. */
@@ -228,15 +228,15 @@ static uint64_t spread_bits(uint64_t bits)
 }
 
 /* Convert a quarter of a level-0 bitmap to one bit per byte. */
-static void spread_quarter(uint64_t *into, const uint64_t *bitmap, unsigned quarter)
+static void spread_quarter(uint64_t *byte_bits, const uint64_t *bitmap, unsigned quarter)
 {
     const uint64_t *words = bitmap + quarter * (WORDS / QUARTERS);
     for (size_t i = 0; i < WORDS; i++)
-        into[i] = spread_bits(words[i / 4] >> (i % 4 * 16) & 0xFFFF);
+        byte_bits[i] = spread_bits(words[i / 4] >> (i % 4 * 16) & 0xFFFF);
 }
 
 /* Add a level-0 page combined with the level-1 pages of the same memory. */
-static void add_mixed_window(range_writer *out, page_source *source, const sort_entry *pages, size_t count)
+static void add_mixed_window(range_writer *writer, page_source *source, const sort_entry *pages, size_t count)
 {
     uint64_t base = address_of(source, pages[0].page);
     size_t next = 1;
@@ -248,7 +248,7 @@ static void add_mixed_window(range_writer *out, page_source *source, const sort_
             for (size_t i = 0; i < WORDS; i++)
                 source->quarter_words[i] |= full ? ~0ull : bytes[i];
         }
-        add_bitmap(out, source->quarter_words, base, 0);
+        add_bitmap(writer, source->quarter_words, base, 0);
     }
 }
 
@@ -256,33 +256,33 @@ static void add_mixed_window(range_writer *out, page_source *source, const sort_
 
 /* Add the pages of one window. The sort key without its lowest 3 bits (quarter and level) identifies the window. The
  * level-0 page is the first, because its quarter and level are 0. */
-static void add_window(range_writer *out, page_source *source, const sort_entry *pages, size_t count)
+static void add_window(range_writer *writer, page_source *source, const sort_entry *pages, size_t count)
 {
     bool has_level_0_page = !(pages[0].sort_key & 1);
     if (has_level_0_page && (count == 1 || is_full(source, pages[0].page)))
-        add_page(out, source, pages[0].page);
+        add_page(writer, source, pages[0].page);
     else if (has_level_0_page)
-        add_mixed_window(out, source, pages, count);
+        add_mixed_window(writer, source, pages, count);
     else
         for (size_t i = 0; i < count; i++)
-            add_page(out, source, pages[i].page);
+            add_page(writer, source, pages[i].page);
 }
 
 #define LAUNCH_AND_MODE(sort_key) ((sort_key) >> (CK_PAGE_BITS + 1))
 
-static void emit_pages(range_writer *out, page_source *source, const sort_entry *pages, size_t count)
+static void emit_pages(range_writer *writer, page_source *source, const sort_entry *pages, size_t count)
 {
     for (size_t begin = 0, end; begin < count; begin = end) {
         for (end = begin + 1; end < count && WINDOW(pages[end].sort_key) == WINDOW(pages[begin].sort_key);)
             end++;
         if (!begin || LAUNCH_AND_MODE(pages[begin].sort_key) != LAUNCH_AND_MODE(pages[begin - 1].sort_key)) {
-            end_mode(out);
-            out->range.launch = CK_KEY_LAUNCH(source->pages[pages[begin].page].key);
-            out->range.mode = CK_KEY_MODE(source->pages[pages[begin].page].key);
+            end_mode(writer);
+            writer->range.launch = CK_KEY_LAUNCH(source->pages[pages[begin].page].key);
+            writer->range.mode = CK_KEY_MODE(source->pages[pages[begin].page].key);
         }
-        add_window(out, source, pages + begin, end - begin);
+        add_window(writer, source, pages + begin, end - begin);
     }
-    end_mode(out);
+    end_mode(writer);
 }
 
 bool pages_to_ranges(const ck_page *pages, void *bitmaps, size_t count, range_sink sink, void *context)
@@ -297,10 +297,10 @@ bool pages_to_ranges(const ck_page *pages, void *bitmaps, size_t count, range_si
         if (pages[i].key)
             entries[page_count++] = (sort_entry){sort_key_of(pages[i].key), (uint32_t)i};
     page_source source = {.pages = pages, .bitmaps = bitmaps};
-    range_writer out = {.sink = sink, .context = context};
+    range_writer writer = {.sink = sink, .context = context};
     if (page_count) {
         sort_entry *sorted_entries = radix_sort(entries, entries + count, page_count);
-        emit_pages(&out, &source, sorted_entries, merge_same_key(&source, sorted_entries, page_count));
+        emit_pages(&writer, &source, sorted_entries, merge_same_key(&source, sorted_entries, page_count));
     }
     free(entries);
     return true;

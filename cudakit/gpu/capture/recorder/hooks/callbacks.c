@@ -65,7 +65,7 @@ static const uint8_t DIRECTION_OF[] = {
 static bool is_pinned(uint64_t address)
 {
     const allocation *memory = allocations_find(address);
-    return memory && (memory->how == HOW_PINNED || memory->how == HOW_MANAGED);
+    return memory && (memory->memory_kind == HOW_PINNED || memory->memory_kind == HOW_MANAGED);
 }
 
 /* Return whether the host side of a copy is pinned memory. The lock is held. */

@@ -100,24 +100,24 @@ static size_t put_character(char *out, uint32_t character)
         out[0] = (char)character;
         return 1;
     }
-    const size_t more = character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;
+    const size_t continuation_bytes = character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;
     static const uint8_t FIRST[] = {0, 0xC0, 0xE0, 0xF0};
-    out[0] = (char)(FIRST[more] | character >> 6 * more);
-    for (size_t i = 1; i <= more; i++)
-        out[i] = (char)(0x80 | (character >> 6 * (more - i) & 0x3F));
-    return more + 1;
+    out[0] = (char)(FIRST[continuation_bytes] | character >> 6 * continuation_bytes);
+    for (size_t i = 1; i <= continuation_bytes; i++)
+        out[i] = (char)(0x80 | (character >> 6 * (continuation_bytes - i) & 0x3F));
+    return continuation_bytes + 1;
 }
 
 /* Convert a wide string, of which each element is a character on Linux; what does not fit is cut off. */
 static const char *utf8(const wchar_t *wide, char out[MAX_UTF8_BYTES])
 {
-    size_t used = 0;
-    for (; wide && *wide && used + 5 <= MAX_UTF8_BYTES; wide++) {
+    size_t length = 0;
+    for (; wide && *wide && length + 5 <= MAX_UTF8_BYTES; wide++) {
         const uint32_t character = (uint32_t)*wide;
         const bool is_valid = character <= 0x10FFFF && (character < 0xD800 || character > 0xDFFF);
-        used += put_character(out + used, is_valid ? character : 0xFFFD);
+        length += put_character(out + length, is_valid ? character : 0xFFFD);
     }
-    out[used] = 0;
+    out[length] = 0;
     return out;
 }
 
@@ -139,16 +139,16 @@ static interned_text *intern(const char *text)
         hash = hash * 31 + (uint8_t)*letter;
     interned_text **list = interned + hash % INTERNED_LISTS;
     pthread_mutex_lock(&recorder_lock);
-    interned_text *found = *list;
-    while (found && strcmp(found->text, text) != 0)
-        found = found->next;
-    if (!found && (found = malloc(sizeof *found + strlen(text) + 1))) {
-        memcpy(found->text, text, strlen(text) + 1);
-        found->next = *list;
-        *list = found;
+    interned_text *entry = *list;
+    while (entry && strcmp(entry->text, text) != 0)
+        entry = entry->next;
+    if (!entry && (entry = malloc(sizeof *entry + strlen(text) + 1))) {
+        memcpy(entry->text, text, strlen(text) + 1);
+        entry->next = *list;
+        *list = entry;
     }
     pthread_mutex_unlock(&recorder_lock);
-    return found;
+    return entry;
 }
 
 /* Return a text, or an empty text for NULL. */

@@ -48,7 +48,8 @@ static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
     if (cbid == RESOURCE_FREE_ASYNC)
         rec.memory.how = HOW_STREAM_ORDERED;
     else /* cuMemFree synchronizes with the device, even if the memory is from cuMemAllocAsync */
-        rec.memory.how = freed.how == HOW_PINNED || freed.how == HOW_VIRTUAL ? freed.how : HOW_SYNC;
+        rec.memory.how =
+            freed.memory_kind == HOW_PINNED || freed.memory_kind == HOW_VIRTUAL ? freed.memory_kind : HOW_SYNC;
     record_append_and_unlock(&rec);
 }
 

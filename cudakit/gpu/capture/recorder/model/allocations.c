@@ -27,7 +27,7 @@ static size_t first_ending_after(uint64_t address)
 /* Return the bytes of device memory of an allocation. */
 static uint64_t device_size(const allocation *item)
 {
-    return item->how == HOW_PINNED ? 0 : item->hi - item->lo;
+    return item->memory_kind == HOW_PINNED ? 0 : item->hi - item->lo;
 }
 
 static void remove_range(size_t index, size_t removed_count)
@@ -41,7 +41,7 @@ static void remove_range(size_t index, size_t removed_count)
     allocation_count -= removed_count;
 }
 
-int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t how)
+int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t memory_kind)
 {
     uint64_t end = address + size_bytes;
     size_t index = first_ending_after(address), overlapping = 0;
@@ -54,7 +54,7 @@ int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t how)
         return -1;
     allocations = resized;
     memmove(allocations + index + 1, allocations + index, (allocation_count - index) * sizeof *allocations);
-    allocations[index] = (allocation){address, end, how};
+    allocations[index] = (allocation){address, end, memory_kind};
     allocation_count++;
     device_bytes += device_size(allocations + index);
     return 0;

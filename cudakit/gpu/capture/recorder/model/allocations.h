@@ -5,13 +5,13 @@
 #include <stdint.h>
 
 typedef struct {
-    uint64_t lo, hi; /* first address, and first address behind the end */
-    uint8_t how;     /* HOW_*: the kind of memory */
+    uint64_t lo, hi;     /* first address, and first address behind the end */
+    uint8_t memory_kind; /* HOW_*: the kind of memory */
 } allocation;
 
 /* Add an allocation. Return 0, or -1 if no memory is left. Allocations that it overlaps are removed: their free was
  * not recorded. */
-int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t how);
+int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t memory_kind);
 
 /* Remove the allocation that starts at an address and copy it to ``removed``; return 0 if there is none. */
 int allocations_remove(uint64_t address, allocation *removed);

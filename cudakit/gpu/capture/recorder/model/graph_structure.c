@@ -101,12 +101,12 @@ static void query_edges(graph_structure *structure, CUgraph graph, node_span *sp
     edge_data *data = calloc(count, sizeof *data);
     if (from && data && structure->driver->cuGraphGetEdges_v2(graph, from, to, data, &count) == 0) {
         for (size_t i = 0; i < count; i++) {
-            node_span *before = find_span(spans, span_numbers, from[i]),
-                      *after = find_span(spans, span_numbers, to[i]);
-            if (!before || !after)
+            node_span *predecessor = find_span(spans, span_numbers, from[i]),
+                      *successor = find_span(spans, span_numbers, to[i]);
+            if (!predecessor || !successor)
                 continue;
-            before->has_successor = after->has_predecessor = true;
-            add_edge(structure, before->last, after->first);
+            predecessor->has_successor = successor->has_predecessor = true;
+            add_edge(structure, predecessor->last, successor->first);
         }
     } else {
         structure->failed = true;

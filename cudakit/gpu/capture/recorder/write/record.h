@@ -107,7 +107,7 @@ typedef struct {
         } host_call;
         struct {
             uint32_t name, domain; /* text ids */
-            uint64_t number;       /* of a range of the process; 0: of the thread */
+            uint64_t number;       /* number of a range of the process; 0: a range of the thread */
             uint8_t is_copy;
         } range_push;
         struct {
