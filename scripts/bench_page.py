@@ -1,10 +1,11 @@
-"""Measure the memory page in Chromium: size, first paint, time per frame, time of an instant, and memory.
+"""Measure the memory page in Chromium: size, first paint, time per frame, time of a query, and memory.
 
     python scripts/bench_page.py [SNAPSHOT.pkl]
 
-Without a file, scripts/make_snapshots.py makes one of 1.1 million events with thousands of call stacks. The
-Python side is compared with a bare pickle.load, as in scripts/bench_memviz.py. Frames are measured while the
-script moves the cursor, zooms and pans; the times are those of the scripts of the page, without compositing.
+Without a file, scripts/make_snapshots.py makes a snapshot of 1.1 million events with thousands of call
+stacks. The Python side is compared with a bare pickle.load, as in scripts/bench_memviz.py. Frames are
+measured while the script moves the cursor, zooms and pans; the times are those of the scripts of the page,
+without compositing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _FRAMES = """
 async () => {
   const app = document.querySelector(".explorer").explorer;
   const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
-  const found = {};
+  const percentiles = {};
   const measure = async (name, move) => {
     const times = [];
     for (let i = 0; i < 60; i++) {
@@ -46,7 +47,7 @@ async () => {
       await frame();
     }
     times.sort((a, b) => a - b);
-    found[name] = times[57];
+    percentiles[name] = times[57];
   };
   for (const tab of ["map", "layout", "flame", "holders", "events"]) {
     app.state.set({ tab });
@@ -60,12 +61,12 @@ async () => {
     await frame();
     await measure(`${tab} pan`, () => app.pan(0.02));
   }
-  return found;
+  return percentiles;
 }
 """
 
-# Returns the 95th percentile of the time to compute the state at an instant, in milliseconds.
-_INSTANT = """
+# Returns the 95th percentile of the time to compute the state after an event, in milliseconds.
+_STATE_QUERY = """
 () => {
   const { model, grouping } = document.querySelector(".explorer").explorer;
   const times = [];
@@ -82,23 +83,23 @@ _INSTANT = """
 
 
 def main() -> None:
-    """Print the figures, each beside its limit."""
+    """Print each measured figure with its limit."""
     with tempfile.TemporaryDirectory() as folder:
-        snapshot = Path(sys.argv[1]) if len(sys.argv) > 1 else made_snapshot(Path(folder))
+        snapshot = Path(sys.argv[1]) if len(sys.argv) > 1 else make_snapshot(Path(folder))
         html = Path(folder) / "page.html"
         command = [*bench_memviz.CUDAKIT, "memviz", str(snapshot), "-q", "-f", "-o", str(html)]
-        bare, ours = [], []
+        load_seconds, page_seconds = [], []
         for _ in range(RUNS):
-            bare.append(bench_memviz.time_pickle_load(str(snapshot)).seconds)
-            ours.append(bench_memviz.run(command)[0].seconds)
-        load, page = statistics.median(bare), statistics.median(ours)
+            load_seconds.append(bench_memviz.time_pickle_load(str(snapshot)).seconds)
+            page_seconds.append(bench_memviz.run(command)[0].seconds)
+        load, page = statistics.median(load_seconds), statistics.median(page_seconds)
         show("Python side, times pickle.load", page / load, 5, f"({page:.2f} s, {load:.2f} s)")
         show("file, MB", html.stat().st_size / 1e6, 10)
         measure_page(html)
 
 
-def made_snapshot(folder: Path) -> Path:
-    """Return a snapshot of 1.1 million events with thousands of call stacks."""
+def make_snapshot(folder: Path) -> Path:
+    """Write a snapshot of 1.1 million events with thousands of call stacks, and return its path."""
     script = str(ROOT / "scripts" / "make_snapshots.py")
     subprocess.run(
         [sys.executable, script, str(folder), str(EVENTS)], check=True, stdout=subprocess.DEVNULL
@@ -107,7 +108,7 @@ def made_snapshot(folder: Path) -> Path:
 
 
 def measure_page(html: Path) -> None:
-    """Open the page and print what the browser measures."""
+    """Open the page and print the figures that the browser measures."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),
@@ -122,7 +123,7 @@ def measure_page(html: Path) -> None:
 
 
 def report(page: Page) -> None:
-    """Print the figures of a page that is loaded."""
+    """Print the figures of a loaded page."""
     paint = page.evaluate("() => performance.getEntriesByType('paint').at(-1).startTime")
     show("first paint, s", paint / 1e3, 1.5)
     loaded = page.evaluate("() => performance.now()")
@@ -131,7 +132,7 @@ def report(page: Page) -> None:
         # The limit is for zooming and panning.
         limit = None if name.endswith("cursor") else 16
         show(f"script per frame, p95, ms: {name}", milliseconds, limit)
-    show("state at an instant, p95, ms", page.evaluate(_INSTANT), 10)
+    show("state after an event, p95, ms", page.evaluate(_STATE_QUERY), 10)
     show("heap, MB", page.evaluate("() => performance.memory.usedJSHeapSize / 1e6"), 300)
     longest = page.evaluate(
         "loaded => Math.max(0, ...tasks.filter(t => t[0] > loaded).map(t => t[1]))", loaded

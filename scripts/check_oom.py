@@ -5,9 +5,9 @@
     python scripts/check_oom.py --gpus 2 --json FILE
 
 Each program of scripts/oom_programs.py and examples/memory runs out of memory under `cudakit run --memory`.
-The first cause in the report of memviz must be that of the program. Then the program runs with each
-recommended setting, and must end without an error. Exits with 1 if fewer than nine of ten causes are right,
-or if a recommended setting does not help. --keep FOLDER keeps the snapshots.
+The first cause in the report of memviz must be the known cause of the program. Then the program runs with
+each recommended setting, and must end without an error. Exits with 1 if fewer than nine of ten causes are
+right, or if a recommended setting does not help. --keep FOLDER keeps the snapshots.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SETTING = re.compile(r"PYTORCH_CUDA_ALLOC_CONF=(\S+)")
 TIMEOUT_S = 120
 MIN_SHARE_RIGHT = 0.9
 
-# The id of the cause in the JSON of memviz, by program.
+# The known cause of each program, as its id in the JSON of memviz.
 CAUSES = {
     "kv_cache": "growth",
     "retained_graph": "retained",
@@ -67,12 +67,13 @@ class Outcome:
     expected: str
     cause: str = ""
     sentence: str = ""
-    # Whether the program ended without an error, by recommended setting.
+    # Key: a recommended setting. Value: whether the program ended without an error with this setting.
     settings: dict[str, bool] = field(default_factory=dict)
     error: str = ""
 
     @property
     def is_right(self) -> bool:
+        """Whether memviz reported the expected cause."""
         return not self.error and self.cause == self.expected
 
 
@@ -140,7 +141,7 @@ def check_all(programs: list[str], folder: Path, gpus: int, jobs: int) -> Iterat
     gpu_environments = environments(gpus)
     with ThreadPoolExecutor(jobs * gpus) as pool:
         yield from pool.map(
-            lambda item: check(item[1], folder, gpu_environments[item[0] % gpus]),
+            lambda pair: check(pair[1], folder, gpu_environments[pair[0] % gpus]),
             enumerate(programs),
         )
 
@@ -172,11 +173,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", default=["*"], help="programs, also as patterns")
-    parser.add_argument("--jobs", type=int, default=1, help="programs at a time for each GPU")
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", type=Path)
+    parser.add_argument(
+        "names", nargs="*", default=["*"], help="names of programs, or patterns such as 'kept_*'"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="programs to start at a time for each GPU"
+    )
+    parser.add_argument("--gpus", type=int, default=1, help="number of GPUs to use")
+    parser.add_argument("--json", type=Path, help="write the outcomes to this file")
+    parser.add_argument("--keep", type=Path, help="keep the snapshots in this folder")
     options = parser.parse_args()
     programs = [
         program

@@ -1,10 +1,10 @@
-"""Run ``cudakit memviz`` on damaged files, and fail if it crashes, hangs, or disagrees with itself.
+"""Run ``cudakit memviz`` on damaged files, and fail if the command crashes, hangs, or writes bad output.
 
     python scripts/fuzz_memviz.py [--seconds 60] [--seed 0] [--jobs N] [--case NUMBER]
 
 Each case is a file of tests/data/fuzz with a few changes: bytes, opcodes, numbers, texts, shared containers,
-truncation, compression. Seed and case number determine the file, so ``--case NUMBER`` repeats a failure, and
-writes its file to the current directory. For each case:
+truncation, compression. The seed and the case number determine the file, so ``--case NUMBER`` repeats a
+failure, and writes the file of the case to the current directory. For each case:
 
 * the compiled pickle reader and the one in Python must accept the same file, and read the same snapshot from
   it, or reject it at the same byte for the same reason;
@@ -44,9 +44,10 @@ from cudakit.core.memory.load.machine import Machine
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "data" / "fuzz"
 MAX_SECONDS = 10
 MAX_BYTES = 1536 << 20
-# A process that reads files of this corpus needs less address space without files that expand.
+# Limit of the address space of a process in bytes. Files that expand to huge snapshots are refused before.
 ADDRESS_SPACE = 4 << 30
-RESTART_EVERY = 2000  # cases of one process, so that its peak memory is that of recent cases
+# Number of cases of one process: a new process is needed for the peak memory of later cases.
+RESTART_EVERY = 2000
 
 _OPCODES = [bytes([code]) for code in b"(]})NldtaesuN012\x85\x86\x87\x88\x89\x94.e"]
 _ARGUMENTS = [b"K\x01", b"J\xff\xff\xff\xff", b"\x8a\x09" + b"\xff" * 8 + b"\0", b"G" + bytes(8),
@@ -100,77 +101,73 @@ def corpus() -> list[tuple[str, bytes]]:
 
 def case_file(seed: int, number: int) -> tuple[str, bytes]:
     """Return a description and the content of a case."""
-    chance = random.Random(f"{seed} {number}")
+    rng = random.Random(f"{seed} {number}")
     sources = corpus()
-    name, content = chance.choice(sources)
+    name, content = rng.choice(sources)
     changes = []
-    for _ in range(chance.choice((1, 1, 1, 2, 4))):
-        change = chance.choice(_CHANGES)
-        content = change(chance, content, sources)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        change = rng.choice(_CHANGES)
+        content = change(rng, content, sources)
         changes.append(change.__name__)
-    if chance.random() < 0.1:
+    if rng.random() < 0.1:
         content = gzip.compress(content, 1, mtime=0)
     return f"{name}: {', '.join(changes)}", content
 
 
-def change_bytes(chance: random.Random, content: bytes, _: Any) -> bytes:
-    """Replace some bytes."""
+def change_bytes(rng: random.Random, content: bytes, _: Any) -> bytes:
+    """Replace up to five bytes by random ones."""
     damaged = bytearray(content)
-    for _ in range(chance.choice((1, 2, 5))):
+    for _ in range(rng.choice((1, 2, 5))):
         if damaged:
-            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
     return bytes(damaged)
 
 
-def insert_opcodes(chance: random.Random, content: bytes, _: Any) -> bytes:
+def insert_opcodes(rng: random.Random, content: bytes, _: Any) -> bytes:
     """Insert opcodes of the pickle protocol."""
-    at = chance.randrange(len(content) + 1)
-    words = (
-        chance.choice(chance.choice((_OPCODES, _ARGUMENTS))) for _ in range(chance.randrange(1, 6))
-    )
-    return content[:at] + b"".join(words) + content[at:]
+    offset = rng.randrange(len(content) + 1)
+    words = (rng.choice(rng.choice((_OPCODES, _ARGUMENTS))) for _ in range(rng.randrange(1, 6)))
+    return content[:offset] + b"".join(words) + content[offset:]
 
 
-def cut(chance: random.Random, content: bytes, _: Any) -> bytes:
-    """Remove the end, or a range."""
-    at = chance.randrange(len(content) + 1)
-    return content[:at] + (content[at + chance.randrange(40) :] if chance.random() < 0.7 else b"")
+def cut(rng: random.Random, content: bytes, _: Any) -> bytes:
+    """Remove the end of the content, or a range of its bytes."""
+    offset = rng.randrange(len(content) + 1)
+    return content[:offset] + (content[offset + rng.randrange(40) :] if rng.random() < 0.7 else b"")
 
 
-def repeat(chance: random.Random, content: bytes, _: Any) -> bytes:
-    """Repeat a range many times."""
-    at = chance.randrange(len(content) + 1)
-    part = content[at : at + chance.choice((1, 4, 30, 200))]
-    return content[:at] + part * chance.choice((1, 2, 50, 2000)) + content[at:]
+def repeat(rng: random.Random, content: bytes, _: Any) -> bytes:
+    """Repeat a range of bytes many times."""
+    offset = rng.randrange(len(content) + 1)
+    repeated = content[offset : offset + rng.choice((1, 4, 30, 200))]
+    return content[:offset] + repeated * rng.choice((1, 2, 50, 2000)) + content[offset:]
 
 
-def splice(chance: random.Random, content: bytes, sources: list[tuple[str, bytes]]) -> bytes:
+def splice(rng: random.Random, content: bytes, sources: list[tuple[str, bytes]]) -> bytes:
     """Join the start of one file and the end of another."""
-    second = chance.choice(sources)[1]
-    return (
-        content[: chance.randrange(len(content) + 1)] + second[chance.randrange(len(second) + 1) :]
-    )
+    second = rng.choice(sources)[1]
+    return content[: rng.randrange(len(content) + 1)] + second[rng.randrange(len(second) + 1) :]
 
 
-def change_values(chance: random.Random, content: bytes, _: Any) -> bytes:
+def change_values(rng: random.Random, content: bytes, _: Any) -> bytes:
     """Change values of a valid file: replace, delete, share or nest them."""
     try:
         root = json.loads(content) if content[:1] in b"{[" else Machine(content).run()
     except Exception:  # noqa: BLE001 an earlier change damaged the file
         return content
-    holders = [node for node in _containers(root) if node]
-    for _ in range(chance.choice((1, 3, 10))):
-        if holders:
-            _change_value(chance, chance.choice(holders), holders)
+    containers = [node for node in _containers(root) if node]
+    for _ in range(rng.choice((1, 3, 10))):
+        if containers:
+            _change_value(rng, rng.choice(containers), containers)
     with contextlib.suppress(RecursionError, TypeError, ValueError):
         if content[:1] in b"{[":
             return json.dumps(root).encode()
-        return pickle.dumps(root, chance.randrange(6))
+        return pickle.dumps(root, rng.randrange(6))
     return content
 
 
 def _containers(root: Any) -> Iterator[Any]:
-    """Yield the dictionaries and lists of a tree, each once."""
+    """Yield each dictionary and list of a tree once."""
     visited: set[int] = set()
     pending = [root]
     while pending:
@@ -182,22 +179,23 @@ def _containers(root: Any) -> Iterator[Any]:
         pending += node.values() if isinstance(node, dict) else node
 
 
-def _change_value(chance: random.Random, holder: Any, holders: list[Any]) -> None:
-    keys = list(holder) if isinstance(holder, dict) else range(len(holder))
+def _change_value(rng: random.Random, container: Any, containers: list[Any]) -> None:
+    """Change one item of a container; ``containers`` has all containers of the tree."""
+    keys = list(container) if isinstance(container, dict) else range(len(container))
     if not keys:
         return
-    key = chance.choice(keys)
-    match chance.randrange(6):
+    key = rng.choice(keys)
+    match rng.randrange(6):
         case 0 | 1:
-            holder[key] = chance.choice(_NUMBERS)
+            container[key] = rng.choice(_NUMBERS)
         case 2:
-            holder[key] = chance.choice(_VALUES)
+            container[key] = rng.choice(_VALUES)
         case 3:
-            holder[key] = chance.choice(holders)
+            container[key] = rng.choice(containers)
         case 4:
-            del holder[key]
-        case 5 if isinstance(holder, list):
-            holder += [holder[key]] * chance.choice((1, 100, 5000))
+            del container[key]
+        case 5 if isinstance(container, list):
+            container += [container[key]] * rng.choice((1, 100, 5000))
 
 
 _CHANGES: tuple[Callable[[random.Random, bytes, Any], bytes], ...] = (
@@ -253,9 +251,10 @@ def check_command(number: int, content: bytes) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "case.pkl")
         file.write_bytes(content)
-        second = sorted(CORPUS.iterdir())[0]
+        other_file = sorted(CORPUS.iterdir())[0]
         options = [
-            str(second) if word == "OTHER" else word for word in _OUTPUTS[number % len(_OUTPUTS)]
+            str(other_file) if word == "OTHER" else word
+            for word in _OUTPUTS[number % len(_OUTPUTS)]
         ]
         if "-o" in options:
             options[-1] = str(Path(folder, options[-1]))
@@ -291,7 +290,7 @@ def _check_text(text: str, options: list[str]) -> None:
 
 
 def run_cases(seed: int, first: int, step: int) -> None:
-    """Run cases until the process is ended, and print a line before and after each."""
+    """Run RESTART_EVERY cases, or until one fails. Print a line before and after each case."""
     os.environ["CUDAKIT_DEBUG"] = "1"
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     for number in range(first, first + step * RESTART_EVERY, step):
@@ -300,11 +299,11 @@ def run_cases(seed: int, first: int, step: int) -> None:
         start = time.process_time()
         try:
             outcome = f"{check_readers(content)}, {check_command(number, content)}"
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+            peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
             if time.process_time() - start > MAX_SECONDS:
                 raise Failure(f"took {time.process_time() - start:.0f} s")
-            if used > MAX_BYTES:
-                raise Failure(f"took {used >> 20} MiB")
+            if peak_bytes > MAX_BYTES:
+                raise Failure(f"took {peak_bytes >> 20} MiB")
         except BaseException:  # noqa: BLE001 all are failures of the case
             print("failed", json.dumps(f"{description}\n{traceback.format_exc()}"), flush=True)
             raise SystemExit(1) from None
@@ -313,15 +312,15 @@ def run_cases(seed: int, first: int, step: int) -> None:
 
 @dataclass(slots=True)
 class Worker:
-    """A process that runs every ``step``-th case from ``number`` on."""
+    """A process that runs cases, and the case that it runs now."""
 
     process: subprocess.Popen[str]
-    number: int
-    begun_at: float
+    number: int  # number of the current case
+    begun_at: float  # start of the current case on the monotonic clock, in seconds
 
 
 def start_worker(seed: int, number: int, step: int) -> Worker:
-    """Start a process that begins with a case."""
+    """Start a process that runs the cases ``number``, ``number + step`` and so on."""
     command = [
         sys.executable,
         "-P",
@@ -362,7 +361,7 @@ def fuzz(seed: int, seconds: float, jobs: int) -> Counter[str]:
 
 
 def _read_line(worker: Worker, counts: Counter[str]) -> bool:
-    """Handle a line of a process; return False if the process has ended."""
+    """Read one line from a worker and count its outcome; return False if the process has ended."""
     word, _, rest = (
         (worker.process.stdout.readline() if worker.process.stdout else "").strip().partition(" ")
     )
@@ -396,7 +395,7 @@ def repeat_case(seed: int, number: int) -> None:
 
 
 def main() -> int:
-    """Run cases for a time, or repeat one."""
+    """Run cases for the given time, or repeat one case."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

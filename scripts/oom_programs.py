@@ -3,7 +3,7 @@
     python scripts/oom_programs.py NAME
 
 scripts/check_oom.py runs all programs and compares the causes that memviz reports with the known causes. The
-sizes depend on the memory of the GPU, so that each program fails on any GPU within some hundred steps.
+sizes depend on the memory of the GPU, so that each program fails on any GPU within a few hundred steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MIB = 1 << 20
 
 
 def _wait_for_device() -> None:
-    """Wait for the lock of the GPU, if check_oom.py runs several programs at a time."""
+    """Wait for the lock of the GPU if check_oom.py has started several programs."""
     if path := os.environ.get("OOM_PROGRAMS_LOCK"):
         fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
 
@@ -44,7 +44,7 @@ def out_of_memory(program: Callable[[], object]) -> Callable[[], object]:
 
 
 def rows(share: float, tensors: int = 1) -> int:
-    """Return the number of float32 rows with which ``tensors`` matrices take a share of the device."""
+    """Return the number of rows with which ``tensors`` float32 matrices of WIDTH columns fill a share."""
     return max(1, int(share * DEVICE_BYTES) // (tensors * WIDTH * 4))
 
 
@@ -63,7 +63,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor
     return loss.item()
 
 
-# Objects that stay alive although the program no longer needs these objects
+# Programs that keep references to memory that they no longer need
 
 
 @out_of_memory
@@ -138,7 +138,7 @@ def gradients_of_every_step() -> None:
         history.append([parameter.grad.clone() for parameter in model.parameters()])
 
 
-# Steps that need more memory each time
+# Programs whose steps need more and more memory
 
 
 @out_of_memory
@@ -162,7 +162,7 @@ def search_for_batch_size() -> None:
         share *= 1.25
 
 
-# A phase that needs much more memory than the other phases
+# Programs with a phase that needs much more memory than the other phases
 
 
 @out_of_memory
@@ -223,7 +223,7 @@ def all_distances() -> None:
     torch.cdist(points, points)
 
 
-# Limits, and memory outside PyTorch's allocator
+# Programs with a memory limit, or with memory in use outside PyTorch's allocator
 
 
 @out_of_memory
@@ -278,7 +278,7 @@ def _train_steadily(share: float) -> None:
         train_step(model, optimizer, torch.randn(rows(share, 8), WIDTH, device="cuda"))
 
 
-# Free memory that cannot serve the request
+# Programs with free memory that cannot serve the request
 
 
 @out_of_memory

@@ -1,4 +1,4 @@
-"""Record the memory of a block of this process, as ``cudakit run --memory`` does for a program."""
+"""Record GPU memory while a ``with`` block runs, as ``cudakit run --memory`` does for a program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cudakit.trace.spool import Batch
 
 
 class MemoryRecording:
-    """The recording of a ``with`` block: the files that were written, and notes on memory not recorded."""
+    """The recording of a ``with`` block: its path, written files, and notes on missing memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,14 +81,13 @@ def _do_nothing() -> None:
 
 
 class _Session:
-    """The recording of this process, which continues until the process ends."""
+    """The recording of all blocks of this process; it continues until the process ends."""
 
     def __init__(self) -> None:
         self._memory = ProcessMemory()
         self._jax_messages: list[str] = []
-        self._history: TorchHistory | None = (
-            None  # history of the current block; None outside of blocks
-        )
+        # PyTorch's history in the current block; None outside of blocks.
+        self._history: TorchHistory | None = None
         self.source: MemorySource = begin_memory(self._feed, self._jax_messages.append)
         after_import("torch", self._start_history)
 
@@ -98,10 +97,10 @@ class _Session:
         max_entries: int,
         write_oom: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Begin a block: forget the events before the block, but not the memory in use.
+        """Begin a block: drop the events before the block, and keep the memory in use.
 
-        ``write_oom`` gets the snapshot of the moment when a pool other than PyTorch's first runs out of
-        memory.
+        When a pool other than PyTorch's first runs out of memory, ``write_oom`` is called with the snapshot
+        of this moment.
         """
         self._history = history
         if sys.modules.get("torch") is not None:
@@ -126,7 +125,7 @@ class _Session:
             self._history.start()
 
     def snapshot(self, torch: dict[str, Any] | None) -> dict[str, Any]:
-        """Return a snapshot of the memory now. ``torch`` is PyTorch's snapshot, which this method changes."""
+        """Return a snapshot of the memory in use. This method changes ``torch``, PyTorch's snapshot."""
         if self.source.hooks:
             self.source.hooks.profile_jax()
         with self._drained():
@@ -140,6 +139,7 @@ class _Session:
         return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch=torch)
 
     def _drained(self) -> Any:
+        """Return a context in which all recorded events have been passed to ``_feed``."""
         return self.source.recording.drained() if self.source.recording else nullcontext()
 
     def _feed(self, batch: Batch) -> None:
@@ -149,5 +149,5 @@ class _Session:
 
 @cache
 def _session() -> _Session:
-    """Return the recording of this process. All blocks share it, because CUDA can be recorded only once."""
+    """Return the session that all blocks of this process share: CUDA can be recorded only once."""
     return _Session()

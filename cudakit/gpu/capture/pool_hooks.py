@@ -1,15 +1,15 @@
-"""Record the memory pools of CuPy, Numba and RMM by their own hooks, and the arrays of JAX by its profile.
+"""Record the memory pools of CuPy, Numba and RMM by hooks, and the arrays of JAX by its memory profile.
 
 The agent of ``cudakit run`` loads this file by path, into programs that may not have cudakit installed. Like
-the agent, it imports only modules that Python itself has already imported, and never one of these libraries:
-``watch`` waits for the program to do so.
+the agent, this file imports only modules that Python itself has already imported. It never imports one of
+these libraries: ``watch`` waits until the program has imported the library.
 """
 
 import os
 import sys
 import time
 
-TYPE_CHECKING = False  # as in typing, which is not imported for it
+TYPE_CHECKING = False  # has the meaning of typing.TYPE_CHECKING, without importing typing
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeAlias
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     Attempt: TypeAlias = Callable[[Callable[[], None]], None]
     AfterImport: TypeAlias = Callable[[str, Callable[[], None]], None]
 
-# The innermost frame of each call stack is a function of this file.
-_OWN_FRAMES = 1
-# For a failed allocation, four functions of cudakit: the hook, ``attempt``, a lambda and ``report_failure``.
-_FRAMES_OF_FAILURE = 4
+# Number of innermost frames that the recorder leaves out of a call stack: one function of this file.
+_HOOK_FRAMES = 1
+# The number for a failed allocation: the hook, ``attempt``, a lambda and ``report_failure``.
+_FAILURE_FRAMES = 4
 _JAX_POLL_SECONDS = 0.1
-# JAX's arrays are also profiled when they take at least this factor more memory than ever before.
+# JAX's arrays are profiled if their memory exceeds the highest one so far by this factor.
 _JAX_GROWTH = 1.05
 
 
 class PoolHooks:
     """Passes the blocks of pools to the native recorder.
 
-    With ``driver_is_recorded`` the recorder gets the allocations from the driver by itself. ``attempt`` runs
-    an action and reports its failure. ``report_jax`` gets a profile of JAX as JSON text.
+    If ``driver_is_recorded`` is true, the recorder itself observes allocations from the driver. ``attempt``
+    runs a function and reports its failure. ``report_jax`` receives a profile of JAX as JSON text.
     """
 
     def __init__(
@@ -67,38 +67,36 @@ class PoolHooks:
 
         def report_failure(device_id: int, mem_size: int) -> None:
             free_bytes = cupy.cuda.runtime.memGetInfo()[0]
-            self._recorder.out_of_memory(
-                "cupy", device_id, mem_size, free_bytes, _FRAMES_OF_FAILURE
-            )
+            self._recorder.out_of_memory("cupy", device_id, mem_size, free_bytes, _FAILURE_FRAMES)
 
         class Hook(cupy.cuda.MemoryHook):  # type: ignore[misc,name-defined,unused-ignore]
-            """Reports an allocation after CuPy has made it, and a free before the block can be reused."""
+            """Reports an allocation after CuPy has made it, and a free before CuPy can reuse the block."""
 
             name = "cudakit"
 
             def alloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int) -> None:
                 if mem_ptr and not driver_is_recorded:
-                    alloc("cupy", device_id, mem_ptr, mem_size, 0, True, _OWN_FRAMES)
+                    alloc("cupy", device_id, mem_ptr, mem_size, 0, True, _HOOK_FRAMES)
 
             def malloc_postprocess(
                 self, device_id: int, size: int, mem_size: int, mem_ptr: int, **_: object
             ) -> None:
                 if mem_ptr and mem_size:
-                    alloc("cupy", device_id, mem_ptr, mem_size, size, False, _OWN_FRAMES)
+                    alloc("cupy", device_id, mem_ptr, mem_size, size, False, _HOOK_FRAMES)
                 elif mem_size:
                     attempt(lambda: report_failure(device_id, mem_size))
 
             def free_preprocess(
                 self, device_id: int, mem_size: int, mem_ptr: int, **_: object
             ) -> None:
-                free("cupy", device_id, mem_ptr, mem_size, 0, False, _OWN_FRAMES)
+                free("cupy", device_id, mem_ptr, mem_size, 0, False, _HOOK_FRAMES)
 
         hook = Hook()
         hook.__enter__()
         self._enter_in_new_threads(hook.__enter__)
 
     def _enter_in_new_threads(self, enter: "Callable[[], object]") -> None:
-        """Call a function at the start of each new thread: CuPy keeps its hooks per thread."""
+        """Call ``enter`` at the start of each new thread, because CuPy's hooks apply to one thread only."""
         thread_class = sys.modules["threading"].Thread
         bootstrap, attempt = thread_class._bootstrap_inner, self._attempt
 
@@ -113,8 +111,8 @@ class PoolHooks:
     def _watch_numba(self) -> None:
         """Report each MemoryPointer with a finalizer, which memory managers of the EMM interface create.
 
-        Numba frees memory some time after the finalizer has run (``_PendingDeallocs``): until then it is
-        reserved, but not in use.
+        Numba frees memory some time after the finalizer has run (``_PendingDeallocs``). Until then the memory
+        is reserved, but not in use.
         """
         driver = sys.modules["numba.cuda.cudadrv.driver"]
         alloc, free = self._recorder.alloc, self._recorder.free
@@ -131,16 +129,16 @@ class PoolHooks:
             if finalizer is None or not size or isinstance(self, driver.MappedMemory):
                 initialize(self, context, pointer, size, owner, finalizer)
                 return
-            block: list[Any] = []
+            block: list[Any] = []  # arguments of the recorder; empty until the block is allocated
 
             def finalize() -> None:
                 if block:
-                    free(*block, 0, False, _OWN_FRAMES)
+                    free(*block, 0, False, _HOOK_FRAMES)
                 finalizer()
 
             initialize(self, context, pointer, size, owner, finalize)
             block += ("numba", context.device.id, int(self.device_pointer_value or 0), size)
-            alloc(*block, size, False, _OWN_FRAMES)
+            alloc(*block, size, False, _HOOK_FRAMES)
 
         driver.MemoryPointer.__init__ = __init__
 
@@ -155,9 +153,8 @@ class PoolHooks:
         names = ("set_per_device_resource", "get_per_device_resource")
         set_resource, get_resource = (getattr(rmm.mr, name) for name in names)
         current_device = self._rmm_current_device
-        upstreams: dict[
-            int, Any
-        ] = {}  # the program's resources, by the id of the resource around each
+        # (program's resource, wrapper) by the id() of the wrapper
+        upstreams: dict[int, Any] = {}
 
         def set_per_device_resource(device: int, mr: "Any") -> None:
             wrapped = self._rmm_resource(rmm.mr, device, mr)
@@ -189,16 +186,17 @@ class PoolHooks:
         rmm.reinitialize = reinitialize_and_wrap
 
     def _rmm_resource(self, mr: "Any", device: int, upstream: "Any") -> "Any":
+        """Return a memory resource that calls ``upstream`` and reports its blocks; ``mr`` is ``rmm.mr``."""
         alloc, free = self._recorder.alloc, self._recorder.free
 
         def allocate(size: int, stream: "Any") -> int:
             address: int = upstream.allocate(size, stream)
             if address:
-                alloc("rmm", device, address, size, size, False, _OWN_FRAMES)
+                alloc("rmm", device, address, size, size, False, _HOOK_FRAMES)
             return address
 
         def deallocate(address: int, size: int, stream: "Any") -> None:
-            free("rmm", device, address, size, 0, False, _OWN_FRAMES)
+            free("rmm", device, address, size, 0, False, _HOOK_FRAMES)
             upstream.deallocate(address, size, stream)
 
         return mr.CallbackMemoryResource(allocate, deallocate)
@@ -211,9 +209,10 @@ class PoolHooks:
     # --- JAX
 
     def _watch_jax(self) -> None:
-        """Profile the arrays of JAX at exit, and whenever they take more memory than ever before.
+        """Profile the arrays of JAX at exit, and whenever their memory exceeds the highest one so far.
 
-        The exit handler runs before that of JAX, which was registered earlier and deletes the arrays.
+        This exit handler runs before the handler of JAX, which deletes the arrays: JAX has registered its
+        handler earlier.
         """
         import atexit
         import threading
@@ -243,7 +242,7 @@ class PoolHooks:
         return int((device.memory_stats() or {}).get("bytes_in_use", 0))
 
     def _jax_devices(self) -> "list[Any]":
-        """Return the GPUs of JAX; none before the program itself uses them."""
+        """Return the GPUs of JAX; none if the program has not initialized them."""
         bridge = sys.modules.get("jax._src.xla_bridge")
         if bridge is None or not bridge.backends_are_initialized():
             return []
@@ -251,6 +250,7 @@ class PoolHooks:
         return [device for device in devices if device.platform in ("gpu", "cuda")]
 
     def profile_jax(self) -> None:
+        """Report the profile of JAX and the buffers of its arrays; do nothing if JAX uses no GPU."""
         devices = self._jax_devices()
         if not devices:
             return
@@ -258,20 +258,21 @@ class PoolHooks:
         from json import dumps
 
         jax = sys.modules["jax"]
-        numbers = {device.id: device.local_hardware_id or 0 for device in devices}
-        buffers = {}  # several arrays can share a buffer
+        cuda_indices = {device.id: device.local_hardware_id or 0 for device in devices}
+        buffers = {}  # buffers by device and address, because several arrays can share a buffer
         time_ns = time.monotonic_ns()
         for array in jax.live_arrays():
-            # The address of an array that is still being computed would block until it is ready.
+            # Reading the address of an array that is being computed would block until the array is ready.
             usable = not array.is_deleted() and array.is_ready()
             for shard in array.addressable_shards if usable else ():
-                if shard.device.id in numbers and shard.data.nbytes:
-                    device, address = numbers[shard.device.id], shard.data.unsafe_buffer_pointer()
+                if shard.device.id in cuda_indices and shard.data.nbytes:
+                    device = cuda_indices[shard.device.id]
+                    address = shard.data.unsafe_buffer_pointer()
                     buffers[device, address] = [device, address, shard.data.nbytes]
         message = {
             "time_ns": time_ns,
             "profile": b64encode(jax.profiler.device_memory_profile()).decode(),
             "buffers": list(buffers.values()),
-            "devices": numbers,
+            "devices": cuda_indices,
         }
         self._report_jax(dumps(message))

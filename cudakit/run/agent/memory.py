@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 # Number of events that torch keeps for each device. They take at most a few hundred MB of host memory.
 _MAX_EVENTS = 200_000
-# Names of the function that registers an out-of-memory observer: of torch 2.5 and newer, and of older
-# versions.
+# Names of the function that registers an out-of-memory observer: the first in torch 2.5 and newer, the second
+# in older versions.
 _OBSERVER_FUNCTIONS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
 
 
 def _device_memory(torch: "Any") -> "dict[str, list[float]]":
-    """Return the memory of each device in bytes, and the fraction of it that this process may use.
+    """Return the memory of each device in bytes, and the fraction of the memory that this process may use.
 
     gpu/capture/torch_memory.py has a copy of this function.
     """
@@ -53,22 +53,22 @@ def _do_nothing() -> None:
 class History:
     """The memory history of this process and its forks.
 
-    The process that the supervisor started writes its snapshot to ``path``, any other one to a name with its
-    rank or PID. The snapshot of the first out-of-memory error has ``-oom`` in its name. ``recorder`` is the
-    native recorder, or None.
+    The process that the supervisor started writes its snapshot to ``path``. Any other process adds its rank
+    or PID to the file name. The snapshot of the first out-of-memory error has ``-oom`` in its name.
+    ``recorder`` is the native recorder, or None.
     """
 
     def __init__(self, path: str, spool: "Spool", supervisor: int, recorder: "Any" = None) -> None:
         self._stem, self._suffix = os.path.splitext(path)
         self._spool = spool
         self._recorder = recorder
-        self._main = os.getpid() if os.getppid() == supervisor else 0
+        self._main_pid = os.getpid() if os.getppid() == supervisor else 0
         self._path = ""
         self._claim_path()
         os.register_at_fork(after_in_child=self._claim_path)
         self._torch: Any = None
-        # PID of the process that records, and PID of the process that ran out of memory. A forked child
-        # inherits this object, but has a different PID, so that neither applies to the child.
+        # PID of the process that records, and PID of the process that ran out of memory; 0 if none. A forked
+        # child inherits both values but has another PID: the child neither records nor ran out of memory.
         self._recording_pid = 0
         self._out_of_memory_pid = 0
 
@@ -145,10 +145,10 @@ class History:
             pickle.dump(snapshot, file)
 
     def _claim_path(self) -> None:
-        """Choose the path of this process, which no other process of the run has, and report it."""
+        """Choose and report a path for this process that no other process of the run uses."""
         rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
         process = f"-rank{int(rank):03d}" if rank.isdecimal() else ""
-        if not process and os.getpid() != self._main:
+        if not process and os.getpid() != self._main_pid:
             process = f"-{os.getpid()}"
         if not self._claim(process):
             process = f"{process}-{os.getpid()}"

@@ -20,7 +20,7 @@ SETTINGS = "CUDAKIT_AGENT"
 SPOOL = "CUDAKIT_SPOOL"
 ONLY = "CUDAKIT_SPOOL_PROCESS"
 
-# The module of a helper process of multiprocessing, which runs no code of the program.
+# The module that multiprocessing runs in a helper process. This process runs no code of the program.
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
@@ -42,20 +42,20 @@ def start(directory: str) -> None:
 
 
 class Spool:
-    """The directory for messages to the supervisor: one line each, in a file per process."""
+    """The directory for messages to the supervisor. Each message is one line in a file of the process."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
     def attempt(self, action: "Callable[[], None]", notice_kind: str = "failed") -> None:
-        """Run an action; report its failure as ``notice_kind`` instead of raising it into the program."""
+        """Run an action. If it raises, report the exception as ``notice_kind`` instead of raising it."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 an error of cudakit must not disturb the program
             self.report(notice_kind, f"{type(error).__name__}: {error}")
 
     def report(self, notice_kind: str, line: str) -> None:
-        """Append a line to a file of this process."""
+        """Append a line to the file ``PID.NOTICE_KIND`` of this process."""
         try:
             with open(f"{self.directory}/{os.getpid()}.{notice_kind}", "ab") as file:
                 file.write(" ".join(line.split("\n")).encode("utf-8", "surrogateescape") + b"\n")
@@ -64,7 +64,7 @@ class Spool:
 
 
 def parse(text: str) -> "dict[str, Any]":
-    """Parse JSON, if possible with the C part of ``json``, which imports no other module."""
+    """Parse a JSON object, if possible with the C part of ``json``, which imports no other module."""
     try:
         from _json import make_scanner
 
@@ -89,9 +89,9 @@ def remove_from_environment(directory: str) -> None:
     """Remove the variables that make children of this process start the agent."""
     del os.environ[SETTINGS]
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    rest = os.pathsep.join(entry for entry in entries if entry != directory)
-    if rest:
-        os.environ["PYTHONPATH"] = rest
+    other_entries = os.pathsep.join(entry for entry in entries if entry != directory)
+    if other_entries:
+        os.environ["PYTHONPATH"] = other_entries
     else:
         os.environ.pop("PYTHONPATH", None)
     if SPOOL in os.environ:
@@ -101,7 +101,8 @@ def remove_from_environment(directory: str) -> None:
 def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     """Start the native recorder and return it.
 
-    Raises RuntimeError if CUDA cannot be recorded. A recording of memory alone then uses the hooks of pools.
+    Raises RuntimeError if CUDA cannot be recorded and races are to be found. A recording of memory alone
+    continues with the hooks of memory pools.
     """
     recorder = _extension("_recorder", settings["recorder"])
     walker = _walker(settings["frames"], spool)
@@ -139,13 +140,13 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
 
 
 def _refuse_loaded_cuda(library: str) -> None:
-    """Raise RuntimeError if CUDA is loaded already, because the Sanitizer API missed earlier calls."""
+    """Raise RuntimeError if CUDA is loaded already: the Sanitizer API has then missed earlier calls."""
     if library and (loaded := _mapped(b"/libcuda.so")):
         raise RuntimeError(f"CUDA was loaded before recording could start: {loaded}")
 
 
 def attribute_backward(recorder: "Any", spool: "Spool", *, ranges: bool) -> None:
-    """Give the work of autograd's threads a call stack, once the program imports torch."""
+    """Set the call stacks of autograd's threads to that of ``backward()``, after torch is imported."""
     torch = _load_torch_import()
     torch.after_torch_import(
         lambda: spool.attempt(lambda: torch.attribute_backward(recorder, ranges=ranges))
@@ -153,15 +154,14 @@ def attribute_backward(recorder: "Any", spool: "Spool", *, ranges: bool) -> None
 
 
 def delete_if_abandoned(directory: str) -> None:
-    """Delete the spool if the supervisor was killed. Its lock on a file of the spool is then released."""
+    """Delete the spool if the supervisor was killed; the lock of a killed supervisor is released."""
     import fcntl
 
     try:
         file = os.open(f"{directory}/losses", os.O_RDWR)
         try:
-            fcntl.flock(
-                file, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # raises if the supervisor holds the lock
+            # This call raises OSError if the supervisor holds the lock.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
             os.close(file)
         with os.scandir(directory) as entries:
@@ -213,7 +213,7 @@ def _mapped(name: bytes) -> str:
 
 
 def _walker(frames: dict[str, str], spool: "Spool") -> int:
-    """Return the address of the stack reader for this interpreter, or 0."""
+    """Return the address of the C function that reads the stacks of this interpreter, or 0."""
     walkers: list[int] = []
     path = frames.get(sys.implementation.cache_tag or "")
     if path:

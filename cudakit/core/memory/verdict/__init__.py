@@ -1,7 +1,8 @@
-"""Explain each failed allocation: its causes, the deepest first, and the remedies that help.
+"""Explain each failed allocation: its causes, the root cause first, and the remedies that help.
 
-``failure`` gathers the facts of a failed request. ``program_causes`` and ``device_causes`` have a function
-for each cause, and ``causes`` their order. ``trials`` replays the events before it with other settings.
+``failure`` collects the state of memory at a failed request. ``program_causes`` and ``device_causes`` have a
+function for each cause, and ``causes`` defines the order of causes. ``trials`` replays the events before the
+request with other settings.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cudakit.units import format_bytes, format_count
 
 # A program that retries can fail thousands of times, and computing the layout of each failure is slow.
 MAX_OOMS = 100
-# The latest failed allocations whose history is analyzed.
+# Number of the latest failed allocations whose earlier events are analyzed, which is slow.
 MAX_WITH_HISTORY = 5
 
 
@@ -42,8 +43,8 @@ def find_ooms(
 ) -> tuple[Oom, ...]:
     """Return the failed allocations of a trace; of more than MAX_OOMS, the first and the latest.
 
-    The causes of all but the latest MAX_WITH_HISTORY are those that the memory at the failure shows. With
-    ``new_allocator``, the remedies of the last one are replayed, if it is a request to PyTorch.
+    Only the latest MAX_WITH_HISTORY failures have causes that need the earlier events. If ``new_allocator``
+    is given and the last failure is a request to PyTorch, the remedies of this failure are replayed.
     """
     events = np.flatnonzero(trace.events.action == Action.OOM)
     if len(events) > MAX_OOMS:
@@ -120,7 +121,7 @@ def _with_recommendations(
 def _remedies(
     causes: tuple[Cause, ...], replays: tuple[ReplayedRemedy, ...], calls: AllocatorCalls
 ) -> tuple[str, ...]:
-    """Return the actions: what a replay confirmed first, then the action for each cause."""
+    """Return the remedies: those that a replay confirmed first, then the remedy of each cause."""
     confirmed, first = [], causes[0].remedy
     for replayed in replays:
         if not replayed.recommended:
@@ -139,7 +140,7 @@ def _remedies(
 
 
 def replays_sentence(oom: Oom) -> str:
-    """Return what the replays showed, in one sentence; "" if nothing was replayed."""
+    """Return the result of the replays in one sentence; "" if nothing was replayed."""
     settings = [replayed for replayed in oom.replays if replayed.settings is not None]
     if not settings:
         return ""

@@ -1,6 +1,6 @@
-"""All causes of a failed allocation in their order, the deepest first.
+"""All causes of a failed allocation in their order, the root cause first.
 
-The ids and their meaning are in docs/explanation/memviz.md.
+The ids and their meanings are in docs/explanation/memviz.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cudakit.core.memory.verdict.program_causes import (
 )
 
 CauseFunction = Callable[[Failure], Cause | None]
-# A cause precedes the causes that it can explain. The evidence for the last three is weak.
+# The order of causes: a cause comes before its consequences. The last three causes have weak evidence.
 CAUSES: Final[tuple[CauseFunction, ...]] = (
     request_too_large,
     retained,
@@ -43,16 +43,16 @@ CAUSES: Final[tuple[CauseFunction, ...]] = (
 # Causes that are compared with the free memory that the request could not use.
 _COMPARED_WITH_FREE: Final = (retained, growth, one_off_peak)
 
-# These need the history before the failure, and take longer.
-_OF_HISTORY: Final = (retained, growth, one_off_peak, accumulated_blocks, first_phase)
+# Causes that need the events before the failure, and take longer to find.
+_FROM_HISTORY: Final = (retained, growth, one_off_peak, accumulated_blocks, first_phase)
 
 
 def causes_of(failure: Failure, *, with_history: bool) -> tuple[Cause, ...]:
-    """Return the causes of a failed allocation, the deepest first; there is at least one.
+    """Return the causes of a failed allocation, the root cause first; there is at least one.
 
-    Without ``with_history``, only those that the memory at the failure shows.
+    If ``with_history`` is false, the causes that need the events before the failure are not searched.
     """
-    functions = [function for function in CAUSES if with_history or function not in _OF_HISTORY]
+    functions = [function for function in CAUSES if with_history or function not in _FROM_HISTORY]
     causes = {function: cause for function in functions if (cause := function(failure)) is not None}
     if growth in causes:
         causes.pop(one_off_peak, None)

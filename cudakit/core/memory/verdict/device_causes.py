@@ -1,4 +1,4 @@
-"""Causes of a failed allocation besides the needs of the program: limits, other users, unusable memory.
+"""Causes of a failed allocation outside the program: limits, memory of other processes, unusable memory.
 
 Each function returns the evidence for one cause, or None.
 """
@@ -15,7 +15,7 @@ from cudakit.units import format_bytes
 
 # Free memory below this share of the reserved memory is normal for the caching allocator.
 LARGE_FREE_SHARE = 0.1
-# A CUDA context with its libraries takes less than the larger of these: bytes, and share of the device.
+# Upper bound of the memory of a CUDA context with its libraries: the larger of a size and a device share.
 _CONTEXT_BYTES, _CONTEXT_SHARE = 1536 * MIB, 0.04
 
 
@@ -58,10 +58,10 @@ def process_limit(failure: Failure) -> Cause | None:
 
 
 def _raise_limit(failure: Failure) -> str:
-    """Return advice in the unit of the call: a fraction of the device, or a factor of the fraction."""
+    """Return the remedy of a limit: a new fraction, or a factor if the device size is unknown."""
     request = failure.request
     needed = request.reserved + request.needed
-    # The limit is unknown without a recorded fraction; it allowed the most that was reserved.
+    # Without a recorded fraction the limit is unknown, but it was at least the highest reserved memory.
     allowed = max(int(failure.replayed.curves.reserved[: failure.event + 1].max()), 1)
     if failure.device_total:
         fraction = min(-(-1000 * needed // failure.device_total) / 1000, 1.0)
@@ -102,7 +102,7 @@ def is_shared(failure: Failure) -> bool:
 
 
 def _libraries(failure: Failure) -> str:
-    """Return who holds the memory outside the allocator, as the end of a clause."""
+    """Return the holders of the memory outside the allocator, as the end of a clause."""
     if not failure.libraries:
         return ", by other processes or other libraries of this process"
     unattributed = failure.outside - sum(size for _, size in failure.libraries)
@@ -123,7 +123,7 @@ _UNUSABLE_REMEDIES: Final = {
 
 
 def fragmentation(failure: Failure) -> Cause | None:
-    """Return evidence that memory is free in segments and the request cannot use it."""
+    """Return evidence that segments have free memory that the request cannot use."""
     request, verdict = failure.request, verdict_of(failure.request)
     unusable = request.free + (request.pending if verdict.code == "pending" else 0)
     sufficient = verdict.code not in ("limit", "capacity")

@@ -1,4 +1,4 @@
-"""A failed allocation with the memory at that moment and the history before it."""
+"""A failed allocation, with the memory at this moment and the events before it."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ class Failure:
     """A failed allocation: the input of every cause. Sizes are in bytes."""
 
     request: FailedRequest
-    event: int  # also the moment before the event
+    event: int  # index of the out-of-memory event; the state before it has the same index
     stream: int  # stream number
-    pool: tuple[int, int]
-    stack: int  # call stack of the request
-    device_total: int | None  # None: not recorded
+    pool: tuple[int, int]  # id of the pool of the request
+    stack: int  # index of the call stack of the request
+    device_total: int | None  # memory of the device; None if not recorded
     # Names of other libraries of this process, and the bytes that they have reserved; most bytes first.
     libraries: tuple[tuple[str, int], ...]
-    memory_fraction: (
-        float | None
-    )  # limit of the process as a fraction of the device; None: not recorded
-    layout: Layout  # before the request
+    # Limit of the process as a fraction of the device; None if not recorded.
+    memory_fraction: float | None
+    layout: Layout  # segments and blocks before the request
     replayed: Replay
     steps: StepHistory
     stacks: StackTable
 
     @property
     def needed(self) -> int:
-        """Requested bytes in use at the failure, and the request."""
+        """Sum of the requested bytes in use at the failure and the failed request."""
         return int(self.replayed.curves.requested[self.event]) + self.request.size
 
     @property
@@ -51,14 +50,14 @@ class Failure:
 
     @property
     def available(self) -> int:
-        """The most memory that the allocator could have if everything else was free."""
+        """Largest memory that the allocator could reserve if nothing else used the device."""
         by_libraries = sum(size for _, size in self.libraries)
         reachable = self.request.reserved + self.request.device_free + by_libraries
         return reachable if self.device_total is None else max(self.device_total, reachable)
 
     @property
     def outside(self) -> int:
-        """Memory of the device in use outside this allocator, as far as the file records it."""
+        """Device memory in use outside this allocator; a lower bound if the device size is not recorded."""
         return self.available - self.request.reserved - self.request.device_free
 
 
@@ -175,7 +174,7 @@ def _usable_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
 def _largest_after_pending(layout: Layout, usable: Mask) -> int:
     """Return the largest free block after all pending frees, merged with adjacent free blocks.
 
-    Includes blocks that were already free, because PyTorch does not search them again after it has waited for
+    This includes blocks that were free already: PyTorch does not search those again after it has waited for
     pending frees (pytorch issue 189504).
     """
     blocks = layout.block_pending & usable[layout.block_segment]

@@ -1,4 +1,4 @@
-"""Causes of a failed allocation in the program: what it holds, and how that grows.
+"""Causes of a failed allocation in the program: the memory that it holds, and the growth of this memory.
 
 Each function returns the evidence for one cause, or None.
 """
@@ -19,11 +19,12 @@ from cudakit.units import format_bytes, format_count
 
 # A cause below this share of the memory in use is noise.
 _MIN_SHARE = 0.02
-# A phase counts as an exception if it needs this much more than the highest step before it.
+# A phase is exceptional if it needs at least this share more than the highest step before it.
 _MIN_EXCESS = 0.15
-# A phase without earlier steps, and the memory in use before it, each need this share of the whole.
+# Without earlier steps: minimum share of the needed memory, for a phase and for the memory in use before the
+# phase.
 _MIN_PHASE_SHARE = 0.1
-# Fewer blocks of one call site do not show that the site accumulates blocks.
+# Minimum number of live blocks of a call site that is reported to accumulate blocks.
 _MIN_ACCUMULATED = 8
 
 
@@ -105,9 +106,9 @@ def one_off_peak(failure: Failure) -> Cause | None:
     earlier = failure.earlier_peaks
     if not len(earlier):
         return None
-    usual = int(earlier.max())
-    excess = failure.needed - usual
-    if excess < _MIN_EXCESS * usual or excess < _MIN_SHARE * failure.request.active:
+    highest_before = int(earlier.max())
+    excess = failure.needed - highest_before
+    if excess < _MIN_EXCESS * highest_before or excess < _MIN_SHARE * failure.request.active:
         return None
     moment_before = failure.steps.peak_moment(int(earlier.argmax()))
     rows = growth_between(
@@ -123,7 +124,7 @@ def one_off_peak(failure: Failure) -> Cause | None:
         sentence=(
             f"this step needs at least {format_bytes(failure.needed)}, and the {len(earlier):,}"
             f" {'step' if len(earlier) == 1 else 'steps'} before it needed at most"
-            f" {format_bytes(usual)}; most of the difference is from {_frames_text(stack, site)}"
+            f" {format_bytes(highest_before)}; most of the difference is from {_frames_text(stack, site)}"
         ),
         remedy="do this phase in smaller parts: a smaller batch, chunks, or without gradients",
         stack=stack,
@@ -137,18 +138,18 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
     if len(failure.steps):
         return None
     in_trace = (allocations.begin >= 0) & (allocations.begin < event)
-    n = len(failure.stacks.snapshot.stacks)
+    n_stacks = len(failure.stacks.snapshot.stacks)
     is_live = in_trace & (allocations.end >= event)
-    live_blocks = np.bincount(allocations.stack[is_live], minlength=n)
-    never_freed = live_blocks == np.bincount(allocations.stack[in_trace], minlength=n)
+    live_blocks = np.bincount(allocations.stack[is_live], minlength=n_stacks)
+    never_freed = live_blocks == np.bincount(allocations.stack[in_trace], minlength=n_stacks)
     live_bytes = np.bincount(
-        allocations.stack[is_live], weights=allocations.size[is_live], minlength=n
+        allocations.stack[is_live], weights=allocations.size[is_live], minlength=n_stacks
     )
     candidates = np.flatnonzero(never_freed & (live_blocks >= _MIN_ACCUMULATED))
     # Layers keep their activations until the backward pass; stack 0 is empty.
     is_expected = _calls_any(failure.stacks, candidates, _STATE_CALLS | {"_call_impl"})
     is_expected |= candidates == 0
-    live_bytes[np.setdiff1d(np.arange(n), candidates[~is_expected])] = 0
+    live_bytes[np.setdiff1d(np.arange(n_stacks), candidates[~is_expected])] = 0
     stack = int(live_bytes.argmax())
     latest = allocations.begin[is_live & (allocations.stack == stack)].max(initial=0)
     if (
@@ -181,7 +182,7 @@ def first_phase(failure: Failure) -> Cause | None:
     size = np.bincount(
         allocations.stack[live], weights=allocations.size[live], minlength=len(snapshot.stacks)
     )
-    # Outermost frame first. Stack 0 is empty: the statement of these blocks is unknown.
+    # Frames of each call stack, outermost first. Stack 0 is empty: the statements of its blocks are unknown.
     paths = {
         stack: snapshot.stacks[stack][::-1] for stack in np.flatnonzero(size).tolist() if stack
     }
@@ -220,7 +221,7 @@ def _phase_cause(failure: Failure, frame: int, needed: int, before: int) -> Caus
 
 
 def capacity(failure: Failure) -> Cause | None:
-    """Return the cause of last resort: the program needs the memory that is in use."""
+    """Return the cause if no other was found: the program needs the memory that is in use."""
     request = failure.request
     return Cause(
         "capacity",
@@ -273,7 +274,7 @@ def _free_in_private_pools(failure: Failure, ids: Ints) -> int:
 
 
 def _larger_bytes(row: DiffRow) -> int:
-    """Return the bytes by which the later blocks are larger than as many earlier ones."""
+    """Return the growth in bytes that larger blocks cause, without the growth of their number."""
     return row.after_bytes - row.after_count * row.before_bytes // row.before_count
 
 

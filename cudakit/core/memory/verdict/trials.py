@@ -1,8 +1,8 @@
-"""Replay the events before a failed allocation with changes that could have let the request succeed.
+"""Replay the events before a failed allocation with changes that could let the request succeed.
 
 The replay starts thousands of events before the failure: it allocates the memory in use at that moment again,
-and repeats every event until the failed request. Changes are compared with a replay of the recorded settings,
-which must fail as the recording did; otherwise the replay shows nothing.
+and repeats every event until the failed request. First the recorded settings are
+replayed. The request must fail in this replay too; otherwise no change is replayed.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ _MIN_SPLIT_MB: Final = 21
 
 @dataclass(frozen=True, slots=True)
 class ReplayLimits:
-    """Limits of the time of replays; only files that are made to be slow reach the last two."""
+    """Limits that bound the time of replays. Only files that are made to be slow reach the last two."""
 
-    # Events before the failure; the later number if the failure does not recur with the earlier one.
+    # Numbers of replayed events before the failure, tried in this order until the failure recurs.
     events: tuple[int, ...] = (20_000, 60_000)
-    blocks_before: int = (
-        20_000  # blocks in use at the first event, which every replay allocates first
-    )
-    searched_blocks: int = 2_000_000  # as in ``replay_request``
+    # Maximum number of blocks in use at the first event. Every replay allocates these blocks first.
+    blocks_before: int = 20_000
+    # Maximum number of free blocks that one replay examines; see ``replay_request``.
+    searched_blocks: int = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change to try."""
+    """A change of the settings, the limit or the program that is replayed."""
 
-    text: str
-    settings_text: str | None  # for PYTORCH_CUDA_ALLOC_CONF; None: not a setting
+    text: str  # name of the change in the report
+    settings_text: str | None  # value of PYTORCH_CUDA_ALLOC_CONF; None if no setting changes
     settings: Settings
     program: Callable[[Program], Program] = lambda program: program
     cause: str = "fragmentation"  # id of the cause that the change removes
-    limit_bytes: int | None = None  # most memory to reserve; None: the limit of the recording
+    limit_bytes: int | None = None  # limit of reserved memory; None for the recorded limit
 
 
 def replay_changes(
@@ -77,9 +77,9 @@ def replay_changes(
     new_allocator: NewAllocator,
     limits: ReplayLimits = ReplayLimits(),
 ) -> tuple[ReplayedRemedy, ...]:
-    """Return the changes with the result of their replays.
+    """Return the result of a replay for each change.
 
-    Empty if the failure does not recur, or if a replay would take too long.
+    The result is empty if the failure does not recur, or if a replay would take too long.
     """
     with suppress(ReplayTooLong):
         return _replay_changes(failure, snapshot, trace, new_allocator, limits)
@@ -104,7 +104,9 @@ def _replay_changes(
         limit_bytes = _limit_bytes(failure, recording, program, settings)
         retry = partial(_retry, recording, program, new_allocator, limit_bytes, limits)
         if not retry(Change("recorded settings", None, settings)).succeeded:
-            return tuple(_tried(change, retry) for change in _changes(failure, program, settings))
+            return tuple(
+                _replay_change(change, retry) for change in _changes(failure, program, settings)
+            )
         if n_events >= failure.event:
             break
     return ()
@@ -129,7 +131,7 @@ def _retry(
     )
 
 
-def _tried(change: Change, retry: Callable[[Change], ReplayedRequest]) -> ReplayedRemedy:
+def _replay_change(change: Change, retry: Callable[[Change], ReplayedRequest]) -> ReplayedRemedy:
     try:
         replayed = retry(change)
     except CudakitError:  # the allocator lacks the setting
@@ -166,7 +168,9 @@ def _until_failure(program: Program) -> Program:
 def _limit_bytes(
     failure: Failure, recording: Recording, program: Program, settings: Settings
 ) -> int | None:
-    by_libraries = sum(size for _, size in failure.libraries)  # the replay allocates it too
+    by_libraries = sum(
+        size for _, size in failure.libraries
+    )  # the replay also allocates this memory
     if not failure.request.limited:
         return failure.request.reserved + by_libraries + failure.request.device_free
     if failure.device_total and failure.memory_fraction:
@@ -176,7 +180,7 @@ def _limit_bytes(
 
 
 def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator[Change]:
-    """Yield the changes to try: more memory, then settings, then other streams and pools."""
+    """Yield the changes to replay: more memory, then settings, then other streams and pools."""
     yield from _larger_limits(failure, settings)
     for text, field, value in _setting_changes(failure, settings):
         changed = with_changes(settings, {field: value})
@@ -192,7 +196,9 @@ def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator
 
 def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
     request = failure.request
-    by_libraries = sum(size for _, size in failure.libraries)  # the replay allocates it too
+    by_libraries = sum(
+        size for _, size in failure.libraries
+    )  # the replay also allocates this memory
     if request.limited:
         highest = int(failure.replayed.curves.reserved[: failure.event + 1].max())
         limit = max(request.reserved + request.needed, highest)

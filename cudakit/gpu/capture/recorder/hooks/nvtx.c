@@ -1,8 +1,8 @@
-/* The injection library of NVTX: a library or program that uses NVTX loads it at its first call, from the path in
- * NVTX_INJECTION64_PATH, and lets it replace NVTX's functions.
+/* The injection library of NVTX. At its first NVTX call, a library or program loads the injection library from the path in
+ * NVTX_INJECTION64_PATH, and the injection library replaces the NVTX functions of its caller.
  *
- * The path is that of the recorder itself, so that ranges and GPU work are in one trace. Each library with NVTX has its own
- * table of functions, so this happens once for each of them. Source of the interface: nvtxTypes.h and nvToolsExt.h of
+ * The recorder is its own injection library, so that ranges and GPU work are in one trace. Each library that uses NVTX has
+ * its own table of functions, so the replacement is repeated for each library. Source of the interface: nvtxTypes.h and nvToolsExt.h of
  * NVTX 3, https://github.com/NVIDIA/NVTX.
  */
 #define _GNU_SOURCE
@@ -85,7 +85,7 @@ void nvtx_enable(bool enable)
     __atomic_store_n(&enabled, enable, __ATOMIC_RELEASE);
 }
 
-/* Return whether a call of NVTX is to be recorded: not one of the recorder's own CUDA calls. */
+/* Return whether NVTX calls are recorded now. Calls inside the recorder's own CUDA calls are not. */
 static bool is_recording(void)
 {
     return __atomic_load_n(&enabled, __ATOMIC_ACQUIRE) && !this_thread.in_recorder_call;
@@ -93,7 +93,7 @@ static bool is_recording(void)
 
 /* --- texts -------------------------------------------------------------------------------------- */
 
-/* Append a character in UTF-8, which needs 4 bytes at most. */
+/* Write a character in UTF-8 and return its length, which is at most 4 bytes. */
 static size_t put_character(char *out, uint32_t character)
 {
     if (character < 0x80) {
@@ -101,14 +101,14 @@ static size_t put_character(char *out, uint32_t character)
         return 1;
     }
     const size_t continuation_bytes = character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;
-    static const uint8_t FIRST[] = {0, 0xC0, 0xE0, 0xF0};
-    out[0] = (char)(FIRST[continuation_bytes] | character >> 6 * continuation_bytes);
+    static const uint8_t LEAD_BYTE[] = {0, 0xC0, 0xE0, 0xF0};
+    out[0] = (char)(LEAD_BYTE[continuation_bytes] | character >> 6 * continuation_bytes);
     for (size_t i = 1; i <= continuation_bytes; i++)
         out[i] = (char)(0x80 | (character >> 6 * (continuation_bytes - i) & 0x3F));
     return continuation_bytes + 1;
 }
 
-/* Convert a wide string, of which each element is a character on Linux; what does not fit is cut off. */
+/* Convert a wide string to UTF-8, and truncate it to the size of ``out``. On Linux a wchar_t is one character. */
 static const char *utf8(const wchar_t *wide, char out[MAX_UTF8_BYTES])
 {
     size_t length = 0;
@@ -121,15 +121,15 @@ static const char *utf8(const wchar_t *wide, char out[MAX_UTF8_BYTES])
     return out;
 }
 
-/* A registered string or the name of a domain; its address is the handle that NVTX's callers hold. Equal texts have one
- * handle, so that programs that register a string repeatedly do not use ever more memory. */
+/* A registered string or the name of a domain; its address is the handle that NVTX's callers hold. Equal texts share
+ * one handle, so that registering a string repeatedly uses no more memory. */
 typedef struct interned_text {
     struct interned_text *next;
     char text[];
 } interned_text;
 
 #define INTERNED_LISTS 1024
-static interned_text *interned[INTERNED_LISTS]; /* by hash; protected by the lock */
+static interned_text *interned[INTERNED_LISTS]; /* lists of texts by their hash; protected by the lock */
 
 /* Return the handle of a text; NULL if no memory is left. Takes the lock. */
 static interned_text *intern(const char *text)
@@ -139,16 +139,16 @@ static interned_text *intern(const char *text)
         hash = hash * 31 + (uint8_t)*letter;
     interned_text **list = interned + hash % INTERNED_LISTS;
     pthread_mutex_lock(&recorder_lock);
-    interned_text *entry = *list;
-    while (entry && strcmp(entry->text, text) != 0)
-        entry = entry->next;
-    if (!entry && (entry = malloc(sizeof *entry + strlen(text) + 1))) {
-        memcpy(entry->text, text, strlen(text) + 1);
-        entry->next = *list;
-        *list = entry;
+    interned_text *match = *list;
+    while (match && strcmp(match->text, text) != 0)
+        match = match->next;
+    if (!match && (match = malloc(sizeof *match + strlen(text) + 1))) {
+        memcpy(match->text, text, strlen(text) + 1);
+        match->next = *list;
+        *list = match;
     }
     pthread_mutex_unlock(&recorder_lock);
-    return entry;
+    return match;
 }
 
 /* Return a text, or an empty text for NULL. */
@@ -157,13 +157,13 @@ static const char *text_or_empty(const char *text)
     return text ? text : "";
 }
 
-/* Return the name of a domain by its handle, which is NULL for the default domain. */
+/* Return the name of a domain from its handle; the handle of the default domain is NULL. */
 static const char *domain_name(const interned_text *domain)
 {
     return domain ? domain->text : DEFAULT_DOMAIN;
 }
 
-/* Return the message of an event, converted in ``out`` if it is a wide string. */
+/* Return the message of an event. A wide string is converted into ``out``. */
 static const char *message(const nvtx_attributes *event, char out[MAX_UTF8_BYTES])
 {
     if (!event || event->size < offsetof(nvtx_attributes, message) + sizeof event->message)
@@ -176,9 +176,10 @@ static const char *message(const nvtx_attributes *event, char out[MAX_UTF8_BYTES
     return "";
 }
 
-/* --- functions of NVTX, with domains -------------------------------------------------------------- */
+/* --- functions of NVTX for named domains ----------------------------------------------------------- */
 
-/* The functions below have the names and parameters of those in nvToolsExt.h that they replace. They take the lock. */
+/* The functions below have the names and parameters of the functions in nvToolsExt.h that they replace. They take the
+ * lock. */
 
 static void domain_mark_ex(const interned_text *domain, const nvtx_attributes *event)
 {
@@ -235,9 +236,9 @@ static const interned_text *domain_create_w(const wchar_t *name)
     return intern(utf8(name, converted));
 }
 
-/* --- functions of NVTX, of the default domain ------------------------------------------------------ */
+/* --- functions of NVTX for the default domain ------------------------------------------------------ */
 
-/* These functions have the names and parameters of those that they replace, too. They take the lock. */
+/* The functions below have the names and parameters of the NVTX functions that they replace. They take the lock. */
 
 static void mark_ex(const nvtx_attributes *event)
 {
@@ -333,7 +334,8 @@ static const replacement CORE2[] = {
     REPLACE(CORE2_DOMAIN_CREATE_W, domain_create_w),
 };
 
-/* Replace functions of a module. Functions that an older NVTX does not have are left out. */
+/* Replace functions of an NVTX module; return whether the module exists. Functions that the caller's older version of
+ * NVTX lacks are skipped. */
 static bool replace_functions(const nvtx_callbacks *callbacks, int module, const replacement *functions,
                               size_t count)
 {
@@ -353,14 +355,14 @@ const char *nvtx_inject(void)
     Dl_info this_library;
     if (!dladdr((const void *)nvtx_inject, &this_library) || !realpath(this_library.dli_fname, path))
         return NULL;
-    const char *chosen = getenv(INJECTION_VARIABLE);
-    if (chosen && *chosen && strcmp(chosen, path) != 0)
-        return chosen;
+    const char *other_tool = getenv(INJECTION_VARIABLE);
+    if (other_tool && *other_tool && strcmp(other_tool, path) != 0)
+        return other_tool;
     setenv(INJECTION_VARIABLE, path, 1);
     return NULL;
 }
 
-/* NVTX calls it; the result 0 makes all NVTX functions of the caller empty. */
+/* Replace the NVTX functions of the caller. NVTX calls this function; after a result of 0, NVTX disables its functions. */
 EXPORTED int InitializeInjectionNvtx2(const void *(*get_export_table)(uint32_t table))
 {
     const nvtx_callbacks *callbacks = get_export_table ? get_export_table(TABLE_CALLBACKS) : NULL;
@@ -370,8 +372,8 @@ EXPORTED int InitializeInjectionNvtx2(const void *(*get_export_table)(uint32_t t
            replace_functions(callbacks, MODULE_CORE2, CORE2, sizeof CORE2 / sizeof *CORE2);
 }
 
-/* Newer versions of NVTX call it for payloads and counters, which are not recorded. The Python package nvtx uses no
- * domains if it is missing. */
+/* Newer versions of NVTX call this function for payloads and counters, which are not recorded. Without this function, the
+ * Python package nvtx uses no domains. */
 EXPORTED int InitializeInjectionNvtxExtension(const void *module)
 {
     (void)module;

@@ -9,15 +9,16 @@
 #include "write/spool.h"
 
 #define MAX_NAME_BYTES 1024
-/* Bound of the number of names, which stay in memory until the end: names can contain numbers, such as that of a step. */
+/* Maximum number of distinct names. Names stay in memory until the process ends, and a program can create a new name at
+ * each step. */
 #define MAX_NAMES 65536
 #define TOO_MANY_NAMES "(range with one of too many names)"
-#define MAX_COPIES 64 /* threads of one backward pass; autograd has one for each device */
+#define MAX_COPIES 64 /* maximum number of threads of one backward pass; autograd has one thread for each device */
 
 static uint32_t name_count;        /* number of distinct names so far */
-static uint64_t last_range_number; /* number of the last range of the process */
+static uint64_t last_range_number; /* number of the latest range that range_start() began */
 
-/* The threads that have copies of ranges now, and the copied ranges. */
+/* The threads of the current backward pass that have copies of ranges, and the copied ranges. */
 static struct {
     uint64_t threads[MAX_COPIES];
     size_t thread_count;
@@ -27,7 +28,7 @@ static struct {
 
 /* --- names -------------------------------------------------------------------------------------- */
 
-/* Return the length of a name without an incomplete UTF-8 character at its end. */
+/* Return the length up to which a name can be cut without cutting a UTF-8 character in two. */
 static size_t cut_length(const char *name, size_t length)
 {
     size_t end = length;
@@ -56,7 +57,8 @@ static uint32_t name_id(const char *name)
 
 /* --- records ------------------------------------------------------------------------------------ */
 
-/* Record the begin of a range; ``number`` is that of a range of the process, or 0. The lock is held. */
+/* Record the begin of a range. ``number`` is the number from range_start(), or 0 for a range of a thread. The lock is held.
+ */
 static void write_push(uint32_t name, uint32_t domain, uint64_t number, bool is_copy)
 {
     record rec = record_begin(KIND_RANGE_PUSH, 0, 0, 0);
@@ -67,7 +69,8 @@ static void write_push(uint32_t name, uint32_t domain, uint64_t number, bool is_
     record_append(&rec);
 }
 
-/* Record the end of a range of the calling thread, or of the range of the process with this number. The lock is held. */
+/* Record the end of a range: the range with this number, or for 0 the innermost range of the calling thread. The lock is
+ * held. */
 static void write_pop(uint32_t domain, uint64_t number)
 {
     record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);
@@ -107,7 +110,7 @@ int range_push(const char *name, const char *domain)
     return depth;
 }
 
-/* Remove the innermost range of a domain. Return false if none is open. */
+/* Remove the innermost open range of a domain. Return false if the domain has no open range. */
 static bool remove_range(open_ranges *open, uint32_t domain)
 {
     if (open->count > MAX_OPEN_RANGES) {
@@ -172,7 +175,7 @@ void ranges_copy_to_backward_thread(void)
     bool is_backward_thread;
     const open_ranges *open = backward_ranges(&is_backward_thread);
     if (!open)
-        return; /* no backward pass is active: nothing to remember, one may begin later */
+        return; /* no backward pass is active; the generation is not stored, because a pass may begin later */
     this_thread.copy_generation = copies.generation;
     if (!is_backward_thread || copies.thread_count == MAX_COPIES)
         return;
@@ -183,7 +186,7 @@ void ranges_copy_to_backward_thread(void)
         write_push(copies.ranges.ranges[i].name, copies.ranges.ranges[i].domain, 0, true);
 }
 
-/* Record the end of a copy that another thread has. The lock is held. */
+/* Record the end of a copied range of another thread. The lock is held. */
 static void write_copy_end(uint64_t thread, uint32_t domain)
 {
     record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);
