@@ -161,9 +161,7 @@ class RecordedMachine:
         view = self.record.nvml
         devices = view.devices if isinstance(view, NvmlView) else ()
         index = devices.index(device) if device in devices else len(recorded)
-        return (
-            recorded[index] if index < len(recorded) else Unavailable("the simulation has no value")
-        )
+        return recorded[index] if index < len(recorded) else Unavailable("not in the recorded data")
 
 
 def _select_fields(

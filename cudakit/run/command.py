@@ -89,7 +89,7 @@ def _requested_python(python: str | None, environment: Mapping[str, str]) -> str
     except CommandNotFound:
         raise CommandNotFound(
             f"--python {python}: no such interpreter",
-            hint="name a Python, for example --python python3",
+            hint="name an interpreter, for example --python python3",
         ) from None
 
 

@@ -99,7 +99,7 @@ def copy(*, effort: Effort, **options: Any) -> Spec:
 def launch(*, effort: Effort, **options: Any) -> Spec:
     """Measure the latency of launches and waits, and of the creation of events and streams.
 
-    Calls of --calls:
+    The calls:
 
     \b
     launch               the host time of one launch
@@ -107,7 +107,7 @@ def launch(*, effort: Effort, **options: Any) -> Spec:
                          write of the kernel
     launch-to-finish     from the launch until the stream is synchronized
     launch-back-to-back  the device time per kernel of many launches
-    others               the host time of the call
+    other calls          the host time of the call
 
     \b
     cudakit bench launch
@@ -131,7 +131,7 @@ def alloc(*, effort: Effort, **options: Any) -> Spec:
     """Measure the time to allocate and free memory.
 
     The time of a case is that of one allocation and its free. The default sizes are 512 B to 1 GiB, and with
-    --gpu sim 512 B to 1 MiB. Allocators of --allocators:
+    --gpu sim 512 B to 1 MiB. The allocators:
 
     \b
     driver          cuMemAlloc
@@ -187,10 +187,10 @@ def _caching(gpu: Gpu) -> Allocator:
 def graph(*, effort: Effort, **options: Any) -> Spec:
     """Measure the time to create and launch CUDA graphs, and the time that they save.
 
-    Steps of --steps:
+    The steps:
 
     \b
-    capture, instantiate, upload  the host time of the call
+    capture       the host time of the call (also instantiate and upload)
     update        the host time to change the parameters of all nodes
     first-launch  the host time to launch a graph that was not uploaded
     launch        the host time to launch an uploaded graph

@@ -129,11 +129,9 @@ def _matching(count: int, total: int) -> str:
     """Describe the number of devices that can be selected."""
     if not count:
         return "no device can be selected" if total > 1 else "the only device cannot be selected"
-    return (
-        f"only {count} of {total} devices can be selected"
-        if total > 1
-        else "there is only 1 device"
-    )
+    if count == total:
+        return "there is only 1 device" if total == 1 else f"there are only {total} devices"
+    return f"only {count} of {total} devices can be selected"
 
 
 def _request(spec: SelectSpec) -> str:

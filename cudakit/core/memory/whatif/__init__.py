@@ -141,8 +141,8 @@ class _DeviceReplays:
         if limit_bytes is not None:
             limit = Limit(limit_bytes, "given")
             baseline, _ = self._replay("recorded settings", settings, limit)
-        tried = tuple(self._replay(*trial, limit)[0] for trial in trials)
-        best = best_of(baseline, tried)
+        trial_outcomes = tuple(self._replay(*trial, limit)[0] for trial in trials)
+        best = best_of(baseline, trial_outcomes)
         return DeviceWhatIf(
             file=recording.snapshot.source,
             device=recording.trace.device,
@@ -153,9 +153,9 @@ class _DeviceReplays:
             differences=tuple(differences(recorded, outcome)),
             reasons=tuple(reasons(recording, start)),
             baseline=baseline,
-            tried=tried,
+            tried=trial_outcomes,
             best=best,
-            headline=headline(baseline, tried, best),
+            headline=headline(baseline, trial_outcomes, best),
         )
 
     def _replay(
