@@ -89,7 +89,7 @@ class Access:
     lo: U64
     hi: U64
     mode: AccessMode
-    known: Precision = Precision.EXACT
+    known: Precision = Precision.EXACT  # how precisely the bytes are known
     stride_bytes: I64 = 0
     count: U64 = 0
     node: U32 = 0  # number of the node in its graph; 0 for a launch outside of graphs

@@ -180,9 +180,8 @@ class _Chain:
         """Close the open file, which was read completely, and continue with the next one."""
         self.close()
         if self._discard and self._file_number == 0:
-            os.truncate(
-                self._path, 0
-            )  # the first file stays, because its inode identifies the chain
+            # The first file is not deleted, because its inode identifies the chain of files.
+            os.truncate(self._path, 0)
         elif self._discard:
             os.unlink(self._path)
         self._file_number += 1

@@ -1,4 +1,4 @@
-"""Pages in a real browser: Chromium without a window and without a network."""
+"""Fixtures that open pages in Chromium, without a window and without a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @dataclass
 class Opened:
-    """A page in the browser, with everything that it reported or requested."""
+    """A page in the browser, with its console messages and errors, and the URLs that it requested."""
 
     page: Page
     messages: list[str] = field(default_factory=list)

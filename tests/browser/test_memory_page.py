@@ -1,4 +1,4 @@
-"""The memory page in Chromium: what it draws, what it computes, and what it does with hostile files."""
+"""Tests of the memory page in Chromium: its drawings, its computed values, and hostile files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TABS = ("map", "layout", "flame", "holders", "events")
 APP = "document.querySelector('.explorer').explorer"
 
 
-def written(snapshot: Path, folder: Path) -> Path:
+def write_page(snapshot: Path, folder: Path) -> Path:
     page = folder / f"{snapshot.name}.html"
     run = run_cli("memviz", snapshot, "-q", "-f", "-o", page)
     assert run.exit_code == 0, run.stderr
@@ -38,19 +38,19 @@ def written(snapshot: Path, folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    return {name: written(DATA / f"{name}.pkl.gz", folder) for name in RECORDED}
+    return {name: write_page(DATA / f"{name}.pkl.gz", folder) for name in RECORDED}
 
 
 def evaluate(opened: Opened, code: str, argument: Any = None) -> Any:
     return opened.page.evaluate(code, argument)
 
 
-def settled(opened: Opened) -> None:
-    """Wait until changes are drawn and the hash is written."""
+def wait_until_drawn(opened: Opened) -> None:
+    """Wait until the page has drawn its changes and stored its state in the URL."""
     opened.page.wait_for_timeout(350)
 
 
-def colors_of(opened: Opened, selector: str) -> int:
+def count_colors(opened: Opened, selector: str) -> int:
     """Return the number of different colors of a canvas."""
     return evaluate(
         opened,
@@ -69,12 +69,12 @@ def test_memory_page_draws_every_view_without_network_or_errors(
 ) -> None:
     opened = open_page(pages[name])
     assert opened.page.get_attribute(".explorer", "data-ready") == "true"
-    assert colors_of(opened, ".panes canvas") > 4
+    assert count_colors(opened, ".panes canvas") > 4
     for tab in TABS:
         opened.page.click(f"#tab-{tab}")
-        settled(opened)
+        wait_until_drawn(opened)
         if tab in ("map", "layout", "flame"):
-            assert colors_of(opened, ".view canvas") > 3, tab
+            assert count_colors(opened, ".view canvas") > 3, tab
         else:
             assert opened.page.locator(".view .list .list-row").count() > 0, tab
     assert opened.messages == []
@@ -92,16 +92,16 @@ def python_totals(replayed: Replay, event: int) -> dict[str, int]:
 def python_bytes_by_stack(replayed: Replay, event: int) -> dict[str, int]:
     allocations, moment = replayed.allocations, event + 1
     live = (allocations.begin < moment) & (moment <= allocations.end)
-    found: dict[str, int] = {}
+    bytes_by_stack: dict[str, int] = {}
     for stack, size in zip(
         allocations.stack[live].tolist(), allocations.size[live].tolist(), strict=True
     ):
-        found[str(stack)] = found.get(str(stack), 0) + size
-    return found
+        bytes_by_stack[str(stack)] = bytes_by_stack.get(str(stack), 0) + size
+    return bytes_by_stack
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_memory_page_computes_the_state_at_random_instants_as_python_does(
+def test_memory_page_computes_the_state_at_random_events_as_python_does(
     open_page: OpenPage, pages: dict[str, Path], name: str
 ) -> None:
     snapshot = load(DATA / f"{name}.pkl.gz")
@@ -113,7 +113,7 @@ def test_memory_page_computes_the_state_at_random_instants_as_python_does(
         replayed.n_events - 1,
     ]
     opened = open_page(pages[name])
-    found = evaluate(
+    page_states = evaluate(
         opened,
         f"""events => {{
           const {{ model }} = {APP};
@@ -125,7 +125,7 @@ def test_memory_page_computes_the_state_at_random_instants_as_python_does(
         }}""",
         events,
     )
-    for event, (totals, by_stack) in zip(events, found, strict=True):
+    for event, (totals, by_stack) in zip(events, page_states, strict=True):
         assert totals == python_totals(replayed, event), event
         assert by_stack == python_bytes_by_stack(replayed, event), event
 
@@ -138,7 +138,7 @@ def test_memory_page_bands_add_up_to_the_memory_in_use(
         opened,
         f"""() => {{
           const {{ model, bands }} = {APP};
-          const found = [];
+          const differences = [];
           for (const [first, last, columns] of [[-1, model.events, 500], [100, 300, 200], [0, 9, 9]]) {{
             const values = bands.sample(first, last, columns);
             const count = bands.names.length;
@@ -150,10 +150,10 @@ def test_memory_page_bands_add_up_to_the_memory_in_use(
               for (let e = from; e <= end; e++) highest = Math.max(highest, model.curves.active[e + 1]);
               let total = 0;
               for (let band = 0; band < count; band++) total += values[column * count + band];
-              if (total !== highest) found.push([first, column, total, highest]);
+              if (total !== highest) differences.push([first, column, total, highest]);
             }}
           }}
-          return found;
+          return differences;
         }}""",
     )
     assert differences == []
@@ -170,13 +170,13 @@ def test_dragging_selects_a_window_that_the_hash_keeps(
     opened.page.mouse.down()
     opened.page.mouse.move(box["x"] + 400, y, steps=5)
     opened.page.mouse.up()
-    settled(opened)
+    wait_until_drawn(opened)
     brush = evaluate(opened, f"() => {APP}.state.get('brush')")
     hash_text = evaluate(opened, "() => location.hash")
     assert brush[0] < brush[1]
     assert f"brush={brush[0]}-{brush[1]}" in hash_text
-    again = open_page(pages["train"], hash_text=hash_text)
-    assert evaluate(again, f"() => {APP}.state.get('brush')") == brush
+    reopened = open_page(pages["train"], hash_text=hash_text)
+    assert evaluate(reopened, f"() => {APP}.state.get('brush')") == brush
 
 
 def test_wheel_zooms_around_the_pointer_and_keys_move_the_cursor(
@@ -186,16 +186,16 @@ def test_wheel_zooms_around_the_pointer_and_keys_move_the_cursor(
     canvas = opened.page.locator(".panes canvas").first
     canvas.hover(position={"x": 300, "y": 100})
     opened.page.mouse.wheel(0, -400)
-    settled(opened)
+    wait_until_drawn(opened)
     first, last = evaluate(opened, f"() => {APP}.state.get('view')")
     events = evaluate(opened, f"() => {APP}.model.events")
     assert last - first < 0.7 * events
     canvas.focus()
-    before = evaluate(opened, f"() => {APP}.state.get('cursor')")
+    cursor_before = evaluate(opened, f"() => {APP}.state.get('cursor')")
     opened.page.keyboard.press("ArrowLeft")
     opened.page.keyboard.press("0")
-    settled(opened)
-    assert evaluate(opened, f"() => {APP}.state.get('cursor')") == before - 1
+    wait_until_drawn(opened)
+    assert evaluate(opened, f"() => {APP}.state.get('cursor')") == cursor_before - 1
     assert evaluate(opened, f"() => {APP}.state.get('view')") == [-1, events]
 
 
@@ -204,13 +204,13 @@ def test_filter_keeps_only_stacks_with_the_text(
 ) -> None:
     opened = open_page(pages["train"])
     opened.page.click("#tab-holders")
-    settled(opened)
+    wait_until_drawn(opened)
     all_groups = evaluate(opened, f"() => {APP}.views.holders.rows.length")
     opened.page.fill("input[type=search]", "no such function")
-    settled(opened)
+    wait_until_drawn(opened)
     assert evaluate(opened, f"() => {APP}.views.holders.rows.length") == 0
     opened.page.fill("input[type=search]", "optim")
-    settled(opened)
+    wait_until_drawn(opened)
     assert 0 < evaluate(opened, f"() => {APP}.views.holders.rows.length") < all_groups
 
 
@@ -219,9 +219,9 @@ def test_clicking_an_event_shows_its_allocation_with_the_call_stack(
 ) -> None:
     opened = open_page(pages["train"])
     opened.page.click("#tab-events")
-    settled(opened)
+    wait_until_drawn(opened)
     opened.page.locator(".view .list .list-row", has_text="alloc").first.click()
-    settled(opened)
+    wait_until_drawn(opened)
     details = opened.page.locator(".details").inner_text()
     assert "Picked allocation" in details
     assert "record_snapshots.py" in details
@@ -254,7 +254,7 @@ def test_memory_page_fits_the_width_of_the_window(
 ) -> None:
     opened = open_page(pages["fragmented_oom"], size=(width, 900), scheme=scheme)
     assert evaluate(opened, "() => document.documentElement.scrollWidth <= innerWidth")
-    assert colors_of(opened, ".panes canvas") > 4
+    assert count_colors(opened, ".panes canvas") > 4
 
 
 def test_page_of_two_devices_keeps_their_states_apart(open_page: OpenPage, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_page_of_a_comparison_draws_what_grew_and_what_shrank(
     opened = open_page(page)
     assert opened.messages == []
     assert "Grown by" in opened.page.locator(".explorer").inner_text()
-    assert colors_of(opened, ".explorer canvas") > 3
+    assert count_colors(opened, ".explorer canvas") > 3
 
 
 HOSTILE = (
@@ -293,8 +293,8 @@ HOSTILE = (
 )
 
 
-def drawn(snapshot: Snapshot, folder: Path) -> Path:
-    """Return the page of a snapshot."""
+def write_snapshot_page(snapshot: Snapshot, folder: Path) -> Path:
+    """Write the page of a snapshot, and return its path."""
     page = folder / "page.html"
     page.write_text(render(report(analyze([snapshot], MemorySpec()))), encoding="utf-8")
     return page
@@ -307,11 +307,13 @@ def test_hostile_names_are_shown_as_text_and_run_nothing(
     stacks = ((), *((i,) for i in range(len(frames))))
     entries = [builders.alloc(0x1000 * (i + 1), 512, stack=i + 1) for i in range(len(frames))]
     opened = open_page(
-        drawn(builders.snapshot(builders.trace(entries), frames=frames, stacks=stacks), tmp_path)
+        write_snapshot_page(
+            builders.snapshot(builders.trace(entries), frames=frames, stacks=stacks), tmp_path
+        )
     )
     for tab in TABS:
         opened.page.click(f"#tab-{tab}")
-        settled(opened)
+        wait_until_drawn(opened)
     assert opened.page.title().startswith("GPU memory of")
     assert opened.messages == []
     assert opened.page.locator(".explorer img").count() == 0
@@ -333,7 +335,7 @@ def test_hostile_names_are_shown_as_text_and_run_nothing(
 def test_small_and_odd_traces_give_a_page_without_errors(
     open_page: OpenPage, tmp_path: Path, trace: DeviceTrace
 ) -> None:
-    opened = open_page(drawn(builders.snapshot(trace), tmp_path))
+    opened = open_page(write_snapshot_page(builders.snapshot(trace), tmp_path))
     assert opened.messages == []
     if not len(trace.events):
         assert "the trace has no events" in opened.page.locator(".explorer-views").inner_text()
@@ -352,12 +354,14 @@ def test_memory_page_agrees_with_python_at_every_event_of_any_trace(
     replayed = replay(snapshot, snapshot.devices[0])
     opener = OpenPage(browser)
     try:
-        opened = opener(drawn(snapshot, tmp_path_factory.mktemp("page")))
+        opened = opener(write_snapshot_page(snapshot, tmp_path_factory.mktemp("page")))
         assert opened.messages == []
         if not replayed.n_events:
             return
         events = list(range(-1, replayed.n_events))
-        found = evaluate(opened, f"events => events.map(e => {APP}.model.totalsAt(e))", events)
-        assert found == [python_totals(replayed, event) for event in events]
+        page_totals = evaluate(
+            opened, f"events => events.map(e => {APP}.model.totalsAt(e))", events
+        )
+        assert page_totals == [python_totals(replayed, event) for event in events]
     finally:
         opener.close()

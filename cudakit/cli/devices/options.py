@@ -42,17 +42,17 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(command)
-    def collecting(*, output: OutputOptions, form: str | None, **rest: Any) -> Any:
-        if form and not rest["names"]:
+    def collecting(*, output: OutputOptions, output_format: str | None, **rest: Any) -> Any:
+        if output_format and not rest["names"]:
             raise click.UsageError("--format needs --fields; --json gives everything")
-        if output.json and form not in (None, "json"):
-            raise click.UsageError(f"--json and --format {form} exclude each other")
-        if form == "csv":
+        if output.json and output_format not in (None, "json"):
+            raise click.UsageError(f"--json and --format {output_format} exclude each other")
+        if output_format == "csv":
             output = replace(output, targets=(*output.targets, Target("-", "csv")))
         values = {
             name: rest.pop(name) for name in ("ids", "names", "long", "processes", "topology")
         }
-        output = replace(output, json=output.json or form == "json")
+        output = replace(output, json=output.json or output_format == "json")
         return command(view=View(**values), output=output, **rest)
 
     return with_options(_VIEW, collecting)
@@ -157,7 +157,7 @@ _VIEW = option_group(
     ),
     option(
         "--format",
-        "form",
+        "output_format",
         type=click.Choice(("table", "csv", "json")),
         help="With --fields: output format on the terminal.  [default: table]",
     ),

@@ -17,7 +17,7 @@ from cudakit.core.allocator.segments import (
     StreamSegments,
     expandable_size,
 )
-from cudakit.core.allocator.upstream import OUT_OF_MEMORY, Paged
+from cudakit.core.allocator.upstream import OUT_OF_MEMORY, PagedUpstream
 from cudakit.errors import CudaError, Unsupported
 from cudakit.torch_rules.setting_rules import FULL_RESERVE, Reserve
 from cudakit.torch_rules.settings import Settings
@@ -46,7 +46,7 @@ class ExpandableSegments:
 
     def __init__(
         self,
-        upstream: Paged,
+        upstream: PagedUpstream,
         registry: dict[int, Segment],
         stream_classes: Mapping[int, str],
     ) -> None:
@@ -179,13 +179,13 @@ class ExpandableSegments:
             owner.trace.record(SEGMENT_UNMAP, begin, end - begin, block.stream, event_stack, pool)
 
 
-def require_paged(upstream: object, large_page_bytes: int) -> Paged:
+def require_paged(upstream: object, large_page_bytes: int) -> PagedUpstream:
     """Return an upstream as one with virtual memory.
 
     Raises Unsupported if the upstream has no virtual memory, or no pages of the sizes of small and large
     segments; CudaError if the driver refuses.
     """
-    if not isinstance(upstream, Paged):
+    if not isinstance(upstream, PagedUpstream):
         raise Unsupported(
             "expandable segments need virtual memory, which this upstream does not have",
             hint="set expandable_segments:False, or take the memory of a Gpu",

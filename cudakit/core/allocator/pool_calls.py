@@ -25,7 +25,7 @@ from cudakit.core.allocator.private_pools import (
 from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState
 from cudakit.core.allocator.streams import CapturedGraph, StreamFilter, of_capture, of_this_thread
-from cudakit.core.allocator.upstream import Captured, CaptureGraph, stream_number
+from cudakit.core.allocator.upstream import CapturableUpstream, CaptureGraph, stream_number
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
 from cudakit.torch_rules.oom_facts import PoolId
@@ -74,7 +74,7 @@ class PoolRouting:
         """Implement ``CachingAllocator.capture``; the yielded GraphMemory keeps ``owner`` alive."""
         number = None if stream is None else stream_number(stream)
         upstream = self._state.upstream
-        if graph is None and isinstance(upstream, Captured):
+        if graph is None and isinstance(upstream, CapturableUpstream):
             graph = upstream.graph
         reuses = self._state.engine.settings.graph_capture_record_stream_reuse
         captured_graph = CapturedGraph(graph) if graph and reuses else None
@@ -357,7 +357,7 @@ def _check_restorable(engine: Engine, pool: PoolId, checkpoint: PoolState) -> No
     """Raise PoolError if segments of a pool were released, or other streams use its blocks."""
     segments = segments_of(engine, pool)
     for segment in segments:
-        _check_unused(segment, settled=False)
+        _check_unused(segment, allow_stream_uses=False)
     sizes = {int(segment.ptr): segment.size for segment in segments}
     for blocks in checkpoint.segments:
         if sizes.get(blocks[0].address, 0) < sum(block.size_bytes for block in blocks):
@@ -383,17 +383,20 @@ def _divide(engine: Engine, blocks: tuple[BlockState, ...], stack: RawStack | No
 
 def _block_states(segment: Segment) -> tuple[BlockState, ...]:
     """Return the states of a segment's blocks. Raises PoolError if a freed block is still in use."""
-    _check_unused(segment, settled=True)
+    _check_unused(segment, allow_stream_uses=True)
     return tuple(
         BlockState(int(block.ptr), block.size, block.allocated) for block in segment.blocks()
     )
 
 
-def _check_unused(segment: Segment, *, settled: bool) -> None:
-    """Raise PoolError if other streams use a freed block or, unless ``settled``, a live block."""
+def _check_unused(segment: Segment, *, allow_stream_uses: bool) -> None:
+    """Raise PoolError if other streams still use a freed block.
+
+    Unless ``allow_stream_uses``, raise PoolError for an allocated block that other streams use, too.
+    """
     for block in segment.blocks():
         is_pending = not block.free and not block.allocated
-        if is_pending or (block.stream_uses and not settled):
+        if is_pending or (block.stream_uses and not allow_stream_uses):
             raise PoolError(
                 f"other streams use the block at {block.ptr:#x} of private pool {segment.pool.id}",
                 hint="synchronize them, then call empty_cache()",

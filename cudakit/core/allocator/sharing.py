@@ -9,7 +9,7 @@ from __future__ import annotations
 from cudakit.core.allocator.blocks import Block
 from cudakit.core.allocator.ipc import Handle, IpcRegistry, OpenedMemory, SharedMemory
 from cudakit.core.allocator.state import AllocatorState, InvalidPointer
-from cudakit.core.allocator.upstream import Reachable, Shareable
+from cudakit.core.allocator.upstream import IpcUpstream, PeerAccessUpstream
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import IpcHandle, Ptr
 
@@ -20,7 +20,7 @@ class Sharing:
     def __init__(self, state: AllocatorState) -> None:
         self._state = state
         self._upstream = state.upstream
-        if isinstance(self._upstream, Shareable):
+        if isinstance(self._upstream, IpcUpstream):
             # The lambda refers to the captures only. The allocator's finalizer keeps the upstream alive,
             # which must not keep the state and the allocator alive.
             captures = state.captures
@@ -80,7 +80,7 @@ class Sharing:
         Unsupported for an upstream without a device.
         """
         upstream = self._upstream
-        if not isinstance(upstream, Reachable):
+        if not isinstance(upstream, PeerAccessUpstream):
             raise Unsupported("this upstream has no device, and so no peer access")
         with self._state.inside():
             if device not in upstream.peers:
@@ -90,10 +90,10 @@ class Sharing:
     def peers(self) -> tuple[int, ...]:
         """Return the other devices that can access the memory."""
         upstream = self._upstream
-        return tuple(sorted(upstream.peers)) if isinstance(upstream, Reachable) else ()
+        return tuple(sorted(upstream.peers)) if isinstance(upstream, PeerAccessUpstream) else ()
 
     def _registry(self) -> IpcRegistry:
-        if not isinstance(self._upstream, Shareable):
+        if not isinstance(self._upstream, IpcUpstream):
             raise Unsupported("memory of this upstream cannot be shared with other processes")
         return self._upstream.ipc
 

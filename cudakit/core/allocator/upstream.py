@@ -83,7 +83,7 @@ class CaptureGraph(Protocol):
 
 
 @runtime_checkable
-class Paged(Protocol):
+class PagedUpstream(Protocol):
     """An upstream with virtual memory, which expandable segments need."""
 
     @property
@@ -92,7 +92,7 @@ class Paged(Protocol):
 
 
 @runtime_checkable
-class Captured(Protocol):
+class CapturableUpstream(Protocol):
     """An upstream that can query the graphs of captured streams."""
 
     @property
@@ -100,7 +100,7 @@ class Captured(Protocol):
 
 
 @runtime_checkable
-class Reachable(Protocol):
+class PeerAccessUpstream(Protocol):
     """An upstream whose memory other devices can access; ``mapped`` are the mapped ranges of its pages."""
 
     @property
@@ -109,7 +109,7 @@ class Reachable(Protocol):
 
 
 @runtime_checkable
-class Shareable(Protocol):
+class IpcUpstream(Protocol):
     """An upstream whose memory other processes can open."""
 
     @property

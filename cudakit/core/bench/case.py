@@ -22,7 +22,8 @@ _LATENCY = Unavailable("a latency has no theoretical peak")
 _SHARE_OF_FREE = 0.95
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # a dict key by identity
+# eq=False: instances are dict keys, compared by identity.
+@dataclass(frozen=True, slots=True, eq=False)
 class Implementation:
     """A workload in one library. The class implements Workload, with the library in the name."""
 

@@ -12,9 +12,9 @@ from cudakit.units import format_bytes
 
 # The dimensions of a GEMM, which a label shows together: "4096³".
 DIMENSIONS = ("m", "n", "k")
-# Axes that count the noun in their name: "8 nodes".
+# A label shows these axes as a count of their name: "8 nodes".
 _COUNTED_AXES = ("nodes",)
-# Titles of axes that are not their names: "kind" is the node type of a graph.
+# Some axes have a title that differs from their name: "kind" is the node type of a graph.
 _TITLES = {"kind": "node type"}
 
 

@@ -16,8 +16,8 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
 _THROTTLED_SHARE = 0.75
 _RECENT_CLOCKS = 101
 _MIN_CLOCKS = 5
-# A low clock is accepted as normal after this number of throttled readings, or the number of samples if
-# larger.
+# A low clock is accepted as normal once the number of throttled readings reaches both this number and the
+# number of samples.
 _MAX_THROTTLED = 10
 
 

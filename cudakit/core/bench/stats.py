@@ -252,14 +252,14 @@ def _best_split(ordered: npt.NDArray[np.float64]) -> int | None:
     return int(sizes[int(np.argmax(between_groups))])
 
 
-def _clock_step(ordered: npt.NDArray[np.float64]) -> float:
+def _clock_step(sorted_values: npt.NDArray[np.float64]) -> float:
     """Return the smallest difference between distinct values: an estimate of the clock's resolution."""
-    steps = np.diff(ordered)
+    steps = np.diff(sorted_values)
     steps = steps[steps > 0]
     return float(steps.min()) if len(steps) else 0.0
 
 
-def _count_within(ordered: npt.NDArray[np.float64], centre: float, distance: float) -> int:
+def _count_within(sorted_values: npt.NDArray[np.float64], centre: float, distance: float) -> int:
     """Return the number of values whose distance from ``centre`` is at most ``distance``."""
-    first, last = np.searchsorted(ordered, (centre - distance, centre + distance)).tolist()
+    first, last = np.searchsorted(sorted_values, (centre - distance, centre + distance)).tolist()
     return int(last - first)

@@ -71,7 +71,7 @@ def check_health(
     """
     run_context = run_context or RunContext()
     left_out = missing_libraries(gpu)
-    cases = suite_cases(spec, gpu, gemm=not left_out)
+    cases = suite_cases(spec, gpu, include_gemm=not left_out)
     result = run(spec, gpu, progress, run_context=run_context, cases=cases)
     nvml_fields: Fields = run_context.nvml_device.fields if run_context.nvml_device else {}
     telemetry = gpu.telemetry(("pcie_width",)).fields
@@ -87,9 +87,9 @@ def missing_libraries(gpu: Gpu) -> tuple[LeftOut, ...]:
     return ()
 
 
-def suite_cases(spec: SuiteSpec, gpu: Gpu, *, gemm: bool) -> tuple[Case, ...]:
+def suite_cases(spec: SuiteSpec, gpu: Gpu, *, include_gemm: bool) -> tuple[Case, ...]:
     """Return the cases of the health check: latencies first, and GEMMs last, because GEMMs heat the GPU."""
-    specs = [*_specs(spec, gpu), *([_gemm_spec(spec, gpu)] if gemm else [])]
+    specs = [*_specs(spec, gpu), *([_gemm_spec(spec, gpu)] if include_gemm else [])]
     cases = (case for bench_spec in specs for case in plan_cases(bench_spec, gpu))
     if spec.quick:
         cases = (replace(case, method=replace(case.method, rounds=1)) for case in cases)

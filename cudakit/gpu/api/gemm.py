@@ -133,19 +133,19 @@ class Gemm:
 
     @property
     def a(self) -> Matrix:
-        """A as stored."""
+        """The matrix A as it is stored, before transposition."""
         shape = (self.m, self.k) if self.layout[0] == "n" else (self.k, self.m)
         return self._matrix(DATA_TYPES[self.dtype].a, *shape)
 
     @property
     def b(self) -> Matrix:
-        """B as stored."""
+        """The matrix B as it is stored, before transposition."""
         shape = (self.k, self.n) if self.layout[1] == "n" else (self.n, self.k)
         return self._matrix(DATA_TYPES[self.dtype].b, *shape)
 
     @property
     def d(self) -> Matrix:
-        """D as stored."""
+        """The matrix D as it is stored."""
         outputs = DATA_TYPES[self.dtype].outputs
         element = next(element for element in outputs if element.name == self.output)
         return self._matrix(element, self.m, self.n)

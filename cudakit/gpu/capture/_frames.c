@@ -87,7 +87,7 @@ static inline bool is_finalizing(void)
 #endif
 }
 
-/* --- walking ---------------------------------------------------------------------------------- */
+/* --- stack walk --------------------------------------------------------------------------------- */
 
 /* Return whether a frame has executed its prologue, which creates cells or a generator. CPython's
  * _PyFrame_IsIncomplete has the same rule. */

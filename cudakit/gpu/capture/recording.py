@@ -34,7 +34,7 @@ _READ_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CudaRecording:
-    """How CUDA is recorded in this process."""
+    """The way in which this process records CUDA calls, and the reasons for its limits."""
 
     accesses: Accesses | None = None  # source of the accesses; None if CUDA is not recorded
     notes: tuple[str, ...] = ()  # reasons why CUDA is not recorded, or why accesses are not exact

@@ -70,12 +70,12 @@ def _snapshot(torch: Any) -> dict[str, Any]:
 def _device_memory(torch: Any) -> dict[str, list[float]]:
     """Return the memory of each device in bytes, and the fraction of it that this process may use.
 
-    run/agent/memory.py has the same.
+    The agent has a copy of this function (run/agent/memory.py).
     """
     cuda = torch.cuda
     devices = range(cuda.device_count())
     facts = {"device_total_bytes": [cuda.get_device_properties(i).total_memory for i in devices]}
-    if hasattr(cuda.memory, "get_per_process_memory_fraction"):  # torch 2.7
+    if hasattr(cuda.memory, "get_per_process_memory_fraction"):  # torch 2.7 and newer
         facts["memory_fraction"] = [cuda.memory.get_per_process_memory_fraction(i) for i in devices]
     return facts
 

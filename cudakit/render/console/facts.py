@@ -38,7 +38,7 @@ def facts_lines(facts: Facts, width: int) -> list[Text]:
     half = (len(rows) + 1) // 2
     left = _column(rows[:half], (width - _GUTTER) // 2)
     at = max(line.cell_len for line in left) + _GUTTER
-    return place_side_by_side(left, _column(rows[half:], width - at), at=at)
+    return place_side_by_side(left, _column(rows[half:], width - at), column=at)
 
 
 def _column(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]:

@@ -157,11 +157,11 @@ def pad(line: Text, width: int, *, right: bool = False) -> Text:
     return line
 
 
-def place_side_by_side(left: Sequence[Text], right: Sequence[Text], *, at: int) -> list[Text]:
-    """Join two blocks of lines; the right one begins in column ``at``."""
+def place_side_by_side(left: Sequence[Text], right: Sequence[Text], *, column: int) -> list[Text]:
+    """Join two blocks of lines; the right one begins in column ``column``, counted from 0."""
     pairs = zip_longest(left, right, fillvalue=None)
     return [
-        pad(first.copy() if first else Text(), at).append_text(second or Text())
+        pad(first.copy() if first else Text(), column).append_text(second or Text())
         for first, second in pairs
     ]
 

@@ -52,7 +52,7 @@ def measured_by_bench(cases: tuple[Case, ...]) -> Mapping[str, set[Any]]:
 def test_quick_suite_has_fewer_cases_of_full_size() -> None:
     spec = SuiteSpec(quick=True)
     with closing(NotSimulated()) as gpu:
-        cases = suite_cases(spec, gpu, gemm=True)
+        cases = suite_cases(spec, gpu, include_gemm=True)
 
     assert measured_by_bench(cases) == QUICK_CASES
     by_name = {case.workload.name: case for case in cases}
@@ -67,7 +67,7 @@ def test_quick_suite_has_fewer_cases_of_full_size() -> None:
 def test_full_suite_has_all_cases_without_budget() -> None:
     spec = SuiteSpec()
     with closing(NotSimulated("h200x2")) as gpu:
-        suite_result = measured_by_bench(suite_cases(spec, gpu, gemm=True))
+        suite_result = measured_by_bench(suite_cases(spec, gpu, include_gemm=True))
 
     assert spec.budget_s is None
     assert all(QUICK_CASES[name] <= suite_result[name] for name in QUICK_CASES)
@@ -76,7 +76,7 @@ def test_full_suite_has_all_cases_without_budget() -> None:
 
 def test_small_gpu_has_smaller_buffers_and_gemms() -> None:
     with closing(NotSimulated(capacity_bytes=1 << 30)) as gpu:
-        cases = suite_cases(SuiteSpec(quick=True), gpu, gemm=True)
+        cases = suite_cases(SuiteSpec(quick=True), gpu, include_gemm=True)
 
     assert all(case.needed_bytes < 1 << 30 for case in cases)
     assert {case.workload.axes.get("m") for case in cases} == {None, 4096}

@@ -79,7 +79,7 @@ class AlgorithmTrials:
 
     @property
     def method(self) -> Method:
-        """The method of the samples, with the values that were actually used."""
+        """The measurement method, with the blocker, buffer sets and executions that were used."""
         work = self._candidates[DEFAULT].work
         return replace(
             self._method,

@@ -44,15 +44,15 @@ _SIMULATED_SIZES_BYTES = (16 << 10, 128 << 10, 1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    sources: int
-    targets: int
+    source_count: int
+    target_count: int
     run: Callable[[Bandwidth, Buffers, int, Stream], None]
     check: Check
 
     @property
     def buffers(self) -> int:
         """Number of buffers that the operation reads or writes."""
-        return self.sources + self.targets
+        return self.source_count + self.target_count
 
 
 def _read(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
@@ -180,13 +180,13 @@ class PreparedMemory:
         gpu, cleanup = self._gpu, self._cleanup
         target = allocate(gpu, cleanup, self._target_bytes)
         sources = tuple(
-            allocate(gpu, cleanup, self._size_bytes) for _ in range(self._operation.sources)
+            allocate(gpu, cleanup, self._size_bytes) for _ in range(self._operation.source_count)
         )
         for i, source in enumerate(sources):
-            sequence = number * max(self._operation.sources, 1) + i
+            sequence = number * max(self._operation.source_count, 1) + i
             floats = self._size_bytes // FP32.size_bytes
             fill.uniform(source, floats, FP32, LEGACY, seed=self._seed, sequence=sequence)
-        if not self._operation.targets:
+        if not self._operation.target_count:
             self._write_sentinel(sources[0])
         self._poison(target)
         return Buffers(target, sources)
@@ -194,7 +194,7 @@ class PreparedMemory:
     @property
     def _target_bytes(self) -> int:
         """Size of the target buffer. The read kernel writes only one value: whether it found the sentinel."""
-        return self._size_bytes if self._operation.targets else WIDTH_BYTES
+        return self._size_bytes if self._operation.target_count else WIDTH_BYTES
 
     def _write_sentinel(self, source: Ptr) -> None:
         """Write SENTINEL, which the read kernel searches, to the end of a buffer."""

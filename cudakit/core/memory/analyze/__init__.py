@@ -50,13 +50,13 @@ def analyze(
     """Return the result for one or more snapshots.
 
     With ``new_allocator``, remedies of failed allocations are replayed before they are recommended, for the
-    first 8 devices with a failed allocation. Raises UsageError if no snapshot has the chosen device, stream,
+    first 8 devices with a failed allocation. Raises UsageError if no snapshot has the device, stream,
     pool or event.
     """
-    chosen = select_devices(snapshots, spec)
-    if spec.at == "oom" and not any(_has_oom(trace) for _, trace in chosen):
+    selected_pairs = select_devices(snapshots, spec)
+    if spec.at == "oom" and not any(_has_oom(trace) for _, trace in selected_pairs):
         raise UsageError("no allocation failed in this trace", hint="use --at peak or --at end")
-    failed = [id(trace) for _, trace in chosen if _has_oom(trace)]
+    failed = [id(trace) for _, trace in selected_pairs if _has_oom(trace)]
     replayed = failed[:_MAX_REPLAYED_DEVICES]
     stacks = {id(snapshot): StackTable(snapshot) for snapshot in snapshots}
     return MemoryResult(
@@ -66,7 +66,7 @@ def analyze(
             _analyze_device(
                 stacks[id(snapshot)], trace, spec, new_allocator if id(trace) in replayed else None
             )
-            for snapshot, trace in chosen
+            for snapshot, trace in selected_pairs
         ),
     )
 
@@ -76,13 +76,15 @@ def select_devices(
 ) -> list[tuple[Snapshot, DeviceTrace]]:
     """Return the devices that a MemorySpec selects. Raises UsageError if there are none."""
     pairs = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
-    chosen = [pair for pair in pairs if spec.device is None or pair[1].device == spec.device]
-    if not chosen:
+    selected_pairs = [
+        pair for pair in pairs if spec.device is None or pair[1].device == spec.device
+    ]
+    if not selected_pairs:
         indices = sorted({trace.device for _, trace in pairs})
         available = ", ".join("host" if device == HOST else str(device) for device in indices)
         selected = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
         raise UsageError(f"no {selected} in the snapshot", hint=f"devices: {available}")
-    return chosen
+    return selected_pairs
 
 
 def device_number(trace: DeviceTrace) -> int | None:

@@ -1,4 +1,4 @@
-"""Call stacks with their frames, and the call site: the innermost frame of the program's own code."""
+"""Call stacks with their frames, and the call site: the innermost frame in the code of the program."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ class GrowingStacks:
     """Call stacks whose live memory grows from step to step; arrays have one row per stack."""
 
     ids: Ints
-    held: Ints  # live bytes at each compared moment
-    counts: Ints  # live blocks at each compared moment
+    live_bytes: Ints  # bytes of live blocks at each compared moment
+    counts: Ints  # number of live blocks at each compared moment
     at_end: Ints  # live bytes at the end
     steps: Ints  # the number of each compared moment
 
@@ -39,10 +39,12 @@ def growing_stacks(allocations: Allocations, bounds: Ints, end: int) -> GrowingS
         none, no_rows = np.zeros(0, np.int64), np.zeros((0, len(bounds)), np.int64)
         return GrowingStacks(none, no_rows, no_rows, none, np.arange(len(bounds)))
     sample = evenly_spaced(len(bounds), _MAX_STEPS)
-    ids, held, counts = held_at(allocations, np.append(bounds[sample], end))
-    held, counts, at_end = held[:, :-1], counts[:, :-1], held[:, -1]
-    growing = is_growing(held) & (2 * at_end > held[:, 0] + held[:, -1])
-    return GrowingStacks(ids[growing], held[growing], counts[growing], at_end[growing], sample)
+    ids, live_bytes, counts = held_at(allocations, np.append(bounds[sample], end))
+    live_bytes, counts, at_end = live_bytes[:, :-1], counts[:, :-1], live_bytes[:, -1]
+    growing = is_growing(live_bytes) & (2 * at_end > live_bytes[:, 0] + live_bytes[:, -1])
+    return GrowingStacks(
+        ids[growing], live_bytes[growing], counts[growing], at_end[growing], sample
+    )
 
 
 def find_leaks(
@@ -51,21 +53,21 @@ def find_leaks(
     """Return the growing call stacks, the fastest growth first."""
     growing = growing_stacks(allocations, bounds, n_events)
     leaks = [
-        _leak(stacks, stack, held, count, growing.steps)
-        for stack, held, count in zip(
-            growing.ids.tolist(), growing.held, growing.counts, strict=True
+        _leak(stacks, stack, live_bytes, count, growing.steps)
+        for stack, live_bytes, count in zip(
+            growing.ids.tolist(), growing.live_bytes, growing.counts, strict=True
         )
     ]
     return tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step))
 
 
-def _leak(stacks: StackTable, stack: int, held: Ints, count: Ints, step: Ints) -> Leak:
+def _leak(stacks: StackTable, stack: int, live_bytes: Ints, count: Ints, step: Ints) -> Leak:
     return Leak(
-        bytes_per_step=round(theil_sen(step, held)),
+        bytes_per_step=round(theil_sen(step, live_bytes)),
         count_per_step=theil_sen(step, count),
-        bytes=int(held[-1]),
+        bytes=int(live_bytes[-1]),
         count=int(count[-1]),
-        growth=tuple(held.tolist()),
+        growth=tuple(live_bytes.tolist()),
         stack=stacks.frames(stack),
         site=stacks.site(stack),
     )

@@ -102,7 +102,7 @@ def steps_of(
     stacks: StackTable,
     replayed: Replay,
 ) -> Steps:
-    """Return the result for the steps: the peak of each, and what grew between the first and the last."""
+    """Return the peak of each step, and the memory that grew between the first and the last step."""
     compared = evenly_spaced(len(history), _MAX_COMPARED)
     slope = theil_sen(compared, history.peak[compared]) if len(history) > 1 else 0.0
     listed = evenly_spaced(len(history), _MAX_LISTED).tolist()
@@ -189,9 +189,9 @@ def held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def is_growing(held: Ints) -> Mask:
+def is_growing(values: Ints) -> Mask:
     """Return which rows of (stacks, moments) never shrink and grow in most intervals, also the later ones."""
-    change = np.diff(held, axis=1)
+    change = np.diff(values, axis=1)
     second_half = change[:, change.shape[1] // 2 :]
     never_shrinks = (change >= 0).all(axis=1)
     mostly_grows = (change > 0).mean(axis=1) >= 0.5

@@ -22,7 +22,7 @@ _MIN_REPEATING_SHARE = 0.9
 
 
 def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
-    """Return how the steps were found, and the moments between steps; ``"none"`` if there are no steps."""
+    """Return the source of the steps (``"none"`` without steps), and the moments between steps."""
     name, moments = step_bounds(snapshot, trace)
     if len(moments) >= _MIN_STEPS:
         return f"annotation {name}", moments

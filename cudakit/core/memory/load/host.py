@@ -67,10 +67,15 @@ def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, Ints, Ints, 
     address, has_address = _integers(tree, handles, _ADDRESS_KEYS)
     size, has_size = _integers(tree, handles, _SIZE_KEYS)
     usable = np.flatnonzero(has_address & has_size & is_range(address, size))
-    kept = usable[np.argsort(address[usable].view(np.uint64), kind="stable")]
-    skipped = len(handles) - len(kept)
+    by_address = usable[np.argsort(address[usable].view(np.uint64), kind="stable")]
+    skipped = len(handles) - len(by_address)
     warning = f"{skipped:,} host segments without a valid address or size were skipped"
-    return handles[kept], address[kept], size[kept], (warning,) if skipped else ()
+    return (
+        handles[by_address],
+        address[by_address],
+        size[by_address],
+        (warning,) if skipped else (),
+    )
 
 
 def _states(tree: Tree, handles: Handles) -> tuple[Codes, Warnings]:
@@ -93,8 +98,8 @@ def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[Ints
 
 def _first_present(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> Handles:
     """Return the value of the first key that is present."""
-    chosen = np.zeros(len(handles), np.uint64)
+    first_nonzero = np.zeros(len(handles), np.uint64)
     for key in reversed(keys):
         values = tree.column(handles, key)
-        chosen = np.where(values != 0, values, chosen)
-    return chosen
+        first_nonzero = np.where(values != 0, values, first_nonzero)
+    return first_nonzero

@@ -153,24 +153,24 @@ def _sample(part: bytes, frames: Mapping[int, tuple[Frame, ...]], strings: Seque
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the number and the value of each field. Raises IndexError or ValueError for damaged content."""
-    at = 0
-    while at < len(content):
-        key, at = _varint(content, at)
+    offset = 0
+    while offset < len(content):
+        key, offset = _varint(content, offset)
         number, wire_type = key >> 3, key & 7
         if wire_type == 0:
-            value, at = _varint(content, at)
+            value, offset = _varint(content, offset)
             yield number, value
             continue
         if wire_type == 2:
-            size, at = _varint(content, at)
+            size, offset = _varint(content, offset)
         elif wire_type in (1, 5):
             size = 8 if wire_type == 1 else 4
         else:
             raise ValueError(f"wire type {wire_type}")
-        if at + size > len(content):
+        if offset + size > len(content):
             raise IndexError("a field ends beyond its message")
-        yield number, content[at : at + size]
-        at += size
+        yield number, content[offset : offset + size]
+        offset += size
 
 
 def _integers(message: bytes) -> dict[int, int]:
@@ -180,22 +180,22 @@ def _integers(message: bytes) -> dict[int, int]:
 
 def _packed(content: bytes) -> list[int]:
     """Return the numbers of a packed repeated field."""
-    values, at = [], 0
-    while at < len(content):
-        value, at = _varint(content, at)
+    values, offset = [], 0
+    while offset < len(content):
+        value, offset = _varint(content, offset)
         values.append(value)
     return values
 
 
-def _varint(content: bytes, at: int) -> tuple[int, int]:
+def _varint(content: bytes, offset: int) -> tuple[int, int]:
     """Return the variable-length integer at a position, and the position after the integer."""
     value = shift = 0
     while True:
-        byte = content[at]
-        at += 1
+        byte = content[offset]
+        offset += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & (2 * _SIGN_BIT - 1), at
+            return value & (2 * _SIGN_BIT - 1), offset
         shift += 7
         if shift > 63:
             raise ValueError("a number has more than 64 bits")

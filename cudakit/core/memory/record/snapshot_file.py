@@ -272,8 +272,8 @@ def _merged(
     """
     if not torch or not all("time_us" in entry for entry in torch):
         return [*torch, *recorded], any(overflows)
-    incomplete = zip((torch, recorded), overflows, strict=True)
-    begin = max((trace[0]["time_us"] for trace, is_cut in incomplete if is_cut), default=0)
+    traces = zip((torch, recorded), overflows, strict=True)
+    begin = max((trace[0]["time_us"] for trace, overflowed in traces if overflowed), default=0)
     complete = (
         [entry for entry in trace if entry["time_us"] >= begin] for trace in (torch, recorded)
     )

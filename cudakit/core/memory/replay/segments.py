@@ -141,12 +141,12 @@ def _plain_segments(
     events, segments, n = trace.events, trace.segments, len(trace.events)
     source = steps.event[lifetimes.first]
     size = steps.size[lifetimes.first]
-    kept = final >= 0
+    lasts_to_end = final >= 0
     pool = np.where(events.pool[source] >= 0, events.pool[source], 0)
-    pool[kept] = segments.pool[final[kept]]
+    pool[lasts_to_end] = segments.pool[final[lasts_to_end]]
     # Only the small pool has segments of this size.
     kind = np.where(size == SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE)
-    kind[kept] = segments.kind[final[kept]]
+    kind[lasts_to_end] = segments.kind[final[lasts_to_end]]
     from_events = SegmentLifetimes(
         address=steps.address[lifetimes.first],
         size=size,
@@ -186,8 +186,10 @@ def _contradictions(
     differs_at_end = lifetimes.newest & (at_end != (lifetimes.complete < 0))
     resized = (lifetimes.begin >= 0) & (lifetimes.complete >= 0)
     resized &= steps.size[lifetimes.first] != steps.size[lifetimes.last]
-    kept = final >= 0
-    resized[kept] = steps.size[lifetimes.first[kept]] != segments.size[final[kept]]
+    lasts_to_end = final >= 0
+    resized[lasts_to_end] = (
+        steps.size[lifetimes.first[lasts_to_end]] != segments.size[final[lasts_to_end]]
+    )
     return int(sum(np.count_nonzero(mask) for mask in (repeated, differs_at_end, resized)))
 
 

@@ -178,10 +178,10 @@ def _largest_after_pending(layout: Layout, usable: Mask) -> int:
     pending frees (pytorch issue 189504).
     """
     blocks = layout.block_pending & usable[layout.block_segment]
-    is_free = usable[layout.free_segment]
-    segment = np.concatenate((layout.block_segment[blocks], layout.free_segment[is_free]))
-    offset = np.concatenate((layout.block_offset[blocks], layout.free_offset[is_free]))
-    length = np.concatenate((layout.block_size[blocks], layout.free_size[is_free]))
+    is_usable = usable[layout.free_segment]
+    segment = np.concatenate((layout.block_segment[blocks], layout.free_segment[is_usable]))
+    offset = np.concatenate((layout.block_offset[blocks], layout.free_offset[is_usable]))
+    length = np.concatenate((layout.block_size[blocks], layout.free_size[is_usable]))
     order = np.lexsort((offset, segment))
     segment, offset, length = segment[order], offset[order], length[order]
     is_adjacent = np.zeros(len(order), np.bool_)

@@ -37,7 +37,7 @@ def retained(failure: Failure) -> Cause | None:
     accumulates = (added_blocks >= 2) & is_growing(growing.counts)
     accumulates &= ~_calls_any(failure.stacks, growing.ids, _STATE_CALLS)
     ids = growing.ids[accumulates]
-    grown_bytes = (growing.at_end - growing.held[:, 0])[accumulates]
+    grown_bytes = (growing.at_end - growing.live_bytes[:, 0])[accumulates]
     total = int(grown_bytes.sum()) + _free_in_private_pools(failure, ids)
     if total < _MIN_SHARE * failure.request.active or not len(ids):
         return None

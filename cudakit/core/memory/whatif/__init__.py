@@ -53,15 +53,15 @@ def what_if(
     new_allocator: NewAllocator,
     progress: Callable[[str, float], None] | None = None,
 ) -> WhatIfResult:
-    """Return the result for all chosen devices.
+    """Return the result for all selected devices.
 
     Raises InputError for invalid settings, with the position; Unsupported for settings that the allocator
     lacks; UsageError for a memory fraction without ``limit_bytes``, for pinned host memory, and for a device
     that is in no snapshot; SnapshotError if no device has a trace.
     """
     trials = tuple(_trials(spec, new_allocator))
-    chosen = _traces_to_replay(snapshots, spec.device)
-    count, numbers = len(chosen) * (len(trials) + 1), itertools.count()
+    traces = _traces_to_replay(snapshots, spec.device)
+    count, numbers = len(traces) * (len(trials) + 1), itertools.count()
 
     def report_start(name: str) -> None:
         if progress is not None:
@@ -74,7 +74,7 @@ def what_if(
             _DeviceReplays(recording_of(*pair), new_allocator, report_start).result(
                 trials, spec.limit_bytes
             )
-            for pair in chosen
+            for pair in traces
         ),
     )
 
@@ -141,8 +141,8 @@ class _DeviceReplays:
         if limit_bytes is not None:
             limit = Limit(limit_bytes, "given")
             baseline, _ = self._replay("recorded settings", settings, limit)
-        tried = tuple(self._replay(*trial, limit)[0] for trial in trials)
-        best = best_of(baseline, tried)
+        trial_outcomes = tuple(self._replay(*trial, limit)[0] for trial in trials)
+        best = best_of(baseline, trial_outcomes)
         return DeviceWhatIf(
             file=recording.snapshot.source,
             device=recording.trace.device,
@@ -153,9 +153,9 @@ class _DeviceReplays:
             differences=tuple(differences(recorded, outcome)),
             reasons=tuple(reasons(recording, start)),
             baseline=baseline,
-            tried=tried,
+            tried=trial_outcomes,
             best=best,
-            headline=headline(baseline, tried, best),
+            headline=headline(baseline, trial_outcomes, best),
         )
 
     def _replay(

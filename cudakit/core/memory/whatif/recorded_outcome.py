@@ -84,8 +84,8 @@ def _retries(recording: Recording, program: Program, settings: Settings) -> int 
     """Return the number of requests that emptied the cache; None if unknown."""
     if settings.garbage_collection_threshold or settings.max_split_size_bytes:
         return None
-    releasing = [release for release in program.releases if release.releases_segments]
-    if releasing and not program.frees_have_stacks:
+    segment_releases = [release for release in program.releases if release.releases_segments]
+    if segment_releases and not program.frees_have_stacks:
         return None
-    requests = {release.request for release in releasing if release.request is not None}
+    requests = {release.request for release in segment_releases if release.request is not None}
     return len(requests.union(recording.failed_requests()))

@@ -62,12 +62,12 @@ def _has_pending_frees(allocations: Allocations) -> bool:
     return bool((allocations.end - allocations.free_requested > 1).any())
 
 
-def best_of(baseline: Outcome, tried: Sequence[Outcome]) -> int | None:
+def best_of(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> int | None:
     """Return the index of the settings with the fewest failures, then the least reserved memory.
 
     None if no settings are better than the baseline.
     """
-    ranks = {index: _rank(outcome) for index, outcome in enumerate(tried)}
+    ranks = {index: _rank(outcome) for index, outcome in enumerate(trial_outcomes)}
     best = min(ranks, key=lambda index: ranks[index], default=None)
     if best is None:
         return None
@@ -83,11 +83,11 @@ def _rank(outcome: Outcome) -> tuple[bool, int, int]:
     return False, outcome.ooms, outcome.peak.reserved_bytes
 
 
-def headline(baseline: Outcome, tried: Sequence[Outcome], best: int | None) -> str:
+def headline(baseline: Outcome, trial_outcomes: Sequence[Outcome], best: int | None) -> str:
     """Return the result in one sentence without a period."""
     if best is None:
-        return _no_help(baseline, tried)
-    chosen = tried[best]
+        return _no_help(baseline, trial_outcomes)
+    chosen = trial_outcomes[best]
     if baseline.shortage is not None or chosen.ooms < baseline.ooms:
         return f"{_subject(chosen)} would have {_benefit(baseline, chosen)}"
     saved = baseline.peak.reserved_bytes - chosen.peak.reserved_bytes
@@ -105,19 +105,21 @@ def _benefit(baseline: Outcome, chosen: Outcome) -> str:
     return f"let the failed {noun} succeed, with {peak} reserved at the peak"
 
 
-def _no_help(baseline: Outcome, tried: Sequence[Outcome]) -> str:
-    is_single = len(tried) == 1
+def _no_help(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> str:
+    is_single = len(trial_outcomes) == 1
     subject = (
-        f"{_subject(tried[0])} would not have" if is_single else "None of these settings would have"
+        f"{_subject(trial_outcomes[0])} would not have"
+        if is_single
+        else "None of these settings would have"
     )
     if baseline.shortage is not None:
         return f"{subject} let the program run to the end, and neither would the recorded settings"
     if baseline.ooms:
         requests = "request" if baseline.ooms == 1 else "requests"
         return f"{subject} let the failed {requests} succeed"
-    worse = [outcome for outcome in tried if _rank(outcome) > _rank(baseline)]
-    if len(tried) == 1 and worse:
-        return _worse_sentence(baseline, tried[0])
+    worse = [outcome for outcome in trial_outcomes if _rank(outcome) > _rank(baseline)]
+    if len(trial_outcomes) == 1 and worse:
+        return _worse_sentence(baseline, trial_outcomes[0])
     return f"{subject} reserved less at the peak than {format_bytes(baseline.peak.reserved_bytes)}"
 
 

@@ -163,7 +163,8 @@ typedef struct { /* one use of a tensor map */
     ((pages) ? CK_BITMAP_OFFSET(entries_log2, (ck_u32)(pages) - 1) + CK_BITMAP_BYTES \
              : CK_CHUNKS_OFFSET(entries_log2))
 
-/* Address and bit of the summary of a bitmap word, from the lower half of the word's address. */
+/* A summary has one bit per word of a bitmap. The macros return the address of the summary word with this bit, and
+ * the number of the bit. ``word`` is the lower half of the bitmap word's address. */
 #define CK_SUMMARY_OF(word) (((word) & ~(ck_u32)(CK_CHUNK - 1)) | ((word) >> 5 & (ck_u32)(CK_CHUNK / 32 - 4)))
 #define CK_SUMMARY_BIT(word) ((word) >> 2 & 31)
 

@@ -1,6 +1,6 @@
 """Programs that run out of memory for a known cause, on cudakit's allocator instead of a GPU.
 
-They have the allocations and call stacks of the programs in scripts/oom_programs.py. ``nn``, ``layers`` and
+The programs have the allocations and call stacks of those in scripts/oom_programs.py. ``nn``, ``layers`` and
 ``optim`` stand for PyTorch's modules.
 """
 
@@ -27,7 +27,7 @@ DEVICE = 8192 * MIB
 
 
 class Tensor:
-    """Memory that is freed with its last reference; a tensor with a graph keeps its inputs."""
+    """Memory that is freed with its last reference. Its autograd graph keeps ``inputs``."""
 
     def __init__(self, gpu: Gpu, size: int, inputs: tuple[Any, ...] = ()) -> None:
         self.gpu, self.size, self.inputs = gpu, size, inputs
@@ -39,7 +39,7 @@ class Tensor:
 
 
 class Gpu:
-    """A device of DEVICE bytes, of which others hold ``outside`` bytes."""
+    """A device of DEVICE bytes, of which other processes hold ``outside`` bytes."""
 
     def __init__(self, *, outside: int = 0, settings: Settings | None = None) -> None:
         self.device = VirtualDevice(DEVICE - outside)
@@ -138,7 +138,7 @@ def network(gpu: Gpu, share: float = 0.002) -> list[Tensor]:
     return [nn._apply(gpu, int(share * DEVICE)) for _ in range(4)]
 
 
-# --- retained
+# --- programs that retain memory
 
 
 def kept_outputs(gpu: Gpu) -> None:
@@ -210,7 +210,7 @@ def tensors_in_a_list(gpu: Gpu) -> None:
         kept.append(gpu.empty(0.02))  # noqa: PERF401
 
 
-# --- growth
+# --- programs whose steps need more and more memory
 
 
 def key_value_cache(gpu: Gpu) -> None:
@@ -240,7 +240,7 @@ def search_for_batch_size(gpu: Gpu) -> None:
         share *= 1.25
 
 
-# --- one phase
+# --- programs with one phase that needs much more memory
 
 
 def evaluation_batch(gpu: Gpu) -> None:
@@ -288,7 +288,7 @@ def request_of_all_distances(gpu: Gpu) -> None:
     del points
 
 
-# --- limits and others
+# --- programs with a memory limit, or with memory of other processes
 
 
 def train_steadily(gpu: Gpu, share: float = 0.4, steps: int = 20) -> None:
@@ -303,7 +303,7 @@ def larger_step_than_the_limit(gpu: Gpu) -> None:
         train_step(gpu.empty(share / 8), parameters)
 
 
-# --- unusable free memory
+# --- programs with free memory that cannot serve the request
 
 
 def small_results_between_activations(gpu: Gpu) -> None:
@@ -366,7 +366,7 @@ def used(*caches: list[Tensor]) -> int:
     return sum(tensor.size for cache in caches for tensor in cache)
 
 
-# --- what a program needs
+# --- programs that need more memory than the device has
 
 
 def deep_network(gpu: Gpu) -> None:

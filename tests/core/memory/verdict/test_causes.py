@@ -1,4 +1,4 @@
-"""The first cause of programs that run out of memory for a known reason."""
+"""Tests of the causes that are reported for programs that run out of memory for a known reason."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ PROGRAMS: list[tuple[str, Callable[[Gpu], None], Mapping[str, Any]]] = [
 ]
 
 
-def failed(program: Callable[[Gpu], None], **options: Any) -> Snapshot:
+def snapshot_of_failure(program: Callable[[Gpu], None], **options: Any) -> Snapshot:
     """Run a program that runs out of memory, and return its snapshot."""
     gpu = Gpu(**options)
     assert not programs.run(program, gpu)
     return gpu.snapshot()
 
 
-def explained(snapshot: Snapshot) -> Oom:
+def explain_last_failure(snapshot: Snapshot) -> Oom:
     return analyze([snapshot], MemorySpec(), new_allocator).devices[0].ooms[-1]
 
 
 @pytest.mark.parametrize(
     ("cause", "program", "options"), PROGRAMS, ids=[program.__name__ for _, program, _ in PROGRAMS]
 )
-def test_first_cause_is_the_one_of_the_program(
+def test_first_cause_is_the_known_cause_of_the_program(
     cause: str, program: Callable[[Gpu], None], options: Mapping[str, Any]
 ) -> None:
-    oom = explained(failed(program, **options))
+    oom = explain_last_failure(snapshot_of_failure(program, **options))
 
     assert oom.causes[0].id == cause
     assert oom.causes[0].sufficient
@@ -81,7 +81,7 @@ def test_first_cause_is_the_one_of_the_program(
     ids=lambda program: program.__name__,
 )
 def test_recommended_setting_lets_the_program_run(program: Callable[[Gpu], None]) -> None:
-    oom = explained(failed(program))
+    oom = explain_last_failure(snapshot_of_failure(program))
 
     (recommended,) = [replayed for replayed in oom.replays if replayed.recommended]
     assert recommended.settings is not None
@@ -95,7 +95,7 @@ def test_recommended_setting_lets_the_program_run(program: Callable[[Gpu], None]
 def test_settings_are_recommended_against_fragmentation_only(
     cause: str, program: Callable[[Gpu], None], options: Mapping[str, Any]
 ) -> None:
-    oom = explained(failed(program, **options))
+    oom = explain_last_failure(snapshot_of_failure(program, **options))
 
     recommended = [replayed for replayed in oom.replays if replayed.recommended]
     assert all(replayed.helps and replayed.cause == cause for replayed in recommended)
@@ -106,7 +106,7 @@ def test_settings_are_recommended_against_fragmentation_only(
 def test_program_ends_where_its_setting_helps_and_fails_again_where_it_does_not() -> None:
     """The failed request of the program itself agrees with every replay."""
     program = programs.small_results_between_activations
-    oom = explained(failed(program))
+    oom = explain_last_failure(snapshot_of_failure(program))
 
     assert {replayed.helps for replayed in oom.replays} == {False, True}
     for replayed in oom.replays:
@@ -116,14 +116,14 @@ def test_program_ends_where_its_setting_helps_and_fails_again_where_it_does_not(
 
 
 def test_retained_call_site_is_the_one_that_accumulates() -> None:
-    cause = explained(failed(programs.gradients_of_every_step)).causes[0]
+    cause = explain_last_failure(snapshot_of_failure(programs.gradients_of_every_step)).causes[0]
 
     assert cause.stack[1].name in ("<listcomp>", "gradients_of_every_step")
     assert cause.bytes > DEVICE // 2
 
 
 def test_growing_cache_is_growth_of_the_call_that_appends() -> None:
-    cause = explained(failed(programs.key_value_cache)).causes[0]
+    cause = explain_last_failure(snapshot_of_failure(programs.key_value_cache)).causes[0]
 
     assert cause.stack[1].name == "_append"
 
@@ -132,7 +132,7 @@ def test_other_processes_are_not_reported_without_the_memory_of_the_device() -> 
     gpu = Gpu(outside=3 * DEVICE // 4)
     assert not programs.run(programs.train_steadily, gpu)
 
-    oom = explained(gpu.snapshot(with_total=False))
+    oom = explain_last_failure(gpu.snapshot(with_total=False))
     assert oom.device_total_bytes is None
     assert "other_processes" not in [cause.id for cause in oom.causes]
 
@@ -146,9 +146,9 @@ def test_memory_of_another_library_is_named_and_not_counted_as_reserved() -> Non
         programs.train_steadily(gpu)
         del array
 
-    snapshot = failed(program)
+    snapshot = snapshot_of_failure(program)
     pools = tuple(POOL_IDS["cupy"] if pool != (0, 0) else pool for pool in snapshot.pools)
-    oom = explained(replace(snapshot, pools=pools))
+    oom = explain_last_failure(replace(snapshot, pools=pools))
 
     assert oom.causes[0].id == "other_processes"
     assert oom.causes[0].bytes >= int(0.75 * DEVICE)
@@ -157,8 +157,10 @@ def test_memory_of_another_library_is_named_and_not_counted_as_reserved() -> Non
 
 
 def test_limit_is_raised_in_the_unit_of_its_call() -> None:
-    oom = explained(
-        failed(programs.larger_step_than_the_limit, settings=Settings(memory_fraction=0.2))
+    oom = explain_last_failure(
+        snapshot_of_failure(
+            programs.larger_step_than_the_limit, settings=Settings(memory_fraction=0.2)
+        )
     )
 
     remedy = oom.remedies[0]
@@ -168,7 +170,9 @@ def test_limit_is_raised_in_the_unit_of_its_call() -> None:
 
 
 def test_memory_of_other_processes_would_serve_the_request() -> None:
-    oom = explained(failed(programs.train_steadily, outside=3 * DEVICE // 4))
+    oom = explain_last_failure(
+        snapshot_of_failure(programs.train_steadily, outside=3 * DEVICE // 4)
+    )
 
     (recommended,) = [replayed for replayed in oom.replays if replayed.recommended]
     assert recommended.change == "the 6.00 GiB outside this allocator"
@@ -177,7 +181,7 @@ def test_memory_of_other_processes_would_serve_the_request() -> None:
 
 def test_figures_of_all_causes_are_of_the_moment_of_the_failure() -> None:
     for _, program, options in PROGRAMS:
-        oom = explained(failed(program, **options))
+        oom = explain_last_failure(snapshot_of_failure(program, **options))
         for cause in oom.causes:
             assert 0 <= cause.bytes <= max(2 * DEVICE, oom.device_free_bytes), cause
 
@@ -186,7 +190,7 @@ def test_reports_on_cudakits_own_allocator_name_no_call_of_pytorch() -> None:
     for _, program, options in PROGRAMS:
         gpu = Gpu(**options)
         assert not programs.run(program, gpu)
-        oom = explained(gpu.snapshot(with_total=False))
+        oom = explain_last_failure(gpu.snapshot(with_total=False))
         texts = [oom.sentence, *oom.remedies, *(cause.remedy for cause in oom.causes)]
         for text in texts:
             assert "torch" not in text.lower().replace("/torch/", "").replace("torch.cat", ""), text
@@ -208,11 +212,11 @@ def test_limit_in_advice_is_never_below_what_was_reserved_before() -> None:
 
 def test_causes_of_failures_before_the_last_five_need_no_history() -> None:
     def retries(gpu: Gpu) -> None:
-        kept = [gpu.empty(0.05) for _ in range(15)]
+        long_lived = [gpu.empty(0.05) for _ in range(15)]
         for _ in range(8):
             with suppress(OutOfMemory):
                 gpu.empty(0.5)
-        del kept
+        del long_lived
 
     gpu = Gpu()
     retries(gpu)

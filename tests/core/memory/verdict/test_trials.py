@@ -1,4 +1,4 @@
-"""The replays of remedies: a invariants on random programs, and the windows of long traces."""
+"""Tests of replayed remedies: on random programs, and on long traces with limits of the replay."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ CALLS = st.lists(st.integers(300, 1500) | st.integers(-20, -1), min_size=20, max
 
 
 @dataclass
-class Ended:
-    """A program that ended with a request: whether the requests before it and the last one succeeded."""
+class Outcome:
+    """The result of a program whose last call is a large request."""
 
     gpu: Gpu
-    reached_last: bool
-    served_last: bool
+    reached_last: bool  # whether all earlier requests succeeded
+    served_last: bool  # whether the last request succeeded
 
 
-def run(calls: Calls, share: float, settings: Settings) -> Ended:
-    """Make the calls with seven tenths of the device at most, then request a share of what is left."""
+def run(calls: Calls, share: float, settings: Settings) -> Outcome:
+    """Make the calls, using at most 70% of the device, then request a share of the unused memory."""
     gpu = Gpu(settings=settings)
     live: list[Tensor] = []
     try:
@@ -54,16 +54,16 @@ def run(calls: Calls, share: float, settings: Settings) -> Ended:
             elif call < 0 and live:
                 live.pop(call % len(live))
     except OutOfMemory:
-        return Ended(gpu, reached_last=False, served_last=False)
-    left = DEVICE - sum(tensor.size for tensor in live)
+        return Outcome(gpu, reached_last=False, served_last=False)
+    unused = DEVICE - sum(tensor.size for tensor in live)
     try:
-        Tensor(gpu, int(share * left))
+        Tensor(gpu, int(share * unused))
     except OutOfMemory:
-        return Ended(gpu, reached_last=True, served_last=False)
-    return Ended(gpu, reached_last=True, served_last=True)
+        return Outcome(gpu, reached_last=True, served_last=False)
+    return Outcome(gpu, reached_last=True, served_last=True)
 
 
-def explained(snapshot: Snapshot) -> Oom:
+def explain_last_failure(snapshot: Snapshot) -> Oom:
     return analyze([snapshot], MemorySpec(), new_allocator).devices[0].ooms[-1]
 
 
@@ -72,16 +72,16 @@ def explained(snapshot: Snapshot) -> Oom:
 def test_request_succeeds_with_exactly_the_settings_whose_replay_helps(
     calls: Calls, share: float
 ) -> None:
-    ended = run(calls, share, Settings())
-    if not ended.reached_last or ended.served_last:
+    outcome = run(calls, share, Settings())
+    if not outcome.reached_last or outcome.served_last:
         return
-    oom = explained(ended.gpu.snapshot())
+    oom = explain_last_failure(outcome.gpu.snapshot())
 
     assert oom.replays
     for replayed in oom.replays:
         assert replayed.settings is not None
-        again = run(calls, share, parse_config(replayed.settings))
-        assert replayed.helps == again.served_last, replayed.change
+        repeated = run(calls, share, parse_config(replayed.settings))
+        assert replayed.helps == repeated.served_last, replayed.change
         assert replayed.helps or not replayed.recommended
 
 
@@ -119,9 +119,9 @@ def test_failure_that_recurs_only_with_more_events_is_replayed_from_further_back
     long_trace: Snapshot,
 ) -> None:
     assert replayed_remedies(long_trace, ReplayLimits(events=(1000,))) == ()
-    further = replayed_remedies(long_trace, ReplayLimits(events=(1000, 60_000)))
-    assert {replayed.helps for replayed in further} == {False, True}
-    assert further == replayed_remedies(long_trace, ReplayLimits())
+    remedies = replayed_remedies(long_trace, ReplayLimits(events=(1000, 60_000)))
+    assert {replayed.helps for replayed in remedies} == {False, True}
+    assert remedies == replayed_remedies(long_trace, ReplayLimits())
 
 
 def test_replay_with_too_many_blocks_before_it_is_not_begun(long_trace: Snapshot) -> None:
@@ -142,7 +142,7 @@ def test_replay_that_searches_too_many_blocks_ends() -> None:
 def test_replays_of_settings_reserve_at_most_the_memory_of_the_device() -> None:
     gpu = Gpu(outside=DEVICE // 4)
     assert not programs.run(programs.replay_buffer_of_varying_sizes, gpu)
-    settings = [r for r in explained(gpu.snapshot()).replays if r.settings is not None]
+    settings = [r for r in explain_last_failure(gpu.snapshot()).replays if r.settings is not None]
 
     assert settings
     assert max(replayed.peak_reserved_bytes for replayed in settings) <= 3 * DEVICE // 4

@@ -81,8 +81,8 @@ static uint32_t id_of_draft(Interner *in, uint64_t from)
     uint32_t hash = hash_bytes(in->tree->hash_key, draft, size);
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(&in->table, hash, &position)) != NOT_FOUND;) {
-        Range known = ITEMS(Range, in->contents)[i];
-        if (known.length == length && !memcmp(ITEMS(Value, in->parts) + known.start, draft, size))
+        Range existing = ITEMS(Range, in->contents)[i];
+        if (existing.length == length && !memcmp(ITEMS(Value, in->parts) + existing.start, draft, size))
             return i;
     }
     if (!reserve(&in->contents, 1, sizeof(Range)) || !reserve(&in->parts, length, sizeof(Value)) ||
@@ -159,20 +159,21 @@ static Value new_content(Interner *in, Value node, int depth)
     return MAKE(CONTENT_ID, number);
 }
 
-/* Returns the index of a content in `known`, adding it if it is new. */
-static uint32_t id_of(Table *table, Vector *known, const uint64_t hash_key[2], Value content)
+/* Returns the id of a content: its index in `contents`, to which a new content is appended. Returns NOT_FOUND if no
+ * memory is left. */
+static uint32_t id_of(Table *table, Vector *contents, const uint64_t hash_key[2], Value content)
 {
     uint32_t hash = hash_bytes(hash_key, &content, sizeof content);
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(table, hash, &position)) != NOT_FOUND;)
-        if (ITEMS(Value, *known)[i] == content)
+        if (ITEMS(Value, *contents)[i] == content)
             return i;
-    bool added = known->used <= INT32_MAX && table_add(table, hash, known->used);
-    return added && append_word(known, content) ? (uint32_t)known->used - 1 : NOT_FOUND;
+    bool added = contents->used <= INT32_MAX && table_add(table, hash, contents->used);
+    return added && append_word(contents, content) ? (uint32_t)contents->used - 1 : NOT_FOUND;
 }
 
 /* Fills the ids, and the first node of each id. */
-static bool number_nodes(Query *query, Interner *in, Table *table, Vector *known)
+static bool number_nodes(Query *query, Interner *in, Table *table, Vector *contents)
 {
     uint32_t *ids = query->out;
     Value *nodes = query->out2;
@@ -187,11 +188,11 @@ static bool number_nodes(Query *query, Interner *in, Table *table, Vector *known
         if (!is_node(query->tree, handle))
             return reject(query, "handle", handle);
         Value content = content_of(in, handle, 0);
-        uint64_t before = known->used;
-        ids[i] = content || !handle ? id_of(table, known, in->tree->hash_key, content) : NOT_FOUND;
+        uint64_t before = contents->used;
+        ids[i] = content || !handle ? id_of(table, contents, in->tree->hash_key, content) : NOT_FOUND;
         if (ids[i] == NOT_FOUND)
             return reject(query, "memory", 0);
-        if (known->used > before)
+        if (contents->used > before)
             nodes[ids[i]] = handle;
     }
     return true;
@@ -201,11 +202,11 @@ bool intern_nodes(Query *query)
 {
     Interner in = {.tree = query->tree};
     Table table = {0};
-    Vector known = {0}; /* Value: contents, by id */
+    Vector contents = {0}; /* Value: contents, by id */
     in.shapes = PyMem_RawCalloc(query->tree->shapes.used, sizeof(Range));
-    bool good = in.shapes ? number_nodes(query, &in, &table, &known) : reject(query, "memory", 0);
+    bool good = in.shapes ? number_nodes(query, &in, &table, &contents) : reject(query, "memory", 0);
     free_interner(&in);
     PyMem_RawFree(table.slots);
-    PyMem_RawFree(known.data);
+    PyMem_RawFree(contents.data);
     return good;
 }

@@ -14,8 +14,8 @@ uint32_t find_blob(const Tree *tree, const void *bytes, uint64_t size, uint32_t 
 {
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(&tree->blob_table, hash, &position)) != NOT_FOUND;) {
-        Span known = blob_at(tree, i);
-        if (known.size == size && !memcmp(bytes_of(tree, known), bytes, size))
+        Span existing = blob_at(tree, i);
+        if (existing.size == size && !memcmp(bytes_of(tree, existing), bytes, size))
             return i;
     }
     return NOT_FOUND;
@@ -25,9 +25,9 @@ uint32_t intern_blob(Tree *tree, Span span)
 {
     const uint8_t *bytes = bytes_of(tree, span);
     uint32_t hash = hash_bytes(tree->hash_key, bytes, span.size);
-    uint32_t known = find_blob(tree, bytes, span.size, hash);
-    if (known != NOT_FOUND)
-        return known;
+    uint32_t existing_index = find_blob(tree, bytes, span.size, hash);
+    if (existing_index != NOT_FOUND)
+        return existing_index;
     if (!reserve(&tree->blobs, 1, sizeof(Span)) || !table_add(&tree->blob_table, hash, tree->blobs.used))
         return NOT_FOUND;
     ITEMS(Span, tree->blobs)[tree->blobs.used] = span;

@@ -126,8 +126,10 @@ void reader_lock_release(void);
 /* Unlock the reader lock in the child of a fork, which has no other threads. */
 void reader_lock_reset(void);
 
-/* Return the monotonic time in ns; sleep for 0.2 ms. */
+/* Return the monotonic time in ns. */
 int64_t monotonic_now_ns(void);
+
+/* Sleep for 0.2 ms. */
 void sleep_briefly(void);
 
 #endif

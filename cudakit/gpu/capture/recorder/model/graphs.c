@@ -177,7 +177,7 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
 
 /* --- writing graphs ------------------------------------------------------------------------------ */
 
-/* Return whether the accesses of a node are its parameters', which a change of the executable graph replaces. */
+/* Return whether a node's accesses follow from its parameters, which the program can set in the executable graph. */
 static bool has_changeable_accesses(const graph_node *node)
 {
     return node->type == NODE_KERNEL || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
