@@ -1,7 +1,7 @@
 // The memory page: loads the data, and lets all views share one cursor, one selection and one filter.
 
-import { unpackArrays } from "./arrays.js";
 import { BAND_COLORS, Tooltip, formatBytes, formatCount, formatMicroseconds, make } from "./canvas.js";
+import { drawExplorers } from "./explorer.js";
 import { FLAME_KINDS, FlameView } from "./memory_flame.js";
 import { LayoutView } from "./memory_layout.js";
 import { DetailsView, EventsView, HoldersView } from "./memory_lists.js";
@@ -12,7 +12,6 @@ import { PageState, choiceReader, numberReader, rangeReader } from "./page_state
 
 const GROUPINGS = { stack: "call stack", line: "line of code", category: "category", range: "annotation", pool: "pool", stream: "stream" };
 const TABS = { map: "Address map", layout: "Segments", flame: "Flame graph", holders: "Memory by group", events: "Events" };
-const REQUIRED_APIS = ["DecompressionStream", "ResizeObserver", "PointerEvent"];
 const SHORTEST_VIEW = 8; // events
 
 class MemoryExplorer {
@@ -198,20 +197,8 @@ class MemoryExplorer {
   }
 }
 
-async function start(element, prefix) {
-  const missing = REQUIRED_APIS.filter((name) => !(name in globalThis));
-  if (missing.length) throw new Error(`this browser lacks ${missing.join(", ")}`);
-  const facts = JSON.parse(element.querySelector("script.explorer-facts").textContent);
-  const arrays = await unpackArrays(facts.arrays, element.querySelector("script.explorer-data").textContent.trim());
-  const model = new MemoryModel(arrays, facts.facts);
+drawExplorers("memory", (views, arrays, facts, index) => {
+  const model = new MemoryModel(arrays, facts);
   if (!model.events) throw new Error("the trace has no events");
-  element.explorer = new MemoryExplorer(model, element.querySelector(".explorer-views"), prefix);
-  element.dataset.ready = "true";
-}
-
-for (const [index, element] of document.querySelectorAll('.explorer[data-kind="memory"]').entries()) {
-  start(element, index ? `${index + 1}.` : "").catch((error) => {
-    element.querySelector(".explorer-views").replaceChildren(make("p", { class: "muted" }, `The interactive views cannot be drawn: ${error.message}.`));
-    element.dataset.ready = "failed";
-  });
-}
+  return new MemoryExplorer(model, views, index ? `${index + 1}.` : "");
+});

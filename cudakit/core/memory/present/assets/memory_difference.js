@@ -1,7 +1,7 @@
 // The difference between two snapshots as two flame graphs: call stacks whose memory grew, and those whose memory shrank.
 
-import { unpackArrays } from "./arrays.js";
 import { Tooltip, formatBytes, make } from "./canvas.js";
+import { drawExplorers } from "./explorer.js";
 import { CallTree, FlameGraph } from "./flame.js";
 
 const MOMENTS = { peak: "at the peaks", end: "at the ends" };
@@ -27,16 +27,4 @@ function draw(element, arrays, facts) {
   show();
 }
 
-async function startDifference(element) {
-  const facts = JSON.parse(element.querySelector("script.explorer-facts").textContent);
-  const arrays = await unpackArrays(facts.arrays, element.querySelector("script.explorer-data").textContent.trim());
-  draw(element.querySelector(".explorer-views"), arrays, facts.facts);
-  element.dataset.ready = "true";
-}
-
-for (const element of document.querySelectorAll('.explorer[data-kind="memory_difference"]')) {
-  startDifference(element).catch((error) => {
-    element.querySelector(".explorer-views").replaceChildren(make("p", { class: "muted" }, `The interactive views cannot be drawn: ${error.message}.`));
-    element.dataset.ready = "failed";
-  });
-}
+drawExplorers("memory_difference", draw);

@@ -1,9 +1,9 @@
-// The flame graph tab: memory in use at the cursor, or memory allocated in the brushed window.
+// The flame graph tab: memory in use at the cursor, or memory allocated in the selected window.
 
 import { formatBytes, make } from "./canvas.js";
 import { FlameGraph } from "./flame.js";
 
-export const FLAME_KINDS = { cursor: "in use at the cursor", window: "allocated in the brushed window", growth: "growth over the brushed window" };
+export const FLAME_KINDS = { cursor: "in use at the cursor", window: "allocated in the selected window", growth: "growth over the selected window" };
 
 export class FlameView {
   constructor(app) {
@@ -23,7 +23,7 @@ export class FlameView {
     this.title.textContent = `${formatBytes(this.graph.total[0])}; click a frame to enlarge it, the top row to go back`;
   }
 
-  /** Return the bytes of each stack. If no window is brushed, the window is the whole trace. */
+  /** Return the bytes of each stack. If no window is selected, the window is the whole trace. */
   #stackBytes(kind) {
     const { model, state, mask } = this.app;
     const [first, last] = state.get("brush") || [-1, model.events - 1];

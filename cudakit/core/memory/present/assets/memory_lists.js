@@ -103,7 +103,7 @@ export class EventsView {
       this.shownEvents = events;
     }
     const count = this.shownEvents ? this.shownEvents.length : model.events;
-    this.title.textContent = `${formatCount(count)} of ${formatCount(model.events)} events${showsAll ? "" : ", by the filter, the picked group or the brushed window"}`;
+    this.title.textContent = `${formatCount(count)} of ${formatCount(model.events)} events${showsAll ? "" : ", by the filter, the picked group or the selected window"}`;
     this.list.setLength(count);
   }
 

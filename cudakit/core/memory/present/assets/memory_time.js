@@ -1,4 +1,4 @@
-// The chart of memory over time: stacked bands, curves, markers, ranges, the cursor and the brushed window.
+// The chart of memory over time: stacked bands, curves, markers, ranges, the cursor and the selected window.
 
 import { Surface, fitted, formatBytes, formatCount, pixelOf, ticks } from "./canvas.js";
 import { CurveSampler } from "./memory_model.js";
