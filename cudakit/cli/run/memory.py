@@ -211,7 +211,7 @@ def _call_site_text(passed: LimitPassed) -> str:
 def recorder_settings(
     python: str | None, add_note: Callable[[str], None], *, use_driver: bool
 ) -> dict[str, Any]:
-    """Return the settings of the recorder for memory alone, and add a note about what is not recorded.
+    """Return the recorder settings for memory alone, and add a note on the memory that is not recorded.
 
     Without ``use_driver`` or NVIDIA's Sanitizer API, or with another tool attached, only the hooks of pools
     are used.

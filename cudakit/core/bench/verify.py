@@ -12,7 +12,7 @@ from cudakit.units import Unavailable
 def verify(timer: Timer, rotation: BufferRotation, prepared: Prepared) -> Verification:
     """Execute the workload on every buffer set that was not used since the previous call; check all outputs.
 
-    It is called before the first sample, and again after the last sample to check what the samples computed.
+    The caller checks before the first sample, and after the last sample, whose outputs are then checked.
     """
     rotation.complete(timer.stream)
     timer.gpu.sync_stream(timer.stream)

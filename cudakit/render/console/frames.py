@@ -65,7 +65,7 @@ def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
 
 
 def _forms(stack: Stack, width: int) -> Iterator[str]:
-    """Yield forms of a stack on one line, from long to short; an ellipsis marks what was left out.
+    """Yield forms of a stack on one line, from long to short; an ellipsis marks omitted parts.
 
     The innermost frame is cut if that makes the call site fit into ``width`` columns.
     """
