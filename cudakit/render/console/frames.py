@@ -84,6 +84,9 @@ def _forms(stack: Stack, width: int) -> Iterator[str]:
     yield from (short + beside for beside in leaves[1:])
     if cell_len(short) + _MIN_LEAF_WIDTH <= width < cell_len(short + leaves[-1]):
         yield cut(short + leaves[-1], width)
+    if stack.distinct is not None:
+        # Without the function, so that stacks of one call site still differ.
+        yield escape(format_place(site(stack))).rpartition("/")[2] + leaves[-1]
     yield first
     yield short
 

@@ -69,10 +69,10 @@ def _raise_limit(failure: Failure) -> str:
     else:
         factor = max(-(-100 * needed // allowed) / 100, 1.01)
         amount = (
-            f"to at least {format_bytes(needed)}, {factor:.2f} times the present fraction"
-            f" ({format_bytes(allowed)} was reserved under the present limit)"
+            f"to at least {factor:.2f} times the present fraction: {format_bytes(needed)} is needed,"
+            f" {format_bytes(allowed)} could be reserved"
         )
-    return f"raise the limit {amount}: {request.calls.set_limit}"
+    return f"raise the limit with {request.calls.set_limit} {amount}"
 
 
 def other_processes(failure: Failure) -> Cause | None:
