@@ -250,7 +250,9 @@ def test_throttled_samples_are_discarded_with_growing_pauses() -> None:
         measured = run(timer, Busy(gpu), method, skip_settling=False, pause=pauses.append)
 
     assert measured.samples.discarded == 3
-    assert [reading.sm_clock_hz for reading in measured.discarded_readings] == pytest.approx([1e9] * 3)
+    assert [reading.sm_clock_hz for reading in measured.discarded_readings] == pytest.approx(
+        [1e9] * 3
+    )
     assert pauses == [0.05, 0.1, 0.2]
     assert min(measured.samples.sm_clock_hz) == pytest.approx(1.9e9, rel=1e-3)
 
