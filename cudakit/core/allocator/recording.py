@@ -32,7 +32,7 @@ from cudakit.core.allocator.history import (
 from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState, InvalidPointer
 from cudakit.errors import UsageError
-from cudakit.torch_rules.settings import Recorded as RecordedSetting
+from cudakit.torch_rules.settings import RecordedValue as RecordedSetting
 
 
 class HasSnapshot(Protocol):

@@ -50,8 +50,8 @@ def render(
     title = Text(cut(escape(document.title), width), theme.TITLE)
     lines = [title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
     if height is not None and len(lines) > height:
-        closing = _stack_nodes(document.closing, width, level=1)
-        lines += [Text(), Text("─" * width, theme.FAINT), *closing] if closing else []
+        closing_lines = _stack_nodes(document.closing, width, level=1)
+        lines += [Text(), Text("─" * width, theme.FAINT), *closing_lines] if closing_lines else []
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.rstrip()
@@ -62,31 +62,33 @@ def render(
 def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
     """Return the lines of nodes, with an empty line between nodes except between adjacent notes."""
     lines: list[Text] = []
-    above: Node | None = None
+    previous_node: Node | None = None
     for node in nodes:
         block = _draw_node(node, width, level=level)
         if not block:
             continue
-        if above is not None and not (isinstance(node, Note) and isinstance(above, Note)):
+        if previous_node is not None and not (
+            isinstance(node, Note) and isinstance(previous_node, Note)
+        ):
             lines.append(Text())
         lines += block
-        above = node
+        previous_node = node
     return lines
 
 
 def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
-    available = width - _INDENT
+    available_width = width - _INDENT
     match node:
         case Section():
             return _section(node, width, level=level)
         case Note():
             return _note_lines(node, width)
         case Facts():
-            return _indent(facts_lines(node, available))
+            return _indent(facts_lines(node, available_width))
         case Table():
-            return _indent(table_lines(node, available))
+            return _indent(table_lines(node, available_width))
         case Chart():
-            return _indent(_chart_lines(node, available))
+            return _indent(_chart_lines(node, available_width))
         case View():
             return _draw_node(node.fallback, width, level=level)
         case Columns() | Tree() | Explorer():
@@ -104,19 +106,19 @@ def _note_lines(note: Note, width: int) -> list[Text]:
     """Return the lines of a note, with its symbol in the margin."""
     symbol = (SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
     style = theme.HEADER if note.level == "error" else theme.PLAIN
-    first, *rest = wrap(escape(note.text), width - _INDENT)
-    lines = [Text.assemble(symbol, (first, style))]
-    lines += [Text(" " * _INDENT + part, style) for part in rest]
+    first_line, *other_lines = wrap(escape(note.text), width - _INDENT)
+    lines = [Text.assemble(symbol, (first_line, style))]
+    lines += [Text(" " * _INDENT + line, style) for line in other_lines]
     for remedy in note.remedies:
         lines += _remedy_lines(escape(remedy), width)
     return lines
 
 
 def _remedy_lines(remedy: str, width: int) -> list[Text]:
-    first, *rest = wrap(remedy, width - _INDENT - len(_ARROW))
+    first_line, *other_lines = wrap(remedy, width - _INDENT - len(_ARROW))
     margin = " " * _INDENT
-    lines = [Text.assemble(margin, (_ARROW, theme.INFO), first)]
-    return lines + [Text(margin + " " * len(_ARROW) + part) for part in rest]
+    lines = [Text.assemble(margin, (_ARROW, theme.INFO), first_line)]
+    return lines + [Text(margin + " " * len(_ARROW) + line) for line in other_lines]
 
 
 def _section(section: Section, width: int, *, level: int) -> list[Text]:
@@ -126,11 +128,13 @@ def _section(section: Section, width: int, *, level: int) -> list[Text]:
 
 
 def _heading(title: str, width: int, *, level: int) -> Text:
-    words = cut(escape(title), width - 6)
+    cut_title = cut(escape(title), width - 6)
     if level > 1:
-        return Text(words, theme.HEADING)
-    rule = "─" * max(width - cell_len(words) - 4, 0)
-    return Text.assemble(("── ", theme.FAINT), (words, theme.HEADING), (f" {rule}", theme.FAINT))
+        return Text(cut_title, theme.HEADING)
+    rule = "─" * max(width - cell_len(cut_title) - 4, 0)
+    return Text.assemble(
+        ("── ", theme.FAINT), (cut_title, theme.HEADING), (f" {rule}", theme.FAINT)
+    )
 
 
 def _indent(lines: list[Text]) -> list[Text]:
