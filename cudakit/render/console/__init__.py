@@ -63,8 +63,8 @@ def render(
     title = [Text(line, theme.TITLE) for line in wrap(escape(document.title), width)]
     lines = [*title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
     if height is not None and len(lines) > height:
-        closing = _stack_nodes(document.closing, width, level=1)
-        lines += [Text(), Text("─" * width, theme.FAINT), *closing] if closing else []
+        closing_lines = _stack_nodes(document.closing, width, level=1)
+        lines += [Text(), Text("─" * width, theme.FAINT), *closing_lines] if closing_lines else []
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.rstrip()
@@ -91,31 +91,33 @@ def _with_ascii_symbols(part: _PartT) -> _PartT:
 def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
     """Return the lines of nodes, with an empty line between nodes except between adjacent notes."""
     lines: list[Text] = []
-    above: Node | None = None
+    previous_node: Node | None = None
     for node in nodes:
         block = _draw_node(node, width, level=level)
         if not block:
             continue
-        if above is not None and not (isinstance(node, Note) and isinstance(above, Note)):
+        if previous_node is not None and not (
+            isinstance(node, Note) and isinstance(previous_node, Note)
+        ):
             lines.append(Text())
         lines += block
-        above = node
+        previous_node = node
     return lines
 
 
 def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
-    available = width - _INDENT
+    available_width = width - _INDENT
     match node:
         case Section():
             return _section(node, width, level=level)
         case Note():
             return _note_lines(node, width)
         case Facts():
-            return _indent(facts_lines(node, available))
+            return _indent(facts_lines(node, available_width))
         case Table():
-            return _indent(table_lines(node, available))
+            return _indent(table_lines(node, available_width))
         case Chart():
-            return _indent(_chart_lines(node, available))
+            return _indent(_chart_lines(node, available_width))
         case View():
             return _draw_node(node.fallback, width, level=level)
         case Columns() | Tree() | Explorer():
@@ -133,19 +135,19 @@ def _note_lines(note: Note, width: int) -> list[Text]:
     """Return the lines of a note, with its symbol in the margin."""
     symbol = (SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
     style = theme.HEADER if note.level == "error" else theme.PLAIN
-    first, *rest = wrap(escape(note.text), width - _INDENT)
-    lines = [Text.assemble(symbol, (first, style))]
-    lines += [Text(" " * _INDENT + part, style) for part in rest]
+    first_line, *other_lines = wrap(escape(note.text), width - _INDENT)
+    lines = [Text.assemble(symbol, (first_line, style))]
+    lines += [Text(" " * _INDENT + line, style) for line in other_lines]
     for remedy in note.remedies:
         lines += _remedy_lines(escape(remedy), width)
     return lines
 
 
 def _remedy_lines(remedy: str, width: int) -> list[Text]:
-    first, *rest = wrap(remedy, width - _INDENT - len(_ARROW))
+    first_line, *other_lines = wrap(remedy, width - _INDENT - len(_ARROW))
     margin = " " * _INDENT
-    lines = [Text.assemble(margin, (_ARROW, theme.INFO), first)]
-    return lines + [Text(margin + " " * len(_ARROW) + part) for part in rest]
+    lines = [Text.assemble(margin, (_ARROW, theme.INFO), first_line)]
+    return lines + [Text(margin + " " * len(_ARROW) + line) for line in other_lines]
 
 
 def _section(section: Section, width: int, *, level: int) -> list[Text]:

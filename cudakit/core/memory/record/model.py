@@ -113,7 +113,7 @@ class MemoryModel:
         device: int,
         address: int,
         size_bytes: int,
-        how: AllocationKind,
+        kind: AllocationKind,
         pool: str,
         stream: int,
         stack: Stack,
@@ -121,14 +121,14 @@ class MemoryModel:
     ) -> None:
         """Add a driver allocation; ``pool`` is the pool that made the allocation, "" if unknown."""
         segment = Segment(
-            device=HOST if how is AllocationKind.PINNED else device,
+            device=HOST if kind is AllocationKind.PINNED else device,
             address=address,
             size_bytes=_rounded(size_bytes),
             requested_bytes=size_bytes,
             stream=stream,
             stack=stack,
             begin_ns=time_ns,
-            pool=pool or (MANAGED if how is AllocationKind.MANAGED else DRIVER),
+            pool=pool or (MANAGED if kind is AllocationKind.MANAGED else DRIVER),
         )
         self._add_segment(segment)
 
