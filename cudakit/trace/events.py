@@ -41,7 +41,7 @@ class Alloc:
     kind: ClassVar[EventKind] = EventKind.ALLOC
     address: U64
     size_bytes: U64
-    how: AllocationKind = AllocationKind.SYNC
+    allocation_kind: AllocationKind = AllocationKind.SYNC
     stream: U32 = 0
     layer: AllocationLayer = AllocationLayer.DRIVER
     pool: Text = ""  # name of the pool, such as "cupy"; empty for the driver
@@ -55,7 +55,7 @@ class Free:
     kind: ClassVar[EventKind] = EventKind.FREE
     address: U64
     size_bytes: U64
-    how: AllocationKind = AllocationKind.SYNC
+    allocation_kind: AllocationKind = AllocationKind.SYNC
     stream: U32 = 0
     layer: AllocationLayer = AllocationLayer.DRIVER
     pool: Text = ""  # name of the pool, such as "cupy"; empty for the driver
@@ -89,7 +89,7 @@ class Access:
     lo: U64
     hi: U64
     mode: AccessMode
-    known: Precision = Precision.EXACT  # how precisely the bytes are known
+    precision: Precision = Precision.EXACT
     stride_bytes: I64 = 0
     count: U64 = 0
     node: U32 = 0  # number of the node in its graph; 0 for a launch outside of graphs
@@ -238,7 +238,7 @@ class GraphNode:
     kind: ClassVar[EventKind] = EventKind.GRAPH_NODE
     graph: U32
     node: U32
-    work: NodeType
+    node_type: NodeType
     name: Text = ""
 
 
@@ -308,10 +308,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The recorder could not record an operation completely; ``what`` names it, ``count`` is how often."""
+    """The recorder could not record an operation completely, for a reason that occurred ``count`` times."""
 
     kind: ClassVar[EventKind] = EventKind.GAP
-    what: Text
+    reason: Text
     count: U64 = 1
 
 

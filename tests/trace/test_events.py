@@ -65,7 +65,7 @@ OFFSETS = {
     EventKind.ALLOC: {
         "address": 40,
         "size_bytes": 48,
-        "how": 56,
+        "allocation_kind": 56,
         "layer": 57,
         "pool": 60,
         "requested_bytes": 64,
@@ -76,7 +76,7 @@ OFFSETS = {
         "lo": 40,
         "hi": 48,
         "mode": 56,
-        "known": 57,
+        "precision": 57,
         "stride_bytes": 64,
         "count": 72,
     },
@@ -88,7 +88,7 @@ OFFSETS = {
         "direction": 88,
     },
     EventKind.STREAM_WAIT: {"event": 40, "stream": 24},
-    EventKind.GRAPH_NODE: {"graph": 40, "node": 44, "work": 48, "name": 52},
+    EventKind.GRAPH_NODE: {"graph": 40, "node": 44, "node_type": 48, "name": 52},
     EventKind.GRAPH_LAUNCH: {"graph": 40, "executable": 44, "pending": 48},
     EventKind.ACCESSED: {"node": 40, "exact": 44},
     EventKind.ARENAS: {"size_bytes": 40},
@@ -159,10 +159,10 @@ def test_records_have_no_overhead_in_memory() -> None:
 @pytest.mark.parametrize(
     ("event", "field", "value"),
     [
-        (Alloc(1, 8), "how", 9),
-        (Alloc(1, 8), "how", 0),
+        (Alloc(1, 8), "allocation_kind", 9),
+        (Alloc(1, 8), "allocation_kind", 0),
         (StreamCreate(3), "flag", 77),
-        (Gap("x"), "what", 1 << 31),
+        (Gap("x"), "reason", 1 << 31),
         (Launch(3, "k"), "name", 2),
     ],
 )

@@ -122,7 +122,7 @@ class ProcessMemory:
                 device=fields["device"],
                 address=fields["address"],
                 size_bytes=fields["size_bytes"],
-                kind=AllocationKind(fields["how"]),
+                kind=AllocationKind(fields["allocation_kind"]),
                 pool=pool,
                 stream=fields["stream"],
                 stack=stack,

@@ -21,7 +21,7 @@ def model() -> MemoryModel:
 
 
 def driver(model: MemoryModel, address: int, size: int, **more: Any) -> None:
-    fields = {"device": 0, "how": AllocationKind.SYNC, "pool": "", "stream": 0, "stack": STACK}
+    fields = {"device": 0, "kind": AllocationKind.SYNC, "pool": "", "stream": 0, "stack": STACK}
     model.driver_alloc(address=address, size_bytes=size, time_ns=0, **(fields | more))
 
 
