@@ -79,18 +79,18 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             remedies=(f"mark each step with {device.snapshot.calls.mark_step}",),
         )
         return
-    compared = f"{steps.count} moments compared; steps found by {steps.source}"
+    comparison_text = f"{steps.count} moments compared; steps found by {steps.source}"
     if not device.leaks:
         if device.steps.rising:
             yield Note(
                 "info",
-                f"No call stack holds more memory after each step ({compared}), but"
+                f"No call stack holds more memory after each step ({comparison_text}), but"
                 f" {rising_sentence(device)} (section Peak per step).",
             )
         else:
-            yield Note("ok", f"No call stack grows from step to step ({compared}).")
+            yield Note("ok", f"No call stack grows from step to step ({comparison_text}).")
         return
-    yield Note("warn", f"{growth_sentence(device)[:-1]} ({compared}).")
+    yield Note("warn", f"{growth_sentence(device)[:-1]} ({comparison_text}).")
     yield limited(
         (
             ("per step", "number", lambda leak: Bytes(leak.bytes_per_step)),

@@ -16,7 +16,7 @@ from cudakit.units import format_count
 def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     """Show the peaks of the steps, and what grew between the first and the last step."""
     peaks = device.steps.peaks
-    first = peaks[0].requested_bytes
+    first_peak_bytes = peaks[0].requested_bytes
     yield Chart(
         title="Requested memory of each step",
         x=np.array([peak.step for peak in peaks], np.float64),
@@ -26,18 +26,18 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
         ),
         x_label="step",
     )
-    listed = peaks if top == 0 else [peaks[i] for i in evenly_spaced(len(peaks), max(top, 2))]
-    n_omitted = len(peaks) - len(listed)
+    listed_peaks = peaks if top == 0 else [peaks[i] for i in evenly_spaced(len(peaks), max(top, 2))]
+    n_omitted = len(peaks) - len(listed_peaks)
     yield table(
         (
             ("step", "number", lambda peak: Count(peak.step)),
             ("peak", "number", lambda peak: Bytes(peak.requested_bytes)),
-            ("change", "number", lambda peak: Change(peak.requested_bytes - first)),
+            ("change", "number", lambda peak: Change(peak.requested_bytes - first_peak_bytes)),
             ("at the start", "number", lambda peak: Bytes(peak.start_bytes)),
             ("reserved", "number", lambda peak: Bytes(peak.reserved_bytes)),
             ("event of the peak", "number", lambda peak: Count(peak.peak_event)),
         ),
-        listed,
+        listed_peaks,
         f"steps found by {device.steps.source}; requested bytes; change: since the first step"
         + (f"; {format_count(n_omitted)} more steps: --top 0 shows all" if n_omitted else ""),
     )
