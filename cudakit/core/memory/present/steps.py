@@ -16,7 +16,7 @@ from cudakit.units import format_count
 def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     """Show the peaks of the steps, and what grew between the first and the last step."""
     peaks = device.steps.peaks
-    first = peaks[0].requested_bytes
+    first_peak_bytes = peaks[0].requested_bytes
     yield Chart(
         title="Requested memory of each step",
         x=np.array([peak.step for peak in peaks], np.float64),
@@ -33,7 +33,7 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
         (
             ("step", "number", lambda peak: Count(peak.step)),
             ("peak", "number", lambda peak: Bytes(peak.requested_bytes)),
-            ("change", "number", lambda peak: Change(peak.requested_bytes - first)),
+            ("change", "number", lambda peak: Change(peak.requested_bytes - first_peak_bytes)),
             ("at the start", "number", lambda peak: Bytes(peak.start_bytes)),
             ("reserved", "number", lambda peak: Bytes(peak.reserved_bytes)),
             ("event of the peak", "number", lambda peak: Count(peak.peak_event)),

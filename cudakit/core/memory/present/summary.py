@@ -113,11 +113,11 @@ def rising_sentence(device: DeviceMemory) -> str:
 
 def growth_sentence(device: DeviceMemory) -> str:
     """Return how many call stacks hold more memory after each step, and how much."""
-    n = len(device.leaks)
-    growth = format_bytes(sum(leak.bytes_per_step for leak in device.leaks))
-    if n == 1:
-        return f"1 call stack holds {growth} more after each step."
-    return f"{n:,} call stacks hold more after each step, {growth} in total."
+    leak_count = len(device.leaks)
+    growth_text = format_bytes(sum(leak.bytes_per_step for leak in device.leaks))
+    if leak_count == 1:
+        return f"1 call stack holds {growth_text} more after each step."
+    return f"{leak_count:,} call stacks hold more after each step, {growth_text} in total."
 
 
 def _cause_name(cause: Cause) -> str:
@@ -141,9 +141,9 @@ def _cause(device: DeviceMemory) -> str:
         return f"Largest growth: {site}, {format_bytes(leak.bytes)} at the last step."
     if not device.lines:
         return f"No memory is in use {moment_name(device)}."
-    largest = device.lines[0]
-    site = NO_STACK if largest.frame is None else site_name(largest.frame)
-    size, share = format_bytes(largest.bytes), format_ratio(largest.share)
+    largest_line = device.lines[0]
+    site = NO_STACK if largest_line.frame is None else site_name(largest_line.frame)
+    size, share = format_bytes(largest_line.bytes), format_ratio(largest_line.share)
     return f"Largest call site {moment_name(device)}: {site}, {size} ({share})."
 
 
@@ -185,19 +185,19 @@ def reliability(device: DeviceMemory) -> Iterator[Note]:
 def _exact_sentence(device: DeviceMemory) -> str:
     if not device.events:
         return f"{device_name(device)}: state at the end, without a trace."
-    start = "with no" if device.health.begins_complete else "with"
+    beginning = "with no" if device.health.begins_complete else "with"
     return (
-        f"{device_name(device)}: {device.events:,} events, starting {start} memory in use; trace and"
+        f"{device_name(device)}: {device.events:,} events, starting {beginning} memory in use; trace and"
         " final state agree."
     )
 
 
 def _inexact_sentence(device: DeviceMemory) -> str:
-    counts = device.health.contradictions
+    contradictions = device.health.contradictions
     kinds = ", ".join(
-        f"{getattr(counts, field.name):,} {field.name.replace('_', ' ')}"
-        for field in fields(counts)
-        if getattr(counts, field.name)
+        f"{getattr(contradictions, field.name):,} {field.name.replace('_', ' ')}"
+        for field in fields(contradictions)
+        if getattr(contradictions, field.name)
     )
     return (
         f"{device_name(device)}: the trace of {device.events:,} events and the final state disagree"
@@ -210,10 +210,10 @@ def _inexact_sentence(device: DeviceMemory) -> str:
 
 def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
     """Show the last ``top`` failed allocations, 0 for all."""
-    shown = device.ooms if top == 0 else device.ooms[-top:]
-    if len(shown) < len(device.ooms):
-        yield Note("info", f"The last {len(shown)} of {len(device.ooms)} failed allocations:")
-    for oom in shown:
+    shown_ooms = device.ooms if top == 0 else device.ooms[-top:]
+    if len(shown_ooms) < len(device.ooms):
+        yield Note("info", f"The last {len(shown_ooms)} of {len(device.ooms)} failed allocations:")
+    for oom in shown_ooms:
         if len(device.ooms) > 1:
             yield Note("error", oom.sentence)
         yield Facts(
@@ -294,13 +294,12 @@ def _outlier(devices: Sequence[DeviceMemory]) -> str:
     """Return a sentence on the rank with a much higher peak, a sign of unbalanced work; "" if none has."""
     peaks = sorted(device.peak.requested_bytes for device in devices)
     median = peaks[len(peaks) // 2]
-    highest = max(devices, key=lambda device: device.peak.requested_bytes)
-    excess = highest.peak.requested_bytes / median - 1 if median else 0.0
-    if len(devices) < 3 or excess < _MIN_OUTLIER_EXCESS:
+    highest_device = max(devices, key=lambda device: device.peak.requested_bytes)
+    relative_excess = highest_device.peak.requested_bytes / median - 1 if median else 0.0
+    if len(devices) < 3 or relative_excess < _MIN_OUTLIER_EXCESS:
         return ""
-    return (
-        f"The peak of {highest.file} {device_name(highest)} is {excess:.0%} above the median peak."
-    )
+    name = f"{highest_device.file} {device_name(highest_device)}"
+    return f"The peak of {name} is {relative_excess:.0%} above the median peak."
 
 
 # --- totals ----------------------------------------------------------------------------------------
@@ -338,8 +337,8 @@ def totals(device: DeviceMemory) -> Table:
             Column("maximum", "number"),
         ),
         rows=tuple(
-            (Text(name), *(value(state) for _, state in states), highest)
-            for name, value, highest in rows
+            (Text(name), *(value(state) for _, state in states), highest_bytes)
+            for name, value, highest_bytes in rows
         ),
         caption=_totals_caption(device),
     )

@@ -101,8 +101,11 @@ def _reliability(device: DeviceWhatIf) -> Note:
 def _difference(difference: Difference) -> str:
     is_count = not difference.figure.startswith(("peak", "end"))
     format_value = format_count if is_count else format_bytes
-    recorded, replayed = format_value(difference.recorded), format_value(difference.replayed)
-    return f"{difference.figure} {replayed} instead of {recorded}"
+    recorded_text, replayed_text = (
+        format_value(difference.recorded),
+        format_value(difference.replayed),
+    )
+    return f"{difference.figure} {replayed_text} instead of {recorded_text}"
 
 
 def _limit_sentence(device: DeviceWhatIf) -> str:
@@ -127,11 +130,11 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
     baseline_bytes = device.baseline.peak.reserved_bytes
     # The peak of a replay that ended early is not comparable.
     ended = [outcome for outcome in device.tried if outcome.shortage is None]
-    compared = {id(outcome) for outcome in ended if device.baseline.shortage is None}
+    compared_ids = {id(outcome) for outcome in ended if device.baseline.shortage is None}
 
     def change(outcome: Outcome) -> Value:
         increase = outcome.peak.reserved_bytes - baseline_bytes
-        return Change(increase) if id(outcome) in compared else Text("")
+        return Change(increase) if id(outcome) in compared_ids else Text("")
 
     return table(
         (
