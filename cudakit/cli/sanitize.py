@@ -17,7 +17,7 @@ from cudakit.cli.options import (
 )
 from cudakit.cli.progress import Progress, progress_line
 from cudakit.cli.report import open_outputs
-from cudakit.cli.run import FORMATS, HOST_THREADS, SHOW, SUPPRESS
+from cudakit.cli.run import FORMATS, HOST_THREADS, SHOW_OPTION, SUPPRESS
 from cudakit.cli.run.race_report import exit_code, race_report
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@lambda command: with_options(option_group("Races", SHOW, SUPPRESS, HOST_THREADS), command)
+@lambda command: with_options(option_group("Races", SHOW_OPTION, SUPPRESS, HOST_THREADS), command)
 @output_options(FORMATS)
 @click.argument("file", metavar="FILE", type=FILE)
 def sanitize(
@@ -70,7 +70,9 @@ def _analyze(
     from cudakit.gpu.demangle import demangle
     from cudakit.trace.run_log import LogReader
 
-    shown = Confidence(show)
-    report = Report(show=shown, suppressions=suppressions(suppress), demangle=demangle)
+    least_confidence = Confidence(show)
+    report = Report(show=least_confidence, suppressions=suppressions(suppress), demangle=demangle)
     with LogReader(path) as log:
-        return analyze_log(log, report, show=shown, strict_threads=strict, progress=progress)
+        return analyze_log(
+            log, report, show=least_confidence, strict_threads=strict, progress=progress
+        )

@@ -119,7 +119,7 @@ def test_clean_report_counts_only_with_exact_accesses(simulated: Path, tmp_path:
     (chain,) = race_logs.load(fixed)
     accesses = chain.records["kind"] == EventKind.ACCESS
     assumed = view(chain.records[accesses], EventKind.ACCESS)
-    assumed["known"] = Precision.ASSUMED
+    assumed["precision"] = Precision.ASSUMED
     chain.records[accesses] = assumed.view(chain.records.dtype)
     race_logs.save(tmp_path / "assumed.log", [chain])
 
@@ -228,7 +228,7 @@ def launch_accesses(log: str) -> Iterator[tuple[str, set[Pieces]]]:
         accesses = chain.records[chain.records["kind"] == EventKind.ACCESS]
         rows = view(accesses, EventKind.ACCESS)
         is_data_access = np.isin(rows["mode"], [READ, WRITE]) & np.isin(
-            rows["known"], [Precision.EXACT, Precision.SUMMARY]
+            rows["precision"], [Precision.EXACT, Precision.SUMMARY]
         )
         launches = chain.records[chain.records["kind"] == EventKind.LAUNCH]
         for launch, name in zip(

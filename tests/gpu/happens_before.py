@@ -74,7 +74,7 @@ class Order:
         match event.body:
             case StreamCreate(stream, flag):
                 self._flags[stream] = flag
-            case Free(how=AllocationKind.SYNC | AllocationKind.PINNED) | ContextSync():
+            case Free(allocation_kind=AllocationKind.SYNC | AllocationKind.PINNED) | ContextSync():
                 self._host |= frozenset(operation.number for operation in self.operations)
             case EventRecord(number, stream):
                 self._events[number] = self._streams[stream] = self._before(stream)

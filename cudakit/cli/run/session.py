@@ -66,10 +66,11 @@ class RunSpec:
                 "-o and --json write the races that --sanitize finds",
                 hint="add --sanitize; --memory writes its result with --snapshot FILE",
             )
-        if not self.sanitize and (unused := self._race_options()):
+        if not self.sanitize and (options := self._race_options()):
+            verb = "needs" if len(options) == 1 else "need"
             raise UsageError(
-                f"{' and '.join(unused)} {'needs' if len(unused) == 1 else 'need'} --sanitize",
-                hint=f"add --sanitize, or remove {' and '.join(unused)}",
+                f"{' and '.join(options)} {verb} --sanitize",
+                hint=f"add --sanitize, or remove {' and '.join(options)}",
             )
         if self.snapshot is not None and not self.memory:
             raise UsageError("--snapshot needs --memory", hint="add --memory, or remove --snapshot")
@@ -85,7 +86,7 @@ class RunSpec:
 
     def _race_options(self) -> list[str]:
         """List the options on races that were passed."""
-        passed = {
+        is_passed_by_option = {
             "--log": self.log,
             "--show": self.show == "possible",
             "--suppress": self.suppress,
@@ -94,7 +95,7 @@ class RunSpec:
             "--stop-on-first": self.stop_on_first,
             "--require-gpu": self.require_gpu,
         }
-        return [option for option, is_passed in passed.items() if is_passed]
+        return [option for option, is_passed in is_passed_by_option.items() if is_passed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +196,12 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
     settings = Settings(sanitize=spec.sanitize, memory=path, follow=not spec.no_follow)
-    if spec.sanitize and (ready := _ready(spec, command, monitor)):
+    if spec.sanitize and (ready_recorder := _ready(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
-        ready, reason = add_device_patches(ready, spec.accesses, patches)
+        ready_recorder, reason = add_device_patches(ready_recorder, spec.accesses, patches)
         if reason:
             monitor.add_note(reason)
-        settings = replace(settings, **ready.settings())
+        settings = replace(settings, **ready_recorder.settings())
     memory = None
     if path:
         memory = MemoryMonitor(path, limit_bytes=spec.limit, add_note=monitor.add_note)
@@ -293,14 +294,14 @@ def _snapshot_file(spec: RunSpec) -> Path:
     """Return the path of the snapshot. Raises UsageError if it cannot be written."""
     path = spec.snapshot or "cudakit-memory.pickle"
     target = Path(path)
-    stem, suffix = os.path.splitext(path)
+    path_stem, suffix = os.path.splitext(path)
     if not target.parent.is_dir():
         raise UsageError(
             f"no such directory: {target.parent}", hint="create it, or choose another file"
         )
     if target.is_dir():
         raise UsageError(f"{path} is a directory", hint="name a file: --snapshot FILE")
-    for name in (path, f"{stem}-oom{suffix}"):
+    for name in (path, f"{path_stem}-oom{suffix}"):
         if Path(name).exists() and not spec.output.force:
             raise UsageError(
                 f"{name} exists", hint="replace it with --force, or choose another: --snapshot FILE"

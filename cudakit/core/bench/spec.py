@@ -308,6 +308,6 @@ def _check_positive(option: str, value: float) -> None:
 
 def _check_range(option: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high or math.isnan(value):
-        bound = f"at least {low:,}" if math.isinf(high) else f"from {low:,} to {high:,}"
+        allowed_range = f"at least {low:,}" if math.isinf(high) else f"from {low:,} to {high:,}"
         text = f"{value:,}" if isinstance(value, int) else f"{value:g}"
-        raise InputError(f"{option} is {text}; it must be {bound}")
+        raise InputError(f"{option} is {text}; it must be {allowed_range}")

@@ -107,8 +107,10 @@ def take(arrays: _Arrays, index: npt.NDArray[Any] | slice) -> _Arrays:
 
 def concatenated(first: _Arrays, second: _Arrays) -> _Arrays:
     """Concatenate every array of two dataclasses of one type."""
-    pairs = ((getattr(first, field.name), getattr(second, field.name)) for field in fields(first))
-    return type(first)(*map(np.concatenate, pairs))
+    array_pairs = (
+        (getattr(first, field.name), getattr(second, field.name)) for field in fields(first)
+    )
+    return type(first)(*map(np.concatenate, array_pairs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class RaceDecoder:
         return Memory(
             address=allocation.address,
             size_bytes=allocation.size_bytes,
-            how=allocation.how,
+            how=allocation.kind,
             seq=allocation.seq,
             stack=stack,
             site=call_site_index(stack),
@@ -208,13 +208,15 @@ class Report:
         no_gpu_work: str | None = None,
     ) -> SanitizeResult:
         """Return the result. ``coverage`` is by PID, ``gaps`` are the counts of each trace."""
-        total = sum(coverage.values(), Coverage())
+        total_coverage = sum(coverage.values(), Coverage())
         return SanitizeResult(
             exit_status=exit_status,
             simulated=simulated,
             stopped=stopped,
             races=tuple(sorted(self._races_with_counts(), key=_sort_key)),
-            coverage=replace(total, suspected=total.suspected + self._hidden_count),
+            coverage=replace(
+                total_coverage, suspected=total_coverage.suspected + self._hidden_count
+            ),
             gaps=dict(sum(map(Counter, gaps), Counter[str]()).most_common()),
             suppressed=tuple(self._suppressed_counts()),
             processes=tuple(
@@ -327,8 +329,8 @@ def headline(races: Sequence[FoundRace]) -> str:
 
 
 def _race_text(race: FoundRace) -> str:
-    times = f", {race.count} times" if race.count > 1 else ""
-    lines = [f"{race.kind} ({race.confidence}{times}): {race.sentence}"]
+    occurrences = f", {race.count} times" if race.count > 1 else ""
+    lines = [f"{race.kind} ({race.confidence}{occurrences}): {race.sentence}"]
     lines += _operation_lines("later", race.current) + _operation_lines("earlier", race.previous)
     if memory := race.memory:
         size, allocation_size = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)

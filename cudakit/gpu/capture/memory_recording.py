@@ -31,7 +31,7 @@ class MemorySource:
 
     recording: Recording | None  # None if nothing but PyTorch's own history is recorded
     hooks: PoolHooks | None
-    notes: tuple[str, ...]  # what is not recorded, and why
+    notes: tuple[str, ...]  # the allocations that are not recorded, with the reasons
 
 
 def begin_memory(consume: Consume, consume_jax: Callable[[str], None]) -> MemorySource:

@@ -53,9 +53,9 @@ def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
 
 def _policy(style: str, scripts: Sequence[str]) -> str:
     sources = "".join(f" '{_digest(script)}'" for script in scripts)
-    allowed = f"script-src{sources}; " if scripts else ""
+    script_policy = f"script-src{sources}; " if scripts else ""
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; {allowed}img-src data:; "
+        f"default-src 'none'; style-src '{_digest(style)}'; {script_policy}img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 
@@ -99,10 +99,10 @@ def _table_of_contents(document: Document) -> Markup | None:
 
 def _arrow_heads() -> Markup:
     """Return the arrow heads that the stylesheet refers to."""
-    heads = (_arrow_head(kind) for kind in ("order", "missing"))
+    arrow_heads = (_arrow_head(kind) for kind in ("order", "missing"))
     return element(
         "svg",
-        element("defs", *heads),
+        element("defs", *arrow_heads),
         class_="hidden",
         width=0,
         height=0,

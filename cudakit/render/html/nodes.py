@@ -136,9 +136,9 @@ def _is_long(value: Value) -> bool:
 
 
 def _view(view: View, place: Place) -> Markup:
-    missing = [name for name in view.columns if name not in place.columns]
-    if missing:
-        raise ValueError(f"the view {view.kind!r} names missing Columns: {missing}")
+    missing_names = [name for name in view.columns if name not in place.columns]
+    if missing_names:
+        raise ValueError(f"the view {view.kind!r} names missing Columns: {missing_names}")
     return _picture(view.draw([place.columns[name] for name in view.columns]))
 
 

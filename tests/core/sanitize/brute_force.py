@@ -217,9 +217,9 @@ class _Translator:
                 yield body
 
     def _translate_access(self, event: Event, access: Access) -> Iterator[EventBody]:
-        if access.known >= Precision.ASSUMED and event.seq in self._graphs:
+        if access.precision >= Precision.ASSUMED and event.seq in self._graphs:
             self._assumed[self._graphs[event.seq], access.node] += 1
-        elif access.known is not Precision.EXACT:
+        elif access.precision is not Precision.EXACT:
             self.doubts[_ASSUMED] += 1
         elif access.count > _MAX_ROWS:
             self.doubts["an access with more rows than brute force has time for"] += 1
@@ -249,7 +249,7 @@ class _Translator:
             None,
         )
         if host_waits_for_fill(
-            allocation.how if allocation else None, asynchronous=fill.asynchronous
+            allocation.allocation_kind if allocation else None, asynchronous=fill.asynchronous
         ):
             yield StreamSync(fill.stream)
 
@@ -258,7 +258,7 @@ class _Translator:
         lo = memory.address
         if isinstance(memory, Alloc):
             self._allocations[lo] = memory
-            if memory.how is AllocationKind.STREAM_ORDERED:
+            if memory.allocation_kind is AllocationKind.STREAM_ORDERED:
                 for begin, end, event in self._freed_ranges:
                     if begin < lo + memory.size_bytes and lo < end:
                         yield StreamWait(memory.stream, event)
@@ -266,12 +266,16 @@ class _Translator:
             return
         allocation = self._allocations.pop(lo, None)
         size = memory.size_bytes or (allocation.size_bytes if allocation else 0)
-        if memory.how is AllocationKind.STREAM_ORDERED:
+        if memory.allocation_kind is AllocationKind.STREAM_ORDERED:
             self._events += 1
             self._freed_ranges.append((lo, lo + size, self._events))
             yield replace(memory, size_bytes=size)
             yield EventRecord(self._events, memory.stream)
-        elif memory.how in (AllocationKind.SYNC, AllocationKind.PINNED, AllocationKind.MANAGED):
+        elif memory.allocation_kind in (
+            AllocationKind.SYNC,
+            AllocationKind.PINNED,
+            AllocationKind.MANAGED,
+        ):
             yield Free(lo, size)
         else:
             self.doubts["memory that is mapped anew"] += 1

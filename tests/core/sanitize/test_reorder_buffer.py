@@ -34,7 +34,7 @@ class Call:
         for body in (*self.bodies, *self.late):
             if not (
                 isinstance(body, Access)
-                and body.known >= Precision.ASSUMED
+                and body.precision >= Precision.ASSUMED
                 and self.has_exact_accesses
             ):
                 yield body
@@ -61,9 +61,9 @@ def events_of(records_returned: Records) -> list[Event]:
     return list(unpack(records_returned, STRINGS))
 
 
-def accesses(*known: Precision) -> st.SearchStrategy[list[Access]]:
+def accesses(*precisions: Precision) -> st.SearchStrategy[list[Access]]:
     access_strategy = st.builds(
-        Access, st.integers(0, 99), st.just(100), st.just(WRITE), st.sampled_from(known)
+        Access, st.integers(0, 99), st.just(100), st.just(WRITE), st.sampled_from(precisions)
     )
     return st.lists(access_strategy, max_size=3)
 

@@ -125,7 +125,9 @@ def test_suppressed_race_is_counted_for_the_first_matching_pattern() -> None:
     assert report.add(1, races, stacks=STACKS, streams=STREAMS) == 0
     result = result_of(report)
     assert result.races == ()
-    assert [(s.pattern, s.races, s.count) for s in result.suppressed] == [
+    assert [
+        (suppressed.pattern, suppressed.races, suppressed.count) for suppressed in result.suppressed
+    ] == [
         ("kernel:no", 0, 0),
         ("site:loader.py", 2, 3),
         ("kernel:*elementwise*", 0, 0),

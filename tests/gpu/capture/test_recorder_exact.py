@@ -35,7 +35,7 @@ def position(events: list[Event], kind: type) -> int:
 # --- kernels ----------------------------------------------------------------------------------------
 
 
-def test_accesses_of_launch_are_exact_after_synchronise(library: Path, tmp_path: Path) -> None:
+def test_accesses_of_launch_are_exact_after_synchronization(library: Path, tmp_path: Path) -> None:
     program = """
 import time
 cuda.defer_work(STREAM)
@@ -52,7 +52,11 @@ launch(read(0x100010))
         (0x100201, 0x100202, AccessMode.WRITE, 0),
         (0x100204, 0x100214, AccessMode.WRITE, 0),
     ]
-    assert (first.pending, first.known, first.ended_nodes) == (1, {Precision.EXACT}, [(0, True)])
+    assert (first.pending, first.precisions, first.ended_nodes) == (
+        1,
+        {Precision.EXACT},
+        [(0, True)],
+    )
     assert [(access.lo, access.hi) for access in first.assumed] == [(0x100000, 0x200000)]
     assert second.accesses == [(0x100010, 0x100014, AccessMode.READ, 0)]
     positions = [i for i, event in enumerate(events) if isinstance(event.body, Accessed)]
@@ -112,7 +116,7 @@ wait()
         (0x100000, 0x1CFF80, AccessMode.READ, 0),
         (0x200000, 0x200000 + (299 << 16) + 4, AccessMode.WRITE, 0),
     ]
-    assert launch.known == {Precision.EXACT}
+    assert launch.precisions == {Precision.EXACT}
 
 
 def test_accesses_without_wait_are_read_at_end(library: Path, tmp_path: Path) -> None:

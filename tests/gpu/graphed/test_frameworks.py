@@ -171,6 +171,19 @@ def test_synchronization_in_torch_function_is_reported(torch: Any) -> None:
         assert graphed.replay().tolist() == [2.0] * 4
 
 
+def test_torch_pool_can_be_deleted_after_failed_capture(torch: Any) -> None:
+    x = torch.ones(4, device="cuda")
+    with pytest.raises(cudakit.CudaError, match="STREAM_CAPTURE"):
+        cudakit.graph(lambda x: float((x * 2).sum()), x)
+
+    # torch aborts the process here if a capture is still said to be underway.
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = torch.ones(1 << 20, device="cuda")
+    del tensor, pool
+    torch.cuda.empty_cache()
+
+
 def test_cupy_function_allocates_from_private_pool(cupy: Any) -> None:
     x = cupy.zeros(1000, cupy.float32)
     with cudakit.graph(lambda x: (x * 2 + 1).sum(), x) as graphed:

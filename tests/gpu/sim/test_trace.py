@@ -78,8 +78,12 @@ def test_allocations_and_frees_are_traced() -> None:
         (300, AllocationKind.PINNED, 0),
         (2 << 20, AllocationKind.VIRTUAL, 0),
     ]
-    assert [(alloc.size_bytes, alloc.how, alloc.stream) for alloc in bodies[::2]] == expected
-    assert [(free.size_bytes, free.how, free.stream) for free in bodies[1::2]] == expected
+    assert [
+        (alloc.size_bytes, alloc.allocation_kind, alloc.stream) for alloc in bodies[::2]
+    ] == expected
+    assert [
+        (free.size_bytes, free.allocation_kind, free.stream) for free in bodies[1::2]
+    ] == expected
     assert [alloc.address for alloc in bodies[::2]] == [free.address for free in bodies[1::2]]
 
 

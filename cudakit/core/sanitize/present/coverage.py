@@ -128,9 +128,9 @@ def _gaps(result: SanitizeResult) -> Iterator[Note]:
     for event, count in gaps[:_MAX_LISTED_GAPS]:
         yield Note("warn", f"Not analyzed: {event} ({_occurrences(count)})")
     if other_gaps := gaps[_MAX_LISTED_GAPS:]:
-        times = _occurrences(sum(count for _, count in other_gaps))
+        occurrences = _occurrences(sum(count for _, count in other_gaps))
         kinds = _count_with_noun("other kind", len(other_gaps))
-        yield Note("warn", f"Not analyzed: {kinds} of events ({times})")
+        yield Note("warn", f"Not analyzed: {kinds} of events ({occurrences})")
 
 
 def _suppressed(result: SanitizeResult) -> Iterator[Note]:
@@ -138,8 +138,8 @@ def _suppressed(result: SanitizeResult) -> Iterator[Note]:
         if suppressed.races:
             races = _count_with_noun("race", suppressed.races)
             source = f"{suppressed.pattern} ({suppressed.origin})"
-            times = _occurrences(suppressed.count)
-            yield Note("info", f"{races} suppressed by {source}, found {times}")
+            occurrences = _occurrences(suppressed.count)
+            yield Note("info", f"{races} suppressed by {source}, found {occurrences}")
 
 
 def _possible_races(count: int) -> Note:
