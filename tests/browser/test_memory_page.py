@@ -23,6 +23,7 @@ from cudakit.document import Frame
 from cudakit.render.html import render
 
 DATA = Path(__file__).parents[1] / "data"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "memory"
 RECORDED = ("train", "leak", "streams", "pools", "expandable", "fragmented_oom")
 TABS = ("map", "layout", "flame", "holders", "events")
 APP = "document.querySelector('.explorer').explorer"
@@ -324,6 +325,26 @@ def test_clicking_an_event_shows_its_allocation_with_the_call_stack(
     details = opened.page.locator(".details").inner_text()
     assert "Picked allocation" in details
     assert "record_snapshots.py" in details
+
+
+@pytest.mark.parametrize("clipboard", ["allowed", "missing"])
+def test_recommended_settings_can_be_copied(
+    open_page: OpenPage, tmp_path: Path, clipboard: str
+) -> None:
+    page = write_page(EXAMPLES / "varying_lengths.pkl.gz", tmp_path)
+    script = "delete Navigator.prototype.clipboard" if clipboard == "missing" else ""
+    opened = open_page(page, init_script=script)
+    settings = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert opened.page.locator(".settings code").inner_text() == settings
+    opened.page.click(".settings button")
+    wait_until_drawn(opened)
+    assert evaluate(opened, "() => getSelection().toString()") == settings
+    if clipboard == "allowed":
+        assert opened.page.locator(".settings button").inner_text() == "copied"
+        assert evaluate(opened, "() => navigator.clipboard.readText()") == settings
+    else:
+        assert "Ctrl+C" in opened.page.locator(".settings button").inner_text()
+    assert opened.messages == []
 
 
 @pytest.mark.parametrize(
