@@ -117,10 +117,10 @@ def brief(document: Document) -> tuple[str | Note, ...]:
     return (document.title, *notes)
 
 
-def _ascii_symbols(text: str) -> str:
-    from cudakit.render.console.text import ascii_drawing
+def _in_ascii(text: str) -> str:
+    from cudakit.render.console.text import ascii_drawing, ascii_symbols
 
-    return ascii_drawing(text)
+    return ascii_drawing(ascii_symbols(text))
 
 
 class Outputs:
@@ -183,7 +183,7 @@ class Outputs:
         if self._files and not self._options.quiet:
             lines = lines[:_SUMMARY_LINES]
         text = "".join(f"{line}\n" for line in lines)
-        target.write(_ascii_symbols(text) if target.ascii_only else text)
+        target.write(_in_ascii(text) if target.ascii_only else text)
 
 
 @contextmanager

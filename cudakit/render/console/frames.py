@@ -84,6 +84,9 @@ def _forms(stack: Stack, width: int) -> Iterator[str]:
     yield from (short_site + leaf_form for leaf_form in leaf_forms[1:])
     if cell_len(short_site) + _MIN_LEAF_WIDTH <= width < cell_len(short_site + leaf_forms[-1]):
         yield cut(short_site + leaf_forms[-1], width)
+    if stack.distinct is not None:
+        # Without the function, so that stacks of one call site still differ.
+        yield escape(format_place(site(stack))).rpartition("/")[2] + leaf_forms[-1]
     yield site_text
     yield short_site
 

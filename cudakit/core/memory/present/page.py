@@ -133,7 +133,7 @@ def _segment_arrays(device: DeviceMemory) -> dict[str, Array]:
         "segment_address": column("address"),
         "segment_size": column("size"),
         "segment_stream": column("stream"),
-        "segment_pool": np.maximum(column("pool"), 0),
+        "segment_pool": column("pool"),  # -1: not recorded
         "segment_kind": column("kind"),
         "segment_expandable": column("expandable").astype(np.uint8),
     }

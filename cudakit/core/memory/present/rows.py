@@ -30,6 +30,14 @@ def moment_name(device: DeviceMemory) -> str:
     )
 
 
+def steps_source(device: DeviceMemory) -> str:
+    """Return what marks the steps of a program, such as the loop in a function."""
+    kind, _, name = device.steps.source.partition(" ")
+    if kind == "annotation":
+        return f"the annotation '{name}', where # is a number"
+    return f"the {device.steps.source}"
+
+
 def pool_name(pool: tuple[int, int]) -> str:
     """Return the name of a pool: the default pool, that of a graph (n, 0), a MemPool (0, n), or a library."""
     if pool == (0, 0):
@@ -120,11 +128,11 @@ def limited(
     caption: str = "",
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
-    listed_items = items if top == 0 else items[:top]
-    n_omitted, (singular, plural) = len(items) - len(listed_items), names
-    omitted_note = (
-        f"{n_omitted:,} more {singular if n_omitted == 1 else plural}: --top 0 shows all"
+    listed = items if top == 0 else items[:top]
+    n_omitted, (singular, plural) = len(items) - len(listed), names
+    omitted = (
+        f"{n_omitted:,} more {singular if n_omitted == 1 else plural}: --top 0 shows all."
         if n_omitted
         else ""
     )
-    return table(columns, listed_items, "; ".join(filter(None, (omitted_note, caption))))
+    return table(columns, listed, " ".join(filter(None, (omitted, caption))))

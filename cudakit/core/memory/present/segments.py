@@ -68,7 +68,8 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
             ),
             summary.pins,
             top,
-            caption="free: in segments with these blocks; unshared: in segments with these blocks only",
+            caption="Free: free memory in the segments that contain these blocks. Unshared: in those of"
+            " the segments that contain no other blocks.",
         )
 
 
@@ -90,7 +91,7 @@ def emptiest_segments(device: DeviceMemory) -> Table:
             ("blocks in use", "number", lambda i: Count(int(blocks[i]))),
         ),
         np.argsort(-free_by_segment, kind="stable")[:_MAX_LISTED].tolist(),
-        f"the {_MAX_LISTED} segments with the most free memory"
+        f"The {_MAX_LISTED} segments with the most free memory are listed."
         if len(free_by_segment) > _MAX_LISTED
         else "",
     )

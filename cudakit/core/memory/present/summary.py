@@ -55,7 +55,7 @@ def _state(device: DeviceMemory) -> Note:
         return Note(
             "error",
             f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
-            f" {format_count(oom.event)}{in_range(oom.ranges)} ({pool_name(oom.pool)} pool,"
+            f" {format_count(oom.event)}{in_annotation(oom.ranges)} ({pool_name(oom.pool)} pool,"
             f" stream {oom.stream}): {format_bytes(oom.state.active_bytes)} in use,"
             f" {format_bytes(oom.state.reserved_bytes)} reserved,"
             f" {format_bytes(oom.device_free_bytes)}{_of_device(oom)} free.{suffix}",
@@ -71,25 +71,22 @@ def _state(device: DeviceMemory) -> Note:
             f"Without a trace, only the end is known: {requested} requested, {reserved} reserved.",
         )
     sizes = (
-        f"peak {format_bytes(peak.requested_bytes)} requested{in_range(peak.ranges)},"
+        f"peak {format_bytes(peak.requested_bytes)} requested{in_annotation(peak.ranges)},"
         f" {format_bytes(peak.highest_reserved_bytes)} reserved"
     )
     if device.steps.rising:
         return Note("warn", f"No allocation failed, but {rising_sentence(device)}: {sizes}.")
-    growth = (
-        "growth between steps was not checked"
-        if device.steps.source == "none"
-        else "no call stack grows from step to step"
-    )
-    return Note("ok", f"No allocation failed, and {growth}: {sizes}.")
+    if device.steps.source == "none":
+        return Note("ok", f"No allocation failed: {sizes}. Growth between steps was not checked.")
+    return Note("ok", f"No allocation failed, and no call stack grows from step to step: {sizes}.")
 
 
 _MAX_SHOWN_RANGES = 3
 _MAX_RANGE_NAME_LENGTH = 60
 
 
-def in_range(ranges: tuple[str, ...]) -> str:
-    """Return the innermost ranges of an event: `` in range 'step 7 / backward'``; empty without any."""
+def in_annotation(ranges: tuple[str, ...]) -> str:
+    """Return the innermost annotations of an event: `` in annotation 'step 7 / backward'``, or ``""``."""
     if not ranges:
         return ""
     names = [
@@ -97,7 +94,7 @@ def in_range(ranges: tuple[str, ...]) -> str:
         for name in ranges[-_MAX_SHOWN_RANGES:]
     ]
     outer_names = ["…"] if len(ranges) > len(names) else []
-    return f" in range '{' / '.join(outer_names + names)}'"
+    return f" in annotation '{' / '.join(outer_names + names)}'"
 
 
 def _of_device(oom: Oom) -> str:
@@ -136,7 +133,8 @@ def _cause_line(cause: Cause) -> str:
 def _cause(device: DeviceMemory) -> str:
     if device.ooms:
         cause = device.ooms[-1].causes[0]
-        return f"Cause ({_cause_name(cause)}): {cause.sentence}."
+        name = _cause_name(cause)
+        return f"Cause ({name}): {cause.sentence.removesuffix(f' ({name})')}."
     if device.leaks:
         leak = device.leaks[0]
         site = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
@@ -221,7 +219,8 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
         yield Facts(
             (
                 ("requested", Bytes(oom.size_bytes)),
-                ("in pool, stream", Text(f"{pool_name(oom.pool)}, {oom.stream}")),
+                ("pool", Text(pool_name(oom.pool))),
+                ("stream", Count(oom.stream)),
                 ("event", Count(oom.event)),
                 (f"free on {device_name(device)}", Bytes(oom.device_free_bytes)),
                 ("allocated", Bytes(oom.state.allocated_bytes)),
@@ -300,7 +299,7 @@ def _outlier(devices: Sequence[DeviceMemory]) -> str:
     if len(devices) < 3 or relative_excess < _MIN_OUTLIER_EXCESS:
         return ""
     name = f"{highest_device.file} {device_name(highest_device)}"
-    return f"the peak of {name} is {relative_excess:.0%} above the median peak"
+    return f"The peak of {name} is {relative_excess:.0%} above the median peak."
 
 
 # --- totals ----------------------------------------------------------------------------------------
@@ -311,7 +310,9 @@ def totals(device: DeviceMemory) -> Table:
     states = [("at end", device.end)]
     if device.at.name != "end":
         title = (
-            f"event {device.at.event:,}" if device.at.name == "event" else f"at {device.at.name}"
+            f"at event {device.at.event:,}"
+            if device.at.name == "event"
+            else {"oom": "at failure"}.get(device.at.name, f"at {device.at.name}")
         )
         states.insert(0, (title, device.at.state))
     peak = device.peak
@@ -345,12 +346,13 @@ def totals(device: DeviceMemory) -> Table:
 
 def _totals_caption(device: DeviceMemory) -> str:
     peak = device.peak
-    caption = "peak: the most requested memory"
+    caption = "The peak is the moment with the most requested memory"
     if device.events:
-        moment = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
-        caption += f", {moment}{in_range(peak.ranges)} (the last event is {device.events - 1:,})"
+        after = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
+        caption += f", {after}{in_annotation(peak.ranges)}; the last event is {device.events - 1:,}"
+    caption += "."
     if peak.allocated_is_derived:
-        caption += "; ~ marks sizes computed by the allocator's rules"
+        caption += " Sizes marked ~ were computed by the allocator's rules, not recorded."
     return caption
 
 

@@ -71,10 +71,10 @@ def _raise_limit(failure: Failure) -> str:
     else:
         factor = max(-(-100 * needed_bytes // allowed_bytes) / 100, 1.01)
         amount = (
-            f"to at least {format_bytes(needed_bytes)}, {factor:.2f} times the present fraction"
-            f" ({format_bytes(allowed_bytes)} was reserved under the present limit)"
+            f"to at least {factor:.2f} times the present fraction: {format_bytes(needed_bytes)} is needed,"
+            f" {format_bytes(allowed_bytes)} could be reserved"
         )
-    return f"raise the limit {amount}: {request.calls.set_limit}"
+    return f"raise the limit with {request.calls.set_limit} {amount}"
 
 
 def other_processes(failure: Failure) -> Cause | None:
