@@ -34,7 +34,8 @@ class Report:
     result: object
     document: Callable[[], Document]
     exports: Mapping[str, Callable[[], Text]] = field(default_factory=dict)
-    # The verdict and the findings: sentences, and Notes, which have a symbol; by default brief(document).
+    # A function that returns the verdict and the findings as sentences, or as Notes, which have a symbol. The
+    # default is ``brief(document)``.
     brief: Callable[[], Sequence[str | Note]] | None = None
 
     def text(self, suffix: str, target: Output) -> Text:
@@ -116,10 +117,10 @@ def brief(document: Document) -> tuple[str | Note, ...]:
     return (document.title, *notes)
 
 
-def _ascii_symbols(text: str) -> str:
-    from cudakit.render.console.text import ascii_drawing
+def _in_ascii(text: str) -> str:
+    from cudakit.render.console.text import ascii_drawing, ascii_symbols
 
-    return ascii_drawing(text)
+    return ascii_drawing(ascii_symbols(text))
 
 
 class Outputs:
@@ -182,7 +183,7 @@ class Outputs:
         if self._files and not self._options.quiet:
             lines = lines[:_SUMMARY_LINES]
         text = "".join(f"{line}\n" for line in lines)
-        target.write(_ascii_symbols(text) if target.ascii_only else text)
+        target.write(_in_ascii(text) if target.ascii_only else text)
 
 
 @contextmanager

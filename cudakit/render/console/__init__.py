@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from io import StringIO
+from typing import Any, TypeVar
 
 from rich.cells import cell_len
 from rich.text import Text
 
+from cudakit import document as doc
 from cudakit.document import (
     Chart,
     Columns,
@@ -24,11 +27,19 @@ from cudakit.document import (
 from cudakit.render.console import theme
 from cudakit.render.console.facts import facts_lines
 from cudakit.render.console.table import table_lines
-from cudakit.render.console.text import ascii_drawing, cut, escape, wrap
+from cudakit.render.console.text import ascii_drawing, ascii_symbols, escape, wrap
 from cudakit.render.values import SYMBOLS
+from cudakit.units import Unavailable
 
 _INDENT = 2
 _ARROW = "→ "
+
+_PartT = TypeVar("_PartT")
+# The kinds of parts of a document whose texts a report shows. Names in call stacks are not among them.
+_WITH_TEXTS = (
+    *(Document, Section, Note, Facts, Table, doc.Column, Chart, doc.Series, doc.Marker, View),
+    *(doc.Text, Unavailable),
+)
 
 
 def render(
@@ -44,11 +55,13 @@ def render(
     The closing nodes follow if the document has more lines than ``height``; None is an endless screen.
 
     Without ``color`` the text has no escape sequences; with ``color`` only those of the sixteen colors, bold
-    and dim. ``ascii_only`` draws lines, bars and curves with ASCII characters. Text of the document is
-    escaped.
+    and dim. ``ascii_only`` draws lines, bars and curves with ASCII characters, and replaces symbols such as
+    ± in texts. Text of the document is escaped.
     """
-    title = Text(cut(escape(document.title), width), theme.TITLE)
-    lines = [title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
+    if ascii_only:
+        document = _with_ascii_symbols(document)
+    title = [Text(line, theme.TITLE) for line in wrap(escape(document.title), width)]
+    lines = [*title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
     if height is not None and len(lines) > height:
         closing_lines = _stack_nodes(document.closing, width, level=1)
         lines += [Text(), Text("─" * width, theme.FAINT), *closing_lines] if closing_lines else []
@@ -57,6 +70,22 @@ def render(
         line.rstrip()
     text = _colorize(lines) if color else "".join(f"{line.plain}\n" for line in lines)
     return ascii_drawing(text) if ascii_only else text
+
+
+def _with_ascii_symbols(part: _PartT) -> _PartT:
+    """Return a part of a document with ASCII in place of the symbols in its texts; call stacks stay."""
+    replaced: Any = part
+    if isinstance(part, str):
+        replaced = ascii_symbols(part)
+    elif isinstance(part, tuple):
+        replaced = tuple(map(_with_ascii_symbols, part))
+    elif isinstance(part, _WITH_TEXTS):
+        texts = {
+            field.name: _with_ascii_symbols(getattr(part, field.name)) for field in fields(part)
+        }
+        replaced = replace(part, **texts)
+    result: _PartT = replaced
+    return result
 
 
 def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
@@ -124,17 +153,22 @@ def _remedy_lines(remedy: str, width: int) -> list[Text]:
 def _section(section: Section, width: int, *, level: int) -> list[Text]:
     """Return a heading and the nodes of a section; nothing for an empty section."""
     body = _stack_nodes(section.nodes, width, level=level + 1)
-    return [_heading(section.title, width, level=level), *body] if body else []
+    return [*_heading(section.title, width, level=level), *body] if body else []
 
 
-def _heading(title: str, width: int, *, level: int) -> Text:
-    cut_title = cut(escape(title), width - 6)
+def _heading(title: str, width: int, *, level: int) -> list[Text]:
+    """Return the lines of a heading; that of an outer section ends with a rule."""
     if level > 1:
-        return Text(cut_title, theme.HEADING)
-    rule = "─" * max(width - cell_len(cut_title) - 4, 0)
-    return Text.assemble(
-        ("── ", theme.FAINT), (cut_title, theme.HEADING), (f" {rule}", theme.FAINT)
-    )
+        return [Text(line, theme.HEADING) for line in wrap(escape(title), width)]
+    *full_lines, last = wrap(escape(title), width - 6)
+    rule = "─" * max(width - cell_len(last) - 4, 0)
+    lines = [Text(line, theme.HEADING) for line in full_lines]
+    lines.append(Text.assemble((last, theme.HEADING), (f" {rule}", theme.FAINT)))
+    margins = ["── "] + ["   "] * len(full_lines)
+    return [
+        Text(margin, theme.FAINT).append_text(line)
+        for margin, line in zip(margins, lines, strict=True)
+    ]
 
 
 def _indent(lines: list[Text]) -> list[Text]:

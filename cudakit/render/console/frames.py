@@ -23,8 +23,8 @@ from cudakit.render.values import (
 # Paths of library code. Library frames between frames of the program are left out.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
-_MIN_LEAF_WIDTH = 12  # in cells; shorter function names are ambiguous
-_MAX_CALLERS = 12  # a line has space for fewer
+_MIN_LEAF_WIDTH = 12  # minimum number of cells: shorter function names are ambiguous
+_MAX_CALLERS = 12  # maximum number of callers: more than fit on a line
 
 
 def format_stack(stack: Stack, *, with_callers: bool) -> str:
@@ -84,6 +84,9 @@ def _forms(stack: Stack, width: int) -> Iterator[str]:
     yield from (short_site + leaf_form for leaf_form in leaf_forms[1:])
     if cell_len(short_site) + _MIN_LEAF_WIDTH <= width < cell_len(short_site + leaf_forms[-1]):
         yield cut(short_site + leaf_forms[-1], width)
+    if stack.distinct is not None:
+        # Without the function, so that stacks of one call site still differ.
+        yield escape(format_place(site(stack))).rpartition("/")[2] + leaf_forms[-1]
     yield site_text
     yield short_site
 

@@ -30,8 +30,13 @@ _PART_OF_NAME = re.compile(r"[_:](?=[^_:])|[a-z0-9](?=[A-Z])")
 _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
-# Each line-drawing character or symbol has one ASCII character, so that columns stay aligned.
-_ASCII = str.maketrans(
+# The ASCII forms of the symbols that the texts of reports contain. The layout follows this replacement, so
+# that a form may be wider than its symbol.
+_ASCII_SYMBOLS = str.maketrans(
+    {"±": "+/-", "→": "->", "←": "<-", "…": "...", "×": "x", "°": "", "³": "^3", "µ": "u", "·": "-"}
+)
+# Each character that the layout draws has one ASCII character, so that columns stay aligned.
+_ASCII_DRAWING = str.maketrans(
     {
         **dict.fromkeys("━", "="),
         **dict.fromkeys("─", "-"),
@@ -42,9 +47,11 @@ _ASCII = str.maketrans(
         **dict.fromkeys("⣤⠶⠛", "#"),
         **dict.fromkeys("⣀⠤⠒⠉", "-"),
         **dict.fromkeys("⡀⠄⠂⠁·", "."),
-        **dict(zip("✓✗▲→←…×±°µ", "+x^><~x~ u", strict=True)),
+        **dict(zip("✓✗▲→←…", "+x^><*", strict=True)),
     }
 )
+# The ellipsis of a text that the layout cut, and the two characters before it, where "..." has space.
+_CUT_END = re.compile(r"[!-~]{2}…(?=\s|\)|$)", re.MULTILINE)
 
 
 def escape(text: str, *, limit: int = LIMIT) -> str:
@@ -170,6 +177,14 @@ def place_side_by_side(left: Sequence[Text], right: Sequence[Text], *, column: i
     ]
 
 
+def ascii_symbols(text: str) -> str:
+    """Replace the symbols in the text of a report by ASCII, which may be wider; other text stays."""
+    return text.translate(_ASCII_SYMBOLS)
+
+
 def ascii_drawing(text: str) -> str:
-    """Replace the line-drawing characters and symbols of reports by ASCII; other text stays."""
-    return text.translate(_ASCII)
+    """Replace what the layout draws by ASCII of the same width; other text stays.
+
+    The ellipsis of a cut text becomes ``...`` over its last two characters; another becomes ``*``.
+    """
+    return _CUT_END.sub("...", text).translate(_ASCII_DRAWING)

@@ -270,10 +270,12 @@ class MemoryModel:
 
     def _overlapping(self, begin: int, end: int) -> list[Segment]:
         """Return the segments in use that overlap the addresses from ``begin`` up to ``end``."""
-        first = bisect_right(self._addresses, begin) - 1
-        last = bisect_right(self._addresses, end - 1)
-        candidates = (self._segments[address] for address in self._addresses[max(first, 0) : last])
-        return [segment for segment in candidates if segment.end > begin]
+        first_index = bisect_right(self._addresses, begin) - 1
+        end_index = bisect_right(self._addresses, end - 1)
+        candidate_segments = (
+            self._segments[address] for address in self._addresses[max(first_index, 0) : end_index]
+        )
+        return [segment for segment in candidate_segments if segment.end > begin]
 
     def _free_block(self, segment: Segment, address: int, stack: Stack, time_ns: int) -> None:
         block = segment.blocks.pop(address)
