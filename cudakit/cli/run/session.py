@@ -260,7 +260,7 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
     try:
         prepared.outputs.write(races)
     except EnvironmentUnusable:
-        # No file has the findings: print all of them.
+        # All findings are printed, because no file contains them.
         stderr.write(races.text("txt", stderr))
         raise
     finally:
