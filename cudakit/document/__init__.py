@@ -180,7 +180,7 @@ class Finding:
     rule: str  # stable name of the kind of defect, such as "read-after-write"
     meaning: str  # one sentence that explains the rule
     places: tuple[tuple[str, Stack], ...]  # labelled call stacks, the most relevant one first
-    count: int = 1  # how often the defect occurred
+    count: int = 1  # number of occurrences of the defect
 
 
 @dataclass(frozen=True, slots=True)
