@@ -195,13 +195,13 @@ class _Sanitizer:
         """The reasons why recorded events are missing."""
         return self._recording.incomplete
 
-    def _check_phase(self, item: pytest.Item, when: str) -> Wrapper:
+    def _check_phase(self, item: pytest.Item, phase: str) -> Wrapper:
         """Fail the test if it has a race in this phase. If it fails anyway, add the race to its report."""
         try:
             result = yield
         except BaseException:
             if text := self._race_message():
-                item.add_report_section(when, "races", text)
+                item.add_report_section(phase, "races", text)
             raise
         if text := self._race_message():
             pytest.fail(text, pytrace=False)
@@ -246,9 +246,9 @@ class _Sanitizer:
         for race in races:
             test = tests_by_call.test_of(race.previous.seq)
             if race.previous.seq and test != self._test:
-                where = f"in {test}" if test else "outside the checked tests"
+                place = f"in {test}" if test else "outside the checked tests"
                 self._shared_race_notes.append(
-                    f"the earlier operation of the race was enqueued {where}"
+                    f"the earlier operation of the race was enqueued {place}"
                 )
 
 

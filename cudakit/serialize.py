@@ -66,15 +66,15 @@ def _json_name(field: Field[Any]) -> str | None:
 
 
 def _plain_record(record: Any, inline_reasons: bool) -> dict[str, object]:
-    plain: dict[str, object] = {}
+    plain_members: dict[str, object] = {}
     reasons: _Reasons | None = None if inline_reasons else {}
     for name, value in _json_members(record):
-        if name in plain or name == _REASONS:
+        if name in plain_members or name == _REASONS:
             raise TypeError(f"{type(record).__name__}: the JSON key {name!r} is taken")
-        plain[name] = _plain_value(value, name, reasons)
+        plain_members[name] = _plain_value(value, name, reasons)
     if reasons:
-        plain[_REASONS] = reasons
-    return plain
+        plain_members[_REASONS] = reasons
+    return plain_members
 
 
 def _json_members(record: Any) -> Iterator[tuple[str, object]]:
@@ -129,8 +129,8 @@ def _plain_array(value: object, path: str, reasons: _Reasons | None) -> object:
         return array.tolist()
     if array.dtype.kind == "f":
         doubles = array.astype(np.float64)
-        plain = doubles.tolist()
-        return plain if np.isfinite(doubles).all() else _plain_value(plain, path, reasons)
+        items = doubles.tolist()
+        return items if np.isfinite(doubles).all() else _plain_value(items, path, reasons)
     if array.dtype.kind in "OU":
         return _plain_value(array.tolist(), path, reasons)
     raise TypeError(f"{path}: JSON has no form for an array of {array.dtype}")
@@ -139,11 +139,11 @@ def _plain_array(value: object, path: str, reasons: _Reasons | None) -> object:
 def _plain_mapping(
     mapping: Mapping[Any, object], path: str, reasons: _Reasons | None
 ) -> dict[str, object]:
-    plain: dict[str, object] = {}
+    plain_members: dict[str, object] = {}
     for key, value in mapping.items():
         name = _json_key(key, path)
-        plain[name] = _plain_value(value, f"{path}.{name}", reasons)
-    return plain
+        plain_members[name] = _plain_value(value, f"{path}.{name}", reasons)
+    return plain_members
 
 
 def _json_key(key: object, path: str) -> str:

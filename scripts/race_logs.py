@@ -31,7 +31,7 @@ _STRING_FIELDS = {
     EventKind.RANGE_PUSH: ("name", "domain"),
     EventKind.RANGE_POP: ("domain",),
     EventKind.MARK: ("name", "domain"),
-    EventKind.GAP: ("what",),
+    EventKind.GAP: ("reason",),
 }
 
 

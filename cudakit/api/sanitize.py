@@ -119,10 +119,10 @@ class _Session:
 
     def require_accesses(self, accesses: Accesses | None) -> None:
         """Raise UsageError if the process is recorded with other accesses."""
-        recorded = self._recording.cuda.accesses
-        if accesses and recorded and accesses != recorded:
+        recorded_accesses = self._recording.cuda.accesses
+        if accesses and recorded_accesses and accesses != recorded_accesses:
             raise UsageError(
-                f"this process is already recorded with accesses={recorded!r}",
+                f"this process is already recorded with accesses={recorded_accesses!r}",
                 hint="set accesses in the first block: it cannot change within a process",
             )
 

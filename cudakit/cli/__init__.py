@@ -78,8 +78,8 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command instead of its stub."""
-        name, stub, rest = super().resolve_command(ctx, args)
-        return name, load_command(name) if name and stub else stub, rest
+        name, stub, remaining_args = super().resolve_command(ctx, args)
+        return name, load_command(name) if name and stub else stub, remaining_args
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the environment variables."""
@@ -127,8 +127,8 @@ def _run(arguments: list[str]) -> int:
         # Commands that record the command line in their result read it from ``obj``.
         with program.make_context("cudakit", [*arguments], obj=tuple(arguments)) as context:
             findings: Any = program.invoke(context)
-    except click.exceptions.Exit as done:
-        return done.exit_code
+    except click.exceptions.Exit as click_exit:
+        return click_exit.exit_code
     return int(findings or 0)
 
 

@@ -77,15 +77,15 @@ class _Bash(BashComplete):
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the complete words after the program, and the incomplete one."""
         words = split_arg_string(self._line)
-        last = "" if not words or self._line[-1:].isspace() else words.pop()
-        return words[1:], last
+        last_word = "" if not words or self._line[-1:].isspace() else words.pop()
+        return words[1:], last_word
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return completions of the part of the word that bash replaces."""
         completions = _with_option_name(super().get_completions(args, incomplete), incomplete)
         prefix = self._prefix_before_word_break(incomplete)
-        for item in completions:
-            item.value = item.value.removeprefix(prefix)
+        for completion in completions:
+            completion.value = completion.value.removeprefix(prefix)
         return completions
 
     @property
@@ -95,8 +95,8 @@ class _Bash(BashComplete):
     def _prefix_before_word_break(self, incomplete: str) -> str:
         """Return the beginning of the word that bash keeps: up to its last word break."""
         breaks = set(os.environ.get("COMP_WORDBREAKS", "")) & {":", "="}
-        end = max((incomplete.rfind(character) for character in breaks), default=-1) + 1
-        return incomplete[:end]
+        prefix_length = max((incomplete.rfind(character) for character in breaks), default=-1) + 1
+        return incomplete[:prefix_length]
 
 
 class _Zsh(ZshComplete):
@@ -122,9 +122,9 @@ def _with_option_name(
 ) -> list[CompletionItem[str]]:
     """Put the name of the option before values of ``--option=value``, which click completes without it."""
     name = re.match(r"--?[\w-]+=", incomplete)
-    for item in completions:
-        if item.type == "plain" and name:
-            item.value = f"{name.group()}{item.value}"
+    for completion in completions:
+        if completion.type == "plain" and name:
+            completion.value = f"{name.group()}{completion.value}"
     return completions
 
 
@@ -181,19 +181,21 @@ def _path(shell: Shell) -> Path:
     """Return the place where a shell looks for the completions of its user."""
     match shell:
         case "bash":
-            data = _directory("XDG_DATA_HOME", ".local/share") / "bash-completion"
-            base = Path(os.environ.get("BASH_COMPLETION_USER_DIR", "").split(":")[0] or data)
-            return base / "completions" / "cudakit"
+            data_directory = _directory("XDG_DATA_HOME", ".local/share") / "bash-completion"
+            user_directory = Path(
+                os.environ.get("BASH_COMPLETION_USER_DIR", "").split(":")[0] or data_directory
+            )
+            return user_directory / "completions" / "cudakit"
         case "fish":
             config = _directory("XDG_CONFIG_HOME", ".config")
             return config / "fish" / "completions" / "cudakit.fish"
     return Path.home() / ".zfunc" / "_cudakit"
 
 
-def _directory(variable: str, default: str) -> Path:
+def _directory(variable: str, default_path: str) -> Path:
     # The XDG Base Directory Specification ignores relative paths.
     directory = Path(os.environ.get(variable, ""))
-    return directory if directory.is_absolute() else Path.home() / default
+    return directory if directory.is_absolute() else Path.home() / default_path
 
 
 def _next_step(shell: Shell, path: Path) -> str:

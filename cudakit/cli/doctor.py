@@ -47,7 +47,7 @@ def _check_ids() -> list[str]:
     return [check.id for checks in {**THEMES, **SELF_TEST}.values() for check in checks]
 
 
-_CHECKS = option_group(
+_CHECK_OPTIONS = option_group(
     "Checks",
     option(
         "--only",
@@ -104,7 +104,7 @@ _RESULT = option_group(
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options((*_CHECKS, *_RESULT), command)
+    return with_options((*_CHECK_OPTIONS, *_RESULT), command)
 
 
 @click.command(cls=Command)

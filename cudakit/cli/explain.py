@@ -1,4 +1,4 @@
-"""``cudakit explain``: what an error code, Xid number, check or environment variable means."""
+"""``cudakit explain``: explain error codes, Xid numbers, checks and environment variables."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def explain_terms(
     """
     from cudakit.core.devices.explain import check_explanation, explain, report
 
-    explained = explain(words, _cuda_errors())
-    result = (check_explanation(explained) if for_doctor else None) or explained
+    explanation = explain(words, _cuda_errors())
+    result = (check_explanation(explanation) if for_doctor else None) or explanation
     with open_outputs(output) as outputs:
-        brief = [f"{topic.name}: {topic.meaning}" for topic in explained.topics]
+        meanings = [f"{topic.name}: {topic.meaning}" for topic in explanation.topics]
         outputs.write(
-            Report(result=result, document=lambda: report(explained), brief=lambda: brief)
+            Report(result=result, document=lambda: report(explanation), brief=lambda: meanings)
         )
     return ExitCode.OK
 

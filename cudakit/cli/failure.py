@@ -121,8 +121,8 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
                 hint="use a smaller input or a machine with more memory",
             )
         case OSError(strerror=str(reason)):
-            where = f"{error.filename}: " if error.filename else ""
-            return EnvironmentUnusable(f"{where}{reason}")
+            file_prefix = f"{error.filename}: " if error.filename else ""
+            return EnvironmentUnusable(f"{file_prefix}{reason}")
     return CudakitError(
         f"internal error: {type(error).__name__}: {error}",
         hint="please report it as a bug, with the traceback that CUDAKIT_DEBUG=1 prints",
@@ -131,9 +131,9 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
 
 def _as_message(text: str) -> str:
     """Return a message of click in the form of cudakit's own: lower case at the start, no full stop."""
-    plain = text.replace("is not a valid integer range", "is not an integer")
-    plain = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", plain)
-    return (plain[:1].lower() + plain[1:]).removesuffix(".")
+    message = text.replace("is not a valid integer range", "is not an integer")
+    message = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", message)
+    return (message[:1].lower() + message[1:]).removesuffix(".")
 
 
 def _help_hint(error: click.ClickException) -> str:

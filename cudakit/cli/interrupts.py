@@ -17,18 +17,18 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
     close. The handler is installed in the main thread only, because only it may call signal.signal, and only
     if the default handler is in place.
     """
-    pending = False
+    is_pending = False
 
     def hold(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 as signal calls it
-        nonlocal pending
-        if pending:
+        nonlocal is_pending
+        if is_pending:
             raise KeyboardInterrupt
-        pending = True
+        is_pending = True
 
     def deliver() -> None:
-        nonlocal pending
-        if pending:
-            pending = False
+        nonlocal is_pending
+        if is_pending:
+            is_pending = False
             raise KeyboardInterrupt
 
     if not _is_ours():

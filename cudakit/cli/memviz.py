@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _EXPORTS = ("csv", "perfetto.json", "speedscope.json", "collapsed")
 _FORMATS = (*COMMON_FORMATS, *_EXPORTS)
 # Options of earlier versions, with the formats that they wrote.
-_OLD = MappingProxyType(
+_OLD_FORMAT_OPTIONS = MappingProxyType(
     {
         "html": "html",
         "csv": "csv",
@@ -71,12 +71,12 @@ def _pool(text: str) -> tuple[int, int]:
 
     if text in POOL_IDS:
         return POOL_IDS[text]
-    first, _, second = text.partition(",")
-    if not (first.isdecimal() and second.isdecimal()):
+    first_number, _, second_number = text.partition(",")
+    if not (first_number.isdecimal() and second_number.isdecimal()):
         raise click.BadParameter(
             f"{text!r} is not a pool; use two numbers, for example 0,1, or cupy"
         )
-    return int(first), int(second)
+    return int(first_number), int(second_number)
 
 
 def _growth(text: str) -> float:
@@ -91,7 +91,7 @@ _SUMMARY = option(
     is_flag=True,
     help="Show only the summary: the state, the cause and the action.",
 )
-_VIEW = option_group(
+_VIEW_OPTIONS = option_group(
     "What to show",
     option(
         "--at",
@@ -170,13 +170,13 @@ _WHAT_IF = option_group(
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options((*_VIEW, *_DIFF, *_WHAT_IF), command)
+    return with_options((*_VIEW_OPTIONS, *_DIFF, *_WHAT_IF), command)
 
 
 @click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="SNAPSHOT...", type=FILE)
 @_options
-@output_options(_FORMATS, old=_OLD)
+@output_options(_FORMATS, old=_OLD_FORMAT_OPTIONS)
 def memviz(
     *,
     files: tuple[str, ...],
@@ -238,7 +238,9 @@ def _show(
 
     with open_outputs(options) as outputs:
         result = analyze(_load(files, quiet=options.quiet), spec, new_allocator)
-        exports = {form: partial(_exported, form, result) for form in _EXPORTS}
+        exports = {
+            export_format: partial(_exported, export_format, result) for export_format in _EXPORTS
+        }
         outputs.write(
             Report(
                 result=result,
@@ -269,12 +271,12 @@ def _compare(
     from cudakit.core.memory.present.diff import report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
-        old, new = _load((before, files[0]), quiet=options.quiet)
-        result: DiffResult = diff(old, new, spec)
+        before_snapshot, after_snapshot = _load((before, files[0]), quiet=options.quiet)
+        result: DiffResult = diff(before_snapshot, after_snapshot, spec)
         outputs.write(Report(result=result, document=lambda: report(result, top=top)))
     _note_slow_reader((result.before, result.after), options)
-    grew = limit is not None and result.grew_beyond(limit)
-    return ExitCode.FINDINGS if grew else ExitCode.OK
+    has_grown = limit is not None and result.grew_beyond(limit)
+    return ExitCode.FINDINGS if has_grown else ExitCode.OK
 
 
 def _replay(
@@ -295,10 +297,10 @@ def _replay(
     from cudakit.core.memory.whatif.present import brief, report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
-        asked = WhatIfSpec(settings=settings, limit_bytes=memory, device=spec.device)
+        what_if_spec = WhatIfSpec(settings=settings, limit_bytes=memory, device=spec.device)
         snapshots = _load(files, quiet=options.quiet)
         with progress_line(quiet=options.quiet) as progress:
-            result: WhatIfResult = replay_snapshots(snapshots, asked, progress)
+            result: WhatIfResult = replay_snapshots(snapshots, what_if_spec, progress)
         outputs.write(
             Report(result=result, document=lambda: report(result), brief=lambda: brief(result))
         )
@@ -329,11 +331,11 @@ def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> Non
         )
 
 
-def _exported(form: str, result: MemoryResult) -> Text:
+def _exported(export_format: str, result: MemoryResult) -> Text:
     from cudakit.core.memory.present import exports
     from cudakit.render import collapsed, csv, perfetto, speedscope
 
-    match form:
+    match export_format:
         case "csv":
             return csv.render(exports.allocations(result))
         case "perfetto.json":
@@ -342,4 +344,4 @@ def _exported(form: str, result: MemoryResult) -> Text:
             return collapsed.render(exports.flame(result))
         case "speedscope.json":
             return speedscope.render(exports.flame(result))
-    raise ValueError(f"unknown export {form!r}")
+    raise ValueError(f"unknown export {export_format!r}")

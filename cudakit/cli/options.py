@@ -33,9 +33,9 @@ class Option(click.Option):
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         """Return what click appends to the help: the default, without a range such as ``x>=1``."""
-        extra = super().get_help_extra(ctx)
-        extra.pop("range", None)
-        return extra
+        help_extra = super().get_help_extra(ctx)
+        help_extra.pop("range", None)
+        return help_extra
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Add the option under all of its spellings."""
@@ -53,16 +53,16 @@ def option(*names: str, **attributes: Any) -> Decorator:
 def option_group(title: str, *options: Decorator) -> tuple[Decorator, ...]:
     """Put options under a heading of the help; the command needs ``cls=Command``."""
 
-    def titled(add: Decorator) -> Decorator:
+    def titled(add_option: Decorator) -> Decorator:
         def apply(command: Callable[..., Any]) -> Callable[..., Any]:
-            command = add(command)
+            command = add_option(command)
             added = vars(command)["__click_params__"][-1]
             added.group = title
             return command
 
         return apply
 
-    return tuple(titled(add) for add in options)
+    return tuple(titled(add_option) for add_option in options)
 
 
 class _Formatter(click.HelpFormatter):
@@ -120,10 +120,10 @@ class Command(click.Command):
                 is_help = "--help" in param.opts and OUTPUT in groups
                 title = OUTPUT if is_help else getattr(param, "group", "")
                 groups.setdefault(title or "Options", []).append(param)
-        last = groups.pop(OUTPUT, None)
+        output_options_of_command = groups.pop(OUTPUT, None)
         yield from groups.items()
-        if last:
-            yield OUTPUT, last
+        if output_options_of_command:
+            yield OUTPUT, output_options_of_command
 
 
 def help_records(options: Iterable[click.Parameter], ctx: click.Context) -> list[tuple[str, str]]:
@@ -134,8 +134,8 @@ def help_records(options: Iterable[click.Parameter], ctx: click.Context) -> list
 
 def with_options(options: Sequence[Decorator], command: Callable[..., Any]) -> Callable[..., Any]:
     """Apply options so that the help lists them in order."""
-    for add in reversed(options):
-        command = add(command)
+    for add_option in reversed(options):
+        command = add_option(command)
     return command
 
 
@@ -191,12 +191,14 @@ class Value(click.ParamType[Any]):
         incomplete: str,
     ) -> list[CompletionItem]:
         """Offer the choices that begin with the incomplete word, or with the part after its last comma."""
-        before, comma, last = incomplete.rpartition(",") if self._many else ("", "", incomplete)
-        earlier_values = before.split(",")
+        earlier_text, comma, last_value = (
+            incomplete.rpartition(",") if self._many else ("", "", incomplete)
+        )
+        earlier_values = earlier_text.split(",")
         return [
-            CompletionItem(f"{before}{comma}{choice}")
+            CompletionItem(f"{earlier_text}{comma}{choice}")
             for choice in self.choices()
-            if choice.startswith(last) and choice not in earlier_values
+            if choice.startswith(last_value) and choice not in earlier_values
         ]
 
     def choices(self) -> Iterable[str]:
@@ -292,8 +294,8 @@ def output_options(
 
 def suffixes(formats: Sequence[str]) -> str:
     """Return ".json, .html or .csv" for the formats."""
-    *most, last = (f".{suffix}" for suffix in formats)
-    return f"{', '.join(most)} or {last}" if most else last
+    *other_suffixes, last_suffix = (f".{suffix}" for suffix in formats)
+    return f"{', '.join(other_suffixes)} or {last_suffix}" if other_suffixes else last_suffix
 
 
 def _output(formats: Sequence[str], json_help: str) -> tuple[Decorator, ...]:

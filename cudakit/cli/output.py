@@ -37,21 +37,21 @@ class Output:
 
         A character that the stream cannot encode is escaped. Raises EnvironmentUnusable if the disk is full.
         """
-        for piece in (text,) if isinstance(text, str) else text:
+        for chunk in (text,) if isinstance(text, str) else text:
             with _os_errors_reported(self.name):
-                self._write(piece)
+                self._write(chunk)
 
     def flush(self) -> None:
         """Flush the stream. Raises EnvironmentUnusable if the disk is full."""
         with _os_errors_reported(self.name):
             self.stream.flush()
 
-    def _write(self, piece: str) -> None:
+    def _write(self, chunk: str) -> None:
         try:
-            self.stream.write(piece)
+            self.stream.write(chunk)
         except UnicodeEncodeError:
             encoding = self.stream.encoding
-            self.stream.write(piece.encode(encoding, "backslashreplace").decode(encoding))
+            self.stream.write(chunk.encode(encoding, "backslashreplace").decode(encoding))
 
 
 @contextmanager
@@ -74,27 +74,27 @@ def open_binary_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _open_new(path: str, form: Literal["b", "t"], *, force: bool) -> Iterator[Any]:
+def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iterator[Any]:
     target = Path(os.path.realpath(path))
     mode = _mode(target, name=path)
     _refuse_unusable(mode, name=path, force=force)
-    partial = _temporary_path(target) if mode is None or stat.S_ISREG(mode) else None
-    stream = _create(partial or target, form, name=path)
+    temporary_path = _temporary_path(target) if mode is None or stat.S_ISREG(mode) else None
+    stream = _create(temporary_path or target, stream_kind, name=path)
     try:
         yield stream
         with _os_errors_reported(path):
             stream.close()
-            if partial:
-                partial.replace(target)
+            if temporary_path:
+                temporary_path.replace(target)
     except BaseException:
-        _discard(stream, partial)
+        _discard(stream, temporary_path)
         raise
 
 
 def terminal_width(stream: TextIO) -> int:
     """Return the number of columns: ``COLUMNS``, or that of the terminal, or 100; at least 40."""
-    wish = os.environ.get("COLUMNS", "")
-    columns = int(wish) if wish.isdecimal() else 0
+    columns_variable = os.environ.get("COLUMNS", "")
+    columns = int(columns_variable) if columns_variable.isdecimal() else 0
     if not columns and stream.isatty():
         columns = os.get_terminal_size(stream.fileno()).columns
     return max(columns or DEFAULT_WIDTH, MINIMUM_WIDTH)
@@ -102,8 +102,8 @@ def terminal_width(stream: TextIO) -> int:
 
 def terminal_height(stream: TextIO) -> int:
     """Return the number of lines: ``LINES``, or that of the terminal, or 50."""
-    wish = os.environ.get("LINES", "")
-    lines = int(wish) if wish.isdecimal() else 0
+    lines_variable = os.environ.get("LINES", "")
+    lines = int(lines_variable) if lines_variable.isdecimal() else 0
     if not lines and stream.isatty():
         lines = os.get_terminal_size(stream.fileno()).lines
     return lines or DEFAULT_HEIGHT
@@ -127,7 +127,7 @@ def printable(text: str) -> str:
     """Return untrusted text as one line, with control characters escaped."""
     from cudakit.render.escape import escape_invisible
 
-    return escape_invisible(" ".join(part.strip() for part in text.splitlines()))
+    return escape_invisible(" ".join(line.strip() for line in text.splitlines()))
 
 
 def standard_output() -> Output:
@@ -192,13 +192,13 @@ def _temporary_path(target: Path) -> Path:
     return target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
 
 
-def _create(place: Path, form: Literal["b", "t"], *, name: str) -> IO[Any]:
+def _create(path: Path, stream_kind: Literal["b", "t"], *, name: str) -> IO[Any]:
     # A temporary file must not exist yet; a device or a named pipe exists.
-    mode = "w" if place.exists() else "x"
+    mode = "w" if path.exists() else "x"
     try:
-        if form == "b":
-            return place.open(f"{mode}b")
-        return place.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n")
+        if stream_kind == "b":
+            return path.open(f"{mode}b")
+        return path.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n")
     except OSError as error:
         raise _unwritable(name, error) from error
 

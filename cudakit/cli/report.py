@@ -34,7 +34,8 @@ class Report:
     result: object
     document: Callable[[], Document]
     exports: Mapping[str, Callable[[], Text]] = field(default_factory=dict)
-    # The verdict and the findings: sentences, and Notes, which have a symbol; by default brief(document).
+    # A function that returns the verdict and the findings as sentences, or as Notes, which have a symbol. The
+    # default is ``brief(document)``.
     brief: Callable[[], Sequence[str | Note]] | None = None
 
     def text(self, suffix: str, target: Output) -> Text:
@@ -93,11 +94,13 @@ def main_rows(document: Document) -> Iterator[str]:
     from cudakit.document import Table
     from cudakit.render.values import NOT_AVAILABLE, format_value
 
-    empty = ("", "-", NOT_AVAILABLE)
+    empty_texts = ("", "-", NOT_AVAILABLE)
     for table in [node for node in document.nodes if isinstance(node, Table)][:1]:
         for row in table.rows:
             cells = zip(table.columns, map(format_value, row), strict=True)
-            yield ", ".join(f"{column.name} {cell}" for column, cell in cells if cell not in empty)
+            yield ", ".join(
+                f"{column.name} {cell}" for column, cell in cells if cell not in empty_texts
+            )
 
 
 def brief(document: Document) -> tuple[str | Note, ...]:
@@ -114,10 +117,10 @@ def brief(document: Document) -> tuple[str | Note, ...]:
     return (document.title, *notes)
 
 
-def _ascii_symbols(text: str) -> str:
-    from cudakit.render.console.text import ascii_drawing
+def _in_ascii(text: str) -> str:
+    from cudakit.render.console.text import ascii_drawing, ascii_symbols
 
-    return ascii_drawing(text)
+    return ascii_drawing(ascii_symbols(text))
 
 
 class Outputs:
@@ -180,7 +183,7 @@ class Outputs:
         if self._files and not self._options.quiet:
             lines = lines[:_SUMMARY_LINES]
         text = "".join(f"{line}\n" for line in lines)
-        target.write(_ascii_symbols(text) if target.ascii_only else text)
+        target.write(_in_ascii(text) if target.ascii_only else text)
 
 
 @contextmanager
@@ -204,12 +207,12 @@ def open_outputs(
     outputs_by_format = [(_format(target, formats), target.path) for target in files]
     if options.json or len(files) < len(options.targets) or not files:
         terminal()  # raises UsageError if standard output is closed
-    with ExitStack() as opened:
-        written = [
-            (suffix, opened.enter_context(open_file(path, force=options.force)))
+    with ExitStack() as open_files:
+        file_outputs = [
+            (suffix, open_files.enter_context(open_file(path, force=options.force)))
             for suffix, path in outputs_by_format
         ]
-        yield Outputs(options, written, opened, terminal)
+        yield Outputs(options, file_outputs, open_files, terminal)
 
 
 def _format(target: Target, formats: Sequence[str]) -> str:
@@ -237,7 +240,7 @@ def format_of(path: str, formats: Sequence[str]) -> str:
 
 def refuse_duplicates(paths: Sequence[str]) -> None:
     """Raise UsageError if two paths are the same file."""
-    places = [os.path.realpath(path) for path in paths]
-    for path, place in zip(paths, places, strict=True):
-        if places.count(place) > 1:
+    resolved_paths = [os.path.realpath(path) for path in paths]
+    for path, resolved_path in zip(paths, resolved_paths, strict=True):
+        if resolved_paths.count(resolved_path) > 1:
             raise UsageError(f"{path} is named twice", hint="name each file once")

@@ -94,12 +94,14 @@ def log_axis(low: float, high: float, unit: LogUnit, *, amount_unit: str = "") -
 
 def ticked_at(axis: Axis, values: Array, unit: Literal["bytes", "count"]) -> Axis:
     """Return the axis with a tick at each value, if the labels do not overlap."""
-    places = np.unique(values)
-    shares = axis.shares(places)
-    if len(places) > _MAX_LABELS or (len(places) > 1 and np.diff(shares).min() < 1 / _MAX_LABELS):
+    tick_values = np.unique(values)
+    tick_shares = axis.shares(tick_values)
+    if len(tick_values) > _MAX_LABELS or (
+        len(tick_values) > 1 and np.diff(tick_shares).min() < 1 / _MAX_LABELS
+    ):
         return axis
     label = _LOG_LABELS[unit]
-    return replace(axis, ticks=tuple(Tick(value, label(value)) for value in places.tolist()))
+    return replace(axis, ticks=tuple(Tick(value, label(value)) for value in tick_values.tolist()))
 
 
 def _binary_ticks(low: float, high: float) -> list[float]:
@@ -112,10 +114,12 @@ def _decimal_ticks(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
         values = [factor * 10.0**power for power in powers for factor in factors]
-        inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
-        if len(inside) >= _TICK_COUNT - 1:
+        values_in_range = [
+            value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)
+        ]
+        if len(values_in_range) >= _TICK_COUNT - 1:
             break
-    return inside[:: math.ceil(len(inside) / (2 * _TICK_COUNT))]
+    return values_in_range[:: math.ceil(len(values_in_range) / (2 * _TICK_COUNT))]
 
 
 def _is_range(low: float, high: float) -> bool:

@@ -171,11 +171,11 @@ def to_units(shares: Array, extent: int) -> list[int]:
     return units
 
 
-def polyline(across: Sequence[int], down: Sequence[int]) -> str:
+def polyline(x_units: Sequence[int], y_units: Sequence[int]) -> str:
     """Return the SVG path of straight lines through points."""
-    return "M" + "L".join(f"{x} {y}" for x, y in zip(across, down, strict=True))
+    return "M" + "L".join(f"{x} {y}" for x, y in zip(x_units, y_units, strict=True))
 
 
-def dots(across: Sequence[int], down: Sequence[int]) -> str:
+def dots(x_units: Sequence[int], y_units: Sequence[int]) -> str:
     """Return the SVG path of a dot for each point: round caps draw a line of length 0 as a dot."""
-    return "".join(f"M{x} {y}h0" for x, y in zip(across, down, strict=True))
+    return "".join(f"M{x} {y}h0" for x, y in zip(x_units, y_units, strict=True))

@@ -28,17 +28,17 @@ class Handles(Generic[_T]):
     def __len__(self) -> int:
         return len(self._objects)
 
-    def add(self, item: _T) -> int:
+    def add(self, added: _T) -> int:
         """Store an object, and return its id."""
         id_ = next(self._ids)
-        self._objects[id_] = item
+        self._objects[id_] = added
         return id_
 
     def make(self, factory: Callable[[int], _T]) -> _T:
         """Create, store and return an object that is constructed with its id."""
         id_ = next(self._ids)
-        item = self._objects[id_] = factory(id_)
-        return item
+        added = self._objects[id_] = factory(id_)
+        return added
 
     def __getitem__(self, id_: int) -> _T:
         try:
@@ -55,7 +55,7 @@ class Handles(Generic[_T]):
 
     def discard(self, predicate: Callable[[_T], bool]) -> None:
         """Remove the objects for which a predicate is true."""
-        for id_ in [id_ for id_, item in self._objects.items() if predicate(item)]:
+        for id_ in [id_ for id_, added in self._objects.items() if predicate(added)]:
             self._objects.pop(id_, None)
 
     def clear(self) -> list[_T]:

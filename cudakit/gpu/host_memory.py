@@ -19,8 +19,8 @@ def available_host_memory() -> int | None:
 
 def _limits() -> Iterator[int]:
     with suppress(OSError, ValueError, IndexError):
-        _, _, rest = Path("/proc/meminfo").read_text("ascii").partition("MemAvailable:")
-        yield 1024 * int(rest.split()[0])
+        _, _, after_label = Path("/proc/meminfo").read_text("ascii").partition("MemAvailable:")
+        yield 1024 * int(after_label.split()[0])
     for group in _control_groups():
         with suppress(OSError, ValueError):  # the limit is "max", or the group has no limits
             limit = int((group / "memory.max").read_text("ascii"))

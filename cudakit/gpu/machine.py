@@ -127,7 +127,9 @@ class Record:
     telemetry: tuple[Telemetry | Unavailable, ...] = ()
     activity: tuple[Telemetry | Unavailable, ...] = ()
     processes: tuple[tuple[Process, ...] | Unavailable, ...] = ()
-    about: Mapping[str, str] = field(default_factory=dict)  # when and where it was recorded
+    about: Mapping[str, str] = field(
+        default_factory=dict
+    )  # facts of the recording: its time and source
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,9 +134,9 @@ def _run_step(name: str, step: Callable[[], Iterator[str]]) -> SelfTestStep:
             details[f"cuda:{len(details)}"] = detail
     except CudakitError as error:
         return SelfTestStep(name, f"cuda:{len(details)}: {error.message}", error.hint, details)
-    except _WrongValuesError as wrong:
+    except _WrongValuesError as wrong_values:
         hint = "the hardware may be broken: run dcgmi diag -r 3"
-        return SelfTestStep(name, f"cuda:{len(details)}: {wrong}", hint, details)
+        return SelfTestStep(name, f"cuda:{len(details)}: {wrong_values}", hint, details)
     return SelfTestStep(name, details=details)
 
 
@@ -147,16 +147,16 @@ class _WrongValuesError(Exception):
 def _run_kernel(gpu: Gpu, image: bytes) -> str:
     threads = 256
     size = _VALUE_COUNT * 4
-    module, out, host = gpu.load(image), gpu.malloc(size), gpu.host_malloc(size)
+    module, device_memory, host_memory = gpu.load(image), gpu.malloc(size), gpu.host_malloc(size)
     stream = gpu.stream()
-    arguments = (out, np.uint32(_VALUE_COUNT), np.uint32(_SEED))
+    arguments = (device_memory, np.uint32(_VALUE_COUNT), np.uint32(_SEED))
     kernel = gpu.kernel(module, "hash_values")
     gpu.launch(kernel, (_VALUE_COUNT // threads, 1, 1), (threads, 1, 1), arguments, stream)
-    gpu.copy(host, out, size, stream)
+    gpu.copy(host_memory, device_memory, size, stream)
     gpu.sync_stream(stream)
-    _compare(_host_words(gpu, host, size), _expected_values(), "the kernel computed")
-    gpu.free(out)
-    gpu.host_free(host)
+    _compare(_host_words(gpu, host_memory, size), _expected_values(), "the kernel computed")
+    gpu.free(device_memory)
+    gpu.host_free(host_memory)
     return f"{_VALUE_COUNT:,} values correct"
 
 

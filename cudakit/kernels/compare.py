@@ -59,9 +59,9 @@ class Compare:
         names = ("cudakit_differ", "cudakit_differ_from_word", "cudakit_gather")
         self._kernels = LoadedKernels(gpu, SOURCE, names)
 
-    def count_different(self, one: Ptr, other: Ptr, size_bytes: int, stream: Stream) -> int:
+    def count_different(self, first: Ptr, second: Ptr, size_bytes: int, stream: Stream) -> int:
         """Return the number of 32-bit words in which two buffers differ."""
-        return self._count("cudakit_differ", (one, other), size_bytes, stream)
+        return self._count("cudakit_differ", (first, second), size_bytes, stream)
 
     def count_not_equal(self, ptr: Ptr, word: int, size_bytes: int, stream: Stream) -> int:
         """Return the number of 32-bit words that differ from ``word``."""
@@ -92,8 +92,8 @@ class Compare:
     def _count(
         self, name: str, buffers: tuple[Ptr | np.generic, ...], size_bytes: int, stream: Stream
     ) -> int:
-        count, rest = divmod(size_bytes, _WORD_BYTES)
-        if rest:
+        count, remainder = divmod(size_bytes, _WORD_BYTES)
+        if remainder:
             raise UsageError(f"{size_bytes} bytes is not a whole number of 32-bit words")
         with _Scratch(self._gpu, 8) as scratch:
             self._gpu.fill(scratch.device, 0, 8, stream)
@@ -122,29 +122,36 @@ class _Scratch:
 
 
 @host_kernel("cudakit_differ")
-def _differ(launch: Launch, wrong: Ptr, one: Ptr, other: Ptr, count: np.uint64) -> None:
-    differs = launch.read(one, np.uint32, int(count)) != launch.read(other, np.uint32, int(count))
-    _add(launch, wrong, int(np.count_nonzero(differs)))
+def _differ(launch: Launch, mismatch_count: Ptr, first: Ptr, second: Ptr, count: np.uint64) -> None:
+    differs = launch.read(first, np.uint32, int(count)) != launch.read(
+        second, np.uint32, int(count)
+    )
+    _add(launch, mismatch_count, int(np.count_nonzero(differs)))
 
 
 @host_kernel("cudakit_differ_from_word")
 def _differ_from_word(
-    launch: Launch, wrong: Ptr, words: Ptr, word: np.uint32, count: np.uint64
+    launch: Launch, mismatch_count: Ptr, words: Ptr, word: np.uint32, count: np.uint64
 ) -> None:
     differs = launch.read(words, np.uint32, int(count)) != word
-    _add(launch, wrong, int(np.count_nonzero(differs)))
+    _add(launch, mismatch_count, int(np.count_nonzero(differs)))
 
 
 @host_kernel("cudakit_gather")
 def _gather(
-    launch: Launch, to: Ptr, from_: Ptr, indices: Ptr, count: np.uint64, size: np.int32
+    launch: Launch,
+    destination: Ptr,
+    source_address: Ptr,
+    indices: Ptr,
+    count: np.uint64,
+    size: np.int32,
 ) -> None:
     raw = np.dtype(f"u{size}")
     selected = launch.read(indices, np.uint64, int(count))
-    source = launch.read(from_, raw, int(selected.max()) + 1)
-    launch.write(to, raw, int(count))[:] = source[selected]
+    source = launch.read(source_address, raw, int(selected.max()) + 1)
+    launch.write(destination, raw, int(count))[:] = source[selected]
 
 
-def _add(launch: Launch, wrong: Ptr, count: int) -> None:
+def _add(launch: Launch, mismatch_count: Ptr, count: int) -> None:
     if count:
-        launch.atomic(wrong, np.uint64)[:] += np.uint64(count)
+        launch.atomic(mismatch_count, np.uint64)[:] += np.uint64(count)

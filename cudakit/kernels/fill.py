@@ -20,8 +20,8 @@ from cudakit.kernels import philox
 from cudakit.kernels.loaded import LoadedKernels
 
 _WORDS = 4
-_STEP = 2.0**-23  # between uniform values that one word generates
-_FP64_STEP = 2.0**-52  # between those that two words generate
+_STEP = 2.0**-23  # distance between the uniform values that one word generates
+_FP64_STEP = 2.0**-52  # distance between the uniform values that two words generate
 
 SOURCE = (
     philox.SOURCE
@@ -202,8 +202,10 @@ class Fill:
                 f"[{low}, {high}] has {choices} integers; the range must have 1 to 2 ** 32"
             )
         args = (out, *_count_and_type(count, element), np.int64(low), np.uint64(choices))
-        origin = (np.uint64(sequence), np.uint64(seed))
-        self._kernels.launch_over("cudakit_fill_integers", -(-count // 4), (*args, *origin), stream)
+        seed_words = (np.uint64(sequence), np.uint64(seed))
+        self._kernels.launch_over(
+            "cudakit_fill_integers", -(-count // 4), (*args, *seed_words), stream
+        )
 
     def constant(
         self, out: Ptr, count: int, element: Element, stream: Stream, *, value: float
@@ -228,9 +230,9 @@ class Fill:
         stream: Stream,
     ) -> None:
         args = (out, *_count_and_type(count, element), np.float64(scale))
-        origin = (np.uint64(sequence), np.uint64(seed))
+        seed_words = (np.uint64(sequence), np.uint64(seed))
         blocks = -(-count // _elements_per_block(element))
-        self._kernels.launch_over(f"cudakit_fill_{name}", blocks, (*args, *origin), stream)
+        self._kernels.launch_over(f"cudakit_fill_{name}", blocks, (*args, *seed_words), stream)
 
 
 def uniform_values(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[Any]:
@@ -313,8 +315,8 @@ def _integers(
     seed: np.uint64,
 ) -> None:
     words = philox.philox(0, -(-int(count) // _WORDS), int(sequence), int(seed)).reshape(-1)
-    chosen = (words[: int(count)] * choices >> np.uint64(32)).astype(np.int64)
-    _write(launch, out, _BY_CODE[int(type_)], low + chosen)
+    offsets = (words[: int(count)] * choices >> np.uint64(32)).astype(np.int64)
+    _write(launch, out, _BY_CODE[int(type_)], low + offsets)
 
 
 @host_kernel("cudakit_fill_constant")

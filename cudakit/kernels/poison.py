@@ -72,12 +72,12 @@ class Poison:
             owned.callback(gpu.host_free, self._host)
             self._owned = owned.pop_all()
 
-    def fill(self, at: Ptr, element: Element, count: int, stream: Stream) -> None:
+    def fill(self, matrix_address: Ptr, element: Element, count: int, stream: Stream) -> None:
         """Enqueue a fill of ``count`` elements with poison."""
-        self._gpu.fill(at, poison_byte(element), count * element.size_bytes, stream)
+        self._gpu.fill(matrix_address, poison_byte(element), count * element.size_bytes, stream)
 
     def count(
-        self, at: Ptr, matrix: Matrix, pitch: int, matrices: int, stream: Stream
+        self, matrix_address: Ptr, matrix: Matrix, pitch: int, matrices: int, stream: Stream
     ) -> PoisonCounts:
         """Count remaining and overwritten poison in ``matrices`` matrices; synchronizes the stream.
 
@@ -87,7 +87,12 @@ class Poison:
         gpu.fill(self._device, 0, _COUNTS_BYTES, stream)
         pattern = int.from_bytes(bytes([poison_byte(matrix.element)]) * size, "little")
         numbers = (pattern, matrix.rows, matrix.leading, matrix.elements, pitch, pitch * matrices)
-        args: list[Argument] = [self._device, at, *map(np.uint64, numbers), np.int32(size)]
+        args: list[Argument] = [
+            self._device,
+            matrix_address,
+            *map(np.uint64, numbers),
+            np.int32(size),
+        ]
         self._kernels.launch_over("cudakit_count_poison", pitch * matrices, args, stream)
         gpu.copy(self._host, self._device, _COUNTS_BYTES, stream)
         gpu.sync_stream(stream)

@@ -44,13 +44,15 @@ class Spin:
         names = ("cudakit_spin_until", "cudakit_spin_for", "cudakit_empty")
         self._kernels = LoadedKernels(gpu, SOURCE, names)
 
-    def until(self, go: Ptr, timed_out: Ptr, limit_ns: int, stream: Stream) -> None:
-        """Spin until the 32-bit word ``go`` in pinned memory is not 0.
+    def until(self, release_word: Ptr, timed_out: Ptr, limit_ns: int, stream: Stream) -> None:
+        """Spin until the 32-bit word ``release_word`` in pinned memory is not 0.
 
         After ``limit_ns`` the kernel sets the word ``timed_out`` to 1 and ends, so that the device never
         hangs.
         """
-        self._kernels.launch("cudakit_spin_until", (go, timed_out, np.uint64(limit_ns)), stream)
+        self._kernels.launch(
+            "cudakit_spin_until", (release_word, timed_out, np.uint64(limit_ns)), stream
+        )
 
     def for_(self, duration_ns: int, stream: Stream) -> None:
         """Spin for a duration."""
@@ -66,8 +68,8 @@ class Spin:
 
 
 @host_kernel("cudakit_spin_until")
-def _until(launch: Launch, go: Ptr, timed_out: Ptr, limit_ns: np.uint64) -> None:
-    word = launch.read(go, np.uint32)
+def _until(launch: Launch, release_word: Ptr, timed_out: Ptr, limit_ns: np.uint64) -> None:
+    word = launch.read(release_word, np.uint32)
 
     def give_up() -> None:
         launch.write(timed_out, np.uint32)[:] = 1

@@ -44,14 +44,14 @@ def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_F
     is left out if its children have all of its bytes, or more.
     """
     path: list[_Frame] = []
-    pending = [(tree, 0)]
-    while pending:
-        node, depth = pending.pop()
+    pending_nodes = [(tree, 0)]
+    while pending_nodes:
+        node, depth = pending_nodes.pop()
         path[depth:] = [frame(node.label)]
         own_bytes = node.size_bytes - sum(child.size_bytes for child in node.children)
         if own_bytes > 0:
             yield path, own_bytes
-        pending += [(child, depth + 1) for child in reversed(node.children)]
+        pending_nodes += [(child, depth + 1) for child in reversed(node.children)]
 
 
 def _label(label: str) -> str:

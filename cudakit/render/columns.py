@@ -16,15 +16,15 @@ _CHUNK_CHARACTERS = 64 * 1024
 
 def chunks(texts: Iterable[str]) -> Iterator[str]:
     """Join texts into chunks of about 64 KiB."""
-    pending: list[str] = []
+    pending_texts: list[str] = []
     size = 0
     for text in texts:
-        pending.append(text)
+        pending_texts.append(text)
         size += len(text)
         if size >= _CHUNK_CHARACTERS:
-            yield "".join(pending)
-            pending, size = [], 0
-    yield "".join(pending)
+            yield "".join(pending_texts)
+            pending_texts, size = [], 0
+    yield "".join(pending_texts)
 
 
 def is_address(name: str, array: Array) -> bool:
@@ -35,11 +35,13 @@ def is_address(name: str, array: Array) -> bool:
 def decoder(texts: Iterable[str], *, unknown: str) -> Texts:
     """Return a function from an array of ids to their texts; ``unknown`` is the text of any other id."""
     table = np.array([*texts, unknown], dtype=object)
-    last = len(table) - 1
+    last_index = len(table) - 1
 
     def decoded(ids: Array) -> list[str]:
         index = ids.astype(np.int64)
-        texts: list[str] = table[np.where((index >= 0) & (index < last), index, last)].tolist()
+        texts: list[str] = table[
+            np.where((index >= 0) & (index < last_index), index, last_index)
+        ].tolist()
         return texts
 
     return decoded

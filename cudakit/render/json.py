@@ -48,26 +48,26 @@ def render_error(error: CudakitError) -> str:
     )
 
 
-def _text(plain: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
-    text = "".join(_indented_pieces(plain, 0, indented_levels))
+def _text(plain_value: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
+    text = "".join(_indented_pieces(plain_value, 0, indented_levels))
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
-def _indented_pieces(plain: object, depth: int, levels: int) -> Iterator[str]:
+def _indented_pieces(plain_value: object, depth: int, levels: int) -> Iterator[str]:
     """Yield the text with indented outer levels; each deeper value is one line, formatted by ``json``."""
-    if depth == levels or not plain or not isinstance(plain, (dict, list)):
-        yield json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    if depth == levels or not plain_value or not isinstance(plain_value, (dict, list)):
+        yield json.dumps(plain_value, ensure_ascii=False, allow_nan=False)
         return
-    members = _members_of(plain)
-    opening, closing = "{}" if isinstance(plain, dict) else "[]"
+    members = _members_of(plain_value)
+    opening_bracket, closing_bracket = "{}" if isinstance(plain_value, dict) else "[]"
     margin = "  " * depth
     for index, (name, item) in enumerate(members):
-        yield f"{',' if index else opening}\n{margin}  {name}"
+        yield f"{',' if index else opening_bracket}\n{margin}  {name}"
         yield from _indented_pieces(item, depth + 1, levels)
-    yield f"\n{margin}{closing}"
+    yield f"\n{margin}{closing_bracket}"
 
 
-def _members_of(plain: dict[str, object] | list[object]) -> Iterator[tuple[str, object]]:
-    if isinstance(plain, list):
-        return (("", item) for item in plain)
-    return ((f"{json.dumps(key, ensure_ascii=False)}: ", item) for key, item in plain.items())
+def _members_of(plain_value: dict[str, object] | list[object]) -> Iterator[tuple[str, object]]:
+    if isinstance(plain_value, list):
+        return (("", item) for item in plain_value)
+    return ((f"{json.dumps(key, ensure_ascii=False)}: ", item) for key, item in plain_value.items())

@@ -86,7 +86,7 @@ def _chart(chart: Chart) -> str:
     title = f"**{_escape(chart.title)}**"
     if not len(chart.x) or not chart.series:
         return f"{title}: no data"
-    places = range(0, len(chart.x), -(-len(chart.x) // _MAX_POINTS))
+    point_indices = range(0, len(chart.x), -(-len(chart.x) // _MAX_POINTS))
     lines = [
         _line((_escape(chart.x_label), *(_escape(series.name) for series in chart.series))),
         _line("---:" for _ in range(len(chart.series) + 1)),
@@ -98,7 +98,7 @@ def _chart(chart: Chart) -> str:
                     *(format_y(chart, float(series.y[i])) for series in chart.series),
                 )
             )
-            for i in places
+            for i in point_indices
         ),
     ]
     return "\n".join((title, "", *lines))
@@ -126,5 +126,5 @@ def _paragraph(text: str) -> str:
 
 def _escape(text: str) -> str:
     """Escape text for one line of Markdown."""
-    plain = escape_invisible(" ".join(text.split()))
-    return _REFERENCE.sub(r"\1&#8203;", _SPECIAL.sub(lambda match: f"\\{match[0]}", plain))
+    visible_text = escape_invisible(" ".join(text.split()))
+    return _REFERENCE.sub(r"\1&#8203;", _SPECIAL.sub(lambda match: f"\\{match[0]}", visible_text))

@@ -50,13 +50,13 @@ def render(document: Document) -> Iterator[str]:
     """
     nodes = tuple(walk(document.nodes))
     charts = [node for node in nodes if isinstance(node, Chart)]
-    spans = [node for node in nodes if isinstance(node, Columns) and _has_slices(node)]
-    if not charts and not spans:
+    slice_nodes = [node for node in nodes if isinstance(node, Columns) and _has_slices(node)]
+    if not charts and not slice_nodes:
         raise UsageError(
             f"{document.title!r} has nothing on a time axis to write as a trace",
             hint="choose another output format, such as json",
         )
-    return chunks(_file(_objects(document.title, charts, spans)))
+    return chunks(_file(_objects(document.title, charts, slice_nodes)))
 
 
 def _has_slices(columns: Columns) -> bool:
@@ -70,13 +70,13 @@ def _file(objects: Iterable[str]) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def _objects(title: str, charts: list[Chart], spans: list[Columns]) -> Iterator[str]:
+def _objects(title: str, charts: list[Chart], slice_nodes: list[Columns]) -> Iterator[str]:
     yield _metadata("process_name", "name", title, tid=_PID)
     sources: list[Iterator[_Event]] = []
     for chart in charts:
         sources += _markers(chart), *_counters(chart)
     first_tid = _FIRST_TID
-    for columns in spans:
+    for columns in slice_nodes:
         slices = _slices(columns, first_tid=first_tid)
         sources.append(_slice_events(slices))
         for tid, name in enumerate(slices.lane_names, first_tid):
@@ -111,12 +111,12 @@ def _markers(chart: Chart) -> Iterator[_Event]:
 def _counters(chart: Chart) -> Iterator[Iterator[_Event]]:
     for series in chart.series:
         name = f"{chart.title} · {series.name}" if chart.title else series.name
-        finite = np.flatnonzero(np.isfinite(chart.x) & np.isfinite(series.y))
-        at_ns = _nanoseconds(chart.x[finite], _per_x(chart))
-        order = np.argsort(at_ns, kind="stable")
-        at_ns, y = at_ns[order], series.y[finite][order]
-        changed = np.flatnonzero(np.append(True, y[1:] != y[:-1])[: len(y)])
-        yield _counter_events(name, chart.y_unit, at_ns[changed], y[changed])
+        finite_indices = np.flatnonzero(np.isfinite(chart.x) & np.isfinite(series.y))
+        at_ns = _nanoseconds(chart.x[finite_indices], _per_x(chart))
+        time_order = np.argsort(at_ns, kind="stable")
+        at_ns, y = at_ns[time_order], series.y[finite_indices][time_order]
+        changed_indices = np.flatnonzero(np.append(True, y[1:] != y[:-1])[: len(y)])
+        yield _counter_events(name, chart.y_unit, at_ns[changed_indices], y[changed_indices])
 
 
 def _per_x(chart: Chart) -> int:
@@ -124,8 +124,8 @@ def _per_x(chart: Chart) -> int:
 
 
 def _counter_events(name: str, unit: str, at_ns: Array, y: Array) -> Iterator[_Event]:
-    head = f'{{"ph":"C","ts":%s,"pid":{_PID},"name":{_quote(name).replace("%", "%%")}'
-    template = f'{head},"args":{{"{unit}":%s}}}}'
+    event_prefix = f'{{"ph":"C","ts":%s,"pid":{_PID},"name":{_quote(name).replace("%", "%%")}'
+    template = f'{event_prefix},"args":{{"{unit}":%s}}}}'
     for block in _blocks(len(y)):
         texts = zip(_times(at_ns[block]), _numbers(y[block]), strict=True)
         yield from zip(at_ns[block].tolist(), map(template.__mod__, texts), strict=True)
@@ -151,8 +151,8 @@ def _slices(columns: Columns, *, first_tid: int) -> _Slices:
     row = np.flatnonzero(np.isfinite(arrays["start_us"]) & np.isfinite(arrays["duration_us"]))
     start_ns = _nanoseconds(arrays["start_us"][row], 1_000)
     duration_ns = np.maximum(_nanoseconds(arrays["duration_us"][row], 1_000), 0)
-    order = np.lexsort((duration_ns, start_ns))
-    row, start_ns, duration_ns = row[order], start_ns[order], duration_ns[order]
+    slice_order = np.lexsort((duration_ns, start_ns))
+    row, start_ns, duration_ns = row[slice_order], start_ns[slice_order], duration_ns[slice_order]
     ids, track = np.unique(arrays["track"][row], return_inverse=True)
     lane = _lanes(track, start_ns, start_ns + duration_ns, tracks=len(ids))
     lanes = np.zeros(len(ids), dtype=np.int64)
@@ -169,25 +169,34 @@ def _lanes(track: Array, start_ns: Array, end_ns: Array, *, tracks: int) -> Arra
     """
     busy: list[list[tuple[int, int]]] = [
         [] for _ in range(tracks)
-    ]  # per track a heap of (end, lane)
-    free: list[list[int]] = [[] for _ in range(tracks)]  # per track a heap of free lanes
+    ]  # a heap of (end, lane) for each track
+    free_lanes: list[list[int]] = [[] for _ in range(tracks)]  # a heap of free lanes for each track
     lanes = np.empty(len(track), dtype=np.int64)
     for block in _blocks(len(track)):
-        chosen = []
-        spans = zip(*(array[block].tolist() for array in (track, start_ns, end_ns)), strict=True)
-        for track_index, start, end in spans:
-            while busy[track_index] and busy[track_index][0][0] <= start:
-                heappush(free[track_index], heappop(busy[track_index])[1])
-            lane = heappop(free[track_index]) if free[track_index] else len(busy[track_index])
-            heappush(busy[track_index], (end, lane))
-            chosen.append(lane)
-        lanes[block] = chosen
+        lane_of_slice = []
+        slices_of_block = zip(
+            *(array[block].tolist() for array in (track, start_ns, end_ns)), strict=True
+        )
+        for track_index, slice_start, slice_end in slices_of_block:
+            while busy[track_index] and busy[track_index][0][0] <= slice_start:
+                heappush(free_lanes[track_index], heappop(busy[track_index])[1])
+            lane = (
+                heappop(free_lanes[track_index])
+                if free_lanes[track_index]
+                else len(busy[track_index])
+            )
+            heappush(busy[track_index], (slice_end, lane))
+            lane_of_slice.append(lane)
+        lanes[block] = lane_of_slice
     return lanes
 
 
 def _track_names(columns: Columns, ids: Array) -> list[str]:
-    words = columns.text.get("track", ())
-    return [words[track] if 0 <= track < len(words) else f"track {track}" for track in ids.tolist()]
+    known_names = columns.text.get("track", ())
+    return [
+        known_names[track] if 0 <= track < len(known_names) else f"track {track}"
+        for track in ids.tolist()
+    ]
 
 
 def _lane_names(tracks: list[str], lanes: list[int]) -> Iterator[str]:
@@ -226,8 +235,8 @@ def _blocks(count: int) -> Iterator[slice]:
 def _nanoseconds(times: Array, per_unit: int) -> Array:
     """Convert times in units of ``per_unit`` nanoseconds to int64, clipped to the limit."""
     if times.dtype.kind == "f":
-        scaled = np.rint(times.astype(np.float64) * per_unit)
-        return np.clip(scaled, -_LIMIT_NS, _LIMIT_NS).astype(np.int64)
+        rounded_ns = np.rint(times.astype(np.float64) * per_unit)
+        return np.clip(rounded_ns, -_LIMIT_NS, _LIMIT_NS).astype(np.int64)
     limit = _LIMIT_NS // per_unit
     return np.clip(times.astype(np.int64), -limit, limit) * per_unit
 
@@ -242,19 +251,21 @@ def _durations(span_ns: Array) -> list[str]:
     whole_us, rest_ns = np.divmod(np.abs(span_ns), 1_000)
     if not rest_ns.any():
         return list(map(str, (span_ns // 1_000).tolist()))
-    numbers = zip((span_ns < 0).tolist(), whole_us.tolist(), rest_ns.tolist(), strict=True)
+    parts_of_durations = zip(
+        (span_ns < 0).tolist(), whole_us.tolist(), rest_ns.tolist(), strict=True
+    )
     return [
         f"{'-' if is_negative else ''}{us}.{ns:03d}" if ns else f"{'-' if is_negative else ''}{us}"
-        for is_negative, us, ns in numbers
+        for is_negative, us, ns in parts_of_durations
     ]
 
 
 def _encoder(name: str, columns: Columns) -> Texts:
     """Return the function that formats the items of an array as JSON."""
-    words = columns.text.get(name)
-    if words is not None:
-        unknown = '""' if name == "name" else "null"
-        return decoder(map(_quote, words), unknown=unknown)
+    names = columns.text.get(name)
+    if names is not None:
+        unknown_value = '""' if name == "name" else "null"
+        return decoder(map(_quote, names), unknown=unknown_value)
     array = columns.arrays[name]
     if is_address(name, array):
         return _addresses

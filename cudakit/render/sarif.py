@@ -64,7 +64,7 @@ def _notification(note: Note) -> _Object:
 
 
 def _result(note: Note, finding: Finding, rule: int, root: str) -> _Object:
-    places = [(label, stack) for label, stack in finding.places if stack.frames]
+    labelled_stacks = [(label, stack) for label, stack in finding.places if stack.frames]
     result: _Object = {
         "ruleId": finding.rule,
         "ruleIndex": rule,
@@ -72,14 +72,14 @@ def _result(note: Note, finding: Finding, rule: int, root: str) -> _Object:
         "message": _message(note),
         "occurrenceCount": finding.count,
     }
-    if places:
-        result["locations"] = [_location(site(places[0][1]), root)]
+    if labelled_stacks:
+        result["locations"] = [_location(site(labelled_stacks[0][1]), root)]
         result["relatedLocations"] = [
             {"id": number, **_location(site(stack), root), "message": _text(label)}
-            for number, (label, stack) in enumerate(places, start=1)
+            for number, (label, stack) in enumerate(labelled_stacks, start=1)
         ]
         result["codeFlows"] = [
-            {"threadFlows": [_thread(label, stack, root) for label, stack in places]}
+            {"threadFlows": [_thread(label, stack, root) for label, stack in labelled_stacks]}
         ]
     return result
 
@@ -132,11 +132,11 @@ def _folder(root: str) -> str:
 
 def _quote_path(path: str) -> str:
     try:
-        raw = path.encode("utf-8", "surrogateescape")
+        path_bytes = path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raw = path.encode("utf-8", "replace")
+        path_bytes = path.encode("utf-8", "replace")
     # Colons are quoted: "name:rest" would parse as an absolute URI.
-    return quote(raw, safe="/")
+    return quote(path_bytes, safe="/")
 
 
 def _escape_texts(value: Any) -> Any:

@@ -94,9 +94,9 @@ def _shorten_path(path: str) -> str:
     """Shorten a path to the part after site-packages, or else to its last two components."""
     tidy = path.replace("\\", "/")
     for folder in _INSTALLED:
-        _, separator, inside = tidy.rpartition(folder)
+        _, separator, path_in_folder = tidy.rpartition(folder)
         if separator:
-            return inside
+            return path_in_folder
     return "/".join(tidy.rsplit("/", 2)[-2:])
 
 

@@ -23,10 +23,12 @@ _NOT_QUERIED = Unavailable("not queried")
 class Fit:
     """The single changes that would have let a failed request succeed."""
 
-    without_cache: bool  # empty segments are released to the device
-    without_holes: bool  # the free bytes of the pool and stream of the request are one block
-    in_another_pool: bool  # a free block of another pool or stream is large enough
-    after_pending_frees: bool  # pending frees complete
+    without_cache: bool  # whether the request fits once empty segments are released
+    without_holes: (
+        bool  # whether the free bytes of the request's pool and stream suffice as one block
+    )
+    in_another_pool: bool  # whether a free block of another pool or stream is large enough
+    after_pending_frees: bool  # whether the request fits once pending frees complete
 
 
 def fit_of(
@@ -116,7 +118,7 @@ class OomReport:
     # Pairs of a stream and the bytes of freed blocks that wait for it.
     awaited: tuple[tuple[int, int], ...] = ()
     capturing: bool = False  # Whether a capture prevented waiting and releasing memory.
-    rejected: bool = False  # Whether throw_on_cudamalloc_oom rejected it before any driver call.
+    rejected: bool = False  # Whether throw_on_cudamalloc_oom rejected the request.
     # The bytes of the address range of an expandable segment; None: segments are not expandable.
     range_bytes: int | None = None
     reserve_class: str = ""  # Class of the stream, which selects the size of the address range.
@@ -125,14 +127,14 @@ class OomReport:
     @property
     def elsewhere_bytes(self) -> int:
         """Bytes of the device that are used outside of this allocator: contexts, other processes."""
-        used = self.device_total_bytes - self.device_free_bytes
-        return max(used - self.reserved_bytes, 0)
+        device_used_bytes = self.device_total_bytes - self.device_free_bytes
+        return max(device_used_bytes - self.reserved_bytes, 0)
 
     @property
     def unallocated_bytes(self) -> int:
         """Bytes that are reserved and free in the default pool."""
-        free = self.reserved_bytes - self.allocated_bytes - self.private_free_bytes
-        return max(free - self.pending_bytes, 0)
+        unallocated = self.reserved_bytes - self.allocated_bytes - self.private_free_bytes
+        return max(unallocated - self.pending_bytes, 0)
 
     @property
     def limited(self) -> bool:
@@ -151,8 +153,12 @@ class OomReport:
     @property
     def best_other_pool(self) -> StreamPool | None:
         """The stream pool with the largest free block, except ``own_pool``."""
-        others = [stream_pool for stream_pool in self.stream_pools if stream_pool != self.own_pool]
-        return max(others, key=lambda stream_pool: stream_pool.largest_free_bytes, default=None)
+        other_pools = [
+            stream_pool for stream_pool in self.stream_pools if stream_pool != self.own_pool
+        ]
+        return max(
+            other_pools, key=lambda stream_pool: stream_pool.largest_free_bytes, default=None
+        )
 
     def fit(self) -> Fit:
         """Return the single changes that would have let the request succeed without new segments."""
@@ -172,9 +178,11 @@ class OomReport:
         """Return the device memory of each process, most bytes first; empty if unknown."""
         if isinstance(self.processes, Unavailable):
             return {}
-        used: dict[int, int] = {}
+        bytes_by_process: dict[int, int] = {}
         for process in self.processes:
             if not isinstance(process.used_bytes, Unavailable):
                 # A process with a compute and a graphics context is listed twice.
-                used[process.pid] = max(used.get(process.pid, 0), process.used_bytes)
-        return dict(sorted(used.items(), key=lambda pair: -pair[1]))
+                bytes_by_process[process.pid] = max(
+                    bytes_by_process.get(process.pid, 0), process.used_bytes
+                )
+        return dict(sorted(bytes_by_process.items(), key=lambda pair: -pair[1]))

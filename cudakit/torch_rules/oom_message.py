@@ -56,8 +56,8 @@ def _in_use(report: OomReport) -> Iterator[str]:
     """Yield the memory use of each process; of this process from NVML if possible, else from the driver."""
     processes = report.used_by_process()
     own_bytes = processes.pop(os.getpid(), None)
-    for pid, used in list(processes.items())[:_MAX_PROCESSES]:
-        yield f"Process {pid} has {torch_size(used)} memory in use."
+    for pid, used_bytes in list(processes.items())[:_MAX_PROCESSES]:
+        yield f"Process {pid} has {torch_size(used_bytes)} memory in use."
     if len(processes) > _MAX_PROCESSES:
         yield f"{len(processes) - _MAX_PROCESSES} more processes use less each."
     if own_bytes is not None:
@@ -91,17 +91,17 @@ def _stream_pool_lines(report: OomReport) -> Iterator[str]:
     yield _ROW_FORMAT.format("Reserved", "Free", "Largest free", "Pending", "Serves")
     for stream_pool in report.stream_pools[:_MAX_STREAM_POOLS]:
         yield _sum_line((stream_pool,), _requests_served(stream_pool))
-    if others := report.stream_pools[_MAX_STREAM_POOLS:]:
-        yield _sum_line(others, f"{len(others)} more")
+    if omitted_pools := report.stream_pools[_MAX_STREAM_POOLS:]:
+        yield _sum_line(omitted_pools, f"{len(omitted_pools)} more")
 
 
-def _sum_line(stream_pools: tuple[StreamPool, ...], served: str) -> str:
+def _sum_line(stream_pools: tuple[StreamPool, ...], served_requests: str) -> str:
     return _ROW_FORMAT.format(
         format_bytes(sum(stream_pool.reserved_bytes for stream_pool in stream_pools)),
         format_bytes(sum(stream_pool.free_bytes for stream_pool in stream_pools)),
         format_bytes(max(stream_pool.largest_free_bytes for stream_pool in stream_pools)),
         format_bytes(sum(stream_pool.pending_bytes for stream_pool in stream_pools)),
-        served,
+        served_requests,
     )
 
 

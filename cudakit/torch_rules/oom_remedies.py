@@ -82,10 +82,10 @@ def _limit_remedies(r: OomReport) -> Iterator[str]:
             f" is {format_bytes(r.limit_bytes)}"
         )
     min_segment_bytes = -(-r.block_bytes // SEGMENT_STEP) * SEGMENT_STEP
-    usable = r.device_free_bytes
+    usable_bytes = r.device_free_bytes
     if r.limit_bytes is not None:
-        usable = min(usable, r.limit_bytes - r.reserved_bytes)
-    if not r.small and min_segment_bytes <= usable < r.segment_bytes:
+        usable_bytes = min(usable_bytes, r.limit_bytes - r.reserved_bytes)
+    if not r.small and min_segment_bytes <= usable_bytes < r.segment_bytes:
         segment_mb = max(min_segment_bytes // MIB, 12)
         yield (
             f"the request fits, but a segment of {format_bytes(r.segment_bytes)} does not:"
@@ -94,20 +94,21 @@ def _limit_remedies(r: OomReport) -> Iterator[str]:
 
 
 def _free_block_remedies(r: OomReport) -> Iterator[str]:
-    fit, own = r.fit(), r.own_pool
-    largest = format_bytes(own.largest_free_bytes)
+    fit, own_pool = r.fit(), r.own_pool
+    largest_text = format_bytes(own_pool.largest_free_bytes)
     if fit.after_pending_frees and r.max_split_size_bytes is None:
-        yield f"a free block of {largest} came too late: create the allocator with search_again=True"
+        yield f"a free block of {largest_text} came too late: create the allocator with search_again=True"
     elif fit.after_pending_frees:
         yield (
-            f"a free block of {largest} was not used: raise max_split_size_mb, above which blocks do not"
+            f"a free block of {largest_text} was not used: raise max_split_size_mb, above which blocks do not"
             " serve smaller requests"
         )
     elif fit.without_holes:
         action = "free the blocks between them"
         if not r.expandable_segments:
             action = f"set expandable_segments:True, or {action}"
-        yield f"{format_bytes(own.free_bytes)} is free, but the largest free block is {largest}: {action}"
+        free_text = format_bytes(own_pool.free_bytes)
+        yield f"{free_text} is free, but the largest free block is {largest_text}: {action}"
     if fit.in_another_pool and (other_pool := r.best_other_pool):
         yield (
             f"a block of {format_bytes(other_pool.largest_free_bytes)} is cached "
@@ -136,8 +137,8 @@ def _other_memory_remedies(r: OomReport) -> Iterator[str]:
 
 
 def _general_remedies(r: OomReport) -> Iterator[str]:
-    recorded = any(pin.frames for pin in r.pins)
+    has_stacks = any(pin.frames for pin in r.pins)
     calls = (
-        "save_on_out_of_memory()" if recorded else "record_history() and save_on_out_of_memory()"
+        "save_on_out_of_memory()" if has_stacks else "record_history() and save_on_out_of_memory()"
     )
     yield f"free memory, or request less: {calls} and then `cudakit memviz` show what uses it"

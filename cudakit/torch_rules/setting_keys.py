@@ -78,17 +78,17 @@ def _read_divisions(entry: Entry) -> tuple[int, ...]:
         return (_parse_divisions(entry, entry.value, minimum=1),) * DIVISION_SLOTS
     if not entry.pairs:
         raise entry.value.error(f"{entry.key.text} takes {_DIVISIONS_FORMAT}, not an empty list")
-    slots, last = [0] * DIVISION_SLOTS, -1
+    slots, last_slot = [0] * DIVISION_SLOTS, -1
     for interval, token in entry.pairs:
         divisions = _parse_divisions(entry, token, minimum=0)
         if interval.text == ">":
-            _check_open_interval(interval, last, is_last=interval is entry.pairs[-1][0])
-            slots[last + 1 :] = [divisions] * (DIVISION_SLOTS - last - 1)
+            _check_open_interval(interval, last_slot, is_last=interval is entry.pairs[-1][0])
+            slots[last_slot + 1 :] = [divisions] * (DIVISION_SLOTS - last_slot - 1)
         else:
-            slot = _parse_slot(interval, last)
-            begin = slot if last >= 0 else 0
-            slots[begin : slot + 1] = [divisions] * (slot + 1 - begin)
-            last = slot
+            slot = _parse_slot(interval, last_slot)
+            first_slot = slot if last_slot >= 0 else 0
+            slots[first_slot : slot + 1] = [divisions] * (slot + 1 - first_slot)
+            last_slot = slot
     return tuple(slots)
 
 
@@ -122,11 +122,13 @@ def _write_number(value: float) -> str:
 
 def _write_divisions(slots: tuple[int, ...]) -> str:
     """Return one number if all slots are equal, else a list without the equal slots at both ends."""
-    runs = [slot for slot, (a, b) in enumerate(pairwise(slots)) if a != b]
-    if not runs and slots[0]:
+    changed_slots = [slot for slot, (a, b) in enumerate(pairwise(slots)) if a != b]
+    if not changed_slots and slots[0]:
         return f"{slots[0]:d}"
-    begin, end = (runs[0], runs[-1]) if runs else (0, 0)
-    intervals = "".join(f"{1 << slot}:{slots[slot]:d}," for slot in range(begin, end + 1))
+    first_slot, last_slot = (changed_slots[0], changed_slots[-1]) if changed_slots else (0, 0)
+    intervals = "".join(
+        f"{1 << slot}:{slots[slot]:d}," for slot in range(first_slot, last_slot + 1)
+    )
     return f"[{intervals}>:{slots[-1]:d}]"
 
 
@@ -154,22 +156,24 @@ def _parse_divisions(entry: Entry, token: Token, *, minimum: int) -> int:
     return value
 
 
-def _parse_slot(interval: Token, last: int) -> int:
-    """Return the slot of an interval. Raises InputError unless it follows the slot ``last``."""
-    begin = int(interval.text) if _SHORT_INTEGER.fullmatch(interval.text) else -1
-    if not is_power_of_two(begin) or begin > 1 << (DIVISION_SLOTS - 1):
+def _parse_slot(interval: Token, last_slot: int) -> int:
+    """Return the slot of an interval. Raises InputError unless it follows the slot ``last_slot``."""
+    interval_mib = int(interval.text) if _SHORT_INTEGER.fullmatch(interval.text) else -1
+    if not is_power_of_two(interval_mib) or interval_mib > 1 << (DIVISION_SLOTS - 1):
         raise interval.error(
             f"an interval begins at a power of two of MiB, 1 to {1 << (DIVISION_SLOTS - 1)},"
             f" or is '>', not {interval.shown}"
         )
-    slot = begin.bit_length() - 1
-    if slot <= last:
-        raise interval.error(f"intervals must increase: {begin} comes after {1 << last}")
+    slot = interval_mib.bit_length() - 1
+    if slot <= last_slot:
+        raise interval.error(
+            f"intervals must increase: {interval_mib} comes after {1 << last_slot}"
+        )
     return slot
 
 
-def _check_open_interval(interval: Token, last: int, *, is_last: bool) -> None:
-    if not is_last or not 0 <= last < DIVISION_SLOTS - 1:
+def _check_open_interval(interval: Token, last_slot: int, *, is_last: bool) -> None:
+    if not is_last or not 0 <= last_slot < DIVISION_SLOTS - 1:
         raise interval.error(
             "'>' means all later intervals: it must be last in the list, after another interval",
             hint="write for example [256:1,512:2,>:4]",

@@ -74,9 +74,9 @@ def read_entries(variable: str, text: str) -> Iterator[Entry]:
 
 def _tokens(variable: str, text: str) -> Iterator[Token]:
     for match in _TOKEN.finditer(text):
-        word = match.group().lstrip(_SPACE)
-        if word:
-            yield Token(variable, match.end() - len(word), word.rstrip(_SPACE))
+        token_text = match.group().lstrip(_SPACE)
+        if token_text:
+            yield Token(variable, match.end() - len(token_text), token_text.rstrip(_SPACE))
 
 
 class _Cursor:
@@ -92,8 +92,8 @@ class _Cursor:
         self.separator(":")
         if self.current.text != "[":
             return Entry(key, self.word(f"the value of {key.text}"))
-        opening = self.take()
-        return Entry(key, opening, tuple(self._pairs()))
+        bracket = self.take()
+        return Entry(key, bracket, tuple(self._pairs()))
 
     def _pairs(self) -> Iterator[tuple[Token, Token]]:
         while self.current.text != "]":
@@ -107,10 +107,12 @@ class _Cursor:
     def word(self, expected: str) -> Token:
         if self.current.text in ("", ",", ":", "[", "]"):
             raise self.current.error(f"expected {expected}, found {self.current.shown}")
-        space = next((i for i, c in enumerate(self.current.text) if c.isspace()), None)
-        if space is not None:
+        space_index = next((i for i, c in enumerate(self.current.text) if c.isspace()), None)
+        if space_index is not None:
             space_token = Token(
-                self.current.variable, self.current.position + space, self.current.text[space]
+                self.current.variable,
+                self.current.position + space_index,
+                self.current.text[space_index],
             )
             raise space_token.error(
                 f"there is space inside {self.current.shown}", hint="separate settings by ','"

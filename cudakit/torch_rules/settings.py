@@ -21,7 +21,7 @@ from cudakit.torch_rules.setting_text import Entry, Token, read_entries
 from cudakit.torch_rules.sizes import MIB, UNLIMITED
 
 Backend: TypeAlias = Literal["native", "cudaMallocAsync"]
-Recorded: TypeAlias = bool | int | float | str | dict[str, int]
+RecordedValue: TypeAlias = bool | int | float | str | dict[str, int]
 
 _NO_DIVISIONS = (0,) * DIVISION_SLOTS
 
@@ -42,7 +42,8 @@ class Settings:
 
     # Blocks of at least this size are not split; None: no limit.
     max_split_size_bytes: int | None = None
-    # The value of slack_bytes; None: large_segment_size_bytes.
+    # Maximum unused bytes of a block that serves a request without being split; None:
+    # large_segment_size_bytes.
     max_non_split_rounding_bytes: int | None = None
     # The segment of a request above 1 MiB and below 10 MiB.
     large_segment_size_bytes: int = 20 * MIB
@@ -53,23 +54,23 @@ class Settings:
     garbage_collection_threshold: float = 0.0
     # The memory limit, as a share of the device's memory; 1: no limit.
     memory_fraction: float = 1.0
-    # Reject requests above the limit without a driver call.
+    # Whether requests above the limit are rejected without a driver call.
     throw_on_cudamalloc_oom: bool = False
-    # Release the lock during driver allocations.
+    # Whether the allocator's lock is released during driver allocations.
     release_lock_on_cudamalloc: bool = False
-    # Within a capture, reuse blocks that are free according to the graph captured so far.
+    # Whether a capture reuses blocks that are free according to the graph captured so far.
     graph_capture_record_stream_reuse: bool = False
 
-    # Use segments that grow within a range of addresses.
+    # Whether segments grow within a range of addresses.
     expandable_segments: bool = False
     # The size of the address range; None: 9/8 of the device's memory.
     expandable_segments_reserve: Reserve | None = None
     # The size of the address range for each class of streams, by name.
     expandable_segments_reserve_by_class: tuple[tuple[str, Reserve], ...] = ()
 
-    # Process events in a background thread.
+    # Whether a background thread processes events.
     pinned_use_background_threads: bool = False
-    # Allocate by cudaHostRegister instead of cudaHostAlloc.
+    # Whether pinned memory is allocated by cudaHostRegister instead of cudaHostAlloc.
     pinned_use_cuda_host_register: bool = False
     # Number of threads that populate the pages for cudaHostRegister.
     pinned_num_register_threads: int = 1
@@ -79,7 +80,7 @@ class Settings:
     pinned_max_cached_size_bytes: int | None = None
     # Size of the pinned memory that is reserved at the first use and divided into blocks; 0: none.
     pinned_reserve_segment_size_bytes: int = 0
-    # Ignore errors when pinned memory is freed.
+    # Whether errors are ignored when pinned memory is freed.
     pinned_free_catch_all: bool = False
 
     def __post_init__(self) -> None:
@@ -98,14 +99,14 @@ class Settings:
 
     def as_text(self) -> str:
         """Return the non-default settings as a string that PyTorch and ``parse_config`` read."""
-        changed = self._changed()
+        changed_settings = self._changed()
         return ",".join(
             f"{name}:{key.write(getattr(self, key.field))}"
             for name, key in KEYS.items()
-            if key.field in changed
+            if key.field in changed_settings
         )
 
-    def as_torch(self) -> dict[str, Recorded]:
+    def as_torch(self) -> dict[str, RecordedValue]:
         """Return the ``allocator_settings`` that PyTorch 2.11 writes into a snapshot.
 
         Sizes are in bytes, -1 for no limit; divisions are keyed by the first MiB of their interval. The
@@ -127,7 +128,7 @@ class Settings:
             },
         }
 
-    def as_recorded(self) -> dict[str, Recorded]:
+    def as_recorded(self) -> dict[str, RecordedValue]:
         """Return the settings of a cudakit snapshot: those that PyTorch writes, then all effective settings.
 
         Names are the keys without ``_mb``; sizes are in bytes, -1 for no limit.
@@ -139,7 +140,7 @@ class Settings:
             k: value for k, value in all_settings.items() if k not in torch_settings
         }
 
-    def _recorded(self, key: Key) -> Recorded:
+    def _recorded(self, key: Key) -> RecordedValue:
         value = getattr(self, key.field)
         if value is None:
             return -1
@@ -160,9 +161,9 @@ class Settings:
     def _check_against_backend(self) -> None:
         if self.backend == "native":
             return
-        changed = self._changed()
+        changed_settings = self._changed()
         for key in KEYS.values():
-            if key.native and key.field in changed:
+            if key.native and key.field in changed_settings:
                 value = shown(key.field, getattr(self, key.field))
                 expected = f"left out: with backend {self.backend} it does nothing"
                 raise SettingRefused(key.field, value, expected)
@@ -192,17 +193,19 @@ def effective(environment: Mapping[str, str]) -> Settings:
     whole configuration, even if it is empty: variables are not merged. If the others differ from it, a
     SettingsWarning names the one that applies. Raises the errors of ``parse_config``.
     """
-    defined = [variable for variable in VARIABLES if variable in environment]
-    if not defined:
+    defined_variables = [variable for variable in VARIABLES if variable in environment]
+    if not defined_variables:
         return Settings()
-    used, *unused = defined
-    if ignored := [name for name in unused if environment[name] != environment[used]]:
+    used_variable, *unused_variables = defined_variables
+    if ignored := [
+        name for name in unused_variables if environment[name] != environment[used_variable]
+    ]:
         warnings.warn(
-            f"{' and '.join([used, *ignored])} are set; this allocator uses {used}",
+            f"{' and '.join([used_variable, *ignored])} are set; this allocator uses {used_variable}",
             SettingsWarning,
             stacklevel=2,
         )
-    return parse_config(environment[used], variable=used)
+    return parse_config(environment[used_variable], variable=used_variable)
 
 
 def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Settings:
@@ -222,9 +225,9 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
         name = _key_name(entry.key)
         key = KEYS[name]
         if key.field in entries:
-            earlier = entries[key.field].key
+            earlier_key = entries[key.field].key
             raise entry.key.error(
-                f"{name} is set twice, first at character {earlier.position + 1}",
+                f"{name} is set twice, first at character {earlier_key.position + 1}",
                 hint="keep one of them",
             )
         entries[key.field] = entry
@@ -246,12 +249,12 @@ def _key_name(key: Token) -> str:
         return name
     if name in DROPPED:
         raise key.error(f"PyTorch removed {name} and rejects it", hint="leave it out")
-    similar = get_close_matches(name[:80], KEYS, n=1)
-    suggestion = f"; did you mean {similar[0]!r}?" if similar else ""
+    similar_names = get_close_matches(name[:80], KEYS, n=1)
+    suggestion = f"; did you mean {similar_names[0]!r}?" if similar_names else ""
     hint = "see PyTorch's documentation of PYTORCH_CUDA_ALLOC_CONF"
     raise key.error(
         f"PyTorch has no setting {key.shown}{suggestion}",
-        hint=hint if similar else f"settings: {', '.join(KEYS)}",
+        hint=hint if similar_names else f"settings: {', '.join(KEYS)}",
     )
 
 
@@ -267,19 +270,19 @@ def _check_backend(entries: Mapping[str, Entry], values: Mapping[str, object]) -
             )
 
 
-def recorded_settings(recorded: Mapping[str, Any]) -> Settings:
+def recorded_settings(recorded_values: Mapping[str, Any]) -> Settings:
     """Return the Settings of a snapshot's ``allocator_settings``; invalid values are omitted.
 
     Starts from the string under PYTORCH_CUDA_ALLOC_CONF and applies the other recorded values
     (torch/csrc/cuda/Module.cpp, torch_cuda_memorySnapshot). The memory fraction is omitted, because no
     snapshot records the memory of the device.
     """
-    settings = _parse_recorded(recorded.get("PYTORCH_CUDA_ALLOC_CONF"))
-    settings = with_changes(settings, _recorded_sizes(recorded))
-    threshold = recorded.get("garbage_collection_threshold")
+    settings = _parse_recorded(recorded_values.get("PYTORCH_CUDA_ALLOC_CONF"))
+    settings = with_changes(settings, _recorded_sizes(recorded_values))
+    threshold = recorded_values.get("garbage_collection_threshold")
     if isinstance(threshold, float):
         settings = with_changes(settings, {"garbage_collection_threshold": threshold})
-    by_mib = recorded.get("roundup_power2_divisions")
+    by_mib = recorded_values.get("roundup_power2_divisions")
     if isinstance(by_mib, dict):
         slots = tuple(by_mib.get(str(1 << slot), 0) for slot in range(DIVISION_SLOTS))
         settings = with_changes(settings, {"roundup_power2_divisions": slots})
@@ -302,8 +305,8 @@ def _parse_recorded(text: object) -> Settings:
         return Settings()
 
 
-def _recorded_sizes(recorded: Mapping[str, Any]) -> dict[str, int | None]:
-    values = {field: recorded.get(name) for name, field in _RECORDED_BYTES.items()}
+def _recorded_sizes(recorded_values: Mapping[str, Any]) -> dict[str, int | None]:
+    values = {field: recorded_values.get(name) for name, field in _RECORDED_BYTES.items()}
     return {
         field: value if value >= 0 else None
         for field, value in values.items()
@@ -311,21 +314,21 @@ def _recorded_sizes(recorded: Mapping[str, Any]) -> dict[str, int | None]:
     }
 
 
-def recorded_divisions(recorded: Mapping[str, Any]) -> list[int]:
+def recorded_divisions(recorded_values: Mapping[str, Any]) -> list[int]:
     """Return the divisions of each power of two from 1 MiB on; 0: plain rounding. Empty if not recorded.
 
     More tolerant than Settings: recorded values are applied even if they are not valid settings.
     """
-    divisions = recorded.get("roundup_power2_divisions")
+    divisions = recorded_values.get("roundup_power2_divisions")
     if not isinstance(divisions, Mapping):
         return []
     slots = sorted((int(key), n) for key, n in divisions.items() if str(key).isdecimal())
     return [n if isinstance(n, int) and 0 <= n <= 1 << 20 else 0 for _, n in slots]
 
 
-def recorded_max_split(recorded: Mapping[str, Any]) -> int:
+def recorded_max_split(recorded_values: Mapping[str, Any]) -> int:
     """Return the size from which blocks are never split; UNLIMITED if there is no limit."""
-    size = recorded.get("max_split_size")
+    size = recorded_values.get("max_split_size")
     return size if isinstance(size, int) and size > 0 else UNLIMITED
 
 

@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 SMALLEST_BLOCK = 512  # kMinBlockSize: the size of every block is a multiple of this size
 MAX_SMALL_BYTES = MIB  # kSmallSize: larger blocks come from the large pool
-SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
+SMALL_SEGMENT = 2 * MIB  # PyTorch's kSmallBuffer: the size of a segment of the small pool
 LARGE_SEGMENT = 20 * MIB  # kLargeBuffer; the default of the setting large_segment_size_mb
 OWN_SEGMENT = (
     10 * MIB
@@ -91,10 +91,10 @@ def rounded_array(
     if not any(divisions):
         return without_division
     log2 = np.floor(np.log2(np.maximum(sizes_bytes, 1))).astype(np.int64)
-    slot = np.clip(log2 + 1 - _FIRST_SLOT_BITS, 0, len(divisions) - 1)
-    division = np.array(divisions, np.int64)[slot]
+    slots = np.clip(log2 + 1 - _FIRST_SLOT_BITS, 0, len(divisions) - 1)
+    divisions_of_sizes = np.array(divisions, np.int64)[slots]
     power = np.int64(1) << np.minimum(log2, 60)
-    step = np.maximum(power // np.maximum(division, 1), 1)
+    step = np.maximum(power // np.maximum(divisions_of_sizes, 1), 1)
     next_step = np.where(sizes_bytes == power, sizes_bytes, -(-sizes_bytes // step) * step)
-    is_divided = (division > 1) & (sizes_bytes > SMALLEST_BLOCK * division)
+    is_divided = (divisions_of_sizes > 1) & (sizes_bytes > SMALLEST_BLOCK * divisions_of_sizes)
     return np.where(is_divided, next_step, without_division)

@@ -20,9 +20,11 @@ from cudakit.trace.kinds import (
     HostCallPhase,
     HostMemory,
     MemopType,
+    MemoryKind,
     NodeType,
     Precision,
     StreamFlag,
+    SynchronizationType,
 )
 
 # Field types of records, in numpy's notation.
@@ -41,7 +43,7 @@ class Alloc:
     kind: ClassVar[EventKind] = EventKind.ALLOC
     address: U64
     size_bytes: U64
-    how: AllocationKind = AllocationKind.SYNC
+    allocation_kind: AllocationKind = AllocationKind.SYNC
     stream: U32 = 0
     layer: AllocationLayer = AllocationLayer.DRIVER
     pool: Text = ""  # name of the pool, such as "cupy"; empty for the driver
@@ -55,7 +57,7 @@ class Free:
     kind: ClassVar[EventKind] = EventKind.FREE
     address: U64
     size_bytes: U64
-    how: AllocationKind = AllocationKind.SYNC
+    allocation_kind: AllocationKind = AllocationKind.SYNC
     stream: U32 = 0
     layer: AllocationLayer = AllocationLayer.DRIVER
     pool: Text = ""  # name of the pool, such as "cupy"; empty for the driver
@@ -89,7 +91,7 @@ class Access:
     lo: U64
     hi: U64
     mode: AccessMode
-    known: Precision = Precision.EXACT  # how precisely the bytes are known
+    precision: Precision = Precision.EXACT
     stride_bytes: I64 = 0
     count: U64 = 0
     node: U32 = 0  # number of the node in its graph; 0 for a launch outside of graphs
@@ -238,7 +240,7 @@ class GraphNode:
     kind: ClassVar[EventKind] = EventKind.GRAPH_NODE
     graph: U32
     node: U32
-    work: NodeType
+    node_type: NodeType
     name: Text = ""
 
 
@@ -308,10 +310,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The recorder could not record an operation completely; ``what`` names it, ``count`` is how often."""
+    """The recorder could not record an operation completely, for a reason that occurred ``count`` times."""
 
     kind: ClassVar[EventKind] = EventKind.GAP
-    what: Text
+    reason: Text
     count: U64 = 1
 
 
@@ -343,11 +345,117 @@ class OutOfMemory:
     pool: Text = ""  # name of the pool, such as "cupy"
 
 
+# --- events of a profile, with times on the clock of ``time_ns``
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """The program called a function of the CUDA runtime or driver; a call within another one has no event.
+
+    ``correlation`` is the number that the call shares with the work that it started on the GPU. It is unique
+    within a process.
+    """
+
+    kind: ClassVar[EventKind] = EventKind.API_CALL
+    function: Text  # name of the function, such as "cudaLaunchKernel"
+    correlation: U32
+    start_ns: I64
+    end_ns: I64
+    size_bytes: U64 = 0  # bytes that the call allocates; 0 for other calls
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRun:
+    """A kernel ran on a device."""
+
+    kind: ClassVar[EventKind] = EventKind.KERNEL_RUN
+    stream: U32
+    name: Text
+    correlation: U32  # of the API call that launched the kernel or its graph
+    start_ns: I64
+    end_ns: I64
+    graph_node: U64 = 0  # number of the graph node; 0 for a kernel outside of graphs
+    grid: Dim3 = (1, 1, 1)
+    block: Annotated[tuple[int, int, int], "3<u2"] = (1, 1, 1)
+    registers: Annotated[int, "<u2"] = 0  # registers of each thread
+    shared_bytes: U32 = 0  # static and dynamic shared memory of each thread block
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRun:
+    """A copy ran on a device."""
+
+    kind: ClassVar[EventKind] = EventKind.COPY_RUN
+    stream: U32
+    start_ns: I64
+    end_ns: I64
+    size_bytes: U64
+    correlation: U32 = 0  # of the API call that started the copy or launched its graph
+    peer_device: I16 = -1  # the other device of a copy between two devices; -1 for other copies
+    direction: Direction = Direction.DEVICE_TO_DEVICE
+    source_memory: MemoryKind = MemoryKind.UNKNOWN
+    destination_memory: MemoryKind = MemoryKind.UNKNOWN
+    graph_node: U64 = 0  # number of the graph node; 0 for a copy outside of graphs
+
+
+@dataclass(frozen=True, slots=True)
+class FillRun:
+    """A memset ran on a device."""
+
+    kind: ClassVar[EventKind] = EventKind.FILL_RUN
+    stream: U32
+    start_ns: I64
+    end_ns: I64
+    size_bytes: U64
+    correlation: U32 = 0  # of the API call that started the memset or launched its graph
+    graph_node: U64 = 0  # number of the graph node; 0 for a memset outside of graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronization:
+    """The host waited for work on a device, or a stream waits for an event (its times are then equal)."""
+
+    kind: ClassVar[EventKind] = EventKind.SYNCHRONIZATION
+    stream: U32
+    start_ns: I64
+    end_ns: I64
+    synchronization: SynchronizationType = SynchronizationType.UNKNOWN
+    correlation: U32 = 0  # of the API call
+    event: U32 = 0  # number of the event that was waited for; 0 for a stream or context
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNodeSite:
+    """A graph node was created; the call stack of this event is that of its capture."""
+
+    kind: ClassVar[EventKind] = EventKind.GRAPH_NODE_SITE
+    graph_node: U64
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileWindow:
+    """The profile of the process began, or it ended: GPU work outside of these times is not recorded."""
+
+    kind: ClassVar[EventKind] = EventKind.PROFILE_WINDOW
+    is_open: Annotated[bool, "?"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """The device of this event has this name and these properties."""
+
+    kind: ClassVar[EventKind] = EventKind.DEVICE_INFO
+    name: Text
+    multiprocessors: U32 = 0
+    memory_bytes: U64 = 0
+
+
 EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Arenas | OutOfMemory
+    | Mark | Gap | Accessed | Arenas | OutOfMemory | ApiCall | KernelRun | CopyRun | FillRun
+    | Synchronization | GraphNodeSite | ProfileWindow | DeviceInfo
 )  # fmt: skip
 
 

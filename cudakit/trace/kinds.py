@@ -37,6 +37,14 @@ class EventKind(IntEnum):
     ACCESSED = 27
     ARENAS = 28
     OUT_OF_MEMORY = 29
+    API_CALL = 30
+    KERNEL_RUN = 31
+    COPY_RUN = 32
+    FILL_RUN = 33
+    SYNCHRONIZATION = 34
+    GRAPH_NODE_SITE = 35
+    PROFILE_WINDOW = 36
+    DEVICE_INFO = 37
 
 
 class AllocationLayer(IntEnum):
@@ -82,7 +90,7 @@ class StreamFlag(IntEnum):
 
     BLOCKING = 1
     NON_BLOCKING = 2
-    PER_THREAD = 3  # per-thread default stream, which is a blocking stream
+    PER_THREAD = 3  # default stream of a thread, which is a blocking stream
     LEGACY = 4
 
 
@@ -129,3 +137,26 @@ class MemopType(IntEnum):
 
     WAIT = 1
     WRITE = 2
+
+
+class MemoryKind(IntEnum):
+    """The kind of the memory at one end of a copy, as in CUpti_ActivityMemoryKind of CUPTI."""
+
+    UNKNOWN = 0
+    PAGEABLE = 1
+    PINNED = 2
+    DEVICE = 3
+    ARRAY = 4
+    MANAGED = 5
+    DEVICE_STATIC = 6
+    MANAGED_STATIC = 7
+
+
+class SynchronizationType(IntEnum):
+    """The type of a synchronization, as in CUpti_ActivitySynchronizationType of CUPTI."""
+
+    UNKNOWN = 0
+    EVENT_SYNC = 1  # the host waited for an event
+    STREAM_WAIT = 2  # a stream waits for an event
+    STREAM_SYNC = 3  # the host waited for a stream
+    CONTEXT_SYNC = 4  # the host waited for a context

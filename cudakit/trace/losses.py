@@ -28,7 +28,7 @@ _SLOT_COUNT = 256
 class Loss:
     """The number of events that one process could not write, and the reason."""
 
-    process: int  # PID
+    process: int  # PID of the process
     count: int
     errno: int  # error number of the first failed write; 0 if it is unknown
 

@@ -1,6 +1,6 @@
-"""Follow the named ranges of NVTX through a trace: which are open at each record.
+"""Follow the named ranges of NVTX through a trace, to find the ranges that are open at each record.
 
-Ranges of a thread nest, in each domain apart. Ranges of the process have numbers, may be ended by any
+The ranges of a thread nest within each domain. Ranges of the process have numbers, may be ended by any
 thread, and are open for all threads.
 """
 

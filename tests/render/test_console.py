@@ -295,9 +295,50 @@ def test_markup_of_rich_is_shown_literally() -> None:
     assert "[link=x]a[/link] :smile:" in text
 
 
-def test_ascii_drawing_keeps_the_width_of_every_line() -> None:
-    drawn = render(ALL_NODES, width=80, color=False)
+def test_ascii_report_has_only_ascii_and_fits_the_terminal() -> None:
     plain = render(ALL_NODES, width=80, color=False, ascii_only=True)
 
     assert set(plain) - set(map(chr, range(128))) == set("名前")
-    assert [*map(len, plain.splitlines())] == [*map(len, drawn.splitlines())]
+    assert max(map(cells, plain.splitlines())) <= 80
+
+
+def test_ascii_symbols_may_be_wider_than_the_symbols_that_they_replace() -> None:
+    table = Table(
+        (Column("time ±", "number"), Column("shape", "text")),
+        ((Text("55 °C"), Text("256³")), (Text("99% ± 1%"), Text("96×64"))),
+        caption="a → b …",
+    )
+
+    assert render(Document("T", (table,)), width=40, color=False, ascii_only=True).splitlines()[
+        2:
+    ] == [
+        "    time +/-  shape",
+        "  -----------------",
+        "        55 C  256^3",
+        "  99% +/- 1%  96x64",
+        "  a -> b ...",
+    ]
+
+
+def test_end_of_a_cut_text_is_three_dots_in_ascii() -> None:
+    stack = Stack((Frame("a_long_name_of_a_function", "train.py", 12),))
+    table = Table((Column("call stack", "stack"),), ((stack,),))
+    document = Document("T", (table,))
+    drawn = render(document, width=30, color=False).splitlines()[-1]
+    plain = render(document, width=30, color=False, ascii_only=True).splitlines()[-1]
+
+    assert drawn == "  train.py:12 a_long_name_of_…"
+    assert plain == "  train.py:12 a_long_name_o..."
+
+
+def test_title_and_headings_wrap() -> None:
+    words = " ".join(["word"] * 12)
+    document = Document(words, (Section(words, (Note("info", "note"),)),))
+
+    lines = render(document, width=40, color=False).splitlines()
+
+    assert lines[:3] == [" ".join(["word"] * 8), " ".join(["word"] * 4), "━" * 40]
+    assert lines[3:5] == [
+        "── word word word word word word word",
+        "   word word word word word ────────────",
+    ]

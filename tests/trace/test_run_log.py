@@ -156,7 +156,7 @@ def test_invalid_record_is_damage(log_path: Path) -> None:
     records = pack([Event(Gap("lost", 1), seq=1)], {"": 0, "lost": 9}.__getitem__)
     log_path.write_bytes(log_content(Batch(7, records, [""], [()])))
 
-    with pytest.raises(InputError, match="invalid what in a record of kind GAP"):
+    with pytest.raises(InputError, match="invalid reason in a record of kind GAP"):
         read(log_path)
 
 

@@ -69,10 +69,10 @@ def compare(
             load_result(Path(before)), load_result(Path(after)), force=ignore_mismatch
         )
         outputs.write(Report(result=comparison, document=lambda: present_comparison(comparison)))
-    fails = limits and (
+    has_failed = limits and (
         _lacks_times(comparison) or any(x.matching_cases(comparison) for x in limits)
     )
-    return ExitCode.FINDINGS if fails else ExitCode.OK
+    return ExitCode.FINDINGS if has_failed else ExitCode.OK
 
 
 def _lacks_times(comparison: Comparison) -> bool:

@@ -42,11 +42,11 @@ def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
     return gpu_option(effort_options(output_options(FORMATS)(measured)))
 
 
-def measure(work: Callable[..., _Result], gpu: str, output: OutputOptions) -> _Result:
-    """Open a device, measure it with ``work``, write the report, and return the result."""
+def measure(run_bench: Callable[..., _Result], gpu: str, output: OutputOptions) -> _Result:
+    """Open a device, measure it with ``run_bench``, write the report, and return the result."""
     with open_outputs(output) as outputs:
         with opened_gpu(gpu, quiet=output.quiet) as (device, progress, run_context):
-            result = work(device, progress, run_context=run_context)
+            result = run_bench(device, progress, run_context=run_context)
         outputs.write(report(result))
     return result
 
@@ -74,13 +74,13 @@ def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, RunCon
     run_context = gather(open_machine(gpu), variables=dict(os.environ), command=_command())
     with (
         closing(open_gpu(gpu)) as device,
-        progress_line(quiet=quiet) as show,
-        held_interrupts() as deliver,
+        progress_line(quiet=quiet) as show_progress,
+        held_interrupts() as deliver_interrupt,
     ):
 
         def progress(stage: str, fraction: float) -> None:
-            show(stage, fraction)
-            deliver()
+            show_progress(stage, fraction)
+            deliver_interrupt()
 
         yield device, progress, run_context
 
@@ -94,8 +94,11 @@ def exit_code(result: BenchResult) -> ExitCode:
     """Return FINDINGS for wrong values, else INTERRUPTED for an incomplete result."""
     from cudakit.core.bench.workload import Verification
 
-    checks = [case.verification for case in result.results]
-    if any(isinstance(check, Verification) and not check.passed for check in checks):
+    verifications = [case.verification for case in result.results]
+    if any(
+        isinstance(verification, Verification) and not verification.passed
+        for verification in verifications
+    ):
         return ExitCode.FINDINGS
     return ExitCode.OK if result.complete else ExitCode.INTERRUPTED
 

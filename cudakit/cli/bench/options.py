@@ -74,14 +74,14 @@ def _parse_range(text: str) -> list[int]:
     return doubled if dots else doubled[:1]
 
 
-def sizes_option(what: str) -> Decorator:
+def sizes_option(meaning: str) -> Decorator:
     """Return the option ``--sizes``, passed as ``sizes_bytes``."""
     return option(
         "--sizes",
         "sizes_bytes",
         type=Value((), parse_sizes),
         metavar="SIZE,...",
-        help=f"{what}: a list (64KiB,1MiB) or a range that doubles (1MiB..1GiB).",
+        help=f"{meaning}: a list (64KiB,1MiB) or a range that doubles (1MiB..1GiB).",
     )
 
 

@@ -138,16 +138,16 @@ def tuned_algorithms(
     tuned_before = load_tuned(Path(path))
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
-    entries = tuned_before.results_for(machine)
-    _warn_missing(path, sum((gemm, settings) not in entries for gemm in gemms), len(gemms))
+    tuned_gemms = tuned_before.results_for(machine)
+    _warn_missing(path, sum((gemm, settings) not in tuned_gemms for gemm in gemms), len(gemms))
     return tuned_before.algorithms_for(machine, settings)
 
 
-def _warn_missing(path: str, missing: int, count: int) -> None:
-    if missing:
+def _warn_missing(path: str, missing_count: int, count: int) -> None:
+    if missing_count:
         click.echo(
-            f"cudakit: {printable(path)} has no algorithm for {missing} of {count} GEMMs with these settings;"
-            " they use the default algorithm",
+            f"cudakit: {printable(path)} has no algorithm for {missing_count} of {count} GEMMs with these"
+            " settings; they use the default algorithm",
             err=True,
         )
 
@@ -160,11 +160,11 @@ def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tuning: TuneOptions) -
         if tuning.export_path is not None:
             format_of(tuning.export_path, ("csv",))
             export = stack.enter_context(open_file(tuning.export_path, force=output.force))
-        tuned, exported = _search(spec, gpu, limits, tuning, quiet=output.quiet)
-        if export and exported:
-            export.write(exported.text)
+        tuned, torch_csv = _search(spec, gpu, limits, tuning, quiet=output.quiet)
+        if export and torch_csv:
+            export.write(torch_csv.text)
         stack.close()
-        outputs.write(_report(tuned, output, exported))
+        outputs.write(_report(tuned, output, torch_csv))
         if export and not output.quiet:
             click.echo(f"Wrote {printable(export.name)}", err=True)
     return _exit_code(tuned)
@@ -177,11 +177,13 @@ def _search(
     from cudakit.core.bench.tuning.tune import tune as search
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    earlier = load_tuned(Path(tuning.tuned_path)) if tuning.tuned_path else None
+    earlier_tuned = load_tuned(Path(tuning.tuned_path)) if tuning.tuned_path else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # The validators are checked before the long search, so that an impossible export is reported at once.
         validators = _validators(tuning, device, run_context) if tuning.export_path else None
-        tuned = search(spec, device, limits, progress, earlier=earlier, run_context=run_context)
+        tuned = search(
+            spec, device, limits, progress, earlier=earlier_tuned, run_context=run_context
+        )
     return tuned, torch_csv(tuned, validators) if validators else None
 
 
@@ -207,23 +209,23 @@ def _installed_validators() -> Mapping[str, str]:
 
     try:
         return torch_validators()
-    except MissingDependency as missing:
-        missing.hint += ", or add --torch-validators FILE with a file of torch.cuda.tunable"
+    except MissingDependency as error:
+        error.hint += ", or add --torch-validators FILE with a file of torch.cuda.tunable"
         raise
 
 
-def _report(tuned: Tuned, output: OutputOptions, exported: TorchCsv | None) -> Report:
+def _report(tuned: Tuned, output: OutputOptions, torch_csv: TorchCsv | None) -> Report:
     from cudakit.core.bench.tuning.present import present_tuned
 
-    saved = [target.path for target in output.targets if target.path.lower().endswith(".json")]
+    json_paths = [target.path for target in output.targets if target.path.lower().endswith(".json")]
     return Report(
-        result=tuned, document=lambda: present_tuned(tuned, files=saved, exported=exported)
+        result=tuned, document=lambda: present_tuned(tuned, files=json_paths, exported=torch_csv)
     )
 
 
 def _exit_code(tuned: Tuned) -> ExitCode:
     """Return FINDINGS if a default algorithm computes wrong values."""
-    wrong = any(gemm.wrong for gemm in tuned.untuned)
-    if wrong or any(not entry.verification.passed for entry in tuned.gemms):
+    has_wrong_values = any(gemm.wrong for gemm in tuned.untuned)
+    if has_wrong_values or any(not entry.verification.passed for entry in tuned.gemms):
         return ExitCode.FINDINGS
     return ExitCode.OK if tuned.complete else ExitCode.INTERRUPTED

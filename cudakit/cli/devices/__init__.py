@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FORMATS = (*COMMON_FORMATS, "csv")
 _WATCH_FORMATS = ("json", "txt", "csv")
 _SELECT_FORMATS = ("json", "txt")
-_OTHER = option_group(
+_OTHER_OPTIONS = option_group(
     "What to show",
     option("--list-fields", is_flag=True, help="List all fields with their units and meaning."),
     option(
@@ -42,7 +42,7 @@ _OTHER = option_group(
 
 
 def _other_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options(_OTHER, command)
+    return with_options(_OTHER_OPTIONS, command)
 
 
 @click.command(cls=Command)
@@ -94,7 +94,8 @@ def devices(
             from cudakit.cli.devices.watch import Writer, keyboard, watch_devices
 
             writers = [
-                Writer(target, form, view, selected_fields) for form, target in outputs.streams()
+                Writer(target, output_format, view, selected_fields)
+                for output_format, target in outputs.streams()
             ]
             with keyboard() as wait_for_keys:
                 watch_devices(machine, writers, watch, wait_for_keys)

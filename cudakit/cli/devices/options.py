@@ -55,7 +55,7 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
         output = replace(output, json=output.json or output_format == "json")
         return command(view=View(**values), output=output, **rest)
 
-    return with_options(_VIEW, collecting)
+    return with_options(_VIEW_OPTIONS, collecting)
 
 
 def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +76,7 @@ def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("--count, --min-free-mem and --max-util need --select")
         return command(spec=None, **rest)
 
-    return with_options(_SELECT, collecting)
+    return with_options(_SELECT_OPTIONS, collecting)
 
 
 def seconds(text: str) -> float:
@@ -99,7 +99,7 @@ def _select_spec(
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
-    names = tuple(filter(None, (part.strip() for part in text.split(","))))
+    names = tuple(filter(None, (name.strip() for name in text.split(","))))
     if not names:
         raise click.BadParameter("name at least one field; --list-fields lists them")
     return names
@@ -118,7 +118,7 @@ def _field_names() -> list[str]:
     return list(registry())
 
 
-_VIEW = option_group(
+_VIEW_OPTIONS = option_group(
     "What to show",
     option(
         "-l",
@@ -162,7 +162,7 @@ _VIEW = option_group(
         help="With --fields: output format on the terminal.  [default: table]",
     ),
 )
-_SELECT = option_group(
+_SELECT_OPTIONS = option_group(
     "Select devices for CUDA_VISIBLE_DEVICES",
     option(
         "--select",

@@ -35,12 +35,12 @@ def list_fields(outputs: Outputs) -> None:
 def print_selection(machine: Machine, outputs: Outputs, view: View, spec: SelectSpec) -> None:
     """Write a value for CUDA_VISIBLE_DEVICES."""
     result = open_query(machine).read()
-    selected = select(result, filter_devices(result, view.ids), spec)
+    selected_devices = select(result, filter_devices(result, view.ids), spec)
     _warn_simulated(machine)
-    value = selected.visible_devices
+    value = selected_devices.visible_devices
     outputs.write(
         Report(
-            result=selected,
+            result=selected_devices,
             document=lambda: Document(value, ()),
             exports={"txt": lambda: f"{value}\n"},
         )

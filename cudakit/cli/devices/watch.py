@@ -37,29 +37,29 @@ def watch_devices(
 
     Raises EnvironmentUnusable if a device has fallen off the bus.
     """
-    query, (first, *_) = open_query(machine), writers
-    activity = counts_activity(first.selected_fields, watching=True)
-    session = _Session(writers, WatchView(processes=first.view.processes), wait_for_keys)
+    query, (first_writer, *_) = open_query(machine), writers
+    activity = counts_activity(first_writer.selected_fields, watching=True)
+    session = _Session(writers, WatchView(processes=first_writer.view.processes), wait_for_keys)
     try:
         for number in ticks(seconds, quick_first=activity, wait=session.wait):
             result = query.read(
-                names=first.view.names or FIELDS,
+                names=first_writer.view.names or FIELDS,
                 activity=activity,
                 processes=session.view.processes,
             )
             # The first read only starts the counters.
             if number or not activity:
-                session.show(result, first=number <= activity)
+                session.show(result, is_first=number <= activity)
             _refuse_lost(result)
     except (KeyboardInterrupt, Quit):
         return
 
 
 def _refuse_lost(result: DevicesResult) -> None:
-    lost = [device for device in result.devices if device.lost]
-    if lost:
+    lost_devices = [device for device in result.devices if device.lost]
+    if lost_devices:
         raise EnvironmentUnusable(
-            f"GPU lost: {', '.join(map(label, lost))}",
+            f"GPU lost: {', '.join(map(label, lost_devices))}",
             hint="the kernel log has the reason (dmesg, lines with NVRM and Xid); cudakit doctor reads it",
         )
 
@@ -72,13 +72,13 @@ class _Session:
     view: WatchView
     wait_for_keys: WaitForKeys | None
     history: History = field(default_factory=History)
-    _last: DevicesResult | None = None
+    _last_result: DevicesResult | None = None
 
-    def show(self, result: DevicesResult, *, first: bool) -> None:
+    def show(self, result: DevicesResult, *, is_first: bool) -> None:
         self.history.add(result)
-        self._last = result
+        self._last_result = result
         for writer in self.writers:
-            writer.show(result, self._live, first=first)
+            writer.show(result, self._live, is_first=is_first)
 
     @property
     def _live(self) -> Live:
@@ -89,17 +89,17 @@ class _Session:
         if self.wait_for_keys is None:
             time.sleep(seconds)
             return
-        end = time.monotonic() + seconds
-        while (remaining := end - time.monotonic()) > 0:
+        deadline_s = time.monotonic() + seconds
+        while (remaining := deadline_s - time.monotonic()) > 0:
             keys = self.wait_for_keys(remaining)
             earlier_view = self.view
             for key in keys:
                 self.view = self.view.press(key)
             if self.view == earlier_view:
                 continue
-            if self._last:
+            if self._last_result:
                 for writer in self.writers:
-                    writer.redraw(self._last, self._live)
+                    writer.redraw(self._last_result, self._live)
             if self.view.processes != earlier_view.processes:
                 return  # the caller reads the processes at once
 
@@ -118,17 +118,17 @@ class Writer:
     """Writes results repeatedly to one place, in one format."""
 
     target: Output
-    form: str
+    output_format: str
     view: View
     selected_fields: tuple[FieldInfo, ...]  # fields of --fields; empty for the full report
     _lines_above: int = 0  # number of lines of the last text, if it is on a terminal
 
-    def show(self, result: DevicesResult, live: Live, *, first: bool = True) -> None:
-        """Write a result; on a terminal it replaces the last one. The ``first`` CSV output has a header."""
+    def show(self, result: DevicesResult, live: Live, *, is_first: bool = True) -> None:
+        """Write a result; on a terminal it replaces the last one. ``is_first`` adds the header of CSV."""
         if self._is_live:
             self.redraw(result, live)
         else:
-            self._replace(self._text(result, first=first))
+            self._replace(self._text(result, is_first=is_first))
 
     def redraw(self, result: DevicesResult, live: Live) -> None:
         """Rewrite the last report, on a terminal only."""
@@ -146,20 +146,20 @@ class Writer:
 
     @property
     def _is_live(self) -> bool:
-        is_report = self.form == "txt" and not self.selected_fields
+        is_report = self.output_format == "txt" and not self.selected_fields
         return is_report and is_capable_terminal(self.target.stream)
 
     def _shown(self, result: DevicesResult) -> DevicesResult:
         return replace(result, devices=filter_devices(result, self.view.ids))
 
-    def _text(self, result: DevicesResult, *, first: bool) -> str:
+    def _text(self, result: DevicesResult, *, is_first: bool) -> str:
         report = report_of(self._shown(result), self.view, self.selected_fields, watching=True)
-        if self.form == "json":
+        if self.output_format == "json":
             from cudakit.render import json
 
             return json.render_line(report.result)
-        text = "".join(report.text(self.form, self.target))
-        return text.partition("\r\n")[2] if self.form == "csv" and not first else text
+        text = "".join(report.text(self.output_format, self.target))
+        return text.partition("\r\n")[2] if self.output_format == "csv" and not is_first else text
 
     def _replace(self, text: str) -> None:
         """Replace the last text on a terminal; append to a pipe or a file."""
@@ -176,11 +176,11 @@ class Writer:
         height = os.get_terminal_size(self.target.stream.fileno()).lines
         # Lines that have scrolled away cannot be overwritten; a height of 0 is unknown.
         scrolled = 0 < height <= self._lines_above
-        return (_HOME if scrolled else f"\x1b[{self._lines_above}F") + _CLEAR_TO_END
+        return (_CURSOR_HOME if scrolled else f"\x1b[{self._lines_above}F") + _CLEAR_TO_END
 
 
 _CLEAR_TO_END = "\x1b[J"
-_HOME = "\x1b[H"
+_CURSOR_HOME = "\x1b[H"
 
 
 # --- time and keys ---------------------------------------------------------------------------------
@@ -197,12 +197,12 @@ def ticks(
     if quick_first:
         wait(min(_FIRST_INTERVAL_SECONDS, seconds))
         yield 1
-    due, number = time.monotonic(), 2
+    next_tick_s, number = time.monotonic(), 2
     while True:
-        now = time.monotonic()
-        due = max(due + seconds, now)
-        wait(due - now)
-        due = min(due, time.monotonic())  # a key may end the wait early
+        now_s = time.monotonic()
+        next_tick_s = max(next_tick_s + seconds, now_s)
+        wait(next_tick_s - now_s)
+        next_tick_s = min(next_tick_s, time.monotonic())  # a key may end the wait early
         yield number
         number += 1
 
@@ -234,10 +234,10 @@ def _read_keys(number: int, seconds: float) -> str:
     if not readable:
         return ""
     try:
-        typed = os.read(number, 64).decode(errors="replace")
+        typed_keys = os.read(number, 64).decode(errors="replace")
     except OSError:
-        typed = ""
-    if not typed:
+        typed_keys = ""
+    if not typed_keys:
         raise Quit  # the terminal was closed
     # An arrow or function key sends Escape and further characters; such keys are ignored.
-    return "" if typed.startswith("\x1b") and len(typed) > 1 else typed
+    return "" if typed_keys.startswith("\x1b") and len(typed_keys) > 1 else typed_keys

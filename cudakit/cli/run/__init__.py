@@ -27,12 +27,12 @@ class Launcher(Command):
     """A command whose own usage errors end with 125: other codes are the program's."""
 
     def make_context(
-        self, info_name: str | None, args: list[str], *rest: Any, **kwargs: Any
+        self, info_name: str | None, args: list[str], *remaining: Any, **kwargs: Any
     ) -> click.Context:
         """Parse the command line."""
         as_json = self._wants_json(info_name, args)
         with errors_before_start(as_json=as_json):
-            return super().make_context(info_name, args, *rest, **kwargs)
+            return super().make_context(info_name, args, *remaining, **kwargs)
 
     def _wants_json(self, info_name: str | None, args: list[str]) -> bool:
         """Return whether ``--json`` precedes the program, also if the command line has an error."""
@@ -42,7 +42,7 @@ class Launcher(Command):
         return bool(context.params.get("json"))
 
 
-SHOW = option(
+SHOW_OPTION = option(
     "--show",
     type=click.Choice(["likely", "possible"]),
     default="likely",
@@ -57,6 +57,18 @@ SUPPRESS = option(
     help="Leave out races that match kernel:GLOB or site:FILE[:FUNCTION]; @FILE lists patterns. "
     "Repeatable.",
 )
+BASELINE = option(
+    "--baseline",
+    type=FILE,
+    metavar="FILE",
+    help="Report new races only: leave out the races in FILE, which --write-baseline wrote.",
+)
+WRITE_BASELINE = option(
+    "--write-baseline",
+    type=FILE,
+    metavar="FILE",
+    help="Write the races to FILE, for --baseline. They do not make the exit code 1.",
+)
 HOST_THREADS = option(
     "--host-threads",
     type=click.Choice(["joined", "strict"]),
@@ -65,7 +77,7 @@ HOST_THREADS = option(
     help="Host threads: joined (all threads count as one, in the order of their calls) or strict (a wait in "
     "one thread does not order the work of the others).",
 )
-_RECORD = option_group(
+_RECORD_OPTIONS = option_group(
     "What to record",
     option("--sanitize", is_flag=True, help="Find races between CUDA streams."),
     option(
@@ -131,8 +143,10 @@ _PROGRAM = option_group(
 )
 _RACES = option_group(
     "Races",
-    SHOW,
+    SHOW_OPTION,
     SUPPRESS,
+    BASELINE,
+    WRITE_BASELINE,
     option(
         "--accesses",
         type=click.Choice(["exact", "arguments"]),
@@ -145,7 +159,7 @@ _RACES = option_group(
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options((*_RECORD, *_PROGRAM, *_RACES), command)
+    return with_options((*_RECORD_OPTIONS, *_PROGRAM, *_RACES), command)
 
 
 @click.command(cls=Launcher, context_settings={"allow_interspersed_args": False})

@@ -43,9 +43,9 @@ class MemoryMonitor:
         self._path = path
         self._limit_bytes = limit_bytes
         self._add_note = add_note
-        # By PID and the number of the trace within the process.
+        # Memory by PID and by the number of the trace within the process.
         self._processes: dict[tuple[int, int], ProcessMemory] = {}
-        self._paths: defaultdict[int, list[str]] = defaultdict(list)  # by PID
+        self._paths: defaultdict[int, list[str]] = defaultdict(list)  # paths of snapshots by PID
         self._torch_paths: list[str] = []  # files that PyTorch wrote
         self._oom_paths: list[str] = []  # files of the moment when another pool ran out of memory
         # Snapshots of such moments that are not written yet: PID, number of the trace, snapshot.
@@ -182,29 +182,32 @@ class MemoryMonitor:
             return []
         has_several = len(self._processes) > 1 and process
         prefix = f"process {process}: " if has_several else ""
-        passed = find_limit_passed(snapshot, self._limit_bytes)
-        return [f"{prefix}{_sentence(each, self._limit_bytes)}" for each in passed]
+        limits_passed = find_limit_passed(snapshot, self._limit_bytes)
+        return [
+            f"{prefix}{_sentence(limit_passed, self._limit_bytes)}"
+            for limit_passed in limits_passed
+        ]
 
 
-def _sentence(passed: LimitPassed, limit_bytes: int) -> str:
+def _sentence(limit_passed: LimitPassed, limit_bytes: int) -> str:
     """Return a sentence such as "cuda:0 passed the limit of 20 GiB: ... at train.py:33 in forward"."""
-    text = f"memory on cuda:{passed.device} passed the limit of {format_bytes(limit_bytes)}"
-    if not passed.pool:
-        return f"{text} before the recorded events; peak {format_bytes(passed.peak_bytes)}"
+    text = f"memory on cuda:{limit_passed.device} passed the limit of {format_bytes(limit_bytes)}"
+    if not limit_passed.pool:
+        return f"{text} before the recorded events; peak {format_bytes(limit_passed.peak_bytes)}"
     text += (
-        f": {format_bytes(passed.reserved_bytes)} after {passed.pool} allocated"
-        f" {format_bytes(passed.size_bytes)}{_call_site_text(passed)}"
+        f": {format_bytes(limit_passed.reserved_bytes)} after {limit_passed.pool} allocated"
+        f" {format_bytes(limit_passed.size_bytes)}{_call_site_text(limit_passed)}"
     )
-    return f"{text}; peak {format_bytes(passed.peak_bytes)}"
+    return f"{text}; peak {format_bytes(limit_passed.peak_bytes)}"
 
 
-def _call_site_text(passed: LimitPassed) -> str:
+def _call_site_text(limit_passed: LimitPassed) -> str:
     in_program = [
         frame
-        for frame in passed.stack
+        for frame in limit_passed.stack
         if frame.file and not any(directory in frame.file for directory in _LIBRARIES)
     ]
-    frame = next(iter(in_program or passed.stack), None)
+    frame = next(iter(in_program or limit_passed.stack), None)
     return f" at {frame.file}:{frame.line} in {frame.function}" if frame else ""
 
 
@@ -220,19 +223,19 @@ def recorder_settings(
     from cudakit.gpu.capture.preflight import Ready, preflight
     from cudakit.gpu.cuda.current import device_count
 
-    found = preflight(python) if use_driver else None
-    if isinstance(found, Ready):
-        return found.settings()
+    preflight_result = preflight(python) if use_driver else None
+    if isinstance(preflight_result, Ready):
+        return preflight_result.settings()
     paths = SearchPaths.of_this_process()
     try:
         recorder = find_recorder(paths)
     except EnvironmentUnusable as error:
         add_note(f"only PyTorch's memory is recorded: {error.message}; {error.hint}")
         return {}
-    if found and device_count():
+    if preflight_result and device_count():
         add_note(
             "only PyTorch's memory and the pools of CuPy, Numba, RMM and JAX are recorded:"
-            f" {found.message}; {found.hint}"
+            f" {preflight_result.message}; {preflight_result.hint}"
         )
     frames = {tag: str(path) for tag, path in find_frame_readers(paths).items()}
     return {"recorder": str(recorder), "frames": frames}

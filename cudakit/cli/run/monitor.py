@@ -14,6 +14,7 @@ from cudakit.gpu.demangle import demangle
 from cudakit.run.protocol import Notice, NoticeKind
 
 if TYPE_CHECKING:
+    from cudakit.core.sanitize.baseline import BaselineMatcher
     from cudakit.core.sanitize.result import SanitizeResult
     from cudakit.trace.spool import Batch
 
@@ -26,6 +27,7 @@ class Monitor:
         *,
         show: Confidence,
         suppress: Sequence[str],
+        baseline: BaselineMatcher | None = None,
         strict_threads: bool,
         stop_on_first: bool,
         accept_unrecorded: bool,
@@ -37,9 +39,14 @@ class Monitor:
         self._incomplete: Counter[str] = Counter()
         self._stop_on_first = stop_on_first
         self._accept_unrecorded = accept_unrecorded
-        self._report = Report(show=show, suppressions=suppressions(suppress), demangle=demangle)
-        possible = show is Confidence.POSSIBLE
-        self._detector = RaceDetector(strict_threads=strict_threads, report_possible=possible)
+        self._report = Report(
+            show=show,
+            suppressions=suppressions(suppress),
+            baseline=baseline,
+            demangle=demangle,
+        )
+        shows_possible = show is Confidence.POSSIBLE
+        self._detector = RaceDetector(strict_threads=strict_threads, report_possible=shows_possible)
 
     def consume(self, batch: Batch) -> bool:
         """Consume a batch; return True to stop the program."""
@@ -92,8 +99,8 @@ class Monitor:
         if not self._detector.recorded_work:
             no_gpu_work = self._why_no_gpu_work(exit_status)
         if require_gpu and not self._detector.recorded_gpu_work:
-            why = "" if no_gpu_work else f": {self._why_no_gpu_work(exit_status)}"
-            incomplete.append(f"no work of a real GPU was recorded (--require-gpu){why}")
+            reason = "" if no_gpu_work else f": {self._why_no_gpu_work(exit_status)}"
+            incomplete.append(f"no work of a real GPU was recorded (--require-gpu){reason}")
         return self._detector.result(
             self._report,
             exit_status=exit_status,
@@ -136,12 +143,12 @@ def why_cuda_is_unusable() -> str:
     from cudakit.gpu.probe import start_probe
     from cudakit.units import Unavailable
 
-    view = start_probe().answer()
-    if isinstance(view, Unavailable):
-        return f"no CUDA driver: {view.reason.partition(': ')[0]}"
-    if view.hidden and not view.devices:
-        return f"CUDA_VISIBLE_DEVICES={view.visible_devices} hides all devices"
-    if view.error:
-        _, name, explanation = view.error
+    cuda_view = start_probe().answer()
+    if isinstance(cuda_view, Unavailable):
+        return f"no CUDA driver: {cuda_view.reason.partition(': ')[0]}"
+    if cuda_view.hidden and not cuda_view.devices:
+        return f"CUDA_VISIBLE_DEVICES={cuda_view.visible_devices} hides all devices"
+    if cuda_view.error:
+        _, name, explanation = cuda_view.error
         return f"CUDA cannot be initialized: {name}, {explanation}"
-    return "" if view.devices else "no CUDA device"
+    return "" if cuda_view.devices else "no CUDA device"

@@ -18,7 +18,13 @@ from cudakit.cli.output import open_binary_file, printable, standard_error
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
 from cudakit.cli.run.monitor import Monitor
-from cudakit.cli.run.race_report import exit_code, race_report
+from cudakit.cli.run.race_report import (
+    BaselineFile,
+    exit_code,
+    match_baseline,
+    open_baseline,
+    race_report,
+)
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.errors import EnvironmentUnusable, UsageError
@@ -42,6 +48,8 @@ class RunSpec:
     output: OutputOptions
     show: Literal["likely", "possible"]
     suppress: tuple[str, ...]
+    baseline: str | None
+    write_baseline: str | None
     accesses: Literal["exact", "arguments"] | None
     stop_on_first: bool
     host_threads: Literal["joined", "strict"]
@@ -66,10 +74,11 @@ class RunSpec:
                 "-o and --json write the races that --sanitize finds",
                 hint="add --sanitize; --memory writes its result with --snapshot FILE",
             )
-        if not self.sanitize and (unused := self._race_options()):
+        if not self.sanitize and (options := self._race_options()):
+            verb = "needs" if len(options) == 1 else "need"
             raise UsageError(
-                f"{' and '.join(unused)} {'needs' if len(unused) == 1 else 'need'} --sanitize",
-                hint=f"add --sanitize, or remove {' and '.join(unused)}",
+                f"{' and '.join(options)} {verb} --sanitize",
+                hint=f"add --sanitize, or remove {' and '.join(options)}",
             )
         if self.snapshot is not None and not self.memory:
             raise UsageError("--snapshot needs --memory", hint="add --memory, or remove --snapshot")
@@ -81,20 +90,22 @@ class RunSpec:
             )
         if self.fail_on and self.limit is None:
             raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
-        refuse_duplicates([*self.output.paths, *filter(None, [self.log])])
+        refuse_duplicates([*self.output.paths, *filter(None, [self.log, self.write_baseline])])
 
     def _race_options(self) -> list[str]:
         """List the options on races that were passed."""
-        passed = {
+        is_passed_by_option = {
             "--log": self.log,
             "--show": self.show == "possible",
             "--suppress": self.suppress,
+            "--baseline": self.baseline,
+            "--write-baseline": self.write_baseline,
             "--accesses": self.accesses,
             "--host-threads": self.host_threads == "strict",
             "--stop-on-first": self.stop_on_first,
             "--require-gpu": self.require_gpu,
         }
-        return [option for option, is_passed in passed.items() if is_passed]
+        return [option for option, is_passed in is_passed_by_option.items() if is_passed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +116,7 @@ class _Prepared:
     memory: MemoryMonitor | None
     outputs: Outputs
     log: _Log | None
+    new_baseline: BaselineFile
 
     def consume(self, batch: Batch) -> bool:
         """Keep a batch in the log, and analyze it; return True to stop the program."""
@@ -183,24 +195,26 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     monitor = Monitor(
         show=Confidence(spec.show),
         suppress=spec.suppress,
+        baseline=match_baseline(spec.baseline),
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",
     )
     outputs = stack.enter_context(open_outputs(spec.output, terminal=standard_error))
     path = _snapshot_file(spec) if spec.memory else None
+    new_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))
     log = _Log(spec.log, stack, force=spec.output.force) if spec.log else None
     if command.not_instrumented:
         monitor.add_note(command.not_instrumented, unrecorded=True)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
     settings = Settings(sanitize=spec.sanitize, memory=path, follow=not spec.no_follow)
-    if spec.sanitize and (ready := _ready(spec, command, monitor)):
+    if spec.sanitize and (ready_recorder := _ready(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
-        ready, reason = add_device_patches(ready, spec.accesses, patches)
+        ready_recorder, reason = add_device_patches(ready_recorder, spec.accesses, patches)
         if reason:
             monitor.add_note(reason)
-        settings = replace(settings, **ready.settings())
+        settings = replace(settings, **ready_recorder.settings())
     memory = None
     if path:
         memory = MemoryMonitor(path, limit_bytes=spec.limit, add_note=monitor.add_note)
@@ -209,7 +223,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
                 command.python, monitor.add_note, use_driver=not spec.no_driver
             )
             settings = replace(settings, **options)
-    return _Prepared(command, settings, monitor, memory, outputs, log)
+    return _Prepared(command, settings, monitor, memory, outputs, log, new_baseline)
 
 
 def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
@@ -246,13 +260,16 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
     try:
         prepared.outputs.write(races)
     except EnvironmentUnusable:
-        # No file has the findings: print all of them.
+        # All findings are printed, because no file contains them.
         stderr.write(races.text("txt", stderr))
         raise
     finally:
         if prepared.log:
             prepared.log.finish(result, quiet=spec.output.quiet or spec.output.json)
-    return ExitCode.FINDINGS if passed_limit else exit_code(result)
+    prepared.new_baseline.write(result)
+    if passed_limit:
+        return ExitCode.FINDINGS
+    return exit_code(result, races_are_accepted=spec.write_baseline is not None)
 
 
 def _report_memory(spec: RunSpec, prepared: _Prepared) -> bool:
@@ -293,14 +310,14 @@ def _snapshot_file(spec: RunSpec) -> Path:
     """Return the path of the snapshot. Raises UsageError if it cannot be written."""
     path = spec.snapshot or "cudakit-memory.pickle"
     target = Path(path)
-    stem, suffix = os.path.splitext(path)
+    path_stem, suffix = os.path.splitext(path)
     if not target.parent.is_dir():
         raise UsageError(
             f"no such directory: {target.parent}", hint="create it, or choose another file"
         )
     if target.is_dir():
         raise UsageError(f"{path} is a directory", hint="name a file: --snapshot FILE")
-    for name in (path, f"{stem}-oom{suffix}"):
+    for name in (path, f"{path_stem}-oom{suffix}"):
         if Path(name).exists() and not spec.output.force:
             raise UsageError(
                 f"{name} exists", hint="replace it with --force, or choose another: --snapshot FILE"

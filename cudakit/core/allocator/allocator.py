@@ -23,7 +23,7 @@ from cudakit.core.allocator.upstream import (
     stream_number,
 )
 from cudakit.torch_rules.oom_facts import PoolId
-from cudakit.torch_rules.settings import Recorded, Settings
+from cudakit.torch_rules.settings import RecordedValue, Settings
 from cudakit.torch_rules.sizes import UNLIMITED
 
 
@@ -151,7 +151,7 @@ class CachingAllocator:
         """
         self._state.set_slow("uncached", on=not enabled)
 
-    def _cudakit_settings(self) -> Mapping[str, Recorded]:
+    def _cudakit_settings(self) -> Mapping[str, RecordedValue]:
         """Return the settings that PyTorch does not have."""
         limit = self._limits.cache_limit_bytes
         return {

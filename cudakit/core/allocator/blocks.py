@@ -122,8 +122,8 @@ class FreeBlocks:
 
     def __iter__(self) -> Iterator[Block]:
         for chunk in self.chunks:
-            for item in chunk:
-                yield item[2]
+            for sorted_block in chunk:
+                yield sorted_block[2]
 
     def new_block(self, ptr: int, size: int, expandable_segment: PagedRange | None = None) -> Block:
         """Return a new block of this pool and stream, which is not free."""
@@ -143,11 +143,11 @@ class FreeBlocks:
         """Insert a block, which becomes free."""
         block.free = True
         block.gc_count_base = self.counters.searches
-        item = block.size, block.ptr, block
+        sorted_block = block.size, block.ptr, block
         chunk = self.only_chunk
         if chunk is None:
-            chunk = self.chunks[self._chunk_index(item)]
-        insort(chunk, item)
+            chunk = self.chunks[self._chunk_index(sorted_block)]
+        insort(chunk, sorted_block)
         if len(chunk) > MAX_CHUNK_LENGTH:
             self._split_chunk(chunk)
 
@@ -207,7 +207,9 @@ class SegmentSource(Protocol):
 class BlockTypes(NamedTuple):
     """The types of free blocks and counters that an allocator uses: plain Python types, or native ones."""
 
-    free_blocks: type[FreeBlocks]  # Also determines the type of the blocks.
+    free_blocks: type[
+        FreeBlocks
+    ]  # The class of the free lists, which also determines the type of the blocks.
     counters: type[BlockCounters]
 
 

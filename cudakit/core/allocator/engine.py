@@ -59,9 +59,13 @@ class Engine:
         self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks)
         self.private = PrivatePools(self.stats, types.free_blocks)
         self.segments = Segments()
-        self.reserved_bytes = 0  # Includes the segment that a driver call is about to return.
+        self.reserved_bytes = (
+            0  # Reserved bytes, with the segment that a driver call is about to return.
+        )
         self.trace: History | None = None
-        self.expandable: ExpandableSegments | None = None  # None until the setting is turned on.
+        self.expandable: ExpandableSegments | None = (
+            None  # Expandable segments; None until the setting is turned on.
+        )
         self.stream_classes: dict[int, str] = {}  # Keys of expandable_segments_reserve_by_class.
         self.configure(settings, UNLIMITED)
 
@@ -147,23 +151,25 @@ class Engine:
         self, block: Block, size: int, requested: int, stack: RawStack | None, *, split: bool
     ) -> None:
         """Allocate a block that was removed from its list; with ``split``, only its first ``size`` bytes."""
-        free, after = block.free_blocks, block.next
-        counters = free.counters
-        was_split = after is not None or block.prev is not None
+        free_blocks, next_block = block.free_blocks, block.next
+        counters = free_blocks.counters
+        was_split = next_block is not None or block.prev is not None
         if split:
             rest_bytes = block.size - size
-            rest = free.new_block(block.ptr + size, rest_bytes, block.expandable_segment)
+            rest_block = free_blocks.new_block(
+                block.ptr + size, rest_bytes, block.expandable_segment
+            )
             # The rest keeps the requested bytes of the last request, as in PyTorch.
-            rest.requested = block.requested
-            rest.segment_stack = block.segment_stack
+            rest_block.requested = block.requested
+            rest_block.segment_stack = block.segment_stack
             block.segment_stack = None
-            rest.prev = block
-            rest.next = after
-            if after is not None:
-                after.prev = rest
-            block.next = rest
+            rest_block.prev = block
+            rest_block.next = next_block
+            if next_block is not None:
+                next_block.prev = rest_block
+            block.next = rest_block
             block.size = size
-            free.add(rest)
+            free_blocks.add(rest_block)
             if block.expandable_segment is None:
                 if was_split:
                     counters.inactive_split_bytes -= size
@@ -179,7 +185,7 @@ class Engine:
         block.stack = stack
         counters.count_alloc(size, requested)
         if self.stats.has_pending:
-            free.stats.raise_active_peaks()
+            free_blocks.stats.raise_active_peaks()
         if size >= self.max_split_bytes:
             self.stats.oversize_allocations.increase()
         if self.trace is not None:
@@ -211,19 +217,19 @@ class Engine:
         """
         if self.trace is not None:
             self.trace.record_block(FREE_COMPLETED, block, stack)
-        free = block.free_blocks
+        free_blocks = block.free_blocks
         block.stack = None
         merged = merged_bytes = 0  # Number and bytes of adjacent free blocks.
         before, after = block.prev, block.next
         if after is not None and after.free:
-            free.remove(after)
+            free_blocks.remove(after)
             merged, merged_bytes = 1, after.size
             block.size += after.size
             block.next = after = after.next
             if after is not None:
                 after.prev = block
         if before is not None and before.free:
-            free.remove(before)
+            free_blocks.remove(before)
             merged, merged_bytes = merged + 1, merged_bytes + before.size
             before.requested = block.requested
             before.size += block.size
@@ -232,13 +238,13 @@ class Engine:
                 after.prev = before
             block = before
             before = block.prev
-        free.add(block)
+        free_blocks.add(block)
         if block.expandable_segment is None:
             if before is not None or after is not None:
-                free.counters.count_split(1 - merged, block.size - merged_bytes)
+                free_blocks.counters.count_split(1 - merged, block.size - merged_bytes)
             elif merged:
-                free.counters.inactive_split -= merged
-                free.counters.inactive_split_bytes -= merged_bytes
+                free_blocks.counters.inactive_split -= merged
+                free_blocks.counters.inactive_split_bytes -= merged_bytes
         return block
 
     def count_mapped(self, pool: BlockPool, size: int) -> None:

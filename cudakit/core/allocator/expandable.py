@@ -77,10 +77,10 @@ class ExpandableSegments:
         if block is not None and not block.mapped:
             block = self._map(owner, block, min(request.size, block.size), request.stack)
         while block is not None and block.size < request.size:
-            rest = block.next
-            assert rest is not None  # noqa: S101  # because _find_start found enough addresses
-            missing_bytes = min(request.size - block.size, rest.size)
-            block = self._map(owner, rest, missing_bytes, request.stack)
+            rest_block = block.next
+            assert rest_block is not None  # noqa: S101  # because _find_start found enough addresses
+            missing_bytes = min(request.size - block.size, rest_block.size)
+            block = self._map(owner, rest_block, missing_bytes, request.stack)
         if block is not None:
             block.free_blocks.remove(block)
         return block
@@ -96,10 +96,12 @@ class ExpandableSegments:
             if group_pool is pool
         ]
         for group in groups:
-            for block in [item for item in group.free if item.expandable_segment is not None]:
+            for block in [
+                free_block for free_block in group.free if free_block.expandable_segment is not None
+            ]:
                 self._unmap(owner, block, stack)
         for group in groups:
-            for segment in [item for item in group.segments if not item.ranges]:
+            for segment in [free_block for free_block in group.segments if not free_block.ranges]:
                 self._memory.unreserve(segment.ptr, segment.size)
                 segment.remove()
             if not group.segments:
@@ -218,8 +220,8 @@ def best_fit(free: FreeBlocks, size: int, *, expands: bool) -> Block | None:
     return best
 
 
-def _stream(item: tuple[tuple[BlockPool, int], StreamSegments]) -> int:
-    return item[0][1]
+def _stream(group: tuple[tuple[BlockPool, int], StreamSegments]) -> int:
+    return group[0][1]
 
 
 def _page_bytes(settings: Settings, pool: BlockPool) -> int:

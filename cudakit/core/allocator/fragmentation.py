@@ -69,13 +69,13 @@ def fragmentation_of(
 ) -> Fragmentation:
     """Return the fragmentation; ``awaited`` has each stream with a freed block that waits for it."""
     segment_blocks = [(segment, segment.blocks()) for segment in segments]
-    used = [block for _, blocks in segment_blocks for block in blocks if not block.free]
+    used_blocks = [block for _, blocks in segment_blocks for block in blocks if not block.free]
     stream_pools = stream_pools_of(segment_blocks)
     return Fragmentation(
         reserved_bytes=sum(segment.size for segment, _ in segment_blocks),
-        allocated_bytes=sum(block.size for block in used if block.allocated),
-        pending_bytes=sum(block.size for block in used if not block.allocated),
-        requested_bytes=sum(block.requested for block in used),
+        allocated_bytes=sum(block.size for block in used_blocks if block.allocated),
+        pending_bytes=sum(block.size for block in used_blocks if not block.allocated),
+        requested_bytes=sum(block.requested for block in used_blocks),
         free_bytes=sum(pool.free_bytes for pool in stream_pools),
         largest_hole_bytes=max((pool.largest_free_bytes for pool in stream_pools), default=0),
         releasable_bytes=sum(pool.releasable_bytes for pool in stream_pools),
@@ -216,7 +216,10 @@ def _pins(segments: Iterable[Segment], min_free_bytes: int) -> tuple[Pin, ...]:
 
 
 def _pin(segment: Segment, free_bytes: int, stacks: Stacks) -> Pin:
-    block = min((item for item in segment.blocks() if not item.free), key=lambda block: block.size)
+    block = min(
+        (candidate for candidate in segment.blocks() if not candidate.free),
+        key=lambda block: block.size,
+    )
     frames = stacks.frames(block.stack)
     return Pin(block.ptr, block.size, block.requested, segment.size, free_bytes, frames)
 

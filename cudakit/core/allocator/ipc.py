@@ -95,7 +95,7 @@ class SharedMemory:
             fields.text("device"),
             process,
             fields.number("page_bytes"),
-            tuple(_read_handle(item, process) for item in fields.texts("handles")),
+            tuple(_read_handle(handle_text, process) for handle_text in fields.texts("handles")),
         )
         shared._check()
         return shared
@@ -108,8 +108,8 @@ class SharedMemory:
         kinds = {type(handle) for handle in self.handles}
         if self.page_bytes:
             opened_bytes = len(self.handles) * self.page_bytes
-            fits = self.offset_bytes + self.size_bytes <= opened_bytes <= _MAX_NUMBER
-            is_valid = fits and len(kinds) == 1 and bytes not in kinds
+            is_inside = self.offset_bytes + self.size_bytes <= opened_bytes <= _MAX_NUMBER
+            is_valid = is_inside and len(kinds) == 1 and bytes not in kinds
         else:
             is_valid = kinds == {bytes} and len(self.handles) == 1
         if not is_valid or not self.size_bytes:
@@ -149,7 +149,7 @@ class _Fields:
 
     def texts(self, name: str) -> list[str]:
         value = self._fields.get(name)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise _invalid_field(name, value)
         return value
 

@@ -241,8 +241,8 @@ def _trim_cache(state: AllocatorState, limit_bytes: int) -> None:
         large_enough = (
             index for index, segment in enumerate(free_segments) if segment.size >= excess
         )
-        chosen = next(large_enough, len(free_segments) - 1)
-        state.cache.release_block(free_segments.pop(chosen).first, None)
+        released_index = next(large_enough, len(free_segments) - 1)
+        state.cache.release_block(free_segments.pop(released_index).first, None)
 
 
 def _is_releasable(segment: Segment) -> bool:

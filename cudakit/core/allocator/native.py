@@ -1,4 +1,4 @@
-"""The native types of the allocator: data and frequent methods in C (fast/), rare methods of the plain types.
+"""The native types of the allocator. Their data and frequent methods are in C (fast/), the others in Python.
 
 Importing this module raises ImportError if the extension was not compiled. The plain types are used then.
 """

@@ -369,15 +369,15 @@ def _check_restorable(engine: Engine, pool: PoolId, checkpoint: PoolState) -> No
 
 def _divide(engine: Engine, blocks: tuple[BlockState, ...], stack: RawStack | None) -> list[Block]:
     """Divide a free segment into the blocks of a checkpoint, and return them, all allocated."""
-    rest = engine.segments[Ptr(blocks[0].address)].first
+    rest_block = engine.segments[Ptr(blocks[0].address)].first
     divided: list[Block] = []
     for recorded in blocks:
-        rest = divided[-1].next or rest if divided else rest
-        rest.free_blocks.remove(rest)
+        rest_block = divided[-1].next or rest_block if divided else rest_block
+        rest_block.free_blocks.remove(rest_block)
         # Split as at the checkpoint, even if the settings were changed afterwards.
-        split, size = rest.size > recorded.size_bytes, recorded.size_bytes
-        engine.alloc_found_block(rest, size, size, stack, split=split)
-        divided.append(rest)
+        split, size = rest_block.size > recorded.size_bytes, recorded.size_bytes
+        engine.alloc_found_block(rest_block, size, size, stack, split=split)
+        divided.append(rest_block)
     return divided
 
 

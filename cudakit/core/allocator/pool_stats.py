@@ -105,7 +105,7 @@ class BlockCounters:
 
     def count_alloc(self, size: int, requested: int) -> None:
         """Count an allocated block."""
-        total, other = self.all_pools, self.other_pools
+        all_pools, other_pools = self.all_pools, self.other_pools
         self.allocation = count = self.allocation + 1
         self.allocated_bytes = allocated = self.allocated_bytes + size
         self.requested_bytes = requested_now = self.requested_bytes + requested
@@ -118,15 +118,15 @@ class BlockCounters:
             self.allocated_bytes_peak = allocated
         if requested_now > self.requested_bytes_peak:
             self.requested_bytes_peak = requested_now
-        count += other.allocation
-        if count > total.allocation_peak:
-            total.allocation_peak = count
-        allocated += other.allocated_bytes
-        if allocated > total.allocated_bytes_peak:
-            total.allocated_bytes_peak = allocated
-        requested_now += other.requested_bytes
-        if requested_now > total.requested_bytes_peak:
-            total.requested_bytes_peak = requested_now
+        count += other_pools.allocation
+        if count > all_pools.allocation_peak:
+            all_pools.allocation_peak = count
+        allocated += other_pools.allocated_bytes
+        if allocated > all_pools.allocated_bytes_peak:
+            all_pools.allocated_bytes_peak = allocated
+        requested_now += other_pools.requested_bytes
+        if requested_now > all_pools.requested_bytes_peak:
+            all_pools.requested_bytes_peak = requested_now
 
     def count_free(self, size: int, requested: int) -> None:
         """Count a block that was freed and that no stream uses any more."""
@@ -282,8 +282,8 @@ class PoolStats(Peaks):
         for name in names:
             value = self.current(name)
             self.set_peak(name, max(self.peak(name), value))
-            total = value + self.other_pools.current(name)
-            self.all_pools.set_peak(name, max(self.all_pools.peak(name), total))
+            value_of_all_pools = value + self.other_pools.current(name)
+            self.all_pools.set_peak(name, max(self.all_pools.peak(name), value_of_all_pools))
 
 
 class DeviceStats:

@@ -32,7 +32,7 @@ from cudakit.core.allocator.history import (
 from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState, InvalidPointer
 from cudakit.errors import UsageError
-from cudakit.torch_rules.settings import Recorded as RecordedSetting
+from cudakit.torch_rules.settings import RecordedValue as RecordedSetting
 
 
 class HasSnapshot(Protocol):
@@ -166,7 +166,7 @@ def _entry(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any
     """Return an event as an entry of a trace."""
     action, address, size, stream, moment_ns, stack, pool, metadata = event
     text, tag = metadata if isinstance(metadata, tuple) else (metadata, "")
-    entry = {
+    trace_entry = {
         "action": action,
         "device_free" if action == OOM else "addr": address,
         "size": size,
@@ -177,10 +177,10 @@ def _entry(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any
         "pool_id": pool,
     }
     if tag:
-        entry["internal_metadata"] = tag
+        trace_entry["internal_metadata"] = tag
     if stack:
-        entry["frames"] = stacks.frames(stack)
-    return entry
+        trace_entry["frames"] = stacks.frames(stack)
+    return trace_entry
 
 
 def host_snapshot(blocks: Iterable[Block], history: History) -> dict[str, Any]:

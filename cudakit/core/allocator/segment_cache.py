@@ -102,25 +102,27 @@ class SegmentCache:
         limit = self._engine.max_split_bytes
         if limit == UNLIMITED:
             return False
-        needed = max(request.size, limit)
+        needed_bytes = max(request.size, limit)
         blocks = list(request.pool.by_stream.get(request.stream) or ())
         candidates = [
             block
             for block in blocks
             if is_whole_segment(block) or block.expandable_segment is not None
         ]
-        large_enough = next((block for block in candidates if block.size >= needed), None)
+        large_enough = next((block for block in candidates if block.size >= needed_bytes), None)
         if large_enough is not None and large_enough.expandable_segment is None:
             self.release_block(large_enough, request.stack)
             return True
         released = 0
-        smaller = [block for block in blocks if block.size < needed and is_whole_segment(block)]
+        smaller = [
+            block for block in blocks if block.size < needed_bytes and is_whole_segment(block)
+        ]
         for block in takewhile(lambda block: block.size >= limit, reversed(smaller)):
-            if released >= needed:
+            if released >= needed_bytes:
                 break
             released += block.size
             self.release_block(block, request.stack)
-        return released >= needed
+        return released >= needed_bytes
 
     def garbage_collect_cached_blocks(self, stack: RawStack | None) -> None:
         """Release old segments of the large pool, until the reserved bytes are below the threshold.
@@ -135,10 +137,10 @@ class SegmentCache:
         while candidates and target > 0:
             mean_age = sum(map(pool.age, candidates)) / len(candidates)
             # The selection of a pass is complete before its first release, as in PyTorch.
-            old = [block for block in candidates if pool.age(block) >= mean_age]
+            old_blocks = [block for block in candidates if pool.age(block) >= mean_age]
             candidates = [block for block in candidates if pool.age(block) < mean_age]
-            target -= sum(block.size for block in old)
-            self._release_all(old, stack)
+            target -= sum(block.size for block in old_blocks)
+            self._release_all(old_blocks, stack)
 
     def _release_blocks(self, pool: BlockPool, stack: RawStack | None) -> None:
         """Release every unused segment of a pool, and every unused page of its expandable segments."""

@@ -50,8 +50,8 @@ class Segment:
     def blocks(self) -> list[Block]:
         """List the blocks of the segment by address."""
         blocks = [self.first]
-        while (after := blocks[-1].next) is not None:
-            blocks.append(after)
+        while (next_block := blocks[-1].next) is not None:
+            blocks.append(next_block)
         return blocks
 
 
@@ -112,8 +112,8 @@ class MappedRange(Segment):
     def blocks(self) -> list[Block]:
         """List the blocks of the segment by address."""
         blocks = [self.first]
-        while (after := blocks[-1].next) is not None and after.mapped:
-            blocks.append(after)
+        while (next_block := blocks[-1].next) is not None and next_block.mapped:
+            blocks.append(next_block)
         return blocks
 
 
@@ -130,8 +130,10 @@ class StreamSegments:
     def find_start(self, size: int) -> Block | None:
         """Return the lowest block that begins a chain of free and unmapped blocks of at least a size."""
         for unmapped in self.unmapped:
-            before = unmapped.prev
-            start = before if before is not None and before.free else unmapped
+            previous_block = unmapped.prev
+            start = (
+                previous_block if previous_block is not None and previous_block.free else unmapped
+            )
             if _has_min_size(start, size):
                 return start
         return None
@@ -180,27 +182,27 @@ class ExpandableSegment:
 
     def pages_within(self, block: Block) -> tuple[int, int]:
         """Return the begin and the end of the whole pages in a block; both are equal if there are none."""
-        page, start = self.page_bytes, block.ptr - self.ptr
-        begin = -(-start // page) * page
-        end = (start + block.size) // page * page
+        page_bytes, start = self.page_bytes, block.ptr - self.ptr
+        begin = -(-start // page_bytes) * page_bytes
+        end = (start + block.size) // page_bytes * page_bytes
         return self.ptr + begin, self.ptr + max(begin, end)
 
     def pages_containing(self, begin: int, end: int) -> tuple[int, int]:
         """Return the first address and the number of the pages that contain an address range."""
-        page = self.page_bytes
-        first, last = (begin - self.ptr) // page, -(-(end - self.ptr) // page)
-        return self.ptr + first * page, last - first
+        page_bytes = self.page_bytes
+        first_page, end_page = (begin - self.ptr) // page_bytes, -(-(end - self.ptr) // page_bytes)
+        return self.ptr + first_page * page_bytes, end_page - first_page
 
     def map(self, unmapped: Block, size: int) -> Block:
-        """Turn the beginning of an unmapped block into a free block, merge it with adjacent free blocks."""
+        """Turn the beginning of an unmapped block into a free block; merge it with adjacent free blocks."""
         block = self.group.free.new_block(unmapped.ptr, size, self)
         block.requested = unmapped.requested
         self.group.remove_unmapped(unmapped)
         chain = [block]
         if size < unmapped.size:
-            rest = self._unmapped_block(unmapped.ptr + size, unmapped.size - size)
-            self.group.add_unmapped(rest)
-            chain.append(rest)
+            rest_block = self._unmapped_block(unmapped.ptr + size, unmapped.size - size)
+            self.group.add_unmapped(rest_block)
+            chain.append(rest_block)
         self._replace(unmapped, chain)
         self._extend_ranges(block)
         return self._merge_free(block)
@@ -231,38 +233,38 @@ class ExpandableSegment:
 
     def _replace(self, old: Block, chain: list[Block]) -> None:
         """Replace a block of the segment by a chain of blocks, whose first block may be the same one."""
-        before, after = old.prev, old.next
-        for left, right in pairwise([before, *chain, after]):
+        previous_block, next_block = old.prev, old.next
+        for left, right in pairwise([previous_block, *chain, next_block]):
             if left is not None:
                 left.next = right
             if right is not None:
                 right.prev = left
-        if before is None:
+        if previous_block is None:
             self.first = chain[0]
 
     def _merge_free(self, block: Block) -> Block:
-        free, before, after = self.group.free, block.prev, block.next
-        if after is not None and after.free:
-            free.remove(after)
+        free_blocks, previous_block, next_block = self.group.free, block.prev, block.next
+        if next_block is not None and next_block.free:
+            free_blocks.remove(next_block)
             _absorb_next(block)
-        if before is not None and before.free:
-            free.remove(before)
-            before.requested = block.requested
-            _absorb_next(before)
-            block = before
-        free.add(block)
+        if previous_block is not None and previous_block.free:
+            free_blocks.remove(previous_block)
+            previous_block.requested = block.requested
+            _absorb_next(previous_block)
+            block = previous_block
+        free_blocks.add(block)
         return block
 
     def _merge_unmapped(self, gap: Block) -> None:
-        group, before, after = self.group, gap.prev, gap.next
-        if after is not None and not after.mapped:
-            group.remove_unmapped(after)
+        group, previous_block, next_block = self.group, gap.prev, gap.next
+        if next_block is not None and not next_block.mapped:
+            group.remove_unmapped(next_block)
             _absorb_next(gap)
-        if before is not None and not before.mapped:
-            group.remove_unmapped(before)
-            before.requested = gap.requested
-            _absorb_next(before)
-            gap = before
+        if previous_block is not None and not previous_block.mapped:
+            group.remove_unmapped(previous_block)
+            previous_block.requested = gap.requested
+            _absorb_next(previous_block)
+            gap = previous_block
         group.add_unmapped(gap)
 
     def _extend_ranges(self, block: Block) -> None:
@@ -270,9 +272,9 @@ class ExpandableSegment:
         ranges, end, size = self.ranges, block.ptr + block.size, block.size
         index = bisect_right(ranges, block.ptr, key=_by_address)
         if index < len(ranges) and ranges[index].ptr == end:
-            after = ranges.pop(index)
-            del self.registry[after.ptr]
-            size += after.size
+            next_range = ranges.pop(index)
+            del self.registry[next_range.ptr]
+            size += next_range.size
         if index and ranges[index - 1].end == block.ptr:
             ranges[index - 1].size += size
         else:
@@ -307,22 +309,22 @@ def _absorb_next(block: Block) -> None:
     absorbed = block.next
     assert absorbed is not None  # noqa: S101
     block.size += absorbed.size
-    block.next = after = absorbed.next
-    if after is not None:
-        after.prev = block
+    block.next = next_block = absorbed.next
+    if next_block is not None:
+        next_block.prev = block
 
 
 def expandable_size(block: Block) -> int:
     """Return the size to which a free block can grow: its size plus that of the unmapped block after it."""
-    after = block.next
-    return block.size + (after.size if after is not None and not after.mapped else 0)
+    next_block = block.next
+    return block.size + (next_block.size if next_block is not None and not next_block.mapped else 0)
 
 
 def _has_min_size(start: Block, size: int) -> bool:
     """Return whether free and unmapped blocks from ``start`` on have at least a size."""
-    total = 0
+    chain_bytes = 0
     block: Block | None = start
-    while block is not None and total < size and (block.free or not block.mapped):
-        total += block.size
+    while block is not None and chain_bytes < size and (block.free or not block.mapped):
+        chain_bytes += block.size
         block = block.next
-    return total >= size
+    return chain_bytes >= size

@@ -224,10 +224,10 @@ class PendingFrees:
 
     def _complete_proven(self, stack: RawStack | None, stream: int) -> None:
         nodes_before = {graph: graph.nodes_before(stream) for graph in self._captures.graphs}
-        for block, last in list(self._deferred.items()):
-            if last is None or block.stream != stream or block.event_count:
+        for block, last_uses in list(self._deferred.items()):
+            if last_uses is None or block.stream != stream or block.event_count:
                 continue
-            if last.nodes <= nodes_before.get(last.graph, frozenset()):
+            if last_uses.nodes <= nodes_before.get(last_uses.graph, frozenset()):
                 del self._deferred[block]
                 self._uses_in_captures.pop(block, None)
                 block.stream_uses = None
@@ -236,11 +236,11 @@ class PendingFrees:
     def _synchronize_queue(
         self, queue: _Queue, stack: RawStack | None, pool: PoolId | None
     ) -> None:
-        for item in list(queue):
-            event, _, block = item
+        for queued_free in list(queue):
+            event, _, block = queued_free
             if pool is None or block.pool.id == pool:
                 self._upstream.sync_event(event)
-                queue.remove(item)
+                queue.remove(queued_free)
                 self._handle_event(event, block, stack)
 
     def _forget_deferred(self, blocks: list[Block], stack: RawStack | None) -> None:
@@ -270,9 +270,9 @@ def of_this_thread() -> StreamFilter:
 def of_capture(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
     """Return a filter that matches the requests on all streams of the capture that contains a stream.
 
-    Only a graph can tell these streams. Without one, the filter matches all requests of this thread, and all
-    requests on the stream: a request too many wastes memory, but with a request too few, other work could use
-    the memory of the graph.
+    Only the graph shows which streams belong to the capture. Without a graph, the filter matches all requests
+    of this thread, and all requests on the stream. It may then match requests of other work, which wastes
+    memory; but if it missed a request of the capture, other work could use the memory of the graph.
     """
     is_same_thread = of_this_thread()
     if stream is None:

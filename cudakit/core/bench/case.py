@@ -64,7 +64,7 @@ class Case:
     @property
     def implementations(self) -> tuple[Implementation, ...]:
         """The implementations of the case: the workload, then its baselines."""
-        baselines = (Implementation(item, item.library) for item in self.baselines)
+        baselines = (Implementation(baseline, baseline.library) for baseline in self.baselines)
         return (Implementation(self.workload), *baselines)
 
     @property
@@ -101,11 +101,13 @@ def _check_host_fit(cases: Sequence[Case], free_bytes: int | Unavailable) -> Non
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
     for case in cases:
         if case.host_bytes > usable_bytes:
-            fitting = _format_rounded_down(usable_bytes * case.size_bytes // case.host_bytes)
+            largest_fitting = _format_rounded_down(
+                usable_bytes * case.size_bytes // case.host_bytes
+            )
             raise InputError(
                 f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
                 f"{format_bytes(free_bytes)} is free",
-                hint=f"a size of {fitting} would fit",
+                hint=f"a size of {largest_fitting} would fit",
             )
 
 

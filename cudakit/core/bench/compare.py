@@ -23,7 +23,9 @@ from cudakit.units import Unavailable, parse_ratio
 # Minimum half-width of a CI, relative to the median.
 RESOLUTION = 0.005
 
-_Interval: TypeAlias = tuple[float, float, float]  # CI low, median, CI high
+_Interval: TypeAlias = tuple[
+    float, float, float
+]  # Lower end of the CI, median, upper end of the CI.
 
 # Settings that make two results incomparable if they differ.
 _COMPARED_SETTINGS = ("library", "workspace_bytes", "asked")
@@ -81,15 +83,21 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
 
     Raises InputError if the runs have no common case or, unless ``force``, differ in environment or method.
     """
-    earlier = {case.key: case for case in before.results}
-    later = {case.key: case for case in after.results}
-    pairs = [(earlier[key], case) for key, case in later.items() if key in earlier]
-    if not pairs:
+    cases_before = {case.key: case for case in before.results}
+    cases_after = {case.key: case for case in after.results}
+    matching_cases = [
+        (cases_before[key], case) for key, case in cases_after.items() if key in cases_before
+    ]
+    if not matching_cases:
         raise InputError(
             f"the two runs have no common case: {_first_label(before)} and {_first_label(after)}",
             hint="run the same benchmark with the same options twice",
         )
-    differences = tuple(dict.fromkeys(line for pair in pairs for line in _differences(*pair)))
+    differences = tuple(
+        dict.fromkeys(
+            line for matching_case in matching_cases for line in _differences(*matching_case)
+        )
+    )
     if differences and not force:
         raise InputError(
             f"the two runs are not comparable: {'; '.join(differences)}",
@@ -98,21 +106,30 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
     return Comparison(
         simulated=before.simulated or after.simulated,
         differences=differences,
-        cases=tuple(compare_case(*pair) for pair in pairs),
-        only_before=tuple(full_label(case) for key, case in earlier.items() if key not in later),
-        only_after=tuple(full_label(case) for key, case in later.items() if key not in earlier),
+        cases=tuple(compare_case(*matching_case) for matching_case in matching_cases),
+        only_before=tuple(
+            full_label(case) for key, case in cases_before.items() if key not in cases_after
+        ),
+        only_after=tuple(
+            full_label(case) for key, case in cases_after.items() if key not in cases_before
+        ),
     )
 
 
 def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
     """Return the verdict and the changes of one case."""
-    first, last = (_interval(case.samples_s, case.rounds) for case in (before, after))
+    interval_before, interval_after = (
+        _interval(case.samples_s, case.rounds) for case in (before, after)
+    )
     verdict, reason = _verdict(before, after)
     change: float | Unavailable
     interval: tuple[float, float] | Unavailable
     change = interval = Unavailable(reason or "the measured time is 0")
-    if first is not None and last is not None and first[1] > 0:
-        change, interval = last[1] / first[1] - 1, _change_interval(first, last)
+    if interval_before is not None and interval_after is not None and interval_before[1] > 0:
+        change, interval = (
+            interval_after[1] / interval_before[1] - 1,
+            _change_interval(interval_before, interval_after),
+        )
     return CaseComparison(
         name=after.name,
         axes=after.axes,
@@ -186,15 +203,15 @@ def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
     return Verdict.AMBIGUOUS, f"{in_time.value} in time, {verdict_in_cycles} in cycles"
 
 
-def _verdict_from_intervals(first: _Interval | None, last: _Interval | None) -> Verdict:
+def _verdict_from_intervals(before: _Interval | None, after: _Interval | None) -> Verdict:
     """Return the verdict from two CIs alone."""
-    if first is None or last is None:
+    if before is None or after is None:
         return Verdict.AMBIGUOUS
-    if last[2] < first[0]:
+    if after[2] < before[0]:
         return Verdict.FASTER
-    if last[0] > first[2]:
+    if after[0] > before[2]:
         return Verdict.SLOWER
-    is_mutual = first[0] <= last[1] <= first[2] and last[0] <= first[1] <= last[2]
+    is_mutual = before[0] <= after[1] <= before[2] and after[0] <= before[1] <= after[2]
     return Verdict.SAME if is_mutual else Verdict.AMBIGUOUS
 
 
@@ -203,29 +220,31 @@ def _interval(values: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval |
     if not values:
         return None
     low, high = ci_over_rounds(values, rounds)
-    middle = median(values)
-    return min(low, middle * (1 - RESOLUTION)), middle, max(high, middle * (1 + RESOLUTION))
+    centre = median(values)
+    return min(low, centre * (1 - RESOLUTION)), centre, max(high, centre * (1 + RESOLUTION))
 
 
-def _change_interval(first: _Interval, last: _Interval) -> tuple[float, float] | Unavailable:
-    if first[0] <= 0:
+def _change_interval(before: _Interval, after: _Interval) -> tuple[float, float] | Unavailable:
+    if before[0] <= 0:
         return Unavailable("the measured time is 0")
-    return last[0] / first[2] - 1, last[2] / first[0] - 1
+    return after[0] / before[2] - 1, after[2] / before[0] - 1
 
 
-def _median_change(before: tuple[float, ...], after: tuple[float, ...]) -> float | Unavailable:
-    if not before or not after or not median(before):
+def _median_change(
+    cycles_before: tuple[float, ...], cycles_after: tuple[float, ...]
+) -> float | Unavailable:
+    if not cycles_before or not cycles_after or not median(cycles_before):
         return Unavailable("the SM clock of a run is unknown")
-    return median(after) / median(before) - 1
+    return median(cycles_after) / median(cycles_before) - 1
 
 
 def _differences(before: CaseResult, after: CaseResult) -> Iterator[str]:
     yield from before.environment.differences_from(after.environment)
     yield from before.method.differences_from(after.method)
     for name in _COMPARED_SETTINGS:
-        first, last = before.settings.get(name), after.settings.get(name)
-        if first != last:
-            yield f"{name.removesuffix('_bytes')}: {first} before, {last} after"
+        value_before, value_after = before.settings.get(name), after.settings.get(name)
+        if value_before != value_after:
+            yield f"{name.removesuffix('_bytes')}: {value_before} before, {value_after} after"
 
 
 def _first_label(result: BenchResult) -> str:

@@ -31,14 +31,14 @@ ReadJ: TypeAlias = Callable[[], float | Unavailable]
 def measure_energy(runs: Sequence[WorkloadRun], progress: Progress) -> None:
     """Measure the energy of one execution of each run with samples, if its method has ``energy_s``."""
     for run in runs:
-        if not (run.method.energy_s and run.kept):
+        if not (run.method.energy_s and run.kept_readings):
             continue
         meter = EnergyMeter(
             run.timer.gpu,
             run.timer.stream,
             run.work.enqueue,
             executions=run.work.executions,
-            execution_s=median(reading.time_s for reading in run.kept),
+            execution_s=median(reading.time_s for reading in run.kept_readings),
             min_s=run.method.energy_s,
             now_s=run.timer.now_s,
         )
@@ -46,7 +46,7 @@ def measure_energy(runs: Sequence[WorkloadRun], progress: Progress) -> None:
             for fraction in meter.run():
                 progress(f"{run.title}: measuring energy", fraction)
         except BaseException:
-            run.stopped = "interrupted"
+            run.stop_reason = "interrupted"
             raise
         run.energy_j = meter.per_execution_j()
 
@@ -131,11 +131,11 @@ class EnergyMeter:
                 while not gpu.query_event(event):
                     self._steps.poll()
                 ends_s.append(self._now_s())
-                fraction = self._steps.elapsed_s / self._min_s
-                is_over = fraction >= 1 or ends_s[-1] - begin_s > _MAX_DURATION * self._min_s
+                progress_share = self._steps.elapsed_s / self._min_s
+                is_over = progress_share >= 1 or ends_s[-1] - begin_s > _MAX_DURATION * self._min_s
                 if is_over and len(ends_s) > 1:  # two ends give the duration of a chunk
                     break
-                yield min(fraction, 1.0)
+                yield min(progress_share, 1.0)
                 self._enqueue()
                 gpu.record(event, stream)
         self._energy_j = self._compute_energy_j(ends_s)

@@ -54,7 +54,7 @@ class Environment:
     memory_bus_bits: int | Unavailable
     memory_bytes: int | Unavailable  # Total device memory that CUDA reports.
     l2_bytes: int | Unavailable
-    pcie: str | Unavailable  # "5.0 x16": fastest PCIe link that GPU and slot support.
+    pcie: str | Unavailable  # Fastest PCIe link that GPU and slot support: "5.0 x16".
     power_limit_w: float | Unavailable  # Enforced power limit.
     power_limit_default_w: float | Unavailable
     # MIG, MPS, ECC, persistence and compute mode, by NVML field.
@@ -85,16 +85,16 @@ class Environment:
         """Return the differences that make results in two environments incomparable."""
         # The versions of cudakit and Python do not change what the device does.
         names = sorted((self.versions.keys() | other.versions.keys()) - {"cudakit", "python"})
-        pairs: list[tuple[str, object, object]] = [
+        values_by_setting: list[tuple[str, object, object]] = [
             ("GPU", self.gpu, other.gpu),
             ("simulated", self.simulated, other.simulated),
             ("SMs", self.multiprocessors, other.multiprocessors),
             *((name, self.versions.get(name), other.versions.get(name)) for name in names),
         ]
         return tuple(
-            f"{setting}: {_format(earlier)} before, {_format(later)} after"
-            for setting, earlier, later in pairs
-            if earlier != later
+            f"{setting}: {_format(this_value)} before, {_format(other_value)} after"
+            for setting, this_value, other_value in values_by_setting
+            if this_value != other_value
         )
 
 

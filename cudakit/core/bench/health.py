@@ -47,10 +47,10 @@ _H200: Mapping[str, float] = MappingProxyType(
         "memory read": 4480e9,
     }
 )
-_MEASURED: Mapping[str, Mapping[str, float]] = MappingProxyType({"NVIDIA H200": _H200})
+_MEASURED_FIGURES: Mapping[str, Mapping[str, float]] = MappingProxyType({"NVIDIA H200": _H200})
 
 # Shares of the theoretical peak that the H200 reached: 0.73 to 0.85, 0.89 to 0.93, and 0.88.
-_SHARES = MappingProxyType({"gemm": 0.75, "memory": 0.88, "copy": 0.88})
+_SHARES_OF_PEAK = MappingProxyType({"gemm": 0.75, "memory": 0.88, "copy": 0.88})
 _HOST_DEPENDENT = Unavailable("the rate depends on the host more than on the GPU")
 _NOT_DERIVED = MappingProxyType(
     {"copy pageable-h2d": _HOST_DEPENDENT, "copy pageable-d2h": _HOST_DEPENDENT}
@@ -59,7 +59,7 @@ _NOT_DERIVED = MappingProxyType(
 # Upper bounds in seconds. On the host of that H200 a launch takes about 3 us by cuda.core, an event 0.6 us,
 # and a kernel with its events 12 us. The driver serves the first allocation from a pool after each
 # synchronization.
-_BOUNDS: Mapping[str, float] = MappingProxyType(
+_TIME_LIMITS: Mapping[str, float] = MappingProxyType(
     {
         "launch": 20e-6,
         "launch-to-start": 40e-6,
@@ -82,9 +82,9 @@ _NAMING_AXES = MappingProxyType(
     }
 )
 
-_SIMULATED = Unavailable("not assessed: all values are simulated, computed on the CPU")
+_NOT_ASSESSED = Unavailable("not assessed: all values are simulated, computed on the CPU")
 _NOTHING_ASSESSED = Unavailable("not assessed: no expected values are known for this GPU")
-_UNKNOWN = Unavailable("none is known")
+_NO_EXPECTATION = Unavailable("none is known")
 _WORST_FIRST: tuple[Health, ...] = ("fail", "warn", "pass")
 
 
@@ -92,7 +92,7 @@ _WORST_FIRST: tuple[Health, ...] = ("fail", "warn", "pass")
 class Band:
     """The expected value of one figure: a lower bound of a rate, an upper bound of a time."""
 
-    unit: str  # "FLOP/s", "OP/s", "B/s", or "s"
+    unit: str  # Unit of the figure: "FLOP/s", "OP/s", "B/s", or "s".
     expected: float  # Expected value in ``unit``.
     warn: float  # A worse figure is a warning.
     fail: float  # A worse figure is a failure.
@@ -100,24 +100,24 @@ class Band:
     warn_above: float | None
     source: Source  # Origin of the expected value.
 
-    def health_of(self, reached: float) -> Health:
+    def health_of(self, measured: float) -> Health:
         """Return the health of a measured value."""
         sign = 1 if self.unit == "s" else -1  # longer times and lower rates are worse
-        if sign * reached > sign * self.fail:
+        if sign * measured > sign * self.fail:
             return "fail"
-        is_too_high = self.warn_above is not None and reached > self.warn_above
-        return "warn" if is_too_high or sign * reached > sign * self.warn else "pass"
+        is_too_high = self.warn_above is not None and measured > self.warn_above
+        return "warn" if is_too_high or sign * measured > sign * self.warn else "pass"
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One figure of a health check."""
 
-    name: str  # "gemm bf16"
+    name: str  # Name of the figure: "gemm bf16".
     axes: Mapping[str, Axis]  # Axes of the figure's case.
     health: Health | Unavailable  # Unavailable if there is no expected value.
     reached: float | Unavailable  # Measured value in ``unit``.
-    unit: str  # "FLOP/s", "OP/s", "B/s", or "s"
+    unit: str  # Unit of the figure: "FLOP/s", "OP/s", "B/s", or "s".
     band: Band | Unavailable  # Expected value and its limits.
     ratio_to_limit: float | Unavailable  # Share of the peak at the measured clock.
 
@@ -156,11 +156,13 @@ def assess(
     """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""
     figures = tuple(map(figure, result.results))
     pairs = zip(figures, result.results, strict=True)
-    suspect_environments = [item.environment for rated, item in pairs if rated.is_out_of_band]
+    suspect_environments = [
+        case.environment for rated_figure, case in pairs if rated_figure.is_out_of_band
+    ]
     return SuiteResult(
         simulated=result.simulated,
         quick=quick,
-        health=_worst(figures) or (_SIMULATED if result.simulated else _NOTHING_ASSESSED),
+        health=_worst(figures) or (_NOT_ASSESSED if result.simulated else _NOTHING_ASSESSED),
         causes=likely_causes(suspect_environments, fields) if suspect_environments else (),
         figures=figures,
         left_out=tuple(left_out),
@@ -171,7 +173,7 @@ def assess(
 def figure(case: CaseResult) -> Figure:
     """Assess a case: wrong values fail, and a case that the GPU does not support is not assessed."""
     amount, unit = measured_value(case)
-    expected = _SIMULATED if case.environment.simulated else band(case)
+    expected = _NOT_ASSESSED if case.environment.simulated else band(case)
     return Figure(
         name=figure_name(case),
         axes=case.axes,
@@ -218,29 +220,29 @@ def band(case: CaseResult) -> Band | Unavailable:
     figure, (_, unit) = figure_name(case), measured_value(case)
     if unit == "s":
         return _time_band(figure)
-    measured = _MEASURED.get(str(case.environment.gpu), {}).get(figure)
-    if measured is not None:
-        return _band_around(measured, unit, _SHARES_OF_MEASURED, "measured")
+    measured_amount = _MEASURED_FIGURES.get(str(case.environment.gpu), {}).get(figure)
+    if measured_amount is not None:
+        return _band_around(measured_amount, unit, _SHARES_OF_MEASURED, "measured")
     if figure in _NOT_DERIVED:
         return _NOT_DERIVED[figure]
     return _derived_band(case, unit)
 
 
 def _time_band(figure: str) -> Band | Unavailable:
-    bound_s = _BOUNDS.get(figure)
+    bound_s = _TIME_LIMITS.get(figure)
     if bound_s is None:
-        return _UNKNOWN
+        return _NO_EXPECTATION
     return Band("s", bound_s, bound_s, _FAIL_ABOVE_BOUND * bound_s, None, "bound")
 
 
 def _derived_band(case: CaseResult, unit: str) -> Band | Unavailable:
-    limit, share = case.limit, _SHARES.get(case.name)
-    if share is None:
-        return _UNKNOWN
+    limit, share_of_peak = case.limit, _SHARES_OF_PEAK.get(case.name)
+    if share_of_peak is None:
+        return _NO_EXPECTATION
     if not isinstance(limit, Limit):
         return limit
     return _band_around(
-        share * case.amount / limit.datasheet_s, unit, _SHARES_OF_DERIVED, "derived"
+        share_of_peak * case.amount / limit.datasheet_s, unit, _SHARES_OF_DERIVED, "derived"
     )
 
 
@@ -248,5 +250,5 @@ def _band_around(
     expected: float, unit: str, shares: tuple[float, float, float | None], source: Source
 ) -> Band:
     warn, fail, warn_above = shares
-    highest = None if warn_above is None else warn_above * expected
-    return Band(unit, expected, warn * expected, fail * expected, highest, source)
+    upper_limit = None if warn_above is None else warn_above * expected
+    return Band(unit, expected, warn * expected, fail * expected, upper_limit, source)

@@ -53,14 +53,14 @@ def describe_common_axes(cases: Sequence[Labelled]) -> str:
 
 
 def short_labels(
-    cases: Sequence[Labelled], *, without: Collection[str] = (), library: bool = True
+    cases: Sequence[Labelled], *, omitted_axes: Collection[str] = (), library: bool = True
 ) -> list[str]:
     """Return for each case a label of the axes that vary: ``bf16 8192³ by torch``.
 
-    Axes in ``without`` are left out; with ``library``, labels of baselines end with their library. If no axis
-    varies, the label is the name of the bench.
+    The labels leave out ``omitted_axes``. With ``library``, labels of baselines end with their library. If no
+    axis varies, the label is the name of the bench.
     """
-    names = [name for name in varying_axes(cases) if name not in without]
+    names = [name for name in varying_axes(cases) if name not in omitted_axes]
     if not set(DIMENSIONS).isdisjoint(names):
         # One dimension of a GEMM alone would be ambiguous.
         names = [name for name in axis_names(cases) if name in names or name in DIMENSIONS]
@@ -83,8 +83,8 @@ def describe_subset(subset: Sequence[Labelled], cases: Sequence[Labelled]) -> st
 
 def first_few(names: Sequence[str], count: int = 3, separator: str = ", ") -> str:
     """Join the first ``count`` names, and append the number of others."""
-    more = f" and {len(names) - count} more" if len(names) > count else ""
-    return separator.join(names[:count]) + more
+    remark = f" and {len(names) - count} more" if len(names) > count else ""
+    return separator.join(names[:count]) + remark
 
 
 def count_cases(count: int) -> str:
@@ -121,15 +121,15 @@ def axis_title(name: str) -> str:
 def _label(case: Labelled, axes: Sequence[str], *, bench: bool, library: bool) -> str:
     # For the calls "launch" and "launch-to-start", the name of the call contains the name of the bench.
     names_bench = str(case.axes.get("call", "")).startswith(case.name)
-    words = [case.name] if bench and not names_bench else []
+    label_parts = [case.name] if bench and not names_bench else []
     for name in axes:
         if name in DIMENSIONS and all(size in case.axes for size in DIMENSIONS):
-            words += [_format_dimensions(case)] if name == DIMENSIONS[0] else []
+            label_parts += [_format_dimensions(case)] if name == DIMENSIONS[0] else []
         elif (value := case.axes.get(name)) is not None:
-            words.append(_format_with_title(name, value))
+            label_parts.append(_format_with_title(name, value))
     if library and case.library != CUDAKIT:
-        words = [*(words or [case.name]), f"by {case.library}"]
-    return " ".join(words) or case.name
+        label_parts = [*(label_parts or [case.name]), f"by {case.library}"]
+    return " ".join(label_parts) or case.name
 
 
 def _format_dimensions(case: Labelled) -> str:

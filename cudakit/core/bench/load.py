@@ -22,11 +22,11 @@ def read_text(path: Path, *, hint: str) -> str:
 
     Raises InputError with ``hint`` if the file is missing, too large or not text.
     """
-    content = _read_bytes(path)
-    if len(content) > _MAX_BYTES:
+    file_bytes = _read_bytes(path)
+    if len(file_bytes) > _MAX_BYTES:
         raise InputError(f"{path} is larger than {format_bytes(_MAX_BYTES)}", hint=hint)
     try:
-        return content.decode("utf-8-sig")
+        return file_bytes.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file", hint=hint) from None
 
@@ -35,11 +35,11 @@ def read_json(path: Path, *, hint: str) -> object:
     """Return the JSON value of a file. Raises InputError with the position of the error and ``hint``."""
     text = read_text(path, hint=hint)
     try:
-        plain: object = json.loads(text)
+        document: object = json.loads(text)
     except json.JSONDecodeError as error:
-        end = "it ends too early" if error.pos >= len(text.rstrip()) else error.msg
+        defect = "it ends too early" if error.pos >= len(text.rstrip()) else error.msg
         raise InputError(
-            f"{path} is not JSON: {end} (line {error.lineno}, column {error.colno})", hint=hint
+            f"{path} is not JSON: {defect} (line {error.lineno}, column {error.colno})", hint=hint
         ) from None
     except RecursionError:
         raise InputError(
@@ -49,7 +49,7 @@ def read_json(path: Path, *, hint: str) -> object:
         raise InputError(
             f"{path} is not a result: a number in its JSON is too long", hint=hint
         ) from None
-    return plain
+    return document
 
 
 def describe_schema(schema: object) -> str:
@@ -62,14 +62,14 @@ def load_result(path: Path) -> BenchResult:
 
     Raises InputError if the file is missing or damaged, or if its schema is newer or not that of a bench.
     """
-    plain = _bench_document(read_json(path, hint=_HINT))
-    if not isinstance(plain, dict):
+    document = _bench_document(read_json(path, hint=_HINT))
+    if not isinstance(document, dict):
         raise InputError(f"{path} contains no result of cudakit bench", hint=_HINT)
-    if "error" in plain and "schema" not in plain:
+    if "error" in document and "schema" not in document:
         raise InputError(
-            f"{path} contains an error instead of a result: {_error_message(plain['error'])}"
+            f"{path} contains an error instead of a result: {_error_message(document['error'])}"
         )
-    schema = plain.get("schema")
+    schema = document.get("schema")
     if schema != BenchResult.schema:
         raise InputError(
             f"{path} has {describe_schema(schema)}; expected {BenchResult.schema!r}",
@@ -78,16 +78,16 @@ def load_result(path: Path) -> BenchResult:
             else "read the file with the version of cudakit that wrote it",
         )
     try:
-        result = from_plain(BenchResult, plain)
-    except Mismatch as problem:
-        raise InputError(f"{path} is damaged: {problem}", hint=_HINT) from None
+        result = from_plain(BenchResult, document)
+    except Mismatch as mismatch:
+        raise InputError(f"{path} is damaged: {mismatch}", hint=_HINT) from None
     _check(result, path)
     return result
 
 
-def _bench_document(plain: object) -> object:
-    is_suite = isinstance(plain, dict) and plain.get("schema") == SuiteResult.schema
-    return plain.get("bench") if is_suite and isinstance(plain, dict) else plain
+def _bench_document(document: object) -> object:
+    is_suite = isinstance(document, dict) and document.get("schema") == SuiteResult.schema
+    return document.get("bench") if is_suite and isinstance(document, dict) else document
 
 
 def _error_message(error: object) -> str:
@@ -101,10 +101,10 @@ def _is_newer(schema: object) -> bool:
 
 def _check(result: BenchResult, path: Path) -> None:
     """Raise InputError for values that no measurement can have."""
-    for at, case in enumerate(result.results):
-        problem = _problem(case)
-        if problem:
-            raise InputError(f"{path} is damaged: results[{at}].{problem}", hint=_HINT)
+    for index, case in enumerate(result.results):
+        defect = _problem(case)
+        if defect:
+            raise InputError(f"{path} is damaged: results[{index}].{defect}", hint=_HINT)
 
 
 def _problem(case: CaseResult) -> str:

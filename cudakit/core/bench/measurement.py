@@ -59,17 +59,17 @@ class Measurement:
     samples: Samples  # Empty if computed values are wrong.
     verification: Verification
     # Reason why sampling ended: precision, stable, timeout, interrupted or wrong.
-    stopped: str
-    settled: bool  # Whether clock and times were stable before the first sample.
-    cold: bool  # Whether each buffer set was evicted from the L2 cache before its reuse.
+    stop_reason: str
+    is_settled: bool  # Whether clock and times were stable before the first sample.
+    is_cold: bool  # Whether each buffer set was evicted from the L2 cache before its reuse.
     warmup: tuple[Reading, ...]  # Readings of the warm-up.
-    discarded: tuple[Reading, ...]  # Readings after the warm-up that are no samples.
-    before: Telemetry  # Telemetry before the first sample.
-    after: Telemetry  # Telemetry after the last sample.
+    discarded_readings: tuple[Reading, ...]  # Readings after the warm-up that are no samples.
+    telemetry_before: Telemetry  # Telemetry before the first sample.
+    telemetry_after: Telemetry  # Telemetry after the last sample.
     footprint_bytes: int  # Size of one buffer set.
     bytes_moved: int  # Bytes that one execution reads and writes.
     operations: int  # Arithmetic operations of one execution.
-    executions: int  # Number of executions between ``before`` and ``after``.
+    executions: int  # Number of executions between ``telemetry_before`` and ``telemetry_after``.
     energy_j: float | Unavailable  # Energy of one execution.
     elapsed_s: float  # Time from the first sample to the last.
     warnings: tuple[str, ...]  # Deviations from the method.
@@ -77,60 +77,65 @@ class Measurement:
     @property
     def ends_case(self) -> bool:
         """Whether no further round of the case is measured."""
-        return self.stopped in ("interrupted", "wrong")
+        return self.stop_reason in ("interrupted", "wrong")
 
     @property
     def interrupted(self) -> bool:
         """Whether the user interrupted the measurement."""
-        return self.stopped == "interrupted"
+        return self.stop_reason == "interrupted"
 
 
 def merge_rounds(rounds: Sequence[Measurement], method: Method) -> Measurement:
     """Merge the rounds of one workload. Wrong values in any round leave no samples."""
-    first, last = rounds[0], rounds[-1]
-    planned = replace(
-        first.method, rule=method.rule, warmup_most_s=method.warmup_most_s, energy_s=method.energy_s
+    first_round, last_round = rounds[0], rounds[-1]
+    planned_method = replace(
+        first_round.method,
+        rule=method.rule,
+        warmup_most_s=method.warmup_most_s,
+        energy_s=method.energy_s,
     )
     if len(rounds) == 1:
-        return replace(first, method=planned)
+        return replace(first_round, method=planned_method)
     return replace(
-        first,
-        settings=last.settings,
+        first_round,
+        settings=last_round.settings,
         method=replace(
-            planned,
-            warmup_s=sum(measured.method.warmup_s for measured in rounds),
-            blocker=all(measured.method.blocker for measured in rounds),
+            planned_method,
+            warmup_s=sum(measurement.method.warmup_s for measurement in rounds),
+            blocker=all(measurement.method.blocker for measurement in rounds),
             rounds=len(rounds),
         ),
         samples=_merge_samples(rounds),
-        verification=worst(measured.verification for measured in rounds),
-        stopped=_worst_reason([measured.stopped for measured in rounds]),
-        settled=all(measured.settled for measured in rounds),
-        cold=all(measured.cold for measured in rounds),
-        warmup=tuple(chain.from_iterable(measured.warmup for measured in rounds)),
-        discarded=tuple(chain.from_iterable(measured.discarded for measured in rounds)),
-        after=last.after,
-        executions=sum(measured.executions for measured in rounds),
-        energy_j=last.energy_j,
-        elapsed_s=sum(measured.elapsed_s for measured in rounds),
+        verification=worst(measurement.verification for measurement in rounds),
+        stop_reason=_worst_reason([measurement.stop_reason for measurement in rounds]),
+        is_settled=all(measurement.is_settled for measurement in rounds),
+        is_cold=all(measurement.is_cold for measurement in rounds),
+        warmup=tuple(chain.from_iterable(measurement.warmup for measurement in rounds)),
+        discarded_readings=tuple(
+            chain.from_iterable(measurement.discarded_readings for measurement in rounds)
+        ),
+        telemetry_after=last_round.telemetry_after,
+        executions=sum(measurement.executions for measurement in rounds),
+        energy_j=last_round.energy_j,
+        elapsed_s=sum(measurement.elapsed_s for measurement in rounds),
         warnings=tuple(
-            dict.fromkeys(chain.from_iterable(measured.warnings for measured in rounds))
+            dict.fromkeys(chain.from_iterable(measurement.warnings for measurement in rounds))
         ),
     )
 
 
 def _merge_samples(rounds: Sequence[Measurement]) -> Samples:
-    samples_by_round = [measured.samples for measured in rounds]
-    discarded = sum(samples.discarded for samples in samples_by_round)
-    if not all(measured.verification.passed for measured in rounds):
-        return Samples((), discarded=discarded, converged=False)
+    samples_by_round = [measurement.samples for measurement in rounds]
+    discarded_count = sum(samples.discarded for samples in samples_by_round)
+    if not all(measurement.verification.passed for measurement in rounds):
+        return Samples((), discarded=discarded_count, converged=False)
     clocks = all(len(samples.sm_clock_hz) == len(samples.times_s) for samples in samples_by_round)
     return Samples(
         times_s=tuple(chain.from_iterable(samples.times_s for samples in samples_by_round)),
         sm_clock_hz=tuple(chain.from_iterable(s.sm_clock_hz for s in samples_by_round))
         if clocks
         else (),
-        discarded=discarded,
+        discarded=discarded_count,
         converged=all(samples.converged for samples in samples_by_round),
         rounds=tuple(len(samples.times_s) for samples in samples_by_round),
     )

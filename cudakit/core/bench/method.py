@@ -62,9 +62,9 @@ class Method:
     def differences_from(self, other: Method) -> tuple[str, ...]:
         """Return the differences that make results of two methods incomparable."""
         return tuple(
-            f"{name}: {earlier} before, {later} after"
+            f"{name}: {this_value} before, {other_value} after"
             for name in ("mode", "cache", "blocker", "fill")
-            if (earlier := getattr(self, name)) != (later := getattr(other, name))
+            if (this_value := getattr(self, name)) != (other_value := getattr(other, name))
         )
 
 

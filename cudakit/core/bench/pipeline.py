@@ -80,8 +80,8 @@ def run(
     run_context = run_context or RunContext()
     check_fit(cases, gpu.memory_info().free_bytes, run_context.host.available_bytes)
     machine = Machine(gpu.simulated, gpu.facts(), run_context)
-    measured: list[_Measured] = []
-    complete = False
+    measured_cases: list[_Measured] = []
+    is_complete = False
     try:
         with closing(Timer(gpu)) as timer:
             for index, (case, share_s) in enumerate(share_budget(spec, cases, timer.now_s)):
@@ -91,42 +91,50 @@ def run(
                 )
                 case_progress = sub_progress(progress, index, len(cases))
                 outcomes = measure_case(timer, libraries, method, progress=case_progress)
-                measured += map(_Measured, [case] * len(libraries), libraries, outcomes)
-                if any(item.interrupted for item in measured):
+                measured_cases += map(_Measured, [case] * len(libraries), libraries, outcomes)
+                if any(measured_case.interrupted for measured_case in measured_cases):
                     break
             else:
-                complete = True
+                is_complete = True
     except KeyboardInterrupt:
-        if all(item.outcome is None for item in measured):
+        if all(measured_case.outcome is None for measured_case in measured_cases):
             raise
-    results = _summarize(machine, measured, complete=complete)
-    warnings = tuple(result_warnings(results, _deviations(measured)))
+    results = _summarize(machine, measured_cases, is_complete=is_complete)
+    warnings = tuple(result_warnings(results, _deviations(measured_cases)))
     costs = graph_costs(results)
-    return BenchResult(gpu.simulated, spec.bench, begin_ns, complete, warnings, results, costs)
+    return BenchResult(gpu.simulated, spec.bench, begin_ns, is_complete, warnings, results, costs)
 
 
 def _summarize(
-    machine: Machine, measured: Sequence[_Measured], *, complete: bool
+    machine: Machine, measured_cases: Sequence[_Measured], *, is_complete: bool
 ) -> tuple[CaseResult, ...]:
     """Return the results of all implementations. Raises UnsupportedCase if none is supported."""
-    unsupported = [item.outcome for item in measured if isinstance(item.outcome, UnsupportedCase)]
+    unsupported = [
+        measured_case.outcome
+        for measured_case in measured_cases
+        if isinstance(measured_case.outcome, UnsupportedCase)
+    ]
     results = tuple(
-        summarize_case(machine, item.case, item.implementation, item.outcome)
-        for item in measured
-        if item.outcome is not None
+        summarize_case(
+            machine, measured_case.case, measured_case.implementation, measured_case.outcome
+        )
+        for measured_case in measured_cases
+        if measured_case.outcome is not None
     )
-    if complete and unsupported and len(unsupported) == len(results):
+    if is_complete and unsupported and len(unsupported) == len(results):
         raise unsupported[0]
     return results
 
 
-def _deviations(measured: Sequence[_Measured]) -> Mapping[str, Sequence[str]]:
+def _deviations(measured_cases: Sequence[_Measured]) -> Mapping[str, Sequence[str]]:
     """Return the deviations from the method, each with the titles of its cases."""
     titles: dict[str, dict[str, None]] = {}
-    for item in measured:
-        if not isinstance(item.outcome, UnsupportedCase):
-            for deviation in item.outcome.warnings if item.outcome else (_NO_SAMPLES,):
-                titles.setdefault(deviation, {})[item.case.title] = None
+    for measured_case in measured_cases:
+        if not isinstance(measured_case.outcome, UnsupportedCase):
+            for deviation in (
+                measured_case.outcome.warnings if measured_case.outcome else (_NO_SAMPLES,)
+            ):
+                titles.setdefault(deviation, {})[measured_case.case.title] = None
     return {deviation: tuple(cases) for deviation, cases in titles.items()}
 
 
@@ -149,28 +157,40 @@ def measure_case(
     Raises UsageError for an impossible method, and the errors of workloads and device.
     """
     skip_settling = timer.gpu.simulated if skip_settling is None else skip_settling
-    planned = without_settling(method) if skip_settling else method
-    planned = replace(planned, interleaved=method.interleaved or _distinct_names(workloads))
+    planned_method = without_settling(method) if skip_settling else method
+    planned_method = replace(
+        planned_method, interleaved=method.interleaved or _distinct_names(workloads)
+    )
     rounds: list[list[Measurement]] = [[] for _ in workloads]
     try:
-        for index, round_method in enumerate(round_methods(planned)):
-            round_progress = sub_progress(progress, index, planned.rounds)
-            measured = measure_round(timer, workloads, round_method, round_progress, pause)
-            for finished, item in zip(rounds, measured, strict=True):
-                finished.extend([item] if item else [])
-            if any(item is None or item.ends_case for item in measured):
+        for index, round_method in enumerate(round_methods(planned_method)):
+            round_progress = sub_progress(progress, index, planned_method.rounds)
+            measurements_of_round = measure_round(
+                timer, workloads, round_method, round_progress, pause
+            )
+            for finished_rounds, measurement in zip(rounds, measurements_of_round, strict=True):
+                finished_rounds.extend([measurement] if measurement else [])
+            if any(
+                measurement is None or measurement.ends_case
+                for measurement in measurements_of_round
+            ):
                 break
     except UnsupportedCase as reason:
-        supported = [item for item in workloads if item is not reason.workload]
+        supported = [workload for workload in workloads if workload is not reason.workload]
         restart = partial(measure_case, progress=progress, pause=pause, skip_settling=skip_settling)
         outcomes = iter(restart(timer, supported, method) if supported else ())
-        return tuple(reason if item is reason.workload else next(outcomes) for item in workloads)
+        return tuple(
+            reason if workload is reason.workload else next(outcomes) for workload in workloads
+        )
     except KeyboardInterrupt:
         if not all(rounds):
             raise
-        for finished in rounds:
-            finished[-1] = replace(finished[-1], stopped="interrupted")
-    return tuple(merge_rounds(finished, planned) if finished else None for finished in rounds)
+        for finished_rounds in rounds:
+            finished_rounds[-1] = replace(finished_rounds[-1], stop_reason="interrupted")
+    return tuple(
+        merge_rounds(finished_rounds, planned_method) if finished_rounds else None
+        for finished_rounds in rounds
+    )
 
 
 def measure_round(
@@ -190,7 +210,7 @@ def measure_round(
                 sample(correct_runs, progress, pause)
                 measure_energy(correct_runs, progress)
         except KeyboardInterrupt:
-            if not any(run.kept for run in runs):
+            if not any(run.kept_readings for run in runs):
                 raise
         timer.gpu.sync_stream(timer.stream)  # work may be left after an interrupt
         return tuple(_finish(run) for run in runs)
@@ -199,11 +219,11 @@ def measure_round(
 def _finish(run: WorkloadRun) -> Measurement | None:
     """Verify the values that the samples computed, and summarize the run."""
     if not run.is_wrong:
-        if not run.kept:
+        if not run.kept_readings:
             return None
         if run.is_sampling:
             end_sampling(run)
-        run.stopped = run.stopped or "interrupted"
+        run.stop_reason = run.stop_reason or "interrupted"
         run.verification = verify(run.timer, run.rotation, run.prepared)
     return summarize_run(run)
 
@@ -230,12 +250,17 @@ def _distinct_names(workloads: Sequence[Workload]) -> tuple[str, ...]:
     if len(workloads) < 2:
         return ()
     names = tuple(
-        item.library if isinstance(item, Implementation) else item.name for item in workloads
+        workload.library if isinstance(workload, Implementation) else workload.name
+        for workload in workloads
     )
     if len(set(names)) == len(names):
         return names
-    first, *other_axes = (item.axes for item in workloads)
+    first_axes, *other_axes = (workload.axes for workload in workloads)
     differing = [
-        name for name in first if any(axes.get(name) != first[name] for axes in other_axes)
+        name
+        for name in first_axes
+        if any(axes.get(name) != first_axes[name] for axes in other_axes)
     ]
-    return tuple(" ".join(str(item.axes.get(name)) for name in differing) for item in workloads)
+    return tuple(
+        " ".join(str(workload.axes.get(name)) for name in differing) for workload in workloads
+    )

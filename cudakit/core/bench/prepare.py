@@ -30,7 +30,9 @@ class WorkloadRun:
     def __init__(
         self, timer: Timer, workload: Workload, prepared: Prepared, method: Method
     ) -> None:
-        self.title = " ".join([workload.name, *(f"{k}={v}" for k, v in workload.axes.items())])
+        self.title = " ".join(
+            [workload.name, *(f"{axis}={axis_value}" for axis, axis_value in workload.axes.items())]
+        )
         self.timer, self.workload, self.prepared, self.method = timer, workload, prepared, method
         self.settings: Mapping[str, Axis] = (
             dict(prepared.settings) if isinstance(prepared, Configured) else {}
@@ -43,17 +45,17 @@ class WorkloadRun:
         # The step warm_up records these attributes.
         self.warmup: list[Reading] = []
         self.warmup_s = 0.0
-        self.settled = not method.warmup_s
+        self.is_settled = not method.warmup_s
         # The step sample records these attributes.
-        self.kept: list[Reading] = []
-        self.discarded: list[Reading] = []
+        self.kept_readings: list[Reading] = []
+        self.discarded_readings: list[Reading] = []
         self.accepts_throttled = False  # Whether low clocks persisted and were accepted.
-        self.converged = False
-        self.stopped = "" if self.verification.passed else "wrong"
+        self.is_converged = False
+        self.stop_reason = "" if self.verification.passed else "wrong"
         self.is_sampling = False
         self.begin_s, self.elapsed_s = timer.now_s(), 0.0
         self.begin_runs = self.end_runs = self.rotation.runs
-        self.before = self.after = timer.gpu.telemetry()
+        self.telemetry_before = self.telemetry_after = timer.gpu.telemetry()
         # The function measure_energy records this attribute.
         self.energy_j: float | Unavailable = Unavailable("energy was not measured")
 
@@ -81,10 +83,12 @@ def prepare(
     """
     # Every workload allocates its first buffer set before any workload uses the remaining memory for more
     # sets.
-    prepared = [cleanup.enter_context(closing(_prepare(timer, item, method))) for item in workloads]
+    prepared_workloads = [
+        cleanup.enter_context(closing(_prepare(timer, workload, method))) for workload in workloads
+    ]
     return [
-        cleanup.enter_context(closing(WorkloadRun(timer, workload, ready, method)))
-        for workload, ready in zip(workloads, prepared, strict=True)
+        cleanup.enter_context(closing(WorkloadRun(timer, workload, prepared_workload, method)))
+        for workload, prepared_workload in zip(workloads, prepared_workloads, strict=True)
     ]
 
 

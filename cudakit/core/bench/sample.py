@@ -43,7 +43,7 @@ def end_sampling(run: WorkloadRun) -> None:
     """Record the telemetry and the number of executions after the last sample."""
     run.is_sampling = False
     run.end_runs = run.rotation.runs
-    run.after = run.timer.gpu.telemetry()
+    run.telemetry_after = run.timer.gpu.telemetry()
 
 
 class ThrottlingFilter:
@@ -53,8 +53,8 @@ class ThrottlingFilter:
     """
 
     def __init__(self, warmup: Iterable[Reading] = ()) -> None:
-        self.kept: list[Reading] = []
-        self.discarded: list[Reading] = []
+        self.kept_readings: list[Reading] = []
+        self.discarded_readings: list[Reading] = []
         self.accepts_all = False  # Whether all clocks are accepted, because low clocks persisted.
         self._clocks: deque[float] = deque(maxlen=_RECENT_CLOCKS)
         for reading in warmup:
@@ -63,7 +63,7 @@ class ThrottlingFilter:
     def add(self, reading: Reading) -> bool:
         """Add a reading, and return whether it is a sample."""
         is_sample = reading.valid and not self._is_throttled(reading)
-        (self.kept if is_sample else self.discarded).append(reading)
+        (self.kept_readings if is_sample else self.discarded_readings).append(reading)
         if is_sample:
             self._add_clock(reading)
         return is_sample
@@ -76,7 +76,7 @@ class ThrottlingFilter:
         if reading.sm_clock_hz is None or self.accepts_all or len(self._clocks) < _MIN_CLOCKS:
             return False
         is_low = reading.sm_clock_hz < _THROTTLED_SHARE * median(self._clocks)
-        if is_low and len(self.discarded) >= max(_MAX_THROTTLED, len(self.kept)):
+        if is_low and len(self.discarded_readings) >= max(_MAX_THROTTLED, len(self.kept_readings)):
             self.accepts_all = True
             return False
         return is_low
@@ -90,22 +90,25 @@ class _Sampling:
         self._pause_s = _FIRST_PAUSE_S
         self._stopping = Stopping(run.method.rule)
         self._filter = ThrottlingFilter(run.warmup)
-        run.kept, run.discarded = self._filter.kept, self._filter.discarded
+        run.kept_readings, run.discarded_readings = (
+            self._filter.kept_readings,
+            self._filter.discarded_readings,
+        )
         run.is_sampling = True
-        run.before = run.timer.gpu.telemetry()
+        run.telemetry_before = run.timer.gpu.telemetry()
         run.begin_runs = run.rotation.runs
         run.begin_s = run.timer.now_s()
 
     @property
     def is_done(self) -> bool:
         """Whether the run has enough samples, or reached its timeout."""
-        return bool(self.run.stopped)
+        return bool(self.run.stop_reason)
 
     @property
     def fraction(self) -> float:
         """Estimate of the share of sampling that is done, for the progress display."""
         run, rule = self.run, self.run.method.rule
-        samples = len(run.kept) / max(rule.min_samples, 1)
+        samples = len(run.kept_readings) / max(rule.min_samples, 1)
         return min(1.0, max(0.9 * min(samples, 1.0), run.elapsed_s / max(rule.timeout_s, 1e-9)))
 
     def add(self, reading: Reading) -> float:
@@ -118,7 +121,7 @@ class _Sampling:
             self._apply_stopping_rule(reading)
             return 0.0
         if run.elapsed_s >= run.method.rule.timeout_s:
-            run.stopped = run.stopped or "timeout"
+            run.stop_reason = run.stop_reason or "timeout"
             return 0.0
         if not reading.valid:
             return 0.0
@@ -130,4 +133,4 @@ class _Sampling:
         run.accepts_throttled = self._filter.accepts_all
         time_s = reading.time_s * run.work.executions
         if not self.is_done and self._stopping.add(time_s, elapsed_s=run.elapsed_s):
-            run.stopped, run.converged = self._stopping.reason, self._stopping.converged
+            run.stop_reason, run.is_converged = self._stopping.reason, self._stopping.converged

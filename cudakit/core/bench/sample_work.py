@@ -68,21 +68,24 @@ def make_sample_work(
             f"L2 cannot be flushed between the executions of a {method.mode}",
             hint="add --mode isolated, or --cache rotate",
         )
-    before = _work_before_sample(
+    enqueue_before = _work_before_sample(
         timer, rotation, flushes=flushes, interleaved=bool(method.interleaved)
     )
     if method.mode == "graph":
         return _graph_work(
-            timer, rotation, _executions_per_graph(method, estimate_s, rotation.sets), before
+            timer,
+            rotation,
+            _executions_per_graph(method, estimate_s, rotation.sets),
+            enqueue_before,
         )
     if method.mode == "batch":
         executions = min(_executions_per_batch(method, estimate_s), MAX_QUEUED)
-        return SampleWork(partial(rotation.run_many, count=executions), executions, before)
-    return SampleWork(rotation.run, before=before, clock=method.clock)
+        return SampleWork(partial(rotation.run_many, count=executions), executions, enqueue_before)
+    return SampleWork(rotation.run, enqueue_before=enqueue_before, clock=method.clock)
 
 
 def _graph_work(
-    timer: Timer, rotation: BufferRotation, executions: int, before: Enqueue | None
+    timer: Timer, rotation: BufferRotation, executions: int, enqueue_before: Enqueue | None
 ) -> SampleWork:
     """Capture executions in a graph, which a sample replays."""
     gpu = timer.gpu
@@ -94,7 +97,9 @@ def _graph_work(
         gpu.graph_launch(executable, stream)
         rotation.advance(executions)
 
-    return SampleWork(replay, executions, before, close=partial(gpu.destroy_graph_exec, executable))
+    return SampleWork(
+        replay, executions, enqueue_before, close=partial(gpu.destroy_graph_exec, executable)
+    )
 
 
 def _work_before_sample(

@@ -141,10 +141,10 @@ class CopySpec(Spec):
 
     bench: ClassVar[str] = "copy"
 
-    directions: tuple[str, ...] | None = None  # None: all directions that the machine supports.
+    directions: tuple[str, ...] | None = None  # Directions; None: all that the machine supports.
     sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: sizes of all orders.
-    mode: Mode | None = None  # None: host for pageable memory, else isolated.
-    cache: Cache | None = None  # None: rotate for copies within the device, else hot.
+    mode: Mode | None = None  # Mode; None: host for pageable memory, else isolated.
+    cache: Cache | None = None  # L2 state; None: rotate for copies within the device, else hot.
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
@@ -181,7 +181,7 @@ class AllocSpec(Spec):
 
     bench: ClassVar[str] = "alloc"
 
-    allocators: tuple[str, ...] | None = None  # None: all allocators.
+    allocators: tuple[str, ...] | None = None  # Names of allocators; None: all allocators.
     others: Mapping[str, AllocatorFactory] = field(default_factory=dict)
     sizes_bytes: tuple[int, ...] | None = None
 
@@ -308,6 +308,6 @@ def _check_positive(option: str, value: float) -> None:
 
 def _check_range(option: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high or math.isnan(value):
-        bound = f"at least {low:,}" if math.isinf(high) else f"from {low:,} to {high:,}"
+        allowed_range = f"at least {low:,}" if math.isinf(high) else f"from {low:,} to {high:,}"
         text = f"{value:,}" if isinstance(value, int) else f"{value:g}"
-        raise InputError(f"{option} is {text}; it must be {bound}")
+        raise InputError(f"{option} is {text}; it must be {allowed_range}")

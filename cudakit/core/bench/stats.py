@@ -99,8 +99,8 @@ def ci_over_rounds(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, fl
     half_width = _ci_half_width(
         [float(np.median(times)) for times in _split_rounds(values, rounds)]
     )
-    middle = float(np.median(values))
-    return max(min(low, middle - half_width), 0.0), max(high, middle + half_width)
+    median_s = float(np.median(values))
+    return max(min(low, median_s - half_width), 0.0), max(high, median_s + half_width)
 
 
 def without_round_offsets(times: _Times, rounds: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -108,9 +108,9 @@ def without_round_offsets(times: _Times, rounds: Sequence[int]) -> npt.NDArray[n
     values = _array(times)
     if len(rounds) < 2:
         return values
-    middle = np.median(values)
+    median_of_all = np.median(values)
     return np.concatenate(
-        [times - np.median(times) + middle for times in _split_rounds(values, rounds)]
+        [times - np.median(times) + median_of_all for times in _split_rounds(values, rounds)]
     )
 
 
@@ -124,12 +124,12 @@ def _split_rounds(
 
 def _ci_half_width(medians: Sequence[float]) -> float:
     """Return the half-width of the 95% CI of the mean of medians; 0 for one median."""
-    n = len(medians)
-    if n < 2:
+    median_count = len(medians)
+    if median_count < 2:
         return 0.0
-    quantile = _STUDENT[n - 2] if n - 2 < len(_STUDENT) else _NORMAL
-    spread = float(np.std(medians, ddof=1))
-    return float(quantile * spread / n**0.5)
+    quantile = _STUDENT[median_count - 2] if median_count - 2 < len(_STUDENT) else _NORMAL
+    standard_deviation = float(np.std(medians, ddof=1))
+    return float(quantile * standard_deviation / median_count**0.5)
 
 
 def median_ci(
@@ -142,11 +142,11 @@ def median_ci(
     their range. ``correlation`` is the autocorrelation time, which widens the interval. Raises ValueError
     without samples.
     """
-    ordered = np.sort(_array(times))
-    rank = _lower_rank(len(ordered), confidence)
-    middle = (len(ordered) - 1) / 2
-    rank = max(int(middle - (middle - rank) * correlation**0.5), 0)
-    return float(ordered[rank]), float(ordered[len(ordered) - 1 - rank])
+    sorted_times = np.sort(_array(times))
+    rank = _lower_rank(len(sorted_times), confidence)
+    middle_index = (len(sorted_times) - 1) / 2
+    rank = max(int(middle_index - (middle_index - rank) * correlation**0.5), 0)
+    return float(sorted_times[rank]), float(sorted_times[len(sorted_times) - 1 - rank])
 
 
 def autocorrelation_time(times: _Times) -> float:
@@ -159,14 +159,16 @@ def autocorrelation_time(times: _Times) -> float:
     values = np.asarray(times, np.float64)
     if len(values) < _MIN_FOR_AUTOCORRELATION:
         return 1.0
-    above = np.sign(values - np.median(values))
-    above -= above.mean()
-    if not above.any():
+    sign_of_deviation = np.sign(values - np.median(values))
+    sign_of_deviation -= sign_of_deviation.mean()
+    if not sign_of_deviation.any():
         return 1.0
-    pairs = _autocorrelation(above)[: len(values) // 2 * 2].reshape(-1, 2).sum(axis=1)
-    negative = np.flatnonzero(pairs <= 0)
-    stop = int(negative[0]) if len(negative) else len(pairs)
-    return float(min(max(2 * pairs[:stop].sum() - 1, 1.0), len(values)))
+    pair_sums = (
+        _autocorrelation(sign_of_deviation)[: len(values) // 2 * 2].reshape(-1, 2).sum(axis=1)
+    )
+    negative_indices = np.flatnonzero(pair_sums <= 0)
+    stop = int(negative_indices[0]) if len(negative_indices) else len(pair_sums)
+    return float(min(max(2 * pair_sums[:stop].sum() - 1, 1.0), len(values)))
 
 
 def relative_half_width(interval: tuple[float, float], median: float) -> float:
@@ -179,12 +181,14 @@ def has_trend(times: _Times) -> bool:
     values = np.asarray(times, np.float64)
     if len(values) < _MIN_FOR_TREND:
         return False
-    third = len(values) // 3
-    first, last = values[:third], values[-third:]
-    low, high = sorted(median_ci(times, _TREND_CONFIDENCE) for times in (first, last))
-    is_significant = low[1] < high[0]
-    change = abs(float(np.median(last) - np.median(first)))
-    return bool(is_significant and change > _MIN_TREND * float(np.median(values)))
+    third_size = len(values) // 3
+    first_third, last_third = values[:third_size], values[-third_size:]
+    lower_ci, upper_ci = sorted(
+        median_ci(times, _TREND_CONFIDENCE) for times in (first_third, last_third)
+    )
+    is_significant = lower_ci[1] < upper_ci[0]
+    median_change = abs(float(np.median(last_third) - np.median(first_third)))
+    return bool(is_significant and median_change > _MIN_TREND * float(np.median(values)))
 
 
 def is_bimodal(times: _Times) -> bool:
@@ -194,17 +198,26 @@ def is_bimodal(times: _Times) -> bool:
     1979). Then the numbers of samples in three windows of one width are compared: around the median of each
     group, and half-way between these medians.
     """
-    ordered = np.sort(np.asarray(times, np.float64))
-    split = _best_split(ordered)
+    sorted_times = np.sort(np.asarray(times, np.float64))
+    split = _best_split(sorted_times)
     if split is None:
         return False
-    low, high = float(np.median(ordered[:split])), float(np.median(ordered[split:]))
-    gap = high - low
-    if gap <= _CLOCK_STEPS * _clock_step(ordered):
+    low_peak, high_peak = (
+        float(np.median(sorted_times[:split])),
+        float(np.median(sorted_times[split:])),
+    )
+    peak_distance = high_peak - low_peak
+    if peak_distance <= _CLOCK_STEPS * _clock_step(sorted_times):
         return False
-    valley = _count_within(ordered, (low + high) / 2, gap / 6)
-    peak = min(_count_within(ordered, low, gap / 6), _count_within(ordered, high, gap / 6))
-    return valley < _VALLEY * peak and peak - valley > _VALLEY_DEVIATIONS * (peak + valley) ** 0.5
+    valley_count = _count_within(sorted_times, (low_peak + high_peak) / 2, peak_distance / 6)
+    peak_count = min(
+        _count_within(sorted_times, low_peak, peak_distance / 6),
+        _count_within(sorted_times, high_peak, peak_distance / 6),
+    )
+    return (
+        valley_count < _VALLEY * peak_count
+        and peak_count - valley_count > _VALLEY_DEVIATIONS * (peak_count + valley_count) ** 0.5
+    )
 
 
 def _array(times: _Times) -> npt.NDArray[np.float64]:
@@ -216,15 +229,15 @@ def _array(times: _Times) -> npt.NDArray[np.float64]:
 
 def _lower_rank(n: int, confidence: float) -> int:
     """Return the index of the lower end of the CI among n sorted samples."""
-    tail = (1 - confidence) / 2
+    tail_probability = (1 - confidence) / 2
     if n > _MAX_EXACT_BINOMIAL:
         # The term 0.5 is the continuity correction of the normal approximation.
-        return int(n / 2 - 0.5 + NormalDist().inv_cdf(tail) * n**0.5 / 2)
-    probability = cumulative = 0.5**n
+        return int(n / 2 - 0.5 + NormalDist().inv_cdf(tail_probability) * n**0.5 / 2)
+    probability = cumulative_probability = 0.5**n
     rank = 0
-    while cumulative <= tail:
+    while cumulative_probability <= tail_probability:
         probability *= (n - rank) / (rank + 1)
-        cumulative += probability
+        cumulative_probability += probability
         rank += 1
     return max(rank - 1, 0)
 
@@ -238,17 +251,17 @@ def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
     return correlation
 
 
-def _best_split(ordered: npt.NDArray[np.float64]) -> int | None:
+def _best_split(sorted_times: npt.NDArray[np.float64]) -> int | None:
     """Return the index that splits values into groups with the smallest variance; None for too few values."""
-    n = len(ordered)
+    n = len(sorted_times)
     min_size = max(int(n * _MIN_PEAK), 1)
     if n < _MIN_FOR_PEAKS:
         return None
     sizes = np.arange(min_size, n - min_size + 1)
     # The values are centred, because a difference of squares of large, nearly equal numbers loses precision.
-    sums = np.cumsum(ordered - ordered.mean())
-    left, total = sums[sizes - 1], sums[-1]
-    between_groups = left**2 / sizes + (total - left) ** 2 / (n - sizes)
+    cumulative_sums = np.cumsum(sorted_times - sorted_times.mean())
+    left_sums, total_sum = cumulative_sums[sizes - 1], cumulative_sums[-1]
+    between_groups = left_sums**2 / sizes + (total_sum - left_sums) ** 2 / (n - sizes)
     return int(sizes[int(np.argmax(between_groups))])
 
 
@@ -261,5 +274,7 @@ def _clock_step(sorted_values: npt.NDArray[np.float64]) -> float:
 
 def _count_within(sorted_values: npt.NDArray[np.float64], centre: float, distance: float) -> int:
     """Return the number of values whose distance from ``centre`` is at most ``distance``."""
-    first, last = np.searchsorted(sorted_values, (centre - distance, centre + distance)).tolist()
-    return int(last - first)
+    begin_index, end_index = np.searchsorted(
+        sorted_values, (centre - distance, centre + distance)
+    ).tolist()
+    return int(end_index - begin_index)

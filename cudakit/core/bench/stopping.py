@@ -13,7 +13,7 @@ from cudakit.core.bench.stats import autocorrelation_time, median_ci, relative_h
 _CHECK_GROWTH = 1.1
 # The spread is stable if it differs by less than _MAX_SPREAD_CHANGE from its mean over this number of checks,
 # during which the number of samples doubles.
-_CHECKS = 8
+_CHECK_COUNT = 8
 _MAX_SPREAD_CHANGE = 0.05
 _MIN_FOR_STABLE = 64
 
@@ -32,7 +32,7 @@ class Stopping:
         self._times: list[float] = []
         self._elapsed_s = 0.0
         self._next_check = rule.min_samples
-        self._spreads: deque[float] = deque(maxlen=_CHECKS)
+        self._spreads: deque[float] = deque(maxlen=_CHECK_COUNT)
 
     @property
     def converged(self) -> bool:
@@ -71,17 +71,17 @@ class Stopping:
 
     def _relative_half_widths(self) -> tuple[float, float]:
         """Return the half-widths of the CI and of the interquartile range, relative to the median."""
-        ordered = sorted(self._times)
-        n = len(ordered)
-        median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-        interval = median_ci(ordered, correlation=autocorrelation_time(self._times))
-        quartiles = (ordered[n // 4], ordered[n - 1 - n // 4])
+        sorted_times = sorted(self._times)
+        n = len(sorted_times)
+        median = (sorted_times[(n - 1) // 2] + sorted_times[n // 2]) / 2
+        interval = median_ci(sorted_times, correlation=autocorrelation_time(self._times))
+        quartiles = (sorted_times[n // 4], sorted_times[n - 1 - n // 4])
         return relative_half_width(interval, median), relative_half_width(quartiles, median)
 
     def _is_stable(self) -> bool:
-        if len(self._spreads) < _CHECKS or len(self._times) < _MIN_FOR_STABLE:
+        if len(self._spreads) < _CHECK_COUNT or len(self._times) < _MIN_FOR_STABLE:
             return False
-        mean = sum(self._spreads) / _CHECKS
+        mean = sum(self._spreads) / _CHECK_COUNT
         return all(abs(spread - mean) <= _MAX_SPREAD_CHANGE * mean for spread in self._spreads)
 
     def _exceeds_timeout(self, half_width: float) -> bool:

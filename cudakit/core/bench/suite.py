@@ -82,8 +82,8 @@ def missing_libraries(gpu: Gpu) -> tuple[LeftOut, ...]:
     """Return the benches whose library is missing, with the command that installs it."""
     try:
         gpu.blas("cublaslt").close()
-    except MissingDependency as missing:
-        return (LeftOut("gemm", missing.message, missing.hint),)
+    except MissingDependency as error:
+        return (LeftOut("gemm", error.message, error.hint),)
     return ()
 
 

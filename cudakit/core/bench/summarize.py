@@ -41,13 +41,13 @@ def summarize_run(run: WorkloadRun) -> Measurement:
         ),
         samples=_samples(run),
         verification=run.verification,
-        stopped="wrong" if run.is_wrong else run.stopped,
-        settled=run.settled,
-        cold=_is_cold(run),
+        stop_reason="wrong" if run.is_wrong else run.stop_reason,
+        is_settled=run.is_settled,
+        is_cold=_is_cold(run),
         warmup=tuple(run.warmup),
-        discarded=tuple(run.discarded),
-        before=run.before,
-        after=run.after,
+        discarded_readings=tuple(run.discarded_readings),
+        telemetry_before=run.telemetry_before,
+        telemetry_after=run.telemetry_after,
         footprint_bytes=run.prepared.footprint_bytes,
         bytes_moved=run.prepared.bytes_moved,
         operations=run.prepared.operations,
@@ -99,7 +99,7 @@ def summarize_case(
         outcome.axes,
         outcome.samples,
         method=outcome.method,
-        environment=machine.environment(outcome.before, outcome.after),
+        environment=machine.environment(outcome.telemetry_before, outcome.telemetry_after),
         limit=machine.limit(case.work, outcome.samples),
         verification=_NO_VALUES if verification is NOTHING_TO_VERIFY else verification,
         operations=outcome.operations,
@@ -184,15 +184,15 @@ def case_result(
 
 
 def _samples(run: WorkloadRun) -> Samples:
-    kept, discarded = run.kept, len(run.discarded)
+    kept_readings, discarded_count = run.kept_readings, len(run.discarded_readings)
     if run.is_wrong:
-        return Samples((), discarded=discarded, converged=False)
-    clocks = tuple(r.sm_clock_hz for r in kept if r.sm_clock_hz is not None)
+        return Samples((), discarded=discarded_count, converged=False)
+    clocks = tuple(r.sm_clock_hz for r in kept_readings if r.sm_clock_hz is not None)
     return Samples(
-        times_s=tuple(reading.time_s for reading in kept),
-        sm_clock_hz=clocks if len(clocks) == len(kept) else (),
-        discarded=discarded,
-        converged=run.converged,
+        times_s=tuple(reading.time_s for reading in kept_readings),
+        sm_clock_hz=clocks if len(clocks) == len(kept_readings) else (),
+        discarded=discarded_count,
+        converged=run.is_converged,
     )
 
 
@@ -213,7 +213,7 @@ def _run_warnings(run: WorkloadRun) -> Iterator[str]:
         yield "samples include a throttled clock, because the clock stayed low"
     if run.method.cache == "rotate" and not _is_cold(run):
         yield "L2 is not cold: the buffer sets are too small to overwrite the cache"
-    if not run.settled:
+    if not run.is_settled:
         yield "clock and times were not stable at the end of the warm-up"
 
 

@@ -40,7 +40,7 @@ class SampleWork:
 
     enqueue: Enqueue
     executions: int = 1  # Number of executions; the time of a sample is their mean.
-    before: Enqueue | None = None  # Untimed work before the sample.
+    enqueue_before: Enqueue | None = None  # Untimed work before the sample.
     clock: Clock = "device"
     close: Callable[[], None] = _do_nothing
 
@@ -51,7 +51,7 @@ class Timer:
     def __init__(self, gpu: Gpu, *, blocking_limit_s: float = _BLOCKING_LIMIT_S) -> None:
         self.gpu = gpu
         fields = gpu.facts().fields
-        multiprocessors = fields.get("multiprocessor_count")
+        multiprocessors = fields.get("first_reading_size")
         self.l2_bytes = l2_size_bytes(fields)
         self.stream = gpu.stream(blocking=False)
         self.flush = Flush(gpu, self.l2_bytes)
@@ -69,8 +69,8 @@ class Timer:
         if work.clock != "device":
             return self._host_time(work)
         gpu, stream = self.gpu, self.stream
-        if work.before:
-            work.before(stream)
+        if work.enqueue_before:
+            work.enqueue_before(stream)
         with self._blocking_kernel.blocking(stream) if blocked else nullcontext():
             self._clock.begin(stream)
             gpu.record(self._begin, stream)
@@ -78,15 +78,15 @@ class Timer:
             gpu.record(self._end, stream)
             self._clock.end(stream)
         gpu.sync_stream(stream)
-        valid = not (blocked and self._blocking_kernel.timed_out)
+        is_valid = not (blocked and self._blocking_kernel.timed_out)
         time_s = gpu.elapsed(self._begin, self._end) / work.executions
-        return Reading(time_s, self._clock.take_hz(), valid)
+        return Reading(time_s, self._clock.take_hz(), is_valid)
 
     def _host_time(self, work: SampleWork) -> Reading:
         """Time one sample by the host clock, until the device has finished or the call returns."""
         stream = self.stream
-        if work.before:
-            work.before(stream)
+        if work.enqueue_before:
+            work.enqueue_before(stream)
         self._clock.begin(stream)
         self.gpu.sync_stream(stream)
         begin_s = self.now_s()
@@ -177,9 +177,9 @@ class _SmClock:
 
     def take_hz(self) -> float | None:
         """Return the clock after both readings; None if too little time passed between them."""
-        words = self._bytes.cast("Q")
-        half = len(words) // 2
-        return clock_hz(words[:half], words[half:])
+        counters = self._bytes.cast("Q")
+        first_reading_size = len(counters) // 2
+        return clock_hz(counters[:first_reading_size], counters[first_reading_size:])
 
     def close(self) -> None:
         """Free the memory of the time stamps, and unload the kernel."""

@@ -38,8 +38,8 @@ def warm_up(runs: Sequence[WorkloadRun], progress: Progress) -> None:
 
 def _make_sample_work(run: WorkloadRun) -> SampleWork:
     try:
-        pilot = SampleWork(run.rotation.run)
-        estimate_s = min(run.timer.time(pilot).time_s for _ in range(_PILOT_SAMPLES))
+        pilot_work = SampleWork(run.rotation.run)
+        estimate_s = min(run.timer.time(pilot_work).time_s for _ in range(_PILOT_SAMPLES))
         return make_sample_work(run.timer, run.rotation, run.method, estimate_s)
     except Unsupported as reason:
         raise UnsupportedCase(run.workload, reason, run.settings) from reason
@@ -56,7 +56,7 @@ def _settle(run: WorkloadRun, progress: Progress) -> None:
         is_over = state.add(reading, run.timer.now_s() - begin_s)
         if not is_over:
             progress(f"{run.title}: warming up", state.elapsed_s / state.max_s)
-    run.warmup_s, run.settled = state.elapsed_s, state.settled
+    run.warmup_s, run.is_settled = state.elapsed_s, state.settled
 
 
 class SteadyState:
@@ -88,8 +88,8 @@ class SteadyState:
     def _is_settled(self) -> bool:
         """Return whether times and clocks are stable over the second half of the warm-up."""
         half_s = self.elapsed_s / 2
-        first = next(i for i, time_s in enumerate(self._times) if time_s >= half_s)
-        recent = self.readings[min(first, len(self.readings) - _MIN_READINGS) :]
+        half_index = next(i for i, time_s in enumerate(self._times) if time_s >= half_s)
+        recent = self.readings[min(half_index, len(self.readings) - _MIN_READINGS) :]
         clocks = [reading.sm_clock_hz for reading in recent if reading.sm_clock_hz is not None]
         times = [reading.time_s for reading in recent]
         return drift(times) < _MAX_DRIFT and drift(clocks) < _MAX_DRIFT
@@ -97,8 +97,8 @@ class SteadyState:
 
 def drift(values: list[float]) -> float:
     """Return the relative difference between the medians of the first and the second half of values."""
-    half = len(values) // 2
-    if half == 0:
+    half_count = len(values) // 2
+    if half_count == 0:
         return 0.0
-    earlier, later = median(values[:half]), median(values[-half:])
-    return abs(later - earlier) / earlier if earlier else 0.0
+    first_median, last_median = median(values[:half_count]), median(values[-half_count:])
+    return abs(last_median - first_median) / first_median if first_median else 0.0

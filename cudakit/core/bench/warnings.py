@@ -70,17 +70,17 @@ def likely_causes(environments: Sequence[Environment], fields: Fields) -> tuple[
 
 def _lasting_warnings(environment: Environment) -> Iterator[str]:
     """Yield warnings about conditions that last for the whole run."""
-    others = environment.other_processes
-    if isinstance(others, int) and others:
-        processes = "process uses" if others == 1 else "processes use"
-        yield f"{others} other {processes} the GPU, so rates may be too low"
-    limit, default = environment.power_limit_w, environment.power_limit_default_w
+    other_processes = environment.other_processes
+    if isinstance(other_processes, int) and other_processes:
+        processes = "process uses" if other_processes == 1 else "processes use"
+        yield f"{other_processes} other {processes} the GPU, so rates may be too low"
+    limit, default_limit = environment.power_limit_w, environment.power_limit_default_w
     if (
         not isinstance(limit, Unavailable)
-        and not isinstance(default, Unavailable)
-        and limit < default
+        and not isinstance(default_limit, Unavailable)
+        and limit < default_limit
     ):
-        yield f"the power limit is {limit:.0f} W instead of the default {default:.0f} W"
+        yield f"the power limit is {limit:.0f} W instead of the default {default_limit:.0f} W"
     if environment.modes.get("mps_enabled") is True:
         yield "MPS is on, so other processes may use the GPU unnoticed"
     for name, effect in _SLOWING.items():
@@ -102,9 +102,13 @@ def _throttling_warnings(environments: Sequence[Environment]) -> Iterator[str]:
 
 
 def _throttling_reasons(environment: Environment) -> Iterator[str]:
-    last = environment.after or environment.before
-    if last is not None and isinstance(last.clock_reasons, tuple) and not last.slowed_ns:
-        for reason in last.clock_reasons:
+    telemetry = environment.after or environment.before
+    if (
+        telemetry is not None
+        and isinstance(telemetry.clock_reasons, tuple)
+        and not telemetry.slowed_ns
+    ):
+        for reason in telemetry.clock_reasons:
             if reason not in _NORMAL_CLOCK_REASONS:
                 yield f"the clock was throttled: {reason}"
 

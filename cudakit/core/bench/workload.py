@@ -25,9 +25,9 @@ class Verification:
     detail: str = ""  # Description of an error: "3 values were never written"; else "".
 
 
-def verification(error: float, tolerance: float, against: str, detail: str = "") -> Verification:
+def verification(error: float, tolerance: float, reference: str, detail: str = "") -> Verification:
     """Return a Verification that passes if the error is within the tolerance and ``detail`` is empty."""
-    return Verification(not detail and error <= tolerance, error, tolerance, against, detail)
+    return Verification(not detail and error <= tolerance, error, tolerance, reference, detail)
 
 
 def worst(verifications: Iterable[Verification]) -> Verification:

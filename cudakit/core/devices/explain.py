@@ -18,10 +18,10 @@ from cudakit.errors import UsageError, one_of
 # An Xid in upper case: "XID 79", "XID79" or "XID:79".
 _XID = re.compile(r"XID\W*0*(\d+)")
 # A term of several words, such as "Xid 79" or "CUDA error 700", or one word of the command line.
-_TERM = re.compile(
+_TERM_PATTERN = re.compile(
     r"(?:xid\W*|cuda\s+error\s+|(?:cublas|cudnn|nccl)\s+status\s+)\d+(?!\S)|[^\n]+", re.IGNORECASE
 )
-_CHECK = re.compile(r"CK0*(\d+)")
+_CHECK_PATTERN = re.compile(r"CK0*(\d+)")
 _PREFIXES = ("CUDA_ERROR_", "CUDAERROR")
 
 
@@ -68,21 +68,21 @@ def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explained:
     an Xid, or both. Raises UsageError, with similar names, for a term that no topic matches.
     """
     topics = [*cuda_errors, *_xids(), *_checks(), *_library_statuses(), *_variables()]
-    terms = [" ".join(term.split()) for term in _TERM.findall("\n".join(words))] or [""]
-    matching = {term: [topic for topic in topics if _matches(term, topic)] for term in terms}
-    unknown = [term for term, topics_of_term in matching.items() if not topics_of_term]
-    if unknown:
+    terms = [" ".join(term.split()) for term in _TERM_PATTERN.findall("\n".join(words))] or [""]
+    topics_by_term = {term: [topic for topic in topics if _matches(term, topic)] for term in terms}
+    unknown_terms = [term for term, topics_of_term in topics_by_term.items() if not topics_of_term]
+    if unknown_terms:
         # If no word is a term, the words are probably one message.
-        term = " ".join(terms) if unknown == terms else unknown[0]
+        term = " ".join(terms) if unknown_terms == terms else unknown_terms[0]
         raise UsageError(f"no explanation for {term!r}", hint=_suggestion(term.upper(), topics))
-    distinct_topics = dict.fromkeys(itertools.chain.from_iterable(matching.values()))
+    distinct_topics = dict.fromkeys(itertools.chain.from_iterable(topics_by_term.values()))
     return Explained(" ".join(terms), tuple(distinct_topics))
 
 
 def check_explanation(result: Explained) -> CheckExplanation | None:
     """Return the explanation that ``doctor --explain`` writes if the only topic is a check, else None."""
-    (topic, *others) = result.topics
-    if others or topic.kind != "check":
+    (topic, *other_topics) = result.topics
+    if other_topics or topic.kind != "check":
         return None
     return CheckExplanation(topic.name, topic.meaning, topic.explanation)
 
@@ -99,10 +99,10 @@ def _matches(spelling: str, topic: Topic) -> bool:
     term = spelling.upper()
     if term.isdecimal():
         return topic.code == int(term) and topic.kind in ("CUDA error", "Xid")
-    xid, check = _XID.fullmatch(term), _CHECK.fullmatch(term)
-    if xid or check:
-        number = int((xid or check or ["", "0"])[1])
-        return topic.code == number and topic.kind == ("Xid" if xid else "check")
+    xid_match, check_match = _XID.fullmatch(term), _CHECK_PATTERN.fullmatch(term)
+    if xid_match or check_match:
+        number = int((xid_match or check_match or ["", "0"])[1])
+        return topic.code == number and topic.kind == ("Xid" if xid_match else "check")
     names_of_topic = [name.upper() for name in (topic.name, *topic.other_names)]
     return (
         term in names_of_topic
@@ -118,17 +118,17 @@ _ABBREVIATIONS = {"OOM": "OUT_OF_MEMORY"}
 
 def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
     """Return a hint for an unknown term in upper case."""
-    if _CHECK.fullmatch(spelling):
+    if _CHECK_PATTERN.fullmatch(spelling):
         return f"checks are {id_ranges()}"
     term = _ABBREVIATIONS.get(spelling, spelling)
-    similar = (
+    similar_names = (
         _misspelled(term, topics) or _beginning_with(term, topics) or _with_words(term, topics)
     )
-    if 0 < len(similar) <= _MAX_SUGGESTIONS + 1:
-        return f"did you mean {one_of(similar)}?"
-    if 0 < len(similar) <= _MAX_SIMILAR:
-        omitted = len(similar) - _MAX_SUGGESTIONS
-        return f"did you mean {', '.join(similar[:_MAX_SUGGESTIONS])} or one of {omitted} others?"
+    if 0 < len(similar_names) <= _MAX_SUGGESTIONS + 1:
+        return f"did you mean {one_of(similar_names)}?"
+    if 0 < len(similar_names) <= _MAX_SIMILAR:
+        omitted_count = len(similar_names) - _MAX_SUGGESTIONS
+        return f"did you mean {', '.join(similar_names[:_MAX_SUGGESTIONS])} or one of {omitted_count} others?"
     return (
         "give a CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), library status (ncclSystemError), Xid "
         "(Xid 79), check (CK012) or environment variable"
@@ -140,10 +140,10 @@ def _misspelled(term: str, topics: Sequence[Topic]) -> list[str]:
     topic_by_spelling = {
         name.upper(): topic for topic in topics for name in (topic.name, *topic.other_names)
     }
-    similar = get_close_matches(term, topic_by_spelling, n=3, cutoff=0.75) or get_close_matches(
-        f"CUDA_ERROR_{term}", topic_by_spelling, n=3, cutoff=0.8
-    )
-    return list(dict.fromkeys(topic_by_spelling[spelling].name for spelling in similar))
+    similar_spellings = get_close_matches(
+        term, topic_by_spelling, n=3, cutoff=0.75
+    ) or get_close_matches(f"CUDA_ERROR_{term}", topic_by_spelling, n=3, cutoff=0.8)
+    return list(dict.fromkeys(topic_by_spelling[spelling].name for spelling in similar_spellings))
 
 
 def _beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
@@ -155,15 +155,20 @@ def _with_words(term: str, topics: Sequence[Topic]) -> list[str]:
 
     A number in the term must be the topic's code.
     """
-    starts, numbers = re.findall(r"[A-Z][A-Z0-9]{2,}", term), re.findall(r"\b\d+", term)
+    word_starts, numbers_of_term = (
+        re.findall(r"[A-Z][A-Z0-9]{2,}", term),
+        re.findall(r"\b\d+", term),
+    )
 
     def matches(topic: Topic) -> bool:
         words = re.findall(r"[A-Z0-9]+", f"{topic.name} {topic.meaning}".upper())
-        return all(any(word.startswith(start) for word in words) for start in starts) and all(
-            int(number) == topic.code for number in numbers
-        )
+        return all(
+            any(word.startswith(word_start) for word in words) for word_start in word_starts
+        ) and all(int(number) == topic.code for number in numbers_of_term)
 
-    return [topic.name for topic in topics if matches(topic)] if starts or numbers else []
+    return (
+        [topic.name for topic in topics if matches(topic)] if word_starts or numbers_of_term else []
+    )
 
 
 # --- topics ----------------------------------------------------------------------------------------

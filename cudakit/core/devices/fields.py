@@ -20,7 +20,7 @@ class FieldsList:
     fields: tuple[FieldInfo, ...]  # all fields, those that identify a device first
 
 
-_IDENTITY = (
+_IDENTITY_FIELDS = (
     ("cuda_index", "the driver", "CUDA index"),
     ("nvml_index", "nvmlDeviceGetIndex", "NVML index, as in nvidia-smi"),
     ("uuid", "nvmlDeviceGetUUID, cuDeviceGetUuid", "UUID, the same in every library"),
@@ -43,7 +43,7 @@ def registry() -> Mapping[str, FieldInfo]:
     for field in (
         *(
             FieldInfo(name, "", source, text, "identity", "identity")
-            for name, source, text in _IDENTITY
+            for name, source, text in _IDENTITY_FIELDS
         ),
         *(field.info for field in nvml_fields()),
         _USABLE_MEMORY,
@@ -59,8 +59,8 @@ def fields_by_name(names: Sequence[str]) -> tuple[FieldInfo, ...]:
     fields = registry()
     for name in names:
         if name not in fields:
-            similar = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
-            suggestion = f"did you mean {one_of(similar)}? " if similar else ""
+            similar_names = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
+            suggestion = f"did you mean {one_of(similar_names)}? " if similar_names else ""
             raise UsageError(
                 f"no field {name!r}", hint=f"{suggestion}--list-fields lists all fields"
             )

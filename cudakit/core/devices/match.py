@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Field, NvmlView
 from cudakit.units import Unavailable
 
-_UNKNOWN = Unavailable("not known")
+_UNKNOWN_VALUE = Unavailable("not known")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class MatchedDevice:
     @property
     def fields(self) -> Mapping[str, Field]:
         """All facts; NVML's override CUDA's, because NVML ignores CUDA_VISIBLE_DEVICES."""
-        merged: dict[str, Field] = dict(self.cuda.fields) if self.cuda else {}
+        merged_fields: dict[str, Field] = dict(self.cuda.fields) if self.cuda else {}
         for name, value in (self.nvml.fields if self.nvml else {}).items():
-            if name not in merged or not isinstance(value, Unavailable):
-                merged[name] = value
-        return merged
+            if name not in merged_fields or not isinstance(value, Unavailable):
+                merged_fields[name] = value
+        return merged_fields
 
     def _views(self) -> Iterator[DeviceFacts]:
         yield from (view for view in (self.nvml, self.cuda) if view is not None)
@@ -52,22 +52,38 @@ def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[M
     """Return NVML's devices in NVML's order, each with its CUDA device, then the devices of CUDA only."""
     nvml_devices = list(nvml.devices) if isinstance(nvml, NvmlView) else []
     cuda_devices = list(_with_hidden(cuda)) if isinstance(cuda, CudaView) else []
-    matched = []
+    matched_devices = []
     for device in nvml_devices:
-        pair = next((pair for pair in cuda_devices if _is_same_device(device, pair[0])), None)
-        if pair is None and len(nvml_devices) == len(cuda_devices) == 1:
+        cuda_device_and_hidden = next(
+            (
+                cuda_device_and_hidden
+                for cuda_device_and_hidden in cuda_devices
+                if _is_same_device(device, cuda_device_and_hidden[0])
+            ),
+            None,
+        )
+        if cuda_device_and_hidden is None and len(nvml_devices) == len(cuda_devices) == 1:
             # A Jetson has no PCI address, and NVML and CUDA may report different UUIDs for it.
-            pair = cuda_devices[0]
-        if pair:
-            cuda_devices.remove(pair)
-        matched.append(MatchedDevice(device, pair[0] if pair else None, bool(pair and pair[1])))
-    return (*matched, *(MatchedDevice(None, device, hidden) for device, hidden in cuda_devices))
+            cuda_device_and_hidden = cuda_devices[0]
+        if cuda_device_and_hidden:
+            cuda_devices.remove(cuda_device_and_hidden)
+        matched_devices.append(
+            MatchedDevice(
+                device,
+                cuda_device_and_hidden[0] if cuda_device_and_hidden else None,
+                bool(cuda_device_and_hidden and cuda_device_and_hidden[1]),
+            )
+        )
+    return (
+        *matched_devices,
+        *(MatchedDevice(None, device, hidden) for device, hidden in cuda_devices),
+    )
 
 
-def _with_hidden(view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
+def _with_hidden(cuda_view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
     """Yield each device of CUDA, and whether CUDA_VISIBLE_DEVICES hides it."""
-    yield from ((device, False) for device in view.devices)
-    yield from ((device, True) for device in view.hidden)
+    yield from ((device, False) for device in cuda_view.devices)
+    yield from ((device, True) for device in cuda_view.hidden)
 
 
 def _is_same_device(nvml_device: DeviceFacts, cuda_device: DeviceFacts) -> bool:
@@ -80,6 +96,6 @@ def _is_same_device(nvml_device: DeviceFacts, cuda_device: DeviceFacts) -> bool:
 
 def _first_available(values: Iterable[str | Unavailable]) -> str | Unavailable:
     """Return the first available value, else the first reason."""
-    candidates = list(values)
-    strings = [value for value in candidates if isinstance(value, str)]
-    return next(iter(strings or candidates), _UNKNOWN)
+    candidate_values = list(values)
+    strings = [value for value in candidate_values if isinstance(value, str)]
+    return next(iter(strings or candidate_values), _UNKNOWN_VALUE)

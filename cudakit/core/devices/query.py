@@ -28,10 +28,10 @@ def open_query(machine: Machine) -> Query:
     """
     # NVML is queried first, because a child process queries CUDA at the same time.
     nvml, cuda = machine.nvml(), machine.cuda()
-    matched = match(nvml, cuda)
-    if not matched:
+    matched_devices = match(nvml, cuda)
+    if not matched_devices:
         raise EnvironmentUnusable(f"no GPU found: {_why_no_device(nvml, cuda)}", hint=_HINT)
-    return Query(machine, nvml, cuda, matched, registry())
+    return Query(machine, nvml, cuda, matched_devices, registry())
 
 
 def devices(machine: Machine, *, processes: bool = False, topology: bool = False) -> DevicesResult:
@@ -56,7 +56,7 @@ class Query:
     machine: Machine
     nvml: NvmlView | Unavailable
     cuda: CudaView | Unavailable
-    matched: tuple[MatchedDevice, ...]
+    matched_devices: tuple[MatchedDevice, ...]
     fields: Mapping[str, FieldInfo]
 
     def read(
@@ -79,10 +79,10 @@ class Query:
             nvml_version=nvml if isinstance(nvml, Unavailable) else nvml.nvml_version,
             cuda=_cuda(self.cuda),
             devices=tuple(
-                self._device(matched, names, activity=activity, processes=processes)
-                for matched in self.matched
+                self._device(matched_device, names, activity=activity, processes=processes)
+                for matched_device in self.matched_devices
             ),
-            pairs=pairs(self.machine.nvml(links=True), self.cuda, self.matched)
+            pairs=pairs(self.machine.nvml(links=True), self.cuda, self.matched_devices)
             if topology
             else None,
             notes=tuple(_machine_notes(self.nvml, self.cuda)),
@@ -118,12 +118,12 @@ class Query:
         )
 
     def _fields_of(
-        self, reading: Telemetry | Unavailable, kind: Kind, names: Collection[str]
+        self, activity: Telemetry | Unavailable, kind: Kind, names: Collection[str]
     ) -> Mapping[str, Field]:
         """Return the fields of a reading. If the reading failed, return the reason for every field."""
-        if isinstance(reading, Telemetry):
-            return reading.fields
-        return {field.name: reading for field in self._fields_of_kind(kind, names)}
+        if isinstance(activity, Telemetry):
+            return activity.fields
+        return {field.name: activity for field in self._fields_of_kind(kind, names)}
 
     def _add_missing(
         self, device: MatchedDevice, names: Collection[str], fields: dict[str, Field]
@@ -173,16 +173,16 @@ class Query:
         return self.cuda.visible_devices if isinstance(self.cuda, CudaView) else None
 
 
-def _cuda(view: CudaView | Unavailable) -> Cuda | Unavailable:
-    if isinstance(view, Unavailable):
-        return view
-    version = view.driver_version
+def _cuda(cuda_view: CudaView | Unavailable) -> Cuda | Unavailable:
+    if isinstance(cuda_view, Unavailable):
+        return cuda_view
+    version = cuda_view.driver_version
     return Cuda(
         version=version if isinstance(version, Unavailable) else f"{version[0]}.{version[1]}",
-        library=view.libcuda,
-        error=CudaFailure(*view.error) if view.error else None,
-        visible_devices=view.visible_devices,
-        device_order=view.device_order,
+        library=cuda_view.libcuda,
+        error=CudaFailure(*cuda_view.error) if cuda_view.error else None,
+        visible_devices=cuda_view.visible_devices,
+        device_order=cuda_view.device_order,
     )
 
 
@@ -223,9 +223,9 @@ def _device_notes(
         yield "integrated GPU: it uses the memory of the host"
     if fields.get("mig_mode") is True and device.nvml and device.nvml.parent is None:
         yield "in MIG mode: CUDA sees only the MIG instances"
-    mode = fields.get("compute_mode", "default")
-    if isinstance(mode, str) and mode != "default":
-        yield f"compute mode: {mode}"
+    compute_mode = fields.get("compute_mode", "default")
+    if isinstance(compute_mode, str) and compute_mode != "default":
+        yield f"compute mode: {compute_mode}"
     reasons = fields.get("clock_event_reasons")
     throttled = (
         [str(reason) for reason in reasons if reason not in _NORMAL_REASONS]

@@ -22,19 +22,21 @@ def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Dev
     """
     if not selectors:
         return result.devices
-    selected = {id(_match_one(result.devices, selector)) for selector in selectors}
-    return tuple(device for device in result.devices if id(device) in selected)
+    selected_ids = {id(_match_one(result.devices, selector)) for selector in selectors}
+    return tuple(device for device in result.devices if id(device) in selected_ids)
 
 
 def _match_one(devices: Sequence[Device], selector: str) -> Device:
-    matching = [device for device in devices if _matches(device, selector)]
-    if len(matching) == 1:
-        return matching[0]
-    listed = ", ".join(map(label, matching or devices))
-    if matching:
-        message = f"{len(matching)} devices match {selector!r}"
-        raise UsageError(message, hint=f"write more of the UUID; they are: {listed}")
-    raise UsageError(f"no device matches {selector!r}", hint=f"{_SELECTOR_HINT}; devices: {listed}")
+    matching_devices = [device for device in devices if _matches(device, selector)]
+    if len(matching_devices) == 1:
+        return matching_devices[0]
+    listed_devices = ", ".join(map(label, matching_devices or devices))
+    if matching_devices:
+        message = f"{len(matching_devices)} devices match {selector!r}"
+        raise UsageError(message, hint=f"write more of the UUID; they are: {listed_devices}")
+    raise UsageError(
+        f"no device matches {selector!r}", hint=f"{_SELECTOR_HINT}; devices: {listed_devices}"
+    )
 
 
 def _matches(device: Device, selector: str) -> bool:
@@ -107,22 +109,24 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
     Raises EnvironmentUnusable, with the reason for each excluded device, if too few remain.
     """
     reason_by_id = {id(device): next(_exclusions(device, spec), "") for device in devices}
-    candidates = [device for device in devices if not reason_by_id[id(device)]]
-    best = sorted(candidates, key=_free_bytes, reverse=True)[: spec.count]
-    if len(best) < spec.count:
-        excluded = (device for device in devices if reason_by_id[id(device)])
-        reasons = "; ".join(f"{label(device)}: {reason_by_id[id(device)]}" for device in excluded)
+    free_devices = [device for device in devices if not reason_by_id[id(device)]]
+    best_devices = sorted(free_devices, key=_free_bytes, reverse=True)[: spec.count]
+    if len(best_devices) < spec.count:
+        excluded_devices = (device for device in devices if reason_by_id[id(device)])
+        reasons = "; ".join(
+            f"{label(device)}: {reason_by_id[id(device)]}" for device in excluded_devices
+        )
         raise EnvironmentUnusable(
-            f"{_request(spec)}, but {_matching(len(candidates), len(devices))}",
+            f"{_request(spec)}, but {_matching(len(free_devices), len(devices))}",
             hint=reasons or f"use --count {len(devices)}",
         )
-    if spec.count > 1 and any(device.parent is not None for device in best):
+    if spec.count > 1 and any(device.parent is not None for device in best_devices):
         raise EnvironmentUnusable(
             f"{_request(spec)}, but a CUDA process can use only one MIG instance",
             hint="use --count 1",
         )
-    uuids = [str(device.uuid) for device in best]
-    return SelectResult(result.simulated, ",".join(uuids), tuple(best))
+    uuids = [str(device.uuid) for device in best_devices]
+    return SelectResult(result.simulated, ",".join(uuids), tuple(best_devices))
 
 
 def _matching(count: int, total: int) -> str:
@@ -152,10 +156,10 @@ def _exclusions(device: Device, spec: SelectSpec) -> Iterator[str]:
         yield f"not visible to CUDA: {device.cuda_index.reason}"
     if device.fields.get("compute_mode") == "prohibited":
         yield "compute mode is prohibited"
-    free = device.field("memory_free_bytes")
+    free_memory = device.field("memory_free_bytes")
     if spec.min_free_bytes is not None:
-        if isinstance(free, Unavailable):
-            yield f"free memory is unknown: {free.reason}"
+        if isinstance(free_memory, Unavailable):
+            yield f"free memory is unknown: {free_memory.reason}"
         elif _free_bytes(device) < spec.min_free_bytes:
             yield f"{format_bytes(_free_bytes(device))} free"
     utilization = device.field("utilization_gpu_percent")
@@ -167,5 +171,5 @@ def _exclusions(device: Device, spec: SelectSpec) -> Iterator[str]:
 
 
 def _free_bytes(device: Device) -> int:
-    free = device.field("memory_free_bytes")
-    return free if isinstance(free, int) else -1
+    free_memory = device.field("memory_free_bytes")
+    return free_memory if isinstance(free_memory, int) else -1

@@ -14,26 +14,41 @@ _OK = "ok"
 
 
 def pairs(
-    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable, matched: Sequence[MatchedDevice]
+    nvml: NvmlView | Unavailable,
+    cuda: CudaView | Unavailable,
+    matched_devices: Sequence[MatchedDevice],
 ) -> tuple[Pair, ...]:
     """Return the connection of each pair of GPUs that NVML reports."""
     if isinstance(nvml, Unavailable):
         return ()
-    links = {(link.first, link.second): link for link in nvml.links}
+    link_by_gpus = {(link.first, link.second): link for link in nvml.links}
     gpus = {
         device.nvml.index: device
-        for device in matched
+        for device in matched_devices
         if device.nvml and device.nvml.parent is None
     }
     return tuple(
-        _pair(links.get((first, second)) or _unknown_link(first, second), gpus, cuda)
-        for first, second in combinations(sorted(gpus), 2)
+        _pair(
+            link_by_gpus.get((first_index, second_index))
+            or _unknown_link(first_index, second_index),
+            gpus,
+            cuda,
+        )
+        for first_index, second_index in combinations(sorted(gpus), 2)
     )
 
 
-def _unknown_link(first: int, second: int) -> Link:
-    unknown = Unavailable("NVML does not report it")
-    return Link(first, second, unknown, unknown, unknown, unknown, unknown)
+def _unknown_link(first_index: int, second_index: int) -> Link:
+    not_reported = Unavailable("NVML does not report it")
+    return Link(
+        first_index,
+        second_index,
+        not_reported,
+        not_reported,
+        not_reported,
+        not_reported,
+        not_reported,
+    )
 
 
 def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable) -> Pair:
@@ -54,12 +69,15 @@ def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavai
 
 
 def _is_bidirectional(
-    cuda: CudaView | Unavailable, first: MatchedDevice, second: MatchedDevice, attribute: str
+    cuda: CudaView | Unavailable,
+    first_gpu: MatchedDevice,
+    second_gpu: MatchedDevice,
+    attribute: str,
 ) -> bool | Unavailable:
     """Return whether a list of CUDA's view has a pair of devices in both directions."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
-    indices = [gpu.cuda.index for gpu in (first, second) if gpu.cuda and not gpu.hidden]
+    indices = [gpu.cuda.index for gpu in (first_gpu, second_gpu) if gpu.cuda and not gpu.hidden]
     if len(indices) < 2:
         return Unavailable("not both devices are visible to CUDA")
     first_index, second_index = indices

@@ -41,19 +41,19 @@ def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
     if not value.strip():
         return Visibility((), (f"{VARIABLE} is empty, which hides every device",))
     find_position = _find_by_uuid if value.startswith(_PREFIXES) else _find_by_index
-    visible: list[int] = []
+    visible_positions: list[int] = []
     entries = value.split(",")
     for number, entry in enumerate(entries, start=1):
         position, reason = find_position(entry, uuids)
         if position is None:
             is_last = number == len(entries)
             effect = "" if is_last else ", so CUDA ignores this and all later entries"
-            return Visibility(tuple(visible), (f"{VARIABLE}={value}: {reason}{effect}",))
-        if position in visible:
+            return Visibility(tuple(visible_positions), (f"{VARIABLE}={value}: {reason}{effect}",))
+        if position in visible_positions:
             repetition = f"{entry.strip()!r} repeats a device, so CUDA does not start"
             return Visibility((), (f"{VARIABLE}={value}: {repetition}",))
-        visible.append(position)
-    return Visibility(tuple(visible), ())
+        visible_positions.append(position)
+    return Visibility(tuple(visible_positions), ())
 
 
 def _find_by_index(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:

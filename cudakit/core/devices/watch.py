@@ -74,10 +74,12 @@ class WatchView:
 
 def arrange(result: DevicesResult, view: WatchView) -> DevicesResult:
     """Return the devices that match the pattern of a view, sorted as the view sorts them."""
-    matching = [device for device in result.devices if _contains(device, view.pattern.lower())]
+    matching_devices = [
+        device for device in result.devices if _contains(device, view.pattern.lower())
+    ]
     value = _SORT_VALUES[view.sort]
-    matching.sort(key=lambda device: _magnitude(value(device)), reverse=True)
-    return replace(result, devices=tuple(matching))
+    matching_devices.sort(key=lambda device: _magnitude(value(device)), reverse=True)
+    return replace(result, devices=tuple(matching_devices))
 
 
 def _contains(device: Device, pattern: str) -> bool:
@@ -110,11 +112,11 @@ class History:
 
     def add(self, result: DevicesResult) -> None:
         """Add the state of each device and drop samples that are older than a minute."""
-        oldest = result.time_ns - HISTORY_SECONDS * 10**9
+        oldest_ns = result.time_ns - HISTORY_SECONDS * 10**9
         for device in result.devices:
             samples = self._samples.setdefault(label(device), deque())
             samples.append(Sample(result.time_ns, utilization(device), memory_share(device)))
-            while samples[0].time_ns < oldest:
+            while samples[0].time_ns < oldest_ns:
                 samples.popleft()
 
     def samples(self, device: Device) -> Sequence[Sample]:
@@ -134,14 +136,18 @@ def utilization(device: Device) -> float | Unavailable:
 
 def memory_share(device: Device) -> float | Unavailable:
     """Return the fraction of memory that is in use, from 0 to 1."""
-    used, total = device.field("memory_used_bytes"), device.field("memory_total_bytes")
-    if isinstance(total, Unavailable):
-        total = device.field("usable_memory_bytes")
-    for value in (used, total):
+    used_bytes, total_bytes = device.field("memory_used_bytes"), device.field("memory_total_bytes")
+    if isinstance(total_bytes, Unavailable):
+        total_bytes = device.field("usable_memory_bytes")
+    for value in (used_bytes, total_bytes):
         if isinstance(value, Unavailable):
             return value
-    if isinstance(used, (int, float)) and isinstance(total, (int, float)) and total:
-        return used / total
+    if (
+        isinstance(used_bytes, (int, float))
+        and isinstance(total_bytes, (int, float))
+        and total_bytes
+    ):
+        return used_bytes / total_bytes
     return Unavailable("not a number")
 
 

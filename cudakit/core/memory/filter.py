@@ -35,12 +35,16 @@ def filter_trace(
         keep_segment &= trace.segments.stream == stream
     if pool is not None:
         if pool not in snapshot.pools:
-            listed = "; ".join(map(_pool_text, snapshot.pools))
-            raise UsageError(f"no pool {_pool_text(pool)} in the snapshot", hint=f"pools: {listed}")
+            pool_list = "; ".join(map(_pool_text, snapshot.pools))
+            raise UsageError(
+                f"no pool {_pool_text(pool)} in the snapshot", hint=f"pools: {pool_list}"
+            )
         pool_id = snapshot.pools.index(pool)
-        recorded = trace.events.pool
-        derived = segment_history(trace).pool_at(trace.events.address, np.arange(len(recorded)))
-        keep_event &= np.where(recorded >= 0, recorded, derived) == pool_id
+        recorded_pools = trace.events.pool
+        derived_pools = segment_history(trace).pool_at(
+            trace.events.address, np.arange(len(recorded_pools))
+        )
+        keep_event &= np.where(recorded_pools >= 0, recorded_pools, derived_pools) == pool_id
         keep_segment &= trace.segments.pool == pool_id
     return _select(trace, keep_event, keep_segment)
 
@@ -77,6 +81,6 @@ def _select(
 
 
 def _take_blocks(blocks: Blocks, keep_segment: np.typing.NDArray[np.bool_]) -> Blocks:
-    kept = take(blocks, keep_segment[blocks.segment])
+    kept_blocks = take(blocks, keep_segment[blocks.segment])
     renumbered = (np.cumsum(keep_segment) - 1).astype(np.int32)
-    return replace(kept, segment=renumbered[kept.segment])
+    return replace(kept_blocks, segment=renumbered[kept_blocks.segment])

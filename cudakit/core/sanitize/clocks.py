@@ -18,7 +18,7 @@ from cudakit.core.sanitize.races import Sync
 from cudakit.trace.kinds import AccessMode, Precision
 from cudakit.trace.ranges import OpenRange
 
-# A clock has for each slot the last tick of that timeline that happens before the operation.
+# A clock has one tick for each slot: the last tick of the slot's timeline that happens before the operation.
 Clock: TypeAlias = list[int]
 # For each slot, the synchronization that set the tick of a clock; None if no synchronization did.
 Reasons: TypeAlias = list[Sync | None]

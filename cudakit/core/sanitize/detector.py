@@ -88,10 +88,10 @@ class RaceDetector:
         return any(analysis.engine.coverage.has_work for analysis in self._traces.values())
 
     def _coverage(self) -> dict[int, Coverage]:
-        total: defaultdict[int, Coverage] = defaultdict(Coverage)
+        total_coverage: defaultdict[int, Coverage] = defaultdict(Coverage)
         for (process, _), analysis in self._traces.items():
-            total[process] += analysis.engine.coverage
-        return total
+            total_coverage[process] += analysis.engine.coverage
+        return total_coverage
 
     def _analysis_of(self, batch: Batch) -> _TraceAnalysis:
         key = batch.process, batch.chain

@@ -18,7 +18,7 @@ from cudakit.core.sanitize.record_batch import ACCESS_FIELDS, AccessRow
 from cudakit.core.sanitize.shadow_memory import Shadow
 from cudakit.trace.kinds import EventKind, NodeType
 
-_PRECISION_INDEX = ACCESS_FIELDS.index("known")
+_PRECISION_INDEX = ACCESS_FIELDS.index("precision")
 _EVENT_KINDS = {
     NodeType.LAUNCH: EventKind.LAUNCH,
     NodeType.COPY: EventKind.COPY,
@@ -74,8 +74,8 @@ class Graph:
             self._ancestors = {}
             for node in self._topological_order():
                 ancestor_bits = 0
-                for before in self._predecessors.get(node, ()):
-                    ancestor_bits |= self._ancestors.get(before, 0) | 1 << before
+                for predecessor in self._predecessors.get(node, ()):
+                    ancestor_bits |= self._ancestors.get(predecessor, 0) | 1 << predecessor
                 self._ancestors[node] = ancestor_bits
         return self._ancestors
 
@@ -91,7 +91,11 @@ class Graph:
 
     def _topological_order(self) -> list[int]:
         """List the nodes in topological order: in order of their numbers if no edge contradicts that."""
-        if all(before < node for node, nodes in self._predecessors.items() for before in nodes):
+        if all(
+            predecessor < node
+            for node, nodes in self._predecessors.items()
+            for predecessor in nodes
+        ):
             return sorted(self._nodes)
         try:
             sorted_nodes = TopologicalSorter(self._predecessors).static_order()
@@ -133,11 +137,13 @@ class GraphLaunch:
     def launch_precision(self, number: int) -> LaunchPrecision:
         """Return the precision of a node; a node without any recorded access counts as assumed."""
         accesses = self._accesses(number)
-        worst = max((row[_PRECISION_INDEX] for row in accesses), default=ASSUMED)
-        if number not in self.exact and (number in self.lost or worst >= ASSUMED):
+        least_precise = max((row[_PRECISION_INDEX] for row in accesses), default=ASSUMED)
+        if number not in self.exact and (number in self.lost or least_precise >= ASSUMED):
             return LaunchPrecision.ASSUMED
         return (
-            LaunchPrecision.WHOLE_TENSOR if accesses and worst == SUMMARY else LaunchPrecision.EXACT
+            LaunchPrecision.WHOLE_TENSOR
+            if accesses and least_precise == SUMMARY
+            else LaunchPrecision.EXACT
         )
 
     def _accesses(self, number: int) -> list[AccessRow]:
@@ -187,8 +193,8 @@ class GraphTracker:
         if stream is None:
             return
         if executable in self._last_launches:
-            release, earlier = self._last_launches[executable]
-            sync = Sync(SyncKind.EVENT, earlier.seq, earlier.site, call.seq, call.site)
+            release, earlier_nodes = self._last_launches[executable]
+            sync = Sync(SyncKind.EVENT, earlier_nodes.seq, earlier_nodes.site, call.seq, call.site)
             stream.acquire(release, sync)
         if not self._graph(graph):
             self._gaps[UNKNOWN_GRAPH] += 1

@@ -119,8 +119,8 @@ def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterabl
 def _explain_streams(code: str, current: Side, previous: Side) -> str:
     """Return the meaning of the streams in the code of a fix: ``, where a is stream 7``."""
     # After a free, the later operation still uses the memory: the memory must be kept for its stream.
-    user = current if previous.operation == "free" else previous
-    streams = {"a": short_stream_name(user), "b": short_stream_name(current)}
+    user_side = current if previous.operation == "free" else previous
+    streams = {"a": short_stream_name(user_side), "b": short_stream_name(current)}
     if short_stream_name(previous) == short_stream_name(current):
         streams = {
             "a": "the stream of the earlier operation",
@@ -136,22 +136,26 @@ def _uses(code: str, stream_letter: str) -> bool:
 
 def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> str:
     """Return the race in one sentence: the operations, the kind of access and the size of the memory."""
-    later, earlier, size = _subject(current), _subject(previous), format_bytes(size_bytes)
+    later_subject, earlier_subject, size = (
+        _subject(current),
+        _subject(previous),
+        format_bytes(size_bytes),
+    )
     uses = _RECEIVES if current.known >= Precision.ASSUMED else "uses"
     match kind:
         case RaceKind.USE_BEFORE_ALLOCATION:
-            return f"{later} {uses} {size} while {earlier} may still be pending"
+            return f"{later_subject} {uses} {size} while {earlier_subject} may still be pending"
         case RaceKind.USE_AFTER_FREE if current.operation == "free":
-            return f"{later} releases {size} that {earlier} may still be using"
+            return f"{later_subject} releases {size} that {earlier_subject} may still be using"
         case RaceKind.USE_AFTER_FREE:
-            return f"{later} {uses} {size} that {earlier} has freed"
+            return f"{later_subject} {uses} {size} that {earlier_subject} has freed"
         case RaceKind.REUSE:
             return (
-                f"{later} {uses} {size} of a reused block, "
-                f"while {earlier} may still be using the block's previous contents"
+                f"{later_subject} {uses} {size} of a reused block, "
+                f"while {earlier_subject} may still be using the block's previous contents"
             )
     verb, participle = _verb(kind, current, previous), _participle(kind, previous)
-    return f"{later} {verb} {size} that {earlier} may still be {participle}"
+    return f"{later_subject} {verb} {size} that {earlier_subject} may still be {participle}"
 
 
 def fix(kind: RaceKind, current: Side, previous: Side) -> str:

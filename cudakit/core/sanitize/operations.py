@@ -71,30 +71,30 @@ class AllocationEvents:
         self._shadow = shadow
 
     def add_allocation(
-        self, call: Call, address: int, size_bytes: int, how: int, layer: int
+        self, call: Call, address: int, size_bytes: int, kind: int, layer: int
     ) -> None:
         """Add an allocation, and remove earlier accesses to its memory unless a pool reuses the memory."""
-        allocation = Allocation(address, size_bytes, AllocationKind(how), call.site, call.seq)
+        allocation = Allocation(address, size_bytes, AllocationKind(kind), call.site, call.seq)
         if layer == AllocationLayer.POOL:
             self.pools.add(allocation)
             return
         self.driver.add(allocation)
-        if how == AllocationKind.STREAM_ORDERED:
+        if kind == AllocationKind.STREAM_ORDERED:
             self._alloc_in_stream(call, address, address + size_bytes)
         else:
             self._shadow.clear(address, address + size_bytes)
 
-    def add_free(self, call: Call, address: int, size_bytes: int, how: int, layer: int) -> None:
+    def add_free(self, call: Call, address: int, size_bytes: int, kind: int, layer: int) -> None:
         """Remove an allocation. ``size_bytes`` may be 0 for an allocation that was recorded."""
         if layer == AllocationLayer.POOL:
             self.pools.remove(address)
             return
         allocation = self.driver.find(address)
         hi = address + (size_bytes or (allocation.size_bytes if allocation else 0))
-        if how == AllocationKind.STREAM_ORDERED:
+        if kind == AllocationKind.STREAM_ORDERED:
             self._free_in_stream(call, address, hi)
             return
-        if how in (AllocationKind.SYNC, AllocationKind.PINNED, AllocationKind.MANAGED):
+        if kind in (AllocationKind.SYNC, AllocationKind.PINNED, AllocationKind.MANAGED):
             self._stream_order.sync_context(call)
         self.driver.remove(address)
         self._shadow.clear(address, hi)
@@ -154,9 +154,9 @@ def host_role(direction: int, memory: int, *, asynchronous: bool, strict: bool) 
     return _NO_HOST_ROLE
 
 
-def host_waits_for_fill(how: AllocationKind | None, *, asynchronous: bool) -> bool:
-    """Return whether the host waits for a fill of memory that was allocated as ``how``."""
-    return not asynchronous and how in (AllocationKind.PINNED, AllocationKind.MANAGED)
+def host_waits_for_fill(kind: AllocationKind | None, *, asynchronous: bool) -> bool:
+    """Return whether the host waits for a fill of memory that was this kind of allocation."""
+    return not asynchronous and kind in (AllocationKind.PINNED, AllocationKind.MANAGED)
 
 
 class StreamWork:
@@ -240,8 +240,8 @@ class StreamWork:
         self._coverage.fills += 1
         self._add_access(call, address, size_bytes, rows, pitch_bytes, WRITE, by_host=False)
         allocation = self._memory.find(address)
-        how = allocation.how if allocation else None
-        if host_waits_for_fill(how, asynchronous=asynchronous):
+        kind = allocation.kind if allocation else None
+        if host_waits_for_fill(kind, asynchronous=asynchronous):
             self._stream_order.sync_stream(self._stream_order.stream(call), call)
 
     def _add_access(

@@ -195,13 +195,13 @@ class StreamOrder:
         """Return whether all work enqueued from now on happens after a tick."""
         return all(tick <= host.clock[slot] for host in self._hosts)
 
-    def last_sync(self, later: int, earlier: int, slot: int) -> Sync | None:
+    def last_sync(self, later_number: int, earlier_number: int, slot: int) -> Sync | None:
         """Return the last synchronization that ordered a stream after work of an earlier stream, or None.
 
-        ``later`` and ``earlier`` are the numbers of the streams, ``slot`` is the slot of the earlier one.
+        ``slot`` is the slot of the earlier stream.
         """
-        later_timeline = self._streams.get(later, self.host)
-        earlier_stream = self._streams.get(earlier)
+        later_timeline = self._streams.get(later_number, self.host)
+        earlier_stream = self._streams.get(earlier_number)
         if earlier_stream is None or later_timeline.clock[slot] < earlier_stream.first_tick:
             return None
         return later_timeline.reasons[slot]

@@ -30,7 +30,7 @@ class Confidence(StrEnum):
         "likely"  # one access is exact, the other is to a whole tensor or assumed from a pointer
     )
     POSSIBLE = (
-        "possible"  # both accesses are assumed, the assumed pointer is lower, or ranges were merged
+        "possible"  # both accesses are assumed, a pointer is below the bytes, or ranges were merged
     )
 
     @property
@@ -101,7 +101,7 @@ class Allocation:
 
     address: int
     size_bytes: int
-    how: AllocationKind
+    kind: AllocationKind
     site: int  # call stack of the allocation
     seq: int  # number of the call that allocated the memory
 
@@ -131,7 +131,7 @@ class LaunchPrecision(IntEnum):
     WHOLE_TENSOR = (
         2  # all accesses are exact, except stores through tensor maps, to a part of a tensor
     )
-    ASSUMED = 3  # at least one access is assumed
+    ASSUMED = 3  # one or both accesses are assumed
 
 
 @dataclass(slots=True)

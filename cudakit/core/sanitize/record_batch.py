@@ -18,8 +18,8 @@ from cudakit.trace.ranges import OpenRanges, RangeTracker
 # For each event kind that the engine handles, the fields that its handler takes after the call, in order. The
 # engine skips events of other kinds.
 FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
-    EventKind.ALLOC: ("address", "size_bytes", "how", "layer"),
-    EventKind.FREE: ("address", "size_bytes", "how", "layer"),
+    EventKind.ALLOC: ("address", "size_bytes", "allocation_kind", "layer"),
+    EventKind.FREE: ("address", "size_bytes", "allocation_kind", "layer"),
     EventKind.LAUNCH: (),
     EventKind.COPY: (
         "destination",
@@ -45,17 +45,17 @@ FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
     EventKind.HOST_CALL: ("phase",),
     EventKind.CAPTURE_BEGIN: ("graph",),
     EventKind.CAPTURE_END: ("graph",),
-    EventKind.GRAPH_NODE: ("graph", "node", "work"),
+    EventKind.GRAPH_NODE: ("graph", "node", "node_type"),
     EventKind.GRAPH_EDGE: ("graph", "before", "after"),
     EventKind.GRAPH_LAUNCH: ("graph", "executable"),
     EventKind.MEMOP: ("address", "flag"),
-    EventKind.GAP: ("what", "count"),
+    EventKind.GAP: ("reason", "count"),
     EventKind.ACCESSED: ("node", "exact"),
     EventKind.ARENAS: ("size_bytes",),
 }
 AccessRow: TypeAlias = tuple[int, int, int, int, int, int, int]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-ACCESS_FIELDS: Final = ("lo", "hi", "mode", "known", "stride_bytes", "count", "node")
+ACCESS_FIELDS: Final = ("lo", "hi", "mode", "precision", "stride_bytes", "count", "node")
 _CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site")
 _IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *FIELDS))
 
@@ -110,7 +110,7 @@ class RecordBatch:
         }
         accesses = view(records[is_access], EventKind.ACCESS)
         self.precision_counts = np.bincount(
-            accesses["known"], minlength=max(Precision) + 1
+            accesses["precision"], minlength=max(Precision) + 1
         ).tolist()
         self.accesses: Iterator[AccessRow] = zip(*_columns(accesses, ACCESS_FIELDS), strict=False)
 
@@ -149,7 +149,7 @@ def _record_precisions(
     launch_precisions = np.where(is_access, LaunchPrecision.EXACT, LaunchPrecision.UNKNOWN).astype(
         np.uint8
     )
-    precisions = view(records, EventKind.ACCESS)["known"]
+    precisions = view(records, EventKind.ACCESS)["precision"]
     launch_precisions[is_access & (precisions == Precision.SUMMARY)] = LaunchPrecision.WHOLE_TENSOR
     launch_precisions[is_access & (precisions >= Precision.ASSUMED)] = LaunchPrecision.ASSUMED
     if len(accessed := np.flatnonzero(belongs_to_previous & ~is_access)):

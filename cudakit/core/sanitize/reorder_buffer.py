@@ -214,7 +214,7 @@ def _without_superseded(records: Records) -> Records:
     if not len(exact):
         return records
     is_assumed = (kinds == EventKind.ACCESS) & (
-        view(records, EventKind.ACCESS)["known"] >= Precision.ASSUMED
+        view(records, EventKind.ACCESS)["precision"] >= Precision.ASSUMED
     )
     is_superseded = is_assumed & np.isin(records["seq"], exact)
     remaining: Records = records[~is_superseded]

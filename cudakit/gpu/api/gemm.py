@@ -181,8 +181,8 @@ class GemmSettings:
     """Options for a library, which ignores unsupported options; ``GemmPlan.settings`` has those in effect."""
 
     workspace_bytes: int = WORKSPACE_BYTES  # maximum size of the workspace
-    deterministic: bool = False  # bitwise reproducible results
-    reduced_precision: bool = True  # allow reductions in fp16 or bf16
+    deterministic: bool = False  # whether results must be bitwise reproducible
+    reduced_precision: bool = True  # whether to allow reductions in fp16 or bf16
     # fp8: accumulate with fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM)
     fast_accumulate: bool = False
 

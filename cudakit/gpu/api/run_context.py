@@ -28,9 +28,11 @@ class Host:
     distribution: str = ""  # "Ubuntu 24.04.3 LTS"
     distribution_id: str = ""  # "ubuntu"
     container: str = ""  # container runtime: "docker"; "" outside containers
-    is_wsl: bool = False  # Windows Subsystem for Linux, with the GPU behind /dev/dxg
-    is_jetson: bool = False  # Tegra system; its GPU is not a PCI device
-    secure_boot: bool = False  # the kernel loads only signed modules
+    is_wsl: bool = (
+        False  # whether this is the Windows Subsystem for Linux, with the GPU behind /dev/dxg
+    )
+    is_jetson: bool = False  # whether this is a Tegra system, whose GPU is not a PCI device
+    secure_boot: bool = False  # whether the kernel loads only signed modules
     overcommit_memory: str = ""  # vm.overcommit_memory
     infiniband: tuple[str, ...] = ()  # names of adapters
     available_bytes: int | Unavailable = NOT_QUERIED  # memory available without swapping
@@ -47,7 +49,7 @@ class KernelModule:
     """The loaded NVIDIA kernel module."""
 
     version: str  # "580.65.06"
-    is_open: bool  # True for the open-source variant
+    is_open: bool  # whether the module is the open-source variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +67,22 @@ class PciGpu:
 
     address: str  # "0000:65:00.0"
     driver: str  # bound kernel driver, "" if none
-    is_gone: bool  # fallen off the bus: registers read as all ones
+    is_gone: bool  # whether the GPU has fallen off the bus: its registers read as all ones
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
     """The state of the NVIDIA driver according to /proc, /sys and /dev."""
 
-    module: KernelModule | None = None  # None if not loaded or not visible
-    module_installed: bool = False  # nvidia.ko exists for the running kernel
+    module: KernelModule | None = None  # kernel module; None if not loaded or not visible
+    module_installed: bool = False  # whether nvidia.ko exists for the running kernel
     nouveau_loaded: bool = False
     parameters: Mapping[str, str] | None = None  # module parameters; None if not visible
     device_nodes: tuple[DeviceNode, ...] = ()
     pci_gpus: tuple[PciGpu, ...] = ()
     kernel_log: tuple[str, ...] | Unavailable = _NOT_GATHERED
-    mps_pipes: bool = False  # the MPS pipe directory has a control pipe
-    wsl_libcuda: bool = False  # WSL: Windows provides libcuda
+    mps_pipes: bool = False  # whether the MPS pipe directory has a control pipe
+    wsl_libcuda: bool = False  # whether Windows provides libcuda, in WSL
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Distribution:
 
     name: str
     version: str
-    directory: str  # the directory of its modules
+    directory: str  # directory of the package's modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +126,13 @@ class Toolkit:
 class Software:
     """Installed packages, libraries and toolkits, and configuration files."""
 
-    distributions: tuple[Distribution, ...] | Unavailable = ()  # in sys.path order
+    distributions: (
+        tuple[Distribution, ...] | Unavailable
+    ) = ()  # distributions in the order of sys.path
     builds: tuple[Build, ...] | Unavailable = ()
-    libraries: tuple[Library, ...] | Unavailable = ()  # in dynamic loader order
+    libraries: (
+        tuple[Library, ...] | Unavailable
+    ) = ()  # libraries in the order of the dynamic loader
     toolkits: tuple[Toolkit, ...] = ()
     nccl_conf: Mapping[str, str] = field(default_factory=dict)  # variables set by /etc/nccl.conf
     missing_extensions: tuple[str, ...] = ()  # C extensions of cudakit that are not built
@@ -147,7 +153,7 @@ class SelfTestStep:
     name: str  # "context", "compile", "kernel" or "copy"
     error: str = ""  # "" if all devices passed
     hint: str = ""
-    details: Mapping[str, str] = field(default_factory=dict)  # by device: "16.0 MiB free"
+    details: Mapping[str, str] = field(default_factory=dict)  # details by device: "16.0 MiB free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +168,11 @@ class RunContext:
     driver: Driver = Driver()
     software: Software = Software()
     limits: Limits | Unavailable = _NOT_GATHERED
-    privileged: bool = False  # this process has CAP_SYS_ADMIN
+    privileged: bool = False  # whether this process has CAP_SYS_ADMIN
     processes: frozenset[str] | Unavailable = _NOT_GATHERED  # names of all running processes
     nvml: NvmlView | Unavailable = _NOT_GATHERED
     cuda: CudaView | Unavailable = _NOT_GATHERED
-    telemetry: tuple[Telemetry | Unavailable, ...] = ()  # in the order of nvml.devices
+    telemetry: tuple[Telemetry | Unavailable, ...] = ()  # telemetry in the order of nvml.devices
     nvml_device: DeviceFacts | None = None  # the first CUDA device, as NVML describes it
     other_processes: int | Unavailable = NOT_QUERIED  # number of processes on that device
     self_test: tuple[SelfTestStep, ...] | Unavailable = ()

@@ -50,10 +50,10 @@ def allowed_reductions(gemm: Gemm, settings: GemmSettings) -> tuple[int, ...]:
     not document as fixed. Disabled reduced precision excludes schemes that store partial sums of a 16-bit D
     in 16 bits, as in torch (aten/src/ATen/cuda/CUDABlas.cpp).
     """
-    excluded = {IN_PLACE} if settings.deterministic else set()
+    excluded_schemes = {IN_PLACE} if settings.deterministic else set()
     if not settings.reduced_precision and gemm.d.element in (FP16, BF16):
-        excluded |= {IN_PLACE, IN_OUTPUT_TYPE}
-    return tuple(scheme for scheme in SCHEMES if scheme not in excluded)
+        excluded_schemes |= {IN_PLACE, IN_OUTPUT_TYPE}
+    return tuple(scheme for scheme in SCHEMES if scheme not in excluded_schemes)
 
 
 def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | None]:

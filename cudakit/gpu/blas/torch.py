@@ -125,10 +125,12 @@ def _framework_settings(torch: Any, gemm: Gemm, settings: GemmSettings) -> dict[
             values |= _fp16_accumulation(torch, matmul, gemm)
         case "bf16":
             values["allow_bf16_reduced_precision_reduction"] = settings.reduced_precision
-    required = {name: attribute_setting(matmul, name, value) for name, value in values.items()}
+    required_settings = {
+        name: attribute_setting(matmul, name, value) for name, value in values.items()
+    }
     if settings.deterministic:
-        required["use_deterministic_algorithms"] = _deterministic_setting(torch)
-    return required
+        required_settings["use_deterministic_algorithms"] = _deterministic_setting(torch)
+    return required_settings
 
 
 def _fp16_accumulation(torch: Any, matmul: Any, gemm: Gemm) -> dict[str, bool]:

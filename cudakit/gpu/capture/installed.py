@@ -35,7 +35,7 @@ _TOOLKIT_NAME = re.compile(r"(?:cuda-)?(\d+\.\d+)")
 _WHEEL_VERSION = re.compile(r"nvidia_cuda_sanitizer_api-(.+)\.dist-info")
 
 _PTXAS_IN_PACKAGES = (
-    "nvidia/*/bin/ptxas",  # nvidia-cuda-nvcc: cu13, and cuda_nvcc for the one of CUDA 12
+    "nvidia/*/bin/ptxas",  # the wheels of nvidia-cuda-nvcc: cu13 for CUDA 13, cuda_nvcc for CUDA 12
     "torch/bin/ptxas",
     "triton/backends/nvidia/bin/ptxas",
     "triton/backends/nvidia/bin/ptxas-blackwell",

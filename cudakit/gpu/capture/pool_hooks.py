@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 # Number of innermost frames that the recorder leaves out of a call stack: one function of this file.
 _HOOK_FRAMES = 1
-# The number for a failed allocation: the hook, ``attempt``, a lambda and ``report_failure``.
+# Number of innermost frames that the recorder leaves out of the call stack of a failed allocation: the hook,
+# ``attempt``, a lambda and ``report_failure``.
 _FAILURE_FRAMES = 4
 _JAX_POLL_SECONDS = 0.1
 # JAX's arrays are profiled if their memory exceeds the highest one so far by this factor.

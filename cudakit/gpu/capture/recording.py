@@ -98,7 +98,7 @@ class Recording:
     def close(self) -> None:
         """Stop reading and delete the trace."""
         if os.getpid() != self._process:
-            self._spool.close()  # without the lock, which a thread of the parent may hold
+            self._spool.close()  # without self._lock: a thread of the parent may hold it
             self._losses.close()
             return
         with self._lock:
@@ -180,7 +180,7 @@ def _record_cuda(
 
 
 def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
-    """Start the recorder; return its module, and why NVTX ranges are not recorded, if so."""
+    """Start the recorder; return its module, and the reason why NVTX ranges are not recorded, or ""."""
     walker = frame_walker(ready.frames)
     patches = [(capability, path.read_bytes()) for capability, path in ready.patches.items()]
     recorder = load_native_module("_recorder", ready.recorder)

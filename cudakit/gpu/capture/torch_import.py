@@ -34,12 +34,12 @@ def attribute_backward(recorder: "Any", *, ranges: bool = False) -> None:
 
 
 def after_torch_import(action: "Callable[[], None]") -> None:
-    """Run an action as soon as torch is imported, which may already be the case."""
+    """Run an action after the import of torch; at once if torch is already imported."""
     after_import("torch", action)
 
 
 def after_import(name: str, action: "Callable[[], None]") -> None:
-    """Run an action as soon as a module is imported, which may already be the case."""
+    """Run an action after the import of a module; at once if it is already imported."""
     if sys.modules.get(name) is not None:
         action()
     else:

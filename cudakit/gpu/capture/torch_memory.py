@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Names of PyTorch's function that attaches an observer: since torch 2.5, and before.
+# Names of PyTorch's function that attaches an observer: in torch 2.5 and newer, and in older versions.
 _ATTACH_FUNCTIONS = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
 
 

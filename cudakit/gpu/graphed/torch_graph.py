@@ -31,6 +31,7 @@ class TorchGraph(DriverGraph):
 
     def capture(self, work: Work[_T]) -> _T:
         graph, handle = self._torch.cuda.CUDAGraph(), self.streams.handle(self.capture_stream)
+        pool_id = self._torch.cuda.graph_pool_handle()
         # Release cached memory, because the graph's private pool cannot reuse it.
         gc.collect()
         self._torch.cuda.empty_cache()
@@ -38,12 +39,28 @@ class TorchGraph(DriverGraph):
         with self.streams.as_current(handle):
             _, value = run_captured(
                 lambda: work(handle),
-                begin=lambda: graph.capture_begin(capture_error_mode="thread_local"),
-                end=graph.capture_end,
+                begin=lambda: graph.capture_begin(pool_id, capture_error_mode="thread_local"),
+                end=lambda: self._end_capture(graph, pool_id),
                 destroy=lambda _: None,
             )
         self._graph = graph
         return value
+
+    def _end_capture(self, graph: Any, pool_id: tuple[int, int]) -> None:
+        """End the capture; after a failure, release the private pool, which torch would leave in use.
+
+        torch's allocator aborts the process when a MemPool is deleted while a pool is in use by a capture
+        (CUDAGraph::capture_end of aten/src/ATen/cuda/CUDAGraph.cpp and synchronize_and_free_events of
+        c10/cuda/CUDACachingAllocator.cpp, torch 2.11).
+        """
+        try:
+            graph.capture_end()
+        except Exception:
+            torch_c = self._torch._C
+            if hasattr(torch_c, "_cuda_endAllocateToPool"):  # since torch 2.8
+                torch_c._cuda_endAllocateToPool(self._ordinal, pool_id)
+                torch_c._cuda_releasePool(self._ordinal, pool_id)
+            raise
 
     def update(self, work: Work[_T]) -> _T:
         """Capture the work again; the new graph replaces the old one and may have another topology."""

@@ -60,7 +60,9 @@ class FieldValue:
 
     identifier: str
     scope: int = 0
-    read_alone: bool = False  # not read in batches, because the driver omits the value there
+    read_alone: bool = (
+        False  # whether to read the value alone, because the driver omits it from batches
+    )
 
 
 Convert: TypeAlias = Callable[[Any], Any]

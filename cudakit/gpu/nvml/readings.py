@@ -96,7 +96,7 @@ def _call(field: NvmlField) -> Call | FieldValue:
 
 
 def _conversion(field: NvmlField) -> Convert:
-    name, part = field.info.name, field.part
+    name, result_part = field.info.name, field.part
     convert = _CONVERSION_BY_NAME.get(name) or _CONVERSION_BY_UNIT.get(
         field.info.unit, _decode_text
     )
@@ -106,16 +106,16 @@ def _conversion(field: NvmlField) -> Convert:
         needs_fabric = name.startswith("fabric_") and name != "fabric_state"
         if needs_fabric and result.state != _FABRIC_COMPLETED:
             return Unavailable(f"fabric: {_CONVERSION_BY_NAME['fabric_state'](result.state)}")
-        value = _result_part(result, part)
+        value = _result_part(result, result_part)
         return Unavailable("NVML reports no value") if value in _NOT_AVAILABLE else convert(value)
 
     return read
 
 
-def _result_part(result: Any, part: str) -> Any:
-    if part.startswith("."):
-        return getattr(result, part[1:])
-    return result[int(part.strip("[]"))] if part else result
+def _result_part(result: Any, result_part: str) -> Any:
+    if result_part.startswith("."):
+        return getattr(result, result_part[1:])
+    return result[int(result_part.strip("[]"))] if result_part else result
 
 
 FACTS = _readings("fact")

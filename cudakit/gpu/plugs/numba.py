@@ -57,7 +57,8 @@ def manager_of(
 
         @cached_property
         def allocator(self) -> Allocator:
-            # Looked up late: to query the interface version, Numba creates a manager without a context.
+            # The allocator is looked up at its first use, because Numba queries the interface version from a
+            # manager without a context.
             return find_allocator(self.context.device.id)
 
         def initialize(self) -> None:

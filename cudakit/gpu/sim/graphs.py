@@ -104,7 +104,9 @@ class SimGraphs:
         tasks = self._enqueue_nodes(queue, executable)
         body = trace_events.GraphLaunch(queue.number, executable.graph, graph)
         kernels = {
-            node.number: task for node, task in tasks.items() if node.job.work is NodeType.LAUNCH
+            node.number: task
+            for node, task in tasks.items()
+            if node.job.node_type is NodeType.LAUNCH
         }
         self.context.emit(body, kernels)
 

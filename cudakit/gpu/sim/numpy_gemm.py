@@ -79,7 +79,7 @@ def round_to(values: Floats, element: Element) -> Bits:
 
 
 def _factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
-    """Decode the matrices of a batch, transposed as stored; tf32 is rounded as tensor cores do."""
+    """Decode the matrices of a batch in their stored, transposed form; round tf32 like tensor cores."""
     if gemm.dtype == "tf32":
         columns = _round_mantissa(columns, _TF32_MANTISSA_BITS).view(np.float32)
     return decode(columns, matrix.element).reshape(matrix.batch, matrix.columns, matrix.rows)

@@ -37,7 +37,7 @@ def update_error(old_nodes: Nodes, new_nodes: Nodes) -> str:
     """
     if [node.edges for node in old_nodes] != [node.edges for node in new_nodes]:
         return "CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED"
-    if [node.job.work for node in old_nodes] != [node.job.work for node in new_nodes]:
+    if [node.job.node_type for node in old_nodes] != [node.job.node_type for node in new_nodes]:
         return "CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED"
     return ""
 

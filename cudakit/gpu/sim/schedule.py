@@ -65,7 +65,7 @@ class Outcome(NamedTuple):
 class Job:
     """Device work: executed once, or at each launch of a graph."""
 
-    work: NodeType
+    node_type: NodeType
     run: Callable[[], Outcome] = Outcome
     name: str = ""
     engine: Engine | None = None
@@ -105,7 +105,7 @@ class Schedule:
         self._task_count = 0
         self._last_begin_ns = 0  # tasks begin in the order in which they run
         self._end_ns = 0  # the latest end of the tasks that ran
-        self._engine_free_ns: dict[Engine, int] = {}  # when each copy engine becomes free
+        self._engine_free_ns: dict[Engine, int] = {}  # time at which each copy engine becomes free
         self._unfinished: dict[int, Task] = {}
         # The poll and the outcome of each task that runs until its poll is done.
         self._polling: dict[Task, tuple[Poll, Outcome]] = {}

@@ -37,7 +37,7 @@ class Region:
 
     begin: int
     data: Bytes
-    live: bool = True  # allocated and not freed at this point of the execution
+    live: bool = True  # whether the region is allocated at this point of the execution
     host: HostMemory = HostMemory.NONE  # the kind of host memory
     peer: int | None = None  # ordinal of the peer that owns the memory; None for this device
 

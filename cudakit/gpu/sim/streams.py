@@ -180,7 +180,9 @@ class SimStreams:
         if capture.invalidated:
             raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, detail=f"stream {capture.origin}")
         node = capture.add(job, dependencies)
-        self.context.emit(trace_events.GraphNode(capture.graph, node.number, job.work, job.name))
+        self.context.emit(
+            trace_events.GraphNode(capture.graph, node.number, job.node_type, job.name)
+        )
         for access in job.accesses:
             self.context.emit(replace(access, node=node.number))
         for dependency in node.dependencies:

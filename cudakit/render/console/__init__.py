@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from io import StringIO
+from typing import Any, TypeVar
 
 from rich.cells import cell_len
 from rich.text import Text
 
+from cudakit import document as doc
 from cudakit.document import (
     Chart,
     Columns,
@@ -24,11 +27,19 @@ from cudakit.document import (
 from cudakit.render.console import theme
 from cudakit.render.console.facts import facts_lines
 from cudakit.render.console.table import table_lines
-from cudakit.render.console.text import ascii_drawing, cut, escape, wrap
+from cudakit.render.console.text import ascii_drawing, ascii_symbols, escape, wrap
 from cudakit.render.values import SYMBOLS
+from cudakit.units import Unavailable
 
 _INDENT = 2
 _ARROW = "→ "
+
+_PartT = TypeVar("_PartT")
+# The kinds of parts of a document whose texts a report shows. Names in call stacks are not among them.
+_WITH_TEXTS = (
+    *(Document, Section, Note, Facts, Table, doc.Column, Chart, doc.Series, doc.Marker, View),
+    *(doc.Text, Unavailable),
+)
 
 
 def render(
@@ -44,14 +55,16 @@ def render(
     The closing nodes follow if the document has more lines than ``height``; None is an endless screen.
 
     Without ``color`` the text has no escape sequences; with ``color`` only those of the sixteen colors, bold
-    and dim. ``ascii_only`` draws lines, bars and curves with ASCII characters. Text of the document is
-    escaped.
+    and dim. ``ascii_only`` draws lines, bars and curves with ASCII characters, and replaces symbols such as
+    ± in texts. Text of the document is escaped.
     """
-    title = Text(cut(escape(document.title), width), theme.TITLE)
-    lines = [title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
+    if ascii_only:
+        document = _with_ascii_symbols(document)
+    title = [Text(line, theme.TITLE) for line in wrap(escape(document.title), width)]
+    lines = [*title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
     if height is not None and len(lines) > height:
-        closing = _stack_nodes(document.closing, width, level=1)
-        lines += [Text(), Text("─" * width, theme.FAINT), *closing] if closing else []
+        closing_lines = _stack_nodes(document.closing, width, level=1)
+        lines += [Text(), Text("─" * width, theme.FAINT), *closing_lines] if closing_lines else []
     for line in lines:
         line.truncate(width, overflow="ellipsis")
         line.rstrip()
@@ -59,34 +72,52 @@ def render(
     return ascii_drawing(text) if ascii_only else text
 
 
+def _with_ascii_symbols(part: _PartT) -> _PartT:
+    """Return a part of a document with ASCII in place of the symbols in its texts; call stacks stay."""
+    replaced: Any = part
+    if isinstance(part, str):
+        replaced = ascii_symbols(part)
+    elif isinstance(part, tuple):
+        replaced = tuple(map(_with_ascii_symbols, part))
+    elif isinstance(part, _WITH_TEXTS):
+        texts = {
+            field.name: _with_ascii_symbols(getattr(part, field.name)) for field in fields(part)
+        }
+        replaced = replace(part, **texts)
+    result: _PartT = replaced
+    return result
+
+
 def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
     """Return the lines of nodes, with an empty line between nodes except between adjacent notes."""
     lines: list[Text] = []
-    above: Node | None = None
+    previous_node: Node | None = None
     for node in nodes:
         block = _draw_node(node, width, level=level)
         if not block:
             continue
-        if above is not None and not (isinstance(node, Note) and isinstance(above, Note)):
+        if previous_node is not None and not (
+            isinstance(node, Note) and isinstance(previous_node, Note)
+        ):
             lines.append(Text())
         lines += block
-        above = node
+        previous_node = node
     return lines
 
 
 def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
-    available = width - _INDENT
+    available_width = width - _INDENT
     match node:
         case Section():
             return _section(node, width, level=level)
         case Note():
             return _note_lines(node, width)
         case Facts():
-            return _indent(facts_lines(node, available))
+            return _indent(facts_lines(node, available_width))
         case Table():
-            return _indent(table_lines(node, available))
+            return _indent(table_lines(node, available_width))
         case Chart():
-            return _indent(_chart_lines(node, available))
+            return _indent(_chart_lines(node, available_width))
         case View():
             return _draw_node(node.fallback, width, level=level)
         case Columns() | Tree() | Explorer():
@@ -104,33 +135,40 @@ def _note_lines(note: Note, width: int) -> list[Text]:
     """Return the lines of a note, with its symbol in the margin."""
     symbol = (SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
     style = theme.HEADER if note.level == "error" else theme.PLAIN
-    first, *rest = wrap(escape(note.text), width - _INDENT)
-    lines = [Text.assemble(symbol, (first, style))]
-    lines += [Text(" " * _INDENT + part, style) for part in rest]
+    first_line, *other_lines = wrap(escape(note.text), width - _INDENT)
+    lines = [Text.assemble(symbol, (first_line, style))]
+    lines += [Text(" " * _INDENT + line, style) for line in other_lines]
     for remedy in note.remedies:
         lines += _remedy_lines(escape(remedy), width)
     return lines
 
 
 def _remedy_lines(remedy: str, width: int) -> list[Text]:
-    first, *rest = wrap(remedy, width - _INDENT - len(_ARROW))
+    first_line, *other_lines = wrap(remedy, width - _INDENT - len(_ARROW))
     margin = " " * _INDENT
-    lines = [Text.assemble(margin, (_ARROW, theme.INFO), first)]
-    return lines + [Text(margin + " " * len(_ARROW) + part) for part in rest]
+    lines = [Text.assemble(margin, (_ARROW, theme.INFO), first_line)]
+    return lines + [Text(margin + " " * len(_ARROW) + line) for line in other_lines]
 
 
 def _section(section: Section, width: int, *, level: int) -> list[Text]:
     """Return a heading and the nodes of a section; nothing for an empty section."""
     body = _stack_nodes(section.nodes, width, level=level + 1)
-    return [_heading(section.title, width, level=level), *body] if body else []
+    return [*_heading(section.title, width, level=level), *body] if body else []
 
 
-def _heading(title: str, width: int, *, level: int) -> Text:
-    words = cut(escape(title), width - 6)
+def _heading(title: str, width: int, *, level: int) -> list[Text]:
+    """Return the lines of a heading; that of an outer section ends with a rule."""
     if level > 1:
-        return Text(words, theme.HEADING)
-    rule = "─" * max(width - cell_len(words) - 4, 0)
-    return Text.assemble(("── ", theme.FAINT), (words, theme.HEADING), (f" {rule}", theme.FAINT))
+        return [Text(line, theme.HEADING) for line in wrap(escape(title), width)]
+    *full_lines, last = wrap(escape(title), width - 6)
+    rule = "─" * max(width - cell_len(last) - 4, 0)
+    lines = [Text(line, theme.HEADING) for line in full_lines]
+    lines.append(Text.assemble((last, theme.HEADING), (f" {rule}", theme.FAINT)))
+    margins = ["── "] + ["   "] * len(full_lines)
+    return [
+        Text(margin, theme.FAINT).append_text(line)
+        for margin, line in zip(margins, lines, strict=True)
+    ]
 
 
 def _indent(lines: list[Text]) -> list[Text]:

@@ -43,10 +43,10 @@ def _plot_lines(chart: Chart, width: int) -> list[Text]:
     labels = _y_labels(chart, low, high)
     gutter = max(map(cell_len, labels.values())) + 1
     plane = Plane(low, high, max(width - gutter - 1, _MIN_COLUMNS), _ROWS)
-    drawn = curves(chart, plane)
+    drawn_curves = curves(chart, plane)
     rows = [
         Text.assemble((_edge(labels.get(row, ""), gutter), theme.FAINT), line)
-        for row, line in enumerate(picture(drawn, plane))
+        for row, line in enumerate(picture(drawn_curves, plane))
     ]
     axis = Text(f"{labels[_ROWS].rjust(gutter - 1)} ┼{'─' * plane.columns}", theme.FAINT)
     labels_below = [
@@ -54,8 +54,8 @@ def _plot_lines(chart: Chart, width: int) -> list[Text]:
         *_marker_lines(chart.markers, chart.x, plane.columns),
     ]
     margin = " " * (gutter + 1)
-    below = [Text(margin).append_text(line) for line in labels_below]
-    return [*rows, axis, *below, *legend(chart, drawn, width)]
+    label_lines = [Text(margin).append_text(line) for line in labels_below]
+    return [*rows, axis, *label_lines, *legend(chart, drawn_curves, width)]
 
 
 def _extremes(series: Sequence[Series]) -> tuple[float, float]:
@@ -67,8 +67,8 @@ def _extremes(series: Sequence[Series]) -> tuple[float, float]:
 
 def _y_labels(chart: Chart, low: float, high: float) -> dict[int, str]:
     """Return the labels of the upper edges of the first and the middle row, and of the axis, by row."""
-    at = {0: high, _ROWS // 2: (low + high) / 2, _ROWS: low}
-    return {row: format_value(y_value(chart, height)) for row, height in at.items()}
+    value_by_row = {0: high, _ROWS // 2: (low + high) / 2, _ROWS: low}
+    return {row: format_value(y_value(chart, height)) for row, height in value_by_row.items()}
 
 
 def _edge(label: str, gutter: int) -> str:
@@ -76,12 +76,12 @@ def _edge(label: str, gutter: int) -> str:
 
 
 def _x_range(chart: Chart, columns: int) -> Text:
-    ends = [format_value(x_value(chart, float(x))) for x in (chart.x[0], chart.x[-1])]
-    first, last = (cut(end, columns // 2 - 1) for end in ends)
-    available = max(columns - cell_len(first) - cell_len(last) - 2, 0)
-    label = cut(escape(chart.x_label), available)
-    middle = pad(Text(" " * ((available - cell_len(label)) // 2) + label), available)
-    return Text(f"{first} {middle.plain} {last}", theme.FAINT)
+    end_labels = [format_value(x_value(chart, float(x))) for x in (chart.x[0], chart.x[-1])]
+    first_label, last_label = (cut(end_label, columns // 2 - 1) for end_label in end_labels)
+    free_columns = max(columns - cell_len(first_label) - cell_len(last_label) - 2, 0)
+    label = cut(escape(chart.x_label), free_columns)
+    middle_label = pad(Text(" " * ((free_columns - cell_len(label)) // 2) + label), free_columns)
+    return Text(f"{first_label} {middle_label.plain} {last_label}", theme.FAINT)
 
 
 # --- markers
@@ -91,10 +91,12 @@ def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Tex
     """Return lines with each marker below its x position; overlapping labels use further lines."""
     lines: list[Text] = []
     n_omitted = 0
-    ordered = sorted(markers, key=lambda marker: marker.x)
-    places = columns_of(np.array([marker.x for marker in ordered]), x, columns=columns)
-    for marker, place in zip(ordered, places.tolist(), strict=True):
-        start, text = _place_marker(marker, place, columns)
+    ordered_markers = sorted(markers, key=lambda marker: marker.x)
+    marker_columns = columns_of(
+        np.array([marker.x for marker in ordered_markers]), x, columns=columns
+    )
+    for marker, column in zip(ordered_markers, marker_columns.tolist(), strict=True):
+        start, text = _place_marker(marker, column, columns)
         line = next((line for line in lines if _is_free(line, start)), None)
         if line is None and len(lines) == _MAX_MARKER_LINES:
             n_omitted += 1

@@ -35,7 +35,7 @@ class Pen:
     style: str
 
 
-_EMPTY = Pen(" ", "")
+_EMPTY_PEN = Pen(" ", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Curve:
 
     series: Series
     heights: Heights
-    pen: Pen = _EMPTY
+    pen: Pen = _EMPTY_PEN
     same_as: str = ""  # name of an earlier series that has the same cells
 
 
@@ -75,13 +75,13 @@ def curves(chart: Chart, plane: Plane) -> list[Curve]:
     return [curve if curve.same_as else replace(curve, pen=next(pens)) for curve in result]
 
 
-def picture(drawn: Sequence[Curve], plane: Plane) -> list[Text]:
+def picture(drawn_curves: Sequence[Curve], plane: Plane) -> list[Text]:
     """Return the rows of the picture, from the top down; a lower curve hides a higher one."""
-    cells = [[(" ", _EMPTY)] * plane.columns for _ in range(plane.rows)]
+    cells = [[(" ", _EMPTY_PEN)] * plane.columns for _ in range(plane.rows)]
     for column in range(plane.columns):
         tops = [
             (float(curve.heights[column]) * plane.rows, curve.pen)
-            for curve in reversed(drawn)
+            for curve in reversed(drawn_curves)
             if not (curve.same_as or math.isnan(curve.heights[column]))
         ]
         for height, pen in sorted(tops, key=lambda top: -top[0]):
@@ -99,22 +99,26 @@ def _line(cells: Sequence[tuple[str, Pen]]) -> Text:
     return line
 
 
-def legend(chart: Chart, drawn: Sequence[Curve], width: int) -> list[Text]:
+def legend(chart: Chart, drawn_curves: Sequence[Curve], width: int) -> list[Text]:
     """Return lines with the name and the highest value of each curve."""
     lines: list[Text] = []
-    for entry in [_legend_entry(chart, curve, width) for curve in drawn if not curve.same_as]:
+    for entry in [
+        _legend_entry(chart, curve, width) for curve in drawn_curves if not curve.same_as
+    ]:
         if lines and lines[-1].cell_len + len(_LEGEND_GAP) + entry.cell_len <= width:
             lines[-1].append(_LEGEND_GAP).append_text(entry)
         else:
             lines.append(entry)
-    remarks = [_remark(chart, curve) for curve in drawn if curve.same_as]
+    remarks = [_remark(chart, curve) for curve in drawn_curves if curve.same_as]
     not_drawn = ", ".join(escape(series.name) for series in chart.series[MAX_CURVES:])
     remarks += [f"Not drawn: {not_drawn}."] if not_drawn else []
     return lines + [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
 
 
-def _coinciding_curve(heights: Heights, earlier: Sequence[Curve], plane: Plane) -> Curve | None:
-    for curve in earlier:
+def _coinciding_curve(
+    heights: Heights, earlier_curves: Sequence[Curve], plane: Plane
+) -> Curve | None:
+    for curve in earlier_curves:
         distance = np.abs(curve.heights - heights)
         same_gaps = bool(np.all(np.isnan(curve.heights) == np.isnan(heights)))
         if same_gaps and not curve.same_as and not np.any(distance * plane.rows >= 1):
@@ -123,16 +127,16 @@ def _coinciding_curve(heights: Heights, earlier: Sequence[Curve], plane: Plane) 
 
 
 def _legend_entry(chart: Chart, curve: Curve, width: int) -> Text:
-    highest = f"  max {_highest(chart, curve)}"
-    name = cut(escape(curve.series.name), max(width - len(highest) - 2, 8))
+    highest_value = f"  max {_highest(chart, curve)}"
+    name = cut(escape(curve.series.name), max(width - len(highest_value) - 2, 8))
     glyphs = curve.pen.glyphs
     sample = (glyphs[len(glyphs) // 2], curve.pen.style)
-    return Text.assemble(sample, f" {name}", (highest, theme.FAINT))
+    return Text.assemble(sample, f" {name}", (highest_value, theme.FAINT))
 
 
 def _remark(chart: Chart, curve: Curve) -> str:
-    name, drawn = escape(curve.series.name), escape(curve.same_as)
-    return f"{name}, max {_highest(chart, curve)}, is too close to {drawn} to be drawn."
+    name, drawn_name = escape(curve.series.name), escape(curve.same_as)
+    return f"{name}, max {_highest(chart, curve)}, is too close to {drawn_name} to be drawn."
 
 
 def _highest(chart: Chart, curve: Curve) -> str:
@@ -148,8 +152,8 @@ def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
     its left edge, or NaN if the curve has no value there.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    finite = np.isfinite(x)
-    x, y = x[finite], np.where(np.isfinite(y[finite]), y[finite], np.nan)
+    is_finite = np.isfinite(x)
+    x, y = x[is_finite], np.where(np.isfinite(y[is_finite]), y[is_finite], np.nan)
     if len(x) == 0:
         return np.full(columns, np.nan)
     edges = x[0] + (x[-1] - x[0]) * np.arange(columns) / columns
@@ -161,6 +165,6 @@ def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
 
 def columns_of(positions: Array, x: Array, *, columns: int) -> npt.NDArray[np.int64]:
     """Return the columns of x values; values outside of the axis get the nearest column."""
-    first, last = float(x[0]), float(x[-1])
-    shares = (np.asarray(positions, np.float64) - first) / ((last - first) or 1.0)
+    first_x, last_x = float(x[0]), float(x[-1])
+    shares = (np.asarray(positions, np.float64) - first_x) / ((last_x - first_x) or 1.0)
     return np.clip(np.nan_to_num(shares) * columns, 0, columns - 1).astype(np.int64)

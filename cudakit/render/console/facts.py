@@ -23,7 +23,7 @@ from cudakit.render.console.text import (
 from cudakit.render.values import NOT_AVAILABLE
 from cudakit.units import Unavailable
 
-_SIDE_BY_SIDE_MIN_WIDTH = 116  # in columns: a terminal of 120 columns without its margins
+_SIDE_BY_SIDE_MIN_WIDTH = 116  # number of columns of a terminal of 120 columns without its margins
 _SIDE_BY_SIDE_MIN_ROWS = 4
 _GAP = 2
 _GUTTER = 6
@@ -35,29 +35,31 @@ def facts_lines(facts: Facts, width: int) -> list[Text]:
     rows = facts.rows
     if width < _SIDE_BY_SIDE_MIN_WIDTH or len(rows) < _SIDE_BY_SIDE_MIN_ROWS:
         return _column(rows, width)
-    half = (len(rows) + 1) // 2
-    left = _column(rows[:half], (width - _GUTTER) // 2)
-    at = max(line.cell_len for line in left) + _GUTTER
-    return place_side_by_side(left, _column(rows[half:], width - at), column=at)
+    left_count = (len(rows) + 1) // 2
+    left_lines = _column(rows[:left_count], (width - _GUTTER) // 2)
+    right_column = max(line.cell_len for line in left_lines) + _GUTTER
+    return place_side_by_side(
+        left_lines, _column(rows[left_count:], width - right_column), column=right_column
+    )
 
 
 def _column(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]:
     labels = [cut(escape(label), width) for label, _ in rows]
-    fitting = [size for size in map(cell_len, labels) if size <= width // 2]
-    indent = max(fitting, default=width // 2) + _GAP
+    fitting_widths = [size for size in map(cell_len, labels) if size <= width // 2]
+    indent = max(fitting_widths, default=width // 2) + _GAP
     lines: list[Text] = []
     for number, (label, (_, value)) in enumerate(zip(labels, rows, strict=True)):
         if number and label == labels[number - 1]:
             label = ""  # the label of the row above holds for this row too
-        head = Text(label, theme.FAINT)
-        first, *rest = _value_lines(value, width - indent)
+        label_text = Text(label, theme.FAINT)
+        first_line, *other_lines = _value_lines(value, width - indent)
         if cell_len(label) + _GAP > indent:
             # A long label has a line of its own, because a cut name could not be copied.
-            lines.append(head)
-            rest.insert(0, first)
+            lines.append(label_text)
+            other_lines.insert(0, first_line)
         else:
-            lines.append(Text.assemble(head, " " * (indent - cell_len(label)), first))
-        lines += [Text(" " * indent).append_text(line) for line in rest]
+            lines.append(Text.assemble(label_text, " " * (indent - cell_len(label)), first_line))
+        lines += [Text(" " * indent).append_text(line) for line in other_lines]
     return lines
 
 

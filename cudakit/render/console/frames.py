@@ -23,8 +23,8 @@ from cudakit.render.values import (
 # Paths of library code. Library frames between frames of the program are left out.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
-_MIN_LEAF_WIDTH = 12  # in cells; shorter function names are ambiguous
-_MAX_CALLERS = 12  # a line has space for fewer
+_MIN_LEAF_WIDTH = 12  # minimum number of cells: shorter function names are ambiguous
+_MAX_CALLERS = 12  # maximum number of callers: more than fit on a line
 
 
 def format_stack(stack: Stack, *, with_callers: bool) -> str:
@@ -34,10 +34,10 @@ def format_stack(stack: Stack, *, with_callers: bool) -> str:
     """
     if not stack.frames:
         return NO_STACK
-    first = next(_forms(stack, 0))
+    longest_form = next(_forms(stack, 0))
     if distinct_caller(stack):
-        return first
-    return _CALLED_FROM.join((first, *(callers(stack) if with_callers else ())))
+        return longest_form
+    return _CALLED_FROM.join((longest_form, *(callers(stack) if with_callers else ())))
 
 
 def callers(stack: Stack) -> list[str]:
@@ -55,8 +55,8 @@ def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     if not stack.frames:
         return _cut(Text(NO_STACK, theme.FAINT), width)
     forms = list(_forms(stack, width))
-    fitting = next((form for form in forms if cell_len(form) <= width), forms[-1])
-    line = _cut(Text(fitting), width)
+    fitting_form = next((form for form in forms if cell_len(form) <= width), forms[-1])
+    line = _cut(Text(fitting_form), width)
     for caller in callers(stack) if with_callers and not distinct_caller(stack) else ():
         if line.cell_len + cell_len(_CALLED_FROM + caller) > width:
             break
@@ -69,31 +69,34 @@ def _forms(stack: Stack, width: int) -> Iterator[str]:
 
     The innermost frame is cut if that makes the call site fit into ``width`` columns.
     """
-    first, short = _frame_forms(site(stack))
+    site_text, short_site = _frame_forms(site(stack))
     if caller := distinct_caller(stack):
-        full, shortened = _frame_forms(caller)
+        caller_text, short_caller = _frame_forms(caller)
         is_direct = stack.distinct == max(stack.site, 0) + 1
-        link = _CALLED_FROM if is_direct else f"{_CALLED_FROM}… "
-        for beside in dict.fromkeys((*_leaf_forms(stack), "")):
-            yield f"{first}{beside}{link}{full}"
-        yield f"{short}{_CALLED_FROM}{shortened}"
-        yield f"{short}{_CALLED_FROM}…/{escape(format_place(caller)).rpartition('/')[2]}"
+        arrow = _CALLED_FROM if is_direct else f"{_CALLED_FROM}… "
+        for leaf_form in dict.fromkeys((*_leaf_forms(stack), "")):
+            yield f"{site_text}{leaf_form}{arrow}{caller_text}"
+        yield f"{short_site}{_CALLED_FROM}{short_caller}"
+        yield f"{short_site}{_CALLED_FROM}…/{escape(format_place(caller)).rpartition('/')[2]}"
         return
-    leaves = _leaf_forms(stack) or ("",)
-    yield from (first + beside for beside in leaves)
-    yield from (short + beside for beside in leaves[1:])
-    if cell_len(short) + _MIN_LEAF_WIDTH <= width < cell_len(short + leaves[-1]):
-        yield cut(short + leaves[-1], width)
-    yield first
-    yield short
+    leaf_forms = _leaf_forms(stack) or ("",)
+    yield from (site_text + leaf_form for leaf_form in leaf_forms)
+    yield from (short_site + leaf_form for leaf_form in leaf_forms[1:])
+    if cell_len(short_site) + _MIN_LEAF_WIDTH <= width < cell_len(short_site + leaf_forms[-1]):
+        yield cut(short_site + leaf_forms[-1], width)
+    if stack.distinct is not None:
+        # Without the function, so that stacks of one call site still differ.
+        yield escape(format_place(site(stack))).rpartition("/")[2] + leaf_forms[-1]
+    yield site_text
+    yield short_site
 
 
 def _frame_forms(frame: Frame) -> tuple[str, str]:
     """Return a frame with its path and without the directory."""
     file = frame.filename.replace("\\", "/").rpartition("/")[2]
-    whole = escape(format_frame(frame))
-    short = escape(format_frame(Frame(frame.name, file, frame.line)))
-    return whole, short if short == whole else f"…/{short}"
+    full_text = escape(format_frame(frame))
+    short_text = escape(format_frame(Frame(frame.name, file, frame.line)))
+    return full_text, short_text if short_text == full_text else f"…/{short_text}"
 
 
 def _leaf_forms(stack: Stack) -> tuple[str, ...]:
@@ -101,13 +104,13 @@ def _leaf_forms(stack: Stack) -> tuple[str, ...]:
     frame = leaf(stack)
     if frame is None:
         return ()
-    whole, short = _frame_forms(frame)
+    full_text, short_text = _frame_forms(frame)
     # Stacks that differ in this frame differ in its line at least.
     shortest = [f"… {escape(frame.name)}"]
     if stack.distinct is not None and frame.line:
         place = escape(format_place(Frame("", frame.filename.rpartition("/")[2], frame.line)))
         shortest = [f"…/{place}", f"…:{frame.line}"]
-    return tuple(f" ({form})" for form in dict.fromkeys((whole, short, *shortest)))
+    return tuple(f" ({form})" for form in dict.fromkeys((full_text, short_text, *shortest)))
 
 
 def _cut(line: Text, width: int) -> Text:
@@ -116,4 +119,4 @@ def _cut(line: Text, width: int) -> Text:
 
 
 def _is_library(frame: Frame) -> bool:
-    return any(mark in frame.filename for mark in _LIBRARY)
+    return any(path_part in frame.filename for path_part in _LIBRARY)

@@ -23,7 +23,7 @@ from cudakit.render.console.text import (
     wrap,
 )
 
-_CALLERS_MIN_WIDTH = 116  # in columns: a terminal of 120 columns without its margins
+_CALLERS_MIN_WIDTH = 116  # number of columns of a terminal of 120 columns without its margins
 _GAP = 2
 
 _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
@@ -57,8 +57,8 @@ def table_lines(table: Table, width: int) -> list[Text]:
     rule = Text("─" * (sum(widths.values()) + _GAP * (len(widths) - 1)), theme.FAINT)
     lines = [*_header(table.columns, widths), rule]
     for number, row in enumerate(table.rows):
-        drawn = _row(table.columns, row, widths, width)
-        lines += _make_faint(drawn) if number in table.faint else drawn
+        row_lines = _row(table.columns, row, widths, width)
+        lines += _make_faint(row_lines) if number in table.faint else row_lines
     if not table.rows:
         lines.append(Text("(none)", theme.FAINT))
     if table.total_row is not None:
@@ -68,13 +68,13 @@ def table_lines(table: Table, width: int) -> list[Text]:
 
 def _widths(table: Table, width: int) -> dict[int, int]:
     rows = table.rows if table.total_row is None else (*table.rows, table.total_row)
-    measured = [
+    column_widths = [
         _measure_column(
             column, [row[index] for row in rows], with_callers=width >= _CALLERS_MIN_WIDTH
         )
         for index, column in enumerate(table.columns)
     ]
-    return _fit_widths(measured, width)
+    return _fit_widths(column_widths, width)
 
 
 def _header(columns: Sequence[Column], widths: Mapping[int, int]) -> list[Text]:
@@ -91,8 +91,8 @@ def _row(
 ) -> list[Text]:
     with_callers = width >= _CALLERS_MIN_WIDTH
     cells = {
-        index: _cell_lines(columns[index], row[index], available, with_callers=with_callers)
-        for index, available in widths.items()
+        index: _cell_lines(columns[index], row[index], cell_width, with_callers=with_callers)
+        for index, cell_width in widths.items()
     }
     return _join_cells(columns, cells, widths)
 
@@ -121,22 +121,26 @@ def _join_cells(
 ) -> list[Text]:
     """Join the cells of a row to lines."""
     lines = []
-    for level in range(max(map(len, cells.values()), default=0)):
-        parts = [
+    for line_number in range(max(map(len, cells.values()), default=0)):
+        line_parts = [
             pad(
-                cells[index][level].copy() if level < len(cells[index]) else Text(),
+                cells[index][line_number].copy() if line_number < len(cells[index]) else Text(),
                 width,
                 right=columns[index].kind == "number",
             )
             for index, width in widths.items()
         ]
-        lines.append(Text(" " * _GAP).join(parts))
+        lines.append(Text(" " * _GAP).join(line_parts))
     return lines
 
 
 def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Text]:
-    hidden = [escape(column.name) for i, column in enumerate(table.columns) if i not in widths]
-    sentences = [f"Columns hidden at this width: {', '.join(hidden)}."] if hidden else []
+    hidden_names = [
+        escape(column.name) for i, column in enumerate(table.columns) if i not in widths
+    ]
+    sentences = (
+        [f"Columns hidden at this width: {', '.join(hidden_names)}."] if hidden_names else []
+    )
     sentences += [escape(table.caption)] if table.caption else []
     return [Text(line, theme.FAINT) for text in sentences for line in wrap(text, width)]
 
@@ -154,31 +158,39 @@ class _ColumnWidths:
     least: int  # the column is hidden if it would be narrower
 
 
-def _fit_widths(measured: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
+def _fit_widths(column_widths: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
     """Return the width of each column that fits, by index; a column left out has no entry."""
-    visible = _visible_columns(measured, width)
-    available = width - _GAP * (len(visible) - 1)
-    widths = {index: min(measured[index].natural, available) for index in visible}
-    for kind, floor in _SHRINK_ORDER:
-        members = [index for index in visible if measured[index].kind == kind]
-        _shrink(widths, {index: getattr(measured[index], floor) for index in members}, available)
+    visible_indices = _visible_columns(column_widths, width)
+    available_width = width - _GAP * (len(visible_indices) - 1)
+    widths = {
+        index: min(column_widths[index].natural, available_width) for index in visible_indices
+    }
+    for kind, min_width in _SHRINK_ORDER:
+        members = [index for index in visible_indices if column_widths[index].kind == kind]
+        _shrink(
+            widths,
+            {index: getattr(column_widths[index], min_width) for index in members},
+            available_width,
+        )
     return widths
 
 
-def _visible_columns(measured: Sequence[_ColumnWidths], width: int) -> list[int]:
-    visible = list(range(len(measured)))
-    order = sorted(visible, key=lambda index: (_HIDE_ORDER.index(measured[index].kind), -index))
-    for index in order[:-1]:
-        if sum(measured[i].least + _GAP for i in visible) - _GAP <= width:
+def _visible_columns(column_widths: Sequence[_ColumnWidths], width: int) -> list[int]:
+    visible_indices = list(range(len(column_widths)))
+    hide_order = sorted(
+        visible_indices, key=lambda index: (_HIDE_ORDER.index(column_widths[index].kind), -index)
+    )
+    for index in hide_order[:-1]:
+        if sum(column_widths[i].least + _GAP for i in visible_indices) - _GAP <= width:
             break
-        visible.remove(index)
-    return visible
+        visible_indices.remove(index)
+    return visible_indices
 
 
-def _shrink(widths: dict[int, int], least: dict[int, int], available: int) -> None:
-    """Shrink the widest of the columns in ``least`` until all columns fit or none can shrink."""
-    while sum(widths.values()) > available:
-        shrinkable = [index for index, floor in least.items() if widths[index] > floor]
+def _shrink(widths: dict[int, int], min_widths: dict[int, int], available_width: int) -> None:
+    """Shrink the widest of the columns in ``min_widths`` until all columns fit or none can shrink."""
+    while sum(widths.values()) > available_width:
+        shrinkable = [index for index, min_width in min_widths.items() if widths[index] > min_width]
         if not shrinkable:
             return
         widths[max(shrinkable, key=widths.__getitem__)] -= 1
@@ -191,13 +203,15 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
     """Return the widths that a column needs."""
     header = escape(column.name)
     longest_word = _longest_word([header])
-    content = max(
+    content_width = max(
         (_natural_width(column, cell, with_callers=with_callers) for cell in cells), default=0
     )
-    natural = max(content, cell_len(header), 1)
-    enough = max((_natural_width(column, cell, with_callers=False) for cell in cells), default=0)
-    least = {
-        "number": max(content, longest_word, 1),
+    natural = max(content_width, cell_len(header), 1)
+    enough_width = max(
+        (_natural_width(column, cell, with_callers=False) for cell in cells), default=0
+    )
+    min_width = {
+        "number": max(content_width, longest_word, 1),
         "bar": max(_FIGURE_WIDTH, longest_word),
         "text": max(_MIN_TEXT_WIDTH, min(_longest_word(map(format_value, cells)), _MAX_WORD_WIDTH)),
         "stack": _MIN_STACK_WIDTH,
@@ -205,8 +219,8 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
     return _ColumnWidths(
         column.kind,
         natural,
-        enough=max(enough, min(natural, least[column.kind])),
-        least=min(natural, least[column.kind]),
+        enough=max(enough_width, min(natural, min_width[column.kind])),
+        least=min(natural, min_width[column.kind]),
     )
 
 
@@ -239,8 +253,8 @@ def _bar_glyphs(ratio: float, width: int) -> str:
     eighths = round(min(max(ratio, 0.0), 1.0) * width * 8)
     if ratio > 0:
         eighths = max(eighths, 1)
-    full_cells, rest = divmod(eighths, 8)
-    return "█" * full_cells + _EIGHTHS[rest].strip()
+    full_cells, remaining_eighths = divmod(eighths, 8)
+    return "█" * full_cells + _EIGHTHS[remaining_eighths].strip()
 
 
 def _natural_width(column: Column, cell: Value, *, with_callers: bool) -> int:
@@ -258,11 +272,13 @@ def _longest_word(texts: Iterable[str]) -> int:
 
 
 def _bar(ratio: float, width: int) -> Text:
-    figure = format_value(Ratio(ratio)).rjust(_FIGURE_WIDTH)
-    available = width - len(figure) - 1
-    if available < _MIN_BAR_WIDTH:
-        return Text(cut(figure.strip(), width).rjust(width))
-    return Text.assemble((_bar_glyphs(ratio, available).ljust(available), theme.BAR), f" {figure}")
+    figure_text = format_value(Ratio(ratio)).rjust(_FIGURE_WIDTH)
+    bar_width = width - len(figure_text) - 1
+    if bar_width < _MIN_BAR_WIDTH:
+        return Text(cut(figure_text.strip(), width).rjust(width))
+    return Text.assemble(
+        (_bar_glyphs(ratio, bar_width).ljust(bar_width), theme.BAR), f" {figure_text}"
+    )
 
 
 def _as_stack(cell: Stack | Frame) -> Stack:

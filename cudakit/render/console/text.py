@@ -30,8 +30,13 @@ _PART_OF_NAME = re.compile(r"[_:](?=[^_:])|[a-z0-9](?=[A-Z])")
 _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 
-# Each line-drawing character or symbol has one ASCII character, so that columns stay aligned.
-_ASCII = str.maketrans(
+# The ASCII forms of the symbols that the texts of reports contain. The layout follows this replacement, so
+# that a form may be wider than its symbol.
+_ASCII_SYMBOLS = str.maketrans(
+    {"±": "+/-", "→": "->", "←": "<-", "…": "...", "×": "x", "°": "", "³": "^3", "µ": "u", "·": "-"}
+)
+# Each character that the layout draws has one ASCII character, so that columns stay aligned.
+_ASCII_DRAWING = str.maketrans(
     {
         **dict.fromkeys("━", "="),
         **dict.fromkeys("─", "-"),
@@ -42,15 +47,19 @@ _ASCII = str.maketrans(
         **dict.fromkeys("⣤⠶⠛", "#"),
         **dict.fromkeys("⣀⠤⠒⠉", "-"),
         **dict.fromkeys("⡀⠄⠂⠁·", "."),
-        **dict(zip("✓✗▲→←…×±°µ", "+x^><~x~ u", strict=True)),
+        **dict(zip("✓✗▲→←…", "+x^><*", strict=True)),
     }
 )
+# The ellipsis of a text that the layout cut, and the two characters before it, where "..." has space.
+_CUT_END = re.compile(r"[!-~]{2}…(?=\s|\)|$)", re.MULTILINE)
 
 
 def escape(text: str, *, limit: int = LIMIT) -> str:
     """Escape line ends and invisible characters, and cut the text to ``limit`` characters."""
-    head = escape_invisible(text[: limit + 1])
-    return shorten(_VARIATION_SELECTOR.sub(lambda match: escape_sequence(match[0]), head), limit)
+    visible_head = escape_invisible(text[: limit + 1])
+    return shorten(
+        _VARIATION_SELECTOR.sub(lambda match: escape_sequence(match[0]), visible_head), limit
+    )
 
 
 def wrap(text: str, width: int, *, max_lines: int | None = None) -> list[str]:
@@ -79,9 +88,9 @@ def cut(text: str, width: int) -> str:
 def _break_lines(text: str, width: int) -> Iterator[str]:
     line = ""
     for word in _words(text, width):
-        joined = f"{line} {word}" if line else word
-        if cell_len(joined) <= width:
-            line = joined
+        joined_line = f"{line} {word}" if line else word
+        if cell_len(joined_line) <= width:
+            line = joined_line
             continue
         if line:
             yield line
@@ -114,13 +123,15 @@ def _break_word(word: str, width: int) -> list[str]:
     """Cut a word into pieces of at most ``width`` cells: after ``/``, or between the words of a name."""
     pieces = []
     while cell_len(word) > width:
-        head = chop_cells(word, width)[0]
-        if "/" in head:
-            head = head[: head.rfind("/") + 1]
-        elif ends := [match.end() for match in _PART_OF_NAME.finditer(head + word[len(head)])]:
-            head = head[: ends[-1]]
-        pieces.append(head)
-        word = word[len(head) :]
+        fitting_part = chop_cells(word, width)[0]
+        if "/" in fitting_part:
+            fitting_part = fitting_part[: fitting_part.rfind("/") + 1]
+        elif part_ends := [
+            match.end() for match in _PART_OF_NAME.finditer(fitting_part + word[len(fitting_part)])
+        ]:
+            fitting_part = fitting_part[: part_ends[-1]]
+        pieces.append(fitting_part)
+        word = word[len(fitting_part) :]
     return [*pieces, word]
 
 
@@ -149,23 +160,31 @@ def style_of(value: Value) -> str:
 
 def pad(line: Text, width: int, *, right: bool = False) -> Text:
     """Pad a line with spaces to ``width`` cells; ``right`` aligns it to the right."""
-    missing = max(width - line.cell_len, 0)
+    missing_cells = max(width - line.cell_len, 0)
     if right:
-        line.pad_left(missing)
+        line.pad_left(missing_cells)
     else:
-        line.pad_right(missing)
+        line.pad_right(missing_cells)
     return line
 
 
 def place_side_by_side(left: Sequence[Text], right: Sequence[Text], *, column: int) -> list[Text]:
     """Join two blocks of lines; the right one begins in column ``column``, counted from 0."""
-    pairs = zip_longest(left, right, fillvalue=None)
+    line_pairs = zip_longest(left, right, fillvalue=None)
     return [
-        pad(first.copy() if first else Text(), column).append_text(second or Text())
-        for first, second in pairs
+        pad(left_line.copy() if left_line else Text(), column).append_text(right_line or Text())
+        for left_line, right_line in line_pairs
     ]
 
 
+def ascii_symbols(text: str) -> str:
+    """Replace the symbols in the text of a report by ASCII, which may be wider; other text stays."""
+    return text.translate(_ASCII_SYMBOLS)
+
+
 def ascii_drawing(text: str) -> str:
-    """Replace the line-drawing characters and symbols of reports by ASCII; other text stays."""
-    return text.translate(_ASCII)
+    """Replace what the layout draws by ASCII of the same width; other text stays.
+
+    The ellipsis of a cut text becomes ``...`` over its last two characters; another becomes ``*``.
+    """
+    return _CUT_END.sub("...", text).translate(_ASCII_DRAWING)

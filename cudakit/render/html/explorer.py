@@ -117,6 +117,8 @@ def _collect(name: str, package: str, modules: dict[str, str]) -> None:
     text = file.read_text(encoding="utf-8")
     for _, imported in _IMPORT.findall(text):
         _collect(imported, package, modules)
-    exported = ", ".join(match[1] for match in _EXPORT.findall(text))
+    exported_names = ", ".join(match[1] for match in _EXPORT.findall(text))
     body = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r"const \1 = module_\2;", text))
-    modules[name] = f"const module_{name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"
+    modules[name] = (
+        f"const module_{name} = (() => {{\n{body}return {{ {exported_names} }};\n}})();\n"
+    )

@@ -107,9 +107,19 @@ def _section(section: Section, place: Place) -> Markup:
 def _note(note: Note) -> Markup:
     badge = element("span", SYMBOLS[note.level], class_="badge", aria_hidden="true")
     level = element("strong", LEVELS[note.level])
-    hints = (element("span", remedy, class_="hint") for remedy in note.remedies)
-    sentence = element("div", level, " ", element("span", note.text), *hints)
+    hints = (element("span", line, class_="hint") for line in (*note.remedies, *note.evidence))
+    sentence = element(
+        "div", level, " ", element("span", note.text), *hints, _settings(note.settings)
+    )
     return element("div", badge, sentence, class_=f"note {note.level}")
+
+
+def _settings(settings: str) -> Markup | None:
+    """Return settings with a button that the script copy_settings.js shows, and that copies them."""
+    if not settings:
+        return None
+    button = element("button", "copy", type="button", hidden=True)
+    return element("div", element("code", settings), button, class_="settings")
 
 
 def _facts(facts: Facts) -> Markup:
@@ -136,9 +146,9 @@ def _is_long(value: Value) -> bool:
 
 
 def _view(view: View, place: Place) -> Markup:
-    missing = [name for name in view.columns if name not in place.columns]
-    if missing:
-        raise ValueError(f"the view {view.kind!r} names missing Columns: {missing}")
+    missing_names = [name for name in view.columns if name not in place.columns]
+    if missing_names:
+        raise ValueError(f"the view {view.kind!r} names missing Columns: {missing_names}")
     return _picture(view.draw([place.columns[name] for name in view.columns]))
 
 

@@ -18,16 +18,16 @@ _NEWLINE = Markup("\n")
 
 def table(node: Table) -> Markup:
     """Return a table; a table wider than the page scrolls separately."""
-    head = element("thead", element("tr", *map(_heading, node.columns)))
+    table_head = element("thead", element("tr", *map(_heading, node.columns)))
     rows = (
         line
         for number, row in enumerate(node.rows)
-        for line in (_NEWLINE, _row(node.columns, row, faint=number in node.faint))
+        for line in (_NEWLINE, _row(node.columns, row, is_faint=number in node.faint))
     )
     total = node.total_row
     grid = element(
         "table",
-        head,
+        table_head,
         element("tbody", *rows) if node.rows else None,
         element("tfoot", _row(node.columns, total)) if total else None,
     )
@@ -41,9 +41,9 @@ def table(node: Table) -> Markup:
         role="region",
         aria_label=_name(node),
     )
-    empty = None if node.rows else element("p", "nothing to list", class_="muted")
+    empty_note = None if node.rows else element("p", "nothing to list", class_="muted")
     caption = element("p", node.caption, class_="caption") if node.caption else None
-    return join((frame, empty, caption))
+    return join((frame, empty_note, caption))
 
 
 def _name(node: Table) -> str:
@@ -54,8 +54,8 @@ def _heading(column: Column) -> Markup:
     return element("th", column.name, scope="col", class_=column.kind)
 
 
-def _row(columns: Sequence[Column], values: Sequence[Value], *, faint: bool = False) -> Markup:
-    return element("tr", *map(_cell, columns, values), class_="muted" if faint else None)
+def _row(columns: Sequence[Column], values: Sequence[Value], *, is_faint: bool = False) -> Markup:
+    return element("tr", *map(_cell, columns, values), class_="muted" if is_faint else None)
 
 
 def _cell(column: Column, value: Value) -> Markup:
@@ -106,11 +106,11 @@ def fact(value: Value) -> Markup:
 def _stack(stack: Stack) -> Markup:
     if not stack.frames:
         return element("span", NO_STACK, class_="muted")
-    first = site(stack)
+    call_site = site(stack)
     if len(stack.frames) == 1:
-        return _frame(first)
+        return _frame(call_site)
     frames = (
-        element("li", _frame(frame, full_path=True), class_="site" if frame is first else None)
+        element("li", _frame(frame, full_path=True), class_="site" if frame is call_site else None)
         for frame in stack.frames[:_MAX_FRAMES]
     )
     n_hidden = len(stack.frames) - _MAX_FRAMES
@@ -119,7 +119,7 @@ def _stack(stack: Stack) -> Markup:
     )
     return element(
         "details",
-        element("summary", _frame(first), *_leaf(stack)),
+        element("summary", _frame(call_site), *_leaf(stack)),
         element("ol", *frames, hidden_frames),
         class_="stack",
     )
@@ -127,13 +127,17 @@ def _stack(stack: Stack) -> Markup:
 
 def _leaf(stack: Stack) -> tuple[Markup | str, ...]:
     """Return the innermost frame if it is not the call site, and the caller that distinguishes the stack."""
-    inner, caller = leaf(stack), distinct_caller(stack)
-    shown = ((" → ", inner), (" ← … ", caller))
-    return tuple(part for arrow, frame in shown if frame for part in (arrow, _frame(frame)))
+    leaf_frame, caller = leaf(stack), distinct_caller(stack)
+    arrows_and_frames = ((" → ", leaf_frame), (" ← … ", caller))
+    return tuple(
+        part for arrow, frame in arrows_and_frames if frame for part in (arrow, _frame(frame))
+    )
 
 
 def _frame(frame: Frame, *, full_path: bool = False) -> Markup:
     """Return the function, file and line of a frame; ``full_path`` selects the full path."""
-    place = f"{frame.filename}:{frame.line}" if full_path and frame.line else format_place(frame)
+    location = f"{frame.filename}:{frame.line}" if full_path and frame.line else format_place(frame)
     function = element("span", frame.name or "?", class_="function")
-    return join((function, " ", element("span", place, class_="place")) if place else (function,))
+    return join(
+        (function, " ", element("span", location, class_="place")) if location else (function,)
+    )

@@ -47,23 +47,23 @@ def chart(node: Chart) -> Markup:
 
 def _curve(series: Series, node: Chart, x: Axis, y: Axis) -> str:
     points = thin_curve(node.x, series.y, low=x.low, high=x.high, columns=_COLUMNS)
-    across = _round(x.shares(points.x) * _WIDTH)
-    down = _round((1 - y.shares(points.y)) * _HEIGHT)
-    join = "H{0}V{1}" if series.step else "L{0} {1}"
+    x_units = _round(x.shares(points.x) * _WIDTH)
+    y_units = _round((1 - y.shares(points.y)) * _HEIGHT)
+    line_format = "H{0}V{1}" if series.step else "L{0} {1}"
     return "".join(
-        ("M{0} {1}" if starts else join).format(left, top)
-        for left, top, starts in zip(across, down, points.starts, strict=True)
+        ("M{0} {1}" if is_start else line_format).format(x_unit, y_unit)
+        for x_unit, y_unit, is_start in zip(x_units, y_units, points.starts, strict=True)
     )
 
 
-def _round(places: Array) -> list[int]:
-    rounded: list[int] = np.rint(places).astype(np.int64).tolist()
+def _round(positions: Array) -> list[int]:
+    rounded: list[int] = np.rint(positions).astype(np.int64).tolist()
     return rounded
 
 
 def _range(values: Array) -> tuple[float, float] | None:
-    finite = values[np.isfinite(values)]
-    return (float(finite.min()), float(finite.max())) if finite.size else None
+    finite_values = values[np.isfinite(values)]
+    return (float(finite_values.min()), float(finite_values.max())) if finite_values.size else None
 
 
 def _key(series: Series, node: Chart) -> PlotKey:

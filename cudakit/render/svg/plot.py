@@ -56,7 +56,7 @@ class _PlacedMarker:
 def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
     """Return shapes between axes, with legend and markers."""
     placed = _place_markers(markers, node.x)
-    above = _MARKER_LINE_HEIGHT * max(
+    markers_height = _MARKER_LINE_HEIGHT * max(
         (placed_marker.line + 1 for placed_marker in placed if placed_marker.has_label), default=0
     )
     shapes = map(draw_shape, node.shapes)
@@ -64,14 +64,20 @@ def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
         "svg",
         element("title", node.title),
         element("desc", node.description),
-        _y_grid(node.y, above, node.height),
-        element("svg", *shapes, y=above, width="100%", height=node.height, class_="plot"),
-        _x_labels(node.x, above + node.height, node.x_label),
-        *(_draw_marker(placed_marker, above, above + node.height) for placed_marker in placed),
+        _y_grid(node.y, markers_height, node.height),
+        element("svg", *shapes, y=markers_height, width="100%", height=node.height, class_="plot"),
+        _x_labels(node.x, markers_height + node.height, node.x_label),
+        *(
+            _draw_marker(placed_marker, markers_height, markers_height + node.height)
+            for placed_marker in placed
+        ),
         class_="chart",
         role="img",
         width="100%",
-        height=above + node.height + _TICKS_HEIGHT + (_X_LABEL_HEIGHT if node.x_label else 0),
+        height=markers_height
+        + node.height
+        + _TICKS_HEIGHT
+        + (_X_LABEL_HEIGHT if node.x_label else 0),
     )
     caption = element("figcaption", node.title) if node.title else None
     return element(
@@ -79,20 +85,20 @@ def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
     )
 
 
-def _y_grid(axis: Axis, above: int, height: int) -> Markup:
+def _y_grid(axis: Axis, markers_height: int, height: int) -> Markup:
     return join(
         part
         for tick in axis.ticks
-        for at in (above + round(height * (1 - axis.share(tick.value)), 1),)
+        for line_y in (markers_height + round(height * (1 - axis.share(tick.value)), 1),)
         for part in (
             element(
                 "line",
                 class_="grid" if tick.value else "zero",
                 x2="100%",
-                y1=at,
-                y2=at,
+                y1=line_y,
+                y2=line_y,
             ),
-            draw_shape(name_beside(tick.label, y=at)),
+            draw_shape(name_beside(tick.label, y=line_y)),
         )
     )
 
@@ -101,18 +107,18 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
     ticks = (
         join(
             (
-                element("line", class_="axis", x1=at, x2=at, y1=bottom, y2=bottom + 5),
+                element("line", class_="axis", x1=label_x, x2=label_x, y1=bottom, y2=bottom + 5),
                 element(
                     "text",
                     escape(tick.label, limit=_MAX_TICK_LABEL),
                     class_="tick middle",
-                    x=at,
+                    x=label_x,
                     y=bottom + 19,
                 ),
             )
         )
         for tick in axis.ticks
-        for at in (percent(axis.share(tick.value)),)
+        for label_x in (percent(axis.share(tick.value)),)
     )
     name = (
         element("text", escape(label, limit=_MAX_LABEL), class_="tick end", x="100%", y=bottom + 37)
@@ -157,15 +163,17 @@ def _place_markers(markers: Sequence[Marker], axis: Axis) -> list[_PlacedMarker]
     from_right = [
         placed_marker for placed_marker in reversed(unplaced) if placed_marker.extends_left
     ]
-    placed: list[_PlacedMarker] = []
+    placed_markers: list[_PlacedMarker] = []
     for placed_marker in from_right + [
         placed_marker for placed_marker in unplaced if not placed_marker.extends_left
     ]:
         lines = [
-            other.line for other in placed if other.has_label and other.overlaps(placed_marker)
+            earlier_marker.line
+            for earlier_marker in placed_markers
+            if earlier_marker.has_label and earlier_marker.overlaps(placed_marker)
         ]
-        placed.append(replace(placed_marker, line=max(lines, default=-1) + 1))
-    return placed
+        placed_markers.append(replace(placed_marker, line=max(lines, default=-1) + 1))
+    return placed_markers
 
 
 def _place_marker(marker: Marker, axis: Axis) -> _PlacedMarker:
@@ -175,22 +183,24 @@ def _place_marker(marker: Marker, axis: Axis) -> _PlacedMarker:
     return _PlacedMarker(marker, share, share - width if extends_left else share + width)
 
 
-def _draw_marker(placed_marker: _PlacedMarker, above: int, bottom: int) -> Markup:
-    at, marker = percent(placed_marker.share), placed_marker.marker
-    top = placed_marker.line * _MARKER_LINE_HEIGHT + 4 if placed_marker.has_label else above
+def _draw_marker(placed_marker: _PlacedMarker, markers_height: int, bottom: int) -> Markup:
+    marker_x, marker = percent(placed_marker.share), placed_marker.marker
+    line_top = (
+        placed_marker.line * _MARKER_LINE_HEIGHT + 4 if placed_marker.has_label else markers_height
+    )
     words = f"{_SYMBOLS[marker.level]} {marker.label}"
     label = element(
         "text",
         escape(words, limit=_MAX_LABEL),
         class_="end" if placed_marker.extends_left else None,
-        x=at,
+        x=marker_x,
         dx=-5 if placed_marker.extends_left else 5,
-        y=top + 9,
+        y=line_top + 9,
     )
     return element(
         "g",
         element("title", words),
-        element("line", x1=at, x2=at, y1=top, y2=bottom),
+        element("line", x1=marker_x, x2=marker_x, y1=line_top, y2=bottom),
         label if placed_marker.has_label else None,
         class_=f"marker {marker.level}",
     )

@@ -51,8 +51,8 @@ def thin_curve(x: Array, y: Array, *, low: float, high: float, columns: int) -> 
         if len(x) > 2 * columns
         else np.arange(len(x))
     )
-    starts = np.diff(gaps[indices], prepend=-1) != 0
-    return Points(x[indices], y[indices], starts)
+    is_gap_start = np.diff(gaps[indices], prepend=-1) != 0
+    return Points(x[indices], y[indices], is_gap_start)
 
 
 def _sort_by_x(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
@@ -68,26 +68,32 @@ def _columns_of(x: _Floats, low: float, high: float, columns: int) -> _Indices:
 
 def _extreme_indices(y: _Floats, column: _Indices) -> _Indices:
     """Return the indices of the points to draw, in ascending order without duplicates."""
-    starts = np.flatnonzero(np.diff(column, prepend=-1))
-    ends = np.append(starts[1:], len(y)) - 1
-    column_at = column[starts]
+    column_starts = np.flatnonzero(np.diff(column, prepend=-1))
+    column_ends = np.append(column_starts[1:], len(y)) - 1
+    column_at = column[column_starts]
     gap_before = np.diff(column_at, prepend=-1) > 1
     gap_after = np.diff(column_at, append=column_at[-1] + 2) > 1
     gap_before[0] = True
     return np.unique(
         np.concatenate(
             (
-                _first_index_of(y, starts, ends, np.minimum.reduceat(y, starts)),
-                _first_index_of(y, starts, ends, np.maximum.reduceat(y, starts)),
-                starts[gap_before],
-                ends[gap_after],
+                _first_index_of(
+                    y, column_starts, column_ends, np.minimum.reduceat(y, column_starts)
+                ),
+                _first_index_of(
+                    y, column_starts, column_ends, np.maximum.reduceat(y, column_starts)
+                ),
+                column_starts[gap_before],
+                column_ends[gap_after],
             )
         )
     )
 
 
-def _first_index_of(y: _Floats, starts: _Indices, ends: _Indices, extreme: _Floats) -> _Indices:
+def _first_index_of(
+    y: _Floats, column_starts: _Indices, column_ends: _Indices, column_extremes: _Floats
+) -> _Indices:
     """Return the index of the first point in each column that has the column's extreme value."""
-    per_point: npt.NDArray[Any] = np.repeat(extreme, ends - starts + 1)
-    matches = np.flatnonzero(y == per_point)
-    return matches[np.searchsorted(matches, starts)]
+    per_point: npt.NDArray[Any] = np.repeat(column_extremes, column_ends - column_starts + 1)
+    match_indices = np.flatnonzero(y == per_point)
+    return match_indices[np.searchsorted(match_indices, column_starts)]

@@ -71,7 +71,7 @@ def test_full_label_has_every_axis_with_its_unit() -> None:
 def test_short_labels_leave_out_given_axes() -> None:
     cases = (graph_step("run", 1), graph_step("run", 8), graph_step("launch", 8))
 
-    assert short_labels(cases, without=("nodes",)) == ["run", "run", "launch"]
+    assert short_labels(cases, omitted_axes=("nodes",)) == ["run", "run", "launch"]
 
 
 def test_square_gemm_has_equal_dimensions() -> None:

@@ -102,7 +102,7 @@ def test_wrong_value_in_one_round_withholds_figure_of_all_rounds(timer: Timer) -
     (measured,) = run(timer, copy, method=replace(METHOD, rounds=5))
 
     assert not measured.verification.passed
-    assert measured.stopped == "wrong"
+    assert measured.stop_reason == "wrong"
     assert measured.samples.times_s == ()
     assert len(copy.prepared) == 3  # No round is measured after the wrong one.
 

@@ -66,7 +66,7 @@ def test_mode_measures_verifies_and_records_method(timer: Timer, mode: Mode) -> 
 
     assert measured.verification.passed
     assert measured.samples.converged
-    assert measured.stopped == "precision"
+    assert measured.stop_reason == "precision"
     assert len(measured.samples.times_s) >= 10
     assert len(measured.samples.sm_clock_hz) == len(measured.samples.times_s)
     assert (measured.name, measured.axes) == ("copy", {"size_bytes": 1 << 18})
@@ -74,7 +74,7 @@ def test_mode_measures_verifies_and_records_method(timer: Timer, mode: Mode) -> 
     assert measured.method.mode == mode
     assert measured.method.seed == 7
     assert measured.method.buffer_sets == 17
-    assert measured.cold
+    assert measured.is_cold
     assert timer.gpu.memory_info().free_bytes == free
     assert copy.prepared[0].closed == 1
 
@@ -130,7 +130,7 @@ def test_hot_and_flushed_modes_use_one_buffer_set(timer: Timer) -> None:
         measured = run(timer, copy, replace(METHOD, cache=cache))
         assert measured.method.buffer_sets == 1
         assert set(copy.prepared[0].indices) == {0}
-        assert measured.cold is cold
+        assert measured.is_cold is cold
 
 
 def test_flush_precedes_each_execution_untimed(timer: Timer) -> None:
@@ -156,7 +156,7 @@ def test_buffer_sets_that_do_not_fit_are_warned() -> None:
         measured = run(timer, Copy(size_bytes=8 << 20), ROTATED)
 
     assert measured.method.buffer_sets == 2
-    assert not measured.cold
+    assert not measured.is_cold
     assert any("buffer sets" in warning for warning in measured.warnings)
 
 
@@ -169,7 +169,7 @@ def test_wrong_value_before_first_sample_withholds_figure(timer: Timer) -> None:
     assert not measured.verification.passed
     assert measured.verification.detail == "1 words are wrong"
     assert measured.samples.times_s == ()
-    assert measured.stopped == "wrong"
+    assert measured.stop_reason == "wrong"
     assert measured.executions == 0
 
 
@@ -182,7 +182,7 @@ def test_wrong_value_after_first_sample_withholds_figure(timer: Timer, mode: Mod
     assert not measured.verification.passed
     assert measured.samples.times_s == ()
     assert not measured.samples.converged
-    assert measured.stopped == "wrong"
+    assert measured.stop_reason == "wrong"
     assert measured.executions > 0
 
 
@@ -206,7 +206,7 @@ def test_scattered_samples_end_at_timeout_unconverged() -> None:
         measured = run(timer, Busy(gpu), replace(METHOD, rule=replace(RULE, timeout_s=0.05)))
 
     assert not measured.samples.converged
-    assert measured.stopped == "timeout"
+    assert measured.stop_reason == "timeout"
     assert 0.05 <= measured.elapsed_s < 0.07
 
 
@@ -216,7 +216,7 @@ def test_unsettled_device_ends_warm_up_at_limit_with_warning() -> None:
         method = replace(METHOD, warmup_s=0.1, rule=RULE)
         measured = run(timer, Busy(gpu), method, skip_settling=False)
 
-    assert not measured.settled
+    assert not measured.is_settled
     assert measured.method.warmup_s == pytest.approx(3.0, rel=0.01)
     assert any("warm-up" in warning for warning in measured.warnings)
     assert len(measured.warmup) > 100
@@ -228,7 +228,7 @@ def test_sampling_begins_after_device_settled() -> None:
         method = replace(METHOD, warmup_s=0.1, rule=RULE)
         measured = run(timer, Busy(gpu), method, skip_settling=False)
 
-    assert measured.settled
+    assert measured.is_settled
     assert measured.warnings == ()
     assert set(np.round(measured.samples.times_s, 9)) == {0.001001}
     assert measured.warmup[0].time_s > 0.004
@@ -250,7 +250,9 @@ def test_throttled_samples_are_discarded_with_growing_pauses() -> None:
         measured = run(timer, Busy(gpu), method, skip_settling=False, pause=pauses.append)
 
     assert measured.samples.discarded == 3
-    assert [reading.sm_clock_hz for reading in measured.discarded] == pytest.approx([1e9] * 3)
+    assert [reading.sm_clock_hz for reading in measured.discarded_readings] == pytest.approx(
+        [1e9] * 3
+    )
     assert pauses == [0.05, 0.1, 0.2]
     assert min(measured.samples.sm_clock_hz) == pytest.approx(1.9e9, rel=1e-3)
 
@@ -337,9 +339,9 @@ def test_interrupt_ends_run_that_waits_for_samples_of_other_run() -> None:
         steady = Copy(before_each=interrupting_after(200))
         measurement, other_measurement = measure_case(timer, [steady, Busy(gpu)], method)
 
-    assert (measurement.stopped, other_measurement.stopped) == ("precision", "interrupted")
+    assert (measurement.stop_reason, other_measurement.stop_reason) == ("precision", "interrupted")
     assert measurement.executions > 10
-    assert measurement.after.time_ns > measurement.before.time_ns
+    assert measurement.telemetry_after.time_ns > measurement.telemetry_before.time_ns
 
 
 def test_device_error_propagates_and_releases_workload(timer: Timer) -> None:

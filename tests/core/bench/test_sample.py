@@ -18,8 +18,8 @@ def test_reading_at_low_clock_is_discarded_and_recorded() -> None:
         False,
         True,
     ]
-    assert throttling_filter.kept == [NORMAL, NORMAL]
-    assert throttling_filter.discarded == [LOW]
+    assert throttling_filter.kept_readings == [NORMAL, NORMAL]
+    assert throttling_filter.discarded_readings == [LOW]
 
 
 def test_reading_at_slightly_lower_clock_is_a_sample() -> None:
@@ -53,4 +53,4 @@ def test_reading_after_blocking_timeout_is_discarded() -> None:
     throttling_filter = warmed_up_filter()
 
     assert not throttling_filter.add(timed_out)
-    assert throttling_filter.discarded == [timed_out]
+    assert throttling_filter.discarded_readings == [timed_out]

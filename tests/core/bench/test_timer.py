@@ -100,7 +100,7 @@ def test_failing_work_releases_stream(timer: Timer) -> None:
 def test_work_before_sample_is_not_timed(timer: Timer) -> None:
     slow_work, quick_work = spinning(timer, nanoseconds=1_000_000), spinning(timer)
 
-    work = replace(quick_work, before=slow_work.enqueue)
+    work = replace(quick_work, enqueue_before=slow_work.enqueue)
     for blocked in (True, False):
         assert timer.time(work, blocked=blocked).time_s < 100e-6
     assert timer.time(replace(work, clock="host")).time_s < 100e-6

@@ -153,7 +153,7 @@ class _TraceBuilder:
                 for body in bodies
                 if isinstance(body, GraphNode)
                 and body.graph == graph
-                and body.work is NodeType.LAUNCH
+                and body.node_type is NodeType.LAUNCH
             ]
             accesses_by_nodes = [
                 _access(third + node, ACCESS_MODES[(second + node) % 4], node) for node in kernels

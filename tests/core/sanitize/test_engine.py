@@ -54,16 +54,16 @@ def test_empty_trace_has_no_race() -> None:
 
 
 def test_launch_and_its_accesses_may_be_in_two_batches() -> None:
-    s = Scene()
-    s.call(Launch(1, "k"))
-    s.feed([Event(Access(X, X + 4, WRITE), seq=s.seq)])
-    assert s.engine.coverage == Coverage(launches=1, launches_exact=1, accesses_exact=1)
-    assert len(s.R(2, X, size=4)) == 1
+    scene = Scene()
+    scene.call(Launch(1, "k"))
+    scene.feed([Event(Access(X, X + 4, WRITE), seq=scene.seq)])
+    assert scene.engine.coverage == Coverage(launches=1, launches_exact=1, accesses_exact=1)
+    assert len(scene.read(2, X, size=4)) == 1
 
 
 def test_records_of_other_threads_may_precede_the_accesses_of_a_launch() -> None:
-    s = Scene()
-    (race,) = s.feed(
+    scene = Scene()
+    (race,) = scene.feed(
         [
             Event(Launch(1, "k"), seq=100),
             Event(Launch(2, "k"), seq=101),
@@ -75,41 +75,41 @@ def test_records_of_other_threads_may_precede_the_accesses_of_a_launch() -> None
 
 
 def test_late_access_is_counted_as_gap() -> None:
-    s = Scene()
-    s.call(Launch(1, "k"))
-    s.W(2, "y")
-    assert s.feed([Event(Access(X, X + 4, WRITE), seq=s.seq - 1)]) == []
-    assert s.engine.gaps == {STRAY_ACCESS: 1}
-    assert s.R(3, "x") == []
+    scene = Scene()
+    scene.call(Launch(1, "k"))
+    scene.write(2, "y")
+    assert scene.feed([Event(Access(X, X + 4, WRITE), seq=scene.seq - 1)]) == []
+    assert scene.engine.gaps == {STRAY_ACCESS: 1}
+    assert scene.read(3, "x") == []
 
 
 def test_empty_access_does_not_race() -> None:
-    s = Scene()
-    s.kernel(1, Access(X, X, WRITE))
-    s.call(Copy(1, X, X + 64, 0))
-    s.call(Fill(1, X, 0))
-    assert s.W(2, "x") == []
+    scene = Scene()
+    scene.kernel(1, Access(X, X, WRITE))
+    scene.call(Copy(1, X, X + 64, 0))
+    scene.call(Fill(1, X, 0))
+    assert scene.write(2, "x") == []
 
 
 def test_unrelated_records_are_ignored() -> None:
-    s = Scene()
+    scene = Scene()
     records = records_of(Event(Mark("here"), seq=50), Event(Launch(1, "k"), seq=51))
     records["kind"][0] = 999  # a kind of a later version
-    assert s.engine.feed(records, [""]) == []
-    assert s.call(Mark("there")) == []
-    assert s.engine.coverage.launches == 1
+    assert scene.engine.feed(records, [""]) == []
+    assert scene.call(Mark("there")) == []
+    assert scene.engine.coverage.launches == 1
 
 
 def test_engine_counts_coverage() -> None:
-    s = Scene()
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.MERGED))
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.SUMMARY), Accessed())
-    s.launch_with_pointers(1, "x", "y")
-    s.kernel(1)
-    s.copy(1, "x", "y")
-    s.fill(1, "x")
-    s.call(GraphLaunch(1, 1, 1))
-    assert s.engine.coverage == Coverage(
+    scene = Scene()
+    scene.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.MERGED))
+    scene.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.SUMMARY), Accessed())
+    scene.launch_with_pointers(1, "x", "y")
+    scene.kernel(1)
+    scene.copy(1, "x", "y")
+    scene.fill(1, "x")
+    scene.call(GraphLaunch(1, 1, 1))
+    assert scene.engine.coverage == Coverage(
         launches=4,
         launches_unknown=1,
         launches_exact=2,
@@ -126,90 +126,90 @@ def test_engine_counts_coverage() -> None:
 
 
 def test_launch_precision_is_that_of_its_least_precise_access() -> None:
-    s = Scene()
-    s.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.ASSUMED))
-    s.kernel(1, Access(X, X + 4, READ, Precision.UNCERTAIN), Access(X, X + 4, READ))
-    s.kernel(1, Access(X, X + 4, READ), Accessed())
-    s.kernel(1, Access(X, X + 4, READ), Accessed(exact=False))
-    s.call(Launch(1, "touches nothing"), Accessed())
-    s.call(Launch(1, "lost"), Accessed(exact=False))
-    coverage = s.engine.coverage
+    scene = Scene()
+    scene.kernel(1, Access(X, X + 4, READ), Access(X, X + 4, READ, Precision.ASSUMED))
+    scene.kernel(1, Access(X, X + 4, READ, Precision.UNCERTAIN), Access(X, X + 4, READ))
+    scene.kernel(1, Access(X, X + 4, READ), Accessed())
+    scene.kernel(1, Access(X, X + 4, READ), Accessed(exact=False))
+    scene.call(Launch(1, "touches nothing"), Accessed())
+    scene.call(Launch(1, "lost"), Accessed(exact=False))
+    coverage = scene.engine.coverage
     assert (coverage.launches, coverage.launches_exact, coverage.launches_assumed) == (6, 2, 4)
     assert coverage.launches_unknown == 0
 
 
 def test_accesses_of_launch_may_span_batches() -> None:
-    s = Scene()
-    s.call(Launch(1, "k"))
+    scene = Scene()
+    scene.call(Launch(1, "k"))
     for body, counts in {
         Access(X, X + 4, READ): (0, 1, 0),
         Accessed(exact=False): (0, 0, 1),
         Access(X, X + 8, READ): (0, 0, 1),
     }.items():
-        s.feed([Event(body, seq=s.seq)])
-        coverage = s.engine.coverage
+        scene.feed([Event(body, seq=scene.seq)])
+        coverage = scene.engine.coverage
         assert (
             coverage.launches_unknown,
             coverage.launches_exact,
             coverage.launches_assumed,
         ) == counts
-    s.fill(1, "y")
-    assert s.feed([Event(Accessed(), seq=s.seq)]) == []
-    assert s.engine.coverage.launches_exact == 0
+    scene.fill(1, "y")
+    assert scene.feed([Event(Accessed(), seq=scene.seq)]) == []
+    assert scene.engine.coverage.launches_exact == 0
 
 
 def test_coverage_counts_launches_without_call_site() -> None:
-    s = Scene()
+    scene = Scene()
     launches = (Event(Launch(1, "k"), seq=seq, site=site) for seq, site in ((5, 0), (6, 1), (7, 0)))
-    s.engine.feed(records_of(*launches, Event(Fill(1, X, 4), seq=8)), [""])
+    scene.engine.feed(records_of(*launches, Event(Fill(1, X, 4), seq=8)), [""])
 
-    assert s.engine.coverage.launches == 3
-    assert s.engine.coverage.launches_without_call_site == 2
+    assert scene.engine.coverage.launches == 3
+    assert scene.engine.coverage.launches_without_call_site == 2
 
 
 def test_coverage_reports_peak_memory_of_recording() -> None:
-    s = Scene()
+    scene = Scene()
     for device, size_bytes in ((0, 30), (1, 20), (0, 10), (1, 35)):
-        s.call(Arenas(size_bytes), device=device)
-    assert s.engine.coverage.arenas_bytes == 50
+        scene.call(Arenas(size_bytes), device=device)
+    assert scene.engine.coverage.arenas_bytes == 50
 
 
 def test_accesses_belong_to_the_launching_thread() -> None:
-    s = Scene(strict_threads=True)
-    s.kernel(1, Access(X, X + 4, WRITE), thread=1)
-    s.sync(1, thread=1)
-    s.seq += 1
+    scene = Scene(strict_threads=True)
+    scene.kernel(1, Access(X, X + 4, WRITE), thread=1)
+    scene.sync(1, thread=1)
+    scene.seq += 1
     recorded = [
-        Event(Launch(2, "k"), seq=s.seq, context=1, thread=1),
-        Event(Access(X, X + 4, WRITE), seq=s.seq, context=1, thread=2),
-        Event(Accessed(), seq=s.seq, context=1, thread=2),
-        Event(Fill(2, X, 4), seq=s.seq + 1, context=1, thread=1),
+        Event(Launch(2, "k"), seq=scene.seq, context=1, thread=1),
+        Event(Access(X, X + 4, WRITE), seq=scene.seq, context=1, thread=2),
+        Event(Accessed(), seq=scene.seq, context=1, thread=2),
+        Event(Fill(2, X, 4), seq=scene.seq + 1, context=1, thread=1),
     ]
-    assert s.feed(recorded) == []
-    assert (s.engine.gaps, s.engine.coverage.launches_exact) == ({}, 2)
+    assert scene.feed(recorded) == []
+    assert (scene.engine.gaps, scene.engine.coverage.launches_exact) == ({}, 2)
 
 
 def test_repeated_creation_of_a_stream_is_ignored() -> None:
-    s = Scene()
-    s.W(1, "x")
-    s.call(StreamCreate(1))
-    assert s.W(1, "x", size=SIZE) == []
+    scene = Scene()
+    scene.write(1, "x")
+    scene.call(StreamCreate(1))
+    assert scene.write(1, "x", size=SIZE) == []
 
 
 def test_race_is_returned_once() -> None:
-    s = Scene()
-    s.W(1, "x")
-    assert len(s.W(2, "x")) == 1
-    assert s.feed([]) == []
+    scene = Scene()
+    scene.write(1, "x")
+    assert len(scene.write(2, "x")) == 1
+    assert scene.feed([]) == []
 
 
 def test_last_synchronization_names_record_and_wait() -> None:
-    s = Scene()
-    s.record(1, 1)
-    recorded = s.seq
-    s.W(1, "x")
-    s.wait(2, 1)
-    (race,) = s.R(2, "x")
+    scene = Scene()
+    scene.record(1, 1)
+    recorded = scene.seq
+    scene.write(1, "x")
+    scene.wait(2, 1)
+    (race,) = scene.read(2, "x")
     sync = race.last_sync
     assert sync is not None
     assert (sync.kind, sync.recorded_seq, sync.waited_seq) == (
@@ -221,36 +221,36 @@ def test_last_synchronization_names_record_and_wait() -> None:
 
 
 def test_last_synchronization_by_host_or_default_stream() -> None:
-    s = Scene(LEGACY, BLOCKING, NON_BLOCKING, NON_BLOCKING)
-    s.W(3, "y")
-    s.sync(3)
-    waited = s.seq
-    s.W(3, "x")
-    (race,) = s.R(4, "x")
+    scene = Scene(LEGACY, BLOCKING, NON_BLOCKING, NON_BLOCKING)
+    scene.write(3, "y")
+    scene.sync(3)
+    waited = scene.seq
+    scene.write(3, "x")
+    (race,) = scene.read(4, "x")
     assert race.last_sync is not None
     assert (race.last_sync.kind, race.last_sync.waited_seq) == (SyncKind.HOST, waited)
-    s.W(2, "z")
-    s.W(1, "z")
-    s.W(1, "w")
-    s.record(1, 1)
-    s.wait(3, 1)
-    s.W(2, "v")
-    (race,) = s.R(3, "v")
+    scene.write(2, "z")
+    scene.write(1, "z")
+    scene.write(1, "w")
+    scene.record(1, 1)
+    scene.wait(3, 1)
+    scene.write(2, "v")
+    (race,) = scene.read(3, "v")
     assert race.last_sync is not None
     assert race.last_sync.kind is SyncKind.EVENT
 
 
 def test_unsynchronized_streams_have_no_last_synchronization() -> None:
-    s = Scene()
-    s.W(1, "x")
-    (race,) = s.W(2, "x")
+    scene = Scene()
+    scene.write(1, "x")
+    (race,) = scene.write(2, "x")
     assert race.last_sync is None
 
 
 def test_race_describes_both_operations() -> None:
-    s = Scene()
-    s.launch_with_accesses(1, ["x"], 2, 64, thread=5)
-    (race,) = s.copy(2, "y", "x", thread=6)
+    scene = Scene()
+    scene.launch_with_accesses(1, ["x"], 2, 64, thread=5)
+    (race,) = scene.copy(2, "y", "x", thread=6)
     assert (race.previous.name, race.previous.thread, race.previous.site) == ("k", 5, 11)
     assert (race.current.name, race.current.kind.name, race.current.thread) == ("", "COPY", 6)
     assert (race.previous.lo, race.previous.hi) == (address_of("x"), address_of("x") + 64)
@@ -317,26 +317,28 @@ def test_trace_of_simulated_device_gives_the_same_races(program: Program, seed: 
 
 
 def test_race_has_ranges_of_both_sides() -> None:
-    s = Scene()
-    s.call(RangePush("step", "mine"))
-    s.call(RangePush("prefetch"))
-    s.W(1, "x")
-    s.call(RangePop())
-    (race,) = s.R(2, "x")
+    scene = Scene()
+    scene.call(RangePush("step", "mine"))
+    scene.call(RangePush("prefetch"))
+    scene.write(1, "x")
+    scene.call(RangePop())
+    (race,) = scene.read(2, "x")
 
     assert race.previous.ranges == (NamedRange("step", "mine"), NamedRange("prefetch", ""))
     assert race.current.ranges == (NamedRange("step", "mine"),)
 
 
 def test_graph_nodes_have_ranges_of_graph_launch() -> None:
-    s = Scene()
+    scene = Scene()
     access = Access(address_of("x"), address_of("x") + SIZE, WRITE, node=1)
-    s.call(RangePush("capture"))
-    s.call(GraphNode(1, 1, NodeType.COPY), access)
-    s.call(RangePop())
-    s.call(RangePush("replay"))
-    s.call(GraphLaunch(1, 1, executable=1))
-    s.call(RangePop())
-    (race,) = s.R(2, "x")
+    scene.call(RangePush("capture"))
+    scene.call(GraphNode(1, 1, NodeType.COPY), access)
+    scene.call(RangePop())
+    scene.call(RangePush("replay"))
+    scene.call(GraphLaunch(1, 1, executable=1))
+    scene.call(RangePop())
+    (race,) = scene.read(2, "x")
 
-    assert [(one.name, race.current.ranges) for one in race.previous.ranges] == [("replay", ())]
+    assert [(nvtx_range.name, race.current.ranges) for nvtx_range in race.previous.ranges] == [
+        ("replay", ())
+    ]

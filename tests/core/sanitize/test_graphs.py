@@ -8,11 +8,13 @@ from cudakit.trace.events import Access, Accessed, Event, GraphEdge, GraphLaunch
 from cudakit.trace.kinds import AccessMode, EventKind, NodeType, Precision
 
 
-def access(node: int, buffer: str, mode: AccessMode, known: Precision = Precision.EXACT) -> Access:
-    return Access(address_of(buffer), address_of(buffer) + SIZE, mode, known, node=node)
+def access(
+    node: int, buffer: str, mode: AccessMode, precision: Precision = Precision.EXACT
+) -> Access:
+    return Access(address_of(buffer), address_of(buffer) + SIZE, mode, precision, node=node)
 
 
-def build(s: Scene, *edges: tuple[int, int], graph: int = 1) -> None:
+def build(scene: Scene, *edges: tuple[int, int], graph: int = 1) -> None:
     """Build a graph: node 1 writes x, nodes 2 and 3 write y, node 4 reads x and y."""
     for node, accesses in {
         1: [access(1, "x", WRITE)],
@@ -20,197 +22,205 @@ def build(s: Scene, *edges: tuple[int, int], graph: int = 1) -> None:
         3: [access(3, "y", WRITE)],
         4: [access(4, "x", READ), access(4, "y", READ)],
     }.items():
-        s.call(GraphNode(graph, node, NodeType.COPY), *accesses)
+        scene.call(GraphNode(graph, node, NodeType.COPY), *accesses)
     for before, after in edges:
-        s.call(GraphEdge(graph, before, after))
+        scene.call(GraphEdge(graph, before, after))
 
 
 CHAIN = ((1, 2), (2, 3), (3, 4))
 
 
 def test_chained_nodes_are_ordered() -> None:
-    s = Scene()
-    build(s, *CHAIN)
-    assert s.call(GraphLaunch(1, 1, executable=1)) == []
+    scene = Scene()
+    build(scene, *CHAIN)
+    assert scene.call(GraphLaunch(1, 1, executable=1)) == []
 
 
 def test_nodes_without_an_edge_race_inside_the_graph() -> None:
-    s = Scene()
-    build(s, (1, 2), (1, 3), (2, 4), (3, 4))
-    (race,) = s.call(GraphLaunch(1, 1, executable=1))
+    scene = Scene()
+    build(scene, (1, 2), (1, 3), (2, 4), (3, 4))
+    (race,) = scene.call(GraphLaunch(1, 1, executable=1))
     assert race.kind is RaceKind.WRITE_AFTER_WRITE
     assert (race.previous.node, race.current.node) == (2, 3)
     assert (race.current.graph, race.current.kind, race.current.stream) == (1, EventKind.COPY, 1)
 
 
 def test_race_with_a_node_hides_races_with_its_ancestors() -> None:
-    s = Scene()
+    scene = Scene()
     for node, mode in ((1, READ), (2, READ), (3, WRITE)):
-        s.call(GraphNode(1, node, NodeType.COPY), access(node, "x", mode))
-    s.call(GraphEdge(1, 1, 2))
-    (race,) = s.call(GraphLaunch(1, 1, executable=1))
+        scene.call(GraphNode(1, node, NodeType.COPY), access(node, "x", mode))
+    scene.call(GraphEdge(1, 1, 2))
+    (race,) = scene.call(GraphLaunch(1, 1, executable=1))
     assert (race.previous.node, race.current.node) == (2, 3)
 
 
 def test_edges_may_point_to_lower_node_numbers() -> None:
-    s = Scene()
-    build(s, (3, 2), (2, 1), (1, 4))
-    assert s.call(GraphLaunch(1, 1, executable=1)) == []
+    scene = Scene()
+    build(scene, (3, 2), (2, 1), (1, 4))
+    assert scene.call(GraphLaunch(1, 1, executable=1)) == []
 
 
 def test_graph_launch_is_ordered_within_its_stream() -> None:
-    s = Scene()
-    build(s, *CHAIN)
-    s.W(1, "x", "y")
-    assert s.call(GraphLaunch(1, 1, executable=1)) == []
-    assert s.W(1, "x", "y") == []
+    scene = Scene()
+    build(scene, *CHAIN)
+    scene.write(1, "x", "y")
+    assert scene.call(GraphLaunch(1, 1, executable=1)) == []
+    assert scene.write(1, "x", "y") == []
 
 
 def test_graph_launch_races_with_another_stream() -> None:
-    s = Scene()
-    build(s, *CHAIN)
-    s.W(2, "x")
-    (race,) = s.call(GraphLaunch(1, 1, executable=1))
+    scene = Scene()
+    build(scene, *CHAIN)
+    scene.write(2, "x")
+    (race,) = scene.call(GraphLaunch(1, 1, executable=1))
     assert (race.previous.stream, race.current.node) == (2, 1)
-    (race,) = s.R(3, "y")
+    (race,) = scene.read(3, "y")
     assert (race.previous.node, race.previous.graph) == (3, 1)
 
 
 def test_event_after_graph_launch_covers_all_nodes() -> None:
-    s = Scene()
-    build(s, (1, 4), (2, 3))
-    assert len(s.call(GraphLaunch(1, 1, executable=1))) == 1  # nodes 3 and 4
-    s.record(1, 1)
-    s.wait(2, 1)
-    assert s.W(2, "x", "y") == []
+    scene = Scene()
+    build(scene, (1, 4), (2, 3))
+    assert len(scene.call(GraphLaunch(1, 1, executable=1))) == 1  # nodes 3 and 4 race
+    scene.record(1, 1)
+    scene.wait(2, 1)
+    assert scene.write(2, "x", "y") == []
 
 
 def test_launches_of_one_executable_are_ordered_and_of_two_are_not() -> None:
-    s = Scene()
-    build(s, *CHAIN)
-    assert s.call(GraphLaunch(1, 1, executable=1)) == []
-    assert s.call(GraphLaunch(2, 1, executable=1)) == []
-    assert s.call(GraphLaunch(3, 1, executable=2)) != []
+    scene = Scene()
+    build(scene, *CHAIN)
+    assert scene.call(GraphLaunch(1, 1, executable=1)) == []
+    assert scene.call(GraphLaunch(2, 1, executable=1)) == []
+    assert scene.call(GraphLaunch(3, 1, executable=2)) != []
 
 
 def test_accesses_of_nodes_are_recorded_with_each_launch() -> None:
-    s = Scene()
-    s.call(GraphNode(1, 1, NodeType.LAUNCH, "first"))
-    s.call(GraphNode(1, 2, NodeType.COPY), access(2, "x", READ))
-    s.call(GraphNode(1, 3, NodeType.LAUNCH, "last"))
-    s.call(GraphEdge(1, 1, 2))
+    scene = Scene()
+    scene.call(GraphNode(1, 1, NodeType.LAUNCH, "first"))
+    scene.call(GraphNode(1, 2, NodeType.COPY), access(2, "x", READ))
+    scene.call(GraphNode(1, 3, NodeType.LAUNCH, "last"))
+    scene.call(GraphEdge(1, 1, 2))
     accesses = [access(1, "x", WRITE), access(3, "x", WRITE)]
-    (race,) = s.call(GraphLaunch(1, 1, executable=1), *accesses)
+    (race,) = scene.call(GraphLaunch(1, 1, executable=1), *accesses)
     # Node 3 waits for no node: it races with the reader, which implies the race with the writer.
     assert {race.current.node, race.previous.node} <= {1, 2, 3}
     assert "last" in (race.current.name, race.previous.name)
-    s.call(GraphEdge(1, 2, 3))
-    assert s.call(GraphLaunch(1, 1, executable=1), *accesses) == []
+    scene.call(GraphEdge(1, 2, 3))
+    assert scene.call(GraphLaunch(1, 1, executable=1), *accesses) == []
 
 
 def test_recorded_accesses_of_node_replace_assumed_ones() -> None:
-    s = Scene()
+    scene = Scene()
     for node in (1, 2):
         assumed = access(node, "x", READ | WRITE, Precision.ASSUMED)
-        s.call(GraphNode(1, node, NodeType.LAUNCH, "k"), assumed)
-    s.copy(2, "x", "z")
+        scene.call(GraphNode(1, node, NodeType.LAUNCH, "k"), assumed)
+    scene.copy(2, "x", "z")
     late_bodies = (access(1, "y", WRITE), Accessed(1), Accessed(2, exact=False))
-    (race,) = s.call(GraphLaunch(1, 1, executable=1, pending=2), *late_bodies)
+    (race,) = scene.call(GraphLaunch(1, 1, executable=1, pending=2), *late_bodies)
     assert (race.current.node, race.confidence) == (2, Confidence.LIKELY)
-    (race,) = s.R(3, "y")
+    (race,) = scene.read(3, "y")
     assert (race.previous.node, race.confidence) == (1, Confidence.CERTAIN)
-    coverage = s.engine.coverage
+    coverage = scene.engine.coverage
     assert (coverage.launches, coverage.launches_exact, coverage.launches_assumed) == (1, 2, 1)
 
 
 def test_accesses_of_earlier_launch_are_not_attributed_to_a_node() -> None:
-    s = Scene()
-    s.call(GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", READ | WRITE, Precision.ASSUMED))
+    scene = Scene()
+    scene.call(
+        GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", READ | WRITE, Precision.ASSUMED)
+    )
     launch, graph_launch = Launch(2, "k", pending=True), GraphLaunch(1, 1, 1, pending=1)
-    s.feed(
+    scene.feed(
         [
             *(Event(body, seq=50, context=1) for body in (launch, Accessed())),
             *(Event(body, seq=51, context=1) for body in (graph_launch, Accessed(1))),
         ]
     )
-    assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (2, 0)
+    assert (scene.engine.coverage.launches_exact, scene.engine.coverage.launches_assumed) == (2, 0)
 
 
 def test_accesses_of_one_graph_launch_do_not_apply_to_another() -> None:
-    s = Scene()
-    s.call(GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", READ | WRITE, Precision.ASSUMED))
-    s.copy(2, "x", "z")
-    assert s.call(GraphLaunch(1, 1, executable=1, pending=1), Accessed(1)) == []
-    assert len(s.call(GraphLaunch(1, 1, executable=1))) == 1
-    assert s.engine.coverage.launches_exact == s.engine.coverage.launches_assumed == 1
+    scene = Scene()
+    scene.call(
+        GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", READ | WRITE, Precision.ASSUMED)
+    )
+    scene.copy(2, "x", "z")
+    assert scene.call(GraphLaunch(1, 1, executable=1, pending=1), Accessed(1)) == []
+    assert len(scene.call(GraphLaunch(1, 1, executable=1))) == 1
+    assert scene.engine.coverage.launches_exact == scene.engine.coverage.launches_assumed == 1
 
 
 def test_node_with_lost_accesses_is_not_exact() -> None:
-    s = Scene()
-    s.call(GraphNode(1, 1, NodeType.LAUNCH, "k"))
-    s.call(GraphLaunch(1, 1, 1, pending=1), access(1, "x", WRITE), Accessed(1, exact=False))
-    assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (0, 1)
+    scene = Scene()
+    scene.call(GraphNode(1, 1, NodeType.LAUNCH, "k"))
+    scene.call(GraphLaunch(1, 1, 1, pending=1), access(1, "x", WRITE), Accessed(1, exact=False))
+    assert (scene.engine.coverage.launches_exact, scene.engine.coverage.launches_assumed) == (0, 1)
 
 
 def test_accesses_of_another_call_are_not_attributed_to_the_launch() -> None:
-    s = Scene()
-    s.call(GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", WRITE, Precision.ASSUMED))
-    s.feed([Event(GraphLaunch(1, 1, 1), seq=50, context=1), Event(Accessed(1), seq=51, context=1)])
-    assert (s.engine.coverage.launches_exact, s.engine.coverage.launches_assumed) == (0, 1)
+    scene = Scene()
+    scene.call(GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", WRITE, Precision.ASSUMED))
+    scene.feed(
+        [Event(GraphLaunch(1, 1, 1), seq=50, context=1), Event(Accessed(1), seq=51, context=1)]
+    )
+    assert (scene.engine.coverage.launches_exact, scene.engine.coverage.launches_assumed) == (0, 1)
 
 
 def test_accesses_of_nodes_may_span_batches() -> None:
-    s = Scene()
+    scene = Scene()
     for node in (1, 2):
-        s.call(GraphNode(1, node, NodeType.LAUNCH, "k"))
+        scene.call(GraphNode(1, node, NodeType.LAUNCH, "k"))
     bodies = [GraphLaunch(1, 1, 1, pending=2)]
     for node in (1, 2):
         bodies += [*[access(node, "x", WRITE)] * 9000, Accessed(node)]
-    (race,) = s.call(*bodies)
+    (race,) = scene.call(*bodies)
     assert (race.previous.node, race.current.node) == (1, 2)
-    assert s.engine.coverage.launches_exact == 2
+    assert scene.engine.coverage.launches_exact == 2
 
 
 def test_pointer_arguments_of_graph_kernels_are_checked() -> None:
-    s = Scene()
-    s.call(GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", READ | WRITE, Precision.ASSUMED))
-    s.copy(2, "x", "y")
-    (race,) = s.call(GraphLaunch(1, 1, executable=1))
+    scene = Scene()
+    scene.call(
+        GraphNode(1, 1, NodeType.LAUNCH, "k"), access(1, "x", READ | WRITE, Precision.ASSUMED)
+    )
+    scene.copy(2, "x", "y")
+    (race,) = scene.call(GraphLaunch(1, 1, executable=1))
     assert race.confidence is Confidence.LIKELY
 
 
 def test_use_of_graph_memory_unordered_with_its_free_node_races() -> None:
-    s = Scene()
+    scene = Scene()
     for node, work in ((1, NodeType.ALLOC), (2, NodeType.LAUNCH), (3, NodeType.FREE)):
-        s.call(GraphNode(1, node, work), access(node, "x", WRITE))
-    s.call(GraphEdge(1, 1, 2))
-    s.call(GraphEdge(1, 1, 3))
-    (race,) = s.call(GraphLaunch(1, 1, executable=1))
+        scene.call(GraphNode(1, node, work), access(node, "x", WRITE))
+    scene.call(GraphEdge(1, 1, 2))
+    scene.call(GraphEdge(1, 1, 3))
+    (race,) = scene.call(GraphLaunch(1, 1, executable=1))
     assert race.kind is RaceKind.USE_AFTER_FREE
 
 
 def test_launch_of_unknown_graph_is_counted_as_gap() -> None:
-    s = Scene()
-    s.call(GraphLaunch(1, 9, executable=1))
-    assert s.engine.coverage.graph_launches == 1
-    assert s.engine.gaps == {UNKNOWN_GRAPH: 1}
+    scene = Scene()
+    scene.call(GraphLaunch(1, 9, executable=1))
+    assert scene.engine.coverage.graph_launches == 1
+    assert scene.engine.gaps == {UNKNOWN_GRAPH: 1}
 
 
 def test_graph_with_a_cycle_is_tolerated() -> None:
-    s = Scene()
-    build(s, (1, 2), (2, 1))
-    s.call(GraphLaunch(1, 1, executable=1))
+    scene = Scene()
+    build(scene, (1, 2), (2, 1))
+    scene.call(GraphLaunch(1, 1, executable=1))
 
 
 def test_changed_node_makes_its_new_accesses_in_later_launches() -> None:
-    s = Scene()
-    s.call(GraphNode(1, 1, NodeType.COPY), access(1, "x", WRITE))
-    s.call(GraphNode(1, 2, NodeType.COPY), access(2, "y", WRITE))
-    s.call(GraphEdge(1, 1, 2))
-    assert s.call(GraphLaunch(1, 1, executable=1)) == []
-    s.call(GraphNode(1, 2, NodeType.COPY), access(2, "x", WRITE))
-    assert s.call(GraphLaunch(1, 1, executable=1)) == []
-    (race,) = s.call(
+    scene = Scene()
+    scene.call(GraphNode(1, 1, NodeType.COPY), access(1, "x", WRITE))
+    scene.call(GraphNode(1, 2, NodeType.COPY), access(2, "y", WRITE))
+    scene.call(GraphEdge(1, 1, 2))
+    assert scene.call(GraphLaunch(1, 1, executable=1)) == []
+    scene.call(GraphNode(1, 2, NodeType.COPY), access(2, "x", WRITE))
+    assert scene.call(GraphLaunch(1, 1, executable=1)) == []
+    (race,) = scene.call(
         Launch(2, "k"), Access(address_of("x"), address_of("x") + SIZE, READ, Precision.EXACT)
     )
     assert (race.previous.graph, race.previous.node) == (1, 2)

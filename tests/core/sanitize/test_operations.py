@@ -50,115 +50,115 @@ def test_address_belongs_to_the_latest_overlapping_allocation(
         ]
 
 
-@pytest.mark.parametrize("how", [AllocationKind.SYNC, AllocationKind.PINNED])
+@pytest.mark.parametrize("kind", [AllocationKind.SYNC, AllocationKind.PINNED])
 def test_synchronous_free_waits_for_the_context_and_allocation_does_not(
-    how: AllocationKind,
+    kind: AllocationKind,
 ) -> None:
-    s = Scene(NON_BLOCKING, NON_BLOCKING)
-    s.create(3, context=2)
-    s.alloc("x", how)
-    s.W(1, "y")
-    s.W(3, "z", context=2)
-    s.alloc("w", how)
-    assert len(s.W(2, "y")) == 1
-    s.free("x", how)
-    assert s.R(1, "y") == []
-    assert len(s.R(1, "z")) == 1
+    scene = Scene(NON_BLOCKING, NON_BLOCKING)
+    scene.create(3, context=2)
+    scene.alloc("x", kind)
+    scene.write(1, "y")
+    scene.write(3, "z", context=2)
+    scene.alloc("w", kind)
+    assert len(scene.write(2, "y")) == 1
+    scene.free("x", kind)
+    assert scene.read(1, "y") == []
+    assert len(scene.read(1, "z")) == 1
 
 
 def test_use_before_stream_ordered_allocation_races() -> None:
-    s = Scene()
-    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
-    assert s.W(1, "x") == []
-    s.alloc("y", AllocationKind.STREAM_ORDERED, 1)
-    (race,) = s.W(2, "y")
+    scene = Scene()
+    scene.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    assert scene.write(1, "x") == []
+    scene.alloc("y", AllocationKind.STREAM_ORDERED, 1)
+    (race,) = scene.write(2, "y")
     assert race.kind is RaceKind.USE_BEFORE_ALLOCATION
     assert race.previous.kind.name == "ALLOC"
 
 
 def test_event_orders_allocation_before_use_in_another_stream() -> None:
-    s = Scene()
-    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
-    s.record(1, 1)
-    s.wait(2, 1)
-    assert s.W(2, "x") == []
+    scene = Scene()
+    scene.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    scene.record(1, 1)
+    scene.wait(2, 1)
+    assert scene.write(2, "x") == []
 
 
 def test_free_before_use_of_another_stream_completes_races() -> None:
-    s = Scene()
-    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
-    s.record(1, 1)
-    s.wait(2, 1)
-    s.R(2, "x")
-    (race,) = s.free("x", AllocationKind.STREAM_ORDERED, 1)
+    scene = Scene()
+    scene.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    scene.record(1, 1)
+    scene.wait(2, 1)
+    scene.read(2, "x")
+    (race,) = scene.free("x", AllocationKind.STREAM_ORDERED, 1)
     assert race.kind is RaceKind.USE_AFTER_FREE
     assert (race.current.kind.name, race.previous.stream) == ("FREE", 2)
 
 
 def test_use_after_stream_ordered_free_races_in_any_order() -> None:
-    s = Scene()
-    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
-    s.free("x", AllocationKind.STREAM_ORDERED, 1)
-    (race,) = s.W(1, "x")
+    scene = Scene()
+    scene.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    scene.free("x", AllocationKind.STREAM_ORDERED, 1)
+    (race,) = scene.write(1, "x")
     assert race.kind is RaceKind.USE_AFTER_FREE
-    assert s.W(1, "x") == []  # already reported
-    s.device_sync()
-    assert s.R(2, "x") == []
+    assert scene.write(1, "x") == []  # already reported
+    scene.device_sync()
+    assert scene.read(2, "x") == []
 
 
 def test_reallocation_is_ordered_after_free() -> None:
-    s = Scene()
-    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
-    s.W(1, "x", "y")
-    s.free("x", AllocationKind.STREAM_ORDERED, 1)
-    assert s.alloc("x", AllocationKind.STREAM_ORDERED, 2) == []
-    assert s.W(2, "x", "y") == []
+    scene = Scene()
+    scene.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    scene.write(1, "x", "y")
+    scene.free("x", AllocationKind.STREAM_ORDERED, 1)
+    assert scene.alloc("x", AllocationKind.STREAM_ORDERED, 2) == []
+    assert scene.write(2, "x", "y") == []
 
 
 def test_free_races_with_each_stream_that_uses_the_memory() -> None:
-    s = Scene()
-    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
-    s.free("x", AllocationKind.STREAM_ORDERED, 1)
+    scene = Scene()
+    scene.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    scene.free("x", AllocationKind.STREAM_ORDERED, 1)
     for stream in (1, 2, 3):
-        (race,) = s.W(stream, "x")
+        (race,) = scene.write(stream, "x")
         assert (race.kind, race.previous.kind.name) == (RaceKind.USE_AFTER_FREE, "FREE")
 
 
 def test_use_after_free_does_not_race_with_the_next_allocation() -> None:
-    s = Scene()
-    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
-    s.free("x", AllocationKind.STREAM_ORDERED, 1)
-    assert len(s.W(2, "x")) == 1
-    s.alloc("x", AllocationKind.STREAM_ORDERED, 3)
-    assert s.W(3, "x") == []
+    scene = Scene()
+    scene.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    scene.free("x", AllocationKind.STREAM_ORDERED, 1)
+    assert len(scene.write(2, "x")) == 1
+    scene.alloc("x", AllocationKind.STREAM_ORDERED, 3)
+    assert scene.write(3, "x") == []
 
 
 def test_synchronous_free_of_stream_ordered_memory_is_ordered() -> None:
-    s = Scene()
-    s.alloc("x", AllocationKind.STREAM_ORDERED, 1)
-    s.W(1, "x", "y")
-    s.free("x")
-    assert s.W(2, "y") == []
+    scene = Scene()
+    scene.alloc("x", AllocationKind.STREAM_ORDERED, 1)
+    scene.write(1, "x", "y")
+    scene.free("x")
+    assert scene.write(2, "y") == []
 
 
 def test_pool_free_does_not_synchronize() -> None:
-    s = Scene()
-    s.alloc("x", layer=AllocationLayer.POOL)
-    s.W(1, "x", "y")
-    s.free("x", layer=AllocationLayer.POOL)
-    s.alloc("x", layer=AllocationLayer.POOL)
-    assert len(s.W(2, "y")) == 1
+    scene = Scene()
+    scene.alloc("x", layer=AllocationLayer.POOL)
+    scene.write(1, "x", "y")
+    scene.free("x", layer=AllocationLayer.POOL)
+    scene.alloc("x", layer=AllocationLayer.POOL)
+    assert len(scene.write(2, "y")) == 1
 
 
 def test_event_query_orders_reuse_of_a_block() -> None:
-    s = Scene()
-    s.alloc("x", layer=AllocationLayer.POOL)
-    s.W(1, "x")
-    s.free("x", layer=AllocationLayer.POOL)
-    s.record(1, 1)
-    s.event_query(1)
-    s.alloc("x", layer=AllocationLayer.POOL)
-    assert s.W(2, "x") == []
+    scene = Scene()
+    scene.alloc("x", layer=AllocationLayer.POOL)
+    scene.write(1, "x")
+    scene.free("x", layer=AllocationLayer.POOL)
+    scene.record(1, 1)
+    scene.event_query(1)
+    scene.alloc("x", layer=AllocationLayer.POOL)
+    assert scene.write(2, "x") == []
 
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST
@@ -188,54 +188,54 @@ def test_completion_of_copy_depends_on_direction_and_host_memory(
     destination_done: bool,
     source_done: bool,
 ) -> None:
-    s = Scene()
-    s.copy(1, "x", "P", direction, host, asynchronous=asynchronous)
-    assert (s.R(2, "x") == []) == destination_done
-    assert (s.W(3, "P") == []) == source_done
+    scene = Scene()
+    scene.copy(1, "x", "P", direction, host, asynchronous=asynchronous)
+    assert (scene.read(2, "x") == []) == destination_done
+    assert (scene.write(3, "P") == []) == source_done
 
 
 def test_strict_threads_do_not_wait_for_copy_from_pageable_memory() -> None:
-    s = Scene(strict_threads=True)
-    s.copy(1, "P", "x", DEVICE_TO_HOST, PAGEABLE)
-    (race,) = s.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
+    scene = Scene(strict_threads=True)
+    scene.copy(1, "P", "x", DEVICE_TO_HOST, PAGEABLE)
+    (race,) = scene.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
     assert race.kind is RaceKind.HOST
 
 
 def test_synchronous_copy_from_pageable_memory_waits_for_its_stream() -> None:
-    s = Scene()
-    s.W(1, "x")
-    s.copy(1, "y", "P", HOST_TO_DEVICE, PAGEABLE, asynchronous=False)
-    assert s.W(2, "x") == []
-    assert len(s.W(2, "y")) == 1
+    scene = Scene()
+    scene.write(1, "x")
+    scene.copy(1, "y", "P", HOST_TO_DEVICE, PAGEABLE, asynchronous=False)
+    assert scene.write(2, "x") == []
+    assert len(scene.write(2, "y")) == 1
 
 
 def test_host_read_during_copy_to_host_races() -> None:
-    s = Scene()
-    s.copy(1, "P", "x", DEVICE_TO_HOST, PINNED)
-    (race,) = s.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
+    scene = Scene()
+    scene.copy(1, "P", "x", DEVICE_TO_HOST, PINNED)
+    (race,) = scene.copy(2, "y", "P", HOST_TO_DEVICE, PAGEABLE)
     assert race.kind is RaceKind.HOST
     assert (race.current.stream, race.previous.stream) == (0, 1)
     assert race.lo == address_of("P")
 
 
 def test_host_write_during_copy_from_host_races() -> None:
-    s = Scene()
-    s.copy(1, "x", "P", HOST_TO_DEVICE, PINNED)
-    (race,) = s.copy(2, "P", "Q", HOST_TO_HOST, PINNED)
+    scene = Scene()
+    scene.copy(1, "x", "P", HOST_TO_DEVICE, PINNED)
+    (race,) = scene.copy(2, "P", "Q", HOST_TO_HOST, PINNED)
     assert race.kind is RaceKind.HOST
-    s.sync(1)
-    assert s.copy(2, "P", "Q", HOST_TO_HOST, PINNED) == []
+    scene.sync(1)
+    assert scene.copy(2, "P", "Q", HOST_TO_HOST, PINNED) == []
 
 
 def test_two_copies_to_the_same_host_memory_race() -> None:
-    s = Scene()
-    s.copy(1, "P", "x", DEVICE_TO_HOST, PINNED)
-    (race,) = s.copy(2, "P", "y", DEVICE_TO_HOST, PINNED)
+    scene = Scene()
+    scene.copy(1, "P", "x", DEVICE_TO_HOST, PINNED)
+    (race,) = scene.copy(2, "P", "y", DEVICE_TO_HOST, PINNED)
     assert race.kind is RaceKind.WRITE_AFTER_WRITE
 
 
 @pytest.mark.parametrize(
-    ("how", "asynchronous", "is_done"),
+    ("kind", "asynchronous", "is_done"),
     [
         (AllocationKind.PINNED, False, True),
         (AllocationKind.MANAGED, False, True),
@@ -244,9 +244,9 @@ def test_two_copies_to_the_same_host_memory_race() -> None:
     ],
 )
 def test_host_waits_for_synchronous_fill_of_host_memory(
-    how: AllocationKind, asynchronous: bool, is_done: bool
+    kind: AllocationKind, asynchronous: bool, is_done: bool
 ) -> None:
-    s = Scene()
-    s.alloc("x", how)
-    s.fill(1, "x", asynchronous=asynchronous)
-    assert (s.W(2, "x") == []) == is_done
+    scene = Scene()
+    scene.alloc("x", kind)
+    scene.fill(1, "x", asynchronous=asynchronous)
+    assert (scene.write(2, "x") == []) == is_done

@@ -1,4 +1,4 @@
-"""Short notation for traces: R(s, x), W(s, x), record, wait. Each call returns the new races."""
+"""Short notation for traces: scene.read(1, "x"), scene.wait(2, 1). Each call returns the new races."""
 
 from __future__ import annotations
 
@@ -82,17 +82,17 @@ class Scene:
     ) -> list[Race]:
         return self.call(Launch(stream, name), *accesses, **call_options)
 
-    def R(  # noqa: N802 - the notation of the scenarios
+    def read(
         self, stream: int, *buffers: str | int, size: int = SIZE, **call_options: Any
     ) -> list[Race]:
         return self.launch_with_accesses(stream, buffers, READ, size, **call_options)
 
-    def W(  # noqa: N802 - the notation of the scenarios
+    def write(
         self, stream: int, *buffers: str | int, size: int = SIZE, **call_options: Any
     ) -> list[Race]:
         return self.launch_with_accesses(stream, buffers, WRITE, size, **call_options)
 
-    def A(self, stream: int, *buffers: str | int, size: int = SIZE) -> list[Race]:  # noqa: N802 - the notation of the scenarios
+    def atomic(self, stream: int, *buffers: str | int, size: int = SIZE) -> list[Race]:
         return self.launch_with_accesses(stream, buffers, READ | WRITE | ATOMIC, size)
 
     def launch_with_accesses(
@@ -113,14 +113,14 @@ class Scene:
         stream: int,
         *pointer_states: int | str,
         end: int = 0,
-        known: Precision = Precision.ASSUMED,
+        precision: Precision = Precision.ASSUMED,
         **call_options: Any,
     ) -> list[Race]:
         """Launch a kernel whose accesses are assumed from its pointer arguments."""
         addresses = [address_of(pointer) for pointer in pointer_states]
         return self.kernel(
             stream,
-            *(Access(lo, end or lo + 4096, READ | WRITE, known) for lo in addresses),
+            *(Access(lo, end or lo + 4096, READ | WRITE, precision) for lo in addresses),
             **call_options,
         )
 
@@ -181,19 +181,19 @@ class Scene:
     def alloc(
         self,
         buffer: str | int,
-        how: AllocationKind = AllocationKind.SYNC,
+        kind: AllocationKind = AllocationKind.SYNC,
         stream: int = 0,
         **options: Any,
     ) -> list[Race]:
         size = options.pop("size", SIZE)
-        return self.call(Alloc(address_of(buffer), size, how, stream, **options))
+        return self.call(Alloc(address_of(buffer), size, kind, stream, **options))
 
     def free(
         self,
         buffer: str | int,
-        how: AllocationKind = AllocationKind.SYNC,
+        kind: AllocationKind = AllocationKind.SYNC,
         stream: int = 0,
         **options: Any,
     ) -> list[Race]:
         size = options.pop("size", SIZE)
-        return self.call(Free(address_of(buffer), size, how, stream, **options))
+        return self.call(Free(address_of(buffer), size, kind, stream, **options))

@@ -74,7 +74,7 @@ class RecordedLaunch:
     accesses: list[tuple[int, int, AccessMode, int]] = field(
         default_factory=list
     )  # (first address, end address, mode, node id)
-    known: set[Precision] = field(default_factory=set)
+    precisions: set[Precision] = field(default_factory=set)
     ended_nodes: list[tuple[int, bool]] = field(default_factory=list)  # (node id, is exact)
 
 
@@ -90,14 +90,14 @@ def recorded_launches(events: list[Event]) -> list[RecordedLaunch]:
         if isinstance(body, Accessed):
             assert launch_of_event, "every ACCESSED record belongs to a recorded launch"
             launch_of_event.ended_nodes.append((body.node, body.exact))
-        elif isinstance(body, Access) and launch_of_event and body.known >= Precision.ASSUMED:
+        elif isinstance(body, Access) and launch_of_event and body.precision >= Precision.ASSUMED:
             launch_of_event.assumed.append(body)
         elif isinstance(body, Access) and launch_of_event:
             assert all(node != body.node for node, _ in launch_of_event.ended_nodes), (
                 "no access follows the ACCESSED record of its node"
             )
             launch_of_event.accesses.append((body.lo, body.hi, body.mode, body.node))
-            launch_of_event.known.add(body.known)
+            launch_of_event.precisions.add(body.precision)
     for launch in launches.values():
         assert len(launch.ended_nodes) == launch.pending, (
             "each pending kernel has one ACCESSED record"
@@ -109,7 +109,7 @@ def gaps(events: list[Event]) -> dict[str, int]:
     """Count the gaps by their text."""
     counts: dict[str, int] = defaultdict(int)
     for gap in event_bodies(events, Gap):
-        counts[gap.what] += gap.count
+        counts[gap.reason] += gap.count
     return dict(counts)
 
 

@@ -124,7 +124,7 @@ parameters = (P * 2)(ctypes.addressof(table), ctypes.addressof(again))
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), parameters, None)
 """
     events = recorded(tmp_path, library, program)
-    assert [(body.lo, body.known) for body in event_bodies(events, Access)] == [
+    assert [(body.lo, body.precision) for body in event_bodies(events, Access)] == [
         (0x10010, Precision.ASSUMED),  # the pointer is also passed outside of the large parameter
         (0x10020, Precision.UNCERTAIN),
     ]
@@ -195,7 +195,7 @@ memory(FREE, 0x50000, 0x100, context=None)
 memory(FREE, 0x30000, 0x100, context=None)
 """
     events = recorded(tmp_path, library, program)
-    assert [(body.how, body.stream) for body in event_bodies(events, Alloc)] == [
+    assert [(body.allocation_kind, body.stream) for body in event_bodies(events, Alloc)] == [
         (AllocationKind.SYNC, 0),
         (AllocationKind.MANAGED, 0),
         (AllocationKind.VIRTUAL, 0),
@@ -203,7 +203,7 @@ memory(FREE, 0x30000, 0x100, context=None)
         (AllocationKind.STREAM_ORDERED, 3),
         (AllocationKind.STREAM_ORDERED, 3),
     ]
-    assert [(body.how, body.stream) for body in event_bodies(events, Free)] == [
+    assert [(body.allocation_kind, body.stream) for body in event_bodies(events, Free)] == [
         (AllocationKind.STREAM_ORDERED, 3),
         (AllocationKind.SYNC, 0),  # cuMemFree waits for the device
         (AllocationKind.VIRTUAL, 0),
@@ -233,7 +233,7 @@ def test_fill_size_is_in_bytes(library: Path, tmp_path: Path) -> None:
     assert list(event_bodies(events, Fill)) == [Fill(3, 0x10000, 40)]
 
 
-def test_synchronisation_is_recorded_if_calls_succeed(library: Path, tmp_path: Path) -> None:
+def test_synchronization_is_recorded_if_calls_succeed(library: Path, tmp_path: Path) -> None:
     program = """
 E = P(0x7000)
 cuda.event(CREATED, E, CONTEXT, None)
@@ -344,7 +344,7 @@ cuda.launch_graph(CONTEXT, STREAM, EXECUTABLE, 1)
 cuda.launch_graph(CONTEXT, STREAM, P(0x9999), 0)
 """
     events = recorded(tmp_path, library, GRAPHS + program)
-    assert [body.what for body in event_bodies(events, Gap)] == [
+    assert [body.reason for body in event_bodies(events, Gap)] == [
         "graph launch with a different number of kernels than instantiated",
         "graph launch whose instantiation was not recorded",
     ]

@@ -35,7 +35,7 @@ def position(events: list[Event], kind: type) -> int:
 # --- kernels ----------------------------------------------------------------------------------------
 
 
-def test_accesses_of_launch_are_exact_after_synchronise(library: Path, tmp_path: Path) -> None:
+def test_accesses_of_launch_are_exact_after_synchronization(library: Path, tmp_path: Path) -> None:
     program = """
 import time
 cuda.defer_work(STREAM)
@@ -52,7 +52,11 @@ launch(read(0x100010))
         (0x100201, 0x100202, AccessMode.WRITE, 0),
         (0x100204, 0x100214, AccessMode.WRITE, 0),
     ]
-    assert (first.pending, first.known, first.ended_nodes) == (1, {Precision.EXACT}, [(0, True)])
+    assert (first.pending, first.precisions, first.ended_nodes) == (
+        1,
+        {Precision.EXACT},
+        [(0, True)],
+    )
     assert [(access.lo, access.hi) for access in first.assumed] == [(0x100000, 0x200000)]
     assert second.accesses == [(0x100010, 0x100014, AccessMode.READ, 0)]
     positions = [i for i, event in enumerate(events) if isinstance(event.body, Accessed)]
@@ -84,8 +88,10 @@ for _ in range(400):
     assert begins[0] < ends[0] < begins[1]
     # On a slow machine, the last read was more than 100 ms ago: the arena is read at the poll after 64
     # launches.
-    in_time = events[begins[257]].time_ns - events[begins[0]].time_ns < 100_000_000
-    assert begins[257 if in_time else 60] < ends[1] < begins[-1], "the device has enough to do"
+    is_before_poll = events[begins[257]].time_ns - events[begins[0]].time_ns < 100_000_000
+    assert begins[257 if is_before_poll else 60] < ends[1] < begins[-1], (
+        "the device has enough to do"
+    )
 
 
 def test_large_arena_is_read_at_each_wait(library: Path, tmp_path: Path) -> None:
@@ -112,7 +118,7 @@ wait()
         (0x100000, 0x1CFF80, AccessMode.READ, 0),
         (0x200000, 0x200000 + (299 << 16) + 4, AccessMode.WRITE, 0),
     ]
-    assert launch.known == {Precision.EXACT}
+    assert launch.precisions == {Precision.EXACT}
 
 
 def test_accesses_without_wait_are_read_at_end(library: Path, tmp_path: Path) -> None:
@@ -248,7 +254,7 @@ round(16)
 
 
 @pytest.mark.parametrize(
-    ("allocated", "free", "least", "most"),
+    ("allocated", "free", "min_bytes", "max_bytes"),
     [
         (1 << 20, 64 << 30, 256 << 20, 400 << 20),
         (8 << 30, 64 << 30, 512 << 20, (8 << 30) // 10),
@@ -257,7 +263,7 @@ round(16)
     ],
 )
 def test_device_memory_of_arenas_is_bounded(
-    library: Path, tmp_path: Path, allocated: int, free: int, least: int, most: int
+    library: Path, tmp_path: Path, allocated: int, free: int, min_bytes: int, max_bytes: int
 ) -> None:
     program = f"""
 ctypes.c_size_t.in_dll(cuda, "free_bytes").value = {free}
@@ -269,7 +275,7 @@ for _ in range(3):
         launch(write(0x100000))
 """
     sizes = [arenas.size_bytes for arenas in event_bodies(run(tmp_path, library, program), Arenas)]
-    assert least <= max(sizes) <= most
+    assert min_bytes <= max(sizes) <= max_bytes
 
 
 def test_accesses_without_device_memory_are_assumed(library: Path, tmp_path: Path) -> None:

@@ -117,14 +117,14 @@ one.node[0] = two.node[0]
 launch_graph(one, write(0x100020), first_grid=2000)
 """
     events = run(tmp_path, library, GRAPHS + program)
-    more, fewer = recorded_launches(events)
-    assert more.accesses == [
+    launch_with_unexpected, launch_with_missing = recorded_launches(events)
+    assert launch_with_unexpected.accesses == [
         (0x100000, 0x100004, AccessMode.WRITE, 1),
         (0x100008, 0x10000C, AccessMode.WRITE, 2),
     ]
-    assert more.ended_nodes == [(1, True), (2, True)]
-    assert fewer.accesses == [(0x100020, 0x100024, AccessMode.WRITE, 1)]
-    assert sorted(fewer.ended_nodes) == [(0, False), (1, True)]
+    assert launch_with_unexpected.ended_nodes == [(1, True), (2, True)]
+    assert launch_with_missing.accesses == [(0x100020, 0x100024, AccessMode.WRITE, 1)]
+    assert sorted(launch_with_missing.ended_nodes) == [(0, False), (1, True)]
     assert gaps(events) == {"graph launch with a different number of kernels than instantiated": 2}
 
 
@@ -260,7 +260,7 @@ def test_reduced_tensor_is_accessed_atomically(library: Path, tmp_path: Path) ->
     assert {mode for _, _, mode, _ in launch.accesses} == {
         AccessMode.READ | AccessMode.WRITE | AccessMode.ATOMIC
     }
-    assert launch.known == {Precision.SUMMARY}
+    assert launch.precisions == {Precision.SUMMARY}
     assert gaps(events) == {}
 
 
@@ -297,7 +297,7 @@ launch_graph(storing, nothing)
 
 
 def stored_at(events: list[Event]) -> list[int]:
-    return [body.lo for body in event_bodies(events, Access) if body.known == Precision.SUMMARY]
+    return [body.lo for body in event_bodies(events, Access) if body.precision == Precision.SUMMARY]
 
 
 def test_graph_node_stores_through_its_tensor_maps(library: Path, tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ change(563, fill, ctypes.addressof(new_fill) + Node.fill.offset)
 """
     events = run(tmp_path, library, GRAPHS + COPY_AND_FILL + program)
     assert written_by_nodes(events) == [*WRITTEN_BEFORE_CHANGE, (0x100500, 32), (0x100600, 16)]
-    nodes = [(body.graph, body.node, body.work) for body in event_bodies(events, GraphNode)]
+    nodes = [(body.graph, body.node, body.node_type) for body in event_bodies(events, GraphNode)]
     assert nodes == [(1, 1, NodeType.COPY), (1, 2, NodeType.FILL)] * 2
     assert gaps(events) == {}
 

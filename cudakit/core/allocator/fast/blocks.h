@@ -258,7 +258,7 @@ static PyObject *free_blocks_take(PyObject *self, PyObject *args)
     return (PyObject *)remove_block(block);
 }
 
-/* The fields that own references, without the trees, which are not copied from arguments. */
+/* The fields that own references and are set from the arguments of the constructor; the trees are not among them. */
 #define FREE_BLOCKS_FIELDS(DO) DO(pool) DO(pool_id) DO(stream) DO(counters)
 #define FOR_ROOTS(DO) \
     for (int i = 0; i < SIZE_CLASSES; i++) { \

@@ -273,11 +273,11 @@ class CachingHostAllocator:
     def snapshot(self) -> dict[str, Any]:
         """Return ``host_segments`` and ``host_traces`` in PyTorch's format, as builtin types."""
         with self._guard.inside():
-            used = [
+            used_blocks = [
                 *self._memory.live.values(),
                 *(block for block, _ in list(self._guard.queued_frees)),
             ]
-            blocks = {*used, *(block for pool in self._memory.pools for block in pool)}
+            blocks = {*used_blocks, *(block for pool in self._memory.pools for block in pool)}
             return host_snapshot(blocks, self._history)
 
     # Methods that are called without the guard.

@@ -287,9 +287,9 @@ class HostMemory:
 
     def _release_reserve(self) -> None:
         """Return the reserve to the driver, unless a block of it is in use. Raises CudaError."""
-        used = [*self.live.values(), *self.default.kept_for_graphs]
-        used += [block for pool in self.pools if pool.is_private for block in pool]
-        if self._reserve is None or any(map(self._is_reserved, used)):
+        used_blocks = [*self.live.values(), *self.default.kept_for_graphs]
+        used_blocks += [block for pool in self.pools if pool.is_private for block in pool]
+        if self._reserve is None or any(map(self._is_reserved, used_blocks)):
             return
         self._source.free(self._reserve.ptr)
         for block in [
@@ -301,19 +301,19 @@ class HostMemory:
 
     def _out_of_memory(self, size_bytes: int, *, reserve: bool = False) -> OutOfPinnedMemory:
         counters, pool_bytes = self.counters(), self.stats.allocated_bytes.current
-        use = " as the reserve (pinned_reserve_segment_size_mb)" if reserve else ""
-        parts = [
-            f"tried to allocate {format_bytes(size_bytes)} of pinned memory{use}; this pool holds"
+        purpose = " as the reserve (pinned_reserve_segment_size_mb)" if reserve else ""
+        sentences = [
+            f"tried to allocate {format_bytes(size_bytes)} of pinned memory{purpose}; this pool holds"
             f" {format_bytes(pool_bytes)}, of which {format_bytes(counters['free_bytes'])} is free"
         ]
         if waiting := counters["waiting_bytes"]:
-            parts.append(f"{format_bytes(waiting)} was freed but is in use by streams")
+            sentences.append(f"{format_bytes(waiting)} was freed but is in use by streams")
         if captured := counters["captured_bytes"]:
-            parts.append(f"{format_bytes(captured)} was freed but may be used by graphs")
+            sentences.append(f"{format_bytes(captured)} was freed but may be used by graphs")
         return OutOfPinnedMemory(
             OUT_OF_MEMORY,
             "CUDA_ERROR_OUT_OF_MEMORY",
-            "; ".join(parts),
+            "; ".join(sentences),
             hint="pinned memory is memory of the host that cannot be swapped out: free some, or copy in"
             " pieces",
         )

@@ -143,7 +143,7 @@ class Reserve:
 
 
 class Holders(Protocol):
-    """The private pools of the device's allocator, as far as pinned memory uses them."""
+    """The methods of the device's private pools that the allocator of pinned memory calls."""
 
     def pool_of(self, stream: int | None) -> PoolId:
         """Return the pool of a request of this thread, on a stream or without one."""
@@ -174,14 +174,14 @@ class HostPool:
         self.id = owner
         self.pending = pending
         self.kept_for_graphs: list[Block] = []
-        # Users see the statistics in HostStats. These are needed by the engine.
+        # The engine needs these statistics; users see those of HostStats instead.
         self._stats = stats = PoolStats(BlockCounters(), Peaks(BlockCounters()))
         self.large = self.small = self.reserve = BlockPool(owner, stats, small=False)
         if splits:
             self.small = BlockPool(owner, stats, small=True)
             self.reserve = BlockPool(
                 owner, stats, small=True
-            )  # Serves all sizes, and is always split.
+            )  # The reserve serves all sizes, and its blocks are always split.
         else:
             self.large.no_split = True
             self.large.by_stream[NO_STREAM] = Pow2Bins(self.large)

@@ -127,22 +127,20 @@ class HostStats:
         self.active: defaultdict[int, tuple[Stat, Stat]] = defaultdict(lambda: (Stat(), Stat()))
         self.alloc_time, self.free_time = Duration(), Duration()
         self.num_rescues = 0  # Requests that were served only after waiting or releasing memory.
-        self.num_free_failures = (
-            0  # Frees that the driver refused; the memory stays cached._for_graphs
-        )
+        self.num_free_failures = 0  # Frees that the driver refused; the memory stays cached.
         self.num_invalid_frees = 0
 
     def count_alloc(self, size: int) -> None:
         """Count an allocated block."""
-        count, total = self.active[bin_of(size)]
+        count, total_bytes = self.active[bin_of(size)]
         count.increase(1)
-        total.increase(size)
+        total_bytes.increase(size)
 
     def count_free(self, size: int) -> None:
         """Count a block that is not used any more."""
-        count, total = self.active[bin_of(size)]
+        count, total_bytes = self.active[bin_of(size)]
         count.decrease(1)
-        total.decrease(size)
+        total_bytes.decrease(size)
 
     def count_obtained(self, size: int) -> None:
         """Count memory that was taken from the driver, because no free block served a request."""
@@ -179,8 +177,8 @@ class HostStats:
 
     def _all(self) -> list[Stat | Duration]:
         active = [stat for pair in self.active.values() for stat in pair]
-        times = [self.alloc_time, self.free_time]
-        return [self.allocations, self.allocated_bytes, *active, *times]
+        durations = [self.alloc_time, self.free_time]
+        return [self.allocations, self.allocated_bytes, *active, *durations]
 
 
 def _read(name: str, stats: tuple[Stat, ...]) -> dict[str, int]:

@@ -61,9 +61,12 @@ def ratio_to(
     baseline: str, case: CaseResult, cases: Sequence[CaseResult]
 ) -> RelativeRate | Unavailable:
     """Return the rate of a case relative to that of a baseline in the same case."""
-    for other in cases:
-        if other.library == baseline and (other.name, other.axes) == (case.name, case.axes):
-            return _relative(case, other)
+    for baseline_case in cases:
+        if baseline_case.library == baseline and (baseline_case.name, baseline_case.axes) == (
+            case.name,
+            case.axes,
+        ):
+            return _relative(case, baseline_case)
     return Unavailable(f"{baseline} did not run this case")
 
 
@@ -102,19 +105,26 @@ def draw_relative_rates(columns: Sequence[Columns]) -> Figure:
     drawing = draw_lanes(
         rows, axis, Mark(1.0, f"as fast as {baseline}"), height=_LANE_PIXELS, title=title
     )
-    omitted = omitted_lanes(len(rates.text["case"]) - len(names))
-    return Figure("lanes", (drawing, *omitted), title)
+    omitted_remark = omitted_lanes(len(rates.text["case"]) - len(names))
+    return Figure("lanes", (drawing, *omitted_remark), title)
 
 
 def _relative(case: CaseResult, baseline: CaseResult) -> RelativeRate | Unavailable:
     for result in (case, baseline):
         if isinstance(result.median_s, Unavailable):
             return result.median_s
-    rounds = [pairs for pairs in _sample_pairs(case, baseline) if pairs]
-    ratios = [baseline_s / case_s for pairs in rounds for case_s, baseline_s in pairs if case_s]
+    rounds = [sample_pairs for sample_pairs in _sample_pairs(case, baseline) if sample_pairs]
+    ratios = [
+        baseline_s / case_s
+        for sample_pairs in rounds
+        for case_s, baseline_s in sample_pairs
+        if case_s
+    ]
     if not ratios:
         return Unavailable("the measured time is 0")
-    low, high = ci_over_rounds(ratios, [len(pairs) for pairs in rounds] if len(rounds) > 1 else ())
+    low, high = ci_over_rounds(
+        ratios, [len(sample_pairs) for sample_pairs in rounds] if len(rounds) > 1 else ()
+    )
     return RelativeRate(median(ratios), low, high)
 
 
@@ -126,10 +136,10 @@ def _sample_pairs(case: CaseResult, baseline: CaseResult) -> Iterator[list[tuple
 
 def _rounds(case: CaseResult) -> Iterator[tuple[float, ...]]:
     """Yield the times of each round."""
-    begin = 0
+    first_sample = 0
     for count in case.rounds or (len(case.samples_s),):
-        yield case.samples_s[begin : begin + count]
-        begin += count
+        yield case.samples_s[first_sample : first_sample + count]
+        first_sample += count
 
 
 def _axis(intervals: Array) -> Axis:
@@ -140,11 +150,11 @@ def _axis(intervals: Array) -> Axis:
 
 def _lane(name: str, interval: Array, axis: Axis) -> Lane:
     """Return the lane of a case; ``interval`` is the lower end of the CI, the ratio, and the upper end."""
-    low, middle, high = to_units(axis.shares(interval), WIDTH)
+    low_x, median_x, high_x = to_units(axis.shares(interval), WIDTH)
     y = _HEIGHT // 2
     half_width = (float(interval[2]) - float(interval[0])) / 2
-    bar = shape("path", class_="line s0", d=f"M{low} {y}H{high}M{low} 30V70M{high} 30V70")
-    dot = shape("path", class_="scatter case s0", d=dots([middle], [y]))
+    bar = shape("path", class_="line s0", d=f"M{low_x} {y}H{high_x}M{low_x} 30V70M{high_x} 30V70")
+    dot = shape("path", class_="scatter case s0", d=dots([median_x], [y]))
     remark = f"{interval[1]:.1%} ± {format_ratio(half_width)}"
     return Lane(name, remark, stretched((bar, dot), width=WIDTH, height=_HEIGHT))
 

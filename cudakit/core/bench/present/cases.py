@@ -49,16 +49,16 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
     if are_graph_steps(cases):
         return steps_table(cases)
     axes = varying_axes(cases)
-    visible = [column for column in _columns(cases) if any(map(column.has_value, cases))]
+    visible_columns = [column for column in _columns(cases) if any(map(column.has_value, cases))]
     return Table(
         columns=(
             *(_axis_column(name, cases) for name in axes),
-            *(Column(column.title, column.kind) for column in visible),
+            *(Column(column.title, column.kind) for column in visible_columns),
         ),
         rows=tuple(
             (
                 *(axis_value(name, case.axes.get(name)) for name in axes),
-                *(column.cell(case) for column in visible),
+                *(column.cell(case) for column in visible_columns),
             )
             for case in cases
         ),
@@ -120,13 +120,13 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
 
 
 def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
-    numbers = all(not isinstance(case.axes.get(name), str) for case in cases)
-    return Column(axis_title(name), "number" if numbers else "text")
+    is_numeric = all(not isinstance(case.axes.get(name), str) for case in cases)
+    return Column(axis_title(name), "number" if is_numeric else "text")
 
 
 def _caption(cases: Sequence[CaseResult]) -> str:
-    common = describe_common_axes(cases)
-    lines = [f"All cases: {common}."] if common else []
+    common_axes = describe_common_axes(cases)
+    lines = [f"All cases: {common_axes}."] if common_axes else []
     lines.append("±: half the width of the 95% CI of the median time.")
     if libraries := measured_baselines(cases):
         names = " and ".join(f"vs {name}" for name in libraries)
@@ -166,8 +166,8 @@ def _has_datasheet_peak(case: CaseResult) -> bool:
 
 def _library(case: CaseResult) -> Value:
     """Return the library that computed a case: for cudakit's GEMM, the library that cudakit called."""
-    called = str(case.settings.get("library", "")).split()
-    return Text(called[0] if case.library == CUDAKIT and called else case.library)
+    library_words = str(case.settings.get("library", "")).split()
+    return Text(library_words[0] if case.library == CUDAKIT and library_words else case.library)
 
 
 def _shape(case: CaseResult) -> Value:
@@ -207,23 +207,23 @@ def are_graph_steps(cases: Sequence[CaseResult]) -> bool:
 def steps_table(cases: Sequence[CaseResult]) -> Table:
     """Return a table with a row per step of a graph, and a column per number of nodes."""
     axes = [name for name in varying_axes(cases) if name not in (_STEP, _NODES)]
-    counts = sorted({int(case.axes[_NODES]) for case in cases})
+    node_counts = sorted({int(case.axes[_NODES]) for case in cases})
     rows: dict[tuple[Axis | None, ...], dict[int, CaseResult]] = {}
     for case in cases:
         key = (*(case.axes.get(name) for name in axes), case.axes[_STEP])
         rows.setdefault(key, {})[int(case.axes[_NODES])] = case
-    heads = [*axes, _STEP]
+    column_names = [*axes, _STEP]
     # Sorting is stable, so the steps of a graph stay in the order in which they were measured.
     graphs = list(dict.fromkeys(key[:-1] for key in rows))
     return Table(
         columns=(
-            *(Column(axis_title(name), "text") for name in heads),
-            *(Column(f"{count} node{'s' if count > 1 else ''}", "number") for count in counts),
+            *(Column(axis_title(name), "text") for name in column_names),
+            *(Column(f"{count} node{'s' if count > 1 else ''}", "number") for count in node_counts),
         ),
         rows=tuple(
             (
-                *(axis_value(name, value) for name, value in zip(heads, key, strict=True)),
-                *(_step_time(by_count.get(count)) for count in counts),
+                *(axis_value(name, value) for name, value in zip(column_names, key, strict=True)),
+                *(_step_time(by_count.get(count)) for count in node_counts),
             )
             for key, by_count in sorted(rows.items(), key=lambda row: graphs.index(row[0][:-1]))
         ),
@@ -236,18 +236,21 @@ def _step_time(case: CaseResult | None) -> Value:
 
 
 def _steps_caption(cases: Sequence[CaseResult]) -> str:
-    common = describe_common_axes(cases)
+    common_axes = describe_common_axes(cases)
     lines = [
-        f"Median time of each step. All cases: {common}." if common else "Median time of each step."
+        f"Median time of each step. All cases: {common_axes}."
+        if common_axes
+        else "Median time of each step."
     ]
     noise = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]
     if noise:
-        low, high = format_ratio(min(noise)), format_ratio(max(noise))
-        lines.append(
-            f"±: {low if low == high else f'{low} to {high}'} (half the width of the 95% CI)."
-        )
+        noise_range = _text_range(format_ratio(min(noise)), format_ratio(max(noise)))
+        lines.append(f"±: {noise_range} (half the width of the 95% CI).")
     clocks = [median(case.sm_clock_hz) / 1e6 for case in cases if case.sm_clock_hz]
     if clocks:
-        low, high = f"{min(clocks):.0f}", f"{max(clocks):.0f}"
-        lines.append(f"SM clock: {low if low == high else f'{low} to {high}'} MHz.")
+        lines.append(f"SM clock: {_text_range(f'{min(clocks):.0f}', f'{max(clocks):.0f}')} MHz.")
     return " ".join(lines)
+
+
+def _text_range(lowest: str, highest: str) -> str:
+    return lowest if lowest == highest else f"{lowest} to {highest}"

@@ -30,8 +30,8 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
         if dtype := _dtype(values):
             arrays[name] = np.array(values, dtype)
         else:
-            words = [None if value is None else str(value) for value in values]
-            arrays[name], text[name] = _encode_words(words)
+            texts_of_axis = [None if value is None else str(value) for value in values]
+            arrays[name], text[name] = _encode_words(texts_of_axis)
     if {case.library for case in cases} - {"cudakit"}:
         arrays["contender"], text["contender"] = _encode_words([case.library for case in cases])
     for figure in _case_figures(cases[0]) if cases else ():
@@ -66,11 +66,13 @@ def device_columns(environment: Environment) -> Columns:
     """Return the Columns ``device``, with one row."""
     arrays: dict[str, Array] = {}
     text: dict[str, tuple[str, ...]] = {}
-    for name, word in (
+    for name, description in (
         ("gpu", environment.gpu),
         ("compute_capability", environment.compute_capability),
     ):
-        arrays[name], text[name] = _encode_words([None if isinstance(word, Unavailable) else word])
+        arrays[name], text[name] = _encode_words(
+            [None if isinstance(description, Unavailable) else description]
+        )
     for name, value in (
         ("multiprocessors", environment.multiprocessors),
         ("sm_clock_max_hz", _multiplied(environment.sm_clock_max_mhz, 1e6)),
@@ -115,10 +117,10 @@ def _dtype(values: Sequence[Axis | None]) -> type[np.generic] | None:
 
 def _encode_words(words: Sequence[str | None]) -> tuple[Array, tuple[str, ...]]:
     """Return an index per word, -1 for None, and the tuple of distinct words that the index refers to."""
-    distinct = list(dict.fromkeys(word for word in words if word is not None))
-    indices = {word: i for i, word in enumerate(distinct)}
+    distinct_words = list(dict.fromkeys(word for word in words if word is not None))
+    indices = {word: i for i, word in enumerate(distinct_words)}
     return np.array([-1 if word is None else indices[word] for word in words], np.int64), tuple(
-        distinct
+        distinct_words
     )
 
 

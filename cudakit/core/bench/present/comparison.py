@@ -48,11 +48,11 @@ def _headline(comparison: Comparison) -> Note:
 
 def _table(comparison: Comparison) -> Table:
     cases = comparison.cases
-    common = describe_common_axes(cases) if len(cases) > 1 else ""
+    common_axes = describe_common_axes(cases) if len(cases) > 1 else ""
     return Table(
         _COLUMNS,
         tuple(map(_row, cases, short_labels(cases))),
-        caption=(f"All cases: {common}. " if common else "")
+        caption=(f"All cases: {common_axes}. " if common_axes else "")
         + "Change of the median time with its 95% CI. In cycles: the change of time x SM clock.",
         faint=frozenset(i for i, case in enumerate(cases) if case.verdict is Verdict.SAME),
     )
@@ -88,11 +88,11 @@ def _notes(comparison: Comparison) -> Iterator[Note]:
     for (reason, direction), cases in reasons.items():
         titles = first_few([labels[id(case)] for case in cases], separator="; ")
         yield Note("warn", f"{titles}: {reason}{_describe_clock_change(direction, cases)}.")
-    missing: dict[str, list[str]] = {}
+    labels_by_reason: dict[str, list[str]] = {}
     for case in comparison.cases:
         if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
-            missing.setdefault(case.cycles_change.reason, []).append(labels[id(case)])
-    for reason, names in missing.items():
+            labels_by_reason.setdefault(case.cycles_change.reason, []).append(labels[id(case)])
+    for reason, names in labels_by_reason.items():
         titles = first_few(names, separator="; ")
         yield Note("info", f"No change in cycles for {titles}: {reason}.")
     for run, labels_of_one_run in (
@@ -116,5 +116,6 @@ def _describe_clock_change(direction: str, cases: Sequence[CaseComparison]) -> s
     changes = sorted(
         abs(case.clock_change) for case in cases if not isinstance(case.clock_change, Unavailable)
     )
-    low, high = (f"{change * 100:.1f}%" for change in (changes[0], changes[-1]))
-    return f", because the SM clock was {low if low == high else f'{low} to {high}'} {direction}"
+    lowest, highest = (f"{change * 100:.1f}%" for change in (changes[0], changes[-1]))
+    amount = lowest if lowest == highest else f"{lowest} to {highest}"
+    return f", because the SM clock was {amount} {direction}"

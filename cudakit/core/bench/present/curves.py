@@ -59,15 +59,19 @@ def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> It
 
 def _groups(cases: Sequence[CaseResult], name: str) -> list[list[CaseResult]]:
     """Group the cases that differ only in one numeric axis, sorted along it."""
-    groups: dict[tuple[object, ...], list[CaseResult]] = {}
+    cases_by_axes: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         if _coordinate(case, name) is not None:
-            fixed_axes = ((k, v) for k, v in case.axes.items() if k not in _axes_of(name))
-            groups.setdefault((case.name, case.library, *fixed_axes), []).append(case)
+            fixed_axes = (
+                (axis, axis_value)
+                for axis, axis_value in case.axes.items()
+                if axis not in _axes_of(name)
+            )
+            cases_by_axes.setdefault((case.name, case.library, *fixed_axes), []).append(case)
     return [
-        sorted(group, key=lambda case: _position(case, name))
-        for group in groups.values()
-        if len({_coordinate(case, name) for case in group}) >= _MIN_POINTS
+        sorted(cases_of_group, key=lambda case: _position(case, name))
+        for cases_of_group in cases_by_axes.values()
+        if len({_coordinate(case, name) for case in cases_of_group}) >= _MIN_POINTS
     ]
 
 
@@ -90,21 +94,23 @@ def _panels(
     groups: Sequence[list[CaseResult]],
 ) -> Iterator[tuple[str, list[list[CaseResult]]]]:
     """Split many groups into titled charts, along the text axis that gives the fewest charts."""
-    firsts = [group[0] for group in groups]
+    first_cases = [group[0] for group in groups]
     panels_by_axis: dict[str, dict[str, list[list[CaseResult]]]] = {}
-    for name in axis_names(firsts):
+    for name in axis_names(first_cases):
         panels: dict[str, list[list[CaseResult]]] = {}
         for group in groups:
             panels.setdefault(str(group[0].axes.get(name, "-")), []).append(group)
-        if len(panels) > 1 and all(isinstance(first.axes.get(name), str) for first in firsts):
+        if len(panels) > 1 and all(
+            isinstance(first_case.axes.get(name), str) for first_case in first_cases
+        ):
             panels_by_axis[name] = panels
     if len(groups) <= _MAX_LINES or not panels_by_axis:
         yield "", list(groups)
         return
-    fitting = [
+    small_enough_panels = [
         charts for charts in panels_by_axis.values() if max(map(len, charts.values())) <= _MAX_LINES
     ]
-    yield from min(fitting or panels_by_axis.values(), key=len).items()
+    yield from min(small_enough_panels or panels_by_axis.values(), key=len).items()
 
 
 def _picture(
@@ -116,15 +122,15 @@ def _picture(
 
 
 def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
-    firsts = [group[0] for group in groups]
+    first_cases = [group[0] for group in groups]
     omitted_axes = _axes_of(name)
-    work_labels = short_labels(firsts, without=omitted_axes, library=False)
-    libraries = list(dict.fromkeys([CUDAKIT, *(first.library for first in firsts)]))
+    work_labels = short_labels(first_cases, omitted_axes=omitted_axes, library=False)
+    libraries = list(dict.fromkeys([CUDAKIT, *(first_case.library for first_case in first_cases)]))
     colours = list(dict.fromkeys(work_labels))
-    names = short_labels(firsts, without=omitted_axes)
+    names = short_labels(first_cases, omitted_axes=omitted_axes)
     return [
-        _Line(label, tuple(group), colours.index(work), libraries.index(group[0].library))
-        for label, work, group in zip(names, work_labels, groups, strict=True)
+        _Line(label, tuple(group), colours.index(work_label), libraries.index(group[0].library))
+        for label, work_label, group in zip(names, work_labels, groups, strict=True)
     ]
 
 

@@ -47,10 +47,14 @@ def title(result: BenchResult) -> str:
 def machine_facts(cases: Sequence[CaseResult]) -> Facts:
     """Return rows with methods, libraries and versions, and with the GPU state after the first case."""
     supported = [case for case in cases if not case.is_unsupported] or cases
-    first = supported[0]
+    first_case = supported[0]
     rows = [*method_rows(supported), *library_rows(supported)]
-    rows += [("versions", Text(_versions(first.environment)))] if first.environment.versions else []
-    state = _gpu_state(first)
+    rows += (
+        [("versions", Text(_versions(first_case.environment)))]
+        if first_case.environment.versions
+        else []
+    )
+    state = _gpu_state(first_case)
     return Facts((*rows, ("GPU state", Text(state))) if state else tuple(rows))
 
 
@@ -78,18 +82,26 @@ def _describe_library(case: CaseResult) -> str:
 
 def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     """Return a row per method, with the names of its cases if there are several methods."""
-    groups: dict[tuple[object, ...], list[CaseResult]] = {}
+    cases_by_method: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         method = case.method
         key = (method.mode, method.cache, method.fill)
-        groups.setdefault(key, []).append(case)
+        cases_by_method.setdefault(key, []).append(case)
     rows: list[tuple[str, Value]] = []
-    for group in groups.values():
+    for cases_of_method in cases_by_method.values():
         text = describe_method(
-            [case.method for case in group], cudakit_names=_first_varying_values(group)
+            [case.method for case in cases_of_method],
+            cudakit_names=_first_varying_values(cases_of_method),
         )
         rows.append(
-            ("method", Text(text if len(groups) == 1 else f"{_name_group(group, cases)}: {text}"))
+            (
+                "method",
+                Text(
+                    text
+                    if len(cases_by_method) == 1
+                    else f"{_name_group(cases_of_method, cases)}: {text}"
+                ),
+            )
         )
     return rows
 
@@ -99,16 +111,18 @@ def describe_method(methods: Sequence[Method], *, cudakit_names: Sequence[str] =
 
     ``cudakit_names`` are the names of the interleaved workloads if cudakit runs them all, without a baseline.
     """
-    first = methods[0]
+    first_method = methods[0]
     warmup = _range(
         [method.warmup_s for method in methods],
         lambda s: format_seconds(s, pad=True) if s else "0 s",
     )
     executions = _range([method.executions for method in methods], str)
     parts = [
-        _MODES[first.mode].format(n=_with_noun(executions, "execution")),
-        _CACHES[first.cache].format(sets=_range([method.buffer_sets for method in methods], str)),
-        *filter(None, (_FILLS.get(first.fill, f"data: {first.fill}"),)),
+        _MODES[first_method.mode].format(n=_with_noun(executions, "execution")),
+        _CACHES[first_method.cache].format(
+            sets=_range([method.buffer_sets for method in methods], str)
+        ),
+        *filter(None, (_FILLS.get(first_method.fill, f"data: {first_method.fill}"),)),
         f"warm-up {warmup}" if any(method.warmup_s for method in methods) else "no warm-up",
     ]
     if any(method.rounds > 1 for method in methods):
@@ -177,8 +191,8 @@ def _with_noun(number: str, noun: str) -> str:
 
 def _range(values: Sequence[float], format_value: Callable[[float], str]) -> str:
     """Return ``low to high``, or the single value if all are equal."""
-    low, high = format_value(min(values)), format_value(max(values))
-    return low if low == high else f"{low} to {high}"
+    lowest, highest = format_value(min(values)), format_value(max(values))
+    return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
 def _versions(environment: Environment) -> str:

@@ -58,13 +58,13 @@ def _table(
     columns: tuple[Column, ...], rows: Sequence[tuple[Value, ...]], caption: str
 ) -> Iterator[Table]:
     """Yield a table of the rows that have a value, if there are any."""
-    filled = tuple(
+    rows_with_values = tuple(
         row
         for row in rows
         if not all(isinstance(value, Unavailable) for value in row[len(_GRAPH_COLUMNS) + 1 :])
     )
-    if filled:
-        yield Table(columns, filled, caption)
+    if rows_with_values:
+        yield Table(columns, rows_with_values, caption)
 
 
 def _step(graph: GraphCosts, cost: StepCost) -> tuple[Value, ...]:

@@ -10,7 +10,7 @@ from cudakit.core.bench.labels import first_few
 from cudakit.core.bench.present.cases import cell, percent_of_peak
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
 from cudakit.core.bench.present.facts import machine_facts, title
-from cudakit.core.bench.present.notes import SIMULATED, notes
+from cudakit.core.bench.present.notes import SIMULATED_NOTE, notes
 from cudakit.core.bench.present.spread import sample_section
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.warnings import environment_warnings, environments
@@ -39,7 +39,9 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
     result = suite.bench
     nodes: list[Node] = [result_columns(result.results), _headline(suite), _table(suite)]
     # The headline says that the values are simulated.
-    other_notes = [note for note in notes(_without_likely_causes(result)) if note.text != SIMULATED]
+    other_notes = [
+        note for note in notes(_without_likely_causes(result)) if note.text != SIMULATED_NOTE
+    ]
     nodes += [*_not_run(suite), *_without_expectation(suite), *other_notes]
     if result.results:
         nodes += [
@@ -101,14 +103,14 @@ def _table(suite: SuiteResult) -> Table:
 
 
 def _row(figure: Figure, case: CaseResult, *, is_assessed: bool) -> tuple[Value, ...]:
-    measured = (
+    measured_cell = (
         Text(figure.name),
         cell(lambda amount: _amount(amount, figure.unit), figure.reached),
     )
     if not is_assessed:
-        return (*measured, percent_of_peak(case))
+        return (*measured_cell, percent_of_peak(case))
     return (
-        *measured,
+        *measured_cell,
         cell(lambda band: _amount(band.expected, band.unit), figure.band),
         _share(figure),
         percent_of_peak(case),

@@ -75,10 +75,12 @@ def _lane_drawing(lane: Lane, top: int, height: int) -> Shape:
 
 
 def _lane_name(lane: Lane, top: int, height: int) -> Shape:
-    middle = top + height / 2
+    middle_y = top + height / 2
     return shape(
         "g",
-        shape("text", lane.name, longest=_NAME_LETTERS, class_="name", x=0, y=middle - 3),
-        shape("text", lane.remark, longest=2 * _NAME_LETTERS, class_="remark", x=0, y=middle + 12),
+        shape("text", lane.name, longest=_NAME_LETTERS, class_="name", x=0, y=middle_y - 3),
+        shape(
+            "text", lane.remark, longest=2 * _NAME_LETTERS, class_="remark", x=0, y=middle_y + 12
+        ),
         title=f"{lane.name}: {lane.remark}",
     )

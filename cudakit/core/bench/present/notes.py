@@ -10,7 +10,7 @@ from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
 from cudakit.units import Unavailable, capitalized, format_ratio
 
-SIMULATED = (
+SIMULATED_NOTE = (
     "Simulated: all values are computed on the CPU, not measured on a GPU; default sizes are smaller than on "
     "a GPU."
 )
@@ -21,7 +21,7 @@ _MAX_OF_PEAK = 1.02
 def notes(result: BenchResult) -> list[Note]:
     """Return the notes of a result, each once, with the labels of the cases that it concerns."""
     cases = result.results
-    heading = [Note("info", SIMULATED)] if result.simulated else []
+    heading = [Note("info", SIMULATED_NOTE)] if result.simulated else []
     return [
         *heading,
         *_error_notes(cases),
@@ -58,8 +58,8 @@ def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
             reasons.setdefault(("% of peak", case.ratio_to_limit.reason), []).append(case)
         if has_energy and case.operations and isinstance(case.energy_j, Unavailable):
             reasons.setdefault(("energy", case.energy_j.reason), []).append(case)
-    for (figure, reason), affected in reasons.items():
-        yield Note("info", f"No {figure} for {describe_subset(affected, cases)}: {reason}.")
+    for (figure, reason), affected_cases in reasons.items():
+        yield Note("info", f"No {figure} for {describe_subset(affected_cases, cases)}: {reason}.")
 
 
 def _warning_notes(result: BenchResult) -> Iterator[Note]:
@@ -70,15 +70,15 @@ def _warning_notes(result: BenchResult) -> Iterator[Note]:
         yield Note("warn", f"{capitalized(sentence)}.")
     summarized = [case for case in cases if isinstance(case.statistics, Summary)]
     for is_doubtful, text, remedy in _DOUBTS:
-        if doubtful := [case for case in summarized if is_doubtful(case)]:
-            yield Note("warn", f"{text}: {describe_subset(doubtful, cases)}.", (remedy,))
+        if doubtful_cases := [case for case in summarized if is_doubtful(case)]:
+            yield Note("warn", f"{text}: {describe_subset(doubtful_cases, cases)}.", (remedy,))
 
 
 def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Report how many cases were verified, not run, and without results; the sum is the number of cases."""
     verified = sum(case.verified for case in cases)
-    wrong = sum(isinstance(c.median_s, Unavailable) and not c.is_unsupported for c in cases)
-    if wrong or not verified:
+    wrong_count = sum(isinstance(c.median_s, Unavailable) and not c.is_unsupported for c in cases)
+    if wrong_count or not verified:
         return
     if verified == len(cases):
         subject = "1 case" if verified == 1 else f"all {verified} cases"
@@ -86,11 +86,11 @@ def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
         return
     not_run = sum(case.is_unsupported for case in cases)
     unverified = len(cases) - verified - not_run
-    others = [f"{not_run} not run"] * bool(not_run) + [
+    other_counts = [f"{not_run} not run"] * bool(not_run) + [
         f"{unverified} without results to verify"
     ] * bool(unverified)
     yield Note(
-        "ok", f"Results verified for {verified} of {len(cases)} cases ({', '.join(others)})."
+        "ok", f"Results verified for {verified} of {len(cases)} cases ({', '.join(other_counts)})."
     )
 
 

@@ -58,21 +58,24 @@ def nvbench(document: Document) -> str:
         )
     rows = _rows(columns_by_name["results"])
     device = next(iter(_rows(columns_by_name["device"])), {}) if "device" in columns_by_name else {}
-    content = {
+    document_of_nvbench = {
         "meta": {"argv": [document.title], "version": {"json": _VERSION}},
         "devices": [_device(device)],
         "benchmarks": _benchmarks(rows),
     }
-    return json.dumps(content, indent=2) + "\n"
+    return json.dumps(document_of_nvbench, indent=2) + "\n"
 
 
 def _rows(columns: Columns) -> list[_Row]:
     """Return the rows as dicts by column name, with texts decoded, and None for missing values."""
-    cells = {
+    cells_by_column = {
         name: [_cell(item, columns.text.get(name)) for item in array.tolist()]
         for name, array in columns.arrays.items()
     }
-    return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    return [
+        dict(zip(cells_by_column, row, strict=True))
+        for row in zip(*cells_by_column.values(), strict=True)
+    ]
 
 
 def _cell(item: Any, texts: tuple[str, ...] | None) -> Any:
@@ -128,7 +131,7 @@ def _benchmark(name: str, index: int, rows: list[_Row]) -> _Json:
 
 def _axis(name: str, values: list[Any]) -> _Json:
     kind = _kind(values)
-    distinct = list(dict.fromkeys(value for value in values if value is not None))
+    distinct_values = list(dict.fromkeys(value for value in values if value is not None))
     return {
         "name": name,
         "type": kind,
@@ -139,7 +142,7 @@ def _axis(name: str, values: list[Any]) -> _Json:
                 "description": "",
                 "value": str(value) if kind == "string" else value,
             }
-            for value in distinct
+            for value in distinct_values
         ],
     }
 
@@ -168,9 +171,11 @@ def _summaries(row: _Row) -> Iterator[_Json]:
         if row.get(column) is not None:
             yield _summary(tag, name, hint, row[column])
     for tag, name, numerator, denominator in _RATIO_SUMMARIES:
-        terms = [row.get(column) for column in numerator]
-        if None not in terms and row.get(denominator):
-            difference = float(terms[0] or 0) - sum(float(term or 0) for term in terms[1:])
+        operands = [row.get(column) for column in numerator]
+        if None not in operands and row.get(denominator):
+            difference = float(operands[0] or 0) - sum(
+                float(operand or 0) for operand in operands[1:]
+            )
             yield _summary(tag, name, "percentage", difference / row[denominator])
     if row.get("q1_s") is not None and row.get("q3_s") is not None:
         tag = "nv/cold/time/gpu/iqr/absolute"

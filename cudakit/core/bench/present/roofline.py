@@ -146,8 +146,8 @@ def draw_roofline(columns: Sequence[Columns]) -> Plot:
     picture = _picture(cases_with_peak)
     title = "Rate by arithmetic intensity, below the roofline"
     roofs, cases = (
-        stretched(parts, width=_WIDTH, height=_HEIGHT)
-        for parts in (_draw_roofs(picture), _draw_cases(picture))
+        stretched(shapes_and_labels, width=_WIDTH, height=_HEIGHT)
+        for shapes_and_labels in (_draw_roofs(picture), _draw_cases(picture))
     )
     return Plot(
         "scatter",
@@ -194,8 +194,8 @@ def _draw_roofs(picture: _Picture) -> Iterator[Shape]:
     x, y = picture.x, picture.y
     for operations_per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
         # The part below the plot is not drawn.
-        start = max(x.low, y.low / bytes_per_s)
-        corners = np.array([start, operations_per_s / bytes_per_s, x.high])
+        roof_start = max(x.low, y.low / bytes_per_s)
+        corners = np.array([roof_start, operations_per_s / bytes_per_s, x.high])
         heights = np.minimum(corners * bytes_per_s, operations_per_s)
         path = polyline(
             to_units(x.shares(corners), _WIDTH), to_units(1 - y.shares(heights), _HEIGHT)
@@ -213,16 +213,20 @@ def _roof_labels(picture: _Picture, dots: Sequence[_Box]) -> Iterator[_PointLabe
         label = f"{names}: {format_rate(operations_per_s, picture.unit)}"
         height = picture.y_pixels(operations_per_s) - _ROOF_LABEL_GAP
         ridge = picture.x.share(operations_per_s / bytes_per_s)
-        right, left = (
+        flat_label, slope_label = (
             _PointLabel(label, 1.0, height, is_left=True, gap=0),
             _PointLabel(label, ridge, height),
         )
-        yield left if any(map(right.box.overlaps, dots)) and left.box.is_inside else right
+        yield (
+            slope_label
+            if any(map(flat_label.box.overlaps, dots)) and slope_label.box.is_inside
+            else flat_label
+        )
     ridge = float(peaks[:, 0].max()) / bytes_per_s
-    middle = (max(picture.x.low, picture.y.low / bytes_per_s) * ridge) ** 0.5
+    slope_middle = (max(picture.x.low, picture.y.low / bytes_per_s) * ridge) ** 0.5
     label = f"memory: {format_rate(bytes_per_s, 'B')}"
-    height = picture.y_pixels(middle * bytes_per_s) - _ROOF_LABEL_GAP
-    yield _PointLabel(label, picture.x.share(middle), height, is_left=True)
+    height = picture.y_pixels(slope_middle * bytes_per_s) - _ROOF_LABEL_GAP
+    yield _PointLabel(label, picture.x.share(slope_middle), height, is_left=True)
 
 
 def _draw_cases(picture: _Picture) -> Iterator[Shape]:
@@ -247,23 +251,25 @@ def _draw_cases(picture: _Picture) -> Iterator[Shape]:
 
 def _draw_labels(picture: _Picture) -> Iterator[Shape]:
     """Label the roofs, and the dots of cudakit: to the right or to the left, or not at all without space."""
-    arrays, near = picture.columns.arrays, picture.columns.text["near"]
-    shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
+    arrays, point_labels = picture.columns.arrays, picture.columns.text["near"]
+    x_shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
     heights = [picture.y_pixels(rate) for rate in arrays["operations_per_s"].tolist()]
-    dots = [_Box(x - _DOT_RADIUS, x + _DOT_RADIUS, y) for x, y in zip(shares, heights, strict=True)]
+    dots = [
+        _Box(x - _DOT_RADIUS, x + _DOT_RADIUS, y) for x, y in zip(x_shares, heights, strict=True)
+    ]
     roofs = list(_roof_labels(picture, dots))
-    occupied = [*dots, *(roof.box for roof in roofs)]
+    occupied_boxes = [*dots, *(roof.box for roof in roofs)]
     labelled_dots: list[_Box] = []
     yield from (roof.draw() for roof in roofs)
     for i in np.flatnonzero(arrays["library"] == 0).tolist():
         # Of dots that overlap, only the first has a label.
         if any(map(dots[i].overlaps, labelled_dots)):
             continue
-        name = near[int(arrays["near"][i])]
+        name = point_labels[int(arrays["near"][i])]
         for is_left in (False, True):
-            label = _PointLabel(name, shares[i], heights[i], is_left=is_left)
-            if label.box.is_inside and not any(map(label.box.overlaps, occupied)):
-                occupied.append(label.box)
+            label = _PointLabel(name, x_shares[i], heights[i], is_left=is_left)
+            if label.box.is_inside and not any(map(label.box.overlaps, occupied_boxes)):
+                occupied_boxes.append(label.box)
                 labelled_dots.append(dots[i])
                 yield label.draw()
                 break
@@ -274,7 +280,7 @@ def _roofline_columns(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Co
     limits = [limit for _, limit in cases_with_peak]
     kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
     names = list(dict.fromkeys(kinds))
-    near = short_labels(cases, without=("dtype",), library=False)
+    point_labels = short_labels(cases, omitted_axes=("dtype",), library=False)
     libraries = [CUDAKIT, *baseline_libraries(cases)]
     units = {case.operation for case in cases}
     return Columns(
@@ -293,7 +299,7 @@ def _roofline_columns(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Co
         {
             "case": tuple(short_labels(cases)),
             "kind": tuple(names),
-            "near": tuple(near),
+            "near": tuple(point_labels),
             "library": tuple(libraries),
             "unit": (units.pop() if len(units) == 1 else "OP",),
         },

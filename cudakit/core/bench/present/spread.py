@@ -90,27 +90,29 @@ def draw_samples(columns: Sequence[Columns]) -> Figure | NoData:
     The arrays of ``samples`` are ``case`` (decoded by ``text``), ``time_s`` and ``round``; those of
     ``results`` are ``ci95_low_s`` and ``ci95_high_s``, one item per case.
     """
-    samples, figures = columns
-    cases = list(_cases(samples, figures))
+    samples, result_columns = columns
+    cases = list(_cases(samples, result_columns))
     if not cases:
         return NoData("No samples.")
-    drawn = cases[:MAX_LANES]
-    axis = _axis(drawn)
+    drawn_cases = cases[:MAX_LANES]
+    axis = _axis(drawn_cases)
     title = "Samples around the median of their case"
-    rows = [_lane(case, axis) for case in drawn]
+    rows = [_lane(case, axis) for case in drawn_cases]
     drawing = draw_lanes(rows, axis, Mark(0.0, "median"), height=_LANE_PIXELS, title=title)
-    omitted = omitted_lanes(len(cases) - len(drawn))
-    return Figure("lanes spread", (drawing, Caption(_CAPTION), *omitted))
+    omitted_remark = omitted_lanes(len(cases) - len(drawn_cases))
+    return Figure("lanes spread", (drawing, Caption(_CAPTION), *omitted_remark))
 
 
-def _cases(columns: Columns, figures: Columns) -> Iterator[_Case]:
+def _cases(columns: Columns, result_columns: Columns) -> Iterator[_Case]:
     arrays = columns.arrays
     for i, name in enumerate(columns.text["case"]):
         is_of_case = arrays["case"] == i
         times = arrays["time_s"][is_of_case]
         median = float(np.median(times)) if len(times) else 0.0
         if median > 0:
-            low, high = (float(figures.arrays[f"ci95_{end}_s"][i]) for end in ("low", "high"))
+            low, high = (
+                float(result_columns.arrays[f"ci95_{end}_s"][i]) for end in ("low", "high")
+            )
             interval = (low / median - 1, high / median - 1)
             yield _Case(name, median, times / median - 1, arrays["round"][is_of_case], interval)
 
@@ -124,49 +126,54 @@ def _axis(cases: list[_Case]) -> Axis:
 
 def _lane(case: _Case, axis: Axis) -> Lane:
     is_inside = (case.deviations >= axis.low) & (case.deviations <= axis.high)
-    beyond = len(is_inside) - int(is_inside.sum())
+    outside_count = len(is_inside) - int(is_inside.sum())
     remark = f"{format_seconds(case.median_s, pad=True)}, {len(is_inside):,} samples" + (
-        f", {beyond:,} beyond" if beyond else ""
+        f", {outside_count:,} beyond" if outside_count else ""
     )
-    parts = (
+    shapes_of_lane = (
         *_draw_intervals(case, axis),
         _draw_dots(case, axis, is_inside),
         *_draw_medians(case, axis),
     )
-    return Lane(case.name, remark, stretched(parts, width=WIDTH, height=_HEIGHT))
+    return Lane(case.name, remark, stretched(shapes_of_lane, width=WIDTH, height=_HEIGHT))
 
 
 def _draw_intervals(case: _Case, axis: Axis) -> Iterator[Shape]:
     """Draw the interquartile range and the CI of the median as rectangles."""
     quartiles = np.quantile(case.deviations, _QUARTILES)
-    for kind, ends in (("half", quartiles), ("interval", np.array(case.interval))):
-        if np.isfinite(ends).all():
-            low, high = to_units(np.clip(axis.shares(ends), 0, 1), WIDTH)
-            yield shape("rect", class_=kind, x=low, y=0, width=max(high - low, 1), height=_HEIGHT)
+    for kind, interval_ends in (("half", quartiles), ("interval", np.array(case.interval))):
+        if np.isfinite(interval_ends).all():
+            low_x, high_x = to_units(np.clip(axis.shares(interval_ends), 0, 1), WIDTH)
+            yield shape(
+                "rect", class_=kind, x=low_x, y=0, width=max(high_x - low_x, 1), height=_HEIGHT
+            )
 
 
 def _draw_dots(case: _Case, axis: Axis, is_inside: Array) -> Shape:
     """Draw a dot per sample inside the axis, or one of several samples if there are more than _MAX_DOTS."""
     heights = (np.arange(len(is_inside)) + 0.5) / len(is_inside)
     step = max(-(-int(is_inside.sum()) // _MAX_DOTS), 1)
-    across = axis.shares(case.deviations[is_inside][::step])
+    x_shares = axis.shares(case.deviations[is_inside][::step])
     return shape(
         "path",
         class_="scatter s0",
-        d=dots(to_units(across, WIDTH), to_units(heights[is_inside][::step], _HEIGHT)),
+        d=dots(to_units(x_shares, WIDTH), to_units(heights[is_inside][::step], _HEIGHT)),
     )
 
 
 def _draw_medians(case: _Case, axis: Axis) -> Iterator[Shape]:
     """Draw the median of each round over the height of its samples."""
-    starts = np.flatnonzero(np.diff(case.rounds, prepend=-1))
-    ends = [*starts[1:].tolist(), len(case.rounds)]
-    for start, end in zip(starts.tolist(), ends, strict=True):
-        middle = np.median(case.deviations[start:end])
-        (at,) = to_units(np.clip(axis.shares(np.array([middle])), 0, 1), WIDTH)
-        top, bottom = (round(_HEIGHT * edge / len(case.rounds)) for edge in (start, end))
-        gap = 12 if len(ends) > 1 else 0
-        yield shape("path", class_="line s1", d=f"M{at} {top + gap}V{bottom - gap}")
+    round_starts = np.flatnonzero(np.diff(case.rounds, prepend=-1))
+    round_ends = [*round_starts[1:].tolist(), len(case.rounds)]
+    for round_start, round_end in zip(round_starts.tolist(), round_ends, strict=True):
+        round_median = np.median(case.deviations[round_start:round_end])
+        (median_x,) = to_units(np.clip(axis.shares(np.array([round_median])), 0, 1), WIDTH)
+        top_y, bottom_y = (
+            round(_HEIGHT * sample_index / len(case.rounds))
+            for sample_index in (round_start, round_end)
+        )
+        gap = 12 if len(round_ends) > 1 else 0
+        yield shape("path", class_="line s1", d=f"M{median_x} {top_y + gap}V{bottom_y - gap}")
 
 
 def _spread_table(cases: Sequence[CaseResult]) -> Table:

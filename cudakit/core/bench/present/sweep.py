@@ -54,12 +54,15 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
     execution with its ``unit``. Bars span the confidence intervals. A line connects the points or, if there
     is a fit, shows the fit. The title of the plot is the text after the colon in the name of the Columns.
     """
-    (points,) = columns
-    name, _, panel = points.name.removeprefix("sweep ").partition(": ")
-    shows_rate = bool(np.isfinite(points.arrays["amount"]).all())
-    curves = _curves(points, name, shows_rate=shows_rate)
-    x, y = _x_axis(curves.x, name), _y_axis(curves, points.text["unit"][0] if shows_rate else "")
-    names = points.text["line"]
+    (point_columns,) = columns
+    name, _, panel = point_columns.name.removeprefix("sweep ").partition(": ")
+    shows_rate = bool(np.isfinite(point_columns.arrays["amount"]).all())
+    curves = _curves(point_columns, name, shows_rate=shows_rate)
+    x, y = (
+        _x_axis(curves.x, name),
+        _y_axis(curves, point_columns.text["unit"][0] if shows_rate else ""),
+    )
+    names = point_columns.text["line"]
     limits = list(_draw_limits(curves, x, y)) if shows_rate else []
     paths = (path for i, label in enumerate(names) for path in _paths(curves, i, label, x, y))
     fitted = "" if shows_rate or np.isnan(curves.fit).all() else "; lines: fixed + per node * nodes"
@@ -80,19 +83,29 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
 
 def _curves(columns: Columns, name: str, *, shows_rate: bool) -> _Curves:
     arrays = columns.arrays
-    low, middle, high = (arrays[key] for key in ("ci95_low_s", "median_s", "ci95_high_s"))
-    line, across, limit = arrays["line"], arrays[name].astype(np.float64), arrays["limit_s"]
+    low_s, median_s, high_s = (arrays[key] for key in ("ci95_low_s", "median_s", "ci95_high_s"))
+    line, axis_values, limit = arrays["line"], arrays[name].astype(np.float64), arrays["limit_s"]
     fit = arrays["fit_s"]
-    firsts = [int(np.argmax(line == i)) for i in range(len(columns.text["line"]))]
+    first_indices = [int(np.argmax(line == i)) for i in range(len(columns.text["line"]))]
     classes = tuple(
-        series_class(int(arrays["colour"][at]), int(arrays["library"][at]) or None) for at in firsts
+        series_class(
+            int(arrays["colour"][first_index]), int(arrays["library"][first_index]) or None
+        )
+        for first_index in first_indices
     )
     if not shows_rate:
-        return _Curves(line, across, middle, low, high, limit, fit, classes)
+        return _Curves(line, axis_values, median_s, low_s, high_s, limit, fit, classes)
     # The shortest time is the highest rate.
     amount = arrays["amount"]
     return _Curves(
-        line, across, amount / middle, amount / high, amount / low, amount / limit, fit, classes
+        line,
+        axis_values,
+        amount / median_s,
+        amount / high_s,
+        amount / low_s,
+        amount / limit,
+        fit,
+        classes,
     )
 
 
@@ -107,8 +120,8 @@ def _x_axis(values: Array, name: str) -> Axis:
 def _y_axis(curves: _Curves, unit: str) -> Axis:
     """Return an axis that starts at 0, or a logarithmic axis if a line would otherwise look flat."""
     values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
-    finite = values[np.isfinite(values)]
-    low, high = float(finite.min()), float(finite.max())
+    finite_values = values[np.isfinite(values)]
+    low, high = float(finite_values.min()), float(finite_values.max())
     if not unit:
         is_logarithmic = low > 0 and high / low > _LOG_TIME
         return (
@@ -124,23 +137,23 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
 
 def _draw_limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
     """Draw the peaks. Curves with equal peaks have one line, in their colour if they have the same one."""
-    merged: list[tuple[dict[int, int], set[str]]] = []
+    paths_and_colours: list[tuple[dict[int, int], set[str]]] = []
     for i, classes in enumerate(curves.classes):
         is_of_line = (curves.line == i) & np.isfinite(curves.limit)
-        across = to_units(x.shares(curves.x[is_of_line]), _WIDTH)
-        down = to_units(1 - y.shares(curves.limit[is_of_line]), _HEIGHT)
-        points = dict(zip(across, down, strict=True))
-        for limit_points, colours in merged:
-            common_x = points.keys() & limit_points.keys()
-            if common_x and all(points[at] == limit_points[at] for at in common_x):
-                limit_points.update(points)
+        x_units = to_units(x.shares(curves.x[is_of_line]), _WIDTH)
+        y_units = to_units(1 - y.shares(curves.limit[is_of_line]), _HEIGHT)
+        y_by_x = dict(zip(x_units, y_units, strict=True))
+        for limit_points, colours in paths_and_colours:
+            common_x = y_by_x.keys() & limit_points.keys()
+            if common_x and all(y_by_x[x_unit] == limit_points[x_unit] for x_unit in common_x):
+                limit_points.update(y_by_x)
                 colours.add(_colour(classes))
                 break
         else:
-            if points:
-                merged.append((points, {_colour(classes)}))
-    for points, colours in merged:
-        path = polyline(*zip(*sorted(points.items()), strict=True))
+            if y_by_x:
+                paths_and_colours.append((y_by_x, {_colour(classes)}))
+    for y_by_x, colours in paths_and_colours:
+        path = polyline(*zip(*sorted(y_by_x.items()), strict=True))
         colour = "shared" if len(colours) > 1 else next(iter(colours))
         yield shape("path", class_=f"line limit {colour}", d=path)
 
@@ -151,29 +164,34 @@ def _colour(classes: str) -> str:
 
 def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
     is_of_line = curves.line == number
-    across = to_units(x.shares(curves.x[is_of_line]), _WIDTH)
-    middle, low, high = (
+    x_units = to_units(x.shares(curves.x[is_of_line]), _WIDTH)
+    median_y, low_y, high_y = (
         to_units(1 - y.shares(heights[is_of_line]), _HEIGHT)
         for heights in (curves.y, curves.low, curves.high)
     )
-    bars = "".join(
-        f"M{left} {bottom}V{top}" for left, bottom, top in zip(across, low, high, strict=True)
+    interval_bars = "".join(
+        f"M{x_unit} {bar_bottom}V{bar_top}"
+        for x_unit, bar_bottom, bar_top in zip(x_units, low_y, high_y, strict=True)
     )
     classes = curves.classes[number]
     colour = _colour(classes)
     for kind, path in (
-        (f"line {classes}", _line(curves, is_of_line, across, middle, y)),
-        (f"line {colour}", bars),
-        (f"scatter {colour}", dots(across, middle)),
+        (f"line {classes}", _line(curves, is_of_line, x_units, median_y, y)),
+        (f"line {colour}", interval_bars),
+        (f"scatter {colour}", dots(x_units, median_y)),
     ):
         yield shape("path", title=name, class_=kind, d=path)
 
 
-def _line(curves: _Curves, is_of_line: Array, across: list[int], middle: list[int], y: Axis) -> str:
+def _line(
+    curves: _Curves, is_of_line: Array, x_units: list[int], median_y: list[int], y: Axis
+) -> str:
     """Return the path of the fitted values or, without positive fitted values, of the points."""
-    fit = curves.fit[is_of_line]
-    has_fit = np.isfinite(fit).all() and bool((fit > 0).all())
-    return polyline(across, to_units(1 - y.shares(fit), _HEIGHT) if has_fit else middle)
+    fitted_values = curves.fit[is_of_line]
+    has_fit = np.isfinite(fitted_values).all() and bool((fitted_values > 0).all())
+    return polyline(
+        x_units, to_units(1 - y.shares(fitted_values), _HEIGHT) if has_fit else median_y
+    )
 
 
 def _legend(curves: _Curves, names: tuple[str, ...], *, has_limits: bool) -> list[PlotKey]:

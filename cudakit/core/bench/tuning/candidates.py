@@ -40,17 +40,21 @@ def candidates(
             f"{blas.library} has no algorithm for this GEMM in {gemm.dtype}",
             hint="try another --layout, --padding or --workspace",
         )
-    first = _distinct(recommended)
+    recommended_first = _distinct(recommended)
     offered = _distinct(blas.algorithms(gemm, settings, is_over))
-    rest = [algorithm for parameters, algorithm in offered.items() if parameters not in first]
-    random.Random(seed).shuffle(rest)  # noqa: S311 not for cryptography
-    return Candidates((*first.values(), *rest), not is_over())
+    other_algorithms = [
+        algorithm
+        for parameters, algorithm in offered.items()
+        if parameters not in recommended_first
+    ]
+    random.Random(seed).shuffle(other_algorithms)  # noqa: S311 not for cryptography
+    return Candidates((*recommended_first.values(), *other_algorithms), not is_over())
 
 
 def _distinct(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:
     """Return the first algorithm with each combination of parameters, by these parameters."""
-    distinct: dict[Algorithm, Algorithm] = {}
+    distinct_algorithms: dict[Algorithm, Algorithm] = {}
     for algorithm in algorithms:
         # The workspace is a function of the other parameters.
-        distinct.setdefault(replace(algorithm, workspace_bytes=0), algorithm)
-    return distinct
+        distinct_algorithms.setdefault(replace(algorithm, workspace_bytes=0), algorithm)
+    return distinct_algorithms

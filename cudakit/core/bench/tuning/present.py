@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from cudakit.core.bench.labels import first_few
 from cudakit.core.bench.present.cases import cell
 from cudakit.core.bench.present.facts import describe_method
-from cudakit.core.bench.present.notes import SIMULATED
+from cudakit.core.bench.present.notes import SIMULATED_NOTE
 from cudakit.core.bench.tuning.significance import FALSE_POSITIVE_RATE, MIN_GAIN
 from cudakit.core.bench.tuning.torch_csv import TorchCsv
 from cudakit.core.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine
@@ -65,8 +65,8 @@ def describe_gemm(gemm: Gemm) -> str:
     """Describe a GEMM: ``bf16 8192 x 8192 x 4096 tn``, and parameters that differ from their defaults."""
     axes = gemm_axes(gemm)
     sizes = " x ".join(str(axes.pop(name)) for name in ("m", "n", "k"))
-    first = f"{axes.pop('dtype')} {sizes} {axes.pop('layout')}"
-    return ", ".join([first, *(f"{name} {value}" for name, value in axes.items())])
+    title = f"{axes.pop('dtype')} {sizes} {axes.pop('layout')}"
+    return ", ".join([title, *(f"{name} {value}" for name, value in axes.items())])
 
 
 def _title(tuned: Tuned) -> str:
@@ -96,15 +96,17 @@ def _table(results: Sequence[TunedGemm]) -> Table:
 
 def _row(result: TunedGemm) -> tuple[Value, ...]:
     gain, interval = result.gain, result.gain_interval
-    low, high = (interval, interval) if isinstance(interval, Unavailable) else interval
+    interval_low, interval_high = (
+        (interval, interval) if isinstance(interval, Unavailable) else interval
+    )
     name = describe_gemm(result.gemm)
     return (
         Text(f"{result.shape}: {name}" if result.shape else name),
         cell(Seconds, result.default_s),
         cell(Seconds, result.winner_s),
         cell(Ratio, gain),
-        cell(Ratio, low),
-        cell(Ratio, high),
+        cell(Ratio, interval_low),
+        cell(Ratio, interval_high),
         Text(_verdict(result)),
         Text(describe_algorithm(result.winner)),
         Text(_count_measured(result)),
@@ -125,11 +127,13 @@ def _missing_gain_notes(tuned: Tuned) -> Iterator[Note]:
     """Yield each reason for a missing gain or CI once, with its GEMMs."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for result in tuned.gemms:
-        for figure, value in (("gain", result.gain), ("CI of the gain", result.gain_interval)):
-            if isinstance(value, Unavailable) and (figure == "gain" or value != result.gain):
-                reasons.setdefault((figure, value.reason), []).append(describe_gemm(result.gemm))
-    for (figure, reason), gemms in reasons.items():
-        yield Note("info", f"No {figure} for {first_few(gemms)}: {reason}.")
+        for figure_name, value in (("gain", result.gain), ("CI of the gain", result.gain_interval)):
+            if isinstance(value, Unavailable) and (figure_name == "gain" or value != result.gain):
+                reasons.setdefault((figure_name, value.reason), []).append(
+                    describe_gemm(result.gemm)
+                )
+    for (figure_name, reason), gemms in reasons.items():
+        yield Note("info", f"No {figure_name} for {first_few(gemms)}: {reason}.")
 
 
 def _wrong_value_notes(tuned: Tuned) -> Iterator[Note]:
@@ -158,7 +162,7 @@ def _warning_notes(tuned: Tuned) -> Iterator[Note]:
         )
     for sentence in tuned.warnings:
         yield Note("warn", f"{capitalized(sentence)}.")
-    timed_out = [item for item in tuned.gemms if item.stopped == "time"]
+    timed_out = [gemm for gemm in tuned.gemms if gemm.stopped == "time"]
     if timed_out:
         yield Note(
             "warn",
@@ -170,30 +174,30 @@ def _warning_notes(tuned: Tuned) -> Iterator[Note]:
 
 def _summary_notes(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
     if tuned.simulated:
-        yield Note("info", SIMULATED)
-    faster = sum(result.significant for result in tuned.gemms)
+        yield Note("info", SIMULATED_NOTE)
+    faster_count = sum(result.significant for result in tuned.gemms)
     if not tuned.gemms:
         return
     count = _count_gemms(len(tuned.gemms))
-    if not faster:
+    if not faster_count:
         yield Note("ok", f"No significant gain for {count}: the default algorithm is used.")
         return
     file = files[0] if files else "tuned.json"
     remedies = [f"use the algorithms: cudakit bench gemm ... --tuned {file}"]
     if not files:
         remedies.insert(0, "save the algorithms: add -o tuned.json")
-    yield Note("ok", f"Found a faster algorithm for {faster} of {count}.", tuple(remedies))
+    yield Note("ok", f"Found a faster algorithm for {faster_count} of {count}.", tuple(remedies))
 
 
-def _torch_notes(exported: TorchCsv | None) -> Iterator[Note]:
-    if exported is None:
+def _torch_notes(torch_csv: TorchCsv | None) -> Iterator[Note]:
+    if torch_csv is None:
         return
     yield Note(
         "info",
         "The file for torch is experimental. Check with these variables that torch accepts it.",
         ("PYTORCH_TUNABLEOP_ENABLED=1 PYTORCH_TUNABLEOP_TUNING=0 PYTORCH_TUNABLEOP_VERBOSE=2",),
     )
-    for gemm, reason in exported.left_out:
+    for gemm, reason in torch_csv.left_out:
         yield Note("warn", f"{describe_gemm(gemm)} was not exported for torch: {reason}.")
 
 

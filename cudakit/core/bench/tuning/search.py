@@ -26,7 +26,7 @@ from cudakit.errors import InputError
 # FALSE_POSITIVE_RATE / 3.
 MIN_ITERATIONS = 20
 
-DEFAULT = 0  # Number of the candidate that is the library's default algorithm.
+DEFAULT_CANDIDATE = 0  # Number of the candidate that is the library's default algorithm.
 FINALISTS = 3
 
 _GROUP_SIZE = 8  # Candidates per round while screening; few, so that a round is short.
@@ -35,7 +35,7 @@ _SCREEN_ROUNDS = 6
 _HALVING_ROUNDS = 5
 # Number of parts of the final. Each part has new buffers, because their addresses affect which algorithm is
 # faster.
-_PARTS = 3
+_PART_COUNT = 3
 _FINAL_ROUNDS = 16  # Number of rounds in each part.
 # Shares of the time limit at which screening and halving end.
 _SCREEN_UNTIL, _HALVING_UNTIL = 0.55, 0.7
@@ -93,15 +93,15 @@ class Trials(Protocol):
 class Outcome:
     """The result of a search."""
 
-    winner: int  # DEFAULT if no candidate is significantly faster.
+    winner: int  # DEFAULT_CANDIDATE if no candidate is significantly faster.
     # Share of the time that the fastest finalist saves: 0.05 is 5 %; None without a final.
     gain: float | None
     gain_interval: tuple[float, float] | None  # CI of the gain; None with too few samples.
-    significant: bool  # Whether the fastest finalist won.
-    tried: int  # Number of candidates that were measured, including the default.
-    wrong: tuple[int, ...]  # Finalists that computed wrong values.
+    is_significant: bool  # Whether the fastest finalist won.
+    tried_count: int  # Number of candidates that were measured, including the default.
+    wrong_finalists: tuple[int, ...]  # Finalists that computed wrong values.
     rounds: int  # Number of rounds of the final.
-    stopped: StopReason  # Reason why the search ended.
+    stop_reason: StopReason  # Reason why the search ended.
 
 
 def search(
@@ -128,7 +128,7 @@ def search(
         state.halve()
         state.run_final()
     except KeyboardInterrupt:
-        state.stopped = "interrupted"
+        state.stop_reason = "interrupted"
     return state.outcome()
 
 
@@ -142,38 +142,48 @@ class _Search:
     _now: Callable[[], float]
     _begin_s: float
     _progress: Progress
-    stopped: StopReason = "complete"
+    stop_reason: StopReason = "complete"
     _stage: tuple[str, float] = ("", 0.0)
     _ratios: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     _samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _pool: list[int] = field(default_factory=list)  # The best candidates, the fastest first.
     _reserve: list[int] = field(default_factory=list)  # The best candidates that left the pool.
     _final: Final = field(default_factory=Final)
-    _tried: int = 1
-    _wrong: list[int] = field(default_factory=list)
+    _tried_count: int = 1
+    _wrong_finalists: list[int] = field(default_factory=list)
 
     def screen(self, numbers: Sequence[int]) -> None:
         """Measure all candidates a few times, and keep the best candidates in the pool."""
-        for begin in range(0, len(numbers), _GROUP_SIZE):
+        for group_start in range(0, len(numbers), _GROUP_SIZE):
             if self._is_over(_SCREEN_UNTIL):
-                self.stopped = "time"
+                self.stop_reason = "time"
                 return
-            self._stage = (f"{begin} of {len(numbers)} algorithms", begin / len(numbers))
-            group_numbers = numbers[begin : begin + _GROUP_SIZE]
-            group = [number for number in group_numbers if self._trials.prepare(number)]
-            self._tried += len(group)
-            survivors = self._measure_rounds(group, _SCREEN_ROUNDS, _SCREEN_UNTIL)
-            ranked = self._rank([*self._pool, *survivors])
-            self._pool = ranked[:_POOL_SIZE]
-            self._release(ranked[_POOL_SIZE:])
+            self._stage = (
+                f"{group_start} of {len(numbers)} algorithms",
+                group_start / len(numbers),
+            )
+            group_numbers = numbers[group_start : group_start + _GROUP_SIZE]
+            prepared_candidates = [
+                number for number in group_numbers if self._trials.prepare(number)
+            ]
+            self._tried_count += len(prepared_candidates)
+            survivors = self._measure_rounds(prepared_candidates, _SCREEN_ROUNDS, _SCREEN_UNTIL)
+            ranked_candidates = self._rank([*self._pool, *survivors])
+            self._pool = ranked_candidates[:_POOL_SIZE]
+            self._release(ranked_candidates[_POOL_SIZE:])
 
     def halve(self) -> None:
         """Measure the pool again and keep its faster half, until FINALISTS candidates are left."""
         while len(self._pool) > FINALISTS:
             self._stage = (f"the best {len(self._pool)} algorithms", FINALISTS / len(self._pool))
-            ranked = self._rank(self._measure_rounds(self._pool, _HALVING_ROUNDS, _HALVING_UNTIL))
-            half = max(FINALISTS, math.ceil(len(self._pool) / 2))
-            self._pool, dropped = ranked[:half], [*ranked[half:], *self._reserve]
+            ranked_candidates = self._rank(
+                self._measure_rounds(self._pool, _HALVING_ROUNDS, _HALVING_UNTIL)
+            )
+            kept_count = max(FINALISTS, math.ceil(len(self._pool) / 2))
+            self._pool, dropped = (
+                ranked_candidates[:kept_count],
+                [*ranked_candidates[kept_count:], *self._reserve],
+            )
             self._reserve = dropped[:FINALISTS]
             self._release(dropped[FINALISTS:])
 
@@ -184,29 +194,31 @@ class _Search:
         if not finalists:
             return
         samples_taken = max(self._samples[number] for number in finalists)
-        rounds = min(_FINAL_ROUNDS, (self._limits.iterations - samples_taken) // _PARTS)
-        for part in range(_PARTS):
-            if part:
+        rounds = min(_FINAL_ROUNDS, (self._limits.iterations - samples_taken) // _PART_COUNT)
+        for part_number in range(_PART_COUNT):
+            if part_number:
                 self._trials.reallocate()
             self._final.begin_part()
             for index in range(rounds):
                 if self._is_over(1.0):
-                    self.stopped = "time"
+                    self.stop_reason = "time"
                     return
-                self._stage = ("the final", (part + index / rounds) / _PARTS)
+                self._stage = ("the final", (part_number + index / rounds) / _PART_COUNT)
                 self._final.add(self._measure_round(finalists))
 
     def outcome(self) -> Outcome:
         """Return the outcome. Only the samples of the final decide whether a candidate wins."""
         final = self._final
-        ranked = final.ranked()
-        for number in ranked:
+        ranked_finalists = final.ranked()
+        for number in ranked_finalists:
             if final.is_faster(number):
                 if self._trials.verify(number):
                     return self._outcome(number, number)
-                self._wrong.append(number)
-        correct = [number for number in ranked if number not in self._wrong]
-        return self._outcome(DEFAULT, correct[0] if correct else None)
+                self._wrong_finalists.append(number)
+        correct_finalists = [
+            number for number in ranked_finalists if number not in self._wrong_finalists
+        ]
+        return self._outcome(DEFAULT_CANDIDATE, correct_finalists[0] if correct_finalists else None)
 
     def _is_too_slow(self, number: int) -> bool:
         """Return whether a candidate is, with significance, too slow to win."""
@@ -218,13 +230,13 @@ class _Search:
 
     def _find_finalists(self) -> list[int]:
         """Return the best candidates that compute correct values."""
-        correct: list[int] = []
+        correct_candidates: list[int] = []
         for number in (*self._pool, *self._reserve):
-            if len(correct) == FINALISTS:
+            if len(correct_candidates) == FINALISTS:
                 break
             is_correct = self._trials.verify(number)
-            (correct if is_correct else self._wrong).append(number)
-        return correct
+            (correct_candidates if is_correct else self._wrong_finalists).append(number)
+        return correct_candidates
 
     def _outcome(self, winner: int, fastest: int | None) -> Outcome:
         final = self._final
@@ -232,21 +244,21 @@ class _Search:
             winner=winner,
             gain=None if fastest is None else final.gain(fastest),
             gain_interval=None if fastest is None else final.gain_interval(fastest),
-            significant=winner != DEFAULT,
-            tried=self._tried,
-            wrong=tuple(self._wrong),
+            is_significant=winner != DEFAULT_CANDIDATE,
+            tried_count=self._tried_count,
+            wrong_finalists=tuple(self._wrong_finalists),
             rounds=final.rounds,
-            stopped=self.stopped,
+            stop_reason=self.stop_reason,
         )
 
-    def _measure_rounds(self, numbers: Sequence[int], rounds: int, until: float) -> list[int]:
+    def _measure_rounds(self, numbers: Sequence[int], rounds: int, time_share: float) -> list[int]:
         """Measure candidates in rounds, and return the candidates that may still win."""
         survivors = list(numbers)
         for _ in range(rounds):
             measurable = [
                 number for number in survivors if self._samples[number] < self._max_samples
             ]
-            if not measurable or self._is_over(until):
+            if not measurable or self._is_over(time_share):
                 break
             for number, ratio in self._measure_round(measurable).items():
                 self._ratios[number].append(ratio)
@@ -258,12 +270,12 @@ class _Search:
     def _measure_round(self, numbers: Sequence[int]) -> dict[int, float]:
         """Measure each candidate and the default once, and return the valid ratios."""
         self._progress(*self._stage)
-        order = [DEFAULT, *numbers]
+        order = [DEFAULT_CANDIDATE, *numbers]
         self._random.shuffle(order)
         values = dict(zip(order, self._trials.measure(order), strict=True))
         for number in numbers:
             self._samples[number] += 1
-        ratios = {number: values[number] / values[DEFAULT] for number in numbers}
+        ratios = {number: values[number] / values[DEFAULT_CANDIDATE] for number in numbers}
         return {number: ratio for number, ratio in ratios.items() if not math.isnan(ratio)}
 
     def _release(self, numbers: Iterable[int]) -> None:
@@ -271,8 +283,8 @@ class _Search:
             self._trials.release(number)
 
     def _rank(self, numbers: Sequence[int]) -> list[int]:
-        measured = [number for number in numbers if self._ratios[number]]
-        return sorted(measured, key=lambda number: median_or_inf(self._ratios[number]))
+        measured_candidates = [number for number in numbers if self._ratios[number]]
+        return sorted(measured_candidates, key=lambda number: median_or_inf(self._ratios[number]))
 
     def _is_over(self, share: float) -> bool:
         return self._now() - self._begin_s >= share * self._limits.time_s

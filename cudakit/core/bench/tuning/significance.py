@@ -20,9 +20,9 @@ FALSE_POSITIVE_RATE = 0.01
 MIN_GAIN = 0.01
 
 
-def sign_test(above: int, n: int) -> float:
-    """Return the probability that ``above`` or more of n ratios are above 1 by chance."""
-    return sum(comb(n, k) for k in range(above, n + 1)) / 2.0**n
+def sign_test(count_above: int, count: int) -> float:
+    """Return the probability that ``count_above`` or more of ``count`` ratios are above 1 by chance."""
+    return sum(comb(count, i) for i in range(count_above, count + 1)) / 2.0**count
 
 
 def is_median_above(ratios: Sequence[float], threshold: float, level: float) -> bool:
@@ -61,17 +61,17 @@ class Final:
     def __init__(self, finalists: Sequence[int] = ()) -> None:
         self.finalists = tuple(finalists)
         self.rounds = 0
-        self._parts: list[dict[int, list[float]]] = []
+        self._ratios_by_part: list[dict[int, list[float]]] = []
 
     def begin_part(self) -> None:
         """Begin a part of the final, which is measured with new buffers."""
-        self._parts.append(defaultdict(list))
+        self._ratios_by_part.append(defaultdict(list))
 
     def add(self, ratios: dict[int, float]) -> None:
         """Add the ratio of each finalist in one round."""
         self.rounds += 1
         for number, ratio in ratios.items():
-            self._parts[-1][number].append(ratio)
+            self._ratios_by_part[-1][number].append(ratio)
 
     def ranked(self) -> list[int]:
         """Return the finalists, the fastest first."""
@@ -99,4 +99,4 @@ class Final:
         return interval[0] > 0 and gain >= MIN_GAIN
 
     def _ratios(self, number: int) -> list[float]:
-        return [ratio for ratios in self._parts for ratio in ratios.get(number, ())]
+        return [ratio for ratios in self._ratios_by_part for ratio in ratios.get(number, ())]

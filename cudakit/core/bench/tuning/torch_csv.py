@@ -149,5 +149,7 @@ def _version(text: str) -> tuple[int, ...] | None:
     if text.isdecimal() and int(text) >= 10_000:
         number = int(text)
         return number // 10_000, number // 100 % 100, number % 100
-    parts = text.split(".")[:3]
-    return tuple(map(int, parts)) if len(parts) == 3 and all(map(str.isdecimal, parts)) else None
+    numbers = text.split(".")[:3]
+    return (
+        tuple(map(int, numbers)) if len(numbers) == 3 and all(map(str.isdecimal, numbers)) else None
+    )

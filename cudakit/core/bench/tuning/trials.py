@@ -12,7 +12,7 @@ from cudakit.core.bench.method import Method
 from cudakit.core.bench.prepare import MAX_TIMEOUTS, rotate_buffers
 from cudakit.core.bench.sample_work import BufferRotation, make_sample_work
 from cudakit.core.bench.timer import SampleWork, Timer
-from cudakit.core.bench.tuning.search import DEFAULT
+from cudakit.core.bench.tuning.search import DEFAULT_CANDIDATE
 from cudakit.core.bench.warm_up import SteadyState
 from cudakit.core.bench.workload import Verification
 from cudakit.core.bench.workloads.gemm import GemmWorkload, PreparedGemm
@@ -74,13 +74,13 @@ class AlgorithmTrials:
             cleanup.callback(lambda: self._gemm.close())
             self._sets = rotate_buffers(timer, self._gemm, method)
             cleanup.callback(self._close_candidates)
-            self._candidates[DEFAULT] = self._load_candidate(DEFAULT)
+            self._candidates[DEFAULT_CANDIDATE] = self._load_candidate(DEFAULT_CANDIDATE)
             self._cleanup = cleanup.pop_all()
 
     @property
     def method(self) -> Method:
         """The measurement method, with the blocker, buffer sets and executions that were used."""
-        work = self._candidates[DEFAULT].work
+        work = self._candidates[DEFAULT_CANDIDATE].work
         return replace(
             self._method,
             blocker=self._blocked,
@@ -92,7 +92,7 @@ class AlgorithmTrials:
         """Run the default algorithm until the device has settled or ``is_over()``."""
         state = SteadyState(self._method.warmup_s, self._method.warmup_most_s)
         begin_s = self._timer.now_s()
-        while not state.add(self._read(DEFAULT), self._timer.now_s() - begin_s):
+        while not state.add(self._read(DEFAULT_CANDIDATE), self._timer.now_s() - begin_s):
             if is_over():
                 return
             progress(min(state.elapsed_s / state.max_s, 1.0))
@@ -105,7 +105,7 @@ class AlgorithmTrials:
             self._timer.gpu.sync()  # Raises if the device is lost.
             self.errors[number] = error.message
             return False
-        if candidate.estimate_s > _MAX_SLOWDOWN * self._candidates[DEFAULT].estimate_s:
+        if candidate.estimate_s > _MAX_SLOWDOWN * self._candidates[DEFAULT_CANDIDATE].estimate_s:
             candidate.close()
             return False
         self._candidates[number] = candidate
@@ -119,8 +119,8 @@ class AlgorithmTrials:
         """Measure each candidate once: in cycles if all clocks are known, else in seconds."""
         readings = {number: self._read(number) for number in order}
         self.rounds.append(readings)
-        valid = [reading for reading in readings.values() if reading.valid]
-        in_cycles = all(reading.sm_clock_hz for reading in valid)
+        valid_readings = [reading for reading in readings.values() if reading.valid]
+        in_cycles = all(reading.sm_clock_hz for reading in valid_readings)
         return [_value(readings[number], in_cycles=in_cycles) for number in order]
 
     def verify(self, number: int) -> bool:
@@ -164,9 +164,9 @@ class AlgorithmTrials:
 
         try:
             rotation = BufferRotation(enqueue, self._sets)
-            pilot = SampleWork(rotation.run)
-            self._timer.time(pilot)
-            times_s = [self._timer.time(pilot).time_s for _ in range(_PILOT_SAMPLES)]
+            pilot_work = SampleWork(rotation.run)
+            self._timer.time(pilot_work)
+            times_s = [self._timer.time(pilot_work).time_s for _ in range(_PILOT_SAMPLES)]
         except BaseException:
             plan.close()
             raise
@@ -177,7 +177,7 @@ class AlgorithmTrials:
         if candidate.work is None:
             # All candidates have the number of executions of the default, so that their samples are
             # comparable.
-            estimate_s = self._candidates[DEFAULT].estimate_s
+            estimate_s = self._candidates[DEFAULT_CANDIDATE].estimate_s
             candidate.work = make_sample_work(
                 self._timer, candidate.rotation, self._method, estimate_s
             )

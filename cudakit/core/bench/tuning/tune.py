@@ -18,7 +18,7 @@ from cudakit.core.bench.spec import GemmSpec
 from cudakit.core.bench.stats import autocorrelation_time, median_ci
 from cudakit.core.bench.timer import Timer, disabling_variable
 from cudakit.core.bench.tuning.candidates import Candidates, candidates
-from cudakit.core.bench.tuning.search import DEFAULT, Limits, Outcome, search
+from cudakit.core.bench.tuning.search import DEFAULT_CANDIDATE, Limits, Outcome, search
 from cudakit.core.bench.tuning.trials import AlgorithmTrials
 from cudakit.core.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine, Untuned
 from cudakit.core.bench.workloads.gemm import GemmWorkload
@@ -173,9 +173,10 @@ class _Session:
         workload = GemmWorkload(gemm, spec.settings, spec.library, spec.fill)
         trials = AlgorithmTrials(timer, workload, method, candidate_list.algorithms, seed=spec.seed)
         with closing(trials), garbage_collection_off():
-            if not trials.verify(DEFAULT):
+            if not trials.verify(DEFAULT_CANDIDATE):
                 reason = (
-                    trials.verifications[DEFAULT].detail or "the error exceeds that of rounding"
+                    trials.verifications[DEFAULT_CANDIDATE].detail
+                    or "the error exceeds that of rounding"
                 )
                 return Untuned(
                     gemm, f"the library's default algorithm computes wrong values: {reason}", True
@@ -190,8 +191,8 @@ class _Session:
                 begin_s=begin_s,
                 progress=progress,
             )
-            if not outcome.significant:
-                trials.verify(DEFAULT)
+            if not outcome.is_significant:
+                trials.verify(DEFAULT_CANDIDATE)
             return _tuned_gemm(spec, gemm, limits, candidate_list, trials, outcome)
 
     def _method(self, method: Method) -> Method:
@@ -222,15 +223,15 @@ def _tuned_gemm(
     outcome: Outcome,
 ) -> TunedGemm:
     """Return the result of the search for one GEMM."""
-    default_s = trials.times_s(DEFAULT, outcome.rounds)
+    default_s = trials.times_s(DEFAULT_CANDIDATE, outcome.rounds)
     winner_s = trials.times_s(outcome.winner, outcome.rounds)
     return TunedGemm(
         gemm=gemm,
         shape=spec.shapes.get(gemm, ""),
         settings=spec.settings,
         winner=candidate_list.algorithms[outcome.winner],
-        default=candidate_list.algorithms[DEFAULT],
-        significant=outcome.significant,
+        default=candidate_list.algorithms[DEFAULT_CANDIDATE],
+        significant=outcome.is_significant,
         gain=_NO_FINAL if outcome.gain is None else outcome.gain,
         gain_interval=_gain_interval(outcome),
         default_s=_median(default_s),
@@ -238,12 +239,12 @@ def _tuned_gemm(
         winner_s=_median(winner_s),
         winner_ci95_s=_interval(winner_s),
         verification=trials.verifications[outcome.winner],
-        tried=outcome.tried,
+        tried=outcome.tried_count,
         candidates=len(candidate_list.algorithms),
         all_listed=candidate_list.complete,
-        wrong=tuple(candidate_list.algorithms[number] for number in outcome.wrong),
+        wrong=tuple(candidate_list.algorithms[number] for number in outcome.wrong_finalists),
         rounds=outcome.rounds,
-        stopped=outcome.stopped,
+        stopped=outcome.stop_reason,
         limits=limits,
         method=trials.method,
         seed=spec.seed,

@@ -36,14 +36,14 @@ class TunedMachine:
 
     def differences_from(self, other: TunedMachine) -> Iterator[str]:
         """Yield the differences that invalidate the algorithms or their ranking."""
-        for name, tuned, current in (
+        for name, tuned_value, other_value in (
             ("GPU", self.gpu, other.gpu),
             ("compute capability", self.compute_capability, other.compute_capability),
             ("library", self.library, other.library),
             (f"{self.library} version", self.library_version, other.library_version),
         ):
-            if tuned != current:
-                yield f"{name}: tuned {_format(tuned)}, here {_format(current)}"
+            if tuned_value != other_value:
+                yield f"{name}: tuned {_format(tuned_value)}, here {_format(other_value)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,9 @@ def load_tuned(path: Path) -> Tuned:
 
     Raises InputError if the file is missing or damaged, or if its schema is newer or not that of a tuning.
     """
-    plain = read_json(path, hint=_HINT)
-    schema = plain.get("schema") if isinstance(plain, dict) else None
-    if not isinstance(plain, dict) or schema != Tuned.schema:
+    document = read_json(path, hint=_HINT)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or schema != Tuned.schema:
         raise InputError(
             f"{path} contains no tuned algorithms: it has "
             f"{describe_schema(schema)}; expected {Tuned.schema!r}",
@@ -146,17 +146,17 @@ def load_tuned(path: Path) -> Tuned:
     try:
         # Each item is read separately, so that an error names its position in the file.
         for name, kind in (("products", TunedGemm), ("untuned", Untuned)):
-            _read_each(kind, plain.get(name), name)
-        return from_plain(Tuned, plain)
-    except Mismatch as problem:
-        raise InputError(f"{path} is damaged: {problem}", hint=_HINT) from None
+            _read_each(kind, document.get(name), name)
+        return from_plain(Tuned, document)
+    except Mismatch as mismatch:
+        raise InputError(f"{path} is damaged: {mismatch}", hint=_HINT) from None
 
 
-def _read_each(kind: type[Any], items: object, name: str) -> None:
+def _read_each(kind: type[Any], plain_items: object, name: str) -> None:
     """Parse each item of a list; raise Mismatch with the position of the first invalid item."""
-    for index, item in enumerate(items if isinstance(items, list) else ()):
+    for index, plain_item in enumerate(plain_items if isinstance(plain_items, list) else ()):
         position = f"{name}[{index}]"
         try:
-            from_plain(kind, item, position)
-        except InputError as problem:
-            raise Mismatch(f"{position}: {problem.message}") from None
+            from_plain(kind, plain_item, position)
+        except InputError as error:
+            raise Mismatch(f"{position}: {error.message}") from None

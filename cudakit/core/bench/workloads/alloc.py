@@ -16,7 +16,7 @@ from cudakit.kernels.compare import Compare
 
 _SIZES_BYTES = (512, 64 << 10, 1 << 20, 32 << 20, 1 << 30)
 _SIMULATED_SIZES_BYTES = (512, 64 << 10, 1 << 20)
-_WORD = 0x0DDBA11  # Arbitrary value that verifies a block.
+_WRITTEN_WORD = 0x0DDBA11  # Arbitrary value that verifies a block.
 _WORD_BYTES = 4
 
 
@@ -84,16 +84,18 @@ class PreparedAlloc(PreparedLatency):
     def verify(self) -> Verification:
         """Allocate a block, write to it, and check the values that a kernel reads back."""
         size_bytes = self._size_bytes // WIDTH_BYTES * WIDTH_BYTES
-        words = size_bytes // _WORD_BYTES
+        word_count = size_bytes // _WORD_BYTES
         ptr = self._allocator.alloc(self._size_bytes, LEGACY)
         try:
-            self._kernels.write(ptr, _WORD, size_bytes, LEGACY)
-            wrong = self._compare.count_not_equal(ptr, _WORD, size_bytes, LEGACY)
+            self._kernels.write(ptr, _WRITTEN_WORD, size_bytes, LEGACY)
+            wrong_count = self._compare.count_not_equal(ptr, _WRITTEN_WORD, size_bytes, LEGACY)
         finally:
             self._allocator.free(ptr, LEGACY)
             self._gpu.sync()
-        detail = f"{wrong} of {words} words read back differ" if wrong else ""
-        return Verification(not wrong, wrong / max(words, 1), 0.0, "the words written", detail)
+        detail = f"{wrong_count} of {word_count} words read back differ" if wrong_count else ""
+        return Verification(
+            not wrong_count, wrong_count / max(word_count, 1), 0.0, "the words written", detail
+        )
 
 
 class _DriverCalls:

@@ -39,8 +39,8 @@ Check: TypeAlias = Callable[[Compare, Buffers, int, int], Verification]
 
 def check_copy(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Check that every word of the target equals that of the source."""
-    wrong = compare.count_different(buffers.target, buffers.sources[0], size_bytes, LEGACY)
-    return _compare_words(wrong, size_bytes // _WORD_BYTES, "all words of the source")
+    wrong_count = compare.count_different(buffers.target, buffers.sources[0], size_bytes, LEGACY)
+    return _compare_words(wrong_count, size_bytes // _WORD_BYTES, "all words of the source")
 
 
 def check_read(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
@@ -50,12 +50,12 @@ def check_read(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -
     return verification(float(missed), 0.0, "a sentinel at the end", detail)
 
 
-def check_write(word: int) -> Check:
+def check_write(expected_word: int) -> Check:
     """Return a check that compares every word with a constant."""
 
     def check(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
-        wrong = compare.count_not_equal(buffers.target, word, size_bytes, LEGACY)
-        return _compare_words(wrong, size_bytes // _WORD_BYTES, "the word written, all words")
+        wrong_count = compare.count_not_equal(buffers.target, expected_word, size_bytes, LEGACY)
+        return _compare_words(wrong_count, size_bytes // _WORD_BYTES, "the word written, all words")
 
     return check
 
@@ -64,29 +64,29 @@ def check_linear(factors: Sequence[float]) -> Check:
     """Return a check of a linear combination: some values are compared with fp64, all with POISON."""
 
     def check(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:
-        words = size_bytes // _WORD_BYTES
-        indices = _sample_indices(words, seed)
+        word_count = size_bytes // _WORD_BYTES
+        indices = _sample_indices(word_count, seed)
         values = compare.sample(buffers.target, FP32, indices, LEGACY)
         source_values = (
             compare.sample(source, FP32, indices, LEGACY) for source in buffers.sources
         )
         expected = sum(f * x for f, x in zip(factors, source_values, strict=True))
-        unwritten = words - compare.count_not_equal(
+        unwritten = word_count - compare.count_not_equal(
             buffers.target, _POISONED_WORD, size_bytes, LEGACY
         )
-        detail = f"{unwritten} of {words} values were never written" if unwritten else ""
+        detail = f"{unwritten} of {word_count} values were never written" if unwritten else ""
         error = float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
         return verification(error, _ROUNDING, f"fp64, {len(indices)} values", detail)
 
     return check
 
 
-def _compare_words(wrong: int, words: int, against: str) -> Verification:
-    detail = f"{wrong} of {words} words are wrong" if wrong else ""
-    return verification(wrong / words, 0.0, against, detail)
+def _compare_words(wrong_count: int, word_count: int, reference: str) -> Verification:
+    detail = f"{wrong_count} of {word_count} words are wrong" if wrong_count else ""
+    return verification(wrong_count / word_count, 0.0, reference, detail)
 
 
 def _sample_indices(count: int, seed: int) -> npt.NDArray[np.int64]:
     """Return sorted random indices that include the first and the last index."""
-    inner = np.random.default_rng(seed).integers(0, count, min(_MAX_SAMPLED, count) - 2)
-    return np.unique(np.concatenate((np.array([0, count - 1]), inner)))
+    random_indices = np.random.default_rng(seed).integers(0, count, min(_MAX_SAMPLED, count) - 2)
+    return np.unique(np.concatenate((np.array([0, count - 1]), random_indices)))

@@ -95,13 +95,13 @@ def _default_directions(mode: Mode | None) -> Iterator[str]:
 def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
     locations, size_bytes = _locations(copy.direction), copy.size_bytes
     buffers = locations.count("device")
-    moved = buffers * size_bytes
-    cache = spec.cache or _default_cache(copy.direction, moved, l2_bytes)
+    bytes_moved = buffers * size_bytes
+    cache = spec.cache or _default_cache(copy.direction, bytes_moved, l2_bytes)
     return Case(
         copy,
         _method(spec, copy, cache),
         Work(
-            bytes_moved=moved,
+            bytes_moved=bytes_moved,
             link_bytes=0 if copy.direction == "d2d" else size_bytes,
             link="peer" if copy.access == "direct" else "host",
         ),
@@ -192,9 +192,9 @@ class PreparedCopy:
     def rotate(self, sets: int) -> None:
         with closing(Fill(self._gpu)) as fill:
             while len(self._sets) < sets:
-                first = len(self._sets) * len(self._locations_of_copies)
+                first_number = len(self._sets) * len(self._locations_of_copies)
                 routes = (
-                    self._make_route(fill, first + i, *locations)
+                    self._make_route(fill, first_number + i, *locations)
                     for i, locations in enumerate(self._locations_of_copies)
                 )
                 self._sets.append(tuple(routes))

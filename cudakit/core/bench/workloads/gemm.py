@@ -96,15 +96,20 @@ def _needed_bytes(spec: GemmSpec, gemm: Gemm) -> int:
 
 def _describe_fitting_gemm(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str:
     """Describe the largest GEMM with m = n = k that fits in ``usable_bytes``, rounded down."""
-    low, high = 0, max(gemm.m, gemm.n, gemm.k)
-    while high - low > 1:
-        edge = (low + high) // 2
-        fits = _needed_bytes(spec, replace(gemm, m=edge, n=edge, k=edge)) <= usable_bytes
-        low, high = (edge, high) if fits else (low, edge)
-    if not low:
+    fitting_edge, failing_edge = 0, max(gemm.m, gemm.n, gemm.k)
+    while failing_edge - fitting_edge > 1:
+        tested_edge = (fitting_edge + failing_edge) // 2
+        fits = (
+            _needed_bytes(spec, replace(gemm, m=tested_edge, n=tested_edge, k=tested_edge))
+            <= usable_bytes
+        )
+        fitting_edge, failing_edge = (
+            (tested_edge, failing_edge) if fits else (fitting_edge, tested_edge)
+        )
+    if not fitting_edge:
         return "a smaller --batch or --workspace"
     batch = f" with a batch of {gemm.batch}" if gemm.batch > 1 else ""
-    return f"a shape of {low // _EDGE_STEP * _EDGE_STEP or low}{batch}"
+    return f"a shape of {fitting_edge // _EDGE_STEP * _EDGE_STEP or fitting_edge}{batch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +199,10 @@ class PreparedGemm:
         }
 
     def rotate(self, sets: int) -> None:
-        gpu, workload, missing = self._gpu, self._workload, sets - len(self._sets)
-        if missing <= 0:
+        gpu, workload, missing_sets = self._gpu, self._workload, sets - len(self._sets)
+        if missing_sets <= 0:
             return
-        operands = make_operands(gpu, workload.gemm, missing, self._cleanup)
+        operands = make_operands(gpu, workload.gemm, missing_sets, self._cleanup)
         with closing(Fill(gpu)) as fill:
             fill_operands(
                 fill, operands, workload.fill, seed=self._seed, number=len(self._operands)
@@ -234,16 +239,16 @@ class PreparedGemm:
 
 def describe_settings(settings: GemmSettings) -> str:
     """Describe the settings that differ from their default."""
-    changed = {
+    changed_settings = {
         "deterministic": settings.deterministic,
         "no reduced precision": not settings.reduced_precision,
         "fast accumulation": settings.fast_accumulate,
     }
-    return ", ".join(text for text, is_set in changed.items() if is_set)
+    return ", ".join(text for text, is_set in changed_settings.items() if is_set)
 
 
 def describe_algorithm(algorithm: Algorithm) -> str:
     """Describe an algorithm by its parameters that are not 0: ``id 66, tile 20, stages 35``."""
-    numbers = ((name, getattr(algorithm, name)) for name in _ALGORITHM_PARAMETERS)
-    words = (f"{name.replace('_', '-')} {value}" for name, value in numbers if value)
-    return ", ".join((f"id {algorithm.id}", *words))
+    parameters = ((name, getattr(algorithm, name)) for name in _ALGORITHM_PARAMETERS)
+    parameter_texts = (f"{name.replace('_', '-')} {value}" for name, value in parameters if value)
+    return ", ".join((f"id {algorithm.id}", *parameter_texts))

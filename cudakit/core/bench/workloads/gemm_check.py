@@ -102,15 +102,15 @@ class Checker:
     def _check_set(
         self, sample: _Sample, write_errors: str, computed: Floats, expected: Floats, sums: Floats
     ) -> Verification:
-        against = f"fp64 in {len(sample.rows)} rows and {len(sample.columns)} columns"
+        reference = f"fp64 in {len(sample.rows)} rows and {len(sample.columns)} columns"
         norm, error = (float(np.linalg.norm(values)) for values in (expected, computed - expected))
         # A NaN among the values is an infinite error.
         error = error if np.isfinite(error) else inf
         if not norm:
-            return verification(error, 0.0, against, write_errors)
-        allowed = self._tolerance.relative_to_result(float(np.linalg.norm(sums)), norm)
-        detail = write_errors or sample.describe_outlier(computed, expected, allowed)
-        return verification(error / norm, allowed, against, detail)
+            return verification(error, 0.0, reference, write_errors)
+        tolerance = self._tolerance.relative_to_result(float(np.linalg.norm(sums)), norm)
+        detail = write_errors or sample.describe_outlier(computed, expected, tolerance)
+        return verification(error / norm, tolerance, reference, detail)
 
     def _describe_write_errors(self, sets: OperandSets) -> str:
         """Describe values of D that were never written, or padding that was overwritten; else return ""."""
@@ -170,7 +170,7 @@ class _Sample:
         values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
         return values.reshape(slab.sets, 1, -1, 1)
 
-    def describe_outlier(self, computed: Floats, expected: Floats, allowed: float) -> str:
+    def describe_outlier(self, computed: Floats, expected: Floats, tolerance: float) -> str:
         """Describe the value of one buffer set with the largest error if rounding cannot explain it, else "".
 
         The arrays have the shape (matrices of a batch, rows, columns).
@@ -178,7 +178,7 @@ class _Sample:
         root_mean_square = float(np.sqrt(np.mean(expected**2)))
         errors = np.abs(computed - expected)
         index = np.unravel_index(int(np.argmax(errors)), errors.shape)
-        if errors[index] <= _OUTLIER * allowed * root_mean_square:
+        if errors[index] <= _OUTLIER * tolerance * root_mean_square:
             return ""
         row, column = self.rows[index[1]], self.columns[index[2]]
         return (
@@ -201,10 +201,10 @@ def stratified_sample(count: int, size: int, random: np.random.Generator) -> _In
     """Return up to ``size`` numbers of range(count): one at random in each of equal parts, and both ends."""
     if count <= size:
         return np.arange(count)
-    edges = np.linspace(0, count, size + 1).astype(np.int64)
-    chosen = random.integers(edges[:-1], edges[1:])
-    chosen[0], chosen[-1] = 0, count - 1
-    return chosen
+    stratum_edges = np.linspace(0, count, size + 1).astype(np.int64)
+    sampled_indices = random.integers(stratum_edges[:-1], stratum_edges[1:])
+    sampled_indices[0], sampled_indices[-1] = 0, count - 1
+    return sampled_indices
 
 
 def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
@@ -214,10 +214,14 @@ def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
         values = np.maximum(values, 0.0)
     elif gemm.epilogue.startswith("gelu"):
         # The tanh form (cuBLAS Library, "cublasLtEpilogue_t"; D. Hendrycks, K. Gimpel, arXiv 1606.08415).
-        inner = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
-        values = 0.5 * values * (1 + np.tanh(inner))
-    form = gemm.d.element.format
-    return values if form is None else np.clip(values, -form.largest, form.largest)
+        tanh_argument = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
+        values = 0.5 * values * (1 + np.tanh(tanh_argument))
+    output_format = gemm.d.element.format
+    return (
+        values
+        if output_format is None
+        else np.clip(values, -output_format.largest, output_format.largest)
+    )
 
 
 @dataclass(frozen=True, slots=True)

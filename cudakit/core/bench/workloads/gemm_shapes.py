@@ -52,11 +52,11 @@ class _Model:
     def layers(self) -> Mapping[str, tuple[int, int]]:
         """Return the number of output and input features of each matrix."""
         head_size = self.hidden // self.heads
-        up = "gate and up" if self.gated else "up"
+        up_name = "gate and up" if self.gated else "up"
         return {
             "qkv": ((self.heads + 2 * self.key_heads) * head_size, self.hidden),
             "attention output": (self.hidden, self.hidden),
-            up: (self.intermediate * (2 if self.gated else 1), self.hidden),
+            up_name: (self.intermediate * (2 if self.gated else 1), self.hidden),
             "down": (self.hidden, self.intermediate),
         }
 
@@ -77,10 +77,10 @@ PRESETS = ("cubes", "llm", *_MODELS)
 
 def parse_shape(text: str) -> Shape:
     """Parse ``4096``, for m = n = k, or ``4096x1024x8192``, m by n by k. Raises InputError for other text."""
-    parts = text.strip().lower().split("x")
-    if len(parts) not in (1, 3) or not all(map(_INTEGER.fullmatch, parts)):
+    size_texts = text.strip().lower().split("x")
+    if len(size_texts) not in (1, 3) or not all(map(_INTEGER.fullmatch, size_texts)):
         raise InputError(f"{_quoted(text)} is not a shape", hint=_HINT)
-    return _shape([int(part) for part in (parts * 3)[:3]], f"the shape {_quoted(text)}")
+    return _shape([int(size) for size in (size_texts * 3)[:3]], f"the shape {_quoted(text)}")
 
 
 def preset(name: str) -> tuple[Shape, ...]:
@@ -119,25 +119,25 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
 
 
 def _layers(model: str) -> Iterator[Shape]:
-    for tokens in _TOKEN_COUNTS:
+    for token_count in _TOKEN_COUNTS:
         for layer, (outputs, inputs) in _MODELS[model].layers().items():
-            yield Shape(outputs, tokens, inputs, name=f"{model} {layer}, {tokens} tokens")
+            yield Shape(outputs, token_count, inputs, name=f"{model} {layer}, {token_count} tokens")
 
 
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and the words of each line that is not empty."""
-    for line, content in enumerate(text.splitlines(), 1):
-        words = content.partition("#")[0].strip()
+    for line, line_text in enumerate(text.splitlines(), 1):
+        words = line_text.partition("#")[0].strip()
         if words:
             yield line, re.split(r"\s*[,;]\s*" if _SEPARATOR.search(words) else r"\s+", words)
 
 
 def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
     names = tuple(word.lower() for word in words)
-    if missing := [name for name in _REQUIRED_COLUMNS if names.count(name) != 1]:
+    if missing_columns := [name for name in _REQUIRED_COLUMNS if names.count(name) != 1]:
         raise InputError(
             f"{path}:{line}: {_quoted(' '.join(words))} is not a shape, and as a header it lacks "
-            f"{', '.join(missing)}",
+            f"{', '.join(missing_columns)}",
             hint="write a shape as m n k, or a header such as m,n,k,batch",
         )
     return names

@@ -37,23 +37,23 @@ class _GraphDevice(ComputeDevice, Graphs, Protocol):
 
 def graph_cases(spec: GraphSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     """Return a case per topology, node kind, number of nodes, and step."""
-    counts = spec.nodes or (_SIMULATED_NODES if gpu.simulated else _NODES)
-    graphs = product(spec.topologies, spec.kinds, counts)
+    node_counts = spec.nodes or (_SIMULATED_NODES if gpu.simulated else _NODES)
+    graphs = product(spec.topologies, spec.kinds, node_counts)
     return tuple(case for graph in graphs for case in _cases_of(spec, *graph))
 
 
 def _cases_of(spec: GraphSpec, topology: str, kind: str, nodes: int) -> Iterator[Case]:
-    first, second = _INTERLEAVED_STEPS
+    first_step, second_step = _INTERLEAVED_STEPS
     is_paired = set(_INTERLEAVED_STEPS) <= set(spec.steps)
     for step in spec.steps:
-        if is_paired and step == second:
+        if is_paired and step == second_step:
             continue
         # The names of interleaved workloads must differ.
-        interleaved = GraphStep(second, topology, kind, nodes, name=f"graph {second}")
+        interleaved = GraphStep(second_step, topology, kind, nodes, name=f"graph {second_step}")
         yield Case(
             GraphStep(step, topology, kind, nodes),
             spec.method(_MODES.get(step, "call"), "hot"),
-            baselines=(interleaved,) if is_paired and step == first else (),
+            baselines=(interleaved,) if is_paired and step == first_step else (),
         )
 
 
@@ -105,10 +105,10 @@ class PreparedStep(PreparedLatency):
 
     def verify(self) -> Verification:
         self.finish()
-        missing = self.nodes.count_missing(self.byte)
-        detail = f"{missing} of {self.nodes.count} nodes did not run" if missing else ""
-        error = missing / self.nodes.count
-        return Verification(not missing, error, 0.0, "the byte that each node writes", detail)
+        missing_count = self.nodes.count_missing(self.byte)
+        detail = f"{missing_count} of {self.nodes.count} nodes did not run" if missing_count else ""
+        error = missing_count / self.nodes.count
+        return Verification(not missing_count, error, 0.0, "the byte that each node writes", detail)
 
     def capture_nodes(self, byte: int = BYTES[0]) -> Graph:
         """Capture the nodes on a new stream, and return the graph, which the caller destroys."""

@@ -30,16 +30,16 @@ def fit(nodes: Sequence[int], times_s: Sequence[float]) -> tuple[float, float]:
     Errors are relative, because the times of small and large graphs differ by orders of magnitude. Raises
     ValueError for times that are not positive.
     """
-    counts, times = np.asarray(nodes, np.float64), np.asarray(times_s, np.float64)
+    node_counts, times = np.asarray(nodes, np.float64), np.asarray(times_s, np.float64)
     if not (times > 0).all():
         raise ValueError("a time is not positive")
-    fixed, each = 1 / times, counts / times
-    columns = np.column_stack([fixed, each])
+    fixed_term, node_term = 1 / times, node_counts / times
+    columns = np.column_stack([fixed_term, node_term])
     fixed_s, node_s = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)[0].tolist()
     if fixed_s < 0:
-        return 0.0, float(each.sum() / (each @ each))
+        return 0.0, float(node_term.sum() / (node_term @ node_term))
     if node_s < 0:
-        return float(fixed.sum() / (fixed @ fixed)), 0.0
+        return float(fixed_term.sum() / (fixed_term @ fixed_term)), 0.0
     return float(fixed_s), float(node_s)
 
 
@@ -50,8 +50,8 @@ def _group_by_graph(
         return str(case.axes["topology"]), str(case.axes["kind"])
 
     order = {key: i for i, key in enumerate(dict.fromkeys(map(graph_key, cases)))}
-    ordered = sorted(cases, key=lambda case: order[graph_key(case)])
-    return ((key, list(group)) for key, group in groupby(ordered, graph_key))
+    ordered_cases = sorted(cases, key=lambda case: order[graph_key(case)])
+    return ((key, list(group)) for key, group in groupby(ordered_cases, graph_key))
 
 
 def _step_costs(cases: Sequence[CaseResult]) -> Iterable[StepCost]:
@@ -61,11 +61,11 @@ def _step_costs(cases: Sequence[CaseResult]) -> Iterable[StepCost]:
 
 def _step_cost(step: str, cases: Sequence[CaseResult]) -> StepCost:
     times = {_nodes(case): case.median_s for case in cases}
-    valid = {n: s for n, s in times.items() if not isinstance(s, Unavailable) and s > 0}
-    if len(valid) < 2:
+    valid_times = {n: s for n, s in times.items() if not isinstance(s, Unavailable) and s > 0}
+    if len(valid_times) < 2:
         return StepCost(step, _ONE_SIZE, _ONE_SIZE, _ONE_SIZE)
-    fixed_s, node_s = fit([*valid], [*valid.values()])
-    deviations = (abs(s / (fixed_s + node_s * n) - 1) for n, s in valid.items())
+    fixed_s, node_s = fit([*valid_times], [*valid_times.values()])
+    deviations = (abs(s / (fixed_s + node_s * n) - 1) for n, s in valid_times.items())
     return StepCost(step, fixed_s, node_s, max(deviations))
 
 

@@ -29,7 +29,7 @@ class Nodes:
         self.count = count
         self._gpu = gpu
         self._size_bytes = count * WIDTH_BYTES
-        branches = min(BRANCHES, count) if topology == "fork-join" else 1
+        branch_count = min(BRANCHES, count) if topology == "fork-join" else 1
         with ExitStack() as cleanup:
             self._enqueue_node = _KINDS[kind](gpu, cleanup)
             self._compare = cleanup.enter_context(closing(Compare(gpu)))
@@ -37,7 +37,7 @@ class Nodes:
             self._fork = create_event(gpu, cleanup)
             self._side_streams = [
                 (create_stream(gpu, cleanup), create_event(gpu, cleanup))
-                for _ in range(branches - 1)
+                for _ in range(branch_count - 1)
             ]
             self._clear()
             self._cleanup = cleanup.pop_all()
@@ -45,24 +45,24 @@ class Nodes:
     def enqueue(self, stream: Stream, byte: int = BYTES[0]) -> None:
         """Enqueue all nodes on a stream and, for a fork-join, on side streams that wait for this stream."""
         gpu = self._gpu
-        branches = [stream, *(side for side, _ in self._side_streams)]
+        branch_streams = [stream, *(side_stream for side_stream, _ in self._side_streams)]
         if self._side_streams:
             gpu.record(self._fork, stream)
-        for side, _ in self._side_streams:
-            gpu.wait(side, self._fork)
+        for side_stream, _ in self._side_streams:
+            gpu.wait(side_stream, self._fork)
         for number in range(self.count):
             address = Ptr(self._memory + number * WIDTH_BYTES)
-            self._enqueue_node(address, byte, branches[number % len(branches)])
-        for side, join in self._side_streams:
-            gpu.record(join, side)
-            gpu.wait(stream, join)
+            self._enqueue_node(address, byte, branch_streams[number % len(branch_streams)])
+        for side_stream, join_event in self._side_streams:
+            gpu.record(join_event, side_stream)
+            gpu.wait(stream, join_event)
 
     def count_missing(self, byte: int = BYTES[0]) -> int:
         """Return the number of nodes that did not write the byte since the previous call."""
         word = byte * _REPEAT
-        wrong = self._compare.count_not_equal(self._memory, word, self._size_bytes, LEGACY)
+        wrong_count = self._compare.count_not_equal(self._memory, word, self._size_bytes, LEGACY)
         self._clear()
-        return -(-wrong // _WORDS)
+        return -(-wrong_count // _WORDS)
 
     def close(self) -> None:
         """Free the memory, and destroy streams, events and kernels."""

@@ -30,7 +30,7 @@ from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 
 # Arbitrary values. The factor is not a power of two, so that results are rounded.
-_WORD = 0x5EED1E55
+_WRITTEN_WORD = 0x5EED1E55
 _FACTOR = float(np.float32(1.7))
 
 _IN_CACHE = Unavailable("the data stays in the L2 cache, and datasheets state no L2 bandwidth")
@@ -60,7 +60,7 @@ def _read(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream)
 
 
 def _write(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
-    kernels.write(buffers.target, _WORD, size_bytes, stream)
+    kernels.write(buffers.target, _WRITTEN_WORD, size_bytes, stream)
 
 
 def _copy(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream) -> None:
@@ -79,7 +79,7 @@ def _triad(kernels: Bandwidth, buffers: Buffers, size_bytes: int, stream: Stream
 
 _OPERATIONS: Mapping[str, _Operation] = {
     "read": _Operation(1, 0, _read, check_read),
-    "write": _Operation(0, 1, _write, check_write(_WORD)),
+    "write": _Operation(0, 1, _write, check_write(_WRITTEN_WORD)),
     "copy": _Operation(1, 1, _copy, check_copy),
     "scale": _Operation(1, 1, _scale, check_linear((_FACTOR,))),
     "triad": _Operation(2, 1, _triad, check_linear((1.0, _FACTOR))),
@@ -101,19 +101,19 @@ def _default_sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
     if simulated:
         return _SIMULATED_SIZES_BYTES
     l2_sizes = (
-        max(int(share * l2_bytes) // _ROUND_BYTES, 1) * _ROUND_BYTES for share in _L2_SHARES
+        max(int(l2_share * l2_bytes) // _ROUND_BYTES, 1) * _ROUND_BYTES for l2_share in _L2_SHARES
     )
     return (*dict.fromkeys(l2_sizes), max(_LARGE_BYTES, 16 * l2_bytes))
 
 
 def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
     operation = _OPERATIONS[name]
-    moved = operation.buffers * size_bytes
-    is_cold_case = spec.cache != "hot" or is_cold(1, l2_bytes=l2_bytes, footprint_bytes=moved)
+    bytes_moved = operation.buffers * size_bytes
+    is_cold_case = spec.cache != "hot" or is_cold(1, l2_bytes=l2_bytes, footprint_bytes=bytes_moved)
     return Case(
         Memory(name, size_bytes),
         spec.method(spec.mode, spec.cache, fill="uniform"),
-        Work(bytes_moved=moved) if is_cold_case else _IN_CACHE,
+        Work(bytes_moved=bytes_moved) if is_cold_case else _IN_CACHE,
         size_bytes,
         operation.buffers,
     )
@@ -198,12 +198,12 @@ class PreparedMemory:
 
     def _write_sentinel(self, source: Ptr) -> None:
         """Write SENTINEL, which the read kernel searches, to the end of a buffer."""
-        gpu, last = self._gpu, Ptr(source + self._size_bytes - WIDTH_BYTES)
+        gpu, sentinel_ptr = self._gpu, Ptr(source + self._size_bytes - WIDTH_BYTES)
         staging = gpu.host_malloc(WIDTH_BYTES)
         try:
             words = gpu.host_view(staging, WIDTH_BYTES)
             words[:] = np.array([SENTINEL, 0, 0, 0], np.uint32).tobytes()
-            gpu.copy(last, staging, WIDTH_BYTES, LEGACY)
+            gpu.copy(sentinel_ptr, staging, WIDTH_BYTES, LEGACY)
             gpu.sync()
         finally:
             gpu.host_free(staging)

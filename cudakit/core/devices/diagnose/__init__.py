@@ -61,8 +61,8 @@ def diagnose(
     themes = {**THEMES, **SELF_TEST} if deep else THEMES
     checks = tuple(
         _run_check(theme, check, context)
-        for theme, group in themes.items()
-        for check in group
+        for theme, checks_of_theme in themes.items()
+        for check in checks_of_theme
         if (not only or check.id in only) and check.id not in skip
     )
     counts = Counter(check.status for check in checks)
@@ -97,7 +97,9 @@ def selected_ids(
     Raises UsageError for an id that no check has, for a self-test without ``deep``, and if no check is left.
     """
     only_ids, skip_ids = ({find_check(name).id for name in names} for names in (only, skip))
-    self_tests = {check.id for group in SELF_TEST.values() for check in group} & only_ids
+    self_tests = {
+        check.id for checks_of_theme in SELF_TEST.values() for check in checks_of_theme
+    } & only_ids
     if self_tests and not deep:
         raise UsageError(
             f"{', '.join(sorted(self_tests))} uses the GPU", hint="add --deep to allow that"

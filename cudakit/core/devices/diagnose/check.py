@@ -177,5 +177,8 @@ class DoctorResult:
 
 def overall_status(statuses: Iterable[Status]) -> Status:
     """Return the worst status, or UNKNOWN if no check could be performed."""
-    distinct = set(statuses)
-    return max(distinct - {Status.UNKNOWN}, default=Status.UNKNOWN if distinct else Status.OK)
+    distinct_statuses = set(statuses)
+    return max(
+        distinct_statuses - {Status.UNKNOWN},
+        default=Status.UNKNOWN if distinct_statuses else Status.OK,
+    )

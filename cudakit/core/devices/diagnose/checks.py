@@ -82,8 +82,8 @@ SELF_TEST: dict[str, tuple[Check, ...]] = {
 
 def checks_by_id() -> dict[str, Check]:
     """Return all checks by id."""
-    groups = (*THEMES.values(), *SELF_TEST.values())
-    return {check.id: check for group in groups for check in group}
+    checks_by_theme = (*THEMES.values(), *SELF_TEST.values())
+    return {check.id: check for checks_of_theme in checks_by_theme for check in checks_of_theme}
 
 
 def id_ranges() -> str:

@@ -57,8 +57,8 @@ def cuda_starts(context: RunContext) -> Finding:
     if cuda.error is not None:
         require_driver(context)
         code, name, text = cuda.error
-        remedy = _ADDRESS_SPACE_FIX_REMEDY if code == _OUT_OF_MEMORY else context.cuda_remedy
-        return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *filter(None, [remedy]))
+        fix = _ADDRESS_SPACE_FIX_REMEDY if code == _OUT_OF_MEMORY else context.cuda_remedy
+        return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *filter(None, [fix]))
     if not cuda.devices:
         return fail("CUDA starts but finds no device", evidence, _NO_DEVICE_REMEDY)
     return ok(f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence)
@@ -95,13 +95,13 @@ def visible_devices(context: RunContext) -> Finding:
         return ok(f"{VARIABLE} is not set: every device is visible")
     if isinstance(cuda, Unavailable) or not cuda.order:
         raise NotCheckable(f"CUDA sees no device with any value of {VARIABLE} (CK005)")
-    effect = visibility(value, cuda.order)
+    visibility_of_value = visibility(value, cuda.order)
     evidence = {
         VARIABLE: value or "(empty)",
-        "visible devices": f"{len(effect.visible)} of {len(cuda.order)}",
+        "visible devices": f"{len(visibility_of_value.visible)} of {len(cuda.order)}",
     }
-    notes = "; ".join(effect.notes)
-    if not effect.visible:
+    notes = "; ".join(visibility_of_value.notes)
+    if not visibility_of_value.visible:
         return fail(
             f"no device is visible: {notes}",
             evidence,
@@ -111,7 +111,7 @@ def visible_devices(context: RunContext) -> Finding:
     if notes:
         return warn(notes, evidence, f"use UUIDs: export {VARIABLE}={cuda.order[0][:12]}")
     return ok(
-        f"{VARIABLE}={value}: {len(effect.visible)} of {len(cuda.order)} devices are visible",
+        f"{VARIABLE}={value}: {len(visibility_of_value.visible)} of {len(cuda.order)} devices are visible",
         evidence,
     )
 
@@ -123,20 +123,26 @@ def device_order(context: RunContext) -> Finding:
     and CUDA_VISIBLE_DEVICES=0 the wrong GPU. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA use nvidia-smi's
     order. The check compares UUIDs and PCI addresses; it does not rely on the variable.
     """
-    order = context.variables.get(_ORDER_VARIABLE)
-    if order is not None and order not in _VALID_ORDERS:
+    device_order_value = context.variables.get(_ORDER_VARIABLE)
+    if device_order_value is not None and device_order_value not in _VALID_ORDERS:
         return warn(
-            f"{_ORDER_VARIABLE}={order} is not valid, so CUDA ignores it",
-            {_ORDER_VARIABLE: order},
+            f"{_ORDER_VARIABLE}={device_order_value} is not valid, so CUDA ignores it",
+            {_ORDER_VARIABLE: device_order_value},
             f"export {_ORDER_VARIABLE}=PCI_BUS_ID",
         )
     cuda = context.cuda
     if isinstance(cuda, Unavailable) or not cuda.devices:
         raise NotCheckable("CUDA sees no device (CK005)")
-    matched = match(require_nvml(context), cuda)
-    pairs = [(device.cuda, device.nvml) for device in matched if device.cuda and not device.hidden]
+    matched_devices = match(require_nvml(context), cuda)
+    device_pairs = [
+        (device.cuda, device.nvml)
+        for device in matched_devices
+        if device.cuda and not device.hidden
+    ]
     nvml_by_cuda = {
-        cuda_device.index: nvml_device.index for cuda_device, nvml_device in pairs if nvml_device
+        cuda_device.index: nvml_device.index
+        for cuda_device, nvml_device in device_pairs
+        if nvml_device
     }
     evidence = {
         f"cuda:{cuda_device}": f"GPU {nvml_by_cuda[cuda_device]} of nvidia-smi"

@@ -191,17 +191,19 @@ def versions_agree(context: RunContext) -> Finding:
         "libnvidia-ml": nvml_library_version(context),
         "libcuda": None if _is_compat(context) else libcuda_version(context),
     }
-    known_versions = {part: version for part, version in versions.items() if version}
+    known_versions = {component: version for component, version in versions.items() if version}
     if len(known_versions) < 2:
         require_driver(context)
         raise NotCheckable("the version of fewer than two parts of the driver is known")
     if len(set(known_versions.values())) == 1:
-        parts = list(known_versions)
-        part_names = f"{', '.join(parts[:-1])} and {parts[-1]}"
-        return ok(f"{part_names} have the same version, {known_versions[parts[0]]}", known_versions)
+        components = list(known_versions)
+        part_names = f"{', '.join(components[:-1])} and {components[-1]}"
+        return ok(
+            f"{part_names} have the same version, {known_versions[components[0]]}", known_versions
+        )
     return fail(
         "parts of the driver have different versions: "
-        + ", ".join(f"{part} {version}" for part, version in known_versions.items()),
+        + ", ".join(f"{component} {version}" for component, version in known_versions.items()),
         known_versions,
         "reboot; or end all GPU processes and reload the modules: "
         "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",

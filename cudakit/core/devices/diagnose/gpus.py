@@ -87,7 +87,7 @@ class GpuRule:
     """
 
     status: Status
-    applies: Callable[[GpuState], object]  # condition
+    is_met: Callable[[GpuState], object]  # function that returns whether a GPU meets the condition
     message: str
     fix: tuple[str, ...]
     describe: Callable[[GpuState], str | None]  # function that returns the evidence about one GPU
@@ -95,7 +95,7 @@ class GpuRule:
 
     def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:
         """Yield the finding if at least one GPU fulfills the condition."""
-        affected = [gpu for gpu in gpus if self.applies(gpu)]
+        affected = [gpu for gpu in gpus if self.is_met(gpu)]
         if affected:
             placeholders = {
                 "gpus": names_of(affected),
@@ -114,15 +114,15 @@ class GpuRule:
 def check_gpus(
     gpus: Sequence[GpuState],
     rules: Iterable[GpuRule],
-    passed: str,
+    summary_if_ok: str,
     describe: Callable[[GpuState], str | None],
     *,
     without_gpus: str = "",
 ) -> Finding:
     """Return the findings of the rules. If there are none, return OK.
 
-    The summary of OK is ``passed``, or ``without_gpus`` if there is no GPU.
+    The summary of OK is ``summary_if_ok``, or ``without_gpus`` if there is no GPU.
     """
     findings = (finding for rule in rules for finding in rule.findings(gpus))
-    summary = passed if gpus else without_gpus or passed
+    summary = summary_if_ok if gpus else without_gpus or summary_if_ok
     return combine(findings, otherwise=ok(summary, evidence_of(gpus, describe)))

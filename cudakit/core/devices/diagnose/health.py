@@ -75,8 +75,12 @@ def _repair_counts(gpu: GpuState) -> str | None:
     remapped = gpu.number("remapped_rows_correctable"), gpu.number("remapped_rows_uncorrectable")
     if None not in remapped:
         return f"{sum(int(rows or 0) for rows in remapped)} rows remapped"
-    retired = gpu.number("retired_pages_single_bit"), gpu.number("retired_pages_double_bit")
-    return None if None in retired else f"{sum(int(pages or 0) for pages in retired)} pages retired"
+    retired_pages = gpu.number("retired_pages_single_bit"), gpu.number("retired_pages_double_bit")
+    return (
+        None
+        if None in retired_pages
+        else f"{sum(int(pages or 0) for pages in retired_pages)} pages retired"
+    )
 
 
 def _recovery_action(gpu: GpuState) -> str | None:
@@ -140,8 +144,12 @@ _THROTTLING_REASONS = (
 
 
 def _is_below_maximum(gpu: GpuState, name: str) -> bool:
-    current, maximum = gpu.number(name), gpu.number(f"{name}_max")
-    return current is not None and maximum is not None and 0 < current < maximum
+    current_value, maximum_value = gpu.number(name), gpu.number(f"{name}_max")
+    return (
+        current_value is not None
+        and maximum_value is not None
+        and 0 < current_value < maximum_value
+    )
 
 
 def _is_busy(gpu: GpuState) -> bool:
@@ -153,9 +161,9 @@ def _link_text(gpu: GpuState) -> str:
         number = gpu.number(name)
         return "?" if number is None else f"{number:g}"
 
-    current = f"generation {text('pcie_generation')} x{text('pcie_width')}"
-    maximum = f"generation {text('pcie_generation_max')} x{text('pcie_width_max')}"
-    return f"{current}, maximum {maximum}, {'busy' if _is_busy(gpu) else 'idle'}"
+    current_link = f"generation {text('pcie_generation')} x{text('pcie_width')}"
+    maximum_link = f"generation {text('pcie_generation_max')} x{text('pcie_width_max')}"
+    return f"{current_link}, maximum {maximum_link}, {'busy' if _is_busy(gpu) else 'idle'}"
 
 
 PCIE_RULES = (
@@ -188,9 +196,9 @@ def pcie_links(context: RunContext) -> Finding:
         _is_below_maximum(gpu, "pcie_generation") and not _is_busy(gpu) for gpu in gpus
     )
     idle_links = " (idle links run slower, which is normal)" if has_idle_link else ""
-    passed = f"PCIe links have all lanes{idle_links}"
+    summary_if_ok = f"PCIe links have all lanes{idle_links}"
     return check_gpus(
-        gpus, PCIE_RULES, passed, _link_text, without_gpus="no GPU reports a PCIe link"
+        gpus, PCIE_RULES, summary_if_ok, _link_text, without_gpus="no GPU reports a PCIe link"
     )
 
 
@@ -230,8 +238,10 @@ def _power_limit(gpu: GpuState) -> float:
 
 
 def _power_text(gpu: GpuState) -> str:
-    default = gpu.number("power_limit_default_w")
-    return f"{_power_limit(gpu):.0f} W, default {'?' if default is None else f'{default:.0f} W'}"
+    default_w = gpu.number("power_limit_default_w")
+    return (
+        f"{_power_limit(gpu):.0f} W, default {'?' if default_w is None else f'{default_w:.0f} W'}"
+    )
 
 
 POWER_RULE = GpuRule(

@@ -41,18 +41,18 @@ def device_nodes(context: RunContext) -> Finding:
     require_driver(context)
     if context.host.is_wsl or context.host.is_jetson:
         return _check_nodes_of_wsl_or_jetson(context)
-    problems = [*_missing_nodes(context), *_refused_nodes(context)]
-    if context.cuda_devices and problems:
+    findings = [*_missing_nodes(context), *_refused_nodes(context)]
+    if context.cuda_devices and findings:
         return ok("the device nodes work, because CUDA does", _node_evidence(context))
-    passed = f"{count_of(len(context.driver.device_nodes), 'device node')} can be opened"
-    return combine(problems, otherwise=ok(passed, _node_evidence(context)))
+    summary_if_ok = f"{count_of(len(context.driver.device_nodes), 'device node')} can be opened"
+    return combine(findings, otherwise=ok(summary_if_ok, _node_evidence(context)))
 
 
 def _check_nodes_of_wsl_or_jetson(context: RunContext) -> Finding:
-    refused = [node for node in context.driver.device_nodes if node.error]
-    if refused:
+    refused_nodes = [node for node in context.driver.device_nodes if node.error]
+    if refused_nodes:
         return fail(
-            f"{refused[0].path} cannot be opened ({refused[0].error})",
+            f"{refused_nodes[0].path} cannot be opened ({refused_nodes[0].error})",
             _node_evidence(context),
             "sudo usermod -aG video,render $USER, then log in again",
         )
@@ -60,24 +60,24 @@ def _check_nodes_of_wsl_or_jetson(context: RunContext) -> Finding:
 
 
 def _missing_nodes(context: RunContext) -> Iterator[Finding]:
-    present = {node.path for node in context.driver.device_nodes}
-    gpus = [path for path in present if _GPU_NODE.fullmatch(path)]
-    if _CONTROL_NODE not in present or not gpus:
-        missing = _CONTROL_NODE if _CONTROL_NODE not in present else "/dev/nvidia0"
+    present_paths = {node.path for node in context.driver.device_nodes}
+    gpus = [path for path in present_paths if _GPU_NODE.fullmatch(path)]
+    if _CONTROL_NODE not in present_paths or not gpus:
+        missing_path = _CONTROL_NODE if _CONTROL_NODE not in present_paths else "/dev/nvidia0"
         if context.host.container:
             yield fail(
-                f"the container was started without a GPU: {missing} does not exist",
+                f"the container was started without a GPU: {missing_path} does not exist",
                 _node_evidence(context),
                 _CONTAINER_FIX,
             )
         else:
             yield fail(
-                f"{missing} does not exist",
+                f"{missing_path} does not exist",
                 _node_evidence(context),
                 "sudo nvidia-modprobe -c 0 -u",
                 "or: sudo nvidia-smi",
             )
-    elif _UVM_NODE not in present:
+    elif _UVM_NODE not in present_paths:
         fix = _CONTAINER_FIX if context.host.container else "sudo nvidia-modprobe -u -c 0"
         yield fail(
             f"{_UVM_NODE} does not exist, so CUDA cannot start (999)", _node_evidence(context), fix
@@ -138,11 +138,11 @@ def gpus_on_bus(context: RunContext) -> Finding:
             "reboot; if it returns, check power, cooling and the PCIe slot (CK033 shows Xid errors)",
         )
     gpus = [device for device in require_nvml(context).devices if device.parent is None]
-    lost = {
+    lost_addresses = {
         f"GPU {gpu.index}": gpu.uuid.reason for gpu in gpus if isinstance(gpu.uuid, Unavailable)
     }
-    if lost:
-        return fail(f"NVML cannot access {', '.join(lost)}", lost, _LOG_COMMAND)
+    if lost_addresses:
+        return fail(f"NVML cannot access {', '.join(lost_addresses)}", lost_addresses, _LOG_COMMAND)
     if bus_gpus:
         return _compare_with_bus(context, bus_gpus, gpus)
     if not gpus:
@@ -158,17 +158,19 @@ def _compare_with_bus(
         for gpu in nvml_gpus
         if isinstance(gpu.pci_bus_id, str)
     }
-    missing = [gpu for gpu in bus_gpus if _without_leading_zeros(gpu.address) not in nvml_addresses]
-    if not missing:
+    missing_gpus = [
+        gpu for gpu in bus_gpus if _without_leading_zeros(gpu.address) not in nvml_addresses
+    ]
+    if not missing_gpus:
         return ok(f"NVML reports every GPU on the PCI bus ({len(bus_gpus)})")
-    evidence = {gpu.address: gpu.driver or "no driver" for gpu in missing}
+    evidence = {gpu.address: gpu.driver or "no driver" for gpu in missing_gpus}
     if context.host.container and nvml_gpus:
         return ok(
             f"this container has {len(nvml_gpus)} of the host's {len(bus_gpus)} GPUs", evidence
         )
     make_finding = warn if nvml_gpus else fail
     return make_finding(
-        f"the driver did not initialize {len(missing)} of {len(bus_gpus)} GPUs",
+        f"the driver did not initialize {len(missing_gpus)} of {len(bus_gpus)} GPUs",
         evidence,
         _LOG_COMMAND,
     )

@@ -42,13 +42,15 @@ def fabric(context: RunContext) -> Finding:
         return ok("no GPU needs an NVSwitch fabric")
     states = evidence_of(gpus, _fabric_state)
     waiting = [gpu for gpu in gpus if gpu.text("fabric_state") != "completed"]
-    broken = [gpu for gpu in gpus if (gpu.text("fabric_status") or "").startswith("error")]
-    if not waiting and not broken:
+    gpus_with_errors = [
+        gpu for gpu in gpus if (gpu.text("fabric_status") or "").startswith("error")
+    ]
+    if not waiting and not gpus_with_errors:
         return ok("the NVSwitch fabric is ready", states)
     if context.cuda_devices:
-        return _fabric_warning(waiting or broken, states, is_single=len(gpus) == 1)
+        return _fabric_warning(waiting or gpus_with_errors, states, is_single=len(gpus) == 1)
     return fail(
-        f"the NVSwitch fabric is not ready on {names_of(waiting or broken)}",
+        f"the NVSwitch fabric is not ready on {names_of(waiting or gpus_with_errors)}",
         {**states, "nv-fabricmanager": _fabric_manager_state(context)},
         "sudo systemctl enable --now nvidia-fabricmanager",
         "if it does not start, install the version of nvidia-fabricmanager that equals the driver's",
@@ -96,12 +98,17 @@ def mig_instances(context: RunContext) -> Finding:
     gpus = gpu_states(context)
     mig_gpus = [gpu for gpu in gpus if gpu.flag("mig_mode")]
     instance_counts = Counter(device.parent for device in require_nvml(context).devices)
-    counts = {gpu.label: instance_counts[gpu.facts.index] for gpu in mig_gpus}
-    evidence = {label: count_of(count, "instance") for label, count in counts.items()}
-    empty = [gpu for gpu in mig_gpus if not counts[gpu.label]]
+    count_by_label = {gpu.label: instance_counts[gpu.facts.index] for gpu in mig_gpus}
+    evidence = {label: count_of(count, "instance") for label, count in count_by_label.items()}
+    gpus_without_instances = [gpu for gpu in mig_gpus if not count_by_label[gpu.label]]
     findings = list(_PENDING_MIG_CHANGE.findings(gpus))
-    if empty:
-        findings.insert(0, _empty_mig_finding(empty, evidence, all_gpus=len(empty) == len(gpus)))
+    if gpus_without_instances:
+        findings.insert(
+            0,
+            _empty_mig_finding(
+                gpus_without_instances, evidence, all_gpus=len(gpus_without_instances) == len(gpus)
+            ),
+        )
     return combine(
         findings,
         otherwise=ok(f"{names_of(mig_gpus)} in MIG mode, with instances", evidence)

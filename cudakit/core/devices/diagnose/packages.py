@@ -85,13 +85,15 @@ def driver_version(context: RunContext) -> Finding:
         raise NotCheckable("the CUDA version of the driver is unknown (CK005)")
     requirements = list(_requirements(context))
     evidence = {"driver": f"CUDA {cuda_text(supported_cuda)}"}
-    evidence |= {item.name: f"CUDA {cuda_text(item.cuda)}" for item in requirements}
-    passed = (
+    evidence |= {
+        requirement.name: f"CUDA {cuda_text(requirement.cuda)}" for requirement in requirements
+    }
+    summary_if_ok = (
         f"the driver's CUDA {cuda_text(supported_cuda)} is new enough for the installed packages"
     )
     return combine(
-        (_check_requirement(item, supported_cuda, evidence) for item in requirements),
-        otherwise=ok(passed, evidence),
+        (_check_requirement(requirement, supported_cuda, evidence) for requirement in requirements),
+        otherwise=ok(summary_if_ok, evidence),
     )
 
 
@@ -102,7 +104,7 @@ class _CudaRequirement:
     name: str
     cuda: tuple[int, int | None]
     generates_ptx: bool = False
-    is_used: bool = True  # False for bindings and toolkits, which may be installed but not used
+    is_used: bool = True  # False if the package may be installed but unused: bindings and toolkits
 
 
 def _requirements(context: RunContext) -> Iterator[_CudaRequirement]:
@@ -133,13 +135,15 @@ def _check_requirement(
 ) -> Finding:
     major, minor = requirement.cuda
     if major > supported_cuda[0]:
-        oldest = _MIN_DRIVERS.get(major)
+        oldest_driver = _MIN_DRIVERS.get(major)
         make_finding = fail if requirement.is_used else warn
         return make_finding(
             f"{requirement.name} needs CUDA {cuda_text(requirement.cuda)}, "
             f"but the driver supports {cuda_text(supported_cuda)}",
             evidence,
-            f"update the driver to {oldest} or newer" if oldest else "update the driver",
+            f"update the driver to {oldest_driver} or newer"
+            if oldest_driver
+            else "update the driver",
             f"or install a build for CUDA {supported_cuda[0]}",
         )
     if (
@@ -275,8 +279,10 @@ def framework_builds(context: RunContext) -> Finding:
                 "pip install -U 'jax[cuda13]'",
             )
         )
-    passed = f"built for CUDA: {', '.join(evidence)}" if evidence else "no framework is installed"
-    return combine(problems, otherwise=ok(passed, evidence))
+    summary_if_ok = (
+        f"built for CUDA: {', '.join(evidence)}" if evidence else "no framework is installed"
+    )
+    return combine(problems, otherwise=ok(summary_if_ok, evidence))
 
 
 def _cuda_of_build(build: Build) -> str:

@@ -59,12 +59,15 @@ def report(result: DoctorResult, *, show_all: bool = False, selected: bool = Fal
 def paste(result: DoctorResult) -> Document:
     """Return the report of ``--paste``, for issues: versions, devices, every check with its evidence."""
     versions = Facts(tuple((label, Text(value)) for label, value in result.about.items()))
-    passed = [check for check in result.checks if check.status is Status.OK]
+    passed_checks = [check for check in result.checks if check.status is Status.OK]
     sections: tuple[tuple[str, Sequence[Node]], ...] = (
         ("Versions", [versions]),
         ("GPUs", [_device_table(result.devices)] if result.devices else []),
         ("Problems", [node for check in _problems(result) for node in _problem_nodes(check)]),
-        ("Passed", [node for check in passed for node in _check_nodes(check, check.evidence)]),
+        (
+            "Passed",
+            [node for check in passed_checks for node in _check_nodes(check, check.evidence)],
+        ),
         ("Could not be checked", list(_unknown_check_notes(result.checks))),
     )
     sections_with_nodes = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
@@ -85,19 +88,19 @@ def _title(result: DoctorResult) -> str:
 def _verdict(result: DoctorResult) -> str:
     failed, warned = result.failures, result.warnings
     if failed or warned:
-        counts = [count_of(failed, "check") + " failed"] if failed else []
-        counts += [count_of(warned, "warning")] if warned else []
-        return ", ".join(counts)
+        count_texts = [count_of(failed, "check") + " failed"] if failed else []
+        count_texts += [count_of(warned, "warning")] if warned else []
+        return ", ".join(count_texts)
     return "no check could be performed" if result.is_unknown else "no problems found"
 
 
 def _summary(result: DoctorResult, *, show_all: bool) -> Note:
     """Return the number of checks by status, and advice on the next command."""
     counts = result.counts
-    unknown = f", {counts['unknown']} could not be checked" if counts["unknown"] else ""
+    unknown_text = f", {counts['unknown']} could not be checked" if counts["unknown"] else ""
     text = (
         f"{count_of(len(result.checks), 'check')}: {counts['fail']} failed, "
-        f"{count_of(counts['warn'], 'warning')}, {counts['ok']} passed{unknown}"
+        f"{count_of(counts['warn'], 'warning')}, {counts['ok']} passed{unknown_text}"
     )
     problem = next(iter(_problems(result)), None)
     advice = [f"cudakit explain {problem.id} explains this check"] if problem else []
@@ -134,15 +137,15 @@ def _check_nodes(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[No
 
 def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
     """Yield a section for each theme: a line for each passed check, and a line for each unknown reason."""
-    for theme, group in groupby(result.checks, key=lambda check: check.theme):
-        checks = [check for check in group if check.status < Status.WARN]
-        passed = [
+    for theme, checks_of_theme in groupby(result.checks, key=lambda check: check.theme):
+        checks = [check for check in checks_of_theme if check.status < Status.WARN]
+        passed_checks = [
             Note("ok", f"{check.id} {check.summary}")
             for check in checks
             if check.status is Status.OK
         ]
         if checks:
-            yield Section(theme, (*passed, *_unknown_check_notes(checks)))
+            yield Section(theme, (*passed_checks, *_unknown_check_notes(checks)))
 
 
 def _self_test_line(result: DoctorResult) -> Iterator[Node]:

@@ -43,10 +43,10 @@ def container(context: RunContext) -> Finding:
     if context.cuda_devices and not isinstance(context.nvml, Unavailable):
         return ok(f"CUDA and NVML work in this container ({kind or 'of unknown kind'})", evidence)
     capabilities = settings.get(_CAPABILITIES_VARIABLE)
-    missing = _missing_capabilities(capabilities)
-    if missing:
+    missing_capabilities = _missing_capabilities(capabilities)
+    if missing_capabilities:
         return fail(
-            f"{_CAPABILITIES_VARIABLE}={capabilities} does not contain {' and '.join(missing)}",
+            f"{_CAPABILITIES_VARIABLE}={capabilities} does not contain {' and '.join(missing_capabilities)}",
             evidence,
             f"start the container with -e {_CAPABILITIES_VARIABLE}=compute,utility",
         )
@@ -63,8 +63,12 @@ def _missing_capabilities(capabilities: str | None) -> list[str]:
     # If no capabilities are set, the container runtime uses utility and compute.
     if not capabilities or "all" in capabilities.split(","):
         return []
-    allowed = capabilities.split(",")
-    return [capability for capability in ("compute", "utility") if capability not in allowed]
+    granted_capabilities = capabilities.split(",")
+    return [
+        capability
+        for capability in ("compute", "utility")
+        if capability not in granted_capabilities
+    ]
 
 
 def wsl_libraries(context: RunContext) -> Finding:
@@ -253,7 +257,7 @@ def memory_limits(context: RunContext) -> Finding:
         "locked memory (ulimit -l)": _limit_text(lock_limit),
         "vm.overcommit_memory": overcommit or "?",
     }
-    problems = (
+    rules = (
         (
             address_limit is not None and address_limit < _MIN_ADDRESS_SPACE,
             f"the address space is limited to {_limit_text(address_limit)}: CUDA may fail with "
@@ -273,7 +277,7 @@ def memory_limits(context: RunContext) -> Finding:
         ),
     )
     return combine(
-        (warn(message, evidence, fix) for applies, message, fix in problems if applies),
+        (warn(message, evidence, fix) for is_met, message, fix in rules if is_met),
         otherwise=ok("no limit prevents CUDA from reserving memory", evidence),
     )
 
@@ -301,16 +305,16 @@ def compiled_extensions(context: RunContext) -> Finding:
     pip builds the extensions if it finds a C compiler and the headers of Python; otherwise it installs
     cudakit without them, silently. Snapshots and the allocator then use a slower Python implementation.
     """
-    missing = {
+    effects_of_missing = {
         name: effect
         for name, effect in _EFFECTS_OF_MISSING.items()
         if name in context.software.missing_extensions
     }
-    if not missing:
+    if not effects_of_missing:
         return ok("cudakit's compiled extensions are installed")
     return warn(
-        f"cudakit was installed without {count_of(len(missing), 'compiled extension')}",
-        missing,
+        f"cudakit was installed without {count_of(len(effects_of_missing), 'compiled extension')}",
+        effects_of_missing,
         "install a C compiler and Python's headers (apt install gcc python3-dev), then: "
         "pip install --force-reinstall --no-cache-dir --no-binary cudakit cudakit",
     )

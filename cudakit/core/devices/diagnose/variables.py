@@ -23,7 +23,7 @@ class VariableRule:
     """A warning about some values of a variable. The texts have the placeholders {name} and {value}."""
 
     name: str
-    applies: Callable[[str], bool]  # whether a value gets the warning
+    matches_value: Callable[[str], bool]  # whether a value gets the warning
     message: str
     fix: str = "unset {name}"
 
@@ -45,7 +45,7 @@ def apply_rules(rules: Iterable[VariableRule], variables: Mapping[str, str]) -> 
     """Yield the warning of each rule that applies to the value of its variable."""
     for rule in rules:
         value = variables.get(rule.name)
-        if value is not None and rule.applies(value):
+        if value is not None and rule.matches_value(value):
             message, fix = (
                 text.format(name=rule.name, value=value) for text in (rule.message, rule.fix)
             )
@@ -94,12 +94,14 @@ def allocator(context: RunContext) -> Finding:
     if not any(settings.values()):
         return ok("PyTorch's allocator has its default settings")
     name, value = next(iter(settings.items()))
-    problems = list(_invalid_settings(name, value))
+    invalid_settings = list(_invalid_settings(name, value))
     if len(set(settings.values())) > 1:
-        problems.append(
+        invalid_settings.append(
             warn(f"both {' and '.join(settings)} are set; {name} wins", settings, f"unset {name}")
         )
-    return combine(problems, otherwise=ok(f"the settings of {name}={value} are valid", settings))
+    return combine(
+        invalid_settings, otherwise=ok(f"the settings of {name}={value} are valid", settings)
+    )
 
 
 def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
@@ -155,11 +157,11 @@ _RENAMED_VARIABLES = tuple(
 
 
 def _nccl_log_warning(settings: Mapping[str, str]) -> Iterator[Finding]:
-    level = settings.get("NCCL_DEBUG", "").upper()
-    if level in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in settings:
+    log_level = settings.get("NCCL_DEBUG", "").upper()
+    if log_level in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in settings:
         yield warn(
-            f"NCCL_DEBUG={level}: every rank writes a long log",
-            {"NCCL_DEBUG": level},
+            f"NCCL_DEBUG={log_level}: every rank writes a long log",
+            {"NCCL_DEBUG": log_level},
             "export NCCL_DEBUG=WARN",
         )
 
@@ -180,12 +182,14 @@ def math_libraries(context: RunContext) -> Finding:
         for name in sorted(context.variables)
         if name.startswith(("CUBLAS", "CUDNN_")) or "TF32" in name
     }
-    passed = ok(
+    finding_if_ok = ok(
         f"no setting slows down cuBLAS or cuDNN ({', '.join(math_settings)})", math_settings
     )
     return combine(
         apply_rules((*rules_of("CK023"), *_MATH_RULES), context.variables),
-        otherwise=passed if math_settings else ok("cuBLAS and cuDNN have their default settings"),
+        otherwise=finding_if_ok
+        if math_settings
+        else ok("cuBLAS and cuDNN have their default settings"),
     )
 
 
@@ -244,12 +248,12 @@ def misspelled(context: RunContext) -> Finding:
     return combine(
         (
             warn(
-                f"no library reads {name}; the variable is {correct}",
+                f"no library reads {name}; the variable is {correct_name}",
                 {name: context.variables[name]},
-                f"export {correct}={context.variables[name]}; unset {name}",
+                f"export {correct_name}={context.variables[name]}; unset {name}",
             )
             for name in sorted(context.variables)
-            for correct in _nearest_variable(name)
+            for correct_name in _nearest_variable(name)
         ),
         otherwise=ok("no misspelled environment variable"),
     )
@@ -260,10 +264,12 @@ def _nearest_variable(name: str) -> tuple[str, ...]:
     table, upper_name = known_variables(), name.upper()
     if name in table or not upper_name.startswith(_PREFIXES):
         return ()
-    distance, nearest = min(
+    distance, nearest_name = min(
         (_edit_distance(upper_name, candidate), candidate) for candidate in table
     )
-    return (nearest,) if distance <= (2 if len(nearest) >= _LONG_NAME_LENGTH else 1) else ()
+    return (
+        (nearest_name,) if distance <= (2 if len(nearest_name) >= _LONG_NAME_LENGTH else 1) else ()
+    )
 
 
 def _edit_distance(first_text: str, second_text: str) -> int:

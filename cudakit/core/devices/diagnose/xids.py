@@ -141,19 +141,19 @@ def xids(context: RunContext) -> Finding:
     """
     log = require(context.driver.kernel_log)
     matches = (_XID_LINE.search(line) for line in log if "Xid" in line)
-    counts = Counter((match[1], int(match[2])) for match in matches if match)
-    if not counts:
+    count_by_gpu_and_xid = Counter((match[1], int(match[2])) for match in matches if match)
+    if not count_by_gpu_and_xid:
         return ok("no Xid errors in the kernel log")
     table = known_xids()
     evidence = {
         f"Xid {number} on {address}": f"{count}×, {table[number].meaning}"
         if number in table
         else f"{count}×, not in the table"
-        for (address, number), count in sorted(counts.items())
+        for (address, number), count in sorted(count_by_gpu_and_xid.items())
     }
-    numbers = sorted({number for _, number in counts})
-    numbers_text = ", ".join(map(str, numbers))
-    origins = {table[number].origin if number in table else "notice" for number in numbers}
+    xid_numbers = sorted({number for _, number in count_by_gpu_and_xid})
+    numbers_text = ", ".join(map(str, xid_numbers))
+    origins = {table[number].origin if number in table else "notice" for number in xid_numbers}
     if origins == {"program"}:
         return warn(
             f"programs caused GPU errors since boot (Xid {numbers_text})",
@@ -164,6 +164,6 @@ def xids(context: RunContext) -> Finding:
     return make_finding(
         f"the driver reported GPU errors since boot (Xid {numbers_text})",
         evidence,
-        *(f"Xid {xid}: {table[xid].action}" for xid in numbers if xid in table),
+        *(f"Xid {xid}: {table[xid].action}" for xid in xid_numbers if xid in table),
         f"NVIDIA's catalog: {CATALOG}",
     )

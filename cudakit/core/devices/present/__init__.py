@@ -90,22 +90,22 @@ def _name(device: Device) -> Value:
 
 
 def _memory(device: Device) -> Value:
-    used = device.field("memory_used_bytes")
+    used_bytes = device.field("memory_used_bytes")
     total = device.field("memory_total_bytes")
     if isinstance(total, Unavailable):
         total = device.field("usable_memory_bytes")
     if not isinstance(total, int):
         return total if isinstance(total, Unavailable) else Text(str(total))
-    amount, unit = format_bytes(total).split()
-    return Text(f"{_in_unit_of(used, total, float(amount))} / {amount} {unit}")
+    total_amount, unit = format_bytes(total).split()
+    return Text(f"{_in_unit_of(used_bytes, total, float(total_amount))} / {total_amount} {unit}")
 
 
-def _in_unit_of(used: Field, total: int, amount: float) -> str:
+def _in_unit_of(used_bytes: Field, total_bytes: int, total_amount: float) -> str:
     """Format the used memory in the unit of the total memory. A value above 0 is never shown as 0."""
-    if not isinstance(used, int):
+    if not isinstance(used_bytes, int):
         return "n/a"
-    scaled = used / total * amount
-    return "<0.1" if 0 < scaled < 0.05 else f"{scaled:.1f}"
+    used_amount = used_bytes / total_bytes * total_amount
+    return "<0.1" if 0 < used_amount < 0.05 else f"{used_amount:.1f}"
 
 
 def _power(device: Device) -> Value:
@@ -228,7 +228,7 @@ def _missing_values(processes: Sequence[Process]) -> Iterator[Note]:
     """Yield a note for each reason for missing values, with the names of the values and the PIDs."""
     # The names of missing values and the PIDs, by reason. The values are dicts instead of sets, because dicts
     # keep the order.
-    missing: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    names_by_reason: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for process in processes:
         values = {
             "command": process.name,
@@ -238,16 +238,16 @@ def _missing_values(processes: Sequence[Process]) -> Iterator[Note]:
         }
         for name, value in values.items():
             if isinstance(value, Unavailable):
-                names, pids = missing.setdefault(value.reason, ({}, {}))
+                names, pids = names_by_reason.setdefault(value.reason, ({}, {}))
                 names[name] = pids[str(process.pid)] = None
-    for reason, (names, pids) in missing.items():
+    for reason, (names, pids) in names_by_reason.items():
         values_text = " and ".join(names)
         yield Note("info", f"{values_text} of pid {', '.join(pids)} not available: {reason}")
 
 
 def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
     for process in _processes(device):
-        used, runtime = process.used_bytes, process.runtime_s
+        used_bytes, runtime = process.used_bytes, process.runtime_s
         yield (
             as_text(device.cuda_index),
             nvml_index_text(device),
@@ -255,7 +255,7 @@ def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
             Text(_TYPES.get(process.kind, process.kind)),
             as_text(process.user),
             number_with_unit(process.sm_percent, "%"),
-            used if isinstance(used, Unavailable) else Bytes(used),
+            used_bytes if isinstance(used_bytes, Unavailable) else Bytes(used_bytes),
             runtime if isinstance(runtime, Unavailable) else Seconds(round(runtime)),
             as_text(process.name),
         )

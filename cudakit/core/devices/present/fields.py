@@ -102,8 +102,8 @@ def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
         tuple(field_value(device.field(field.name), field) for field in fields)
         for device in result.devices
     )
-    faint = frozenset(row for row, device in enumerate(result.devices) if device.hidden)
-    return Document(title(result), (Table(columns, rows, faint=faint),))
+    hidden_rows = frozenset(row for row, device in enumerate(result.devices) if device.hidden)
+    return Document(title(result), (Table(columns, rows, faint=hidden_rows),))
 
 
 def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
@@ -117,12 +117,14 @@ def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
 
 def listing(fields: Iterable[FieldInfo]) -> Document:
     """Return the fields by group, each with its meaning, unit and source."""
-    groups: dict[str, list[tuple[str, Value]]] = {}
+    rows_by_group: dict[str, list[tuple[str, Value]]] = {}
     for field in fields:
         unit = f", in {field.unit}" if field.unit not in ("", "bool") else ""
         meaning = Text(f"{field.description}{unit} ({field.source})")
-        groups.setdefault(field.group, []).append((field.name, meaning))
-    sections = (Section(capitalized(name), (Facts(tuple(rows)),)) for name, rows in groups.items())
+        rows_by_group.setdefault(field.group, []).append((field.name, meaning))
+    sections = (
+        Section(capitalized(name), (Facts(tuple(rows)),)) for name, rows in rows_by_group.items()
+    )
     return Document("Fields of a device", tuple(sections))
 
 
@@ -133,12 +135,12 @@ def _is_number(field: FieldInfo) -> bool:
 def _array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
     import numpy as np  # imported here, because it is slow to import and only CSV needs it
 
-    available = [value for value in values if not isinstance(value, Unavailable)]
-    if available and all(type(value) is int for value in available):
+    available_values = [value for value in values if not isinstance(value, Unavailable)]
+    if available_values and all(type(value) is int for value in available_values):
         integers = [value if type(value) is int else 0 for value in values]
         mask = [isinstance(value, Unavailable) for value in values]
         return np.ma.masked_array(np.array(integers, dtype=np.int64), mask=mask)
-    if available and all(isinstance(value, float) for value in available):
+    if available_values and all(isinstance(value, float) for value in available_values):
         return np.array([value if isinstance(value, float) else np.nan for value in values])
     return np.array([_cell(value) for value in values], dtype=object)
 
@@ -178,15 +180,18 @@ def machine(result: DevicesResult) -> Section:
 
 def properties(device: Device) -> Section:
     """Return every field of a device. An unavailable field is shown with its reason."""
-    groups: dict[str, list[tuple[str, Value]]] = {}
+    rows_by_group: dict[str, list[tuple[str, Value]]] = {}
     for name, field in registry().items():
         if field.kind == "identity" or name in device.fields:
-            groups.setdefault(field.group, []).append(
+            rows_by_group.setdefault(field.group, []).append(
                 (name, field_value(device.field(name), field))
             )
     return Section(
         label(device),
-        tuple(Section(capitalized(group), (Facts(tuple(rows)),)) for group, rows in groups.items()),
+        tuple(
+            Section(capitalized(group), (Facts(tuple(rows)),))
+            for group, rows in rows_by_group.items()
+        ),
     )
 
 

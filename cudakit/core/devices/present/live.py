@@ -18,8 +18,8 @@ from cudakit.core.devices.watch import (
 from cudakit.document import Column, Document, Note, Ratio, Section, Table, Text, Value
 from cudakit.units import Unavailable
 
-_LEVELS = "▁▂▃▄▅▆▇█"
-_EMPTY = "·"
+_BAR_GLYPHS = "▁▂▃▄▅▆▇█"
+_NO_VALUE_GLYPH = "·"
 # Width of the table without the two histories, in characters of the terminal.
 _WIDTH_WITHOUT_HISTORIES = 52
 # Limits of the width of a history, in characters.
@@ -60,7 +60,7 @@ def _row(
     device: Device, samples: Sequence[Sample], *, now_ns: int, count: int
 ) -> tuple[Value, ...]:
     no_sample = Sample(now_ns, Unavailable("no sample"), Unavailable("no sample"))
-    last = samples[-1] if samples else no_sample
+    last_sample = samples[-1] if samples else no_sample
     utilization = averages(
         [(sample.time_ns, sample.utilization) for sample in samples], now_ns=now_ns, count=count
     )
@@ -69,9 +69,9 @@ def _row(
     )
     return (
         Text(short_label(device)),
-        _ratio(last.utilization),
+        _ratio(last_sample.utilization),
         Text(sparkline(utilization)),
-        _ratio(last.memory),
+        _ratio(last_sample.memory),
         Text(sparkline(memory)),
     )
 
@@ -82,8 +82,10 @@ def _ratio(fraction: float | Unavailable) -> Value:
 
 def sparkline(fractions: Iterable[float | None]) -> str:
     """Draw each fraction from 0 to 1 as a character; a missing fraction is a dot."""
-    highest_level = len(_LEVELS) - 1
+    highest_level = len(_BAR_GLYPHS) - 1
     return "".join(
-        _EMPTY if fraction is None else _LEVELS[round(min(max(fraction, 0.0), 1.0) * highest_level)]
+        _NO_VALUE_GLYPH
+        if fraction is None
+        else _BAR_GLYPHS[round(min(max(fraction, 0.0), 1.0) * highest_level)]
         for fraction in fractions
     )

@@ -30,9 +30,9 @@ def topology(result: DevicesResult) -> Iterator[Node]:
     if len(gpus) < 2 or not result.pairs:
         yield Note("info", "the machine has only one GPU")
         return
-    pairs = {(pair.first, pair.second): pair for pair in result.pairs}
-    yield _matrix("link", gpus, pairs, lambda pair: as_text(pair.path))
-    yield _matrix("peer access", gpus, pairs, _access)
+    pair_by_gpus = {(pair.first, pair.second): pair for pair in result.pairs}
+    yield _matrix("link", gpus, pair_by_gpus, lambda pair: as_text(pair.path))
+    yield _matrix("peer access", gpus, pair_by_gpus, _access)
     for pair in result.pairs:
         if pair.disagreement:
             yield Note("warn", pair.disagreement, remedies=(_HINT,))
@@ -41,32 +41,32 @@ def topology(result: DevicesResult) -> Iterator[Node]:
 def _matrix(
     title: str,
     gpus: Sequence[Device],
-    pairs: Mapping[tuple[int, int], Pair],
+    pair_by_gpus: Mapping[tuple[int, int], Pair],
     cell: Callable[[Pair], Value],
 ) -> Table:
     locality = _LOCALITY_COLUMNS if title == "link" else {}
     rows = tuple(
         (
             Text(_name(row_gpu)),
-            *(_cell(row_gpu, column_gpu, pairs, cell) for column_gpu in gpus),
+            *(_cell(row_gpu, column_gpu, pair_by_gpus, cell) for column_gpu in gpus),
             *(as_text(row_gpu.field(name)) for name in locality),
         )
         for row_gpu in gpus
     )
     columns = (Column(title), *(Column(_name(gpu)) for gpu in gpus), *locality.values())
-    return Table(columns, rows, caption=_legend(pairs) if title == "link" else "")
+    return Table(columns, rows, caption=_legend(pair_by_gpus) if title == "link" else "")
 
 
 def _cell(
     row_gpu: Device,
     column_gpu: Device,
-    pairs: Mapping[tuple[int, int], Pair],
+    pair_by_gpus: Mapping[tuple[int, int], Pair],
     cell: Callable[[Pair], Value],
 ) -> Value:
     if row_gpu is column_gpu:
         return Text("-")
-    first, second = sorted((_nvml_index(row_gpu), _nvml_index(column_gpu)))
-    pair = pairs.get((first, second))
+    first_index, second_index = sorted((_nvml_index(row_gpu), _nvml_index(column_gpu)))
+    pair = pair_by_gpus.get((first_index, second_index))
     return cell(pair) if pair else Unavailable("NVML does not report it")
 
 
@@ -96,17 +96,17 @@ def _access(pair: Pair) -> Value:
 
 def _nvml_access(pair: Pair) -> bool | Unavailable:
     states = (pair.nvml_read, pair.nvml_write)
-    unknown = [state for state in states if isinstance(state, Unavailable)]
-    return unknown[0] if unknown else all(state == "ok" for state in states)
+    unknown_states = [state for state in states if isinstance(state, Unavailable)]
+    return unknown_states[0] if unknown_states else all(state == "ok" for state in states)
 
 
-def _yes_or_no(answer: bool) -> str:
-    return "yes" if answer else "no"
+def _yes_or_no(is_yes: bool) -> str:
+    return "yes" if is_yes else "no"
 
 
-def _legend(pairs: Mapping[tuple[int, int], Pair]) -> str:
+def _legend(pair_by_gpus: Mapping[tuple[int, int], Pair]) -> str:
     """Return the meaning of the abbreviations in the matrix."""
-    paths = sorted({pair.path for pair in pairs.values() if isinstance(pair.path, str)})
+    paths = sorted({pair.path for pair in pair_by_gpus.values() if isinstance(pair.path, str)})
     return "; ".join(f"{path}: {_meaning(path)}" for path in paths)
 
 

@@ -81,9 +81,13 @@ def select_devices(
     ]
     if not selected_pairs:
         indices = sorted({trace.device for _, trace in pairs})
-        available = ", ".join("host" if device == HOST else str(device) for device in indices)
-        selected = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
-        raise UsageError(f"no {selected} in the snapshot", hint=f"devices: {available}")
+        available_devices = ", ".join(
+            "host" if device == HOST else str(device) for device in indices
+        )
+        selected_name = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
+        raise UsageError(
+            f"no {selected_name} in the snapshot", hint=f"devices: {available_devices}"
+        )
     return selected_pairs
 
 
@@ -105,21 +109,24 @@ def _analyze_device(
     snapshot = stacks.snapshot
     trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
     replayed = replay(snapshot, trace)
-    allocations, n = replayed.allocations, replayed.n_events
+    allocations, n_events = replayed.allocations, replayed.n_events
     name, event = _chosen_event(trace, replayed, spec.at)
-    layout, end = replayed.layout_at(event + 1), replayed.layout_at(n)
-    live = live_at(allocations, event + 1)
+    layout_at_event, layout_at_end = replayed.layout_at(event + 1), replayed.layout_at(n_events)
+    live_allocations = live_at(allocations, event + 1)
     history = step_history(snapshot, trace, replayed)
     return DeviceMemory(
         file=snapshot.source,
         device=device_number(trace),
-        events=n,
+        events=n_events,
         exact=replayed.inconsistencies.total == 0 and not trace.warnings,
         inconsistencies=replayed.inconsistencies.total,
-        end=state_at(replayed, end, n),
+        end=state_at(replayed, layout_at_end, n_events),
         peak=peak_of(snapshot, trace, replayed),
         at=Moment(
-            name, event, time_of(snapshot, trace, event), state_at(replayed, layout, event + 1)
+            name,
+            event,
+            time_of(snapshot, trace, event),
+            state_at(replayed, layout_at_event, event + 1),
         ),
         health=health(snapshot, trace, replayed),
         ooms=_ooms(
@@ -129,16 +136,16 @@ def _analyze_device(
             (replayed, history) if trace is full_trace else None,
             new_allocator,
         ),
-        holders=holders_by_stack(stacks, allocations, live),
-        lines=holders_by_line(stacks, allocations, live),
-        facets=facets(snapshot, trace, allocations, live),
-        segments=segment_groups(snapshot, layout),
-        fragmentation=fragmentation(stacks, allocations, layout),
+        holders=holders_by_stack(stacks, allocations, live_allocations),
+        lines=holders_by_line(stacks, allocations, live_allocations),
+        facets=facets(snapshot, trace, allocations, live_allocations),
+        segments=segment_groups(snapshot, layout_at_event),
+        fragmentation=fragmentation(stacks, allocations, layout_at_event),
         churn=churn_by_stack(snapshot, trace, stacks, allocations),
         steps=steps_of(history, snapshot, trace, stacks, replayed),
-        leaks=find_leaks(stacks, allocations, history.bounds, n),
+        leaks=find_leaks(stacks, allocations, history.bounds, n_events),
         timeline=timeline(snapshot, trace, replayed.curves),
-        layout=end,
+        layout=layout_at_end,
         snapshot=snapshot,
         trace=trace,
         replay=replayed,
@@ -164,17 +171,17 @@ def _ooms(
     return find_ooms(snapshot, full_trace, stacks, *analyzed, new_allocator)
 
 
-def _chosen_event(trace: DeviceTrace, replayed: Replay, at: str | int) -> tuple[str, int]:
-    n = replayed.n_events
-    if at == "end":
-        return "end", n - 1
-    if at == "peak":
+def _chosen_event(trace: DeviceTrace, replayed: Replay, moment: str | int) -> tuple[str, int]:
+    n_events = replayed.n_events
+    if moment == "end":
+        return "end", n_events - 1
+    if moment == "peak":
         return "peak", replayed.peak_moment() - 1
-    if at == "oom":
+    if moment == "oom":
         ooms = np.flatnonzero(trace.events.action == Action.OOM)
         # Of several ranks, often only one runs out of memory; the others are shown at their end.
-        return ("oom", int(ooms[-1])) if len(ooms) else ("end", n - 1)
-    event = int(at)
-    if not -1 <= event < n:
-        raise UsageError(f"no event {event} in the trace", hint=f"events: 0 to {n - 1}")
+        return ("oom", int(ooms[-1])) if len(ooms) else ("end", n_events - 1)
+    event = int(moment)
+    if not -1 <= event < n_events:
+        raise UsageError(f"no event {event} in the trace", hint=f"events: 0 to {n_events - 1}")
     return "event", event

@@ -43,8 +43,8 @@ def site_rank(frame: Frame) -> int:
 def site_name(frame: Frame) -> str:
     """Return a frame as ``folder/file.py:12 function``."""
     path = "/".join(frame.filename.replace("\\", "/").split("/")[-2:])
-    location = f"{path}:{frame.line}" if frame.line else path
-    return f"{location} {frame.name}".strip()
+    path_and_line = f"{path}:{frame.line}" if frame.line else path
+    return f"{path_and_line} {frame.name}".strip()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from cudakit.errors import UsageError
 
 _INSTALL_PREFIX = re.compile(r"^.*/(?:site-packages|dist-packages|python3[.\d]*)/")
 
-# File and function of a frame; edits elsewhere in the file change its line.
+# Frames are matched by file and function, because edits elsewhere in the file change line numbers.
 _FrameKey = tuple[str, str]
 
 
@@ -57,15 +57,15 @@ def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
     Devices are paired by index; if each file has one device (two ranks), these two are paired. Raises
     UsageError if no devices can be paired.
     """
-    sides = [_device_moments(snapshot, spec) for snapshot in (before, after)]
+    moments_by_side = [_device_moments(snapshot, spec) for snapshot in (before, after)]
     devices = tuple(
         DeviceDiff(
-            device=new.device,
-            before_device=old.device,
-            peak=_moment_diff(old.peak, new.peak),
-            end=_moment_diff(old.end, new.end),
+            device=device_after.device,
+            before_device=device_before.device,
+            peak=_moment_diff(device_before.peak, device_after.peak),
+            end=_moment_diff(device_before.end, device_after.end),
         )
-        for old, new in _pair_devices(*sides)
+        for device_before, device_after in _pair_devices(*moments_by_side)
     )
     if not devices:
         raise UsageError("the two snapshots have no common device")
@@ -79,19 +79,19 @@ def _device_moments(snapshot: Snapshot, spec: MemorySpec) -> list[_DeviceMoments
         replayed = replay(snapshot, trace)
         stacks = StackTable(snapshot)
         peak = _holdings_at(stacks, trace, replayed, "peak", replayed.peak_moment() - 1)
-        end = _holdings_at(stacks, trace, replayed, "end", replayed.n_events - 1)
-        devices.append(_DeviceMoments(device_number(trace), peak, end))
+        holdings_at_end = _holdings_at(stacks, trace, replayed, "end", replayed.n_events - 1)
+        devices.append(_DeviceMoments(device_number(trace), peak, holdings_at_end))
     return devices
 
 
 def _holdings_at(
     stacks: StackTable, trace: DeviceTrace, replayed: Replay, name: str, event: int
 ) -> _Holdings:
-    live = live_at(replayed.allocations, event + 1)
+    live_allocations = live_at(replayed.allocations, event + 1)
     state = state_at(replayed, replayed.layout_at(event + 1), event + 1)
     return _Holdings(
         Moment(name, event, time_of(stacks.snapshot, trace, event), state),
-        holders_by_stack(stacks, replayed.allocations, live),
+        holders_by_stack(stacks, replayed.allocations, live_allocations),
     )
 
 
@@ -128,21 +128,23 @@ def _frame_key(frame: Frame) -> _FrameKey:
 
 
 def _diff_rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[DiffRow]:
-    sides: defaultdict[tuple[_FrameKey, ...], tuple[list[Holder], list[Holder]]] = defaultdict(
-        lambda: ([], [])
+    holders_by_stack: defaultdict[tuple[_FrameKey, ...], tuple[list[Holder], list[Holder]]] = (
+        defaultdict(lambda: ([], []))
     )
-    for index, holders in enumerate((before, after)):
-        for holder in holders:
-            sides[tuple(map(_frame_key, holder.stack))][index].append(holder)
-    for old, new in sides.values():
-        largest = (new or old)[0]
-        before_bytes, after_bytes = (sum(holder.bytes for holder in side) for side in (old, new))
+    for index, holders_of_side in enumerate((before, after)):
+        for holder in holders_of_side:
+            holders_by_stack[tuple(map(_frame_key, holder.stack))][index].append(holder)
+    for holders_before, holders_after in holders_by_stack.values():
+        largest_holder = (holders_after or holders_before)[0]
+        before_bytes, after_bytes = (
+            sum(holder.bytes for holder in side) for side in (holders_before, holders_after)
+        )
         yield DiffRow(
             change_bytes=after_bytes - before_bytes,
             before_bytes=before_bytes,
             after_bytes=after_bytes,
-            before_count=sum(holder.count for holder in old),
-            after_count=sum(holder.count for holder in new),
-            stack=largest.stack,
-            site=largest.site,
+            before_count=sum(holder.count for holder in holders_before),
+            after_count=sum(holder.count for holder in holders_after),
+            stack=largest_holder.stack,
+            site=largest_holder.site,
         )

@@ -13,25 +13,25 @@ from cudakit.core.memory.snapshot import Ints, SegmentKind, Snapshot
 
 def fragmentation(stacks: StackTable, allocations: Allocations, layout: Layout) -> Fragmentation:
     """Return the free memory in segments, and the call stacks whose blocks keep them in use."""
-    free, used = layout.free_by_segment(), layout.used_by_segment()
+    free_by_segment, used_by_segment = layout.free_by_segment(), layout.used_by_segment()
     reserved = int(layout.segments.size.sum())
     blocks = int(layout.block_size.sum())
     rounding = blocks - int(layout.block_requested.sum())
     return Fragmentation(
-        free_bytes=int(free.sum()),
-        free_share=int(free.sum()) / max(reserved, 1),
+        free_bytes=int(free_by_segment.sum()),
+        free_share=int(free_by_segment.sum()) / max(reserved, 1),
         rounding_bytes=rounding,
         rounding_share=rounding / max(blocks, 1),
         holes=len(layout.free_size),
         largest_hole_bytes=int(layout.free_size.max(initial=0)),
-        stranded_bytes=int(free[used > 0].sum()),
-        releasable_bytes=int(layout.segments.size[used == 0].sum()),
-        pins=_pins_by_stack(stacks, allocations, layout, free),
+        stranded_bytes=int(free_by_segment[used_by_segment > 0].sum()),
+        releasable_bytes=int(layout.segments.size[used_by_segment == 0].sum()),
+        pins=_pins_by_stack(stacks, allocations, layout, free_by_segment),
     )
 
 
 def _pins_by_stack(
-    stacks: StackTable, allocations: Allocations, layout: Layout, free: Ints
+    stacks: StackTable, allocations: Allocations, layout: Layout, free_by_segment: Ints
 ) -> tuple[Pin, ...]:
     """Return for each call stack the free memory of the segments that contain its blocks."""
     stack = allocations.stack[layout.allocation].astype(np.int64)
@@ -41,41 +41,46 @@ def _pins_by_stack(
     segment, pair_stack = layout.block_segment[first_of_pair], stack[first_of_pair]
     is_alone = np.bincount(segment, minlength=n_segments)[segment] == 1
     n_stacks = len(stacks.snapshot.stacks)
-    pinned = np.bincount(pair_stack, weights=free[segment], minlength=n_stacks)
-    pinned_alone = np.bincount(pair_stack, weights=free[segment] * is_alone, minlength=n_stacks)
-    segments = np.bincount(pair_stack[free[segment] > 0], minlength=n_stacks)
+    pinned_bytes = np.bincount(pair_stack, weights=free_by_segment[segment], minlength=n_stacks)
+    pinned_alone = np.bincount(
+        pair_stack, weights=free_by_segment[segment] * is_alone, minlength=n_stacks
+    )
+    segments = np.bincount(pair_stack[free_by_segment[segment] > 0], minlength=n_stacks)
     blocks = np.bincount(stack, minlength=n_stacks)
     sizes = np.bincount(stack, weights=layout.block_size, minlength=n_stacks)
-    ranked = np.lexsort((-pinned, -pinned_alone))
+    stacks_by_rank = np.lexsort((-pinned_bytes, -pinned_alone))
     return tuple(
         Pin(
             blocks=int(blocks[index]),
             bytes=int(sizes[index]),
             segments=int(segments[index]),
-            pinned_bytes=int(pinned[index]),
+            pinned_bytes=int(pinned_bytes[index]),
             alone_bytes=int(pinned_alone[index]),
             stack=stacks.frames(index),
             site=stacks.site(index),
         )
-        for index in ranked[pinned[ranked] > 0].tolist()
+        for index in stacks_by_rank[pinned_bytes[stacks_by_rank] > 0].tolist()
     )
 
 
 def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ...]:
     """Sum segments by pool, stream, kind and expandability, largest first."""
     segments = layout.segments
-    free = layout.free_by_segment()
+    free_by_segment = layout.free_by_segment()
     largest_free = np.zeros(len(segments), np.int64)
     np.maximum.at(largest_free, layout.free_segment, layout.free_size)
     keys = np.stack(
         (segments.pool, segments.stream, segments.kind, segments.expandable), axis=1
     ).astype(np.int64)
-    distinct, group = np.unique(keys, axis=0, return_inverse=True)
-    group = group.reshape(-1)
+    distinct_keys, group_of_segment = np.unique(keys, axis=0, return_inverse=True)
+    group_of_segment = group_of_segment.reshape(-1)
     groups = []
-    for index, (pool, stream, kind, expandable) in enumerate(distinct.tolist()):
-        in_group = group == index
-        reserved, free_bytes = int(segments.size[in_group].sum()), int(free[in_group].sum())
+    for index, (pool, stream, kind, expandable) in enumerate(distinct_keys.tolist()):
+        in_group = group_of_segment == index
+        reserved, free_bytes = (
+            int(segments.size[in_group].sum()),
+            int(free_by_segment[in_group].sum()),
+        )
         groups.append(
             SegmentGroup(
                 pool=snapshot.pools[pool],

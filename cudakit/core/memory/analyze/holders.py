@@ -19,11 +19,11 @@ _NO_COMPILER = "N/A"
 
 
 def holders_by_stack(
-    stacks: StackTable, allocations: Allocations, live: Ints
+    stacks: StackTable, allocations: Allocations, live_allocations: Ints
 ) -> tuple[Holder, ...]:
     """Return live memory by call stack, largest first."""
-    stack = allocations.stack[live]
-    requested = np.bincount(stack, weights=allocations.requested[live])
+    stack = allocations.stack[live_allocations]
+    requested = np.bincount(stack, weights=allocations.requested[live_allocations])
     return tuple(
         Holder(
             bytes=total.bytes,
@@ -33,45 +33,47 @@ def holders_by_stack(
             stack=stacks.frames(total.key),
             site=stacks.site(total.key),
         )
-        for total in totals(stack, allocations.size[live])
+        for total in totals(stack, allocations.size[live_allocations])
     )
 
 
-def holders_by_line(stacks: StackTable, allocations: Allocations, live: Ints) -> tuple[Line, ...]:
+def holders_by_line(
+    stacks: StackTable, allocations: Allocations, live_allocations: Ints
+) -> tuple[Line, ...]:
     """Return live memory by call site, largest first."""
-    site = stacks.site_frames[allocations.stack[live]]
+    site = stacks.site_frames[allocations.stack[live_allocations]]
     frames = stacks.snapshot.frames
     return tuple(
         Line(t.bytes, t.count, t.share, frames[t.key] if t.key >= 0 else None)
-        for t in totals(site, allocations.size[live])
+        for t in totals(site, allocations.size[live_allocations])
     )
 
 
 def facets(
-    snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live: Ints
+    snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live_allocations: Ints
 ) -> tuple[Facet, ...]:
     """Return live memory by annotation, compile context, metadata and category; omits empty facets."""
     return tuple(
         Facet(name, groups)
-        for name, groups in _facets(snapshot, trace, allocations, live)
+        for name, groups in _facets(snapshot, trace, allocations, live_allocations)
         if any(group.name for group in groups)
     )
 
 
 def _facets(
-    snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live: Ints
+    snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live_allocations: Ints
 ) -> Iterator[tuple[str, tuple[Group, ...]]]:
-    size = allocations.size[live]
-    source = allocations.source[live]
+    size = allocations.size[live_allocations]
+    source = allocations.source[live_allocations]
     has_event = source >= 0
-    active, names = active_annotation(snapshot, trace)
+    annotation_of_event, names = active_annotation(snapshot, trace)
     for name, ids, texts in (
-        ("annotation", active, names),
+        ("annotation", annotation_of_event, names),
         ("compile_context", trace.events.compile_context, snapshot.texts),
         ("user_metadata", trace.events.user_metadata, snapshot.texts),
         ("category", trace.events.category, snapshot.texts),
     ):
-        key = np.zeros(len(live), np.int32)
+        key = np.zeros(len(live_allocations), np.int32)
         key[has_event] = ids[source[has_event]]
         if _NO_COMPILER in texts:
             key[key == texts.index(_NO_COMPILER)] = 0
@@ -95,14 +97,16 @@ def totals(keys: npt.NDArray[np.integer], amounts: Ints) -> Iterator[Total]:
     """Yield the total of ``amounts`` (bytes) per key, largest first. Keys are -1 or more."""
     if not len(keys):
         return
-    shifted = keys.astype(np.int64) + 1
-    count = np.bincount(shifted)
+    shifted_keys = keys.astype(np.int64) + 1
+    count_by_key = np.bincount(shifted_keys)
     # Sums of bytes stay below 2**53, where float64 is exact.
-    summed = np.bincount(shifted, weights=amounts).astype(np.int64)
-    total = max(int(summed.sum()), 1)
-    present = np.flatnonzero(count)
-    for key in present[np.argsort(-summed[present], kind="stable")].tolist():
-        yield Total(key - 1, int(summed[key]), int(count[key]), int(summed[key]) / total)
+    bytes_by_key = np.bincount(shifted_keys, weights=amounts).astype(np.int64)
+    total = max(int(bytes_by_key.sum()), 1)
+    present_keys = np.flatnonzero(count_by_key)
+    for key in present_keys[np.argsort(-bytes_by_key[present_keys], kind="stable")].tolist():
+        yield Total(
+            key - 1, int(bytes_by_key[key]), int(count_by_key[key]), int(bytes_by_key[key]) / total
+        )
 
 
 def churn_by_stack(
@@ -111,15 +115,15 @@ def churn_by_stack(
     """Return all allocations of the trace by call stack, most bytes first."""
     allocated = np.flatnonzero(allocations.begin >= 0)
     stack = allocations.stack[allocated]
-    begin, end = allocations.begin[allocated], allocations.end[allocated]
-    ended = end < len(trace.events)
+    begin_event, end_event = allocations.begin[allocated], allocations.end[allocated]
+    has_ended = end_event < len(trace.events)
     time = trace.events.time_us
     lifetime = np.zeros(len(allocated), np.int64)
-    lifetime[ended] = time[end[ended]] - time[begin[ended]]
+    lifetime[has_ended] = time[end_event[has_ended]] - time[begin_event[has_ended]]
     n_stacks = len(snapshot.stacks)
     lifetimes = np.bincount(stack, weights=lifetime, minlength=n_stacks)
-    n_ended = np.bincount(stack, weights=ended, minlength=n_stacks)
-    measured = (n_ended > 0) & snapshot.has_times
+    n_ended = np.bincount(stack, weights=has_ended, minlength=n_stacks)
+    has_lifetime = (n_ended > 0) & snapshot.has_times
     return tuple(
         Churn(
             bytes=total.bytes,
@@ -127,7 +131,9 @@ def churn_by_stack(
             share=total.share,
             mean_size_bytes=total.bytes // total.count,
             mean_lifetime_us=(
-                float(lifetimes[total.key] / n_ended[total.key]) if measured[total.key] else None
+                float(lifetimes[total.key] / n_ended[total.key])
+                if has_lifetime[total.key]
+                else None
             ),
             stack=stacks.frames(total.key),
             site=stacks.site(total.key),

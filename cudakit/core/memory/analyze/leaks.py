@@ -7,13 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudakit.core.memory.analyze.call_sites import StackTable
-from cudakit.core.memory.analyze.step_peaks import evenly_spaced, held_at, is_growing, theil_sen
+from cudakit.core.memory.analyze.step_peaks import (
+    evenly_spaced,
+    is_growing,
+    live_totals_at,
+    theil_sen,
+)
 from cudakit.core.memory.replay.allocations import Allocations
 from cudakit.core.memory.result import Leak
 from cudakit.core.memory.snapshot import Ints
 
 _MIN_STEPS = 3
-# Limits the pairs of steps that the slope is computed from.
+# Maximum number of compared steps: the slope is computed from all pairs of steps.
 _MAX_STEPS = 64
 
 
@@ -24,26 +29,38 @@ class GrowingStacks:
     ids: Ints
     live_bytes: Ints  # bytes of live blocks at each compared moment
     counts: Ints  # number of live blocks at each compared moment
-    at_end: Ints  # live bytes at the end
-    steps: Ints  # the number of each compared moment
+    bytes_at_end: Ints  # live bytes at the end
+    steps: Ints  # step number of each compared moment
 
 
-def growing_stacks(allocations: Allocations, bounds: Ints, end: int) -> GrowingStacks:
+def growing_stacks(allocations: Allocations, bounds: Ints, end_moment: int) -> GrowingStacks:
     """Return the call stacks whose live bytes never shrink from step to step and grow in most steps.
 
     ``bounds`` are the moments between steps. Not growing: growth in the first half only (caches, optimizer
-    state, workspaces), and memory that is freed by the moment ``end``.
+    state, workspaces), and memory that is freed by ``end_moment``.
     """
-    bounds = bounds[bounds <= end]
+    bounds = bounds[bounds <= end_moment]
     if len(bounds) < _MIN_STEPS:
-        none, no_rows = np.zeros(0, np.int64), np.zeros((0, len(bounds)), np.int64)
-        return GrowingStacks(none, no_rows, no_rows, none, np.arange(len(bounds)))
+        no_ids, no_rows = np.zeros(0, np.int64), np.zeros((0, len(bounds)), np.int64)
+        return GrowingStacks(no_ids, no_rows, no_rows, no_ids, np.arange(len(bounds)))
     sample = evenly_spaced(len(bounds), _MAX_STEPS)
-    ids, live_bytes, counts = held_at(allocations, np.append(bounds[sample], end))
-    live_bytes, counts, at_end = live_bytes[:, :-1], counts[:, :-1], live_bytes[:, -1]
-    growing = is_growing(live_bytes) & (2 * at_end > live_bytes[:, 0] + live_bytes[:, -1])
+    ids, live_bytes, live_counts = live_totals_at(
+        allocations, np.append(bounds[sample], end_moment)
+    )
+    live_bytes, live_counts, bytes_at_end = (
+        live_bytes[:, :-1],
+        live_counts[:, :-1],
+        live_bytes[:, -1],
+    )
+    is_growing_stack = is_growing(live_bytes) & (
+        2 * bytes_at_end > live_bytes[:, 0] + live_bytes[:, -1]
+    )
     return GrowingStacks(
-        ids[growing], live_bytes[growing], counts[growing], at_end[growing], sample
+        ids[is_growing_stack],
+        live_bytes[is_growing_stack],
+        live_counts[is_growing_stack],
+        bytes_at_end[is_growing_stack],
+        sample,
     )
 
 

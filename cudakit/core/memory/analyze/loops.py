@@ -32,15 +32,15 @@ class Loop:
 def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | None:
     """Return the outermost loop with enough iterations in a sequence of call stacks; None: no such loop."""
     index = np.flatnonzero(stacks)  # stack 0 is empty
-    distinct, row = np.unique(stacks[index], return_inverse=True)
-    if len(distinct) > _MAX_STACKS:
+    distinct_stacks, row = np.unique(stacks[index], return_inverse=True)
+    if len(distinct_stacks) > _MAX_STACKS:
         return None
-    row = row.reshape(-1)  # of each allocation: its row in ``frames``
+    row = row.reshape(-1)  # the row in ``frames`` of each allocation
     # Frame ids of each call stack by depth: column 0 is the outermost frame; -1 is beyond the innermost one.
-    frames = _frames_by_depth(snapshot, distinct.tolist())
+    frames = _frames_by_depth(snapshot, distinct_stacks.tolist())
     for depth in range(frames.shape[1]):
-        counts = np.bincount(row, minlength=len(frames))
-        function, lines = _busiest_function(snapshot, frames[:, depth], counts)
+        count_by_stack = np.bincount(row, minlength=len(frames))
+        function, lines = _busiest_function(snapshot, frames[:, depth], count_by_stack)
         if not function or _is_inner(function):
             return None
         line = lines[row]
@@ -67,23 +67,23 @@ def _frames_by_depth(snapshot: Snapshot, stacks: list[int]) -> Ids:
 
 
 def _busiest_function(
-    snapshot: Snapshot, frames: Ids, counts: Ints
+    snapshot: Snapshot, frames: Ids, count_by_stack: Ints
 ) -> tuple[tuple[str, str] | None, Ints]:
     """Return the function with most allocations, as name and file, and its line in each call stack.
 
-    ``frames`` and ``counts`` have the frame at one depth, and the number of allocations, of each call stack.
+    For each call stack, ``frames`` has the frame at one depth; ``count_by_stack`` counts the allocations.
     The line is -1 for call stacks without this function.
     """
     n_frames = len(snapshot.frames)
-    in_frame = np.bincount(frames + 1, weights=counts, minlength=n_frames + 1)[1:]
+    in_frame = np.bincount(frames + 1, weights=count_by_stack, minlength=n_frames + 1)[1:]
     by_function: dict[tuple[str, str], float] = {}
-    used = np.flatnonzero(in_frame).tolist()
-    for frame in used:
+    used_frames = np.flatnonzero(in_frame).tolist()
+    for frame in used_frames:
         key = snapshot.frames[frame].name, snapshot.frames[frame].filename
         by_function[key] = by_function.get(key, 0) + float(in_frame[frame])
     function = max(by_function, key=lambda key: by_function[key], default=None)
     line_of = np.full(n_frames + 1, -1, np.int64)  # the last item is for frame -1
-    for frame in used:
+    for frame in used_frames:
         if (snapshot.frames[frame].name, snapshot.frames[frame].filename) == function:
             line_of[frame] = snapshot.frames[frame].line
     return function, line_of[frames]
@@ -118,9 +118,9 @@ def _iteration_starts(line: Ints) -> Ints:
     jumps = np.flatnonzero(np.diff(line) < 0) + 1
     if not len(jumps):
         return jumps
-    targets, counts = np.unique(line[jumps], return_counts=True)
-    frequent = targets[counts >= min(2, int(counts.max()))]
+    targets, jump_counts = np.unique(line[jumps], return_counts=True)
+    frequent = targets[jump_counts >= min(2, int(jump_counts.max()))]
     jumps = jumps[line[jumps] == frequent.min()]
     # The first iteration starts at its first line, without a jump.
-    first = np.flatnonzero(line[: jumps[0]] == line[jumps[0]])
-    return np.append(first[:1], jumps)
+    first_line_indices = np.flatnonzero(line[: jumps[0]] == line[jumps[0]])
+    return np.append(first_line_indices[:1], jumps)

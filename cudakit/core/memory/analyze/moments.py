@@ -12,20 +12,20 @@ from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.result import Peak, State, Timeline
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Snapshot
 
-# A chart has fewer pixels.
+# Maximum number of spans of a curve: a chart has fewer pixels.
 _MAX_SPANS = 2000
 
 
 def state_at(replayed: Replay, layout: Layout, moment: int) -> State:
     """Return the totals of a moment; ``layout`` is the layout at this moment."""
     curves = replayed.curves
-    active, allocated = int(curves.active[moment]), int(curves.allocated[moment])
+    active_bytes, allocated_bytes = int(curves.active[moment]), int(curves.allocated[moment])
     return State(
-        allocated_bytes=allocated,
+        allocated_bytes=allocated_bytes,
         requested_bytes=int(curves.requested[moment]),
-        active_bytes=active,
+        active_bytes=active_bytes,
         reserved_bytes=int(curves.reserved[moment]),
-        pending_free_bytes=active - allocated,
+        pending_free_bytes=active_bytes - allocated_bytes,
         segments=len(layout.segments),
         blocks=len(layout.block_size),
         allocated_is_derived=not bool(replayed.allocations.size_known[layout.allocation].all()),
@@ -42,7 +42,7 @@ def time_of(snapshot: Snapshot, trace: DeviceTrace, event: int) -> int | None:
 def peak_of(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
     """Return the first moment with the most requested memory, and the maximum of each curve."""
     curves, moment = replayed.curves, replayed.peak_moment()
-    live = live_at(replayed.allocations, moment)
+    live_allocations = live_at(replayed.allocations, moment)
     return Peak(
         event=moment - 1,
         time_us=time_of(snapshot, trace, moment - 1),
@@ -50,7 +50,7 @@ def peak_of(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
         allocated_bytes=int(curves.allocated[moment]),
         active_bytes=int(curves.active[moment]),
         reserved_bytes=int(curves.reserved[moment]),
-        allocated_is_derived=not bool(replayed.allocations.size_known[live].all()),
+        allocated_is_derived=not bool(replayed.allocations.size_known[live_allocations].all()),
         highest_allocated_bytes=int(curves.allocated.max()),
         highest_active_bytes=int(curves.active.max()),
         highest_reserved_bytes=int(curves.reserved.max()),
@@ -61,21 +61,21 @@ def peak_of(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
 def timeline(snapshot: Snapshot, trace: DeviceTrace, curves: Curves) -> Timeline:
     """Return the maximum of each curve in spans of equally many events."""
     moments = len(curves.reserved)
-    spans = min(moments, _MAX_SPANS)
+    span_count = min(moments, _MAX_SPANS)
     # The last moment has its own span, so that the curves end with the final values.
-    first = np.unique(np.append((np.arange(spans) * moments) // spans, moments - 1))
-    event = first - 1
+    span_starts = np.unique(np.append((np.arange(span_count) * moments) // span_count, moments - 1))
+    event = span_starts - 1
     times = None
     if snapshot.has_times and len(trace.events):
         times = tuple(trace.events.time_us[np.maximum(event, 0)].tolist())
     return Timeline(
         event=tuple(event.tolist()),
         time_us=times,
-        requested_bytes=_span_maxima(curves.requested, first),
-        allocated_bytes=_span_maxima(curves.allocated, first),
-        reserved_bytes=_span_maxima(curves.reserved, first),
+        requested_bytes=_span_maxima(curves.requested, span_starts),
+        allocated_bytes=_span_maxima(curves.allocated, span_starts),
+        reserved_bytes=_span_maxima(curves.reserved, span_starts),
     )
 
 
-def _span_maxima(curve: Ints, first: Ints) -> tuple[int, ...]:
-    return tuple(np.maximum.reduceat(curve, first).tolist())
+def _span_maxima(curve: Ints, span_starts: Ints) -> tuple[int, ...]:
+    return tuple(np.maximum.reduceat(curve, span_starts).tolist())

@@ -15,7 +15,7 @@ from cudakit.core.memory.replay.layout import live_at
 from cudakit.core.memory.result import DiffRow, StepPeak, Steps
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot
 
-# The median slope is taken over all pairs of steps.
+# Maximum number of compared steps: the median slope is taken over all pairs of steps.
 _MAX_COMPARED = 256
 _MAX_LISTED = 1000
 # A smaller rise of the peaks, as a share of the last peak, counts as noise.
@@ -31,7 +31,7 @@ class StepHistory:
     A step lasts from one moment between steps until before the next one. The last one lasts to the end.
     """
 
-    source: str  # as in ``Steps``
+    source: str  # source of the steps, as in ``Steps``
     bounds: Ints  # the moments between steps
     first: Ints  # the moment at which each step starts
     peak: Ints  # requested bytes at the peak of each step
@@ -50,17 +50,17 @@ class StepHistory:
 
     def peak_moment(self, step: int) -> int:
         """Return the moment of the peak of a step."""
-        start = int(self.first[step])
-        return start + int(self.requested[start : self.end(step)].argmax())
+        first_moment = int(self.first[step])
+        return first_moment + int(self.requested[first_moment : self.end(step)].argmax())
 
 
 def step_history(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> StepHistory:
     """Return the steps of a trace, which are none if the trace shows no steps."""
     source, bounds = step_moments(snapshot, trace)
     requested = replayed.curves.requested
-    first = np.unique(bounds[bounds < replayed.n_events])
-    peak = np.maximum.reduceat(requested, first) if len(first) else first
-    return StepHistory(source, bounds, first, peak, requested)
+    first_moments = np.unique(bounds[bounds < replayed.n_events])
+    peak = np.maximum.reduceat(requested, first_moments) if len(first_moments) else first_moments
+    return StepHistory(source, bounds, first_moments, peak, requested)
 
 
 def is_rising(peaks: Ints) -> bool:
@@ -70,10 +70,10 @@ def is_rising(peaks: Ints) -> bool:
     """
     if len(peaks) < 3:
         return False
-    half, highest = len(peaks) // 2, np.maximum.accumulate(peaks)
-    is_record = peaks[half:] > np.maximum(highest[half - 1 : -1], 1)
-    rise = int(peaks[half:].max() - highest[half - 1])
-    last_jump = int(peaks[-1] - highest[-2])
+    half_count, highest_so_far = len(peaks) // 2, np.maximum.accumulate(peaks)
+    is_record = peaks[half_count:] > np.maximum(highest_so_far[half_count - 1 : -1], 1)
+    rise = int(peaks[half_count:].max() - highest_so_far[half_count - 1])
+    last_jump = int(peaks[-1] - highest_so_far[-2])
     return bool(
         np.count_nonzero(is_record) >= max(2, _MIN_RECORDS * len(is_record))
         and rise >= _MIN_RISE * peaks[-1]
@@ -84,15 +84,21 @@ def is_rising(peaks: Ints) -> bool:
 
 def theil_sen(step: Ints, value: Ints) -> float:
     """Return the median slope over all pairs (Sen 1968), which is robust against outliers."""
-    first, second = np.triu_indices(len(step), 1)
-    return float(np.median((value[second] - value[first]) / (step[second] - step[first])))
+    first_index, second_index = np.triu_indices(len(step), 1)
+    return float(
+        np.median(
+            (value[second_index] - value[first_index]) / (step[second_index] - step[first_index])
+        )
+    )
 
 
-def evenly_spaced(n: int, count: int) -> Ints:
-    """Return at most ``count`` indices below n, evenly spaced, with the first and the last."""
-    if n == 0:
+def evenly_spaced(item_count: int, count: int) -> Ints:
+    """Return at most ``count`` indices below ``item_count``, evenly spaced, with the first and the last."""
+    if item_count == 0:
         return np.zeros(0, np.int64)
-    return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(np.int64))
+    return np.unique(
+        np.linspace(0, item_count - 1, min(item_count, count)).round().astype(np.int64)
+    )
 
 
 def steps_of(
@@ -103,13 +109,13 @@ def steps_of(
     replayed: Replay,
 ) -> Steps:
     """Return the peak of each step, and the memory that grew between the first and the last step."""
-    compared = evenly_spaced(len(history), _MAX_COMPARED)
-    slope = theil_sen(compared, history.peak[compared]) if len(history) > 1 else 0.0
-    listed = evenly_spaced(len(history), _MAX_LISTED).tolist()
+    compared_steps = evenly_spaced(len(history), _MAX_COMPARED)
+    slope = theil_sen(compared_steps, history.peak[compared_steps]) if len(history) > 1 else 0.0
+    listed_steps = evenly_spaced(len(history), _MAX_LISTED).tolist()
     return Steps(
         source=history.source,
         count=len(history.bounds),
-        peaks=tuple(_step_peak(history, snapshot, trace, replayed, step) for step in listed),
+        peaks=tuple(_step_peak(history, snapshot, trace, replayed, step) for step in listed_steps),
         rising=is_rising(history.peak),
         growth_bytes_per_step=round(slope),
         site_growth=_growth_of_sites(stacks, replayed.allocations, history),
@@ -119,16 +125,16 @@ def steps_of(
 def _step_peak(
     history: StepHistory, snapshot: Snapshot, trace: DeviceTrace, replayed: Replay, step: int
 ) -> StepPeak:
-    start, end = int(history.first[step]), history.end(step)
+    first_moment, end_moment = int(history.first[step]), history.end(step)
     return StepPeak(
         step=step,
-        first_event=start,
-        last_event=min(end, replayed.n_events) - 1,
+        first_event=first_moment,
+        last_event=min(end_moment, replayed.n_events) - 1,
         peak_event=history.peak_moment(step) - 1,
-        time_us=time_of(snapshot, trace, start),
+        time_us=time_of(snapshot, trace, first_moment),
         requested_bytes=int(history.peak[step]),
-        start_bytes=int(history.requested[start]),
-        reserved_bytes=int(replayed.curves.reserved[start:end].max()),
+        start_bytes=int(history.requested[first_moment]),
+        reserved_bytes=int(replayed.curves.reserved[first_moment:end_moment].max()),
     )
 
 
@@ -137,27 +143,29 @@ def _growth_of_sites(
 ) -> tuple[DiffRow, ...]:
     if len(history) < 2:
         return ()
-    before, after = history.peak_moment(0), history.peak_moment(len(history) - 1)
-    return growth_between(stacks, allocations, before, after)
+    first_peak, last_peak = history.peak_moment(0), history.peak_moment(len(history) - 1)
+    return growth_between(stacks, allocations, first_peak, last_peak)
 
 
 def growth_between(
-    stacks: StackTable, allocations: Allocations, before: int, after: int
+    stacks: StackTable, allocations: Allocations, moment_before: int, moment_after: int
 ) -> tuple[DiffRow, ...]:
     """Return the requested bytes by call stack at two moments, the largest growth first."""
-    n = len(stacks.snapshot.stacks)
-    totals = []
-    for moment in (before, after):
-        live = live_at(allocations, moment)
-        stack = allocations.stack[live]
-        size = np.bincount(stack, weights=allocations.requested[live], minlength=n)
-        totals.append((size.astype(np.int64), np.bincount(stack, minlength=n)))
-    (bytes_before, count_before), (bytes_after, count_after) = totals
-    change = bytes_after - bytes_before
-    changed = np.flatnonzero(change)
+    n_stacks = len(stacks.snapshot.stacks)
+    totals_by_moment = []
+    for moment in (moment_before, moment_after):
+        live_allocations = live_at(allocations, moment)
+        stack = allocations.stack[live_allocations]
+        size = np.bincount(
+            stack, weights=allocations.requested[live_allocations], minlength=n_stacks
+        )
+        totals_by_moment.append((size.astype(np.int64), np.bincount(stack, minlength=n_stacks)))
+    (bytes_before, count_before), (bytes_after, count_after) = totals_by_moment
+    change_bytes = bytes_after - bytes_before
+    changed_stacks = np.flatnonzero(change_bytes)
     return tuple(
         DiffRow(
-            change_bytes=int(change[stack]),
+            change_bytes=int(change_bytes[stack]),
             before_bytes=int(bytes_before[stack]),
             after_bytes=int(bytes_after[stack]),
             before_count=int(count_before[stack]),
@@ -165,11 +173,13 @@ def growth_between(
             stack=stacks.frames(stack),
             site=stacks.site(stack),
         )
-        for stack in changed[np.argsort(-change[changed], kind="stable")].tolist()
+        for stack in changed_stacks[
+            np.argsort(-change_bytes[changed_stacks], kind="stable")
+        ].tolist()
     )
 
 
-def held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
+def live_totals_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
     """Return stack ids, and their live bytes and counts as arrays of (stacks, moments)."""
     ids, row = np.unique(allocations.stack, return_inverse=True)
     row = row.reshape(-1)
@@ -178,10 +188,12 @@ def held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
     first_dead = np.searchsorted(moments, allocations.end, side="right")
     shape = len(ids), len(moments) + 1
     live_bytes, live_count = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
-    for moment, sign in ((first_live, 1), (first_dead, -1)):
-        cell = row * shape[1] + moment
-        live_bytes += sign * np.bincount(cell, weights=allocations.size, minlength=len(live_bytes))
-        live_count += sign * np.bincount(cell, minlength=len(live_count))
+    for moment_index, sign in ((first_live, 1), (first_dead, -1)):
+        cell_index = row * shape[1] + moment_index
+        live_bytes += sign * np.bincount(
+            cell_index, weights=allocations.size, minlength=len(live_bytes)
+        )
+        live_count += sign * np.bincount(cell_index, minlength=len(live_count))
     return (
         ids.astype(np.int64),
         np.cumsum(live_bytes.reshape(shape), axis=1)[:, :-1].astype(np.int64),
@@ -189,12 +201,12 @@ def held_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def is_growing(values: Ints) -> Mask:
+def is_growing(live_bytes: Ints) -> Mask:
     """Return which rows of (stacks, moments) never shrink and grow in most intervals, also the later ones."""
-    change = np.diff(values, axis=1)
+    change = np.diff(live_bytes, axis=1)
     second_half = change[:, change.shape[1] // 2 :]
     never_shrinks = (change >= 0).all(axis=1)
     mostly_grows = (change > 0).mean(axis=1) >= 0.5
     still_grows = (second_half > 0).mean(axis=1) >= 0.5
-    growing: Mask = never_shrinks & mostly_grows & still_grows
-    return growing
+    is_growing_row: Mask = never_shrinks & mostly_grows & still_grows
+    return is_growing_row

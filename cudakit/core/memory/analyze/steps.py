@@ -46,9 +46,9 @@ def _period_starts(snapshot: Snapshot, trace: DeviceTrace) -> Ints:
     period = _period(stack)
     if period == 0 or _is_one_forward_pass(snapshot, trace, event, period):
         return np.zeros(0, np.int64)
-    # Counted back from the end, because the beginning is warm-up.
-    starts = np.arange(len(event) - 1, -1, -period)[::-1]
-    return event[starts] + 1
+    # Periods are counted back from the end, because the beginning is warm-up.
+    period_starts = np.arange(len(event) - 1, -1, -period)[::-1]
+    return event[period_starts] + 1
 
 
 def _is_one_forward_pass(snapshot: Snapshot, trace: DeviceTrace, event: Ints, period: int) -> bool:
@@ -64,13 +64,13 @@ def _period(stack: Ids) -> int:
 
     A period of 1 does not count: a single stack that repeats is a loop that fills a list, not a step.
     """
-    n = len(stack)
-    if n < 2 * _MIN_STEPS or int(stack.min()) == int(stack.max()):
+    n_allocations = len(stack)
+    if n_allocations < 2 * _MIN_STEPS or int(stack.min()) == int(stack.max()):
         return 0
     # A random sign per stack: in the autocorrelation equal stacks add up, and others cancel out.
     signs = np.random.default_rng(0).choice((-1.0, 1.0), int(stack.max()) + 1)[stack]
-    spectrum = np.fft.rfft(signs - signs.mean(), 2 * n)
-    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: n // _MIN_STEPS]
+    spectrum = np.fft.rfft(signs - signs.mean(), 2 * n_allocations)
+    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: n_allocations // _MIN_STEPS]
     for lag in np.argsort(-correlation[1:], kind="stable")[:32] + 1:
         if _repeats_at_lag(stack, int(lag)):
             period = _shortest_period(stack, int(lag))
@@ -88,8 +88,8 @@ def _repeats_at_lag(stack: Ids, lag: int) -> bool:
 def _shortest_period(stack: Ids, lag: int) -> int:
     """Return the shortest divisor of a lag that is a period."""
     divisors = (d for d in range(2, min(lag, 64) + 1) if lag % d == 0)
-    shorter = [lag // d for d in divisors if _repeats_at_lag(stack, lag // d)]
-    return min(shorter, default=lag)
+    shorter_periods = [lag // d for d in divisors if _repeats_at_lag(stack, lag // d)]
+    return min(shorter_periods, default=lag)
 
 
 def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tuple[str, ...]]:
@@ -134,9 +134,9 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     if not snapshot.has_times:
         return "", np.zeros(0, np.int64)
     annotations = _annotations_of(snapshot, trace)
-    for candidates in (_numbered(annotations), _outermost(annotations), _by_name(annotations)):
-        name = max(candidates, key=lambda key: len(candidates[key]), default="")
-        ranges = candidates.get(name, [])
+    for ranges_by_name in (_numbered(annotations), _outermost(annotations), _by_name(annotations)):
+        name = max(ranges_by_name, key=lambda key: len(ranges_by_name[key]), default="")
+        ranges = ranges_by_name.get(name, [])
         starts = [annotation.time_us for annotation in ranges if annotation.start]
         if len(starts) >= _MIN_STEPS:
             times = starts if ranges[-1].start else [*starts, ranges[-1].time_us]
@@ -146,35 +146,39 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
 
 def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     """Group numbered ranges by name, without names whose numbers do not rise."""
-    groups: defaultdict[str, list[Annotation]] = defaultdict(list)
-    numbers: defaultdict[str, list[int]] = defaultdict(list)
+    ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
+    numbers_by_name: defaultdict[str, list[int]] = defaultdict(list)
     for annotation in annotations:
         text = annotation.name.rstrip(_DIGITS)
         if digits := annotation.name[len(text) :]:
             name = f"{text.rstrip(_SEPARATORS)}#"
-            groups[name].append(annotation)
+            ranges_by_name[name].append(annotation)
             if annotation.start:
-                numbers[name].append(int(digits[-_MAX_DIGITS:]))
-    return {name: group for name, group in groups.items() if numbers[name] == sorted(numbers[name])}
+                numbers_by_name[name].append(int(digits[-_MAX_DIGITS:]))
+    return {
+        name: ranges
+        for name, ranges in ranges_by_name.items()
+        if numbers_by_name[name] == sorted(numbers_by_name[name])
+    }
 
 
 def _outermost(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     """Group the outermost ranges by name."""
-    groups: defaultdict[str, list[Annotation]] = defaultdict(list)
+    ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     ranges = _OpenRanges()
     for annotation in annotations:
-        before = ranges.outermost()
+        name_before = ranges.outermost()
         ranges.apply(annotation)
-        if before in ("", annotation.name):
-            groups[annotation.name].append(annotation)
-    return groups
+        if name_before in ("", annotation.name):
+            ranges_by_name[annotation.name].append(annotation)
+    return ranges_by_name
 
 
 def _by_name(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
-    groups: defaultdict[str, list[Annotation]] = defaultdict(list)
+    ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     for annotation in annotations:
-        groups[annotation.name].append(annotation)
-    return groups
+        ranges_by_name[annotation.name].append(annotation)
+    return ranges_by_name
 
 
 class _OpenRanges:
@@ -184,7 +188,9 @@ class _OpenRanges:
         self._started = 0
         self._names: dict[int, str] = {}  # open ranges by number
         self._numbers: defaultdict[str, list[int]] = defaultdict(list)  # open ranges by name
-        self._by_age: deque[int] = deque()  # includes closed ranges until they are first or last
+        self._by_age: deque[int] = (
+            deque()
+        )  # numbers of ranges by age; a closed range stays until it is first or last
 
     def apply(self, annotation: Annotation) -> None:
         """Open a range, or close the innermost one of its name, if any."""
@@ -214,8 +220,8 @@ class _OpenRanges:
 
 
 def _moments_at(trace: DeviceTrace, times: list[int]) -> Ints:
-    distinct = np.unique(np.array(times, np.int64))
-    return np.unique(np.searchsorted(non_decreasing(trace.events.time_us), distinct)).astype(
+    distinct_times = np.unique(np.array(times, np.int64))
+    return np.unique(np.searchsorted(non_decreasing(trace.events.time_us), distinct_times)).astype(
         np.int64
     )
 

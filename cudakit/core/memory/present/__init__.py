@@ -19,8 +19,8 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
         (f"{device.file}: {device_name(device)}", _sections(device, top)) for device in devices
     )
     title = f"GPU memory of {files_name(result.files)}"
-    closing = _answers(result) if len(devices) == 1 else brief(result)
-    return Document(title, (*overview, *parts), closing=closing)
+    closing_notes = _answers(result) if len(devices) == 1 else brief(result)
+    return Document(title, (*overview, *parts), closing=closing_notes)
 
 
 def summary_report(result: MemoryResult) -> Document:
@@ -63,19 +63,19 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     )
     if len(device.steps.peaks) > 1:
         yield Section("Peak per step", tuple(steps.step_peaks(device, top)))
-    when = moment_name(device)
+    moment = moment_name(device)
     yield Section(
-        f"Memory by call site {when}",
+        f"Memory by call site {moment}",
         tuple(call_sites.memory_in_use(device, top)),
     )
     for facet in device.facets:
         yield Section(
-            f"Memory by {facet.name.replace('_', ' ')} {when}",
+            f"Memory by {facet.name.replace('_', ' ')} {moment}",
             (call_sites.facet_table(facet, top),),
         )
     if device.churn:
         yield Section("Allocations over the whole trace", (call_sites.churn(device, top),))
-    yield Section(f"Segments {when}", (segments.segments(device, top),))
+    yield Section(f"Segments {moment}", (segments.segments(device, top),))
     yield Section("Layout at the end", (segments.emptiest_segments(device),))
-    yield Section(f"Fragmentation {when}", tuple(segments.fragmentation(device, top)))
+    yield Section(f"Fragmentation {moment}", tuple(segments.fragmentation(device, top)))
     yield Section("Leak suspects", tuple(call_sites.leaks(device, top)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.memory.present.rows import NO_STACK, limited, stack_value
+from cudakit.core.memory.present.rows import NO_STACK, limited, stack_value, steps_source
 from cudakit.core.memory.present.summary import growth_sentence, rising_sentence
 from cudakit.core.memory.result import Churn, DeviceMemory, Facet
 from cudakit.document import Bytes, Count, Node, Note, Ratio, Seconds, Table, Text, Value
@@ -79,18 +79,18 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             remedies=(f"mark each step with {device.snapshot.calls.mark_step}",),
         )
         return
-    compared = f"{steps.count} moments compared; steps found by {steps.source}"
+    compared = f"{steps.count} step boundaries were compared, found by {steps_source(device)}."
+    if device.leaks:
+        yield Note("warn", f"{growth_sentence(device)} {compared}")
+    elif device.steps.rising:
+        rises = f"{rising_sentence(device)} (section Peak per step)"
+        yield Note(
+            "info", f"No call stack holds more memory after each step, but {rises}. {compared}"
+        )
+    else:
+        yield Note("ok", f"No call stack grows from step to step. {compared}")
     if not device.leaks:
-        if device.steps.rising:
-            yield Note(
-                "info",
-                f"No call stack holds more memory after each step ({compared}), but"
-                f" {rising_sentence(device)} (section Peak per step).",
-            )
-        else:
-            yield Note("ok", f"No call stack grows from step to step ({compared}).")
         return
-    yield Note("warn", f"{growth_sentence(device)[:-1]} ({compared}).")
     yield limited(
         (
             ("per step", "number", lambda leak: Bytes(leak.bytes_per_step)),

@@ -49,10 +49,13 @@ def _answer(device: DeviceDiff) -> Note:
     )
     level: Literal["ok", "warn"] = "warn" if any(map(_grew, (device.peak, device.end))) else "ok"
     rows = [*device.peak.grown, *device.peak.appeared]
-    largest = max(rows, key=lambda row: row.change_bytes, default=None)
-    if largest is None or not largest.stack:
+    largest_row = max(rows, key=lambda row: row.change_bytes, default=None)
+    if largest_row is None or not largest_row.stack:
         return Note(level, f"Requested memory: {changes}.")
-    name, size = site_name(largest.stack[largest.site]), format_bytes(largest.change_bytes)
+    name, size = (
+        site_name(largest_row.stack[largest_row.site]),
+        format_bytes(largest_row.change_bytes),
+    )
     return Note(
         level, f"Requested memory: {changes}. Largest increase at the peak: {name}, {size}."
     )
@@ -63,11 +66,13 @@ def _grew(moment: MomentDiff) -> bool:
 
 
 def _change_text(moment: MomentDiff) -> str:
-    before, after = (side.state.requested_bytes for side in (moment.before, moment.after))
-    if before == after:
-        return f"unchanged ({format_bytes(after)})"
-    share = f" ({format_ratio(abs(after / before - 1))})" if before else ""
-    return f"{format_bytes(abs(after - before))}{share} {'more' if after > before else 'less'}"
+    bytes_before = moment.before.state.requested_bytes
+    bytes_after = moment.after.state.requested_bytes
+    if bytes_before == bytes_after:
+        return f"unchanged ({format_bytes(bytes_after)})"
+    share = f" ({format_ratio(abs(bytes_after / bytes_before - 1))})" if bytes_before else ""
+    direction = "more" if bytes_after > bytes_before else "less"
+    return f"{format_bytes(abs(bytes_after - bytes_before))}{share} {direction}"
 
 
 def _totals_table(device: DeviceDiff) -> Table:

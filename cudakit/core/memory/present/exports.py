@@ -69,7 +69,7 @@ def _allocation_columns(devices: list[DeviceMemory]) -> Columns:
 
 
 def _allocation_rows(device: DeviceMemory, sites: Ids) -> dict[str, npt.NDArray[Any]]:
-    allocations, n = device.replay.allocations, len(device.trace.events)
+    allocations, n_events = device.replay.allocations, len(device.trace.events)
     return {
         "file": np.zeros(len(allocations), np.int32),
         "device": np.full(len(allocations), -1 if device.device is None else device.device),
@@ -77,9 +77,9 @@ def _allocation_rows(device: DeviceMemory, sites: Ids) -> dict[str, npt.NDArray[
         "requested_bytes": allocations.requested,
         "size_bytes": allocations.size,
         "size_is_derived": (~allocations.size_known).astype(np.uint8),
-        "begin_event": _masked_outside_trace(allocations.begin, n),
-        "free_requested_event": _masked_outside_trace(allocations.free_requested, n),
-        "end_event": _masked_outside_trace(allocations.end, n),
+        "begin_event": _masked_outside_trace(allocations.begin, n_events),
+        "free_requested_event": _masked_outside_trace(allocations.free_requested, n_events),
+        "end_event": _masked_outside_trace(allocations.end, n_events),
         "begin_us": _event_times(device, allocations.begin),
         "end_us": _event_times(device, allocations.end),
         "stream": allocations.stream,
@@ -179,11 +179,11 @@ class _CallNode:
 
     def tree(self) -> Tree:
         """Return the tree, built without recursion: stacks can be deeper than Python's recursion limit."""
-        order = [self]
+        nodes = [self]
         frozen: dict[int, Tree] = {}
-        for node in order:
-            order.extend(node.children.values())
-        for node in reversed(order):
+        for node in nodes:
+            nodes.extend(node.children.values())
+        for node in reversed(nodes):
             children = tuple(frozen[id(child)] for child in node.children.values())
             frozen[id(node)] = Tree(node.label, node.bytes, children)
         return frozen[id(self)]
@@ -191,8 +191,8 @@ class _CallNode:
 
 def _timeline_nodes(device: DeviceMemory) -> Iterator[Chart | Columns]:
     trace, curves = device.trace, device.replay.curves
-    n = len(trace.events)
-    if not n:
+    n_events = len(trace.events)
+    if not n_events:
         return
     clock = _event_clock(device)
     name = device_name(device)
@@ -226,24 +226,24 @@ def _event_clock(device: DeviceMemory) -> Ints:
 
 def _allocation_slices(device: DeviceMemory, clock: Ints) -> Columns:
     allocations, snapshot = device.replay.allocations, device.snapshot
-    n = len(clock)
-    large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SLICE_SHARE), 1)
-    start = clock[np.clip(allocations.begin[large], 0, n - 1)]
-    end = clock[np.clip(allocations.end[large], 0, n - 1)]
-    names, name_of_row = _site_names(snapshot, allocations.stack[large])
+    n_events = len(clock)
+    is_large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SLICE_SHARE), 1)
+    start_time = clock[np.clip(allocations.begin[is_large], 0, n_events - 1)]
+    end_time = clock[np.clip(allocations.end[is_large], 0, n_events - 1)]
+    names, name_of_row = _site_names(snapshot, allocations.stack[is_large])
     streams = tuple(
         f"{device_name(device)} stream {number}" for number in range(len(device.trace.streams))
     )
     return Columns(
         f"{device_name(device)} allocations",
         {
-            "start_us": start,
-            "duration_us": end - start,
-            "track": allocations.stream[large],
+            "start_us": start_time,
+            "duration_us": end_time - start_time,
+            "track": allocations.stream[is_large],
             "name": name_of_row,
-            "address": allocations.address[large],
-            "requested_bytes": allocations.requested[large],
-            "size_bytes": allocations.size[large],
+            "address": allocations.address[is_large],
+            "requested_bytes": allocations.requested[is_large],
+            "size_bytes": allocations.size[is_large],
         },
         text={"track": streams, "name": names},
     )
@@ -252,11 +252,11 @@ def _allocation_slices(device: DeviceMemory, clock: Ints) -> Columns:
 def _site_names(snapshot: Snapshot, stack: Ids) -> tuple[tuple[str, ...], Ids]:
     """Return the texts of the call sites of stacks, and the index of each stack's text."""
     table = StackTable(snapshot)
-    used, index = np.unique(stack, return_inverse=True)
-    sites = [snapshot.stacks[number] for number in used.tolist()]
+    used_stacks, stack_index = np.unique(stack, return_inverse=True)
+    sites = [snapshot.stacks[number] for number in used_stacks.tolist()]
     names = tuple(
         frame_text(snapshot.frames[frames[table.site(number)]]) if frames else "no stack recorded"
-        for number, frames in zip(used.tolist(), sites, strict=True)
+        for number, frames in zip(used_stacks.tolist(), sites, strict=True)
     )
-    _check_characters(snapshot, (names, index.astype(np.int32)))
-    return names, index.astype(np.int32)
+    _check_characters(snapshot, (names, stack_index.astype(np.int32)))
+    return names, stack_index.astype(np.int32)

@@ -34,26 +34,27 @@ def explorer(device: DeviceMemory) -> Explorer:
 
 def _arrays(device: DeviceMemory) -> Mapping[str, Array]:
     allocations, trace = device.replay.allocations, device.trace
-    order = np.argsort(allocations.begin, kind="stable")
-    begin, freed, end = (
-        array[order] for array in (allocations.begin, allocations.free_requested, allocations.end)
+    begin_order = np.argsort(allocations.begin, kind="stable")
+    begin_event, free_event, end_event = (
+        array[begin_order]
+        for array in (allocations.begin, allocations.free_requested, allocations.end)
     )
-    source = allocations.source[order]
+    source = allocations.source[begin_order]
     ranges, _ = active_annotation(device.snapshot, trace)
     oom = np.flatnonzero(trace.events.action == Action.OOM)
     parent, frame, leaf = _call_tree(device.snapshot.stacks)
     times = non_decreasing(trace.events.time_us)
     return {
         # Event -1 becomes 0, so that no number is negative; the script subtracts 1.
-        "begin": begin + 1,
-        "pending": freed - begin,
-        "ending": end - freed,
-        "address": allocations.address[order],
-        "size": allocations.size[order],
-        "requested": allocations.requested[order],
-        "stack": allocations.stack[order],
-        "stream": allocations.stream[order],
-        "pool": allocations.pool[order],
+        "begin": begin_event + 1,
+        "pending": free_event - begin_event,
+        "ending": end_event - free_event,
+        "address": allocations.address[begin_order],
+        "size": allocations.size[begin_order],
+        "requested": allocations.requested[begin_order],
+        "stack": allocations.stack[begin_order],
+        "stream": allocations.stream[begin_order],
+        "pool": allocations.pool[begin_order],
         "category": _by_event(trace.events.category, source),
         "range": _by_event(ranges, source),
         **_segment_arrays(device),
@@ -90,14 +91,17 @@ def _difference_data(device: DeviceDiff) -> ExplorerData:
     ]
     parent, frame, leaf = _call_tree(stacks)
     arrays: dict[str, Array] = {"node_parent": parent, "node_frame": frame}
-    first = 0
+    first_stack = 0
     for name, moment_rows in rows.items():
-        change = np.array([row.change_bytes for row in moment_rows], np.int64)
-        leaves = leaf[first : first + len(moment_rows)]
-        first += len(moment_rows)
-        for kind, amounts in (("grown", change.clip(min=0)), ("shrunk", (-change).clip(min=0))):
+        change_bytes = np.array([row.change_bytes for row in moment_rows], np.int64)
+        leaves_of_moment = leaf[first_stack : first_stack + len(moment_rows)]
+        first_stack += len(moment_rows)
+        for kind, amounts in (
+            ("grown", change_bytes.clip(min=0)),
+            ("shrunk", (-change_bytes).clip(min=0)),
+        ):
             self_bytes = np.zeros(len(parent), np.int64)
-            np.add.at(self_bytes, leaves, amounts)
+            np.add.at(self_bytes, leaves_of_moment, amounts)
             arrays[f"{name}_{kind}"] = self_bytes
     return ExplorerData(arrays, {"frames": _frame_rows(frames)})
 
@@ -129,7 +133,7 @@ def _segment_arrays(device: DeviceMemory) -> dict[str, Array]:
         "segment_address": column("address"),
         "segment_size": column("size"),
         "segment_stream": column("stream"),
-        "segment_pool": np.maximum(column("pool"), 0),
+        "segment_pool": column("pool"),  # -1: not recorded
         "segment_kind": column("kind"),
         "segment_expandable": column("expandable").astype(np.uint8),
     }
@@ -141,14 +145,14 @@ def _call_tree(stacks: Sequence[Sequence[int]]) -> tuple[Ints, Ints, Ints]:
     Stacks are frame indices, innermost first. Node 0 is the root; outer calls are nearer to it.
     """
     parents, frames = [0], [0]
-    children: dict[tuple[int, int], int] = {}
+    child_by_parent_and_frame: dict[tuple[int, int], int] = {}
     leaves = []
     for stack in stacks:
         node = 0
         for frame in reversed(stack):
-            child = children.get((node, frame))
+            child = child_by_parent_and_frame.get((node, frame))
             if child is None:
-                child = children[node, frame] = len(parents)
+                child = child_by_parent_and_frame[node, frame] = len(parents)
                 parents.append(node)
                 frames.append(frame)
             node = child

@@ -12,7 +12,7 @@ from cudakit.core.memory.result import DeviceDiff, DeviceMemory, FileFacts
 from cudakit.document import Column, Frame, Node, Section, Stack, Table, Text, Value
 
 _T = TypeVar("_T")
-_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # of a Column
+_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # kind of a Column
 
 NO_STACK = "no stack recorded (C++ thread, or before the trace)"
 
@@ -28,6 +28,14 @@ def moment_name(device: DeviceMemory) -> str:
     return {"peak": "at the peak", "end": "at the end", "oom": "when memory ran out"}.get(
         moment.name, f"after event {moment.event:,}"
     )
+
+
+def steps_source(device: DeviceMemory) -> str:
+    """Return what marks the steps of a program, such as the loop in a function."""
+    kind, _, name = device.steps.source.partition(" ")
+    if kind == "annotation":
+        return f"the annotation '{name}', where # is a number"
+    return f"the {device.steps.source}"
 
 
 def pool_name(pool: tuple[int, int]) -> str:
@@ -61,27 +69,31 @@ def distinct_stacks(stacks: Sequence[Value]) -> list[Value]:
     Stacks look alike if they have the same call site and the same function as their innermost frame. The
     first differing frame is searched from the innermost frame outwards.
     """
-    alike: defaultdict[tuple[Frame, str | None], list[int]] = defaultdict(list)
+    stacks_by_text: defaultdict[tuple[Frame, str | None], list[int]] = defaultdict(list)
     for number, stack in enumerate(stacks):
         if isinstance(stack, Stack):
             innermost = stack.frames[0].name if stack.site else None
-            alike[stack.frames[stack.site], innermost].append(number)
+            stacks_by_text[stack.frames[stack.site], innermost].append(number)
     result = list(stacks)
-    for numbers in alike.values():
-        group = [stack for stack in (stacks[n] for n in numbers) if isinstance(stack, Stack)]
-        for number, stack in zip(numbers, group, strict=True):
-            result[number] = replace(stack, distinct=_first_difference(stack, group))
+    for row_numbers in stacks_by_text.values():
+        similar_stacks = [
+            stack
+            for stack in (stacks[row_number] for row_number in row_numbers)
+            if isinstance(stack, Stack)
+        ]
+        for number, stack in zip(row_numbers, similar_stacks, strict=True):
+            result[number] = replace(stack, distinct=_first_difference(stack, similar_stacks))
     return result
 
 
-def _first_difference(stack: Stack, group: Sequence[Stack]) -> int | None:
+def _first_difference(stack: Stack, similar_stacks: Sequence[Stack]) -> int | None:
     """Return the index of the first frame in which a stack differs from another of its group.
 
     None if no other stack has other frames, or if this stack is the beginning of the others.
     """
     for index, frame in enumerate(stack.frames):
         if index != stack.site and any(
-            other.frames[index : index + 1] != (frame,) for other in group
+            other_stack.frames[index : index + 1] != (frame,) for other_stack in similar_stacks
         ):
             return index
     return None
@@ -93,16 +105,16 @@ def table(
     caption: str = "",
 ) -> Table:
     """Return a table with a row per item; a column is a title, a kind, and the value of an item."""
-    listed = list(items)
+    listed_items = list(items)
     cells = [
-        distinct_stacks([value(item) for item in listed])
+        distinct_stacks([value(item) for item in listed_items])
         if kind == "stack"
-        else [value(item) for item in listed]
+        else [value(item) for item in listed_items]
         for _, kind, value in columns
     ]
     return Table(
         tuple(Column(title, kind) for title, kind, _ in columns),
-        tuple(tuple(column[row] for column in cells) for row in range(len(listed))),
+        tuple(tuple(column[row] for column in cells) for row in range(len(listed_items))),
         caption,
     )
 
@@ -119,8 +131,8 @@ def limited(
     listed = items if top == 0 else items[:top]
     n_omitted, (singular, plural) = len(items) - len(listed), names
     omitted = (
-        f"{n_omitted:,} more {singular if n_omitted == 1 else plural}: --top 0 shows all"
+        f"{n_omitted:,} more {singular if n_omitted == 1 else plural}: --top 0 shows all."
         if n_omitted
         else ""
     )
-    return table(columns, listed, "; ".join(filter(None, (omitted, caption))))
+    return table(columns, listed, " ".join(filter(None, (omitted, caption))))

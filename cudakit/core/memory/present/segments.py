@@ -68,7 +68,8 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
             ),
             summary.pins,
             top,
-            caption="free: in segments with these blocks; unshared: in segments with these blocks only",
+            caption="Free: free memory in the segments that contain these blocks. Unshared: in those of"
+            " the segments that contain no other blocks.",
         )
 
 
@@ -79,16 +80,18 @@ def _with_share(size_bytes: int, share: float, reference: str) -> Text:
 def emptiest_segments(device: DeviceMemory) -> Table:
     """Return the segments at the end with the most free memory; the page draws all segments."""
     layout = device.layout
-    free, used = layout.free_by_segment(), layout.used_by_segment()
-    blocks = np.bincount(layout.block_segment, minlength=len(free))
+    free_by_segment, used_by_segment = layout.free_by_segment(), layout.used_by_segment()
+    blocks = np.bincount(layout.block_segment, minlength=len(free_by_segment))
     return table(
         (
             ("segment", "text", lambda i: Text(f"0x{int(layout.segments.address[i]):x}")),
             ("size", "number", lambda i: Bytes(int(layout.segments.size[i]))),
-            ("in use", "number", lambda i: Bytes(int(used[i]))),
-            ("free", "number", lambda i: Bytes(int(free[i]))),
+            ("in use", "number", lambda i: Bytes(int(used_by_segment[i]))),
+            ("free", "number", lambda i: Bytes(int(free_by_segment[i]))),
             ("blocks in use", "number", lambda i: Count(int(blocks[i]))),
         ),
-        np.argsort(-free, kind="stable")[:_MAX_LISTED].tolist(),
-        f"the {_MAX_LISTED} segments with the most free memory" if len(free) > _MAX_LISTED else "",
+        np.argsort(-free_by_segment, kind="stable")[:_MAX_LISTED].tolist(),
+        f"The {_MAX_LISTED} segments with the most free memory are listed."
+        if len(free_by_segment) > _MAX_LISTED
+        else "",
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cudakit.core.memory.analyze.step_peaks import evenly_spaced
-from cudakit.core.memory.present.rows import limited, stack_value, table
+from cudakit.core.memory.present.rows import limited, stack_value, steps_source, table
 from cudakit.core.memory.result import DeviceMemory
 from cudakit.document import Bytes, Change, Chart, Count, Node, Series
 from cudakit.units import format_count
@@ -16,7 +16,7 @@ from cudakit.units import format_count
 def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     """Show the peaks of the steps, and what grew between the first and the last step."""
     peaks = device.steps.peaks
-    first = peaks[0].requested_bytes
+    first_peak_bytes = peaks[0].requested_bytes
     yield Chart(
         title="Requested memory of each step",
         x=np.array([peak.step for peak in peaks], np.float64),
@@ -28,18 +28,19 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     )
     listed = peaks if top == 0 else [peaks[i] for i in evenly_spaced(len(peaks), max(top, 2))]
     n_omitted = len(peaks) - len(listed)
+    steps = "step" if n_omitted == 1 else "steps"
     yield table(
         (
             ("step", "number", lambda peak: Count(peak.step)),
             ("peak", "number", lambda peak: Bytes(peak.requested_bytes)),
-            ("change", "number", lambda peak: Change(peak.requested_bytes - first)),
+            ("change", "number", lambda peak: Change(peak.requested_bytes - first_peak_bytes)),
             ("at the start", "number", lambda peak: Bytes(peak.start_bytes)),
             ("reserved", "number", lambda peak: Bytes(peak.reserved_bytes)),
             ("event of the peak", "number", lambda peak: Count(peak.peak_event)),
         ),
         listed,
-        f"steps found by {device.steps.source}; requested bytes; change: since the first step"
-        + (f"; {format_count(n_omitted)} more steps: --top 0 shows all" if n_omitted else ""),
+        (f"{format_count(n_omitted)} more {steps}: --top 0 shows all. " if n_omitted else "")
+        + f"Requested memory; steps are found by {steps_source(device)}. Change: since the first step.",
     )
     if device.steps.site_growth:
         yield limited(
@@ -52,5 +53,5 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             ),
             device.steps.site_growth,
             top,
-            caption="requested bytes at the peak of the first and of the last step",
+            caption="Requested memory at the peak of the first and of the last step.",
         )

@@ -8,6 +8,7 @@ from dataclasses import fields
 import numpy as np
 
 from cudakit.core.memory.analyze.call_sites import site_name
+from cudakit.core.memory.present.evidence import evidence, recommended_settings
 from cudakit.core.memory.present.rows import (
     NO_STACK,
     device_name,
@@ -40,8 +41,8 @@ from cudakit.units import format_bytes, format_count, format_ratio
 def answer(device: DeviceMemory) -> Iterator[Note]:
     """Yield three notes: the state, the cause, and the action."""
     yield _state(device)
-    yield Note("info", _cause(device))
-    yield Note("info", f"Action: {_action(device)}")
+    yield Note("info", _cause(device), evidence=evidence(device))
+    yield Note("info", f"Action: {_action(device)}", settings=recommended_settings(device))
 
 
 def _state(device: DeviceMemory) -> Note:
@@ -55,7 +56,7 @@ def _state(device: DeviceMemory) -> Note:
         return Note(
             "error",
             f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
-            f" {format_count(oom.event)}{in_range(oom.ranges)} ({pool_name(oom.pool)} pool,"
+            f" {format_count(oom.event)}{in_annotation(oom.ranges)} ({pool_name(oom.pool)} pool,"
             f" stream {oom.stream}): {format_bytes(oom.state.active_bytes)} in use,"
             f" {format_bytes(oom.state.reserved_bytes)} reserved,"
             f" {format_bytes(oom.device_free_bytes)}{_of_device(oom)} free.{suffix}",
@@ -71,25 +72,22 @@ def _state(device: DeviceMemory) -> Note:
             f"Without a trace, only the end is known: {requested} requested, {reserved} reserved.",
         )
     sizes = (
-        f"peak {format_bytes(peak.requested_bytes)} requested{in_range(peak.ranges)},"
+        f"peak {format_bytes(peak.requested_bytes)} requested{in_annotation(peak.ranges)},"
         f" {format_bytes(peak.highest_reserved_bytes)} reserved"
     )
     if device.steps.rising:
         return Note("warn", f"No allocation failed, but {rising_sentence(device)}: {sizes}.")
-    growth = (
-        "growth between steps was not checked"
-        if device.steps.source == "none"
-        else "no call stack grows from step to step"
-    )
-    return Note("ok", f"No allocation failed, and {growth}: {sizes}.")
+    if device.steps.source == "none":
+        return Note("ok", f"No allocation failed: {sizes}. Growth between steps was not checked.")
+    return Note("ok", f"No allocation failed, and no call stack grows from step to step: {sizes}.")
 
 
 _MAX_SHOWN_RANGES = 3
 _MAX_RANGE_NAME_LENGTH = 60
 
 
-def in_range(ranges: tuple[str, ...]) -> str:
-    """Return the innermost ranges of an event: `` in range 'step 7 / backward'``; empty without any."""
+def in_annotation(ranges: tuple[str, ...]) -> str:
+    """Return the innermost annotations of an event: `` in annotation 'step 7 / backward'``, or ``""``."""
     if not ranges:
         return ""
     names = [
@@ -97,7 +95,7 @@ def in_range(ranges: tuple[str, ...]) -> str:
         for name in ranges[-_MAX_SHOWN_RANGES:]
     ]
     outer_names = ["…"] if len(ranges) > len(names) else []
-    return f" in range '{' / '.join(outer_names + names)}'"
+    return f" in annotation '{' / '.join(outer_names + names)}'"
 
 
 def _of_device(oom: Oom) -> str:
@@ -116,11 +114,11 @@ def rising_sentence(device: DeviceMemory) -> str:
 
 def growth_sentence(device: DeviceMemory) -> str:
     """Return how many call stacks hold more memory after each step, and how much."""
-    n = len(device.leaks)
-    growth = format_bytes(sum(leak.bytes_per_step for leak in device.leaks))
-    if n == 1:
-        return f"1 call stack holds {growth} more after each step."
-    return f"{n:,} call stacks hold more after each step, {growth} in total."
+    leak_count = len(device.leaks)
+    growth_text = format_bytes(sum(leak.bytes_per_step for leak in device.leaks))
+    if leak_count == 1:
+        return f"1 call stack holds {growth_text} more after each step."
+    return f"{leak_count:,} call stacks hold more after each step, {growth_text} in total."
 
 
 def _cause_name(cause: Cause) -> str:
@@ -136,16 +134,17 @@ def _cause_line(cause: Cause) -> str:
 def _cause(device: DeviceMemory) -> str:
     if device.ooms:
         cause = device.ooms[-1].causes[0]
-        return f"Cause ({_cause_name(cause)}): {cause.sentence}."
+        name = _cause_name(cause)
+        return f"Cause ({name}): {cause.sentence.removesuffix(f' ({name})')}."
     if device.leaks:
         leak = device.leaks[0]
         site = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
         return f"Largest growth: {site}, {format_bytes(leak.bytes)} at the last step."
     if not device.lines:
         return f"No memory is in use {moment_name(device)}."
-    largest = device.lines[0]
-    site = NO_STACK if largest.frame is None else site_name(largest.frame)
-    size, share = format_bytes(largest.bytes), format_ratio(largest.share)
+    largest_line = device.lines[0]
+    site = NO_STACK if largest_line.frame is None else site_name(largest_line.frame)
+    size, share = format_bytes(largest_line.bytes), format_ratio(largest_line.share)
     return f"Largest call site {moment_name(device)}: {site}, {size} ({share})."
 
 
@@ -187,19 +186,19 @@ def reliability(device: DeviceMemory) -> Iterator[Note]:
 def _exact_sentence(device: DeviceMemory) -> str:
     if not device.events:
         return f"{device_name(device)}: state at the end, without a trace."
-    start = "with no" if device.health.begins_complete else "with"
+    beginning = "with no" if device.health.begins_complete else "with"
     return (
-        f"{device_name(device)}: {device.events:,} events, starting {start} memory in use; trace and"
+        f"{device_name(device)}: {device.events:,} events, starting {beginning} memory in use; trace and"
         " final state agree."
     )
 
 
 def _inexact_sentence(device: DeviceMemory) -> str:
-    counts = device.health.contradictions
+    contradictions = device.health.contradictions
     kinds = ", ".join(
-        f"{getattr(counts, field.name):,} {field.name.replace('_', ' ')}"
-        for field in fields(counts)
-        if getattr(counts, field.name)
+        f"{getattr(contradictions, field.name):,} {field.name.replace('_', ' ')}"
+        for field in fields(contradictions)
+        if getattr(contradictions, field.name)
     )
     return (
         f"{device_name(device)}: the trace of {device.events:,} events and the final state disagree"
@@ -212,16 +211,17 @@ def _inexact_sentence(device: DeviceMemory) -> str:
 
 def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
     """Show the last ``top`` failed allocations, 0 for all."""
-    shown = device.ooms if top == 0 else device.ooms[-top:]
-    if len(shown) < len(device.ooms):
-        yield Note("info", f"The last {len(shown)} of {len(device.ooms)} failed allocations:")
-    for oom in shown:
+    shown_ooms = device.ooms if top == 0 else device.ooms[-top:]
+    if len(shown_ooms) < len(device.ooms):
+        yield Note("info", f"The last {len(shown_ooms)} of {len(device.ooms)} failed allocations:")
+    for oom in shown_ooms:
         if len(device.ooms) > 1:
             yield Note("error", oom.sentence)
         yield Facts(
             (
                 ("requested", Bytes(oom.size_bytes)),
-                ("in pool, stream", Text(f"{pool_name(oom.pool)}, {oom.stream}")),
+                ("pool", Text(pool_name(oom.pool))),
+                ("stream", Count(oom.stream)),
                 ("event", Count(oom.event)),
                 (f"free on {device_name(device)}", Bytes(oom.device_free_bytes)),
                 ("allocated", Bytes(oom.state.allocated_bytes)),
@@ -295,13 +295,12 @@ def _outlier(devices: Sequence[DeviceMemory]) -> str:
     """Return a sentence on the rank with a much higher peak, a sign of unbalanced work; "" if none has."""
     peaks = sorted(device.peak.requested_bytes for device in devices)
     median = peaks[len(peaks) // 2]
-    highest = max(devices, key=lambda device: device.peak.requested_bytes)
-    excess = highest.peak.requested_bytes / median - 1 if median else 0.0
-    if len(devices) < 3 or excess < _MIN_OUTLIER_EXCESS:
+    highest_device = max(devices, key=lambda device: device.peak.requested_bytes)
+    relative_excess = highest_device.peak.requested_bytes / median - 1 if median else 0.0
+    if len(devices) < 3 or relative_excess < _MIN_OUTLIER_EXCESS:
         return ""
-    return (
-        f"the peak of {highest.file} {device_name(highest)} is {excess:.0%} above the median peak"
-    )
+    name = f"{highest_device.file} {device_name(highest_device)}"
+    return f"The peak of {name} is {relative_excess:.0%} above the median peak."
 
 
 # --- totals ----------------------------------------------------------------------------------------
@@ -312,7 +311,9 @@ def totals(device: DeviceMemory) -> Table:
     states = [("at end", device.end)]
     if device.at.name != "end":
         title = (
-            f"event {device.at.event:,}" if device.at.name == "event" else f"at {device.at.name}"
+            f"at event {device.at.event:,}"
+            if device.at.name == "event"
+            else {"oom": "at failure"}.get(device.at.name, f"at {device.at.name}")
         )
         states.insert(0, (title, device.at.state))
     peak = device.peak
@@ -337,8 +338,8 @@ def totals(device: DeviceMemory) -> Table:
             Column("maximum", "number"),
         ),
         rows=tuple(
-            (Text(name), *(value(state) for _, state in states), highest)
-            for name, value, highest in rows
+            (Text(name), *(value(state) for _, state in states), highest_bytes)
+            for name, value, highest_bytes in rows
         ),
         caption=_totals_caption(device),
     )
@@ -346,12 +347,13 @@ def totals(device: DeviceMemory) -> Table:
 
 def _totals_caption(device: DeviceMemory) -> str:
     peak = device.peak
-    caption = "peak: the most requested memory"
+    caption = "The peak is the moment with the most requested memory"
     if device.events:
         after = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
-        caption += f", {after}{in_range(peak.ranges)} (the last event is {device.events - 1:,})"
+        caption += f", {after}{in_annotation(peak.ranges)}; the last event is {device.events - 1:,}"
+    caption += "."
     if peak.allocated_is_derived:
-        caption += "; ~ marks sizes computed by the allocator's rules"
+        caption += " Sizes marked ~ were computed by the allocator's rules, not recorded."
     return caption
 
 

@@ -23,7 +23,7 @@ from cudakit.trace.trace_file import Frame, Stack
 Arrays: TypeAlias = dict[tuple[int, int], tuple[int, Stack]]
 
 _MAX_BYTES = 256 << 20  # maximum size of an uncompressed profile
-_NUMBERS = re.compile(r"\d+")
+_NUMBER_PATTERN = re.compile(r"\d+")
 _SIGN_BIT = 1 << 63
 
 # Field numbers of profile.proto.
@@ -42,7 +42,7 @@ class Sample:
     count: int  # number of arrays
     total_bytes: int  # size of all arrays
     stack: Stack
-    # The values of "kind" and, for arrays, "device".
+    # Labels of the sample: "kind" and, for arrays, "device".
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -80,16 +80,16 @@ def _arrays(
 ) -> Arrays:
     arrays: Arrays = {}
     for sample in samples:
-        numbers = _NUMBERS.findall(sample.labels.get("device", ""))
+        numbers = _NUMBER_PATTERN.findall(sample.labels.get("device", ""))
         device = devices.get(int(numbers[-1])) if numbers else None
         if device is None or not sample.count:
             continue  # the sample is an executable, or an array in host memory
         size_bytes = sample.total_bytes // sample.count
-        unused = addresses.get((device, size_bytes), [])
-        for _ in range(min(sample.count, len(unused))):
-            arrays[device, unused.pop()] = (size_bytes, sample.stack)
-    for (device, size_bytes), unused in addresses.items():
-        for address in unused:  # the array was created after the profile
+        unused_addresses = addresses.get((device, size_bytes), [])
+        for _ in range(min(sample.count, len(unused_addresses))):
+            arrays[device, unused_addresses.pop()] = (size_bytes, sample.stack)
+    for (device, size_bytes), unused_addresses in addresses.items():
+        for address in unused_addresses:  # the array was created after the profile
             arrays[device, address] = (size_bytes, ())
     return arrays
 
@@ -97,52 +97,54 @@ def _arrays(
 def _uncompressed(content: bytes) -> bytes:
     if content[:2] != b"\x1f\x8b":
         return content
-    reader = zlib.decompressobj(wbits=31)
-    result = reader.decompress(content, _MAX_BYTES)
-    if not reader.eof:
+    decompressor = zlib.decompressobj(wbits=31)
+    result = decompressor.decompress(content, _MAX_BYTES)
+    if not decompressor.eof:
         raise ValueError("it is truncated, or too large")
     return result
 
 
 def _samples(content: bytes) -> list[Sample]:
-    parts: defaultdict[int, list[bytes]] = defaultdict(list)
+    messages_by_number: defaultdict[int, list[bytes]] = defaultdict(list)
     for number, value in _fields(content):
         if isinstance(value, bytes):
-            parts[number].append(value)
-    strings = [value.decode(errors="replace") for value in parts[_STRING]]
+            messages_by_number[number].append(value)
+    strings = [value.decode(errors="replace") for value in messages_by_number[_STRING]]
     functions = {}
-    for part in parts[_FUNCTION]:
-        values = _integers(part)
+    for message in messages_by_number[_FUNCTION]:
+        values = _integers(message)
         name, file = values.get(_FUNCTION_NAME, 0), values.get(_FUNCTION_FILE, 0)
         functions[values[_ID]] = (strings[name], strings[file])
-    frames = dict(_frames(part, functions) for part in parts[_LOCATION])
-    return [_sample(part, frames, strings) for part in parts[_SAMPLE]]
+    frames = dict(_frames(message, functions) for message in messages_by_number[_LOCATION])
+    return [_sample(message, frames, strings) for message in messages_by_number[_SAMPLE]]
 
 
 def _frames(
-    location: bytes, functions: Mapping[int, tuple[str, str]]
+    location_message: bytes, functions: Mapping[int, tuple[str, str]]
 ) -> tuple[int, tuple[Frame, ...]]:
     """Return the number of a location, and its frames: more than one if functions are inlined."""
     frames = []
-    for number, value in _fields(location):
+    for number, value in _fields(location_message):
         if number == _LOCATION_LINES and isinstance(value, bytes):
             line = _integers(value)
             function, file = functions[line[_LINE_FUNCTION]]
             frames.append(Frame(function, file, max(_signed(line.get(_LINE_NUMBER, 0)), 0)))
-    return _integers(location)[_ID], tuple(frames)
+    return _integers(location_message)[_ID], tuple(frames)
 
 
-def _sample(part: bytes, frames: Mapping[int, tuple[Frame, ...]], strings: Sequence[str]) -> Sample:
+def _sample(
+    message: bytes, frames: Mapping[int, tuple[Frame, ...]], strings: Sequence[str]
+) -> Sample:
     locations: list[int] = []
     values: list[int] = []
     labels = {}
-    for number, value in _fields(part):
+    for number, value in _fields(message):
         if number == _SAMPLE_LABELS and isinstance(value, bytes):
             label = _integers(value)
             labels[strings[label[_LABEL_KEY]]] = strings[label.get(_LABEL_TEXT, 0)]
         elif number in (_SAMPLE_LOCATIONS, _SAMPLE_VALUES):
-            numbers = locations if number == _SAMPLE_LOCATIONS else values
-            numbers += _packed(value) if isinstance(value, bytes) else [value]
+            numbers_of_field = locations if number == _SAMPLE_LOCATIONS else values
+            numbers_of_field += _packed(value) if isinstance(value, bytes) else [value]
     count, total_bytes = (*map(_signed, values), 0, 0)[:2]
     stack = tuple(frame for location in locations for frame in frames[location])
     return Sample(max(count, 0), max(total_bytes, 0), stack, labels)

@@ -40,7 +40,9 @@ def find_limit_passed(snapshot: dict[str, Any], limit_bytes: int) -> list[LimitP
 
 def _reserved(snapshot: dict[str, Any], device: int) -> int:
     """Return the bytes of a device that are reserved at the end of the trace."""
-    return sum(each["total_size"] for each in snapshot["segments"] if each["device"] == device)
+    return sum(
+        segment["total_size"] for segment in snapshot["segments"] if segment["device"] == device
+    )
 
 
 def _first_above(
@@ -48,20 +50,25 @@ def _first_above(
 ) -> LimitPassed | None:
     changes = [_SIGNS.get(entry["action"], 0) * entry["size"] for entry in trace]
     reserved = reserved_at_end - sum(changes)
-    first: LimitPassed | None = None
+    first_passed: LimitPassed | None = None
     peak = reserved
     if reserved > limit_bytes:
-        first = LimitPassed(device, reserved, peak, 0, "", ())
+        first_passed = LimitPassed(device, reserved, peak, 0, "", ())
     for entry, change in zip(trace, changes, strict=True):
         reserved += change
         peak = max(peak, reserved)
-        if reserved > limit_bytes and first is None:
+        if reserved > limit_bytes and first_passed is None:
             pool = POOL_NAMES.get(entry.get("pool_id", (0, 0)), "PyTorch")
-            first = LimitPassed(device, reserved, 0, change, pool, _stack(entry))
-    if first is None:
+            first_passed = LimitPassed(device, reserved, 0, change, pool, _stack(entry))
+    if first_passed is None:
         return None
     return LimitPassed(
-        device, first.reserved_bytes, peak, first.size_bytes, first.pool, first.stack
+        device,
+        first_passed.reserved_bytes,
+        peak,
+        first_passed.size_bytes,
+        first_passed.pool,
+        first_passed.stack,
     )
 
 

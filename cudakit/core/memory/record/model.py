@@ -113,7 +113,7 @@ class MemoryModel:
         device: int,
         address: int,
         size_bytes: int,
-        how: AllocationKind,
+        kind: AllocationKind,
         pool: str,
         stream: int,
         stack: Stack,
@@ -121,14 +121,14 @@ class MemoryModel:
     ) -> None:
         """Add a driver allocation; ``pool`` is the pool that made the allocation, "" if unknown."""
         segment = Segment(
-            device=HOST if how is AllocationKind.PINNED else device,
+            device=HOST if kind is AllocationKind.PINNED else device,
             address=address,
             size_bytes=_rounded(size_bytes),
             requested_bytes=size_bytes,
             stream=stream,
             stack=stack,
             begin_ns=time_ns,
-            pool=pool or (MANAGED if how is AllocationKind.MANAGED else DRIVER),
+            pool=pool or (MANAGED if kind is AllocationKind.MANAGED else DRIVER),
         )
         self._add_segment(segment)
 
@@ -270,10 +270,12 @@ class MemoryModel:
 
     def _overlapping(self, begin: int, end: int) -> list[Segment]:
         """Return the segments in use that overlap the addresses from ``begin`` up to ``end``."""
-        first = bisect_right(self._addresses, begin) - 1
-        last = bisect_right(self._addresses, end - 1)
-        candidates = (self._segments[address] for address in self._addresses[max(first, 0) : last])
-        return [segment for segment in candidates if segment.end > begin]
+        first_index = bisect_right(self._addresses, begin) - 1
+        end_index = bisect_right(self._addresses, end - 1)
+        candidate_segments = (
+            self._segments[address] for address in self._addresses[max(first_index, 0) : end_index]
+        )
+        return [segment for segment in candidate_segments if segment.end > begin]
 
     def _free_block(self, segment: Segment, address: int, stack: Stack, time_ns: int) -> None:
         block = segment.blocks.pop(address)

@@ -80,9 +80,9 @@ class ProcessMemory:
 
     def forget_ended_ranges(self) -> None:
         """Forget the ranges that have ended, because a new recording begins."""
-        open_ranges = [each for ranges in self._open_ranges.values() for each in ranges]
+        open_ranges = [open_range for ranges in self._open_ranges.values() for open_range in ranges]
         self.ranges.clear()
-        self.ranges += sorted(open_ranges, key=lambda each: each.begin_ns)
+        self.ranges += sorted(open_ranges, key=lambda open_range: open_range.begin_ns)
 
     def feed(self, batch: Batch) -> None:
         """Apply the records of a batch."""
@@ -122,7 +122,7 @@ class ProcessMemory:
                 device=fields["device"],
                 address=fields["address"],
                 size_bytes=fields["size_bytes"],
-                how=AllocationKind(fields["how"]),
+                kind=AllocationKind(fields["allocation_kind"]),
                 pool=pool,
                 stream=fields["stream"],
                 stack=stack,

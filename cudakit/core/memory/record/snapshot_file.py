@@ -28,7 +28,7 @@ Snapshot: TypeAlias = dict[str, Any]
 _FrameDict: TypeAlias = dict[str, Any]
 
 _BEGINS = ("segment_alloc", "segment_map")
-_ENDS = ("segment_free", "segment_unmap")
+_RANGE_END_ACTIONS = ("segment_free", "segment_unmap")
 # The innermost frame of the call stacks of autograd's threads; core/sanitize/names.py has the same name.
 _BACKWARD_FRAME = {"name": "backward pass (autograd thread)", "filename": "", "line": 0}
 
@@ -74,14 +74,15 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
     """Write a snapshot; replace an existing file atomically. Raises OSError."""
-    # A random name and mode "x": another user could place a symbolic link at a predictable name.
-    part = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
+    # The name is random and the mode is "x", because another user could place a symbolic link at a
+    # predictable name.
+    temporary_path = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with part.open("xb") as file:
+        with temporary_path.open("xb") as file:
             pickle.dump(snapshot, file, protocol=4)
-        part.replace(path)
+        temporary_path.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -112,20 +113,26 @@ class _Writer:
         """Add the segments and events that do not belong to PyTorch's allocator."""
         model = self.memory.model
         segments = [segment for segment in model.segments if segment.device != HOST]
-        other_segments = [each for each in segments if not self._is_of_torch(each, torch_ranges)]
+        other_segments = [
+            driver_segment
+            for driver_segment in segments
+            if not self._is_of_torch(driver_segment, torch_ranges)
+        ]
         result["segments"] = sorted(
             [*result["segments"], *map(self._segment, other_segments)], key=itemgetter("address")
         )
         traces = result.setdefault("device_traces", [])
         devices = [device for device in model.entries if device != HOST]
-        while len(traces) <= max([*devices, *(each.device for each in other_segments)], default=-1):
+        while len(traces) <= max(
+            [*devices, *(driver_segment.device for driver_segment in other_segments)], default=-1
+        ):
             traces.append([])
         overflowed = [len(trace) >= MAX_EVENTS for trace in traces]
         for device in devices:
-            recorded = self._entries(model, device, torch_ranges)
-            recorded_overflow = device in model.overflowed and bool(recorded)
+            recorded_entries = self._entries(model, device, torch_ranges)
+            recorded_overflow = device in model.overflowed and bool(recorded_entries)
             traces[device], overflowed[device] = _merged(
-                traces[device], recorded, overflows=(overflowed[device], recorded_overflow)
+                traces[device], recorded_entries, overflows=(overflowed[device], recorded_overflow)
             )
         result["trace_alloc_overflowed"] = overflowed
 
@@ -134,23 +141,33 @@ class _Writer:
         model = self.memory.model
         if result.get("host_traces") or result.get("host_segments") or HOST not in model.entries:
             return
-        pinned = [segment for segment in model.segments if segment.device == HOST]
-        result["host_segments"] = [self._host_segment(segment) for segment in pinned]
+        pinned_segments = [segment for segment in model.segments if segment.device == HOST]
+        result["host_segments"] = [self._host_segment(segment) for segment in pinned_segments]
         result["host_traces"] = self._entries(model, HOST, torch_ranges)
 
     def add_ranges(self, result: Snapshot) -> None:
         """Add named ranges as annotations of every device that has a trace."""
         devices = [number for number, trace in enumerate(result["device_traces"]) if trace]
         annotations = [
-            {"name": each.name, "stage": stage, "device": device, "time_us": self.unix_us(time_ns)}
-            for each in self.memory.ranges
-            for stage, time_ns in (("START", each.begin_ns), ("END", each.end_ns))
+            {
+                "name": named_range.name,
+                "stage": stage,
+                "device": device,
+                "time_us": self.unix_us(time_ns),
+            }
+            for named_range in self.memory.ranges
+            for stage, time_ns in (
+                ("START", named_range.begin_ns),
+                ("END", named_range.end_ns),
+            )
             if time_ns is not None
             for device in devices
         ]
         all_annotations = result.setdefault("external_annotations", [])
         all_annotations += annotations
-        if annotations and all(isinstance(each.get("time_us"), int) for each in all_annotations):
+        if annotations and all(
+            isinstance(annotation.get("time_us"), int) for annotation in all_annotations
+        ):
             all_annotations.sort(key=itemgetter("time_us"))
 
     def frames(self, stack: Stack) -> list[_FrameDict]:
@@ -224,18 +241,18 @@ class _Writer:
             size = segment.size_bytes
             yield _block(segment.address, size, segment.requested_bytes, self.frames(segment.stack))
             return
-        end = segment.address
+        end_address = segment.address
         blocks = sorted(segment.blocks.items())
         next_addresses = [*(address for address, _ in blocks[1:]), segment.end]
         for (address, block), next_address in zip(blocks, next_addresses, strict=False):
-            if address > end:
-                yield _block(end, address - end, 0, [])
+            if address > end_address:
+                yield _block(end_address, address - end_address, 0, [])
             # A pool may round less than the model: JAX and RMM round to 256 bytes.
             size = min(block.size_bytes, next_address - address)
             yield _block(address, size, block.requested_bytes, self.frames(block.stack))
-            end = address + size
-        if segment.end > end:
-            yield _block(end, segment.end - end, 0, [])
+            end_address = address + size
+        if segment.end > end_address:
+            yield _block(end_address, segment.end - end_address, 0, [])
 
     def _host_segment(self, segment: Segment) -> dict[str, Any]:
         return {
@@ -263,21 +280,25 @@ def _block(
 
 
 def _merged(
-    torch: list[dict[str, Any]], recorded: list[dict[str, Any]], *, overflows: tuple[bool, bool]
+    torch_entries: list[dict[str, Any]],
+    recorded_entries: list[dict[str, Any]],
+    *,
+    overflows: tuple[bool, bool],
 ) -> tuple[list[dict[str, Any]], bool]:
     """Merge two traces by time, and return whether old events are missing.
 
     If one trace lost its old events, the older events of the other trace are dropped too, because a trace
     must be complete from its first event.
     """
-    if not torch or not all("time_us" in entry for entry in torch):
-        return [*torch, *recorded], any(overflows)
-    traces = zip((torch, recorded), overflows, strict=True)
-    begin = max((trace[0]["time_us"] for trace, overflowed in traces if overflowed), default=0)
-    complete = (
-        [entry for entry in trace if entry["time_us"] >= begin] for trace in (torch, recorded)
+    if not torch_entries or not all("time_us" in entry for entry in torch_entries):
+        return [*torch_entries, *recorded_entries], any(overflows)
+    traces = zip((torch_entries, recorded_entries), overflows, strict=True)
+    begin_us = max((trace[0]["time_us"] for trace, overflowed in traces if overflowed), default=0)
+    complete_traces = (
+        [entry for entry in trace if entry["time_us"] >= begin_us]
+        for trace in (torch_entries, recorded_entries)
     )
-    return list(merge(*complete, key=itemgetter("time_us"))), any(overflows)
+    return list(merge(*complete_traces, key=itemgetter("time_us"))), any(overflows)
 
 
 # --- memory of PyTorch
@@ -302,14 +323,16 @@ class _TorchRanges:
         ranges: list[_TorchRange] = []
         for trace in snapshot.get("device_traces", []):
             ranges += _ranges_of_trace(trace)
-        recorded = {(each.begin, each.end_us) for each in ranges}
+        ranges_of_trace = {(torch_range.begin, torch_range.end_us) for torch_range in ranges}
         for segment in snapshot["segments"]:
-            begin, size = segment["address"], segment["total_size"]
-            if (begin, _NEVER) not in recorded:
-                ranges.append(_TorchRange(begin, begin + size, -_NEVER, _NEVER))
-        self._ranges = sorted(ranges, key=lambda each: each.begin)
-        self._begins = [each.begin for each in self._ranges]
-        self._longest = max((each.end - each.begin for each in ranges), default=0)
+            address, size = segment["address"], segment["total_size"]
+            if (address, _NEVER) not in ranges_of_trace:
+                ranges.append(_TorchRange(address, address + size, -_NEVER, _NEVER))
+        self._ranges = sorted(ranges, key=lambda torch_range: torch_range.begin)
+        self._begins = [torch_range.begin for torch_range in self._ranges]
+        self._longest = max(
+            (torch_range.end - torch_range.begin for torch_range in ranges), default=0
+        )
 
     def includes(self, segment: Segment, begin_us: float, end_us: float | None) -> bool:
         """Return whether PyTorch's allocator made a driver allocation, given as a segment and its times.
@@ -318,15 +341,15 @@ class _TorchRanges:
         the two intervals in time must overlap by half of the shorter one.
         """
         end_us = _NEVER if end_us is None else end_us
-        first = bisect_left(self._begins, segment.address - self._longest)
-        last = bisect_right(self._begins, segment.end - 1)
+        first_index = bisect_left(self._begins, segment.address - self._longest)
+        end_index = bisect_right(self._begins, segment.end - 1)
         return any(
-            each.end > segment.address and _overlap(each, begin_us, end_us)
-            for each in self._ranges[first:last]
+            torch_range.end > segment.address and _overlap(torch_range, begin_us, end_us)
+            for torch_range in self._ranges[first_index:end_index]
         )
 
 
-# In microseconds of Unix time: later than any event, yet finite, so that differences are defined.
+# A Unix time in microseconds, later than any event, yet finite, so that differences are defined.
 _NEVER = 1e18
 
 
@@ -346,7 +369,7 @@ def _ranges_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[_TorchRange]:
         time_us = entry.get("time_us", 0)
         if action in _BEGINS:
             open_ranges[address] = (entry["size"], time_us)
-        elif action in _ENDS:
+        elif action in _RANGE_END_ACTIONS:
             size, begin_us = open_ranges.pop(address, (entry["size"], -_NEVER))
             ranges.append(_TorchRange(address, address + size, begin_us, time_us))
     for address, (size, begin_us) in open_ranges.items():
@@ -380,19 +403,23 @@ class _Passes:
     """The backward passes of a process, for queries by time."""
 
     def __init__(self, writer: _Writer) -> None:
-        passes = [each for each in writer.memory.ranges if each.is_backward_pass]
-        bounds = sorted(
+        passes = [
+            backward_pass
+            for backward_pass in writer.memory.ranges
+            if backward_pass.is_backward_pass
+        ]
+        begins_and_ends = sorted(
             (time_us, change, index)
-            for index, each in enumerate(passes)
-            for time_us, change in _bounds(each, writer)
+            for index, backward_pass in enumerate(passes)
+            for time_us, change in _bounds(backward_pass, writer)
         )
         self._times: list[int] = []
         # Item i is the call stack from _times[i] until _times[i + 1].
         self._frames: list[list[_FrameDict]] = []
-        active: set[int] = set()
-        for time_us, change, index in bounds:
-            active.add(index) if change > 0 else active.discard(index)
-            stack = passes[next(iter(active))].stack if len(active) == 1 else ()
+        active_passes: set[int] = set()
+        for time_us, change, index in begins_and_ends:
+            active_passes.add(index) if change > 0 else active_passes.discard(index)
+            stack = passes[next(iter(active_passes))].stack if len(active_passes) == 1 else ()
             self._times.append(time_us)
             self._frames.append([_BACKWARD_FRAME, *writer.frames(stack)] if stack else [])
 

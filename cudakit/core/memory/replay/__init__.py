@@ -35,7 +35,7 @@ class Replay:
     allocations: Allocations
     curves: Curves
     inconsistencies: Contradictions
-    begins_complete: bool  # the trace starts with no memory in use
+    begins_complete: bool  # whether the trace starts with no memory in use
 
     @property
     def n_events(self) -> int:
@@ -55,8 +55,10 @@ def replay(snapshot: Snapshot, trace: DeviceTrace) -> Replay:
     """Reconstruct the history of a device from its trace and final state."""
     segments = segment_history(trace)
     rows = allocation_steps(trace.events)
-    matched = match_final_blocks(rows, split_into_lifetimes(rows), trace.blocks, len(trace.events))
-    allocations = allocations_of(snapshot, trace, segments, matched)
+    matched_lifetimes = match_final_blocks(
+        rows, split_into_lifetimes(rows), trace.blocks, len(trace.events)
+    )
+    allocations = allocations_of(snapshot, trace, segments, matched_lifetimes)
     allocations = with_unsplit_sizes(snapshot, segments.plain, allocations)
     curves = curves_of(segments, allocations)
     return Replay(
@@ -64,7 +66,7 @@ def replay(snapshot: Snapshot, trace: DeviceTrace) -> Replay:
         allocations=allocations,
         curves=curves,
         inconsistencies=replace(
-            matched.counts,
+            matched_lifetimes.counts,
             segments=segments.contradictions,
             over_reserved=int(np.count_nonzero(curves.active > curves.reserved)),
         ),

@@ -23,7 +23,7 @@ class Allocations:
     """
 
     address: Addresses
-    requested: Ints  # bytes
+    requested: Ints  # requested bytes
     size: Ints  # bytes of the block; computed by rules if ``size_known`` is False
     size_known: Mask
     begin: Ints
@@ -40,51 +40,58 @@ class Allocations:
 
 
 def allocations_of(
-    snapshot: Snapshot, trace: DeviceTrace, segments: SegmentHistory, matched: MatchedLifetimes
+    snapshot: Snapshot,
+    trace: DeviceTrace,
+    segments: SegmentHistory,
+    matched_lifetimes: MatchedLifetimes,
 ) -> Allocations:
     """Return the allocation of each lifetime; sizes of freed blocks are the rounded requests."""
     events, blocks = trace.events, trace.blocks
-    has_event = matched.source >= 0
-    live = matched.block >= 0
-    source = matched.source[has_event]
-    block = matched.block[live]
-    stream = np.zeros(len(matched.address), np.int32)
-    stack = np.zeros(len(matched.address), np.int32)
-    stream[live] = trace.segments.stream[blocks.segment[block]]
+    has_event = matched_lifetimes.source >= 0
+    has_final_block = matched_lifetimes.block >= 0
+    source = matched_lifetimes.source[has_event]
+    block = matched_lifetimes.block[has_final_block]
+    stream = np.zeros(len(matched_lifetimes.address), np.int32)
+    stack = np.zeros(len(matched_lifetimes.address), np.int32)
+    stream[has_final_block] = trace.segments.stream[blocks.segment[block]]
     stream[has_event] = events.stream[source]
     # For an allocation from before the trace, the trace has only the free, with another stack.
     is_allocation = events.action[source] == Action.ALLOC
     stack[has_event] = np.where(is_allocation, events.stack[source], 0)
     # With context="state" only the final blocks have stacks.
     final_stack = blocks.stack[block]
-    stack[live] = np.where((stack[live] == 0) | (final_stack != 0), final_stack, stack[live])
-    requested = matched.requested.copy()
-    requested[live] = blocks.requested[block]
+    stack[has_final_block] = np.where(
+        (stack[has_final_block] == 0) | (final_stack != 0), final_stack, stack[has_final_block]
+    )
+    requested = matched_lifetimes.requested.copy()
+    requested[has_final_block] = blocks.requested[block]
     size = rounded_array(requested, recorded_divisions(snapshot.settings))
-    size[live] = blocks.size[block]
+    size[has_final_block] = blocks.size[block]
     return Allocations(
-        address=matched.address,
+        address=matched_lifetimes.address,
         requested=requested,
         size=size,
-        size_known=live,
-        begin=matched.begin,
-        free_requested=matched.free_requested,
-        end=matched.end,
+        size_known=has_final_block,
+        begin=matched_lifetimes.begin,
+        free_requested=matched_lifetimes.free_requested,
+        end=matched_lifetimes.end,
         stream=stream,
-        pool=_pools(trace, segments, matched),
+        pool=_pools(trace, segments, matched_lifetimes),
         stack=stack,
-        source=matched.source,
-        live_block=matched.block,
+        source=matched_lifetimes.source,
+        live_block=matched_lifetimes.block,
     )
 
 
-def _pools(trace: DeviceTrace, segments: SegmentHistory, matched: MatchedLifetimes) -> Ids:
+def _pools(
+    trace: DeviceTrace, segments: SegmentHistory, matched_lifetimes: MatchedLifetimes
+) -> Ids:
     """Return the pool of each allocation: recorded by its event (torch 2.12), else by its segment."""
-    recorded = matched.source >= 0
-    event = np.where(recorded, matched.source, len(trace.events))
-    pool = segments.pool_at(matched.address, event)
-    recorded_pool = trace.events.pool[matched.source[recorded]]
-    pool[np.flatnonzero(recorded)[recorded_pool >= 0]] = recorded_pool[recorded_pool >= 0]
+    has_event = matched_lifetimes.source >= 0
+    event = np.where(has_event, matched_lifetimes.source, len(trace.events))
+    pool = segments.pool_at(matched_lifetimes.address, event)
+    recorded_pool = trace.events.pool[matched_lifetimes.source[has_event]]
+    pool[np.flatnonzero(has_event)[recorded_pool >= 0]] = recorded_pool[recorded_pool >= 0]
     return pool
 
 
@@ -100,22 +107,22 @@ class Curves:
 
 def curves_of(segments: SegmentHistory, allocations: Allocations) -> Curves:
     """Return the curves of all allocations and segments."""
-    n = len(segments.reserved) - 1
+    n_events = len(segments.reserved) - 1
     begin, request, end = allocations.begin, allocations.free_requested, allocations.end
     return Curves(
-        requested=_sum_of_intervals(n, begin, end, allocations.requested),
-        allocated=_sum_of_intervals(n, begin, request, allocations.size),
-        active=_sum_of_intervals(n, begin, end, allocations.size),
+        requested=_sum_of_intervals(n_events, begin, end, allocations.requested),
+        allocated=_sum_of_intervals(n_events, begin, request, allocations.size),
+        active=_sum_of_intervals(n_events, begin, end, allocations.size),
         reserved=segments.reserved,
     )
 
 
-def _sum_of_intervals(n: int, begin: Ints, end: Ints, amount: Ints) -> Ints:
+def _sum_of_intervals(n_events: int, begin: Ints, end: Ints, size_bytes: Ints) -> Ints:
     """Return the sum of the amounts whose interval contains each moment.
 
     An interval includes the moments from after event ``begin`` to before event ``end``.
     """
-    change = np.bincount(begin + 1, weights=amount, minlength=n + 2)
-    change -= np.bincount(end + 1, weights=amount, minlength=n + 2)
+    change_bytes = np.bincount(begin + 1, weights=size_bytes, minlength=n_events + 2)
+    change_bytes -= np.bincount(end + 1, weights=size_bytes, minlength=n_events + 2)
     # Sums of bytes stay below 2**53, where float64 is exact.
-    return np.cumsum(change[: n + 1]).astype(np.int64)
+    return np.cumsum(change_bytes[: n_events + 1]).astype(np.int64)

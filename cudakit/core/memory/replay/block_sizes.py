@@ -28,17 +28,17 @@ def with_unsplit_sizes(
     if snapshot.settings.get("expandable_segments") is True:
         return allocations  # the allocator then splits every remainder (``should_split``)
     other_pools = [pool_id for pool_id, pool in enumerate(snapshot.pools) if pool in POOL_NAMES]
-    large = np.flatnonzero(
+    large_indices = np.flatnonzero(
         (allocations.size > MAX_SMALL_BYTES)
         & _in_segments(allocations.address, segments)
         & ~np.isin(allocations.pool, other_pools)
     )
-    if allocations.size_known[large].all():
+    if allocations.size_known[large_indices].all():
         return allocations
-    blocks = take(allocations, large)
+    blocks = take(allocations, large_indices)
     unsplit = _unsplit_sizes(blocks, segments, max_split=recorded_max_split(snapshot.settings))
     size = allocations.size.copy()
-    size[large] = np.where(blocks.size_known, blocks.size, unsplit)
+    size[large_indices] = np.where(blocks.size_known, blocks.size, unsplit)
     return replace(allocations, size=size)
 
 
@@ -60,14 +60,14 @@ def _unsplit_sizes(blocks: Allocations, segments: SegmentLifetimes, *, max_split
     the segment, belongs to the new block. Blocks of ``max_split`` bytes or more are never split. A block from
     before the trace keeps its rounded size if no other block shows its end.
     """
-    # Ascending: start addresses of blocks in use, and end addresses of segments.
+    # Start addresses of blocks in use, and end addresses of segments, ascending.
     boundaries: list[int] = []
     size = blocks.size.tolist()
     address = blocks.address.tolist()
-    ends = (segments.address + segments.size.astype(np.uint64)).tolist()
+    segment_ends = (segments.address + segments.size.astype(np.uint64)).tolist()
     n_blocks = len(blocks)
     for item, is_begin in _begins_and_ends(blocks, segments):
-        boundary = address[item] if item < n_blocks else ends[item - n_blocks]
+        boundary = address[item] if item < n_blocks else segment_ends[item - n_blocks]
         index = bisect_left(boundaries, boundary)
         if not is_begin:
             if index < len(boundaries) and boundaries[index] == boundary:
@@ -87,14 +87,14 @@ def _unsplit_sizes(blocks: Allocations, segments: SegmentLifetimes, *, max_split
 def _extend_blocks_before_trace(blocks: Allocations, size: Ints) -> Ints:
     """Extend blocks from before the trace to a block that was later allocated up to 1 MiB after them."""
     by_address = np.argsort(blocks.address, kind="stable")
-    address, begin = blocks.address[by_address], blocks.begin[by_address]
+    address, begin_event = blocks.address[by_address], blocks.begin[by_address]
     for block in np.flatnonzero(blocks.begin == BEFORE_TRACE).tolist():
         stop = int(blocks.address[block]) + int(size[block])
         window = np.array([stop, stop + MAX_SMALL_BYTES + 1], np.uint64)
-        first, last = np.searchsorted(address, window).tolist()
-        later = np.flatnonzero(begin[first:last] < blocks.end[block])
-        if len(later):
-            size[block] += int(address[first + later[0]]) - stop
+        first_index, end_index = np.searchsorted(address, window).tolist()
+        later_blocks = np.flatnonzero(begin_event[first_index:end_index] < blocks.end[block])
+        if len(later_blocks):
+            size[block] += int(address[first_index + later_blocks[0]]) - stop
     return size
 
 
@@ -105,10 +105,12 @@ def _begins_and_ends(blocks: Allocations, segments: SegmentLifetimes) -> Iterato
     """
     begin = np.concatenate((blocks.begin, segments.begin))
     end = np.concatenate((blocks.end, segments.end))
-    n = len(begin)
+    n_lifetimes = len(begin)
     # Keys are twice the event index, plus 1 for begins: at one event, ends come before begins. For equal
     # keys, segments come before blocks.
     key = np.concatenate((2 * begin + 1, 2 * end))
-    is_block = np.arange(n) < len(blocks)
-    order = np.lexsort((np.concatenate((is_block, is_block)), key))
-    return zip((order % n).tolist(), (order < n).tolist(), strict=True)
+    is_block = np.arange(n_lifetimes) < len(blocks)
+    event_order = np.lexsort((np.concatenate((is_block, is_block)), key))
+    return zip(
+        (event_order % n_lifetimes).tolist(), (event_order < n_lifetimes).tolist(), strict=True
+    )

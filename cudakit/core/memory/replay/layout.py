@@ -25,7 +25,7 @@ class Layout:
     block_offset: Ints  # bytes from the segment's start
     block_size: Ints
     block_requested: Ints
-    block_pending: Mask  # pending free
+    block_pending: Mask  # whether each block is pending free
     free_segment: Ints
     free_offset: Ints
     free_size: Ints
@@ -41,27 +41,32 @@ class Layout:
 
 def live_at(allocations: Allocations, moment: int) -> Ints:
     """Return the indices of allocations in use or pending free at a moment, by address."""
-    live = np.flatnonzero((allocations.begin < moment) & (moment <= allocations.end))
-    return live[np.argsort(allocations.address[live], kind="stable")]
+    live_allocations = np.flatnonzero((allocations.begin < moment) & (moment <= allocations.end))
+    return live_allocations[np.argsort(allocations.address[live_allocations], kind="stable")]
 
 
 def layout_at(history: SegmentHistory, allocations: Allocations, moment: int) -> Layout:
     """Return the layout at a moment, without allocations outside segments (in inexact traces)."""
     segments = history.at(moment)
-    live = live_at(allocations, moment)
-    address, size = allocations.address[live], allocations.size[live]
-    segment, offset, inside = _positions_in_segments(segments, address, size)
-    live, segment, offset, size = live[inside], segment[inside], offset[inside], size[inside]
+    live_allocations = live_at(allocations, moment)
+    address, size = allocations.address[live_allocations], allocations.size[live_allocations]
+    segment, offset, is_inside = _positions_in_segments(segments, address, size)
+    live_allocations, segment, offset, size = (
+        live_allocations[is_inside],
+        segment[is_inside],
+        offset[is_inside],
+        size[is_inside],
+    )
     segments = _with_kinds(segments, segment, size)
     free_segment, free_offset, free_size = _free_blocks(segments, segment, offset, size)
     return Layout(
         segments=segments,
-        allocation=live,
+        allocation=live_allocations,
         block_segment=segment,
         block_offset=offset,
         block_size=size,
-        block_requested=allocations.requested[live],
-        block_pending=allocations.free_requested[live] < moment,
+        block_requested=allocations.requested[live_allocations],
+        block_pending=allocations.free_requested[live_allocations] < moment,
         free_segment=free_segment,
         free_offset=free_offset,
         free_size=free_size,
@@ -76,19 +81,19 @@ def _positions_in_segments(
         zeros = np.zeros(len(address), np.int64)
         return zeros, zeros, np.zeros(len(address), np.bool_)
     segment = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
-    # Unsigned: an address below the first segment wraps to a large offset.
+    # Offsets are unsigned: an address below the first segment wraps to a large offset.
     offset = address - segments.address[segment]
     last_offset = segments.size[segment] - size
-    inside = (last_offset >= 0) & (offset <= np.maximum(last_offset, 0).astype(np.uint64))
-    return segment, offset.astype(np.int64), inside
+    is_inside = (last_offset >= 0) & (offset <= np.maximum(last_offset, 0).astype(np.uint64))
+    return segment, offset.astype(np.int64), is_inside
 
 
 def _with_kinds(segments: SegmentLifetimes, segment: Ints, size: Ints) -> SegmentLifetimes:
     """Set unknown kinds of expandable segments according to the sizes of their blocks."""
     kind = segments.kind.copy()
-    unknown = segments.expandable[segment] & (kind[segment] == SegmentKind.UNKNOWN)
-    small = size[unknown] <= MAX_SMALL_BYTES
-    kind[segment[unknown]] = np.where(small, SegmentKind.SMALL, SegmentKind.LARGE)
+    is_unknown = segments.expandable[segment] & (kind[segment] == SegmentKind.UNKNOWN)
+    is_small = size[is_unknown] <= MAX_SMALL_BYTES
+    kind[segment[is_unknown]] = np.where(is_small, SegmentKind.SMALL, SegmentKind.LARGE)
     return replace(segments, kind=kind)
 
 
@@ -96,20 +101,22 @@ def _free_blocks(
     segments: SegmentLifetimes, segment: Ints, offset: Ints, size: Ints
 ) -> tuple[Ints, Ints, Ints]:
     """Return the free blocks: the gaps before each block, and after the last block of each segment."""
-    n = len(segments)
-    segment_index = np.arange(n, dtype=np.int64)
-    # An empty block at the end of each segment, so that every gap is followed by a block.
+    n_segments = len(segments)
+    segment_index = np.arange(n_segments, dtype=np.int64)
+    # Each segment gets an empty block at its end, so that every gap is followed by a block.
     all_segments = np.concatenate((segment, segment_index))
     all_offsets = np.concatenate((offset, segments.size))
     all_ends = np.concatenate((offset + size, segments.size))
-    order = np.lexsort((all_offsets, all_segments))
-    all_segments, all_offsets = all_segments[order], all_offsets[order]
-    previous_end = np.zeros(len(order), np.int64)
-    previous_end[1:] = np.where(all_segments[1:] == all_segments[:-1], all_ends[order][:-1], 0)
-    gap = all_offsets - previous_end
-    is_free = gap > 0
-    return all_segments[is_free], previous_end[is_free], gap[is_free]
+    offset_order = np.lexsort((all_offsets, all_segments))
+    all_segments, all_offsets = all_segments[offset_order], all_offsets[offset_order]
+    previous_end = np.zeros(len(offset_order), np.int64)
+    previous_end[1:] = np.where(
+        all_segments[1:] == all_segments[:-1], all_ends[offset_order][:-1], 0
+    )
+    gap_bytes = all_offsets - previous_end
+    is_free = gap_bytes > 0
+    return all_segments[is_free], previous_end[is_free], gap_bytes[is_free]
 
 
-def _sum_by(index: Ints, amount: Ints, n: int) -> Ints:
-    return np.bincount(index, weights=amount, minlength=n).astype(np.int64)
+def _sum_by(segment_index: Ints, size_bytes: Ints, n_segments: int) -> Ints:
+    return np.bincount(segment_index, weights=size_bytes, minlength=n_segments).astype(np.int64)

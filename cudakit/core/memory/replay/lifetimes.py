@@ -52,29 +52,29 @@ def sorted_by_address(event: Ints, address: Addresses, step: Codes, size: Ints) 
 
 def split_into_lifetimes(steps: LifetimeSteps) -> Lifetimes:
     """Group steps into lifetimes. A step that cannot follow the step before it starts a new lifetime."""
-    n = len(steps.event)
-    new_address = np.ones(n, np.bool_)
+    n_steps = len(steps.event)
+    new_address = np.ones(n_steps, np.bool_)
     new_address[1:] = steps.address[1:] != steps.address[:-1]
-    starts = new_address.copy()
-    starts[1:] |= steps.step[1:] <= steps.step[:-1]
-    first = np.flatnonzero(starts)
-    last = np.append(first[1:], n)[: len(first)] - 1
-    lifetime = np.cumsum(starts) - 1
-    oldest = new_address[first]
+    is_first_step = new_address.copy()
+    is_first_step[1:] |= steps.step[1:] <= steps.step[:-1]
+    first_step = np.flatnonzero(is_first_step)
+    last_step = np.append(first_step[1:], n_steps)[: len(first_step)] - 1
+    lifetime = np.cumsum(is_first_step) - 1
+    is_oldest = new_address[first_step]
     return Lifetimes(
-        first=first,
-        last=last,
-        begin=_events_of_step(steps, lifetime, BEGIN, len(first)),
-        request=_events_of_step(steps, lifetime, REQUEST, len(first)),
-        complete=_events_of_step(steps, lifetime, COMPLETE, len(first)),
-        newest=np.append(oldest[1:], True)[: len(first)],
-        oldest=oldest,
+        first=first_step,
+        last=last_step,
+        begin=_events_of_step(steps, lifetime, BEGIN, len(first_step)),
+        request=_events_of_step(steps, lifetime, REQUEST, len(first_step)),
+        complete=_events_of_step(steps, lifetime, COMPLETE, len(first_step)),
+        newest=np.append(is_oldest[1:], True)[: len(first_step)],
+        oldest=is_oldest,
     )
 
 
-def _events_of_step(steps: LifetimeSteps, lifetime: Ints, step: int, n: int) -> Ints:
+def _events_of_step(steps: LifetimeSteps, lifetime: Ints, step: int, n_lifetimes: int) -> Ints:
     """Return the event of one kind of step in each lifetime; -1: not recorded."""
-    event = np.full(n, -1, np.int64)
+    event = np.full(n_lifetimes, -1, np.int64)
     is_step = steps.step == step
     event[lifetime[is_step]] = steps.event[is_step]
     return event
@@ -85,9 +85,9 @@ def _address_order(address: Addresses) -> npt.NDArray[np.intp]:
         return np.zeros(0, np.intp)
     # Addresses of a device share their upper bits, and blocks are multiples of 512 bytes. If the remaining
     # bits fit in 32 bits, sorting is faster.
-    lowest, highest = address.min(), address.max()
-    offset = address - lowest
-    if int(highest - lowest) < 1 << 41 and not (offset & np.uint64(511)).any():
+    lowest_address, highest_address = address.min(), address.max()
+    offset = address - lowest_address
+    if int(highest_address - lowest_address) < 1 << 41 and not (offset & np.uint64(511)).any():
         return np.argsort((offset >> np.uint64(9)).astype(np.uint32), kind="stable")
     return np.argsort(address, kind="stable")
 
@@ -96,11 +96,15 @@ def _address_order(address: Addresses) -> npt.NDArray[np.intp]:
 class Contradictions:
     """The number of contradictions between trace and final state, by kind."""
 
-    lost_allocations: int = 0  # freed, or live at the end, but not allocated in the trace
-    lost_frees: int = 0  # the address is allocated again, or free at the end, but was not freed
-    lost_requests: int = 0  # a free completed, but was not requested
-    sizes: int = 0  # events of one allocation with different sizes
-    segments: int = 0  # allocated or freed twice, or different in the final state
+    lost_allocations: int = (
+        0  # allocations that are freed, or live at the end, without an alloc event
+    )
+    lost_frees: int = (
+        0  # blocks whose address is allocated again, or free at the end, without a free
+    )
+    lost_requests: int = 0  # frees that completed without a request
+    sizes: int = 0  # allocations whose events have different sizes
+    segments: int = 0  # segments that are allocated or freed twice, or differ from the final state
     over_reserved: int = 0  # moments with more active than reserved memory
 
     @property
@@ -137,7 +141,7 @@ class MatchedLifetimes:
     """
 
     address: Addresses
-    requested: Ints  # bytes
+    requested: Ints  # requested bytes
     begin: Ints
     free_requested: Ints
     end: Ints
@@ -147,25 +151,25 @@ class MatchedLifetimes:
 
 
 def match_final_blocks(
-    steps: LifetimeSteps, lifetimes: Lifetimes, blocks: Blocks, n: int
+    steps: LifetimeSteps, lifetimes: Lifetimes, blocks: Blocks, n_events: int
 ) -> MatchedLifetimes:
     """Match the lifetimes of a trace of n events with the blocks of the final state."""
     address = steps.address[lifetimes.first]
-    live = np.flatnonzero(blocks.state != BlockState.INACTIVE)
-    live = live[np.argsort(blocks.address[live], kind="stable")]
-    block, is_matched = _final_blocks(address, lifetimes, blocks, live)
+    live_blocks = np.flatnonzero(blocks.state != BlockState.INACTIVE)
+    live_blocks = live_blocks[np.argsort(blocks.address[live_blocks], kind="stable")]
+    block, is_matched = _final_blocks(address, lifetimes, blocks, live_blocks)
     unfinished = lifetimes.complete < 0
     missing_at_end = lifetimes.newest & unfinished & (block < 0)
     overwritten = ~lifetimes.newest & unfinished
     begin, n_missing_allocs = _begins(steps, lifetimes)
-    end = np.where(unfinished, n, lifetimes.complete)
+    end = np.where(unfinished, n_events, lifetimes.complete)
     end[overwritten] = steps.event[lifetimes.last[overwritten] + 1]
-    end[missing_at_end] = max(n - 1, 0)
-    request, n_missing_requests = _request_events(lifetimes, blocks, block, end, n)
+    end[missing_at_end] = max(n_events - 1, 0)
+    request, n_missing_requests = _request_events(lifetimes, blocks, block, end, n_events)
     requested = steps.size[lifetimes.first]
     # A live block without a lifetime was allocated before the trace. If its address has earlier lifetimes in
     # the trace, its allocation was lost instead.
-    unmatched = np.setdiff1d(live, block[is_matched])
+    unmatched = np.setdiff1d(live_blocks, block[is_matched])
     unmatched_begin, reallocated = _begins_of_unmatched(address, lifetimes, blocks, unmatched)
     has_block = block >= 0
     size_mismatches = np.count_nonzero(requested[has_block] != blocks.requested[block[has_block]])
@@ -175,8 +179,10 @@ def match_final_blocks(
         address=np.concatenate((address, blocks.address[unmatched])),
         requested=np.concatenate((requested, blocks.requested[unmatched])),
         begin=np.concatenate((begin, unmatched_begin)),
-        free_requested=np.concatenate((request, np.where(unmatched_pending, unmatched_begin, n))),
-        end=np.concatenate((end, np.full(len(unmatched), n))),
+        free_requested=np.concatenate(
+            (request, np.where(unmatched_pending, unmatched_begin, n_events))
+        ),
+        end=np.concatenate((end, np.full(len(unmatched), n_events))),
         source=np.concatenate((steps.event[lifetimes.first], np.full(len(unmatched), -1))),
         block=np.concatenate((block, unmatched)),
         counts=Contradictions(
@@ -189,61 +195,65 @@ def match_final_blocks(
 
 
 def _final_blocks(
-    address: Addresses, lifetimes: Lifetimes, blocks: Blocks, live: npt.NDArray[np.intp]
+    address: Addresses, lifetimes: Lifetimes, blocks: Blocks, live_blocks: npt.NDArray[np.intp]
 ) -> tuple[Ints, Mask]:
     """Return the final block of each lifetime (-1: none), and a mask of the lifetimes that have one."""
     block = np.full(len(address), -1, np.int64)
-    if not len(live):
+    if not len(live_blocks):
         return block, np.zeros(len(address), np.bool_)
-    index = np.minimum(np.searchsorted(blocks.address[live], address), len(live) - 1)
+    index = np.minimum(np.searchsorted(blocks.address[live_blocks], address), len(live_blocks) - 1)
     is_matched = (
-        lifetimes.newest & (lifetimes.complete < 0) & (blocks.address[live][index] == address)
+        lifetimes.newest
+        & (lifetimes.complete < 0)
+        & (blocks.address[live_blocks][index] == address)
     )
-    block[is_matched] = live[index[is_matched]]
+    block[is_matched] = live_blocks[index[is_matched]]
     return block, is_matched
 
 
 def _begins(steps: LifetimeSteps, lifetimes: Lifetimes) -> tuple[Ints, int]:
     """Return the first event of each lifetime, and the number of lost allocations."""
-    lost = (lifetimes.begin < 0) & ~lifetimes.oldest
+    has_lost_alloc = (lifetimes.begin < 0) & ~lifetimes.oldest
     begin = lifetimes.begin.copy()  # -1 is BEFORE_TRACE
     # The allocation came after the last free of the address; the earliest possible event is assumed.
-    begin[lost] = steps.event[lifetimes.first[lost] - 1]
-    return begin, int(np.count_nonzero(lost))
+    begin[has_lost_alloc] = steps.event[lifetimes.first[has_lost_alloc] - 1]
+    return begin, int(np.count_nonzero(has_lost_alloc))
 
 
 def _request_events(
-    lifetimes: Lifetimes, blocks: Blocks, block: Ints, end: Ints, n: int
+    lifetimes: Lifetimes, blocks: Blocks, block: Ints, end: Ints, n_events: int
 ) -> tuple[Ints, int]:
     """Return the event of each free request, and the number of missing requests."""
-    missing = lifetimes.request < 0
+    is_missing = lifetimes.request < 0
     # The first free of an address may have been requested before the trace.
-    before_trace = missing & (lifetimes.begin < 0) & lifetimes.oldest & (lifetimes.complete >= 0)
-    not_completed = missing & (lifetimes.complete < 0)
-    request = np.where(missing, np.where(before_trace, BEFORE_TRACE, end), lifetimes.request)
+    before_trace = is_missing & (lifetimes.begin < 0) & lifetimes.oldest & (lifetimes.complete >= 0)
+    not_completed = is_missing & (lifetimes.complete < 0)
+    request = np.where(is_missing, np.where(before_trace, BEFORE_TRACE, end), lifetimes.request)
     has_block = block >= 0
     state = np.full(len(block), BlockState.INACTIVE, np.uint8)
     state[has_block] = blocks.state[block[has_block]]
-    pending = not_completed & (state == BlockState.PENDING_FREE)
-    allocated_again = ~missing & (state == BlockState.ALLOCATED)
+    is_pending = not_completed & (state == BlockState.PENDING_FREE)
+    allocated_again = ~is_missing & (state == BlockState.ALLOCATED)
     request[not_completed] = end[not_completed]
-    request[pending] = n - 1
-    request[allocated_again] = n
-    lost = (missing & ~before_trace & ~not_completed) | pending | allocated_again
-    return request, int(np.count_nonzero(lost))
+    request[is_pending] = n_events - 1
+    request[allocated_again] = n_events
+    has_lost_request = (is_missing & ~before_trace & ~not_completed) | is_pending | allocated_again
+    return request, int(np.count_nonzero(has_lost_request))
 
 
 def _begins_of_unmatched(
     address: Addresses, lifetimes: Lifetimes, blocks: Blocks, unmatched: npt.NDArray[np.intp]
 ) -> tuple[Ints, int]:
     begin = np.full(len(unmatched), BEFORE_TRACE, np.int64)
-    newest = np.flatnonzero(lifetimes.newest)
-    if not len(newest) or not len(unmatched):
+    newest_lifetimes = np.flatnonzero(lifetimes.newest)
+    if not len(newest_lifetimes) or not len(unmatched):
         return begin, 0
     addresses = blocks.address[unmatched]
-    index = np.minimum(np.searchsorted(address[newest], addresses), len(newest) - 1)
-    reallocated = address[newest][index] == addresses
-    begin[reallocated] = lifetimes.complete[newest[index[reallocated]]]
+    index = np.minimum(
+        np.searchsorted(address[newest_lifetimes], addresses), len(newest_lifetimes) - 1
+    )
+    reallocated = address[newest_lifetimes][index] == addresses
+    begin[reallocated] = lifetimes.complete[newest_lifetimes[index[reallocated]]]
     return begin, int(np.count_nonzero(reallocated))
 
 

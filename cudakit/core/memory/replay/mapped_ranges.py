@@ -23,7 +23,7 @@ _SMALL_PAGE = SMALL_SEGMENT
 _LARGE_PAGE = LARGE_SEGMENT
 
 _ADDRESS_SPACE = 1 << 64
-UNKNOWN_POOL = -1  # the event does not record its pool
+UNKNOWN_POOL = -1  # pool of a range whose event does not record a pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
 
     The pool is UNKNOWN_POOL if neither an event nor the final state names it.
     """
-    events, n = trace.events, len(trace.events)
-    walk = _BackwardWalk(_final_ranges(trace))
+    events, n_events = trace.events, len(trace.events)
+    backward_walk = _BackwardWalk(_final_ranges(trace))
     is_map = events.action == Action.SEGMENT_MAP
     changes = np.flatnonzero(is_map | (events.action == Action.SEGMENT_UNMAP))[::-1]
     for event, is_mapping, address, size, stream, pool in zip(
@@ -69,19 +69,23 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
     ):
         if is_mapping:
             kind = SegmentKind.SMALL if size == _SMALL_PAGE else SegmentKind.LARGE
-            walk.undo_map(_mapped_range(address, size, stream, pool, kind, event, n))
+            backward_walk.undo_map(
+                _mapped_range(address, size, stream, pool, kind, event, n_events)
+            )
         else:
             kind = SegmentKind.SMALL if size < _LARGE_PAGE else SegmentKind.UNKNOWN
-            walk.undo_unmap(_mapped_range(address, size, stream, pool, kind, BEFORE_TRACE, event))
-    return walk.lifetimes(), walk.contradictions
+            backward_walk.undo_unmap(
+                _mapped_range(address, size, stream, pool, kind, BEFORE_TRACE, event)
+            )
+    return backward_walk.lifetimes(), backward_walk.contradictions
 
 
 def _final_ranges(trace: DeviceTrace) -> Iterator[MappedRange]:
-    segments, n = trace.segments, len(trace.events)
+    segments, n_events = trace.segments, len(trace.events)
     is_expandable = segments.expandable & (segments.size > 0)
     names = ("address", "size", "stream", "pool", "kind")
     columns = (getattr(segments, name)[is_expandable].tolist() for name in names)
-    return (_mapped_range(*row, BEFORE_TRACE, n) for row in zip(*columns, strict=True))
+    return (_mapped_range(*row, BEFORE_TRACE, n_events) for row in zip(*columns, strict=True))
 
 
 def _mapped_range(address: int, size: int, *attributes: int) -> MappedRange:
@@ -92,25 +96,25 @@ def _mapped_range(address: int, size: int, *attributes: int) -> MappedRange:
 class _BackwardWalk:
     """The mapped ranges at the current moment of the backward walk, and the lifetimes found so far."""
 
-    def __init__(self, final: Iterable[MappedRange]) -> None:
+    def __init__(self, final_ranges: Iterable[MappedRange]) -> None:
         self.contradictions = 0
         self._completed: list[MappedRange] = []
         self._mapped: list[MappedRange] = []  # sorted by address, without overlap
         self._starts: list[int] = []
-        for piece in final:
-            self.undo_unmap(piece)
+        for final_range in final_ranges:
+            self.undo_unmap(final_range)
 
     def undo_map(self, mapping: MappedRange) -> None:
         """Undo a mapping: the lifetimes of its parts began with this event."""
-        inside = self._remove(mapping.address, mapping.stop)
-        self.contradictions += sum(piece.size for piece in inside) != mapping.size
-        for piece in inside:
-            has_kind = piece.kind != SegmentKind.UNKNOWN
+        mapped_parts = self._remove(mapping.address, mapping.stop)
+        self.contradictions += sum(mapped_part.size for mapped_part in mapped_parts) != mapping.size
+        for mapped_part in mapped_parts:
+            has_kind = mapped_part.kind != SegmentKind.UNKNOWN
             self._completed.append(
                 replace(
-                    piece,
-                    pool=piece.pool if piece.pool != UNKNOWN_POOL else mapping.pool,
-                    kind=piece.kind if has_kind else mapping.kind,
+                    mapped_part,
+                    pool=mapped_part.pool if mapped_part.pool != UNKNOWN_POOL else mapping.pool,
+                    kind=mapped_part.kind if has_kind else mapping.kind,
                     begin=mapping.begin,
                 )
             )
@@ -119,7 +123,7 @@ class _BackwardWalk:
         """Undo an unmapping. Parts that are mapped already must have begun after this event."""
         overlapping = self._remove(mapped.address, mapped.stop)
         self.contradictions += bool(overlapping)
-        self._completed += [replace(piece, begin=mapped.end) for piece in overlapping]
+        self._completed += [replace(mapped_part, begin=mapped.end) for mapped_part in overlapping]
         if mapped.size:
             self._insert(mapped)
 
@@ -131,19 +135,23 @@ class _BackwardWalk:
         """Remove and return the parts in a range, splitting ranges that extend beyond it."""
         if stop <= start:
             return []
-        first = max(bisect_right(self._starts, start) - 1, 0)
-        last = bisect_left(self._starts, stop)
-        overlapping = [piece for piece in self._mapped[first:last] if piece.stop > start]
-        first = last - len(overlapping)
-        del self._mapped[first:last], self._starts[first:last]
-        for piece in overlapping:
-            if piece.address < start:
-                self._insert(piece.within(piece.address, start))
-            if piece.stop > stop:
-                self._insert(piece.within(stop, piece.stop))
-        return [piece.within(start, stop) for piece in overlapping]
+        first_index = max(bisect_right(self._starts, start) - 1, 0)
+        end_index = bisect_left(self._starts, stop)
+        overlapping = [
+            mapped_range
+            for mapped_range in self._mapped[first_index:end_index]
+            if mapped_range.stop > start
+        ]
+        first_index = end_index - len(overlapping)
+        del self._mapped[first_index:end_index], self._starts[first_index:end_index]
+        for mapped_range in overlapping:
+            if mapped_range.address < start:
+                self._insert(mapped_range.within(mapped_range.address, start))
+            if mapped_range.stop > stop:
+                self._insert(mapped_range.within(stop, mapped_range.stop))
+        return [mapped_range.within(start, stop) for mapped_range in overlapping]
 
-    def _insert(self, piece: MappedRange) -> None:
-        index = bisect_left(self._starts, piece.address)
-        self._starts.insert(index, piece.address)
-        self._mapped.insert(index, piece)
+    def _insert(self, mapped_range: MappedRange) -> None:
+        index = bisect_left(self._starts, mapped_range.address)
+        self._starts.insert(index, mapped_range.address)
+        self._mapped.insert(index, mapped_range)

@@ -86,29 +86,30 @@ class SegmentHistory:
         if not len(final):
             return np.zeros(len(address), np.int32)
         index = np.maximum(np.searchsorted(final.address, address, side="right") - 1, 0)
-        inside = (
+        is_inside = (
             (address >= final.address[index])
             & (address - final.address[index] < final.size[index].astype(np.uint64))
             & (event >= self.final_begin[index])
         )
-        return np.where(inside, final.pool[index], 0).astype(np.int32)
+        return np.where(is_inside, final.pool[index], 0).astype(np.int32)
 
 
 def segment_history(trace: DeviceTrace) -> SegmentHistory:
     """Return the lifetimes of all segments of a trace."""
     steps = _segment_steps(trace)
     lifetimes = split_into_lifetimes(steps)
-    final = _final_segment_of(trace.segments, steps, lifetimes)
+    final_index = _final_segment_of(trace.segments, steps, lifetimes)
     final_begin = np.full(len(trace.segments), BEFORE_TRACE, np.int64)
-    final_begin[final[final >= 0]] = lifetimes.begin[final >= 0]
+    final_begin[final_index[final_index >= 0]] = lifetimes.begin[final_index >= 0]
     ranges, contradictions = mapped_ranges(trace)
     return SegmentHistory(
         final=trace.segments,
         final_begin=final_begin,
-        plain=_plain_segments(trace, steps, lifetimes, final),
+        plain=_plain_segments(trace, steps, lifetimes, final_index),
         mapped=_lifetimes_of(ranges),
         reserved=_reserved_curve(trace),
-        contradictions=contradictions + _contradictions(trace.segments, steps, lifetimes, final),
+        contradictions=contradictions
+        + _contradictions(trace.segments, steps, lifetimes, final_index),
     )
 
 
@@ -123,31 +124,31 @@ def _segment_steps(trace: DeviceTrace) -> LifetimeSteps:
 
 def _final_segment_of(segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes) -> Ints:
     """Return the final segment of each lifetime; -1 if the segment was released."""
-    plain = np.flatnonzero(~segments.expandable)
-    address = segments.address[plain]
-    final = np.full(len(lifetimes.first), -1, np.int64)
-    if len(plain):
+    plain_segments = np.flatnonzero(~segments.expandable)
+    address = segments.address[plain_segments]
+    final_index = np.full(len(lifetimes.first), -1, np.int64)
+    if len(plain_segments):
         addresses = steps.address[lifetimes.first]
-        index = np.minimum(np.searchsorted(address, addresses), len(plain) - 1)
+        index = np.minimum(np.searchsorted(address, addresses), len(plain_segments) - 1)
         alive = lifetimes.newest & (lifetimes.complete < 0) & (address[index] == addresses)
-        final[alive] = plain[index[alive]]
-    return final
+        final_index[alive] = plain_segments[index[alive]]
+    return final_index
 
 
 def _plain_segments(
-    trace: DeviceTrace, steps: LifetimeSteps, lifetimes: Lifetimes, final: Ints
+    trace: DeviceTrace, steps: LifetimeSteps, lifetimes: Lifetimes, final_index: Ints
 ) -> SegmentLifetimes:
     """Return the lifetimes of all segments that are not expandable."""
-    events, segments, n = trace.events, trace.segments, len(trace.events)
+    events, segments, n_events = trace.events, trace.segments, len(trace.events)
     source = steps.event[lifetimes.first]
     size = steps.size[lifetimes.first]
-    lasts_to_end = final >= 0
+    lasts_to_end = final_index >= 0
     pool = np.where(events.pool[source] >= 0, events.pool[source], 0)
-    pool[lasts_to_end] = segments.pool[final[lasts_to_end]]
+    pool[lasts_to_end] = segments.pool[final_index[lasts_to_end]]
     # Only the small pool has segments of this size.
     kind = np.where(size == SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE)
-    kind[lasts_to_end] = segments.kind[final[lasts_to_end]]
-    from_events = SegmentLifetimes(
+    kind[lasts_to_end] = segments.kind[final_index[lasts_to_end]]
+    traced_segments = SegmentLifetimes(
         address=steps.address[lifetimes.first],
         size=size,
         stream=events.stream[source],
@@ -155,13 +156,15 @@ def _plain_segments(
         kind=kind.astype(np.uint8),
         expandable=np.zeros(len(size), np.bool_),
         begin=lifetimes.begin,
-        end=np.where(lifetimes.complete >= 0, lifetimes.complete, n),
+        end=np.where(lifetimes.complete >= 0, lifetimes.complete, n_events),
     )
-    without_events = np.setdiff1d(np.flatnonzero(~segments.expandable), final)
-    return _merged_by_address(from_events, take(_final_lifetimes(segments, n), without_events))
+    without_events = np.setdiff1d(np.flatnonzero(~segments.expandable), final_index)
+    return _merged_by_address(
+        traced_segments, take(_final_lifetimes(segments, n_events), without_events)
+    )
 
 
-def _final_lifetimes(segments: Segments, n: int) -> SegmentLifetimes:
+def _final_lifetimes(segments: Segments, n_events: int) -> SegmentLifetimes:
     """Return the segments of the final state, with lifetimes from before the trace to its end."""
     return SegmentLifetimes(
         address=segments.address,
@@ -171,12 +174,12 @@ def _final_lifetimes(segments: Segments, n: int) -> SegmentLifetimes:
         kind=segments.kind,
         expandable=segments.expandable,
         begin=np.full(len(segments), BEFORE_TRACE, np.int64),
-        end=np.full(len(segments), n, np.int64),
+        end=np.full(len(segments), n_events, np.int64),
     )
 
 
 def _contradictions(
-    segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final: Ints
+    segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final_index: Ints
 ) -> int:
     """Count segments that are allocated or freed twice, or that differ from the final state."""
     repeated = ((lifetimes.begin < 0) & ~lifetimes.oldest) | (
@@ -186,9 +189,9 @@ def _contradictions(
     differs_at_end = lifetimes.newest & (at_end != (lifetimes.complete < 0))
     resized = (lifetimes.begin >= 0) & (lifetimes.complete >= 0)
     resized &= steps.size[lifetimes.first] != steps.size[lifetimes.last]
-    lasts_to_end = final >= 0
+    lasts_to_end = final_index >= 0
     resized[lasts_to_end] = (
-        steps.size[lifetimes.first[lasts_to_end]] != segments.size[final[lasts_to_end]]
+        steps.size[lifetimes.first[lasts_to_end]] != segments.size[final_index[lasts_to_end]]
     )
     return int(sum(np.count_nonzero(mask) for mask in (repeated, differs_at_end, resized)))
 
@@ -198,10 +201,10 @@ def _reserved_curve(trace: DeviceTrace) -> Ints:
     action, size = trace.events.action, trace.events.size
     grows = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
     shrinks = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
-    n = len(action)
-    reserved = np.zeros(n + 1, np.int64)
+    n_events = len(action)
+    reserved = np.zeros(n_events + 1, np.int64)
     np.cumsum(np.where(grows, size, 0) - np.where(shrinks, size, 0), out=reserved[1:])
-    reserved += int(trace.segments.size.sum()) - reserved[n]
+    reserved += int(trace.segments.size.sum()) - reserved[n_events]
     return reserved
 
 
@@ -224,16 +227,16 @@ def _joined_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
     if not len(ranges):
         return ranges
     stop = ranges.address + ranges.size.astype(np.uint64)
-    starts = np.flatnonzero(np.append(True, ~_continues_previous(ranges, stop)))
-    last = np.append(starts[1:], len(ranges)) - 1
-    joined = take(ranges, starts)
+    first_indices = np.flatnonzero(np.append(True, ~_continues_previous(ranges, stop)))
+    last_indices = np.append(first_indices[1:], len(ranges)) - 1
+    joined_ranges = take(ranges, first_indices)
     return replace(
-        joined,
-        size=(stop[last] - joined.address).astype(np.int64),
+        joined_ranges,
+        size=(stop[last_indices] - joined_ranges.address).astype(np.int64),
         # One known pool or kind applies to the joined range: unknown is the lowest pool and the highest
         # kind.
-        pool=np.maximum(np.maximum.reduceat(ranges.pool, starts), 0),
-        kind=np.minimum.reduceat(ranges.kind, starts),
+        pool=np.maximum(np.maximum.reduceat(ranges.pool, first_indices), 0),
+        kind=np.minimum.reduceat(ranges.kind, first_indices),
     )
 
 
@@ -249,6 +252,6 @@ def _continues_previous(ranges: SegmentLifetimes, stop: Addresses) -> Mask:
     return continues
 
 
-def _merged_by_address(first: SegmentLifetimes, second: SegmentLifetimes) -> SegmentLifetimes:
-    segments = concatenated(first, second)
+def _merged_by_address(plain: SegmentLifetimes, mapped: SegmentLifetimes) -> SegmentLifetimes:
+    segments = concatenated(plain, mapped)
     return take(segments, np.argsort(segments.address, kind="stable"))

@@ -99,7 +99,7 @@ def _explain(
 
 
 def _with_recommendations(
-    first: Cause, verdict: str, replays: tuple[ReplayedRemedy, ...]
+    first_cause: Cause, verdict: str, replays: tuple[ReplayedRemedy, ...]
 ) -> tuple[ReplayedRemedy, ...]:
     """Recommend the changes that help and that remove the first cause; others only delay the failure.
 
@@ -107,13 +107,21 @@ def _with_recommendations(
     needs later. None is recommended if the free memory belongs to another stream or pool: no setting moves it
     there.
     """
-    helping = [replayed for replayed in replays if replayed.helps and replayed.cause == first.id]
-    settings = [replayed for replayed in helping if replayed.settings is not None]
+    helpful_replays = [
+        replayed for replayed in replays if replayed.helps and replayed.cause == first_cause.id
+    ]
+    settings = [replayed for replayed in helpful_replays if replayed.settings is not None]
     if verdict == "pool":
         settings = []
-    recommended = [*settings[:1], *(replayed for replayed in helping if replayed.settings is None)]
+    recommended = [
+        *settings[:1],
+        *(replayed for replayed in helpful_replays if replayed.settings is None),
+    ]
     return tuple(
-        replace(replayed, recommended=any(replayed is chosen for chosen in recommended))
+        replace(
+            replayed,
+            recommended=any(replayed is recommended_replay for recommended_replay in recommended),
+        )
         for replayed in replays
     )
 
@@ -122,7 +130,7 @@ def _remedies(
     causes: tuple[Cause, ...], replays: tuple[ReplayedRemedy, ...], calls: AllocatorCalls
 ) -> tuple[str, ...]:
     """Return the remedies: those that a replay confirmed first, then the remedy of each cause."""
-    confirmed, first = [], causes[0].remedy
+    confirmed_remedies, first_remedy = [], causes[0].remedy
     for replayed in replays:
         if not replayed.recommended:
             continue
@@ -131,12 +139,12 @@ def _remedies(
             f" {format_bytes(replayed.peak_reserved_bytes)})"
         )
         if replayed.cause != "fragmentation":
-            first += result
+            first_remedy += result
         elif replayed.settings is not None:
-            confirmed.append(f"set {calls.settings_variable}={replayed.settings}{result}")
+            confirmed_remedies.append(f"set {calls.settings_variable}={replayed.settings}{result}")
         else:
-            confirmed.append(f"change the program: {replayed.change}{result}")
-    return (*confirmed, first, *(cause.remedy for cause in causes[1:]))
+            confirmed_remedies.append(f"change the program: {replayed.change}{result}")
+    return (*confirmed_remedies, first_remedy, *(cause.remedy for cause in causes[1:]))
 
 
 def replays_sentence(oom: Oom) -> str:
@@ -144,8 +152,8 @@ def replays_sentence(oom: Oom) -> str:
     settings = [replayed for replayed in oom.replays if replayed.settings is not None]
     if not settings:
         return ""
-    helping = [replayed.change for replayed in settings if replayed.helps]
-    if not helping:
+    helpful_changes = [replayed.change for replayed in settings if replayed.helps]
+    if not helpful_changes:
         return (
             f"No allocator setting helps: {format_count(len(settings))} were replayed, and the request"
             " fails with each."
@@ -154,8 +162,8 @@ def replays_sentence(oom: Oom) -> str:
         if any(replayed.recommended for replayed in settings):
             return ""
         return (
-            f"{' or '.join(helping[:2])} would have let this request succeed, but no setting moves free"
-            " memory to another stream or pool."
+            f"{' or '.join(helpful_changes[:2])} would have let this request succeed, but no setting moves"
+            " free memory to another stream or pool."
         )
-    helpful = " or ".join(helping[:2])
+    helpful = " or ".join(helpful_changes[:2])
     return f"{helpful} would have let this request succeed, but would only delay the failure."

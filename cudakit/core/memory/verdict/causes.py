@@ -67,10 +67,10 @@ def causes_of(failure: Failure, *, with_history: bool) -> tuple[Cause, ...]:
             if function in _COMPARED_WITH_FREE
         )
     )
-    ordered = [unusable] if is_main and unusable is not None else []
-    ordered += sorted(causes.values(), key=lambda cause: not cause.sufficient)
+    ordered_causes = [unusable] if is_main and unusable is not None else []
+    ordered_causes += sorted(causes.values(), key=lambda cause: not cause.sufficient)
     by_id: dict[str, Cause] = {}
-    for cause in ordered:
+    for cause in ordered_causes:
         by_id.setdefault(cause.id, cause)
     if len(by_id) > 1:
         by_id.pop("capacity", None)

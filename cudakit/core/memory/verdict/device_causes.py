@@ -21,15 +21,15 @@ _CONTEXT_BYTES, _CONTEXT_SHARE = 1536 * MIB, 0.04
 
 def request_too_large(failure: Failure) -> Cause | None:
     """Return evidence that the request alone is larger than all memory that the process could have."""
-    size, available = failure.request.size, failure.available
-    if size <= available:
+    size, available_bytes = failure.request.size, failure.available
+    if size <= available_bytes:
         return None
-    of_device = "the device has" if failure.device_total else "this process could have had at most"
+    owner = "the device has" if failure.device_total else "this process could have had at most"
     return Cause(
         "request_too_large",
-        size - available,
+        size - available_bytes,
         sufficient=True,
-        sentence=f"the request alone is {format_bytes(size)}, and {of_device} {format_bytes(available)}",
+        sentence=f"the request alone is {format_bytes(size)}, and {owner} {format_bytes(available_bytes)}",
         remedy="compute this result in parts, or with less precision",
         stack=failure.stacks.frames(failure.stack),
         site=failure.stacks.site(failure.stack),
@@ -60,32 +60,35 @@ def process_limit(failure: Failure) -> Cause | None:
 def _raise_limit(failure: Failure) -> str:
     """Return the remedy of a limit: a new fraction, or a factor if the device size is unknown."""
     request = failure.request
-    needed = request.reserved + request.needed
+    needed_bytes = request.reserved + request.needed
     # Without a recorded fraction the limit is unknown, but it was at least the highest reserved memory.
-    allowed = max(int(failure.replayed.curves.reserved[: failure.event + 1].max()), 1)
+    allowed_bytes = max(int(failure.replayed.curves.reserved[: failure.event + 1].max()), 1)
     if failure.device_total:
-        fraction = min(-(-1000 * needed // failure.device_total) / 1000, 1.0)
-        amount = f"to a fraction of at least {fraction:.3f} ({format_bytes(needed)} of the device)"
-    else:
-        factor = max(-(-100 * needed // allowed) / 100, 1.01)
+        fraction = min(-(-1000 * needed_bytes // failure.device_total) / 1000, 1.0)
         amount = (
-            f"to at least {format_bytes(needed)}, {factor:.2f} times the present fraction"
-            f" ({format_bytes(allowed)} was reserved under the present limit)"
+            f"to a fraction of at least {fraction:.3f} ({format_bytes(needed_bytes)} of the device)"
         )
-    return f"raise the limit {amount}: {request.calls.set_limit}"
+    else:
+        factor = max(-(-100 * needed_bytes // allowed_bytes) / 100, 1.01)
+        amount = (
+            f"to at least {factor:.2f} times the present fraction: {format_bytes(needed_bytes)} is needed,"
+            f" {format_bytes(allowed_bytes)} could be reserved"
+        )
+    return f"raise the limit with {request.calls.set_limit} {amount}"
 
 
 def other_processes(failure: Failure) -> Cause | None:
     """Return evidence that other processes or libraries hold the missing memory."""
-    request, outside = failure.request, failure.outside
+    request, outside_bytes = failure.request, failure.outside
     if request.limited or not is_shared(failure):
         return None
     return Cause(
         "other_processes",
-        outside,
-        sufficient=outside + request.device_free >= request.needed,
+        outside_bytes,
+        sufficient=outside_bytes + request.device_free >= request.needed,
         sentence=(
-            f"{format_bytes(outside)} of the device is in use outside this allocator{_libraries(failure)};"
+            f"{format_bytes(outside_bytes)} of the device is in use outside this"
+            f" allocator{_libraries(failure)};"
             f" {format_bytes(request.reserved)} is reserved here and"
             f" {format_bytes(request.device_free)} is free"
         ),
@@ -126,11 +129,11 @@ def fragmentation(failure: Failure) -> Cause | None:
     """Return evidence that segments have free memory that the request cannot use."""
     request, verdict = failure.request, verdict_of(failure.request)
     unusable = request.free + (request.pending if verdict.code == "pending" else 0)
-    sufficient = verdict.code not in ("limit", "capacity")
-    if not unusable or not (sufficient or unusable >= LARGE_FREE_SHARE * request.reserved):
+    is_sufficient = verdict.code not in ("limit", "capacity")
+    if not unusable or not (is_sufficient or unusable >= LARGE_FREE_SHARE * request.reserved):
         return None
     reason = verdict.reason
-    if not sufficient:
+    if not is_sufficient:
         reason = (
             f"{format_bytes(request.free)} is free in segments, which is less than the request, and the"
             f" largest free block is {format_bytes(max(request.own_largest, request.other_largest))}"
@@ -138,4 +141,6 @@ def fragmentation(failure: Failure) -> Cause | None:
     remedy = verdict.remedy or _UNUSABLE_REMEDIES.get(
         verdict.code, _UNUSABLE_REMEDIES["fragmentation"]
     )
-    return Cause("fragmentation", unusable, sufficient=sufficient, sentence=reason, remedy=remedy)
+    return Cause(
+        "fragmentation", unusable, sufficient=is_sufficient, sentence=reason, remedy=remedy
+    )

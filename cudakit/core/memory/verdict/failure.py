@@ -73,14 +73,14 @@ def failure_at(
     """Return the failed allocation of an OOM event."""
     layout = replayed.layout_at(event)
     is_library = np.isin(layout.segments.pool, _library_pools(snapshot))
-    usable = _usable_segments(trace, layout, event)
+    is_usable = _usable_segments(trace, layout, event)
     pool = int(trace.events.pool[event])
     if pool < 0:  # before torch 2.12
-        pool = int(layout.segments.pool[usable].max(initial=0))
+        pool = int(layout.segments.pool[is_usable].max(initial=0))
     total = of_device(snapshot.settings, "device_total_bytes", trace.device)
     fraction = of_device(snapshot.settings, "memory_fraction", trace.device)
     return Failure(
-        request=_failed_request(snapshot, trace, layout, usable, is_library, event),
+        request=_failed_request(snapshot, trace, layout, is_usable, is_library, event),
         event=event,
         stream=int(trace.events.stream[event]),
         pool=snapshot.pools[pool],
@@ -97,10 +97,10 @@ def failure_at(
 
 def of_device(settings: Mapping[str, Any], name: str, device: int) -> float | None:
     """Return the item of a device of a list that cudakit records in the settings; None: not recorded."""
-    recorded = settings.get(name)
-    if not isinstance(recorded, list) or not 0 <= device < len(recorded):
+    recorded_value = settings.get(name)
+    if not isinstance(recorded_value, list) or not 0 <= device < len(recorded_value):
         return None
-    value = recorded[device]
+    value = recorded_value[device]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and 0 < value < 1 << 62 else None
 
@@ -112,10 +112,12 @@ def _library_pools(snapshot: Snapshot) -> list[int]:
 
 def _libraries(snapshot: Snapshot, layout: Layout, is_library: Mask) -> tuple[tuple[str, int], ...]:
     pools, sizes = layout.segments.pool[is_library], layout.segments.size[is_library]
-    totals = np.bincount(pools, weights=sizes)
-    ranked = np.argsort(-totals, kind="stable").tolist()
+    bytes_by_pool = np.bincount(pools, weights=sizes)
+    pools_by_size = np.argsort(-bytes_by_pool, kind="stable").tolist()
     return tuple(
-        (POOL_NAMES[snapshot.pools[pool]], int(totals[pool])) for pool in ranked if totals[pool]
+        (POOL_NAMES[snapshot.pools[pool]], int(bytes_by_pool[pool]))
+        for pool in pools_by_size
+        if bytes_by_pool[pool]
     )
 
 
@@ -123,14 +125,14 @@ def _failed_request(
     snapshot: Snapshot,
     trace: DeviceTrace,
     layout: Layout,
-    usable: Mask,
+    is_usable_segment: Mask,
     is_library: Mask,
     event: int,
 ) -> FailedRequest:
     """Return the request, and the memory of its allocator without that of other libraries."""
     events, segments = trace.events, layout.segments
-    is_usable = usable[layout.free_segment]
-    empty = (layout.used_by_segment() == 0) & ~is_library
+    is_usable = is_usable_segment[layout.free_segment]
+    is_empty = (layout.used_by_segment() == 0) & ~is_library
     # Masks of the free blocks and the blocks in use that are not in pools of libraries.
     is_allocator_free = ~is_library[layout.free_segment]
     is_allocator_block = ~is_library[layout.block_segment]
@@ -142,10 +144,10 @@ def _failed_request(
         free=int(layout.free_size[is_allocator_free].sum()),
         own_free=int(layout.free_size[is_usable].sum()),
         own_largest=_largest(layout.free_size[is_usable]),
-        later_largest=_largest_after_pending(layout, usable),
+        later_largest=_largest_after_pending(layout, is_usable_segment),
         other_largest=_largest(layout.free_size[~is_usable & is_allocator_free]),
-        releasable=int(segments.size[empty].sum()),
-        releasable_private=int(segments.size[empty & (segments.pool != 0)].sum()),
+        releasable=int(segments.size[is_empty].sum()),
+        releasable_private=int(segments.size[is_empty & (segments.pool != 0)].sum()),
         pending=int(layout.block_size[layout.block_pending].sum()),
         expandable=bool(segments.expandable.any()),
         split_limited=snapshot.settings.get("max_split_size", -1) not in (-1, None),
@@ -159,34 +161,38 @@ def _usable_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
     size, pool = int(events.size[event]), int(events.pool[event])
     kind = SegmentKind.SMALL if size <= MAX_SMALL_BYTES else SegmentKind.LARGE
     fits_kind = (segments.kind == kind) | (segments.kind == SegmentKind.UNKNOWN)
-    usable: Mask = fits_kind & (segments.stream == events.stream[event])
+    is_usable: Mask = fits_kind & (segments.stream == events.stream[event])
     is_private: Mask = segments.pool != 0
     if pool >= 0:
-        usable &= segments.pool == pool
-        return usable
+        is_usable &= segments.pool == pool
+        return is_usable
     # Before torch 2.12 events do not name the pool. If a free block of the default pool is large enough, the
     # request was made in a private pool.
-    in_default_pool = usable & ~is_private
+    in_default_pool = is_usable & ~is_private
     default_fits = _largest(layout.free_size[in_default_pool[layout.free_segment]]) >= size
-    return usable & is_private if default_fits and is_private.any() else in_default_pool
+    return is_usable & is_private if default_fits and is_private.any() else in_default_pool
 
 
-def _largest_after_pending(layout: Layout, usable: Mask) -> int:
+def _largest_after_pending(layout: Layout, is_usable_segment: Mask) -> int:
     """Return the largest free block after all pending frees, merged with adjacent free blocks.
 
     This includes blocks that were free already: PyTorch does not search those again after it has waited for
     pending frees (pytorch issue 189504).
     """
-    blocks = layout.block_pending & usable[layout.block_segment]
-    is_usable = usable[layout.free_segment]
+    blocks = layout.block_pending & is_usable_segment[layout.block_segment]
+    is_usable = is_usable_segment[layout.free_segment]
     segment = np.concatenate((layout.block_segment[blocks], layout.free_segment[is_usable]))
     offset = np.concatenate((layout.block_offset[blocks], layout.free_offset[is_usable]))
-    length = np.concatenate((layout.block_size[blocks], layout.free_size[is_usable]))
-    order = np.lexsort((offset, segment))
-    segment, offset, length = segment[order], offset[order], length[order]
-    is_adjacent = np.zeros(len(order), np.bool_)
-    is_adjacent[1:] = (segment[1:] == segment[:-1]) & (offset[1:] == (offset + length)[:-1])
-    return _largest(np.bincount(np.cumsum(~is_adjacent), weights=length))
+    range_bytes = np.concatenate((layout.block_size[blocks], layout.free_size[is_usable]))
+    address_order = np.lexsort((offset, segment))
+    segment, offset, range_bytes = (
+        segment[address_order],
+        offset[address_order],
+        range_bytes[address_order],
+    )
+    is_adjacent = np.zeros(len(address_order), np.bool_)
+    is_adjacent[1:] = (segment[1:] == segment[:-1]) & (offset[1:] == (offset + range_bytes)[:-1])
+    return _largest(np.bincount(np.cumsum(~is_adjacent), weights=range_bytes))
 
 
 def _largest(sizes: npt.NDArray[np.generic]) -> int:

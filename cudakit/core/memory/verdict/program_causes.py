@@ -30,19 +30,23 @@ _MIN_ACCUMULATED = 8
 
 def retained(failure: Failure) -> Cause | None:
     """Return evidence that blocks of some call sites accumulate from step to step."""
-    growing = growing_stacks(failure.replayed.allocations, failure.steps.bounds, failure.event)
-    if not len(growing.ids):
+    growing_stack_data = growing_stacks(
+        failure.replayed.allocations, failure.steps.bounds, failure.event
+    )
+    if not len(growing_stack_data.ids):
         return None
-    added_blocks = growing.counts[:, -1] - growing.counts[:, 0]
-    accumulates = (added_blocks >= 2) & is_growing(growing.counts)
-    accumulates &= ~_calls_any(failure.stacks, growing.ids, _STATE_CALLS)
-    ids = growing.ids[accumulates]
-    grown_bytes = (growing.at_end - growing.live_bytes[:, 0])[accumulates]
+    added_blocks = growing_stack_data.counts[:, -1] - growing_stack_data.counts[:, 0]
+    accumulates = (added_blocks >= 2) & is_growing(growing_stack_data.counts)
+    accumulates &= ~_calls_any(failure.stacks, growing_stack_data.ids, _STATE_CALLS)
+    ids = growing_stack_data.ids[accumulates]
+    grown_bytes = (growing_stack_data.bytes_at_end - growing_stack_data.live_bytes[:, 0])[
+        accumulates
+    ]
     total = int(grown_bytes.sum()) + _free_in_private_pools(failure, ids)
     if total < _MIN_SHARE * failure.request.active or not len(ids):
         return None
-    largest = int(grown_bytes.argmax())
-    n_steps = int(growing.steps[-1] - growing.steps[0])
+    largest_stack = int(grown_bytes.argmax())
+    n_steps = int(growing_stack_data.steps[-1] - growing_stack_data.steps[0])
     blocks = int(added_blocks[accumulates].sum())
     return Cause(
         "retained",
@@ -51,14 +55,14 @@ def retained(failure: Failure) -> Cause | None:
         sentence=(
             f"{format_bytes(total)} in {format_count(blocks)} blocks accumulated over"
             f" {format_count(n_steps)} steps and was not freed, most of it allocated at"
-            f" {_site_text(failure.stacks, int(ids[largest]))}"
+            f" {_site_text(failure.stacks, int(ids[largest_stack]))}"
         ),
         remedy=(
             "delete the references to earlier steps (in lists, losses with their graphs, caught exceptions):"
             " detach the tensors that you keep, or keep numbers instead"
         ),
-        stack=failure.stacks.frames(int(ids[largest])),
-        site=failure.stacks.site(int(ids[largest])),
+        stack=failure.stacks.frames(int(ids[largest_stack])),
+        site=failure.stacks.site(int(ids[largest_stack])),
     )
 
 
@@ -71,16 +75,18 @@ def growth(failure: Failure) -> Cause | None:
     rows = growth_between(
         failure.stacks, failure.replayed.allocations, moment_before, failure.event
     )
-    larger = [(_larger_bytes(row), row) for row in rows if row.before_count and row.after_count]
-    by_size = sum(size for size, _ in larger)
+    larger_rows = [
+        (_larger_bytes(row), row) for row in rows if row.before_count and row.after_count
+    ]
+    by_size = sum(size for size, _ in larger_rows)
     by_count = sum(
         (row.after_count - row.before_count) * row.before_bytes // row.before_count
-        for _, row in larger
+        for _, row in larger_rows
         if row.after_count > row.before_count
     )
     if by_size < max(by_count, _MIN_SHARE * failure.needed):
         return None
-    _, row = max(larger, key=lambda pair: pair[0])
+    _, row = max(larger_rows, key=lambda pair: pair[0])
     growth_bytes = int(peaks[-1] - peaks[0])
     return Cause(
         "growth",
@@ -103,14 +109,17 @@ def growth(failure: Failure) -> Cause | None:
 
 def one_off_peak(failure: Failure) -> Cause | None:
     """Return evidence that the failing step needs much more memory than every step before it."""
-    earlier = failure.earlier_peaks
-    if not len(earlier):
+    earlier_peaks = failure.earlier_peaks
+    if not len(earlier_peaks):
         return None
-    highest_before = int(earlier.max())
-    excess = failure.needed - highest_before
-    if excess < _MIN_EXCESS * highest_before or excess < _MIN_SHARE * failure.request.active:
+    highest_before = int(earlier_peaks.max())
+    excess_bytes = failure.needed - highest_before
+    if (
+        excess_bytes < _MIN_EXCESS * highest_before
+        or excess_bytes < _MIN_SHARE * failure.request.active
+    ):
         return None
-    moment_before = failure.steps.peak_moment(int(earlier.argmax()))
+    moment_before = failure.steps.peak_moment(int(earlier_peaks.argmax()))
     rows = growth_between(
         failure.stacks, failure.replayed.allocations, moment_before, failure.event
     )
@@ -119,11 +128,11 @@ def one_off_peak(failure: Failure) -> Cause | None:
         stack, site = rows[0].stack, rows[0].site
     return Cause(
         "one_off_peak",
-        excess,
-        sufficient=excess >= failure.request.short,
+        excess_bytes,
+        sufficient=excess_bytes >= failure.request.short,
         sentence=(
-            f"this step needs at least {format_bytes(failure.needed)}, and the {len(earlier):,}"
-            f" {'step' if len(earlier) == 1 else 'steps'} before it needed at most"
+            f"this step needs at least {format_bytes(failure.needed)}, and the {len(earlier_peaks):,}"
+            f" {'step' if len(earlier_peaks) == 1 else 'steps'} before it needed at most"
             f" {format_bytes(highest_before)}; most of the difference is from {_frames_text(stack, site)}"
         ),
         remedy="do this phase in smaller parts: a smaller batch, chunks, or without gradients",
@@ -145,17 +154,17 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
     live_bytes = np.bincount(
         allocations.stack[is_live], weights=allocations.size[is_live], minlength=n_stacks
     )
-    candidates = np.flatnonzero(never_freed & (live_blocks >= _MIN_ACCUMULATED))
+    candidate_stacks = np.flatnonzero(never_freed & (live_blocks >= _MIN_ACCUMULATED))
     # Layers keep their activations until the backward pass; stack 0 is empty.
-    is_expected = _calls_any(failure.stacks, candidates, _STATE_CALLS | {"_call_impl"})
-    is_expected |= candidates == 0
-    live_bytes[np.setdiff1d(np.arange(n_stacks), candidates[~is_expected])] = 0
+    is_expected = _calls_any(failure.stacks, candidate_stacks, _STATE_CALLS | {"_call_impl"})
+    is_expected |= candidate_stacks == 0
+    live_bytes[np.setdiff1d(np.arange(n_stacks), candidate_stacks[~is_expected])] = 0
     stack = int(live_bytes.argmax())
-    latest = allocations.begin[is_live & (allocations.stack == stack)].max(initial=0)
+    latest_event = allocations.begin[is_live & (allocations.stack == stack)].max(initial=0)
     if (
         live_bytes[stack] < 0.25 * failure.request.active
         or not live_bytes[stack]
-        or latest < 0.75 * event
+        or latest_event < 0.75 * event
     ):
         return None
     total = int(live_bytes[stack])
@@ -177,17 +186,19 @@ def first_phase(failure: Failure) -> Cause | None:
     """Return evidence that the failing statement runs for the first time, after others allocated memory."""
     if len(failure.earlier_peaks) or not failure.stack:
         return None
-    live = failure.layout.allocation
+    live_allocations = failure.layout.allocation
     allocations, snapshot = failure.replayed.allocations, failure.stacks.snapshot
     size = np.bincount(
-        allocations.stack[live], weights=allocations.size[live], minlength=len(snapshot.stacks)
+        allocations.stack[live_allocations],
+        weights=allocations.size[live_allocations],
+        minlength=len(snapshot.stacks),
     )
     # Frames of each call stack, outermost first. Stack 0 is empty: the statements of its blocks are unknown.
     paths = {
         stack: snapshot.stacks[stack][::-1] for stack in np.flatnonzero(size).tolist() if stack
     }
-    with_stack = sum(int(size[stack]) for stack in paths)
-    smallest = _MIN_PHASE_SHARE * failure.needed
+    bytes_with_stack = sum(int(size[stack]) for stack in paths)
+    min_phase_bytes = _MIN_PHASE_SHARE * failure.needed
     for depth, frame in enumerate(snapshot.stacks[failure.stack][::-1]):
         paths = {
             stack: path
@@ -196,23 +207,26 @@ def first_phase(failure: Failure) -> Cause | None:
         }
         if is_inner_call(snapshot.frames[frame]):
             return None  # the layers of a network are not phases of the program
-        in_phase = sum(int(size[stack]) for stack in paths)
-        before = with_stack - in_phase
-        if before >= smallest:
-            return _phase_cause(failure, frame, in_phase + failure.request.size, before)
+        bytes_in_phase = sum(int(size[stack]) for stack in paths)
+        bytes_before = bytes_with_stack - bytes_in_phase
+        if bytes_before >= min_phase_bytes:
+            return _phase_cause(failure, frame, bytes_in_phase + failure.request.size, bytes_before)
     return None
 
 
-def _phase_cause(failure: Failure, frame: int, needed: int, before: int) -> Cause | None:
-    if needed < _MIN_PHASE_SHARE * failure.needed:
+def _phase_cause(
+    failure: Failure, frame: int, needed_bytes: int, bytes_before: int
+) -> Cause | None:
+    if needed_bytes < _MIN_PHASE_SHARE * failure.needed:
         return None
     return Cause(
         "one_off_peak",
-        needed,
-        sufficient=needed >= failure.request.short,
+        needed_bytes,
+        sufficient=needed_bytes >= failure.request.short,
         sentence=(
-            f"{site_name(failure.stacks.snapshot.frames[frame])} needs at least {format_bytes(needed)} more"
-            f" than the {format_bytes(before)} that was in use before it"
+            f"{site_name(failure.stacks.snapshot.frames[frame])} needs at least"
+            f" {format_bytes(needed_bytes)} more than the {format_bytes(bytes_before)}"
+            " that was in use before it"
         ),
         remedy="let this phase need less: smaller parts, or less precise data; or free memory before it",
         stack=failure.stacks.frames(failure.stack),

@@ -99,7 +99,7 @@ def _replay_changes(
         program = _until_failure(
             program_of(recording, garbage_collects=settings.garbage_collection_threshold > 0)
         )
-        if len(program.held) > limits.blocks_before:
+        if len(program.allocations_before) > limits.blocks_before:
             break
         limit_bytes = _limit_bytes(failure, recording, program, settings)
         retry = partial(_retry, recording, program, new_allocator, limit_bytes, limits)
@@ -150,19 +150,21 @@ def _recording_before(
     failure: Failure, snapshot: Snapshot, trace: DeviceTrace, n_events: int
 ) -> Recording:
     earlier_failures = np.flatnonzero(trace.events.action[: failure.event] == Action.OOM)
-    first = max(failure.event - n_events, 0)
+    first_event = max(failure.event - n_events, 0)
     if len(earlier_failures) > _MAX_FAILURES:
-        first = max(first, int(earlier_failures[-_MAX_FAILURES]))
-    if first == 0:
+        first_event = max(first_event, int(earlier_failures[-_MAX_FAILURES]))
+    if first_event == 0:
         return Recording(snapshot, trace, failure.replayed)
-    events: Events = take(trace.events, np.arange(first, len(trace.events)))
+    events: Events = take(trace.events, np.arange(first_event, len(trace.events)))
     return recording_of(snapshot, replace(trace, events=events))
 
 
 def _until_failure(program: Program) -> Program:
     """Return a program that ends with its last failed request."""
-    last = max(i for i, (_, step, _) in enumerate(program.steps) if step == Step.FAILED_ALLOC)
-    return replace(program, steps=program.steps[: last + 1])
+    failed_step = max(
+        i for i, (_, step, _) in enumerate(program.steps) if step == Step.FAILED_ALLOC
+    )
+    return replace(program, steps=program.steps[: failed_step + 1])
 
 
 def _limit_bytes(
@@ -183,9 +185,9 @@ def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator
     """Yield the changes to replay: more memory, then settings, then other streams and pools."""
     yield from _larger_limits(failure, settings)
     for text, field, value in _setting_changes(failure, settings):
-        changed = with_changes(settings, {field: value})
-        if changed != settings:
-            yield Change(text, changed.as_text(), changed)
+        changed_settings = with_changes(settings, {field: value})
+        if changed_settings != settings:
+            yield Change(text, changed_settings.as_text(), changed_settings)
     if any(stream != NO_WAIT for stream in program.wait_streams):
         yield Change("frees that do not wait for other streams", None, settings, _without_waits)
     if any(stream != program.requests[0][1] for _, stream, _ in program.requests):
@@ -200,8 +202,8 @@ def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
         size for _, size in failure.libraries
     )  # the replay also allocates this memory
     if request.limited:
-        highest = int(failure.replayed.curves.reserved[: failure.event + 1].max())
-        limit = max(request.reserved + request.needed, highest)
+        highest_reserved = int(failure.replayed.curves.reserved[: failure.event + 1].max())
+        limit = max(request.reserved + request.needed, highest_reserved)
         text = f"a limit of {format_bytes(limit)}"
         limit_bytes = limit + by_libraries
         yield Change(text, None, settings, cause="process_limit", limit_bytes=limit_bytes)

@@ -39,7 +39,7 @@ class WhatIfSpec:
     """The settings (in the format of PYTORCH_CUDA_ALLOC_CONF), memory limit and device of replays."""
 
     settings: tuple[str, ...]
-    limit_bytes: int | None = None  # None: the limit of the recording, if it ran out of memory
+    limit_bytes: int | None = None  # memory limit; None: that of the recording, if memory ran out
     device: int | None = None
 
 
@@ -61,20 +61,20 @@ def what_if(
     """
     trials = tuple(_trials(spec, new_allocator))
     traces = _traces_to_replay(snapshots, spec.device)
-    count, numbers = len(traces) * (len(trials) + 1), itertools.count()
+    count, replay_numbers = len(traces) * (len(trials) + 1), itertools.count()
 
     def report_start(name: str) -> None:
         if progress is not None:
-            progress(f"replaying with {name}", min(next(numbers) / count, 1.0))
+            progress(f"replaying with {name}", min(next(replay_numbers) / count, 1.0))
 
     return WhatIfResult(
         schema=SCHEMA,
         files=tuple(map(file_facts, snapshots)),
         devices=tuple(
-            _DeviceReplays(recording_of(*pair), new_allocator, report_start).result(
+            _DeviceReplays(recording_of(*snapshot_and_trace), new_allocator, report_start).result(
                 trials, spec.limit_bytes
             )
-            for pair in traces
+            for snapshot_and_trace in traces
         ),
     )
 
@@ -92,12 +92,12 @@ def _traces_to_replay(
         if pair[1].device == device or (device is None and pair[1].device >= 0)
     ]
     if not of_device:
-        numbers = sorted({trace.device for _, trace in pairs if trace.device != HOST})
+        device_numbers = sorted({trace.device for _, trace in pairs if trace.device != HOST})
         raise UsageError(
             f"no device {device} in the snapshot"
             if device is not None
             else "no device in the snapshot",
-            hint=f"devices: {', '.join(map(str, numbers)) or 'none'}",
+            hint=f"devices: {', '.join(map(str, device_numbers)) or 'none'}",
         )
     with_trace = [pair for pair in of_device if len(pair[1].events)]
     if not with_trace:
@@ -135,27 +135,27 @@ class _DeviceReplays:
     def result(self, trials: Sequence[_Trial], limit_bytes: int | None) -> DeviceWhatIf:
         recording, settings = self._recording, self._settings
         recorded_limit = limit_of(recording, self._program, settings)
-        recorded = outcome_of(recording, self._program, settings)
-        outcome, start = self._replay(_AS_RECORDED, settings, recorded_limit)
+        recorded_outcome = outcome_of(recording, self._program, settings)
+        outcome, initial_totals = self._replay(_AS_RECORDED, settings, recorded_limit)
         limit, baseline = recorded_limit, outcome
         if limit_bytes is not None:
             limit = Limit(limit_bytes, "given")
             baseline, _ = self._replay("recorded settings", settings, limit)
         trial_outcomes = tuple(self._replay(*trial, limit)[0] for trial in trials)
-        best = best_of(baseline, trial_outcomes)
+        best_index = best_of(baseline, trial_outcomes)
         return DeviceWhatIf(
             file=recording.snapshot.source,
             device=recording.trace.device,
             events=len(recording.trace.events),
             limit=limit,
-            recorded=recorded,
+            recorded=recorded_outcome,
             replayed=outcome,
-            differences=tuple(differences(recorded, outcome)),
-            reasons=tuple(reasons(recording, start)),
+            differences=tuple(differences(recorded_outcome, outcome)),
+            reasons=tuple(reasons(recording, initial_totals)),
             baseline=baseline,
             tried=trial_outcomes,
-            best=best,
-            headline=headline(baseline, trial_outcomes, best),
+            best=best_index,
+            headline=headline(baseline, trial_outcomes, best_index),
         )
 
     def _replay(

@@ -12,9 +12,9 @@ from cudakit.torch_rules.sizes import SEGMENT_STEP
 
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
-# For replays without a limit: more than any device has.
+# Memory of a device without a limit: more than any device has.
 _UNLIMITED_BYTES = 1 << 46
-_FIRST_NEW_ADDRESS = 1 << 60  # above all recorded addresses
+_FIRST_NEW_ADDRESS = 1 << 60  # an address above all recorded addresses
 
 
 class ReplayDevice:
@@ -28,11 +28,11 @@ class ReplayDevice:
 
     def __init__(self, limit_bytes: int | None, addresses: Iterable[tuple[int, int]] = ()) -> None:
         self._limit = _UNLIMITED_BYTES if limit_bytes is None else limit_bytes
-        self._used = 0
-        self.refusals = 0  # requests for memory that exceeded the limit
+        self._used_bytes = 0
+        self.refusals = 0  # number of requests that exceeded the limit
         self._sizes: dict[int, int] = {}
         self._sorted: list[int] = []  # the addresses in _sizes
-        self._next = _FIRST_NEW_ADDRESS
+        self._next_address = _FIRST_NEW_ADDRESS
         self._recorded_addresses: defaultdict[int, deque[int]] = defaultdict(deque)
         for address, size in addresses:
             self._recorded_addresses[size].append(address)
@@ -42,7 +42,7 @@ class ReplayDevice:
         self._completed: defaultdict[int, int] = defaultdict(int)
         self.pages = self
 
-    # Memory.
+    # --- memory
 
     def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
         self._use(size_bytes)
@@ -52,11 +52,11 @@ class ReplayDevice:
         return ptr
 
     def free(self, ptr: int) -> None:
-        self._used -= self._sizes.pop(ptr)
+        self._used_bytes -= self._sizes.pop(ptr)
         self._sorted.remove(ptr)
 
     def memory_info(self) -> MemoryInfo:
-        return MemoryInfo(self._limit - self._used, self._limit)
+        return MemoryInfo(self._limit - self._used_bytes, self._limit)
 
     def granularity(self) -> int:
         return SEGMENT_STEP
@@ -71,9 +71,9 @@ class ReplayDevice:
         self._use(page_bytes * count)
 
     def unmap(self, ptr: int, size_bytes: int) -> None:  # noqa: ARG002
-        self._used -= size_bytes
+        self._used_bytes -= size_bytes
 
-    # Streams.
+    # --- streams
 
     def complete(self, stream: int, position: int) -> None:
         """Complete the events of a stream up to a position."""
@@ -108,27 +108,29 @@ class ReplayDevice:
         self._completed.update(self._recorded)
 
     def _use(self, size_bytes: int) -> None:
-        if self._used + size_bytes > self._limit:
+        if self._used_bytes + size_bytes > self._limit:
             self.refusals += 1
             raise CudaError(_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "the limit of the replay")
-        self._used += size_bytes
+        self._used_bytes += size_bytes
 
     def _address(self, size_bytes: int) -> int:
-        recorded = self._recorded_addresses[size_bytes]
-        while recorded:
-            if self._is_free(ptr := recorded.popleft(), size_bytes):
+        recorded_addresses = self._recorded_addresses[size_bytes]
+        while recorded_addresses:
+            if self._is_free(ptr := recorded_addresses.popleft(), size_bytes):
                 return ptr
         return self._new_address(size_bytes)
 
     def _is_free(self, ptr: int, size_bytes: int) -> bool:
         next_index = bisect_right(self._sorted, ptr)
-        previous = self._sorted[next_index - 1] if next_index else None
-        starts_after_previous = previous is None or previous + self._sizes[previous] <= ptr
+        previous_range = self._sorted[next_index - 1] if next_index else None
+        starts_after_previous = (
+            previous_range is None or previous_range + self._sizes[previous_range] <= ptr
+        )
         return starts_after_previous and (
             next_index == len(self._sorted) or ptr + size_bytes <= self._sorted[next_index]
         )
 
     def _new_address(self, size_bytes: int) -> int:
         # The gap keeps segments from being adjacent.
-        ptr, self._next = self._next, self._next + size_bytes + SEGMENT_STEP
+        ptr, self._next_address = self._next_address, self._next_address + size_bytes + SEGMENT_STEP
         return ptr

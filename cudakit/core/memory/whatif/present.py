@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -66,13 +66,20 @@ def _rows(device: DeviceWhatIf) -> tuple[Outcome, ...]:
 
 
 def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
+    names: dict[str, list[str]] = {}
     for outcome in (device.baseline, *device.tried):
         if outcome.shortage is not None:
-            yield Note(
-                "warn",
-                f"{outcome.name}: out of memory {shortage_text(outcome)};"
-                " the figures of this replay end there.",
-            )
+            names.setdefault(shortage_text(outcome), []).append(outcome.name)
+    for shortage, settings in names.items():
+        replays = "this replay" if len(settings) == 1 else "these replays"
+        yield Note(
+            "warn",
+            f"{_join_names(settings)}: out of memory {shortage}; the figures of {replays} end there.",
+        )
+
+
+def _join_names(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _reliability(device: DeviceWhatIf) -> Note:
@@ -94,8 +101,11 @@ def _reliability(device: DeviceWhatIf) -> Note:
 def _difference(difference: Difference) -> str:
     is_count = not difference.figure.startswith(("peak", "end"))
     format_value = format_count if is_count else format_bytes
-    recorded, replayed = format_value(difference.recorded), format_value(difference.replayed)
-    return f"{difference.figure} {replayed} instead of {recorded}"
+    recorded_text, replayed_text = (
+        format_value(difference.recorded),
+        format_value(difference.replayed),
+    )
+    return f"{difference.figure} {replayed_text} instead of {recorded_text}"
 
 
 def _limit_sentence(device: DeviceWhatIf) -> str:
@@ -107,8 +117,8 @@ def _limit_sentence(device: DeviceWhatIf) -> str:
         return f"Memory limit of the replays: {size} (--what-if-limit)."
     if limit.source == "device full":
         return (
-            f"Memory limit of the replays: {size}, the memory that the process had when the request"
-            " failed."
+            f"Memory limit of the replays: {size}, what the process could use when the request failed: its"
+            " reserved memory and the free memory of the device."
         )
     return (
         f"Memory limit of the replays: {size}, the most that was reserved in the recording;"
@@ -120,14 +130,12 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
     baseline_bytes = device.baseline.peak.reserved_bytes
     # The peak of a replay that ended early is not comparable.
     ended = [outcome for outcome in device.tried if outcome.shortage is None]
-    compared = {id(outcome) for outcome in ended if device.baseline.shortage is None}
+    compared_ids = {id(outcome) for outcome in ended if device.baseline.shortage is None}
 
     def change(outcome: Outcome) -> Value:
         increase = outcome.peak.reserved_bytes - baseline_bytes
-        return Change(increase) if id(outcome) in compared else Text("")
+        return Change(increase) if id(outcome) in compared_ids else Text("")
 
-    has_limit_row = len(_rows(device)) > 2 + len(device.tried)
-    given = "recorded settings: replayed with the limit; " if has_limit_row else ""
     return table(
         (
             _SETTINGS,
@@ -138,8 +146,8 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
             ("free share", "number", lambda outcome: Ratio(outcome.fragmentation)),
         ),
         outcomes,
-        f"{given}change: of the peak, relative to the recorded settings;"
-        " free in segments: at the recorded peak; free share: free in segments, relative to reserved memory",
+        "Change: of the peak, relative to the recorded settings. Free in segments: at the peak of"
+        " requested memory. Free share: free in segments, relative to reserved memory.",
     )
 
 
@@ -153,7 +161,7 @@ def _driver_table(outcomes: tuple[Outcome, ...]) -> Table:
             ("out of memory", "number", lambda outcome: Count(outcome.ooms)),
         ),
         outcomes,
-        "retries: requests that first released cached memory; out of memory: failed requests",
+        "Retries: requests that first released cached memory. Out of memory: failed requests.",
     )
 
 
@@ -163,8 +171,16 @@ def _retries(outcome: Outcome) -> Value:
     return Count(outcome.retries)
 
 
+# The names of the rows that are not the settings of a trial, by the name of the outcome.
+_ROW_NAMES: Final = {
+    "recorded": "recording",
+    "replayed, as recorded": "replay with recorded settings",
+    "recorded settings": "the same with the limit",
+}
+
+
 def _settings_name(outcome: Outcome) -> Text:
-    return Text(outcome.name)
+    return Text(_ROW_NAMES.get(outcome.name, outcome.name))
 
 
 _SETTINGS: Final = ("settings", "text", _settings_name)

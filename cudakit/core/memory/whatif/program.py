@@ -45,8 +45,10 @@ class Recording:
     def segment_addresses(self) -> Iterator[tuple[int, int]]:
         """Yield the addresses and sizes of the segments in the order of their allocation."""
         segments = self.history.segments.plain
-        order = np.argsort(segments.begin, kind="stable")
-        return zip(segments.address[order].tolist(), segments.size[order].tolist(), strict=True)
+        begin_order = np.argsort(segments.begin, kind="stable")
+        return zip(
+            segments.address[begin_order].tolist(), segments.size[begin_order].tolist(), strict=True
+        )
 
 
 def recording_of(snapshot: Snapshot, trace: DeviceTrace) -> Recording:
@@ -67,9 +69,9 @@ class Step(IntEnum):
     EMPTY_CACHE = 6
 
 
-# Event index, step, and the index of its allocation, request or pool.
+# A step with its event index, and the index of its allocation, request or pool.
 NumberedStep: TypeAlias = tuple[int, Step, int]
-# Bytes, stream number, pool index.
+# A request: bytes, stream number, pool index.
 Request: TypeAlias = tuple[int, int, int]
 
 
@@ -80,12 +82,14 @@ class Program:
     requests: tuple[Request, ...]  # requests of all allocations, then failed requests
     # The stand-in stream that the free of each allocation waits for, or NO_WAIT.
     wait_streams: tuple[int, ...]
-    held: tuple[int, ...]  # allocations from before the trace, by address
-    pending_before: tuple[int, ...]  # the allocations in ``held`` that were pending free
+    allocations_before: tuple[int, ...]  # allocations from before the trace, by address
+    pending_frees_before: tuple[
+        int, ...
+    ]  # the allocations in ``allocations_before`` that were pending free
     steps: tuple[NumberedStep, ...]
     releases: tuple[Release, ...]
     peak_event: int  # the event before the peak
-    frees_have_stacks: bool  # frees have their own call stacks
+    frees_have_stacks: bool  # whether frees have their own call stacks
 
 
 EMPTY_PROGRAM = Program((), (), (), (), (), (), -1, frees_have_stacks=False)
@@ -94,9 +98,9 @@ EMPTY_PROGRAM = Program((), (), (), (), (), (), -1, frees_have_stacks=False)
 def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
     """Return the program of a recording; ``garbage_collects`` as in ``releases_of``."""
     allocations, events = recording.history.allocations, recording.trace.events
-    n = len(events)
+    n_events = len(events)
     wait_streams = _wait_streams(allocations, events)
-    completes_pending = _completes_pending(allocations, wait_streams, n)
+    completes_pending = _completes_pending(allocations, wait_streams, n_events)
     frees_have_stacks = _frees_have_stacks(allocations, events)
     releases = releases_of(
         events,
@@ -105,26 +109,39 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
         garbage_collects=garbage_collects,
         frees_have_stacks=frees_have_stacks,
     )
-    failed = recording.failed_requests()
+    failed_requests = recording.failed_requests()
     # The second number orders the steps of one event.
-    ordered = [
-        *_lifetime_steps(allocations, wait_streams, releases, n),
-        *((event, 0, Step.FAILED_ALLOC, len(allocations) + i) for i, event in enumerate(failed)),
+    ordered_steps = [
+        *_lifetime_steps(allocations, wait_streams, releases, n_events),
+        *(
+            (event, 0, Step.FAILED_ALLOC, len(allocations) + i)
+            for i, event in enumerate(failed_requests)
+        ),
         *_release_steps(allocations, releases),
     ]
-    ordered.sort()
-    before = np.flatnonzero(allocations.begin == BEFORE_TRACE)
+    ordered_steps.sort()
+    allocations_before = np.flatnonzero(allocations.begin == BEFORE_TRACE)
     return Program(
         requests=(
             *_requests(allocations.requested, allocations.stream, allocations.pool),
             *_requests(
-                events.size[failed], events.stream[failed], np.maximum(events.pool[failed], 0)
+                events.size[failed_requests],
+                events.stream[failed_requests],
+                np.maximum(events.pool[failed_requests], 0),
             ),
         ),
         wait_streams=wait_streams,
-        held=tuple(before[np.argsort(allocations.address[before], kind="stable")].tolist()),
-        pending_before=tuple(before[allocations.free_requested[before] == BEFORE_TRACE].tolist()),
-        steps=tuple((event, step, number) for event, _, step, number in ordered),
+        allocations_before=tuple(
+            allocations_before[
+                np.argsort(allocations.address[allocations_before], kind="stable")
+            ].tolist()
+        ),
+        pending_frees_before=tuple(
+            allocations_before[
+                allocations.free_requested[allocations_before] == BEFORE_TRACE
+            ].tolist()
+        ),
+        steps=tuple((event, step, number) for event, _, step, number in ordered_steps),
         releases=releases,
         peak_event=recording.history.peak_moment() - 1,
         frees_have_stacks=frees_have_stacks,
@@ -142,71 +159,91 @@ def _wait_streams(allocations: Allocations, events: Events) -> tuple[int, ...]:
     streams that explains the recorded completions.
     """
     wait_streams = np.full(len(allocations), NO_WAIT)
-    waited = _waited_frees(allocations, events)
-    order = np.lexsort((allocations.end[waited], allocations.free_requested[waited]))
+    waited_frees = _waited_frees(allocations, events)
+    request_order = np.lexsort(
+        (allocations.end[waited_frees], allocations.free_requested[waited_frees])
+    )
     last_ends: list[int] = []  # the latest completion of each stream, ascending
-    numbers: list[int] = []  # stream numbers in the same order
-    for index in waited[order].tolist():
-        end = int(allocations.end[index])
-        position = bisect_right(last_ends, end) - 1
-        number = numbers.pop(position) if position >= 0 else len(numbers)
-        if position >= 0:
-            del last_ends[position]
-        position = bisect_right(last_ends, end)
-        last_ends.insert(position, end)
-        numbers.insert(position, number)
-        wait_streams[index] = number
+    stream_numbers: list[int] = []  # stream numbers in the same order
+    for index in waited_frees[request_order].tolist():
+        end_event = int(allocations.end[index])
+        insert_position = bisect_right(last_ends, end_event) - 1
+        stream_number = (
+            stream_numbers.pop(insert_position) if insert_position >= 0 else len(stream_numbers)
+        )
+        if insert_position >= 0:
+            del last_ends[insert_position]
+        insert_position = bisect_right(last_ends, end_event)
+        last_ends.insert(insert_position, end_event)
+        stream_numbers.insert(insert_position, stream_number)
+        wait_streams[index] = stream_number
     return tuple(wait_streams.tolist())
 
 
 def _waited_frees(allocations: Allocations, events: Events) -> npt.NDArray[np.intp]:
     """Return the allocations whose free did not complete in the same call."""
-    n = len(events)
-    freed = np.flatnonzero(allocations.free_requested < n)
-    request, end = allocations.free_requested[freed], allocations.end[freed]
-    completed_later = (end - request > 1) | (end == n)
+    n_events = len(events)
+    freed_allocations = np.flatnonzero(allocations.free_requested < n_events)
+    request, end_event = (
+        allocations.free_requested[freed_allocations],
+        allocations.end[freed_allocations],
+    )
+    completed_later = (end_event - request > 1) | (end_event == n_events)
     # If the next request completed the free, the completion has the stack of that request.
-    stacks = events.stack[np.clip(request, 0, n - 1)], events.stack[np.clip(end, 0, n - 1)]
-    waited: npt.NDArray[np.intp] = freed[
+    stacks = (
+        events.stack[np.clip(request, 0, n_events - 1)],
+        events.stack[np.clip(end_event, 0, n_events - 1)],
+    )
+    waited_frees: npt.NDArray[np.intp] = freed_allocations[
         completed_later | (stacks[0] != stacks[1]) | (request == BEFORE_TRACE)
     ]
-    return waited
+    return waited_frees
 
 
 def _frees_have_stacks(allocations: Allocations, events: Events) -> bool:
     in_trace = (allocations.begin != BEFORE_TRACE) & (allocations.free_requested < len(events))
-    allocated, freed = allocations.begin[in_trace], allocations.free_requested[in_trace]
-    return bool((events.stack[allocated] != events.stack[freed]).any())
+    alloc_events, free_events = allocations.begin[in_trace], allocations.free_requested[in_trace]
+    return bool((events.stack[alloc_events] != events.stack[free_events]).any())
 
 
-def _completes_pending(allocations: Allocations, wait_streams: tuple[int, ...], n: int) -> Mask:
-    mask = np.zeros(n, np.bool_)
-    waited = np.array(wait_streams, np.int64) != NO_WAIT
-    mask[allocations.end[waited & (allocations.end < n)]] = True
+def _completes_pending(
+    allocations: Allocations, wait_streams: tuple[int, ...], n_events: int
+) -> Mask:
+    mask = np.zeros(n_events, np.bool_)
+    has_waited = np.array(wait_streams, np.int64) != NO_WAIT
+    mask[allocations.end[has_waited & (allocations.end < n_events)]] = True
     return mask
 
 
 def _lifetime_steps(
-    allocations: Allocations, wait_streams: tuple[int, ...], releases: tuple[Release, ...], n: int
+    allocations: Allocations,
+    wait_streams: tuple[int, ...],
+    releases: tuple[Release, ...],
+    n_events: int,
 ) -> Iterator[tuple[int, int, Step, int]]:
     # A request that waited for pending frees found no free block before: complete these frees after it.
-    later = {
+    later_request = {
         event: release.request
         for release in releases
         if release.request is not None
-        for event in range(release.first, release.after)
+        for event in range(release.first_event, release.end_event)
     }
-    ends = allocations.end.tolist()
-    for index, (begin, freed) in enumerate(
+    end_events = allocations.end.tolist()
+    for index, (begin_event, free_event) in enumerate(
         zip(allocations.begin.tolist(), allocations.free_requested.tolist(), strict=True)
     ):
-        if begin != BEFORE_TRACE:
-            yield begin, 0, Step.ALLOC, index
-        if BEFORE_TRACE < freed < n:
-            yield freed, 1 if begin == freed else 0, Step.FREE, index
-        if wait_streams[index] != NO_WAIT and ends[index] < n:
-            end = ends[index]
-            yield later.get(end, end), 1 if end in later else 0, Step.COMPLETE_FREE, index
+        if begin_event != BEFORE_TRACE:
+            yield begin_event, 0, Step.ALLOC, index
+        if BEFORE_TRACE < free_event < n_events:
+            yield free_event, 1 if begin_event == free_event else 0, Step.FREE, index
+        if wait_streams[index] != NO_WAIT and end_events[index] < n_events:
+            end_event = end_events[index]
+            yield (
+                later_request.get(end_event, end_event),
+                1 if end_event in later_request else 0,
+                Step.COMPLETE_FREE,
+                index,
+            )
 
 
 def _release_steps(
@@ -217,15 +254,15 @@ def _release_steps(
         unused_pools = [
             pool
             for pool in sorted(release.pools - {0})
-            if not (allocations.begin[allocations.pool == pool] > release.first).any()
+            if not (allocations.begin[allocations.pool == pool] > release.first_event).any()
         ]
-        last = release.after - 1
+        last_event = release.end_event - 1
         for pool in unused_pools:
-            yield last, 2, Step.RELEASE_POOL, pool
+            yield last_event, 2, Step.RELEASE_POOL, pool
         if release.request is not None or not release.releases_segments:
             continue
         if 0 in release.pools or not unused_pools:
-            yield last, 3, Step.EMPTY_CACHE, 0
+            yield last_event, 3, Step.EMPTY_CACHE, 0
         else:
             for pool in unused_pools:
-                yield last, 3, Step.EMPTY_POOL, pool
+                yield last_event, 3, Step.EMPTY_POOL, pool

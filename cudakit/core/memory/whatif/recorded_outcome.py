@@ -39,19 +39,19 @@ def limit_of(recording: Recording, program: Program, settings: Settings) -> Limi
     not record a limit of the process; the highest reserved memory was allowed.
     """
     reserved, events = recording.history.curves.reserved, recording.trace.events
-    highest = int(reserved.max())
+    highest_reserved = int(reserved.max())
     failed = recording.failed_requests()
-    waited = [release for release in program.releases if release.request is not None]
-    if not failed and not waited:
+    releases_for_requests = [release for release in program.releases if release.request is not None]
+    if not failed and not releases_for_requests:
         return None
     device_limits = [
         int(reserved[event]) + int(events.address[event])
         for event in failed
         if int(events.address[event]) < _needed_bytes(int(events.size[event]), settings)
     ]
-    if device_limits and min(device_limits) > highest:
+    if device_limits and min(device_limits) > highest_reserved:
         return Limit(min(device_limits), "device full")
-    return Limit(highest, "reserved")
+    return Limit(highest_reserved, "reserved")
 
 
 def _needed_bytes(size: int, settings: Settings) -> int:
@@ -62,7 +62,7 @@ def _needed_bytes(size: int, settings: Settings) -> int:
 def outcome_of(recording: Recording, program: Program, settings: Settings) -> Outcome:
     """Return the figures of the recording."""
     curves, moment = recording.history.curves, program.peak_event + 1
-    free = int(curves.reserved[moment] - curves.active[moment])
+    free_bytes = int(curves.reserved[moment] - curves.active[moment])
     names = ("reserved", "allocated", "requested", "active")
     return Outcome(
         name="recorded",
@@ -70,8 +70,8 @@ def outcome_of(recording: Recording, program: Program, settings: Settings) -> Ou
         limit_bytes=None,
         peak=MemoryTotals(*(int(getattr(curves, name).max()) for name in names)),
         end=MemoryTotals(*(int(getattr(curves, name)[-1]) for name in names)),
-        fragmentation_bytes=free,
-        fragmentation=free / max(int(curves.reserved[moment]), 1),
+        fragmentation_bytes=free_bytes,
+        fragmentation=free_bytes / max(int(curves.reserved[moment]), 1),
         device_allocations=recording.count(Action.SEGMENT_ALLOC, Action.SEGMENT_MAP),
         device_frees=recording.count(Action.SEGMENT_FREE, Action.SEGMENT_UNMAP),
         retries=_retries(recording, program, settings),

@@ -25,12 +25,12 @@ _REQUEST_ACTIONS = (Action.ALLOC, Action.OOM)
 class Release:
     """Consecutive events that released memory, or completed pending frees, for one cause."""
 
-    first: int  # event index
-    after: int  # the event after the last one
+    first_event: int  # event index
+    end_event: int  # the event after the last one
     # The ALLOC or OOM event of the request that released memory; None: a call of the program.
     request: int | None
     pools: frozenset[int]  # pools of the released segments, if recorded
-    releases_segments: bool  # False: only completed pending frees
+    releases_segments: bool  # whether segments were released; False if only pending frees completed
 
 
 def releases_of(
@@ -52,17 +52,17 @@ def releases_of(
     cause_is_known = frees_have_stacks or garbage_collects
     known_to_fit = 0 if cause_is_known else int(curves.reserved.max())
     releases: list[Release] = []
-    for first, after in _ranges_of(is_release | completes_pending):
-        request = _request_after(events, after)
-        request_begins = after
+    for first_event, end_event in _ranges_of(is_release | completes_pending):
+        request = _request_after(events, end_event)
+        request_begins = end_event
         if request is not None:
             request_begins = _first_of_request(
-                events, curves, is_release, (first, after, request), known_to_fit
+                events, curves, is_release, (first_event, end_event, request), known_to_fit
             )
-            if request_begins < after:
-                releases.append(_release(events, is_release, request_begins, after, request))
-        if is_release[first:request_begins].any():
-            releases.append(_release(events, is_release, first, request_begins, None))
+            if request_begins < end_event:
+                releases.append(_release(events, is_release, request_begins, end_event, request))
+        if is_release[first_event:request_begins].any():
+            releases.append(_release(events, is_release, first_event, request_begins, None))
     return tuple(releases)
 
 
@@ -71,9 +71,9 @@ def _ranges_of(mask: Mask) -> Iterator[tuple[int, int]]:
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-def _request_after(events: Events, after: int) -> int | None:
+def _request_after(events: Events, end_event: int) -> int | None:
     """Return the ALLOC or OOM event of the request that may have caused a release; None: no request."""
-    for event in range(after, len(events)):
+    for event in range(end_event, len(events)):
         if events.action[event] in _REQUEST_ACTIONS:
             return event
         if events.action[event] not in _GROWTH_ACTIONS:
@@ -85,32 +85,32 @@ def _first_of_request(
     events: Events,
     curves: Curves,
     is_release: Mask,
-    bounds: tuple[int, int, int],
+    release_and_request: tuple[int, int, int],
     known_to_fit: int,
 ) -> int:
-    """Return the first event that the request released; ``after`` if none.
+    """Return the first event that the request released; ``end_event`` if none.
 
-    ``bounds`` is the first event, the event after the last one, and the event of the request.
+    ``release_and_request`` is the first event, the event after the last one, and the event of the request.
     """
-    first, after, request = bounds
-    failed = events.action[request] == Action.OOM
-    released = np.flatnonzero(is_release[first:after]) + first
-    if not len(released):
-        return first if failed else after
+    first_event, end_event, request = release_and_request
+    has_failed = events.action[request] == Action.OOM
+    release_events = np.flatnonzero(is_release[first_event:end_event]) + first_event
+    if not len(release_events):
+        return first_event if has_failed else end_event
     stack = events.stack[request]
-    private = events.pool[released] > 0
-    by_program = released[(events.stack[released] != stack) | _before_default(private)]
-    first_of_request = int(by_program[-1]) + 1 if len(by_program) else first
-    if failed or first_of_request == after:
+    private = events.pool[release_events] > 0
+    by_program = release_events[(events.stack[release_events] != stack) | _before_default(private)]
+    first_of_request = int(by_program[-1]) + 1 if len(by_program) else first_event
+    if has_failed or first_of_request == end_event:
         return first_of_request
-    new_bytes = int(curves.reserved[request] - curves.reserved[after])
+    new_bytes = int(curves.reserved[request] - curves.reserved[end_event])
     fitted_before = (
         new_bytes > 0 and int(curves.reserved[first_of_request]) + new_bytes <= known_to_fit
     )
     # Segments of a deleted MemPool have the stacks of their allocations, because no call released them.
-    of_deleted_pool = bool(private[released >= first_of_request].all())
+    of_deleted_pool = bool(private[release_events >= first_of_request].all())
     unknown_stack = stack == 0 and known_to_fit > 0
-    return after if unknown_stack or fitted_before or of_deleted_pool else first_of_request
+    return end_event if unknown_stack or fitted_before or of_deleted_pool else first_of_request
 
 
 def _before_default(private: Mask) -> Mask:
@@ -121,8 +121,10 @@ def _before_default(private: Mask) -> Mask:
 
 
 def _release(
-    events: Events, is_release: Mask, first: int, after: int, request: int | None
+    events: Events, is_release: Mask, first_event: int, end_event: int, request: int | None
 ) -> Release:
-    released = np.flatnonzero(is_release[first:after]) + first
-    pools = np.maximum(events.pool[released], 0)  # -1: older files do not record the pool
-    return Release(first, after, request, frozenset(pools.tolist()), bool(len(released)))
+    release_events = np.flatnonzero(is_release[first_event:end_event]) + first_event
+    pools = np.maximum(events.pool[release_events], 0)  # -1: older files do not record the pool
+    return Release(
+        first_event, end_event, request, frozenset(pools.tolist()), bool(len(release_events))
+    )

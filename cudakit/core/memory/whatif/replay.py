@@ -60,17 +60,17 @@ def replay(
     """
     device = ReplayDevice(limit_bytes, addresses)
     replay = _Replay(program, device, new_allocator(device, settings, search_again))
-    start, shortage = replay.run()
+    initial_totals, shortage = replay.run()
     if limit_bytes is not None and settings.memory_fraction < 1:
         limit_bytes = int(limit_bytes * settings.memory_fraction)
-    return replay.outcome(name, settings, limit_bytes, shortage), start
+    return replay.outcome(name, settings, limit_bytes, shortage), initial_totals
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRequest:
     """The last request of a replayed program."""
 
-    succeeded: bool  # and so did every request that succeeded in the recording
+    succeeded: bool  # whether the last request, and all that succeeded in the recording, succeeded
     peak_reserved_bytes: int
 
 
@@ -114,11 +114,11 @@ class _Replay:
         self._allocator = allocator
         self._pool = 0  # pool of the current request
         self._pools: dict[int, PoolId] = {}
-        self._released: set[int] = set()
-        self._live: dict[int, int] = {}
+        self._released_pools: set[int] = set()
+        self._live_ptrs: dict[int, int] = {}
         self._waiting: dict[int, int] = {}  # position of each pending free in its stream
         self._ooms = 0
-        self._refusals = 0  # of the device, up to the previous step
+        self._refusals = 0  # number of refusals of the device up to the previous step
         self._searched_blocks = 0
         self._at_peak: MemoryTotals | None = None  # totals at the peak of the recording
 
@@ -126,25 +126,25 @@ class _Replay:
         """Run all steps; return the memory in use at the start of the trace, and the shortage, if any."""
         shortage = None
         try:
-            start = self._allocate_initial()
+            initial_totals = self._allocate_initial()
             self._run_steps()
         except _OutOfMemory as ended:
             shortage = ended.shortage
             if shortage.event < 0:
-                start = self._totals("current")
+                initial_totals = self._totals("current")
         self._allocator.process_events()
-        return start, shortage
+        return initial_totals, shortage
 
     def last_request(self, max_searched_blocks: int) -> ReplayedRequest:
         """Run all steps; return whether the last one, a failed request, succeeded."""
-        *steps, (_, _, last) = self._program.steps
+        *steps, (_, _, last_number) = self._program.steps
         try:
             self._allocate_initial()
             for event, step, number in steps:
                 self._run_step(event, step, number)
                 self._limit_searches(step, max_searched_blocks)
             ooms = self._ooms
-            self._failed_alloc(last)
+            self._failed_alloc(last_number)
             succeeded = self._ooms == ooms
         except _OutOfMemory:
             succeeded = False
@@ -154,7 +154,7 @@ class _Replay:
         """Raise ReplayTooLong if the steps so far searched too many blocks for memory to release."""
         searches = self._device.refusals - self._refusals + (step == Step.EMPTY_CACHE)
         self._refusals = self._device.refusals
-        self._searched_blocks += searches * len(self._live)
+        self._searched_blocks += searches * len(self._live_ptrs)
         if self._searched_blocks > max_searched_blocks:
             raise ReplayTooLong
 
@@ -163,15 +163,15 @@ class _Replay:
     ) -> Outcome:
         statistics = self._allocator.statistics()
         at_peak = self._at_peak or self._totals("current")
-        free = at_peak.reserved_bytes - at_peak.active_bytes
+        free_bytes = at_peak.reserved_bytes - at_peak.active_bytes
         return Outcome(
             name=name,
             settings=settings.as_text(),
             limit_bytes=limit_bytes,
             peak=self._totals("peak"),
             end=self._totals("current"),
-            fragmentation_bytes=free,
-            fragmentation=free / max(at_peak.reserved_bytes, 1),
+            fragmentation_bytes=free_bytes,
+            fragmentation=free_bytes / max(at_peak.reserved_bytes, 1),
             device_allocations=statistics["num_device_alloc"],
             device_frees=statistics["num_device_free"],
             retries=statistics["num_alloc_retries"],
@@ -181,9 +181,9 @@ class _Replay:
 
     def _allocate_initial(self) -> MemoryTotals:
         """Allocate the memory from before the trace; then reset counts and peaks."""
-        for number in self._program.held:
+        for number in self._program.allocations_before:
             self._alloc(BEFORE_TRACE, number)
-        for number in self._program.pending_before:
+        for number in self._program.pending_frees_before:
             self._free(number)
         self._allocator.reset_peaks()
         self._allocator.reset_sums()
@@ -216,13 +216,13 @@ class _Replay:
 
     def _alloc(self, event: int, number: int) -> None:
         try:
-            self._live[number] = self._request(number)
+            self._live_ptrs[number] = self._request(number)
         except MemoryError:
             self._ooms += 1
             raise _OutOfMemory(Shortage(event, self._program.requests[number][0])) from None
 
     def _free(self, number: int) -> None:
-        ptr, wait_stream = self._live.pop(number), self._program.wait_streams[number]
+        ptr, wait_stream = self._live_ptrs.pop(number), self._program.wait_streams[number]
         if wait_stream == NO_WAIT or not ptr:
             self._allocator.free(ptr)
             return
@@ -244,8 +244,8 @@ class _Replay:
             self._allocator.free(ptr)
 
     def _release_pool(self, pool: int) -> None:
-        if pool in self._pools and pool not in self._released:
-            self._released.add(pool)
+        if pool in self._pools and pool not in self._released_pools:
+            self._released_pools.add(pool)
             self._allocator.end_allocate_to_pool(self._pools[pool])
             self._allocator.release_pool(self._pools[pool])
 

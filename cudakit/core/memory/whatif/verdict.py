@@ -12,29 +12,35 @@ from cudakit.torch_rules.actions import Action
 from cudakit.units import format_bytes, format_count
 
 
-def differences(recorded: Outcome, replayed: Outcome) -> Iterator[Difference]:
+def differences(recorded_outcome: Outcome, replayed_outcome: Outcome) -> Iterator[Difference]:
     """Yield the figures that differ between a recording and its replay."""
     for moment in ("peak", "end"):
         for name in ("reserved", "allocated", "requested", "active"):
             recorded_value, replayed_value = (
                 int(getattr(getattr(outcome, moment), f"{name}_bytes"))
-                for outcome in (recorded, replayed)
+                for outcome in (recorded_outcome, replayed_outcome)
             )
             if recorded_value != replayed_value:
                 yield Difference(f"{moment} {name}", recorded_value, replayed_value)
     for figure in ("device_allocations", "device_frees", "retries", "ooms"):
-        recorded_value, replayed_value = getattr(recorded, figure), getattr(replayed, figure)
+        recorded_value, replayed_value = (
+            getattr(recorded_outcome, figure),
+            getattr(replayed_outcome, figure),
+        )
         if recorded_value is not None and recorded_value != replayed_value:
             yield Difference(figure.replace("_", " "), recorded_value, replayed_value)
 
 
-def reasons(recording: Recording, start: MemoryTotals) -> Iterator[str]:
-    """Yield why a replay can differ from the recording; ``start`` is the memory when the trace starts."""
+def reasons(recording: Recording, initial_totals: MemoryTotals) -> Iterator[str]:
+    """Yield the reasons why a replay can differ from the recording.
+
+    ``initial_totals`` is the memory at the start of the trace.
+    """
     settings, history = recording.snapshot.settings, recording.history
     if not history.begins_complete:
         yield (
             "the trace starts with memory in use, which the replay allocates again: it reserves"
-            f" {format_bytes(start.reserved_bytes)} for it, not"
+            f" {format_bytes(initial_totals.reserved_bytes)} for it, not"
             f" {format_bytes(int(history.curves.reserved[0]))} as recorded"
         )
     if history.inconsistencies.total or recording.trace.warnings:
@@ -49,9 +55,9 @@ def reasons(recording: Recording, start: MemoryTotals) -> Iterator[str]:
         yield "the trace does not record which pending frees a request waited for before it released memory"
     if settings.get("cudakit_cache_limit", -1) not in (-1, None):
         yield "the cache was limited in the recorded program, and is not limited in the replay"
-    released = recording.has(Action.SEGMENT_FREE) or recording.has(Action.SEGMENT_UNMAP)
+    has_releases = recording.has(Action.SEGMENT_FREE) or recording.has(Action.SEGMENT_UNMAP)
     if (
-        released
+        has_releases
         and not (recording.trace.events.pool >= 0).any()
         and len(recording.snapshot.pools) > 1
     ):
@@ -68,12 +74,12 @@ def best_of(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> int | None:
     None if no settings are better than the baseline.
     """
     ranks = {index: _rank(outcome) for index, outcome in enumerate(trial_outcomes)}
-    best = min(ranks, key=lambda index: ranks[index], default=None)
-    if best is None:
+    best_index = min(ranks, key=lambda index: ranks[index], default=None)
+    if best_index is None:
         return None
     # If memory ran out, only fewer failures help, not less reserved memory.
     n_criteria = 2 if baseline.ooms or baseline.shortage else 3
-    return best if ranks[best][:n_criteria] < _rank(baseline)[:n_criteria] else None
+    return best_index if ranks[best_index][:n_criteria] < _rank(baseline)[:n_criteria] else None
 
 
 def _rank(outcome: Outcome) -> tuple[bool, int, int]:
@@ -83,22 +89,22 @@ def _rank(outcome: Outcome) -> tuple[bool, int, int]:
     return False, outcome.ooms, outcome.peak.reserved_bytes
 
 
-def headline(baseline: Outcome, trial_outcomes: Sequence[Outcome], best: int | None) -> str:
+def headline(baseline: Outcome, trial_outcomes: Sequence[Outcome], best_index: int | None) -> str:
     """Return the result in one sentence without a period."""
-    if best is None:
+    if best_index is None:
         return _no_help(baseline, trial_outcomes)
-    chosen = trial_outcomes[best]
-    if baseline.shortage is not None or chosen.ooms < baseline.ooms:
-        return f"{_subject(chosen)} would have {_benefit(baseline, chosen)}"
-    saved = baseline.peak.reserved_bytes - chosen.peak.reserved_bytes
-    share = saved / baseline.peak.reserved_bytes
-    return f"{_subject(chosen)} would have reserved {format_bytes(saved)} ({share:.0%}) less at the peak"
+    best_outcome = trial_outcomes[best_index]
+    if baseline.shortage is not None or best_outcome.ooms < baseline.ooms:
+        return f"{_subject(best_outcome)} would have {_benefit(baseline, best_outcome)}"
+    saved_bytes = baseline.peak.reserved_bytes - best_outcome.peak.reserved_bytes
+    saved = f"{format_bytes(saved_bytes)} ({saved_bytes / baseline.peak.reserved_bytes:.0%})"
+    return f"{_subject(best_outcome)} would have reserved {saved} less at the peak"
 
 
-def _benefit(baseline: Outcome, chosen: Outcome) -> str:
-    if chosen.ooms:
-        return f"had {_failures(chosen.ooms)} instead of {format_count(baseline.ooms)}"
-    peak = format_bytes(chosen.peak.reserved_bytes)
+def _benefit(baseline: Outcome, best_outcome: Outcome) -> str:
+    if best_outcome.ooms:
+        return f"had {_failures(best_outcome.ooms)} instead of {format_count(baseline.ooms)}"
+    peak = format_bytes(best_outcome.peak.reserved_bytes)
     if baseline.shortage is not None:
         return f"let the program run to the end, with {peak} reserved at the peak"
     noun = "request" if baseline.ooms == 1 else "requests"

@@ -21,8 +21,8 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
     ]
     omitted = len(result.races) - len(shown_races)
     if omitted:
-        subject = "1 more race is" if omitted == 1 else f"{omitted:,} more races are"
-        nodes.append(Note("info", f"{subject} not shown"))
+        omitted_races = "1 more race is" if omitted == 1 else f"{omitted:,} more races are"
+        nodes.append(Note("info", f"{omitted_races} not shown"))
     notes = tuple(coverage.notes(result))
     return Document(title(result), (*nodes, Section("Coverage", notes)) if nodes else notes)
 
@@ -51,15 +51,15 @@ def title(result: SanitizeResult) -> str:
 
 
 def _verdict(result: SanitizeResult) -> Iterator[str]:
-    races, times = len(result.races), sum(race.count for race in result.races)
+    races, occurrence_count = len(result.races), sum(race.count for race in result.races)
     is_host = any(race.kind is RaceKind.HOST for race in result.races)
     between = "" if is_host else " between streams"
     if races:
         yield f"{races:,} race{'s' if races > 1 else ''}{between}"
     else:
         yield coverage.NOTHING_RECORDED if coverage.is_empty(result) else "no races found"
-    if times > races:
-        yield f"found {format_count(times)} times"
+    if occurrence_count > races:
+        yield f"found {format_count(occurrence_count)} times"
     if result.incomplete:
         yield "result incomplete"
     if result.simulated:

@@ -65,14 +65,16 @@ def describe_place(address: int, memory: Memory | None) -> str:
 
 def describe_access(side: Side, memory: Memory | None) -> str:
     """Return the access of a side: ``writes 4.00 MiB at offset 512 B of the allocation``."""
-    size, place = format_bytes(side.size_bytes), describe_place(side.address, memory)
+    size, location = format_bytes(side.size_bytes), describe_place(side.address, memory)
     verbs = [verb for verb, applies in (("read", side.reads), ("write", side.writes)) if applies]
     if side.operation in ("allocation", "free") or not verbs:
-        return f"{size} at {place}"
+        return f"{size} at {location}"
     if side.known >= Precision.ASSUMED:
-        return f"receives a pointer to {place}; may {' and '.join(verbs)} up to {size} from there"
+        return (
+            f"receives a pointer to {location}; may {' and '.join(verbs)} up to {size} from there"
+        )
     atomically = " atomically" if side.atomic else ""
-    return f"{' and '.join(f'{verb}s' for verb in verbs)} {size} at {place}{atomically}"
+    return f"{' and '.join(f'{verb}s' for verb in verbs)} {size} at {location}{atomically}"
 
 
 def describe_precision(race: FoundRace) -> str:
@@ -104,26 +106,26 @@ def race_section(race: FoundRace, number: int, *, several_processes: bool) -> Se
 
 
 def _heading(race: FoundRace, number: int) -> str:
-    times = f", found {format_count(race.count)} times" if race.count > 1 else ""
-    return f"{number}. {_HEADINGS.get(race.kind, race.kind.value)}, {race.confidence.value}{times}"
+    occurrences = f", found {format_count(race.count)} times" if race.count > 1 else ""
+    return f"{number}. {_HEADINGS.get(race.kind, race.kind.value)}, {race.confidence.value}{occurrences}"
 
 
 def race_note(race: FoundRace) -> Note:
     """Return the sentence of a race with its remedies, and the finding for structured formats."""
-    sides = (("later", race.current), ("earlier", race.previous))
-    places = [(f"{when}: {_operation(side)}", _stack(side)) for when, side in sides]
+    sides_by_order = (("later", race.current), ("earlier", race.previous))
+    locations = [(f"{order}: {_operation(side)}", _stack(side)) for order, side in sides_by_order]
     if race.memory:
-        places.append(("allocated", Stack(race.memory.stack, race.memory.site)))
-    finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(places), race.count)
+        locations.append(("allocated", Stack(race.memory.stack, race.memory.site)))
+    finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(locations), race.count)
     level = _LEVELS[race.confidence]
     return Note(level, capitalized(race.sentence), (race.hint, *race.remedies), finding)
 
 
 def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:
     on_two_devices = race.current.device != race.previous.device
-    for when, side in (("earlier", race.previous), ("later", race.current)):
+    for order, side in (("earlier", race.previous), ("later", race.current)):
         device = f" of cuda:{side.device}" if on_two_devices else ""
-        yield when, Text(f"{_operation(side)}{device}; {describe_access(side, race.memory)}")
+        yield order, Text(f"{_operation(side)}{device}; {describe_access(side, race.memory)}")
         yield "called at", _stack(side)
     yield "both access", Text(_bytes(race))
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
@@ -146,8 +148,8 @@ def _bytes(race: FoundRace) -> str:
     caveat = (
         "; possibly fewer: adjacent ranges were merged to save memory" if race.approximate else ""
     )
-    place = describe_place(race.address, race.memory)
-    return f"{format_bytes(race.size_bytes)} at {place}{caveat}"
+    location = describe_place(race.address, race.memory)
+    return f"{format_bytes(race.size_bytes)} at {location}{caveat}"
 
 
 def _memory(race: FoundRace) -> Iterator[tuple[str, Value]]:

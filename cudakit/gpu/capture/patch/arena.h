@@ -137,8 +137,8 @@ typedef struct { /* one use of a tensor map */
 #define CK_ENTRIES_OFFSET (CK_LOST_OFFSET + CK_MAX_LAUNCHES / 8)
 #define CK_PAGES_OFFSET(entries_log2) (CK_ENTRIES_OFFSET + (sizeof(ck_entry) << (entries_log2)))
 #define CK_MAP_KEYS_OFFSET(entries_log2) \
-    (CK_ENTRIES_OFFSET + \
-     ((sizeof(ck_entry) + sizeof(ck_page) / 4) << (entries_log2))) /* behind CK_MAX_PAGES pages */
+    (CK_ENTRIES_OFFSET + ((sizeof(ck_entry) + sizeof(ck_page) / 4) \
+                          << (entries_log2))) /* the keys follow the pages, one for every four entries */
 #define CK_BOX_KEYS_OFFSET(entries_log2) (CK_MAP_KEYS_OFFSET(entries_log2) + CK_MAP_KEYS * sizeof(ck_u64))
 #define CK_MAPS_OFFSET(entries_log2) (CK_BOX_KEYS_OFFSET(entries_log2) + CK_BOX_KEYS * sizeof(ck_u64))
 #define CK_BOXES_OFFSET(entries_log2) (CK_MAPS_OFFSET(entries_log2) + CK_MAX_MAPS * sizeof(ck_map))

@@ -351,10 +351,10 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
 #define RECORD_FIELDS(X) \
     X(record, seq) X(record, time_ns) X(record, thread) X(record, stream) X(record, context) X(record, site) \
     X(record, device) X(record, kind) \
-    X(record, memory.address) X(record, memory.size_bytes) X(record, memory.how) X(record, memory.layer) \
+    X(record, memory.address) X(record, memory.size_bytes) X(record, memory.allocation_kind) X(record, memory.layer) \
     X(record, memory.pool) X(record, memory.requested_bytes) \
     X(record, launch.name) X(record, launch.grid) X(record, launch.block) X(record, launch.pending) \
-    X(record, access.lo) X(record, access.hi) X(record, access.mode) X(record, access.known) \
+    X(record, access.lo) X(record, access.hi) X(record, access.mode) X(record, access.precision) \
     X(record, access.stride_bytes) X(record, access.count) X(record, access.node) \
     X(record, copy.destination) X(record, copy.source) X(record, copy.size_bytes) X(record, copy.rows) \
     X(record, copy.destination_pitch_bytes) X(record, copy.source_pitch_bytes) X(record, copy.direction) \
@@ -363,7 +363,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, fill.asynchronous) \
     X(record, stream_create.flag) X(record, stream_create.priority) \
     X(record, event.event) \
-    X(record, node.graph) X(record, node.node) X(record, node.work) X(record, node.name) \
+    X(record, node.graph) X(record, node.node) X(record, node.node_type) X(record, node.name) \
     X(record, edge.graph) X(record, edge.before) X(record, edge.after) \
     X(record, graph_launch.graph) X(record, graph_launch.executable) X(record, graph_launch.pending) \
     X(record, accessed.node) X(record, accessed.exact) \
@@ -375,7 +375,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, range_push.is_copy) X(record, range_pop.domain) X(record, range_pop.number) \
     X(record, range_pop.is_copy) \
     X(record, mark.name) X(record, mark.domain) \
-    X(record, gap.what) X(record, gap.count)
+    X(record, gap.reason) X(record, gap.count)
 /* clang-format on */
 
 /* Set offset_dicts[structure][field] = offset. Return 0, or -1 with an exception set. */

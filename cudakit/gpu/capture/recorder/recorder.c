@@ -62,7 +62,7 @@ void record_append(const record *rec)
 void record_gaps(const char *reason, uint64_t count)
 {
     record rec = record_begin(KIND_GAP, 0, 0, 0);
-    rec.gap.what = spool_text(reason);
+    rec.gap.reason = spool_text(reason);
     rec.gap.count = count;
     record_append(&rec);
 }

@@ -55,7 +55,7 @@ typedef struct {
     /* Launch that has a launch index in an arena but may not be enqueued on its stream yet */
     struct launch_arena *pending_arena;
     Sanitizer_StreamHandle pending_stream;
-    /* NVTX ranges; copy_generation: that in which the thread got copies of ranges, or needed none */
+    /* NVTX ranges. ``copy_generation`` is the generation of copies (model/ranges.c) that the thread already has. */
     open_ranges open_ranges;
     uint32_t copy_generation;
 } thread_state;

@@ -32,11 +32,11 @@ def test_fastest_wins_without_noise_if_gain_suffices(
     fastest_s = min(times)
     if fastest_s < times[0] * (1 - MIN_GAIN - 1e-9):
         assert times[outcome.winner] == fastest_s
-        assert outcome.significant
+        assert outcome.is_significant
         assert outcome.gain == pytest.approx(1 - fastest_s / times[0])
         assert outcome.gain_interval == pytest.approx((outcome.gain, outcome.gain))
     elif fastest_s > times[0] * (1 - MIN_GAIN + 1e-9):
-        assert (outcome.winner, outcome.significant) == (0, False)
+        assert (outcome.winner, outcome.is_significant) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_fastest_wins_without_noise_if_gain_suffices(
 def test_default_stays_if_all_are_equal(noise: Noise) -> None:
     searches = 300
     false_positives = sum(
-        run(Synthetic([MS] * 40, noise, seed, drift=0.05), seed=seed).significant
+        run(Synthetic([MS] * 40, noise, seed, drift=0.05), seed=seed).is_significant
         for seed in range(searches)
     )
 
@@ -56,7 +56,7 @@ def test_default_stays_if_all_are_equal(noise: Noise) -> None:
 def test_gain_below_minimum_does_not_win() -> None:
     outcome = run(Synthetic([MS, 0.993 * MS], tailed_noise(0.001)))
 
-    assert (outcome.winner, outcome.significant) == (0, False)
+    assert (outcome.winner, outcome.is_significant) == (0, False)
     assert outcome.gain is None or outcome.gain < MIN_GAIN
 
 
@@ -81,14 +81,14 @@ def test_candidate_that_is_slower_with_some_buffers_does_not_win() -> None:
     outcome = run(trials)
 
     assert trials.reallocations == 2
-    assert (outcome.winner, outcome.significant) == (0, False)
+    assert (outcome.winner, outcome.is_significant) == (0, False)
 
 
 def test_wrong_finalist_is_replaced_by_next() -> None:
     times = [MS, 0.8 * MS, 0.85 * MS, 0.9 * MS, 0.95 * MS]
     outcome = run(Synthetic(times, uniform_noise(0.001), wrong=frozenset({1})))
 
-    assert (outcome.winner, outcome.wrong) == (2, (1,))
+    assert (outcome.winner, outcome.wrong_finalists) == (2, (1,))
 
 
 def test_winner_with_wrong_values_after_final_is_rejected() -> None:
@@ -98,10 +98,10 @@ def test_winner_with_wrong_values_after_final_is_rejected() -> None:
         Synthetic(times[:2], uniform_noise(0.001), wrong_later=frozenset({1}))
     )
 
-    assert (outcome.winner, outcome.wrong) == (2, (1,))
+    assert (outcome.winner, outcome.wrong_finalists) == (2, (1,))
     assert (
         without_alternative.winner,
-        without_alternative.significant,
+        without_alternative.is_significant,
         without_alternative.gain,
     ) == (0, False, None)
 
@@ -117,7 +117,7 @@ def test_unsupported_candidate_is_skipped() -> None:
     trials = Synthetic([MS, 0.5 * MS, 0.9 * MS], unsupported=frozenset({1}))
     outcome = run(trials)
 
-    assert (outcome.winner, outcome.tried) == (2, 2)
+    assert (outcome.winner, outcome.tried_count) == (2, 2)
 
 
 @given(
@@ -136,7 +136,7 @@ def test_limits_hold_within_a_round(
     max_round_size = max((len(order) for order in trials.rounds), default=0)
     assert trials.now_s <= time_s + max_round_size * MS * (1 + noise)
     assert all(trials.samples(number) <= iterations for number in range(1, count + 1))
-    assert outcome.tried <= count + 1
+    assert outcome.tried_count <= count + 1
 
 
 def test_search_at_time_limit_decides_by_final_so_far() -> None:
@@ -144,9 +144,9 @@ def test_search_at_time_limit_decides_by_final_so_far() -> None:
     trials = Synthetic(times, uniform_noise(0.001))
     outcome = run(trials, Limits(time_s=0.3))
 
-    assert outcome.stopped == "time"
-    assert outcome.tried < len(times)
-    assert (outcome.winner, outcome.significant) == (1, True)
+    assert outcome.stop_reason == "time"
+    assert outcome.tried_count < len(times)
+    assert (outcome.winner, outcome.is_significant) == (1, True)
 
 
 @pytest.mark.parametrize(("calls", "winner"), [(1, 0), (3, 0), (8, 0), (45, 1)])
@@ -164,7 +164,7 @@ def test_interrupted_search_returns_outcome_so_far(calls: int, winner: int) -> N
 
     outcome = search(trials, 4, LONG, seed=0, now=trials.now, progress=interrupt_later)
 
-    assert (outcome.stopped, outcome.winner) == ("interrupted", winner)
+    assert (outcome.stop_reason, outcome.winner) == ("interrupted", winner)
 
 
 def test_every_round_has_default_in_random_order() -> None:
@@ -198,7 +198,7 @@ def test_released_candidate_frees_its_resources() -> None:
     outcome = run(trials)
     max_round_size = max(len(order) for order in trials.rounds)
 
-    assert outcome.tried == 200
+    assert outcome.tried_count == 200
     assert max_round_size <= 17
     assert len(trials.open) <= 2 * FINALISTS
 

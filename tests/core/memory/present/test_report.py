@@ -115,6 +115,25 @@ def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
     assert action.startswith("Action: find the reference")
 
 
+def evidence_of(name: str) -> tuple[str, ...]:
+    cause = report(examined(name)).nodes[1]
+    assert isinstance(cause, Note)
+    return cause.evidence
+
+
+def test_evidence_of_an_answer_has_the_figures_of_the_sections_below() -> None:
+    assert evidence_of("tests/data/oom.pkl.gz")[0] == (
+        "requested 96.0 MiB; free on the device 136 GiB; free in segments 104 MiB;"
+        " largest free block 12.0 MiB"
+    )
+    (leaking,) = examined("tests/data/leak.pkl.gz").devices
+    growth = evidence_of("tests/data/leak.pkl.gz")
+    assert len(growth) == len(leaking.leaks[:3])
+    assert all("per step" in line for line in growth)
+    call_sites = evidence_of("tests/data/train.pkl.gz")
+    assert [line.split(":")[0] for line in call_sites] == ["next at the peak"] * 2
+
+
 def test_report_of_a_consistent_file_says_that_trace_and_state_agree() -> None:
     note = report(examined("tests/data/train.pkl.gz")).nodes[3]
 

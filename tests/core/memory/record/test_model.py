@@ -21,7 +21,7 @@ def model() -> MemoryModel:
 
 
 def driver(model: MemoryModel, address: int, size: int, **more: Any) -> None:
-    fields = {"device": 0, "how": AllocationKind.SYNC, "pool": "", "stream": 0, "stack": STACK}
+    fields = {"device": 0, "kind": AllocationKind.SYNC, "pool": "", "stream": 0, "stack": STACK}
     model.driver_alloc(address=address, size_bytes=size, time_ns=0, **(fields | more))
 
 
@@ -99,13 +99,13 @@ def test_frees_of_unknown_memory_are_ignored(model: MemoryModel) -> None:
 
 
 def test_pinned_memory_belongs_to_the_host(model: MemoryModel) -> None:
-    driver(model, BASE, MIB, how=AllocationKind.PINNED)
+    driver(model, BASE, MIB, kind=AllocationKind.PINNED)
 
     assert list(model.entries) == [HOST]
 
 
 def test_managed_memory_has_a_pool_of_its_own(model: MemoryModel) -> None:
-    driver(model, BASE, MIB, how=AllocationKind.MANAGED)
+    driver(model, BASE, MIB, kind=AllocationKind.MANAGED)
 
     assert in_use(model) == [(MIB, "managed memory", [])]
 

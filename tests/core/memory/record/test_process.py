@@ -67,7 +67,7 @@ def test_mark_of_the_program_does_not_end_the_recording() -> None:
 
 
 def test_pinned_memory_is_separate_from_devices() -> None:
-    memory = fed(Alloc(BASE, MIB, how=AllocationKind.PINNED))
+    memory = fed(Alloc(BASE, MIB, allocation_kind=AllocationKind.PINNED))
 
     assert [segment.device for segment in memory.model.segments] == [-1]
 

@@ -66,7 +66,7 @@ def torch_snapshot() -> dict[str, Any]:
 
 def driver_alloc(memory: ProcessMemory, address: int, size: int, time_ms: int) -> None:
     memory.model.driver_alloc(
-        device=0, address=address, size_bytes=size, how=AllocationKind.SYNC, pool="", stream=0,
+        device=0, address=address, size_bytes=size, kind=AllocationKind.SYNC, pool="", stream=0,
         stack=STACK, time_ns=time_ms * MS,
     )  # fmt: skip
 

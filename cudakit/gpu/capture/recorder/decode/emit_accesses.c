@@ -61,7 +61,7 @@ static bool is_lost(const emitter *out, uint32_t launch)
     return out->copy->top.header.lost_launches && out->copy->lost_bits[launch / 32] >> (launch & 31) & 1;
 }
 
-/* Append an access of the current launch. The caller sets ``mode`` and ``known``. */
+/* Append an access of the current launch. The caller sets ``mode`` and ``precision``. */
 static record *append_access(emitter *out, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
     const record *launch_record = &out->launches[out->next_launch].template_record;
@@ -79,7 +79,7 @@ static void append_store_row(void *context, uint64_t lo, uint64_t bytes, uint64_
     emitter *out = context;
     record *rec = append_access(out, lo, bytes, stride, count);
     rec->access.mode = out->stores->maps[out->next_store].mode;
-    rec->access.known = KNOWN_SUMMARY;
+    rec->access.precision = PRECISION_SUMMARY;
 }
 
 /* Append the tensors that the current launch stores to through tensor maps. */
@@ -127,14 +127,14 @@ static void emit_range(void *context, const access_range *range)
     record *last_record = out->buffered_count ? record_buffer + out->buffered_count - 1 : NULL;
     if (++out->piece_count > MAX_PIECES && last_record && can_coalesce(last_record, range, hi)) {
         last_record->access.hi = hi;
-        last_record->access.known = KNOWN_MERGED;
+        last_record->access.precision = PRECISION_MERGED;
         last_record->access.stride_bytes = 0;
         last_record->access.count = 0;
         return;
     }
     record *rec = append_access(out, range->lo, range->bytes, range->stride, range->count);
     rec->access.mode = RECORD_MODE_OF[range->mode];
-    rec->access.known = KNOWN_EXACT;
+    rec->access.precision = PRECISION_EXACT;
 }
 
 static void mark_lost(void *context, uint32_t launch)

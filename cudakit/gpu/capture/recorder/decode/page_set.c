@@ -53,7 +53,7 @@ static void insert_page(page_writer *writer, size_t number)
     writer->page_numbers[slot] = (uint32_t)number + 1;
 }
 
-/* Enlarge the hash table so that at least half of the slots are free. False if no memory is left. */
+/* Enlarge the hash table so that at least half of the slots are free. Return false if no memory is left. */
 static bool grow_hash_table(page_writer *writer)
 {
     const size_t page_count = writer->set->count - writer->first_page;
@@ -69,7 +69,7 @@ static bool grow_hash_table(page_writer *writer)
     return true;
 }
 
-/* Append an empty page. False if no memory is left. */
+/* Append an empty page. Return false if no memory is left. */
 static bool add_page(page_writer *writer, uint64_t key)
 {
     page_set *set = writer->set;
@@ -82,7 +82,7 @@ static bool add_page(page_writer *writer, uint64_t key)
     return true;
 }
 
-/* Set last_page to the page of a key, appending a page if the key is new. False if no memory is left. */
+/* Set last_page to the page of a key, appending a page if the key is new. Return false if no memory is left. */
 static bool find_or_add(page_writer *writer, uint64_t key)
 {
     for (size_t slot = slot_of(writer, key); writer->slot_count && writer->page_numbers[slot];

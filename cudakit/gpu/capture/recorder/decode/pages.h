@@ -16,7 +16,7 @@ typedef struct {
     size_t count, capacity;
 } page_set;
 
-/* Reserve space for ``count`` pages in total. False if no memory is left; the set is then unchanged. */
+/* Reserve space for ``count`` pages in total. Return false if no memory is left; the set is then unchanged. */
 bool page_set_reserve(page_set *set, size_t count);
 void page_set_free(page_set *set);
 
@@ -34,7 +34,7 @@ typedef struct {
 page_writer page_writer_begin(page_set *set);
 void page_writer_free(page_writer *writer);
 
-/* Mark the bytes from ``begin`` up to ``end`` as accessed by a launch. False if no memory is left. */
+/* Mark the bytes from ``begin`` up to ``end`` as accessed by a launch. Return false if no memory is left. */
 bool page_writer_mark_bytes(page_writer *writer, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end);
 
 /* --- ranges -------------------------------------------------------------------------------------- */

@@ -35,14 +35,14 @@ typedef struct {
     uint32_t counts[MAX_RANK];
 } box_extent;
 
-/* Decode a tensor map that cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col has encoded. False if the encoding is
+/* Decode a tensor map that cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col has encoded. Return false if the encoding is
  * unknown or the elements are smaller than a byte. */
 bool tensor_map_decode(const ck_u64 content[CK_MAP_WORDS], tensor_map *map);
 
 /* Compute the end address of the tensor; false on overflow. */
 bool tensor_map_end(const tensor_map *map, uint64_t *end);
 
-/* Compute the memory that the box at these coordinates covers. False if the result would not be certain: for
+/* Compute the memory that the box at these coordinates covers. Return false if the result would not be certain: for
  * interleaved layouts, steps in the first dimension (which the driver API documents as ignored), boxes larger than
  * shared memory, and invalid addresses. */
 bool box_extent_compute(const tensor_map *map, const int32_t coordinates[MAX_RANK], box_extent *extent);
@@ -59,11 +59,11 @@ typedef struct {
 } im2col_run;
 
 /* Compute the pixels that a load reads. ``offset_bits`` is an argument of the device callback that encodes the offset.
- * False if the result would not be certain. */
+ * Return false if the result would not be certain. */
 bool im2col_run_compute(const tensor_map *map, const int32_t coordinates[MAX_RANK], uint32_t offset_bits,
                         im2col_run *run);
 
-/* Mark the bytes of runs as accessed. Reorders and joins ``runs``, whose maps are indices of ``maps`` plus 1. False if
+/* Mark the bytes of runs as accessed. Reorders and joins ``runs``, whose maps are indices of ``maps`` plus 1. Return false if
  * no memory is left. */
 bool im2col_write_runs(page_writer *writer, im2col_run *runs, size_t count, const tensor_map *maps);
 
@@ -73,7 +73,7 @@ bool im2col_write_runs(page_writer *writer, im2col_run *runs, size_t count, cons
  * then have two pages of one key.
  *
  * The counts are those in the header of the arena, which may exceed the lengths of the arrays. Calls
- * ``report_lost``, at least once, for each launch that has a box whose memory is not certain. False if no memory is
+ * ``report_lost``, at least once, for each launch that has a box whose memory is not certain. Return false if no memory is
  * left. */
 bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *pages,
                       void (*report_lost)(void *context, uint32_t launch), void *context);
@@ -96,16 +96,16 @@ typedef struct {
     size_t count, capacity;
 } tma_store_set;
 
-/* Add the tensor maps among the parameters of a kernel. False if there are none, or no memory is left. The lock is
+/* Add the tensor maps among the parameters of a kernel. Return false if there are none, or no memory is left. The lock is
  * held. */
 struct kernel_layout;
 bool tma_stores_add(tma_store_set *set, uint32_t launch, uint8_t mode, const struct kernel_layout *layout,
                     void **parameters, void **extra);
 
-/* Add copies of tensor maps for another launch. False if ``count`` is 0, or no memory is left. */
+/* Add copies of tensor maps for another launch. Return false if ``count`` is 0, or no memory is left. */
 bool tma_stores_copy(tma_store_set *set, uint32_t launch, uint8_t mode, const tma_store *maps, size_t count);
 
-/* Set ``is_load`` of the maps that their launch loads through, and sort the maps by launch. False if no memory is
+/* Set ``is_load`` of the maps that their launch loads through, and sort the maps by launch. Return false if no memory is
  * left. */
 bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count, const ck_box *boxes,
                         size_t box_count);

@@ -48,18 +48,18 @@ typedef struct {
     size_t box_capacity;
 } arena_copy;
 
-/* Allocate and clear an arena with 2^entries_log2 entries and a quarter as many pages. False if no memory is left. */
+/* Allocate and clear an arena with 2^entries_log2 entries and a quarter as many pages. Return false if no memory is left. */
 bool arena_create(arena_memory *arena, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2);
 void arena_free(arena_memory *arena);
 
-/* Copy the header and the markers, or the whole arena, to the host. False if a copy fails or no memory is left. */
+/* Copy the header and the markers, or the whole arena, to the host. Return false if a copy fails or no memory is left. */
 bool arena_copy_top(const arena_memory *arena, arena_top *top);
 bool arena_copy_all(const arena_memory *arena, arena_copy *copy);
 
-/* Clear the parts of an arena that launches have used, as the copied header shows. False on failure. */
+/* Clear the parts of an arena that launches have used, as the copied header shows. Return false on failure. */
 bool arena_clear(const arena_memory *arena, const ck_header *copied_header);
 
-/* Enqueue a memset that sets a marker on ``stream``. False on failure. */
+/* Enqueue a memset that sets a marker on ``stream``. Return false on failure. */
 bool arena_enqueue_marker(const arena_memory *arena, uint32_t marker, Sanitizer_StreamHandle stream);
 
 /* Return the size in bytes of an arena with 2^entries_log2 entries. */
@@ -110,7 +110,7 @@ bool arena_streams_complete(const arena_streams *streams, const arena_top *top);
  * stream. Calls CUDA: the lock is not held, the reader lock is. */
 void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only_stream);
 
-/* Synchronize with all streams that have no marker. False if a synchronization fails. Calls CUDA: the lock is not
+/* Synchronize with all streams that have no marker. Return false if a synchronization fails. Calls CUDA: the lock is not
  * held, the reader lock is. */
 bool arena_streams_wait_unmarked(arena_streams *streams);
 

@@ -107,7 +107,7 @@ Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream);
 /* Query the free device memory if the arenas of a pool may grow. Must be called where the driver holds no locks. */
 void arena_budget_query(arena_pool *pool);
 
-/* Make sure that an unused arena has as much memory as the budget allows. False if it has no memory. */
+/* Make sure that an unused arena has as much memory as the budget allows. Return false if it has no memory. */
 bool arena_memory_provide(const arena_pool *pool, launch_arena *unused);
 
 /* Free all arenas. Also destroy the stream of the pool if ``destroy_stream``; otherwise it is destroyed with its

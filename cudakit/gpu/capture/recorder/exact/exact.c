@@ -18,7 +18,7 @@
 
 /* --- launch indices --------------------------------------------------------------------------- */
 
-/* Make sure that the arena can assign ``indices`` more launch indices. False if there are not as many left. */
+/* Make sure that the arena can assign ``indices`` more launch indices. Return false if there are not as many left. */
 static bool reserve_indices(launch_arena *arena, size_t indices)
 {
     if (arena->launch_count + indices > CK_MAX_LAUNCHES)
@@ -221,7 +221,7 @@ static void extend_grid_id_range(uint32_t executable, uint64_t grid_id)
         grid_id_ranges[executable].hi = grid_id;
 }
 
-/* Use the launch index of a kernel node in the assigned range. False if its %gridid is outside of the range: its
+/* Use the launch index of a kernel node in the assigned range. Return false if its %gridid is outside of the range: its
  * accesses may then be attributed to other kernels. */
 static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid_id, uint32_t node,
                         bool is_incomplete)
@@ -237,7 +237,7 @@ static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid_
     return node;
 }
 
-/* Add the tensors that a kernel node stores to through tensor maps. False if its tensor maps are unknown. */
+/* Add the tensors that a kernel node stores to through tensor maps. Return false if its tensor maps are unknown. */
 static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint64_t grid_id, uint32_t node,
                             uint8_t mode)
 {
@@ -274,7 +274,7 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
     return graph->reservation_failed ? 0 : graph_user_data(arena, graph);
 }
 
-/* --- preparation and synchronisation ---------------------------------------------------------- */
+/* --- preparation and synchronization ---------------------------------------------------------- */
 
 static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threads, uint64_t indices)
 {
@@ -309,7 +309,7 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
     executable_graph(executable, &executable_id, &kernels);
     uint64_t indices = kernels && executable_id < MAX_EXECUTABLES ? needed_indices(executable_id, kernels) : 0;
     pthread_mutex_unlock(&recorder_lock);
-    if (indices) /* if an arena has too few indices, do not wait for one */
+    if (indices) /* 0 indices: every arena has too few, so there is no arena to wait for */
         prepare_launch(context, space_signature(executable, kernels), 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
 }
 

@@ -1,6 +1,6 @@
 /* Exact accesses: assigns launches to arenas, to which the device patch writes the accesses of each launch.
  *
- * Each context has two arenas. Launches write to the current one. When the host synchronises, or when the current
+ * Each context has two arenas. Launches write to the current one. When the host synchronizes, or when the current
  * arena fills up, the other arena replaces it. A replaced arena is read once all launches in it are known to be
  * complete: the host has synchronized with their streams, or the streams have reached a marker behind the launches.
  */

@@ -120,7 +120,7 @@ static bool has_prefix(const char *name, const char *prefix)
     return name && !strncmp(name, prefix, strlen(prefix));
 }
 
-/* Find the unreported instructions of each code section. False if a section cannot be parsed. */
+/* Find the unreported instructions of each code section. Return false if a section cannot be parsed. */
 static bool scan_code(const elf_image *elf, function *functions)
 {
     for (size_t i = 0; i < elf->section_count; i++) {

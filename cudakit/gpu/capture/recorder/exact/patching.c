@@ -27,11 +27,11 @@ static size_t context_count;
 
 /* The Sanitizer API requires that one thread at a time patches (sanitizer_patching.h). */
 static pthread_mutex_t patching_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Ids of patched modules, by handle; and the unreported accesses of functions, as bits of ``reasons``, by
- * function_key(). */
+/* ``module_ids`` has the ids of patched modules by their handles. ``unreported_reasons`` has the unreported accesses of
+ * functions by function_key(): each bit is an index of ``reasons``. */
 static hash_table module_ids, unreported_reasons;
 static uint32_t last_module;
-static bool multicast_used; /* accessed atomically */
+static bool multicast_used; /* read and written with atomic operations */
 
 static const struct {
     int instruction; /* Sanitizer_InstructionId */
@@ -89,7 +89,7 @@ static int *context_state(CUcontext context)
     return &contexts[context_count++].state;
 }
 
-/* Load the patch into a context before its first module is patched. False if there is no patch for the device. The
+/* Load the patch into a context before its first module is patched. Return false if there is no patch for the device. The
  * patching lock is held. */
 static bool load_patch(CUcontext context)
 {

@@ -32,7 +32,7 @@ typedef struct {
         tensor_modes; /* MODE_* of stores and reductions through tensor maps, which are among the kernel arguments */
 } unreported_accesses;
 
-/* Note that this process has used a multicast object. */
+/* Record that this process has used a multicast object. */
 void patching_multicast_used(void);
 
 /* Return the kinds of accesses that the Sanitizer API does not report for a kernel. The lock is held. */

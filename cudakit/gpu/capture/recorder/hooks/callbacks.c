@@ -1,4 +1,4 @@
-/* Callbacks of the Sanitizer API: converts launches, copies, synchronisation and graph launches to records. */
+/* Callbacks of the Sanitizer API: converts launches, copies, synchronization and graph launches to records. */
 #include "hooks/hooks.h"
 
 #include <string.h>
@@ -65,7 +65,7 @@ static const uint8_t DIRECTION_OF[] = {
 static bool is_pinned(uint64_t address)
 {
     const allocation *memory = allocations_find(address);
-    return memory && (memory->memory_kind == HOW_PINNED || memory->memory_kind == HOW_MANAGED);
+    return memory && (memory->memory_kind == ALLOCATION_PINNED || memory->memory_kind == ALLOCATION_MANAGED);
 }
 
 /* Return whether the host side of a copy is pinned memory. The lock is held. */
@@ -133,7 +133,7 @@ static void on_memop(uint32_t cbid, const Sanitizer_BatchMemopData *memop)
     record_append_and_unlock(&rec);
 }
 
-/* --- synchronisation -------------------------------------------------------------------------- */
+/* --- synchronization -------------------------------------------------------------------------- */
 
 static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
 {

@@ -8,15 +8,15 @@
 
 #include "hooks/sanitizer_api.h"
 
-/* Load the library of the Sanitizer API and start recording, with ``memory_only`` only allocations and frees. On failure
- * return false and write the reason to ``error``. */
+/* Load the library of the Sanitizer API and start recording. With ``memory_only``, record only allocations and
+ * frees. On failure return false and write the reason to ``error``. */
 bool subscription_begin(const char *library, bool memory_only, char *error, size_t error_bytes);
 
 /* Stop recording. Also runs at process exit: after the program, and before the driver's exit handlers. */
 void subscription_end(void);
 
-/* Record NVTX, to a spool that is open, and handle forks and the end of the process. A recording without a subscription
- * needs it; subscription_begin() calls it, too. Does nothing if it was called before. */
+/* Record NVTX ranges and marks to the open spool, and handle forks and the end of the process. subscription_begin()
+ * calls this function; a recording without a subscription must call it directly. A second call does nothing. */
 void tracing_begin(void);
 
 /* Start or stop recording the calls of NVTX. */

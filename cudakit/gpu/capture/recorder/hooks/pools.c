@@ -14,7 +14,7 @@ static void record_block(uint16_t kind, const pool_block *block)
     rec.device = (int16_t)block->device;
     rec.memory.address = block->address;
     rec.memory.size_bytes = block->size_bytes;
-    rec.memory.how = HOW_SYNC;
+    rec.memory.allocation_kind = ALLOCATION_SYNC;
     rec.memory.layer = block->is_driver ? LAYER_DRIVER : LAYER_POOL;
     rec.memory.pool = spool_text(block->pool);
     if (kind == KIND_ALLOC)

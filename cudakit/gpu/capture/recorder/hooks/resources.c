@@ -11,17 +11,17 @@
 
 /* --- memory -------------------------------------------------------------------------------------- */
 
-/* Return the kind of an allocation, HOW_*. */
-static uint8_t how_allocated(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
+/* Return the kind of an allocation, ALLOCATION_*. */
+static uint8_t allocation_kind(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 {
     switch (cbid) {
-    case RESOURCE_ALLOC_ASYNC: return HOW_STREAM_ORDERED;
-    case RESOURCE_HOST_ALLOC: return HOW_PINNED;
-    case RESOURCE_POOL_IMPORT: return HOW_VIRTUAL;
+    case RESOURCE_ALLOC_ASYNC: return ALLOCATION_STREAM_ORDERED;
+    case RESOURCE_HOST_ALLOC: return ALLOCATION_PINNED;
+    case RESOURCE_POOL_IMPORT: return ALLOCATION_VIRTUAL;
     }
     if (memory->flags & MEMORY_MANAGED)
-        return HOW_MANAGED;
-    return memory->context ? HOW_SYNC : HOW_VIRTUAL; /* only mapped virtual memory has no context */
+        return ALLOCATION_MANAGED;
+    return memory->context ? ALLOCATION_SYNC : ALLOCATION_VIRTUAL; /* only mapped virtual memory has no context */
 }
 
 static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
@@ -29,16 +29,16 @@ static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
     record rec = record_begin_and_lock(KIND_ALLOC, memory->context, memory->hStream);
     rec.memory.address = memory->address;
     rec.memory.size_bytes = memory->size;
-    rec.memory.how = how_allocated(cbid, memory);
+    rec.memory.allocation_kind = allocation_kind(cbid, memory);
     rec.memory.layer = LAYER_DRIVER;
     rec.device = (int16_t)memory->device;
-    allocations_add(memory->address, memory->size, rec.memory.how);
+    allocations_add(memory->address, memory->size, rec.memory.allocation_kind);
     record_append_and_unlock(&rec);
 }
 
 static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 {
-    allocation freed = {memory->address, memory->address + memory->size, HOW_SYNC};
+    allocation freed = {memory->address, memory->address + memory->size, ALLOCATION_SYNC};
     record rec = record_begin_and_lock(KIND_FREE, memory->context, memory->hStream);
     allocations_remove(memory->address, &freed);
     rec.memory.address = memory->address;
@@ -46,10 +46,11 @@ static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
     rec.memory.layer = LAYER_DRIVER;
     rec.device = (int16_t)memory->device;
     if (cbid == RESOURCE_FREE_ASYNC)
-        rec.memory.how = HOW_STREAM_ORDERED;
+        rec.memory.allocation_kind = ALLOCATION_STREAM_ORDERED;
     else /* cuMemFree synchronizes with the device, even if the memory is from cuMemAllocAsync */
-        rec.memory.how =
-            freed.memory_kind == HOW_PINNED || freed.memory_kind == HOW_VIRTUAL ? freed.memory_kind : HOW_SYNC;
+        rec.memory.allocation_kind =
+            freed.memory_kind == ALLOCATION_PINNED || freed.memory_kind == ALLOCATION_VIRTUAL ? freed.memory_kind
+                                                                                              : ALLOCATION_SYNC;
     record_append_and_unlock(&rec);
 }
 

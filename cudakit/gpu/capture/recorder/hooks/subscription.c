@@ -26,7 +26,7 @@ typedef struct {
     uint32_t cbid;
 } callback;
 
-/* Subscribed in every recording. A recording of memory alone subscribes to nothing else, so that other calls of the
+/* Callbacks that are subscribed in every recording. A recording of memory alone subscribes to nothing else, so that other calls of the
  * program cost nothing. */
 static const callback MEMORY_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED}, {DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING},
@@ -36,7 +36,7 @@ static const callback MEMORY_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_POOL_IMPORT},
 };
 
-/* Also subscribed when work on streams is recorded, besides driver API functions. */
+/* Callbacks that are also subscribed when work on streams is recorded. */
 static const callback WORK_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_STREAM_CREATED},
     {DOMAIN_RESOURCE, RESOURCE_STREAM_DESTROYING},
@@ -125,7 +125,7 @@ static int enable(const callback *callbacks, size_t count)
     return failed;
 }
 
-/* Subscribe all callbacks, with ``memory_only`` those of memory. Return 0, or the result code of the first failure. */
+/* Subscribe all callbacks; with ``memory_only``, only those of memory. Return 0, or the result code of the first failure. */
 static int enable_callbacks(bool memory_only)
 {
     int failed = enable(MEMORY_CALLBACKS, sizeof MEMORY_CALLBACKS / sizeof *MEMORY_CALLBACKS);

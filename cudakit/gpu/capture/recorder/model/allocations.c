@@ -27,7 +27,7 @@ static size_t first_ending_after(uint64_t address)
 /* Return the bytes of device memory of an allocation. */
 static uint64_t device_size(const allocation *item)
 {
-    return item->memory_kind == HOW_PINNED ? 0 : item->hi - item->lo;
+    return item->memory_kind == ALLOCATION_PINNED ? 0 : item->hi - item->lo;
 }
 
 static void remove_range(size_t index, size_t removed_count)

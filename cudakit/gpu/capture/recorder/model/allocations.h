@@ -6,7 +6,7 @@
 
 typedef struct {
     uint64_t lo, hi;     /* first address, and first address behind the end */
-    uint8_t memory_kind; /* HOW_*: the kind of memory */
+    uint8_t memory_kind; /* ALLOCATION_*: the kind of memory */
 } allocation;
 
 /* Add an allocation. Return 0, or -1 if no memory is left. Allocations that it overlaps are removed: their free was

@@ -20,10 +20,10 @@ static int active_captures;
 
 /* --- records ---------------------------------------------------------------------------------- */
 
-static const uint8_t WORK_OF_NODE_TYPE[] = {
-    [NODE_KERNEL] = WORK_LAUNCH,      [NODE_MEMCPY] = WORK_COPY,       [NODE_MEMSET] = WORK_FILL,
-    [NODE_HOST] = WORK_HOST,          [NODE_MEM_ALLOC] = WORK_ALLOC,   [NODE_MEM_FREE] = WORK_FREE,
-    [NODE_BATCH_MEM_OP] = WORK_MEMOP, [NODE_CONDITIONAL] = WORK_EMPTY,
+static const uint8_t TRACE_NODE_TYPE[] = {
+    [NODE_KERNEL] = NODE_TYPE_LAUNCH,      [NODE_MEMCPY] = NODE_TYPE_COPY,       [NODE_MEMSET] = NODE_TYPE_FILL,
+    [NODE_HOST] = NODE_TYPE_HOST,          [NODE_MEM_ALLOC] = NODE_TYPE_ALLOC,   [NODE_MEM_FREE] = NODE_TYPE_FREE,
+    [NODE_BATCH_MEM_OP] = NODE_TYPE_MEMOP, [NODE_CONDITIONAL] = NODE_TYPE_EMPTY,
 };
 
 static uint64_t operand_address(const memcpy3d_operand *operand)
@@ -51,7 +51,7 @@ static void write_access(node_writer *writer, uint64_t lo, size_t row_bytes, siz
     access->access.lo = lo;
     access->access.hi = lo + pitch * (rows - 1) + row_bytes;
     access->access.mode = mode;
-    access->access.known = KNOWN_EXACT;
+    access->access.precision = PRECISION_EXACT;
     access->access.stride_bytes = rows > 1 ? (int64_t)pitch : 0;
     access->access.count = rows > 1 ? rows : 0;
     access->access.node = writer->node_record.node.node;
@@ -93,7 +93,7 @@ static void write_accesses(node_writer *writer, const graph_node *node)
         write_access(writer, fill->dst, fill->width * fill->elementSize, fill->pitch, fill->height, MODE_WRITE);
         break;
     case NODE_MEM_ALLOC:
-        allocations_add(node->alloc.dptr, node->alloc.bytesize, HOW_GRAPH);
+        allocations_add(node->alloc.dptr, node->alloc.bytesize, ALLOCATION_GRAPH);
         write_access(writer, node->alloc.dptr, node->alloc.bytesize, 0, 1, MODE_WRITE);
         break;
     case NODE_MEM_FREE:
@@ -190,7 +190,7 @@ static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node,
     record rec = record_begin(KIND_GRAPH_NODE, context_id(NULL), 0, captured_site ? captured_site : site);
     rec.node.graph = graph;
     rec.node.node = node_id;
-    rec.node.work = node->type < (int)sizeof WORK_OF_NODE_TYPE ? WORK_OF_NODE_TYPE[node->type] : WORK_EMPTY;
+    rec.node.node_type = node->type < (int)sizeof TRACE_NODE_TYPE ? TRACE_NODE_TYPE[node->type] : NODE_TYPE_EMPTY;
     rec.node.name = node->name ? spool_text(node->name) : 0;
     node_writer writer = {rec, buffer + 1, 0};
     buffer[0] = rec;
@@ -251,7 +251,7 @@ uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_c
 
 /* --- changed nodes of executable graphs ------------------------------------------------------------ */
 
-/* Write the new parameters of a node: the analysis replaces those that it has. The lock is held. */
+/* Write the new parameters of a node, with which the analysis replaces the earlier ones. The lock is held. */
 static void write_changed_node(uint32_t graph, uint32_t executable, uint32_t node_id, const graph_node *node,
                                uint32_t site, record *buffer)
 {

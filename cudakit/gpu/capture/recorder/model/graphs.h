@@ -20,7 +20,7 @@ typedef struct {
     CUgraphNode handle; /* NULL for the empty node that ends a child graph */
     int type;           /* NODE_* */
 
-    bool is_child_graph; /* begins a child graph; the node that ends it, and the child's nodes, follow */
+    bool is_child_graph; /* begin of a child graph: the nodes of the child and the node that ends it follow */
     const char *name;
     const struct kernel_layout *layout;
     union {
@@ -73,9 +73,9 @@ void graphs_node_captured(CUstream stream);
  * held. */
 const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node, size_t *count);
 
-/* Record the new parameters of a node of an executable graph: a kernel, copy or memset, of which ``changed`` has the
- * type and the parameters, or all those of a child graph. Return false if not all could be recorded. Calls CUDA: the
- * lock is not held. */
+/* Record the new parameters of a node of an executable graph. For a kernel, copy or memset, ``changed`` has the type
+ * and the parameters; for a child graph, ``child`` has the nodes with the new parameters. Return false if some
+ * parameters could not be recorded. Calls CUDA: the lock is not held. */
 bool graphs_node_changed(CUgraphExec executable, CUgraphNode node, const graph_node *changed);
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode node, CUgraph child);
 

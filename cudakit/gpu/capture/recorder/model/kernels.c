@@ -25,7 +25,7 @@ typedef struct {
     uint16_t parameter_index;
     uint16_t offset_in_parameter; /* byte offset in the parameter */
     uint16_t offset_in_buffer;    /* byte offset in the packed parameter buffer */
-    uint8_t certainty;            /* KNOWN_* value for a pointer at this offset */
+    uint8_t certainty;            /* PRECISION_* value for a pointer at this offset */
 } parameter_word;
 
 struct kernel_layout {
@@ -62,7 +62,7 @@ static size_t append_pointer_words(uint16_t parameter_index, size_t offset, size
         if (words)
             words[count] =
                 (parameter_word){parameter_index, (uint16_t)(word_offset - offset), (uint16_t)word_offset,
-                                 size > TABLE_BYTES ? KNOWN_UNCERTAIN : KNOWN_ASSUMED};
+                                 size > TABLE_BYTES ? PRECISION_UNCERTAIN : PRECISION_ASSUMED};
         count++;
     }
     return count;
@@ -176,8 +176,8 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
         memcpy(&value, source, sizeof value);
         const allocation *target = allocations_find(value);
         record *existing_access = target ? find_access(value, accesses, count) : NULL;
-        if (existing_access && word->certainty < existing_access->access.known)
-            existing_access->access.known = word->certainty;
+        if (existing_access && word->certainty < existing_access->access.precision)
+            existing_access->access.precision = word->certainty;
         if (!target || existing_access)
             continue;
         record *access = accesses + count++;
@@ -187,7 +187,7 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
         access->access.lo = value;
         access->access.hi = target->hi;
         access->access.mode = MODE_READ | MODE_WRITE;
-        access->access.known = word->certainty;
+        access->access.precision = word->certainty;
     }
     return count;
 }

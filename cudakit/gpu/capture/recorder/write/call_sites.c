@@ -18,7 +18,7 @@
 struct backward_pass {
     call_site start_stack;
     pthread_t thread;
-    const open_ranges *ranges; /* of the thread, which is blocked in the pass */
+    const open_ranges *ranges; /* open ranges of the thread, which is blocked in the pass */
     backward_pass *next_pass;
 };
 

@@ -34,15 +34,36 @@ enum {
     KIND_OUT_OF_MEMORY = 29,
 };
 
-enum { HOW_SYNC = 1, HOW_STREAM_ORDERED = 2, HOW_VIRTUAL = 3, HOW_PINNED = 4, HOW_MANAGED = 5 };
-enum { HOW_GRAPH = 6 };
+enum {
+    ALLOCATION_SYNC = 1,
+    ALLOCATION_STREAM_ORDERED = 2,
+    ALLOCATION_VIRTUAL = 3,
+    ALLOCATION_PINNED = 4,
+    ALLOCATION_MANAGED = 5
+};
+enum { ALLOCATION_GRAPH = 6 };
 enum { LAYER_DRIVER = 1, LAYER_POOL = 2 };
 enum { MODE_READ = 1, MODE_WRITE = 2, MODE_ATOMIC = 4 };
-enum { KNOWN_MERGED = 0, KNOWN_EXACT = 1, KNOWN_SUMMARY = 2, KNOWN_ASSUMED = 3, KNOWN_UNCERTAIN = 4 };
+enum {
+    PRECISION_MERGED = 0,
+    PRECISION_EXACT = 1,
+    PRECISION_SUMMARY = 2,
+    PRECISION_ASSUMED = 3,
+    PRECISION_UNCERTAIN = 4
+};
 enum { STREAM_BLOCKING = 1, STREAM_NONBLOCKING = 2, STREAM_PER_THREAD = 3, STREAM_LEGACY = 4 };
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, DEVICE_TO_DEVICE = 3, HOST_TO_HOST = 4 };
 enum { HOST_NONE = 0, HOST_PINNED = 1, HOST_PAGEABLE = 2 };
-enum { WORK_EMPTY, WORK_LAUNCH, WORK_COPY, WORK_FILL, WORK_ALLOC, WORK_FREE, WORK_HOST, WORK_MEMOP };
+enum {
+    NODE_TYPE_EMPTY,
+    NODE_TYPE_LAUNCH,
+    NODE_TYPE_COPY,
+    NODE_TYPE_FILL,
+    NODE_TYPE_ALLOC,
+    NODE_TYPE_FREE,
+    NODE_TYPE_HOST,
+    NODE_TYPE_MEMOP
+};
 enum { FLAG_WAIT = 1, FLAG_WRITE = 2 };
 enum { PHASE_BEGIN = 1, PHASE_END = 2 };
 
@@ -56,7 +77,7 @@ typedef struct {
     union {
         struct {
             uint64_t address, size_bytes;
-            uint8_t how, layer;
+            uint8_t allocation_kind, layer;
             uint32_t pool;            /* text id of the pool's name; 0 for the driver */
             uint64_t requested_bytes; /* 0: all bytes of the block; allocations only */
         } memory;
@@ -66,7 +87,7 @@ typedef struct {
         } launch;
         struct {
             uint64_t lo, hi;
-            uint8_t mode, known;
+            uint8_t mode, precision;
             int64_t stride_bytes;
             uint64_t count;
             uint32_t node;
@@ -89,7 +110,7 @@ typedef struct {
         } event;
         struct {
             uint32_t graph, node;
-            uint8_t work;
+            uint8_t node_type;
             uint32_t name;
         } node;
         struct {
@@ -119,7 +140,7 @@ typedef struct {
             uint32_t name, domain; /* text ids */
         } mark;
         struct {
-            uint32_t what;
+            uint32_t reason; /* text id */
             uint64_t count;
         } gap;
         struct {

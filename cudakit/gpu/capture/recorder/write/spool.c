@@ -278,7 +278,7 @@ static uint32_t find_string(const char *text, size_t length, uint64_t *key)
     return 0;
 }
 
-/* Store a string that was just written. Without memory the string is written again when it is needed again. */
+/* Store a string that was just written. If no memory is left, the string is not stored, and is written again at its next use. */
 static void store_string(const char *text, size_t length, uint64_t key, uint32_t id)
 {
     written_string *larger = array_reserve(strings, &string_capacity, stored_count + 1, sizeof *strings, 1024);

@@ -1,0 +1,129 @@
+"""Collect the events of a profile into one table of columns for each kind of activity."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.trace.kinds import EventKind
+from cudakit.trace.layout import Records, layout
+from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Stack
+
+# Kinds of events whose records are kept.
+_KINDS = (
+    EventKind.API_CALL,
+    EventKind.KERNEL_RUN,
+    EventKind.COPY_RUN,
+    EventKind.FILL_RUN,
+    EventKind.SYNCHRONIZATION,
+    EventKind.GRAPH_NODE_SITE,
+    EventKind.PROFILE_WINDOW,
+    EventKind.DEVICE_INFO,
+    EventKind.RANGE_PUSH,
+    EventKind.RANGE_POP,
+    EventKind.MARK,
+    EventKind.GAP,
+)
+# The fields of each kind that are indices of the string table.
+_TEXT_FIELDS: dict[EventKind, tuple[str, ...]] = {
+    EventKind.API_CALL: ("function",),
+    EventKind.KERNEL_RUN: ("name",),
+    EventKind.DEVICE_INFO: ("name",),
+    EventKind.RANGE_PUSH: ("name", "domain"),
+    EventKind.RANGE_POP: ("domain",),
+    EventKind.MARK: ("name", "domain"),
+    EventKind.GAP: ("reason",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Activities:
+    """The activities of one process, as numpy records (``trace.layout.layout``) in the order of the trace.
+
+    Text fields are indices of ``strings``; ``site`` is an index of ``stacks``, where 0 is the empty stack.
+    Records of CUPTI arrive in buffers, so rows are not sorted by time. The site of a kernel, copy or
+    memset is that of the API call with the same correlation, or of its graph node.
+    """
+
+    process: int
+    simulated: bool
+    strings: Sequence[str]
+    stacks: Sequence[Stack]
+    records: dict[EventKind, Records]
+
+    def of(self, kind: EventKind) -> Records:
+        """Return the records of a kind."""
+        return self.records[kind]
+
+
+@dataclass(slots=True)
+class ActivityCollector:
+    """Collects the batches of all processes."""
+
+    _chunks: dict[int, dict[EventKind, list[Records]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    _tables: dict[int, _Tables] = field(default_factory=dict)
+    _simulated: set[int] = field(default_factory=set)
+
+    def add(self, batch: Batch) -> None:
+        """Keep the records of a batch that belong to a profile."""
+        tables = self._tables.setdefault(batch.process, _Tables())
+        if batch.simulated:
+            self._simulated.add(batch.process)
+        strings, sites = tables.renumber(batch)
+        kinds = batch.records["kind"]
+        for kind in _KINDS:
+            is_kind = kinds == kind
+            if not is_kind.any():
+                continue
+            rows = batch.records[is_kind].view(layout(kind))
+            rows["site"] = sites[rows["site"]]
+            for name in _TEXT_FIELDS.get(kind, ()):
+                rows[name] = strings[rows[name]]
+            self._chunks[batch.process][kind].append(rows)
+
+    def activities(self) -> list[Activities]:
+        """Return the activities of each process, in the order of their numbers."""
+        return [
+            Activities(
+                process,
+                process in self._simulated,
+                tuple(tables.strings),
+                tuple(tables.stacks),
+                {kind: self._joined(process, kind) for kind in _KINDS},
+            )
+            for process, tables in sorted(self._tables.items())
+        ]
+
+    def _joined(self, process: int, kind: EventKind) -> Records:
+        chunks = self._chunks[process][kind]
+        return np.concatenate(chunks) if chunks else np.empty(0, layout(kind))
+
+
+_Index = npt.NDArray[np.uint32]
+
+
+class _Tables:
+    """The strings and stacks of all traces of one process, each kept once."""
+
+    def __init__(self) -> None:
+        self.strings: dict[str, int] = {}
+        self.stacks: dict[Stack, int] = {(): 0}
+        self._string_indices: dict[int, list[int]] = defaultdict(list)  # by number of the trace
+        self._stack_indices: dict[int, list[int]] = defaultdict(list)
+
+    def renumber(self, batch: Batch) -> tuple[_Index, _Index]:
+        """Return the index here of each string and of each stack of a batch's tables."""
+        string_indices = self._string_indices[batch.chain]
+        stack_indices = self._stack_indices[batch.chain]
+        for text in batch.strings[len(string_indices) :]:
+            string_indices.append(self.strings.setdefault(text, len(self.strings)))
+        for stack in batch.stacks[len(stack_indices) :]:
+            stack_indices.append(self.stacks.setdefault(stack, len(self.stacks)))
+        return np.array(string_indices, np.uint32), np.array(stack_indices, np.uint32)
