@@ -102,8 +102,8 @@ def test_page_of_several_devices_has_an_explorer_for_each_and_one_for_all() -> N
     result = examined("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz")
     page = html.render(report(result))
 
-    assert page.count('data-kind="memory"') == len(result.devices) == 2
-    assert page.count('data-kind="memory_devices"') == 1
+    assert page.count('class="explorer" data-kind="memory"') == len(result.devices) == 2
+    assert page.count('class="explorer" data-kind="memory_devices"') == 1
 
 
 def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
