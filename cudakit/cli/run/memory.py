@@ -43,9 +43,9 @@ class MemoryMonitor:
         self._path = path
         self._limit_bytes = limit_bytes
         self._add_note = add_note
-        # By PID and the number of the trace within the process.
+        # Memory by PID and by the number of the trace within the process.
         self._processes: dict[tuple[int, int], ProcessMemory] = {}
-        self._paths: defaultdict[int, list[str]] = defaultdict(list)  # by PID
+        self._paths: defaultdict[int, list[str]] = defaultdict(list)  # paths of snapshots by PID
         self._torch_paths: list[str] = []  # files that PyTorch wrote
         self._oom_paths: list[str] = []  # files of the moment when another pool ran out of memory
         # Snapshots of such moments that are not written yet: PID, number of the trace, snapshot.

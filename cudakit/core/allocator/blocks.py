@@ -207,7 +207,9 @@ class SegmentSource(Protocol):
 class BlockTypes(NamedTuple):
     """The types of free blocks and counters that an allocator uses: plain Python types, or native ones."""
 
-    free_blocks: type[FreeBlocks]  # Also determines the type of the blocks.
+    free_blocks: type[
+        FreeBlocks
+    ]  # The class of the free lists, which also determines the type of the blocks.
     counters: type[BlockCounters]
 
 

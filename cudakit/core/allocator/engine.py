@@ -59,9 +59,13 @@ class Engine:
         self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks)
         self.private = PrivatePools(self.stats, types.free_blocks)
         self.segments = Segments()
-        self.reserved_bytes = 0  # Includes the segment that a driver call is about to return.
+        self.reserved_bytes = (
+            0  # Reserved bytes, with the segment that a driver call is about to return.
+        )
         self.trace: History | None = None
-        self.expandable: ExpandableSegments | None = None  # None until the setting is turned on.
+        self.expandable: ExpandableSegments | None = (
+            None  # Expandable segments; None until the setting is turned on.
+        )
         self.stream_classes: dict[int, str] = {}  # Keys of expandable_segments_reserve_by_class.
         self.configure(settings, UNLIMITED)
 

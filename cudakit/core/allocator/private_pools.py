@@ -264,7 +264,7 @@ class HeldPool:
         self.id = pool_id
         self._allocator = allocator
         self._finalizer = weakref.finalize(self, allocator.abandon_pool, pool_id, self._empties)
-        self._finalizer.atexit = False  # At exit the device may be closed already.
+        self._finalizer.atexit = False  # The device may be closed already at exit.
 
     @property
     def uses(self) -> int:

@@ -23,7 +23,9 @@ from cudakit.units import Unavailable, parse_ratio
 # Minimum half-width of a CI, relative to the median.
 RESOLUTION = 0.005
 
-_Interval: TypeAlias = tuple[float, float, float]  # CI low, median, CI high
+_Interval: TypeAlias = tuple[
+    float, float, float
+]  # Lower end of the CI, median, upper end of the CI.
 
 # Settings that make two results incomparable if they differ.
 _COMPARED_SETTINGS = ("library", "workspace_bytes", "asked")

@@ -39,7 +39,7 @@ class TensorSet:
     left: Any
     right: Any
     result: Any
-    bias: Any  # None for a GEMM without a bias.
+    bias: Any  # The bias; None for a GEMM without a bias.
 
 
 class Tensors:

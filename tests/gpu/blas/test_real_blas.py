@@ -34,7 +34,7 @@ pytestmark = pytest.mark.gpu
 
 M, N, K = 64, 48, 32
 USUAL = GemmSettings()
-# All must be supported.
+# Types that every library must support.
 MUST_WORK = ("fp32", "tf32", "fp16", "bf16")
 # Machine epsilon: twice the relative rounding error.
 STEPS = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp8_e4m3": 2.0**-3, "fp8_e5m2": 2.0**-2}
@@ -81,11 +81,11 @@ class Bench:
 
     def compare(self) -> None:
         d, gemm = self.gemm.d, self.gemm
-        found = self.read(self.operands.d, d)
+        algorithms = self.read(self.operands.d, d)
         step = STEPS.get(gemm.output, 2.0**-22)
         gelu = GELU_ERROR if gemm.epilogue.startswith("gelu") else 0.0
         tf32 = TF32_ERROR if gemm.dtype == "tf32" else 0.0
-        np.testing.assert_allclose(found, self.expected, rtol=step + tf32, atol=gelu + 1e-6)
+        np.testing.assert_allclose(algorithms, self.expected, rtol=step + tf32, atol=gelu + 1e-6)
 
     def _values(self, random: np.random.Generator, matrix: Matrix) -> npt.NDArray[np.float64]:
         shape = (matrix.batch, matrix.rows, matrix.columns)
@@ -93,17 +93,17 @@ class Bench:
 
     def _put(self, values: npt.NDArray[np.float64], element: Element) -> Ptr:
         octets = encode(values, element).tobytes()
-        place, pinned = self.gpu.malloc(len(octets)), self.gpu.host_malloc(len(octets))
-        self._owned.callback(self.gpu.free, place)
+        address, pinned = self.gpu.malloc(len(octets)), self.gpu.host_malloc(len(octets))
+        self._owned.callback(self.gpu.free, address)
         self.gpu.host_view(pinned, len(octets))[:] = octets
-        self.gpu.copy(place, pinned, len(octets), self.stream)
+        self.gpu.copy(address, pinned, len(octets), self.stream)
         self.gpu.sync_stream(self.stream)
         self.gpu.host_free(pinned)
-        return place
+        return address
 
-    def read(self, place: Ptr, matrix: Matrix) -> npt.NDArray[np.float64]:
+    def read(self, address: Ptr, matrix: Matrix) -> npt.NDArray[np.float64]:
         pinned = self.gpu.host_malloc(matrix.size_bytes)
-        self.gpu.copy(pinned, place, matrix.size_bytes, self.stream)
+        self.gpu.copy(pinned, address, matrix.size_bytes, self.stream)
         self.gpu.sync_stream(self.stream)
         octets = bytes(self.gpu.host_view(pinned, matrix.size_bytes))
         self.gpu.host_free(pinned)
@@ -127,15 +127,15 @@ def owned() -> Iterator[ExitStack]:
 @pytest.fixture(scope="module")
 def opened(gpu: Gpu) -> Iterator[Callable[[Library], Blas]]:
     """Open each library once; tests may run in any order."""
-    known: dict[str, Blas] = {}
+    libraries: dict[str, Blas] = {}
     with ExitStack() as stack:
 
         def library(name: Library) -> Blas:
-            needed = name if name in ("torch", "cupy") else "nvmath"
-            pytest.importorskip(needed, reason=f"{needed} is not installed")
-            if name not in known:
-                known[name] = stack.enter_context(closing(gpu.blas(name)))
-            return known[name]
+            package = name if name in ("torch", "cupy") else "nvmath"
+            pytest.importorskip(package, reason=f"{package} is not installed")
+            if name not in libraries:
+                libraries[name] = stack.enter_context(closing(gpu.blas(name)))
+            return libraries[name]
 
         yield library
 
@@ -271,21 +271,21 @@ def test_every_yielded_configuration_is_correct(
     gpu: Gpu, lt: Blas, owned: ExitStack, dtype: str
 ) -> None:
     bench = Bench(gpu, Gemm(dtype=dtype, m=256, n=256, k=128), owned)
-    found = list(islice(lt.algorithms(bench.gemm, USUAL), 2000))
-    assert len(found) > 10
-    assert len(set(found)) == len(found)
+    algorithms = list(islice(lt.algorithms(bench.gemm, USUAL), 2000))
+    assert len(algorithms) > 10
+    assert len(set(algorithms)) == len(algorithms)
     # Some architectures have a single fp8 algorithm.
-    assert len({each.id for each in found}) > (not dtype.startswith("fp8"))
-    for algorithm in _sampled(found, 40):
+    assert len({listed.id for listed in algorithms}) > (not dtype.startswith("fp8"))
+    for algorithm in _sampled(algorithms, 40):
         with closing(lt.prepare(bench.gemm, USUAL, algorithm)) as product:
             bench.check(product)
 
 
 def test_heuristic_algorithms_are_among_all_algorithms(lt: Blas) -> None:
     gemm = Gemm(dtype="bf16", m=1024, n=1024, k=1024)
-    everything = {_configuration(each) for each in lt.algorithms(gemm, USUAL)}
+    configurations = {_configuration(listed) for listed in lt.algorithms(gemm, USUAL)}
     proposed = lt.heuristics(gemm, USUAL, 8)
-    assert any(_configuration(each) in everything for each in proposed)
+    assert any(_configuration(listed) in configurations for listed in proposed)
 
 
 def test_deterministic_gemm_is_bitwise_reproducible(gpu: Gpu, blas: Blas, owned: ExitStack) -> None:
@@ -334,8 +334,8 @@ def _configuration(algorithm: Algorithm | Unavailable) -> Algorithm:
     return replace(algorithm, workspace_bytes=0)
 
 
-def _sampled(found: Sequence[Algorithm], most: int) -> Sequence[Algorithm]:
-    return found[:: max(len(found) // most, 1)]
+def _sampled(algorithms: Sequence[Algorithm], max_count: int) -> Sequence[Algorithm]:
+    return algorithms[:: max(len(algorithms) // max_count, 1)]
 
 
 def _stored(values: npt.NDArray[np.float64], matrix: Matrix) -> npt.NDArray[np.float64]:
@@ -351,9 +351,9 @@ def _expected(
     b: npt.NDArray[np.float64],
     bias: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    used_a = a if gemm.layout[0] == "n" else a.transpose(0, 2, 1)
-    used_b = b if gemm.layout[1] == "n" else b.transpose(0, 2, 1)
-    sums = used_a @ used_b + (bias[None, :, None] if gemm.has_bias else 0)
+    operand_a = a if gemm.layout[0] == "n" else a.transpose(0, 2, 1)
+    operand_b = b if gemm.layout[1] == "n" else b.transpose(0, 2, 1)
+    sums = operand_a @ operand_b + (bias[None, :, None] if gemm.has_bias else 0)
     if gemm.epilogue.startswith("relu"):
         sums = np.maximum(sums, 0)
     if gemm.epilogue.startswith("gelu"):

@@ -74,7 +74,8 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
     """Write a snapshot; replace an existing file atomically. Raises OSError."""
-    # A random name and mode "x": another user could place a symbolic link at a predictable name.
+    # The name is random and the mode is "x", because another user could place a symbolic link at a
+    # predictable name.
     temporary_path = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
     try:
         with temporary_path.open("xb") as file:
@@ -348,7 +349,7 @@ class _TorchRanges:
         )
 
 
-# In microseconds of Unix time: later than any event, yet finite, so that differences are defined.
+# A Unix time in microseconds, later than any event, yet finite, so that differences are defined.
 _NEVER = 1e18
 
 

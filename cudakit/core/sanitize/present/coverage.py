@@ -22,6 +22,7 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
     yield from _without_call_site(result.coverage)
     yield from _gaps(result)
     yield from _suppressed(result)
+    yield from _baseline(result)
     if result.coverage.suspected:
         yield _possible_races(result.coverage.suspected)
     if result.simulated:
@@ -141,6 +142,17 @@ def _suppressed(result: SanitizeResult) -> Iterator[Note]:
             source = f"{suppressed.pattern} ({suppressed.origin})"
             occurrences = _occurrences(suppressed.count)
             yield Note("info", f"{races} suppressed by {source}, found {occurrences}")
+
+
+def _baseline(result: SanitizeResult) -> Iterator[Note]:
+    if use := result.baseline:
+        occurrences = f", found {_occurrences(use.count)}" if use.count else ""
+        races = _count_with_noun("race", len(use.races))
+        verb = "is" if len(use.races) == 1 else "are"
+        text = f"{races} of the baseline {use.path} {verb} not reported{occurrences}"
+        if use.absent:
+            text += f"; {format_count(use.absent)} more did not occur"
+        yield Note("info", text)
 
 
 def _possible_races(count: int) -> Note:
