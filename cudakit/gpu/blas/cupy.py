@@ -165,7 +165,7 @@ def _rejection_reason(gemm: Gemm) -> str:
     if gemm.accumulate == "fp16":
         return "has no fp16 accumulator"
     if gemm.epilogue != "none":
-        return f"has no epilogues, {gemm.epilogue} was requested"
+        return f"has no epilogues, but {gemm.epilogue} was requested"
     if gemm.batch > 1 and gemm.dtype == "tf32":
         return "does not support tf32 for batches"
     if gemm.padding:

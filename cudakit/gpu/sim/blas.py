@@ -289,7 +289,7 @@ def _check_int8(gemm: Gemm) -> None:
     """Raise Unsupported unless a GEMM meets the requirements of int8 (cuBLAS Library, "cublasLtMatmul")."""
     if gemm.epilogue != "none":
         raise Unsupported(
-            f"int8 supports only epilogue none, {gemm.epilogue} was requested",
+            f"int8 supports only epilogue none, but {gemm.epilogue} was requested",
             hint="use epilogue none",
         )
     _check_alignment(gemm, _INT8_ALIGNMENT_BYTES)

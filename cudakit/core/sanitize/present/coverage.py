@@ -22,6 +22,7 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
     yield from _without_call_site(result.coverage)
     yield from _gaps(result)
     yield from _suppressed(result)
+    yield from _baseline(result)
     if result.coverage.suspected:
         yield _possible_races(result.coverage.suspected)
     if result.simulated:
@@ -106,7 +107,7 @@ def _exactness(coverage: Coverage) -> Iterator[Note]:
     if coverage.launches_whole_tensor:
         stores = format_count(coverage.launches_whole_tensor)
         yield Note(
-            "info", f"{stores} of these store to a part of a tensor that is not known exactly"
+            "info", f"{stores} of these launches write a part of a tensor that is not known exactly"
         )
 
 
@@ -124,13 +125,14 @@ def _without_call_site(coverage: Coverage) -> Iterator[Note]:
 
 
 def _gaps(result: SanitizeResult) -> Iterator[Note]:
+    """Yield one note on all events that were not analyzed, the first kinds by name."""
     gaps = list(result.gaps.items())
-    for event, count in gaps[:_MAX_LISTED_GAPS]:
-        yield Note("warn", f"Not analyzed: {event} ({_occurrences(count)})")
+    kinds = [f"{event} ({_occurrences(count)})" for event, count in gaps[:_MAX_LISTED_GAPS]]
     if other_gaps := gaps[_MAX_LISTED_GAPS:]:
         occurrences = _occurrences(sum(count for _, count in other_gaps))
-        kinds = _count_with_noun("other kind", len(other_gaps))
-        yield Note("warn", f"Not analyzed: {kinds} of events ({occurrences})")
+        kinds.append(f"{_count_with_noun('other kind', len(other_gaps))} of events ({occurrences})")
+    if kinds:
+        yield Note("warn", f"Not analyzed: {_join_words(kinds)}")
 
 
 def _suppressed(result: SanitizeResult) -> Iterator[Note]:
@@ -140,6 +142,17 @@ def _suppressed(result: SanitizeResult) -> Iterator[Note]:
             source = f"{suppressed.pattern} ({suppressed.origin})"
             occurrences = _occurrences(suppressed.count)
             yield Note("info", f"{races} suppressed by {source}, found {occurrences}")
+
+
+def _baseline(result: SanitizeResult) -> Iterator[Note]:
+    if use := result.baseline:
+        occurrences = f", found {_occurrences(use.count)}" if use.count else ""
+        races = _count_with_noun("race", len(use.races))
+        verb = "is" if len(use.races) == 1 else "are"
+        text = f"{races} of the baseline {use.path} {verb} not reported{occurrences}"
+        if use.absent:
+            text += f"; {format_count(use.absent)} more did not occur"
+        yield Note("info", text)
 
 
 def _possible_races(count: int) -> Note:

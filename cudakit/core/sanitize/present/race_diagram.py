@@ -56,8 +56,12 @@ def _steps(race: FoundRace) -> Iterator[Step]:
 def _sync_steps(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
     recorded_label, lane, wait_label = {
         SyncKind.EVENT: ("event record", later, "wait for the event"),
-        SyncKind.HOST: ("all work so far", _HOST, "host wait"),
-        SyncKind.DEFAULT_STREAM: ("all work so far", later, "implicit wait of the default stream"),
+        SyncKind.HOST: ("awaited up to here", _HOST, "host wait"),
+        SyncKind.DEFAULT_STREAM: (
+            "awaited up to here",
+            later,
+            "implicit wait of the default stream",
+        ),
     }[sync.kind]
     record_step = Step(earlier, sync.recorded_seq, recorded_label, call_site(sync.recorded_stack))
     yield record_step

@@ -98,11 +98,12 @@ def test_call_sites_with_one_call_stack_each_are_listed_once() -> None:
     assert tables == {"tests/data/leak.pkl.gz": [1], "tests/data/oom.pkl.gz": [2]}
 
 
-def test_page_of_several_devices_has_an_explorer_for_each() -> None:
+def test_page_of_several_devices_has_an_explorer_for_each_and_one_for_all() -> None:
     result = examined("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz")
     page = html.render(report(result))
 
-    assert page.count('class="explorer"') == len(result.devices) == 2
+    assert page.count('class="explorer" data-kind="memory"') == len(result.devices) == 2
+    assert page.count('class="explorer" data-kind="memory_devices"') == 1
 
 
 def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
@@ -113,6 +114,25 @@ def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
     assert state == "1 call stack holds 1.95 MiB more after each step."
     assert "record_snapshots.py:96 _forgotten" in cause
     assert action.startswith("Action: find the reference")
+
+
+def evidence_of(name: str) -> tuple[str, ...]:
+    cause = report(examined(name)).nodes[1]
+    assert isinstance(cause, Note)
+    return cause.evidence
+
+
+def test_evidence_of_an_answer_has_the_figures_of_the_sections_below() -> None:
+    assert evidence_of("tests/data/oom.pkl.gz")[0] == (
+        "requested 96.0 MiB; free on the device 136 GiB; free in segments 104 MiB;"
+        " largest free block 12.0 MiB"
+    )
+    (leaking,) = examined("tests/data/leak.pkl.gz").devices
+    growth = evidence_of("tests/data/leak.pkl.gz")
+    assert len(growth) == len(leaking.leaks[:3])
+    assert all("per step" in line for line in growth)
+    call_sites = evidence_of("tests/data/train.pkl.gz")
+    assert [line.split(":")[0] for line in call_sites] == ["next at the peak"] * 2
 
 
 def test_report_of_a_consistent_file_says_that_trace_and_state_agree() -> None:
