@@ -107,11 +107,12 @@ def test_call_sites_with_one_call_stack_each_are_listed_once() -> None:
     assert tables == {"tests/data/leak.pkl.gz": [1], "tests/data/oom.pkl.gz": [2]}
 
 
-def test_page_of_several_devices_has_an_explorer_for_each() -> None:
+def test_page_of_several_devices_has_an_explorer_for_each_and_one_for_all() -> None:
     result = examined("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz")
     page = html.render(report(result))
 
-    assert page.count('class="explorer"') == len(result.devices) == 2
+    assert page.count('class="explorer" data-kind="memory"') == len(result.devices) == 2
+    assert page.count('class="explorer" data-kind="memory_devices"') == 1
 
 
 def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
