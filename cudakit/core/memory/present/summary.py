@@ -234,7 +234,7 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
         )
         yield Note(
             "info",
-            "Causes, the deepest first:",
+            "Causes, the root cause first:",
             remedies=tuple(map(_cause_line, oom.causes)),
         )
         yield Note("info", "Actions, the most useful first:", remedies=oom.remedies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,14 @@ def test_report_of_a_diff_equals_the_golden_file(golden: Callable[[str, str], No
     document = present_diff.report(diff(before, after, MemorySpec()), top=3)
 
     golden("memviz-diff-100.txt", read(document, 100))
+
+
+def test_growth_of_a_diff_beyond_1000_percent_is_a_factor() -> None:
+    before, after = load("tests/data/leak.pkl.gz"), load("examples/memory/kv_cache.pkl.gz")
+    text = read(present_diff.report(diff(before, after, MemorySpec()), top=1), 100)
+
+    assert "136 GiB more (2,453 times as much) at the peak" in text
+    assert re.search(r"reserved at end +76\.0 MiB +124 GiB +\+124 GiB +1,676 times\n", text)
 
 
 def test_out_of_memory_is_the_first_section() -> None:
