@@ -49,15 +49,15 @@ async () => {
     times.sort((a, b) => a - b);
     percentiles[name] = times[57];
   };
-  for (const tab of ["map", "layout", "flame", "holders", "events"]) {
-    app.state.set({ tab });
-    app.showAll();
+  for (const tab of ["map", "layout", "flame", "holders", "events", "map by time"]) {
+    const axis = tab.endsWith("by time") ? "time" : "event";
+    app.state.set({ tab: tab.split(" ")[0], axis, view: null });
     await frame();
     await frame();
     const cursor = (i) => Math.floor((app.model.events * (i + 1)) / 61);
     await measure(`${tab} cursor`, (i) => app.state.set({ cursor: cursor(i) }));
-    await measure(`${tab} zoom`, (i) => app.zoom(app.model.events * 0.6, i < 30 ? 0.8 : 1.25));
-    app.show(app.model.events * 0.1, app.model.events * 0.3);
+    await measure(`${tab} zoom`, (i) => app.zoom(app.axis.last * 0.6, i < 30 ? 0.8 : 1.25));
+    app.show(app.axis.last * 0.1, app.axis.last * 0.3);
     await frame();
     await measure(`${tab} pan`, () => app.pan(0.02));
   }
@@ -134,6 +134,8 @@ def report(page: Page) -> None:
         show(f"script per frame, p95, ms: {name}", milliseconds, limit)
     show("state after an event, p95, ms", page.evaluate(_STATE_QUERY), 10)
     show("heap, MB", page.evaluate("() => performance.memory.usedJSHeapSize / 1e6"), 300)
+    free = "() => document.querySelector('.explorer').explorer.model.free.ready.then(() => performance.now())"
+    show("fragmentation ready, s", page.evaluate(free) / 1e3, None)
     longest = page.evaluate(
         "loaded => Math.max(0, ...tasks.filter(t => t[0] > loaded).map(t => t[1]))", loaded
     )

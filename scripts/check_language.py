@@ -8,6 +8,7 @@ Without PATH: the package, tests, scripts, examples, docs and the pages at the t
 number of findings per package. Exits with 1 if anything was found.
 
 ``PHRASES`` and ``NAMES`` list what is flagged, ``EXCEPTIONS`` the files that may use a word, with the reason.
+The comment at the end of the line of an attribute must be a noun phrase, or "whether ..." for a bool.
 """
 
 from __future__ import annotations
@@ -87,6 +88,15 @@ NAMES = {
     r"test_\w+_(?:is|are)_(?:told|said|meant)\w*": "is_reported, is_printed",
 }
 
+ATTRIBUTE_STARTS = {
+    r"^(?:of|in|at|by|as|from|for|per|such as|and|uncompressed|includes)\b": "a noun first",
+    r"^(?:None|null|-?\d+)(?=:| if\b| until\b| for\b)": "a noun first, then the meaning of None",
+}
+"""Patterns that are flagged at the start of a comment that describes an attribute."""
+
+BOOL_ATTRIBUTE_STARTS = {r"^(?![Ww]hether\b|True if\b|False (?:if|for)\b)\S+": "whether ..."}
+"""Patterns that are flagged at the start of a comment that describes an attribute of type bool."""
+
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("scripts/check_language.py", "*"): "lists the words",
     ("tests/scripts/test_check_language.py", "*"): "tests the words",
@@ -107,6 +117,9 @@ class Text:
     is_name: bool = False
     is_sentence: bool = False
     """True for a docstring, comment or message, to which ``STARTS`` applies."""
+
+    attribute_type: str | None = None
+    """The annotation of the attribute that a comment describes, "" without one; None for other texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +146,41 @@ PHRASES = compile_words(METAPHORS | DIALECT, re.IGNORECASE)
 NAME_WORDS = compile_words(METAPHORS, re.IGNORECASE)
 SENTENCE_STARTS = [(re.compile(pattern), replacement) for pattern, replacement in STARTS.items()]
 NAME_PATTERNS = [(re.compile(pattern), replacement) for pattern, replacement in NAMES.items()]
+ATTRIBUTE_PATTERNS = [
+    (re.compile(pattern, re.IGNORECASE), plain) for pattern, plain in ATTRIBUTE_STARTS.items()
+]
+BOOL_PATTERNS = [(re.compile(pattern), plain) for pattern, plain in BOOL_ATTRIBUTE_STARTS.items()]
 
 
 def python_texts(source: str) -> Iterator[Text]:
     """Yield the comments, string literals and defined names of a Python module."""
     yield from python_prose(source)
+    lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         for name in defined_names(node):
             yield Text(getattr(node, "lineno", 1), name, is_name=True)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and is_attribute(node):
+            yield from attribute_comments(node, lines)
+
+
+def is_attribute(node: ast.Assign | ast.AnnAssign) -> bool:
+    """Return whether an assignment has an annotation, or sets a constant or an attribute of ``self``."""
+    if isinstance(node, ast.AnnAssign):
+        return True
+    target = node.targets[0]
+    return isinstance(target, ast.Attribute) or (
+        isinstance(target, ast.Name) and target.id.isupper()
+    )
+
+
+def attribute_comments(node: ast.Assign | ast.AnnAssign, lines: list[str]) -> Iterator[Text]:
+    """Yield the comment after an assignment on its last line, unless it is an instruction to a tool."""
+    end_line = node.end_lineno or node.lineno
+    after = lines[end_line - 1].encode()[node.end_col_offset :].decode()
+    match = re.match(r"\s*#\s*(?!noqa|type:)(.*)", after)
+    if match:
+        annotation = ast.unparse(node.annotation) if isinstance(node, ast.AnnAssign) else ""
+        yield Text(end_line, match[1], attribute_type=annotation)
 
 
 def python_prose(source: str) -> Iterator[Text]:
@@ -258,8 +298,7 @@ def findings_in(
 ) -> Iterator[Finding]:
     """Yield the findings in the texts of one file."""
     for text in texts:
-        rules = NAME_WORDS + NAME_PATTERNS if text.is_name else PHRASES
-        rules = [*rules, *(SENTENCE_STARTS if text.is_sentence else ())]
+        rules = rules_of(text)
         words = name_words(text.words) if text.is_name else text.words
         for pattern, replacement in rules:
             for match in pattern.finditer(
@@ -268,6 +307,15 @@ def findings_in(
                 word = match[0].strip(".:; ")
                 if not is_exception(path, word, exceptions):
                     yield Finding(path, text.line, word, replacement)
+
+
+def rules_of(text: Text) -> list[tuple[re.Pattern[str], str]]:
+    """Return the patterns that are flagged in a text, each with its replacement."""
+    if text.attribute_type is not None:
+        return BOOL_PATTERNS if text.attribute_type.startswith("bool") else ATTRIBUTE_PATTERNS
+    if text.is_name:
+        return NAME_WORDS + NAME_PATTERNS
+    return PHRASES + (SENTENCE_STARTS if text.is_sentence else [])
 
 
 def name_words(name: str) -> str:

@@ -53,7 +53,7 @@ CONFIDENCES = (
     "possible",
     "likely",
     "certain",
-)  # By default, cudakit does not report possible races.
+)  # cudakit does not report possible races by default.
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,9 @@ class Outcome:
     """The outcome of a case."""
 
     case: Case
-    is_right: bool | None  # None if the program cannot run on this machine.
+    is_right: (
+        bool | None
+    )  # Whether the result is right; None if the program cannot run on this machine.
     text: str  # What is wrong, why the program did not run, or a summary.
     run: Run | None
     log: Path | None = None  # The path of the log for --keep.

@@ -1,6 +1,6 @@
-"""Start and stop an attached profiler.
+"""Start and stop collection in a profiler that starts with collection off.
 
-For ``nsys --capture-range=cudaProfilerApi`` and ``ncu --profile-from-start off``.
+Such profilers are ``nsys --capture-range=cudaProfilerApi`` and ``ncu --profile-from-start off``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``cudakit explain``: what an error code, Xid number, check or environment variable means."""
+"""``cudakit explain``: explain error codes, Xid numbers, checks and environment variables."""
 
 from __future__ import annotations
 

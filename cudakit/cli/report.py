@@ -34,7 +34,8 @@ class Report:
     result: object
     document: Callable[[], Document]
     exports: Mapping[str, Callable[[], Text]] = field(default_factory=dict)
-    # The verdict and the findings: sentences, and Notes, which have a symbol; by default brief(document).
+    # A function that returns the verdict and the findings as sentences, or as Notes, which have a symbol. The
+    # default is ``brief(document)``.
     brief: Callable[[], Sequence[str | Note]] | None = None
 
     def text(self, suffix: str, target: Output) -> Text:

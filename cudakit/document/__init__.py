@@ -180,20 +180,23 @@ class Finding:
     rule: str  # stable name of the kind of defect, such as "read-after-write"
     meaning: str  # one sentence that explains the rule
     places: tuple[tuple[str, Stack], ...]  # labelled call stacks, the most relevant one first
-    count: int = 1  # how often the defect occurred
+    count: int = 1  # number of occurrences of the defect
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
     """An important sentence and its remedies, the most promising one first.
 
-    ``finding`` has the same fact for structured formats such as SARIF.
+    ``finding`` has the same fact for structured formats such as SARIF. Only HTML pages show ``evidence``,
+    figures that support the sentence, and ``settings``, a text that a reader can copy into a shell.
     """
 
     level: Literal["ok", "info", "warn", "error"]
     text: str
     remedies: tuple[str, ...] = ()
     finding: Finding | None = None
+    evidence: tuple[str, ...] = ()
+    settings: str = ""
 
 
 @dataclass(frozen=True, slots=True)

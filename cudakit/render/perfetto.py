@@ -169,8 +169,8 @@ def _lanes(track: Array, start_ns: Array, end_ns: Array, *, tracks: int) -> Arra
     """
     busy: list[list[tuple[int, int]]] = [
         [] for _ in range(tracks)
-    ]  # per track a heap of (end, lane)
-    free_lanes: list[list[int]] = [[] for _ in range(tracks)]  # per track a heap of free lanes
+    ]  # a heap of (end, lane) for each track
+    free_lanes: list[list[int]] = [[] for _ in range(tracks)]  # a heap of free lanes for each track
     lanes = np.empty(len(track), dtype=np.int64)
     for block in _blocks(len(track)):
         lane_of_slice = []

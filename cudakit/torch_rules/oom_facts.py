@@ -23,10 +23,12 @@ _NOT_QUERIED = Unavailable("not queried")
 class Fit:
     """The single changes that would have let a failed request succeed."""
 
-    without_cache: bool  # empty segments are released to the device
-    without_holes: bool  # the free bytes of the pool and stream of the request are one block
-    in_another_pool: bool  # a free block of another pool or stream is large enough
-    after_pending_frees: bool  # pending frees complete
+    without_cache: bool  # whether the request fits once empty segments are released
+    without_holes: (
+        bool  # whether the free bytes of the request's pool and stream suffice as one block
+    )
+    in_another_pool: bool  # whether a free block of another pool or stream is large enough
+    after_pending_frees: bool  # whether the request fits once pending frees complete
 
 
 def fit_of(
@@ -116,7 +118,7 @@ class OomReport:
     # Pairs of a stream and the bytes of freed blocks that wait for it.
     awaited: tuple[tuple[int, int], ...] = ()
     capturing: bool = False  # Whether a capture prevented waiting and releasing memory.
-    rejected: bool = False  # Whether throw_on_cudamalloc_oom rejected it before any driver call.
+    rejected: bool = False  # Whether throw_on_cudamalloc_oom rejected the request.
     # The bytes of the address range of an expandable segment; None: segments are not expandable.
     range_bytes: int | None = None
     reserve_class: str = ""  # Class of the stream, which selects the size of the address range.

@@ -64,8 +64,8 @@ class FailedRequest:
     releasable: int  # bytes in segments without a block in use
     releasable_private: int  # the part of ``releasable`` in private pools
     pending: int  # bytes in blocks that are pending free
-    expandable: bool  # expandable segments are in use
-    split_limited: bool  # max_split_size_mb is set
+    expandable: bool  # whether expandable segments are in use
+    split_limited: bool  # whether max_split_size_mb is set
     calls: AllocatorCalls = PYTORCH_CALLS
 
     @property

@@ -42,7 +42,8 @@ class Settings:
 
     # Blocks of at least this size are not split; None: no limit.
     max_split_size_bytes: int | None = None
-    # The value of slack_bytes; None: large_segment_size_bytes.
+    # Maximum unused bytes of a block that serves a request without being split; None:
+    # large_segment_size_bytes.
     max_non_split_rounding_bytes: int | None = None
     # The segment of a request above 1 MiB and below 10 MiB.
     large_segment_size_bytes: int = 20 * MIB
@@ -53,23 +54,23 @@ class Settings:
     garbage_collection_threshold: float = 0.0
     # The memory limit, as a share of the device's memory; 1: no limit.
     memory_fraction: float = 1.0
-    # Reject requests above the limit without a driver call.
+    # Whether requests above the limit are rejected without a driver call.
     throw_on_cudamalloc_oom: bool = False
-    # Release the lock during driver allocations.
+    # Whether the allocator's lock is released during driver allocations.
     release_lock_on_cudamalloc: bool = False
-    # Within a capture, reuse blocks that are free according to the graph captured so far.
+    # Whether a capture reuses blocks that are free according to the graph captured so far.
     graph_capture_record_stream_reuse: bool = False
 
-    # Use segments that grow within a range of addresses.
+    # Whether segments grow within a range of addresses.
     expandable_segments: bool = False
     # The size of the address range; None: 9/8 of the device's memory.
     expandable_segments_reserve: Reserve | None = None
     # The size of the address range for each class of streams, by name.
     expandable_segments_reserve_by_class: tuple[tuple[str, Reserve], ...] = ()
 
-    # Process events in a background thread.
+    # Whether a background thread processes events.
     pinned_use_background_threads: bool = False
-    # Allocate by cudaHostRegister instead of cudaHostAlloc.
+    # Whether pinned memory is allocated by cudaHostRegister instead of cudaHostAlloc.
     pinned_use_cuda_host_register: bool = False
     # Number of threads that populate the pages for cudaHostRegister.
     pinned_num_register_threads: int = 1
@@ -79,7 +80,7 @@ class Settings:
     pinned_max_cached_size_bytes: int | None = None
     # Size of the pinned memory that is reserved at the first use and divided into blocks; 0: none.
     pinned_reserve_segment_size_bytes: int = 0
-    # Ignore errors when pinned memory is freed.
+    # Whether errors are ignored when pinned memory is freed.
     pinned_free_catch_all: bool = False
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 SMALLEST_BLOCK = 512  # kMinBlockSize: the size of every block is a multiple of this size
 MAX_SMALL_BYTES = MIB  # kSmallSize: larger blocks come from the large pool
-SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
+SMALL_SEGMENT = 2 * MIB  # PyTorch's kSmallBuffer: the size of a segment of the small pool
 LARGE_SEGMENT = 20 * MIB  # kLargeBuffer; the default of the setting large_segment_size_mb
 OWN_SEGMENT = (
     10 * MIB

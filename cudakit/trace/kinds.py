@@ -90,7 +90,7 @@ class StreamFlag(IntEnum):
 
     BLOCKING = 1
     NON_BLOCKING = 2
-    PER_THREAD = 3  # per-thread default stream, which is a blocking stream
+    PER_THREAD = 3  # default stream of a thread, which is a blocking stream
     LEGACY = 4
 
 

@@ -50,7 +50,7 @@ class Names:
 class Seen:
     """A snapshot in canonical form."""
 
-    segments: list[dict[str, Any]]  # In order of allocation.
+    segments: list[dict[str, Any]]  # Segments in order of allocation.
     trace: list[dict[str, Any]]
     settings: dict[str, Any]
     keys: dict[str, set[str]]

@@ -60,8 +60,8 @@ class Run:
         self.pools = [subject.make_pool() for _ in range(pools)]
         self.weights = WEIGHTS | ({"pooled": 1} if pools else {})
         self.live: dict[int, int] = {}
-        self.raw: set[int] = set()  # of which PyTorch cannot say who uses them
-        self.used: set[int] = set()  # by other streams
+        self.raw: set[int] = set()  # pointers whose streams PyTorch does not know
+        self.used: set[int] = set()  # pointers that other streams use
         self.limited = False
         self.refused = 0
         self.configure("")

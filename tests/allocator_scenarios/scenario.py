@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 DEFAULT = ""  # the default stream
-STREAMS = ("s1", "s2", "s3", "s4")  # In the order of the handles, by which allocators sort streams.
+STREAMS = (
+    "s1",
+    "s2",
+    "s3",
+    "s4",
+)  # The order is that of the handles, by which allocators sort streams.
 
 
 class CannotRun(Exception):

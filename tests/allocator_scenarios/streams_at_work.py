@@ -85,7 +85,7 @@ class GraphInMemory:
 
     def __init__(self, stream: int) -> None:
         self._terminals: dict[int, set[int]] = {stream: set()}
-        self._before: list[set[int]] = []  # of each node
+        self._before: list[set[int]] = []  # nodes before each node
 
     def add(self, stream: int) -> None:
         """Add a node to a captured stream."""
@@ -112,7 +112,7 @@ class GraphInMemory:
 class Work(Protocol):
     """Keeps streams busy. Other streams are idle when synchronized."""
 
-    numbers: dict[str, int]  # of the streams, for the allocator
+    numbers: dict[str, int]  # numbers of the streams for the allocator
 
     def busy(self, stream: str) -> None: ...
     def settle(self, stream: str) -> None: ...

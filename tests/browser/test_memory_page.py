@@ -15,6 +15,7 @@ from invocation import run_cli
 from playwright.sync_api import Browser
 
 from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.analyze.diff import diff
 from cudakit.core.memory.load import load
 from cudakit.core.memory.present import report
 from cudakit.core.memory.replay import Replay, replay
@@ -23,6 +24,7 @@ from cudakit.document import Frame
 from cudakit.render.html import render
 
 DATA = Path(__file__).parents[1] / "data"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "memory"
 RECORDED = ("train", "leak", "streams", "pools", "expandable", "fragmented_oom")
 TABS = ("map", "layout", "flame", "holders", "events")
 APP = "document.querySelector('.explorer').explorer"
@@ -89,6 +91,18 @@ def python_totals(replayed: Replay, event: int) -> dict[str, int]:
     return totals | {"blocks": int(((begin < moment) & (moment <= end)).sum())}
 
 
+def python_free(replayed: Replay, event: int) -> dict[str, float]:
+    layout = replayed.layout_at(event + 1)
+    free, largest = int(layout.free_size.sum()), int(layout.free_size.max(initial=0))
+    reserved = max(int(layout.segments.size.sum()), 1)
+    return {
+        "free": free,
+        "largest": largest,
+        "share": free / reserved,
+        "fragmentation": 1 - largest / free if free else 0,
+    }
+
+
 def python_bytes_by_stack(replayed: Replay, event: int) -> dict[str, int]:
     allocations, moment = replayed.allocations, event + 1
     live = (allocations.begin < moment) & (moment <= allocations.end)
@@ -109,25 +123,56 @@ def test_memory_page_computes_the_state_at_random_events_as_python_does(
     rng = random.Random(name)
     events = [
         -1,
-        *(rng.randrange(-1, replayed.n_events) for _ in range(200)),
+        *(rng.randrange(-1, replayed.n_events) for _ in range(1000)),
         replayed.n_events - 1,
     ]
     opened = open_page(pages[name])
     page_states = evaluate(
         opened,
-        f"""events => {{
+        f"""async events => {{
           const {{ model }} = {APP};
           const grouping = model.grouping("stack");
+          await model.free.ready;
           return events.map(event => [
             model.totalsAt(event),
+            model.free.at(event),
             Object.fromEntries(model.groupsAt(event, grouping, null).map(group => [group.id, group.bytes])),
           ]);
         }}""",
         events,
     )
-    for event, (totals, by_stack) in zip(events, page_states, strict=True):
+    for event, (totals, free, by_stack) in zip(events, page_states, strict=True):
         assert totals == python_totals(replayed, event), event
+        assert free == python_free(replayed, event), event
         assert by_stack == python_bytes_by_stack(replayed, event), event
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_memory_page_computes_random_windows_as_python_does(
+    open_page: OpenPage, pages: dict[str, Path], name: str
+) -> None:
+    snapshot = load(DATA / f"{name}.pkl.gz")
+    replayed = replay(snapshot, snapshot.devices[0])
+    allocations, requested = replayed.allocations, replayed.curves.requested
+    rng = random.Random(name)
+    windows = [
+        sorted((rng.randrange(-1, replayed.n_events), rng.randrange(-1, replayed.n_events)))
+        for _ in range(200)
+    ]
+    opened = open_page(pages[name])
+    page_windows = evaluate(
+        opened,
+        f"""windows => windows.map(([first, last]) => {{
+          const {{ model }} = {APP};
+          const sum = (bytes) => bytes.reduce((total, value) => total + value, 0);
+          return [model.peakBetween(first, last), sum(model.stackBytesAllocated(first, last, null))];
+        }})""",
+        windows,
+    )
+    for (first, last), (peak, allocated) in zip(windows, page_windows, strict=True):
+        assert peak == first + int(requested[first + 1 : last + 2].argmax())
+        inside = (first <= allocations.begin) & (allocations.begin <= last)
+        assert allocated == int(allocations.size[inside].sum())
 
 
 def test_memory_page_bands_add_up_to_the_memory_in_use(
@@ -139,8 +184,9 @@ def test_memory_page_bands_add_up_to_the_memory_in_use(
         f"""() => {{
           const {{ model, bands }} = {APP};
           const differences = [];
+          const {{ axis }} = {APP};
           for (const [first, last, columns] of [[-1, model.events, 500], [100, 300, 200], [0, 9, 9]]) {{
-            const values = bands.sample(first, last, columns);
+            const values = bands.sample(axis.columns(first, last, columns));
             const count = bands.names.length;
             for (let column = 0; column < columns; column++) {{
               const from = Math.floor(first + ((last - first) * column) / columns);
@@ -157,6 +203,61 @@ def test_memory_page_bands_add_up_to_the_memory_in_use(
         }}""",
     )
     assert differences == []
+
+
+def test_columns_of_the_time_axis_show_the_highest_memory_of_their_times(
+    open_page: OpenPage, pages: dict[str, Path]
+) -> None:
+    opened = open_page(pages["train"], hash_text="#axis=time")
+    differences = evaluate(
+        opened,
+        f"""() => {{
+          const {{ model, bands, axis }} = {APP};
+          const differences = [];
+          const times = model.arrays.time_us;
+          const active = model.curves.active;
+          const middle = (axis.first + axis.last) / 2;
+          const ranges = [[axis.first, axis.last, 700], [middle, middle + 5000, 300]];
+          for (const [first, last, columns] of ranges) {{
+            const values = bands.sample(axis.columns(first, last, columns));
+            const count = bands.names.length;
+            for (let column = 0; column < columns; column++) {{
+              const start = first + ((last - first) / columns) * column;
+              const stop = first + ((last - first) / columns) * (column + 1);
+              // The state at the start of the column, and the states after all events in it.
+              let highest = active[times.findLastIndex((time) => time <= start) + 1];
+              times.forEach((time, e) => {{
+                if (start < time && time < stop) highest = Math.max(highest, active[e + 1]);
+              }});
+              let total = 0;
+              for (let band = 0; band < count; band++) total += values[column * count + band];
+              if (total !== highest) differences.push([first, column, total, highest]);
+            }}
+          }}
+          return differences;
+        }}""",
+    )
+    assert differences == []
+
+
+def test_x_axis_of_time_keeps_the_visible_events_and_is_in_the_hash(
+    open_page: OpenPage, pages: dict[str, Path]
+) -> None:
+    opened = open_page(pages["train"], hash_text="#view=500-900")
+    opened.page.get_by_label("x axis").select_option("time")
+    wait_until_drawn(opened)
+    visible_events = f"() => {APP}.visibleRange().map(position => {APP}.axis.eventAt(position))"
+    assert evaluate(opened, visible_events) == [500, 900]
+    hash_text = evaluate(opened, "() => location.hash")
+    assert "axis=time" in hash_text
+    reopened = open_page(pages["train"], hash_text=hash_text)
+    assert evaluate(reopened, visible_events) == [500, 900]
+    assert count_colors(reopened, ".panes canvas") > 4
+    reopened.page.get_by_role("button", name="show all events").click()
+    wait_until_drawn(reopened)
+    last = evaluate(reopened, f"() => {APP}.model.events - 1")
+    assert evaluate(reopened, visible_events) == [-1, last]
+    assert reopened.messages == []
 
 
 def test_dragging_selects_a_window_that_the_hash_keeps(
@@ -187,7 +288,7 @@ def test_wheel_zooms_around_the_pointer_and_keys_move_the_cursor(
     canvas.hover(position={"x": 300, "y": 100})
     opened.page.mouse.wheel(0, -400)
     wait_until_drawn(opened)
-    first, last = evaluate(opened, f"() => {APP}.state.get('view')")
+    first, last = evaluate(opened, f"() => {APP}.visibleRange()")
     events = evaluate(opened, f"() => {APP}.model.events")
     assert last - first < 0.7 * events
     canvas.focus()
@@ -196,7 +297,7 @@ def test_wheel_zooms_around_the_pointer_and_keys_move_the_cursor(
     opened.page.keyboard.press("0")
     wait_until_drawn(opened)
     assert evaluate(opened, f"() => {APP}.state.get('cursor')") == cursor_before - 1
-    assert evaluate(opened, f"() => {APP}.state.get('view')") == [-1, events]
+    assert evaluate(opened, f"() => {APP}.visibleRange()") == [-1, events]
 
 
 def test_filter_keeps_only_stacks_with_the_text(
@@ -225,6 +326,26 @@ def test_clicking_an_event_shows_its_allocation_with_the_call_stack(
     details = opened.page.locator(".details").inner_text()
     assert "Picked allocation" in details
     assert "record_snapshots.py" in details
+
+
+@pytest.mark.parametrize("clipboard", ["allowed", "missing"])
+def test_recommended_settings_can_be_copied(
+    open_page: OpenPage, tmp_path: Path, clipboard: str
+) -> None:
+    page = write_page(EXAMPLES / "varying_lengths.pkl.gz", tmp_path)
+    script = "delete Navigator.prototype.clipboard" if clipboard == "missing" else ""
+    opened = open_page(page, init_script=script)
+    settings = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert opened.page.locator(".settings code").inner_text() == settings
+    opened.page.click(".settings button")
+    wait_until_drawn(opened)
+    assert evaluate(opened, "() => getSelection().toString()") == settings
+    if clipboard == "allowed":
+        assert opened.page.locator(".settings button").inner_text() == "copied"
+        assert evaluate(opened, "() => navigator.clipboard.readText()") == settings
+    else:
+        assert "Ctrl+C" in opened.page.locator(".settings button").inner_text()
+    assert opened.messages == []
 
 
 @pytest.mark.parametrize(
@@ -262,25 +383,67 @@ def test_page_of_two_devices_keeps_their_states_apart(open_page: OpenPage, tmp_p
     run = run_cli("memviz", DATA / "train.pkl.gz", DATA / "leak.pkl.gz", "-q", "-f", "-o", page)
     assert run.exit_code == 0
     opened = open_page(page, hash_text="#cursor=5&2.cursor=7")
-    opened.page.wait_for_selector(".explorer[data-ready] >> nth=1", state="attached")
+    opened.page.wait_for_selector(".explorer[data-ready] >> nth=2", state="attached")
     cursors = (
-        "() => [...document.querySelectorAll('.explorer')].map(e => e.explorer.state.get('cursor'))"
+        "() => [...document.querySelectorAll('[data-kind=memory]')]"
+        ".map(e => e.explorer.state.get('cursor'))"
     )
     assert evaluate(opened, cursors) == [5, 7]
+
+
+def test_click_in_the_view_of_all_devices_sets_every_cursor_to_one_time(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = tmp_path / "ranks.html"
+    snapshot = DATA / "train.pkl.gz"
+    run = run_cli("memviz", snapshot, snapshot, snapshot, "-q", "-f", "-o", page)
+    assert run.exit_code == 0
+    opened = open_page(page)
+    opened.page.wait_for_selector(".explorer[data-ready] >> nth=3", state="attached")
+    assert count_colors(opened, "[data-kind=memory_devices] canvas") > 4
+    canvas = opened.page.locator("[data-kind=memory_devices] canvas")
+    canvas.click(position={"x": 600, "y": 100})
+    wait_until_drawn(opened)
+    cursors = evaluate(
+        opened,
+        "() => [...document.querySelectorAll('[data-kind=memory]')]"
+        ".map(e => e.explorer.state.get('cursor'))",
+    )
+    assert len(set(cursors)) == 1
+    loaded = load(snapshot)
+    assert cursors[0] != replay(loaded, loaded.devices[0]).peak_moment() - 1
+    assert "#cursor=" in evaluate(opened, "() => location.hash")
+    opened.page.locator("[data-kind=memory_devices] select").select_option("event")
+    canvas.click(position={"x": 700, "y": 20})
+    wait_until_drawn(opened)
+    assert "devices.axis=event" in evaluate(opened, "() => location.hash")
+    assert opened.messages == []
+    assert opened.requests == [page.as_uri()]
 
 
 def test_page_of_a_comparison_draws_what_grew_and_what_shrank(
     open_page: OpenPage, tmp_path: Path
 ) -> None:
     page = tmp_path / "diff.html"
-    run = run_cli(
-        "memviz", DATA / "leak.pkl.gz", "--diff", DATA / "train.pkl.gz", "-q", "-f", "-o", page
-    )
+    before, after = DATA / "train_python.pkl.gz", DATA / "oom.pkl.gz"
+    run = run_cli("memviz", after, "--diff", before, "-q", "-f", "-o", page)
     assert run.exit_code == 0
+    (compared,) = diff(load(before), load(after), MemorySpec()).devices
     opened = open_page(page)
-    assert opened.messages == []
-    assert "Grown by" in opened.page.locator(".explorer").inner_text()
+    for moment, result in (("peak", compared.peak), ("end", compared.end)):
+        opened.page.locator(".explorer select").select_option(moment)
+        wait_until_drawn(opened)
+        totals = evaluate(
+            opened,
+            "() => Object.values(document.querySelector('.explorer').explorer.graphs)"
+            ".map(graph => graph.total[0])",
+        )
+        grown = sum(row.change_bytes for row in (*result.grown, *result.appeared))
+        shrunk = sum(-row.change_bytes for row in (*result.shrunk, *result.vanished))
+        assert totals == [grown, shrunk]
     assert count_colors(opened, ".explorer canvas") > 3
+    assert evaluate(opened, "() => location.hash") == "#moment=end"
+    assert opened.messages == []
 
 
 HOSTILE = (
@@ -363,5 +526,12 @@ def test_memory_page_agrees_with_python_at_every_event_of_any_trace(
             opened, f"events => events.map(e => {APP}.model.totalsAt(e))", events
         )
         assert page_totals == [python_totals(replayed, event) for event in events]
+        page_free = evaluate(
+            opened,
+            f"events => {APP}.model.free.ready.then(() => events.map(e => {APP}.model.free.at(e)))",
+            events,
+        )
+        if not replayed.inconsistencies.total:
+            assert page_free == [python_free(replayed, event) for event in events]
     finally:
         opener.close()

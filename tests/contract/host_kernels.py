@@ -24,8 +24,8 @@ def move(launch: Launch, destination: Ptr, source: Ptr) -> None:
 
 
 @host_kernel("gather")
-def gather(launch: Launch, out: Ptr, *numbers: np.generic) -> None:
-    launch.write(out, np.float64, len(numbers))[:] = numbers
+def gather(launch: Launch, target: Ptr, *numbers: np.generic) -> None:
+    launch.write(target, np.float64, len(numbers))[:] = numbers
 
 
 @host_kernel("spin")

@@ -85,11 +85,11 @@ class Problem:
             self._bias()
         )
         addition = max(ADDITION.get(gemm.dtype, 0), UNITS[gemm.accumulate])
-        share = gemm.k * addition + FACTOR.get(gemm.dtype, 0)
-        share += 4 * UNITS[gemm.output] if reduced else 0
-        share += 2**-9 if gemm.epilogue.startswith("gelu") else 0
+        relative_error = gemm.k * addition + FACTOR.get(gemm.dtype, 0)
+        relative_error += 4 * UNITS[gemm.output] if reduced else 0
+        relative_error += 2**-9 if gemm.epilogue.startswith("gelu") else 0
         return (
-            1.25 * share * magnitude
+            1.25 * relative_error * magnitude
             + UNITS[gemm.output] * np.abs(self.expected())
             + SMALLEST_VALUE[gemm.output]
         )
@@ -98,10 +98,10 @@ class Problem:
         """Assert that D is the expected result, and that padding and guard area are unchanged."""
         result_matrix = self.gemm.d
         bits = np.frombuffer(content[: result_matrix.size_bytes], result_matrix.element.bits)
-        positions = places(result_matrix)
-        wrong = np.abs(decode(bits[positions], result_matrix.element) - self.expected())
-        assert np.all(wrong <= self.tolerance(reduced=reduced)), (
-            f"{self.gemm}: off by {wrong.max()}"
+        positions = element_indices(result_matrix)
+        differences = np.abs(decode(bits[positions], result_matrix.element) - self.expected())
+        assert np.all(differences <= self.tolerance(reduced=reduced)), (
+            f"{self.gemm}: off by {differences.max()}"
         )
         untouched = np.ones(result_matrix.elements, bool)
         untouched[positions] = False
@@ -110,8 +110,8 @@ class Problem:
     def _factors(self) -> tuple[Floats, Floats]:
         """Return op(A) and op(B)."""
         gemm = self.gemm
-        factor_a = decode(self.a[places(gemm.a)], gemm.a.element)
-        factor_b = decode(self.b[places(gemm.b)], gemm.b.element)
+        factor_a = decode(self.a[element_indices(gemm.a)], gemm.a.element)
+        factor_b = decode(self.b[element_indices(gemm.b)], gemm.b.element)
         return (
             factor_a if gemm.layout[0] == "n" else factor_a.transpose(0, 2, 1),
             factor_b if gemm.layout[1] == "n" else factor_b.transpose(0, 2, 1),
@@ -125,7 +125,7 @@ class Problem:
         return decode(self.bias, self.gemm.bias)[None, :, None]
 
 
-def places(matrix: Matrix) -> npt.NDArray[np.int64]:
+def element_indices(matrix: Matrix) -> npt.NDArray[np.int64]:
     """Return the index of each element in memory, for each matrix, row and column."""
     batch_index, i, j = np.ogrid[: matrix.batch, : matrix.rows, : matrix.columns]
     positions: npt.NDArray[np.int64] = batch_index * matrix.stride + i + j * matrix.leading
@@ -163,7 +163,7 @@ def _put(bench: Workbench, content: npt.NDArray[Any]) -> Ptr:
 
 def _random(matrix: Matrix, random: np.random.Generator) -> Bits:
     bits = np.full(matrix.size_bytes, 0xFF, np.uint8).view(matrix.element.bits)
-    positions = places(matrix)
+    positions = element_indices(matrix)
     bits[positions] = encode(_values(matrix.element, positions.shape, random), matrix.element)
     return bits
 

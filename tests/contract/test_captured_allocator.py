@@ -147,8 +147,8 @@ def test_only_requests_on_captured_streams_use_graph_memory(bench: Workbench, ma
         allocator.alloc(SIZE, first)
 
     segments = allocator.snapshot()["segments"]
-    mine = [segment["stream"] for segment in segments if segment["segment_pool_id"] == memory.id]
-    assert sorted(mine) == [first, second, second]
+    streams = [segment["stream"] for segment in segments if segment["segment_pool_id"] == memory.id]
+    assert sorted(streams) == [first, second, second]
     assert len(segments) == 7
 
 

@@ -193,18 +193,18 @@ def test_fp8_needs_layout_tn_before_blackwell(bench: Workbench, blas: Blas, layo
 
 def test_gemm_is_stream_ordered(bench: Workbench, blas: Blas) -> None:
     gpu, gemm = bench.gpu, make_gemm("fp32")
-    late, early = Problem(gemm, seed=1), Problem(gemm, seed=2)
+    first_problem, second_problem = Problem(gemm, seed=1), Problem(gemm, seed=2)
     stream, early_operands, late_operands = (
         gpu.stream(blocking=False),
-        upload(bench, early),
-        upload(bench, late),
+        upload(bench, second_problem),
+        upload(bench, first_problem),
     )
     with closing(blas.prepare(gemm, DEFAULT_SETTINGS)) as plan:
         bench.spin(stream)
-        gpu.copy(early_operands.a, late_operands.a, late.a.nbytes, stream)
-        gpu.copy(early_operands.b, late_operands.b, late.b.nbytes, stream)
+        gpu.copy(early_operands.a, late_operands.a, first_problem.a.nbytes, stream)
+        gpu.copy(early_operands.b, late_operands.b, first_problem.b.nbytes, stream)
         plan.enqueue(early_operands, stream)
-        late.check(result(bench, late, early_operands))
+        first_problem.check(result(bench, first_problem, early_operands))
 
 
 def test_captured_gemm_is_computed_by_every_replay(bench: Workbench, blas: Blas) -> None:

@@ -24,12 +24,12 @@ def capturing(gpu: Gpu, stream: Stream) -> Iterator[None]:
 def ancestors(gpu: Gpu, stream: Stream) -> set[GraphNode]:
     """Return all transitive dependencies of the next captured node of a stream."""
     visited: set[GraphNode] = set()
-    left = [*gpu.capture_dependencies(stream)]
-    while left:
-        node = left.pop()
+    remaining = [*gpu.capture_dependencies(stream)]
+    while remaining:
+        node = remaining.pop()
         if node not in visited:
             visited.add(node)
-            left += gpu.dependencies(node)
+            remaining += gpu.dependencies(node)
     return visited
 
 

@@ -68,12 +68,12 @@ USES: dict[str, Callable[[Gpu], object]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_closed_device_rejects_every_call(gpu: Gpu, use: Callable[[Gpu], object]) -> None:
+@pytest.mark.parametrize("call", USES.values(), ids=USES)
+def test_closed_device_rejects_every_call(gpu: Gpu, call: Callable[[Gpu], object]) -> None:
     gpu.close()
 
     with refused(Status.CONTEXT_IS_DESTROYED):
-        use(gpu)
+        call(gpu)
 
 
 def test_device_can_be_closed_twice(gpu: Gpu) -> None:
@@ -85,14 +85,14 @@ def test_ids_of_closed_device_are_invalid(bench: Workbench) -> None:
     stream, event, value = bench.gpu.stream(), bench.gpu.event(), bench.ints(1)
     bench.gpu.close()
 
-    for use in (
+    for call in (
         lambda: bench.gpu.query_stream(stream),
         lambda: bench.gpu.query_event(event),
         lambda: bench.gpu.free(value),
         lambda: bench.spin(LEGACY),
     ):
         with pytest.raises(CudaError):
-            use()
+            call()
 
 
 def test_close_waits_for_running_work(bench: Workbench) -> None:

@@ -124,7 +124,10 @@ def test_elapsed_time_grows_with_work_between_events(bench: Workbench) -> None:
     elapsed = [gpu.elapsed(events[0], event) for event in events]
 
     assert elapsed[0] == 0
-    assert all(later - earlier >= LONG_S / 10 for earlier, later in pairwise(elapsed))
+    assert all(
+        later_seconds - earlier_seconds >= LONG_S / 10
+        for earlier_seconds, later_seconds in pairwise(elapsed)
+    )
     assert gpu.elapsed(events[1], events[0]) == pytest.approx(-elapsed[1])
 
 
@@ -143,9 +146,9 @@ def test_elapsed_needs_timing(bench: Workbench) -> None:
     timed, untimed = bench.recorded(LEGACY), bench.recorded(LEGACY, timing=False)
     bench.gpu.sync()
 
-    for pair in ((timed, untimed), (untimed, timed)):
+    for event_pair in ((timed, untimed), (untimed, timed)):
         with refused(Status.INVALID_HANDLE) as caught:
-            bench.gpu.elapsed(*pair)
+            bench.gpu.elapsed(*event_pair)
         assert f"event {untimed} was created with timing=False" in caught.value.message
 
 
@@ -178,12 +181,12 @@ USES: dict[str, Callable[[Gpu, Event], object]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_destroyed_event_is_invalid(gpu: Gpu, use: Callable[[Gpu, Event], object]) -> None:
+@pytest.mark.parametrize("call", USES.values(), ids=USES)
+def test_destroyed_event_is_invalid(gpu: Gpu, call: Callable[[Gpu, Event], object]) -> None:
     event = gpu.event()
     gpu.destroy_event(event)
 
     with refused(Status.INVALID_HANDLE) as caught:
-        use(gpu, event)
+        call(gpu, event)
     assert f"event {event}" in caught.value.message
     assert gpu.event() != event

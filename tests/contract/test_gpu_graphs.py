@@ -83,9 +83,9 @@ def test_events_fork_and_join_streams_in_capture(bench: Workbench) -> None:
         bench.add(result, 1, 10, first)
 
     graph = captured(bench, first, work)
-    for times in (1, 2):
+    for launches in (1, 2):
         gpu.graph_launch(graph, first)
-        assert bench.read(result) == [times + 10]
+        assert bench.read(result) == [launches + 10]
 
 
 def test_graph_outlives_stream_and_executable_outlives_graph(bench: Workbench) -> None:
@@ -120,16 +120,18 @@ INVALIDATING_CALLS: dict[str, tuple[Status, Callable[[Gpu, Stream], object]]] = 
 }
 
 
-@pytest.mark.parametrize(("status", "spoil"), INVALIDATING_CALLS.values(), ids=INVALIDATING_CALLS)
+@pytest.mark.parametrize(
+    ("status", "prohibited_call"), INVALIDATING_CALLS.values(), ids=INVALIDATING_CALLS
+)
 def test_call_that_is_prohibited_in_capture_invalidates_it(
-    bench: Workbench, status: Status, spoil: Callable[[Gpu, Stream], object]
+    bench: Workbench, status: Status, prohibited_call: Callable[[Gpu, Stream], object]
 ) -> None:
     gpu, stream, value = bench.gpu, bench.gpu.stream(), bench.ints(0)
     gpu.capture_begin(stream)
     bench.add(value, 1, 1, stream)
 
     with refused(status):
-        spoil(gpu, stream)
+        prohibited_call(gpu, stream)
     with refused(Status.STREAM_CAPTURE_INVALIDATED):
         gpu.capture_end(stream)
 

@@ -19,7 +19,7 @@ def test_kernel_runs_in_every_thread_of_grid(bench: Workbench) -> None:
 
 
 def test_kernel_arguments_of_every_width_arrive(bench: Workbench) -> None:
-    out = bench.gpu.malloc(48)
+    device_memory = bench.gpu.malloc(48)
     args = (
         np.int8(-3),
         np.int16(-300),
@@ -29,9 +29,9 @@ def test_kernel_arguments_of_every_width_arrive(bench: Workbench) -> None:
         np.float64(0.1),
     )
 
-    bench.launch("gather", out, *args)
+    bench.launch("gather", device_memory, *args)
 
-    values = np.frombuffer(bench.read_bytes(out, 48), np.float64)
+    values = np.frombuffer(bench.read_bytes(device_memory, 48), np.float64)
     assert values.tolist() == [-3.0, -300.0, -70_000.0, -float(1 << 40), 0.5, 0.1]
 
 

@@ -180,15 +180,15 @@ def test_memory_info_counts_allocations_until_freed(gpu: Gpu) -> None:
 
 
 def test_out_of_memory_reports_sizes(gpu: Gpu) -> None:
-    asked = 2 * gpu.memory_info().total_bytes
+    requested = 2 * gpu.memory_info().total_bytes
     stream = gpu.stream()
 
-    with refused(Status.OUT_OF_MEMORY) as plain:
-        gpu.malloc(asked)
-    with refused(Status.OUT_OF_MEMORY) as ordered:
-        gpu.malloc(asked, stream)
-    for caught in (plain, ordered):
-        assert f"{format_bytes(asked)} requested" in caught.value.message
+    with refused(Status.OUT_OF_MEMORY) as refusal:
+        gpu.malloc(requested)
+    with refused(Status.OUT_OF_MEMORY) as stream_ordered:
+        gpu.malloc(requested, stream)
+    for caught in (refusal, stream_ordered):
+        assert f"{format_bytes(requested)} requested" in caught.value.message
         assert "free on" in caught.value.message
         assert caught.value.hint
 
@@ -267,13 +267,13 @@ def test_both_kinds_of_memory_can_be_freed_both_ways(gpu: Gpu) -> None:
     # The order of the free is documented in the CUDA C++ Programming Guide, "Stream Ordered Memory
     # Allocator".
     stream = gpu.stream()
-    ordered, plain = gpu.malloc(64, stream), gpu.malloc(64)
+    stream_ordered, refusal = gpu.malloc(64, stream), gpu.malloc(64)
     gpu.sync()
 
-    gpu.free(ordered)
-    gpu.free(plain, stream)
+    gpu.free(stream_ordered)
+    gpu.free(refusal, stream)
 
-    for ptr in (ordered, plain):
+    for ptr in (stream_ordered, refusal):
         with refused(Status.INVALID_VALUE):
             gpu.free(ptr)
 

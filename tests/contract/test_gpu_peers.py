@@ -32,17 +32,17 @@ def test_data_copied_to_peer_and_back_is_unchanged(gpu: Gpu) -> None:
     size, stream = 3 * MIB + 5, gpu.stream()
     values = np.random.default_rng(7).integers(0, 256, size, dtype=np.uint8).tobytes()
     peer_memory, peer_memory_2 = (gpu.peer_malloc(PEER, size) for _ in range(2))
-    own_memory, host = gpu.malloc(size), gpu.host_malloc(size)
+    device_memory, host = gpu.malloc(size), gpu.host_malloc(size)
     gpu.host_view(host, size)[:] = values
 
-    gpu.copy(own_memory, host, size, stream)
-    gpu.copy(peer_memory, own_memory, size, stream)
-    gpu.fill(own_memory, 0, size, stream)
+    gpu.copy(device_memory, host, size, stream)
+    gpu.copy(peer_memory, device_memory, size, stream)
+    gpu.fill(device_memory, 0, size, stream)
     gpu.copy(peer_memory_2, peer_memory, size, stream)
-    gpu.copy(own_memory, peer_memory_2, size, stream)
+    gpu.copy(device_memory, peer_memory_2, size, stream)
     gpu.sync_stream(stream)
     gpu.host_view(host, size)[:] = bytes(size)
-    gpu.copy(host, own_memory, size, stream)
+    gpu.copy(host, device_memory, size, stream)
     gpu.sync_stream(stream)
 
     assert bytes(gpu.host_view(host, size)) == values
@@ -96,13 +96,13 @@ def test_device_is_no_peer_of_itself_and_missing_peer_has_no_memory(gpu: Gpu) ->
 
 
 def test_peer_memory_leaves_default_stream_usable(gpu: Gpu) -> None:
-    peer_memory, own_memory = gpu.peer_malloc(PEER, 64), gpu.malloc(64)
-    gpu.fill(own_memory, 7, 64, LEGACY)
-    gpu.copy(peer_memory, own_memory, 64, LEGACY)
-    gpu.fill(own_memory, 0, 64, LEGACY)
-    gpu.copy(own_memory, peer_memory, 64, LEGACY)
+    peer_memory, device_memory = gpu.peer_malloc(PEER, 64), gpu.malloc(64)
+    gpu.fill(device_memory, 7, 64, LEGACY)
+    gpu.copy(peer_memory, device_memory, 64, LEGACY)
+    gpu.fill(device_memory, 0, 64, LEGACY)
+    gpu.copy(device_memory, peer_memory, 64, LEGACY)
     host = gpu.host_malloc(64)
-    gpu.copy(host, own_memory, 64, LEGACY)
+    gpu.copy(host, device_memory, 64, LEGACY)
     gpu.sync()
 
     assert bytes(gpu.host_view(host, 64)) == b"\7" * 64

@@ -148,13 +148,15 @@ USES: dict[str, Callable[[Gpu, Stream, Event], object]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_destroyed_stream_is_invalid(gpu: Gpu, use: Callable[[Gpu, Stream, Event], object]) -> None:
+@pytest.mark.parametrize("call", USES.values(), ids=USES)
+def test_destroyed_stream_is_invalid(
+    gpu: Gpu, call: Callable[[Gpu, Stream, Event], object]
+) -> None:
     stream, event = gpu.stream(), gpu.event()
     gpu.destroy_stream(stream)
 
     with refused(Status.INVALID_HANDLE) as caught:
-        use(gpu, stream, event)
+        call(gpu, stream, event)
     assert f"stream {stream}" in caught.value.message
 
 

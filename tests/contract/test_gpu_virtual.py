@@ -24,47 +24,47 @@ def test_mapped_memory_is_readable_and_writable(bench: Workbench) -> None:
 
 
 def test_adjacent_mappings_form_one_range(bench: Workbench) -> None:
-    gpu, page = bench.gpu, bench.gpu.granularity()
-    ptr = gpu.reserve(2 * page)
-    gpu.map(ptr, gpu.create(page), page)
-    gpu.map(Ptr(ptr + page), gpu.create(page), page)
+    gpu, page_bytes = bench.gpu, bench.gpu.granularity()
+    ptr = gpu.reserve(2 * page_bytes)
+    gpu.map(ptr, gpu.create(page_bytes), page_bytes)
+    gpu.map(Ptr(ptr + page_bytes), gpu.create(page_bytes), page_bytes)
 
-    gpu.fill(ptr, 7, 2 * page, LEGACY)
+    gpu.fill(ptr, 7, 2 * page_bytes, LEGACY)
 
-    assert bench.read_bytes(Ptr(ptr + page - 2), 4) == b"\7" * 4
+    assert bench.read_bytes(Ptr(ptr + page_bytes - 2), 4) == b"\7" * 4
 
 
 def test_remapped_memory_keeps_content(bench: Workbench) -> None:
-    gpu, page = bench.gpu, bench.gpu.granularity()
+    gpu, page_bytes = bench.gpu, bench.gpu.granularity()
     first, backing = mapped(gpu)
     bench.write(first, np.array([42], np.int32))
-    gpu.unmap(first, page)
-    second = gpu.reserve(page)
-    gpu.map(second, backing, page)
+    gpu.unmap(first, page_bytes)
+    second = gpu.reserve(page_bytes)
+    gpu.map(second, backing, page_bytes)
 
     assert bench.read(second) == [42]
 
 
 def test_two_mappings_share_memory(bench: Workbench) -> None:
-    gpu, page = bench.gpu, bench.gpu.granularity()
+    gpu, page_bytes = bench.gpu, bench.gpu.granularity()
     first, backing = mapped(gpu)
-    second = gpu.reserve(page)
-    gpu.map(second, backing, page)
+    second = gpu.reserve(page_bytes)
+    gpu.map(second, backing, page_bytes)
     bench.write(first, np.array([9], np.int32))
 
     assert bench.read(second) == [9]
 
 
 def test_released_backing_lives_until_unmapped(bench: Workbench) -> None:
-    gpu, page = bench.gpu, bench.gpu.granularity()
+    gpu, page_bytes = bench.gpu, bench.gpu.granularity()
     free_bytes_before = gpu.memory_info().free_bytes
     ptr, backing = mapped(gpu, pages=8)
     gpu.release(backing)
     bench.write(ptr, np.array([3], np.int32))
 
     assert bench.read(ptr) == [3]
-    assert gpu.memory_info().free_bytes <= free_bytes_before - 8 * page
-    gpu.unmap(ptr, 8 * page)
+    assert gpu.memory_info().free_bytes <= free_bytes_before - 8 * page_bytes
+    gpu.unmap(ptr, 8 * page_bytes)
     assert gpu.memory_info().free_bytes == free_bytes_before
 
 
@@ -78,20 +78,20 @@ def test_reserved_addresses_take_no_memory(gpu: Gpu) -> None:
 
 
 def test_create_out_of_memory_reports_sizes(gpu: Gpu) -> None:
-    page = gpu.granularity()
-    asked = 2 * gpu.memory_info().total_bytes // page * page
+    page_bytes = gpu.granularity()
+    requested = 2 * gpu.memory_info().total_bytes // page_bytes * page_bytes
 
     with refused(Status.OUT_OF_MEMORY) as caught:
-        gpu.create(asked)
-    assert f"{format_bytes(asked)} requested" in caught.value.message
+        gpu.create(requested)
+    assert f"{format_bytes(requested)} requested" in caught.value.message
 
 
 def test_size_must_be_multiple_of_granularity(gpu: Gpu) -> None:
-    page = gpu.granularity()
+    page_bytes = gpu.granularity()
 
     with refused(Status.INVALID_VALUE) as caught:
-        gpu.create(page + 1)
-    assert str(page) in caught.value.message
+        gpu.create(page_bytes + 1)
+    assert str(page_bytes) in caught.value.message
 
 
 def test_sizes_of_zero_are_refused(gpu: Gpu) -> None:
@@ -102,42 +102,42 @@ def test_sizes_of_zero_are_refused(gpu: Gpu) -> None:
 
 
 def test_mapped_range_cannot_be_mapped_again(gpu: Gpu) -> None:
-    page = gpu.granularity()
+    page_bytes = gpu.granularity()
     ptr, _ = mapped(gpu)
 
     with refused(Status.INVALID_VALUE):
-        gpu.map(ptr, gpu.create(page), page)
+        gpu.map(ptr, gpu.create(page_bytes), page_bytes)
 
 
 def test_unmapped_range_cannot_be_unmapped(gpu: Gpu) -> None:
-    page = gpu.granularity()
+    page_bytes = gpu.granularity()
     ptr, _ = mapped(gpu)
-    gpu.unmap(ptr, page)
+    gpu.unmap(ptr, page_bytes)
 
     with refused(Status.INVALID_VALUE):
-        gpu.unmap(ptr, page)
+        gpu.unmap(ptr, page_bytes)
 
 
 def test_adjacent_mappings_are_unmapped_together_but_not_partially(gpu: Gpu) -> None:
-    page = gpu.granularity()
-    ptr = gpu.reserve(3 * page)
-    gpu.map(ptr, gpu.create(page), page)
-    gpu.map(Ptr(ptr + page), gpu.create(2 * page), 2 * page)
+    page_bytes = gpu.granularity()
+    ptr = gpu.reserve(3 * page_bytes)
+    gpu.map(ptr, gpu.create(page_bytes), page_bytes)
+    gpu.map(Ptr(ptr + page_bytes), gpu.create(2 * page_bytes), 2 * page_bytes)
 
     with refused(Status.INVALID_VALUE):
-        gpu.unmap(ptr, 2 * page)
+        gpu.unmap(ptr, 2 * page_bytes)
     with refused(Status.INVALID_VALUE):
-        gpu.unmap(Ptr(ptr + 2 * page), page)
-    gpu.unmap(ptr, 3 * page)
-    gpu.map(ptr, gpu.create(3 * page), 3 * page)
+        gpu.unmap(Ptr(ptr + 2 * page_bytes), page_bytes)
+    gpu.unmap(ptr, 3 * page_bytes)
+    gpu.map(ptr, gpu.create(3 * page_bytes), 3 * page_bytes)
 
 
 def test_released_backing_is_invalid(gpu: Gpu) -> None:
-    page = gpu.granularity()
-    ptr, backing = gpu.reserve(page), gpu.create(page)
+    page_bytes = gpu.granularity()
+    ptr, backing = gpu.reserve(page_bytes), gpu.create(page_bytes)
     gpu.release(backing)
 
     with refused(Status.INVALID_HANDLE):
-        gpu.map(ptr, backing, page)
+        gpu.map(ptr, backing, page_bytes)
     with refused(Status.INVALID_HANDLE):
         gpu.release(backing)

@@ -55,11 +55,11 @@ def filled(
 ) -> npt.NDArray[Any]:
     """Run a fill, check that it writes only its range, and return the bits."""
     size_bytes = count * element.size_bytes
-    out = bench.gpu.malloc(size_bytes + 16)
-    bench.gpu.fill(out, 0xEE, size_bytes + 16, LEGACY)
-    write(out)
-    content = bench.read_bytes(out, size_bytes + 16)
-    bench.gpu.free(out)
+    device_memory = bench.gpu.malloc(size_bytes + 16)
+    bench.gpu.fill(device_memory, 0xEE, size_bytes + 16, LEGACY)
+    write(device_memory)
+    content = bench.read_bytes(device_memory, size_bytes + 16)
+    bench.gpu.free(device_memory)
     assert content[size_bytes:] == b"\xee" * 16
     return np.frombuffer(content, element.bits, count)
 
@@ -70,20 +70,22 @@ def filled(
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_philox_matches_published_vectors(bench: Workbench, fill: Fill, name: str) -> None:
     position, sequence, seed, words = PUBLISHED[name]
-    out = bench.gpu.malloc(16)
+    device_memory = bench.gpu.malloc(16)
 
-    fill.bits(out, 1, LEGACY, seed=seed, sequence=sequence, first=position)
+    fill.bits(device_memory, 1, LEGACY, seed=seed, sequence=sequence, first=position)
 
-    assert np.frombuffer(bench.read_bytes(out, 16), np.uint32).tolist() == list(words)
+    assert np.frombuffer(bench.read_bytes(device_memory, 16), np.uint32).tolist() == list(words)
 
 
 def test_random_words_do_not_depend_on_grid(bench: Workbench, fill: Fill) -> None:
     count, first = 100_000, 2**32 - 50_000
-    out = bench.gpu.malloc(16 * count)
+    device_memory = bench.gpu.malloc(16 * count)
 
-    fill.bits(out, count, LEGACY, seed=SEED, sequence=3, first=first)
+    fill.bits(device_memory, count, LEGACY, seed=SEED, sequence=3, first=first)
 
-    words_of_blocks = np.frombuffer(bench.read_bytes(out, 16 * count), np.uint32).reshape(count, 4)
+    words_of_blocks = np.frombuffer(bench.read_bytes(device_memory, 16 * count), np.uint32).reshape(
+        count, 4
+    )
     assert np.array_equal(words_of_blocks, philox(first, count, 3, SEED))
 
 
@@ -95,7 +97,9 @@ def test_uniform_values_equal_numpy_bit_by_bit(
         bench,
         element,
         10_001,
-        lambda out: fill.uniform(out, 10_001, element, LEGACY, seed=SEED, sequence=5),
+        lambda device_memory: fill.uniform(
+            device_memory, 10_001, element, LEGACY, seed=SEED, sequence=5
+        ),
     )
 
     scale = 127 if element is INT8 else 1
@@ -110,14 +114,16 @@ def test_uniform_values_have_uniform_distribution(
         bench,
         element,
         50_000,
-        lambda out: fill.uniform(out, 50_000, element, LEGACY, seed=SEED, scale=100),
+        lambda device_memory: fill.uniform(
+            device_memory, 50_000, element, LEGACY, seed=SEED, scale=100
+        ),
     )
     values = decode(bits, element)
 
     assert np.abs(values).max() <= 104  # 100 rounded to fp8
-    shares = np.histogram(values, bins=[-105, -50, 0, 50, 105])[0] / len(values)
+    fractions = np.histogram(values, bins=[-105, -50, 0, 50, 105])[0] / len(values)
     # Rounding to 8 bits moves values near the edges.
-    assert np.abs(shares - 0.25).max() < (0.03 if element.size_bytes == 1 else 0.01)
+    assert np.abs(fractions - 0.25).max() < (0.03 if element.size_bytes == 1 else 0.01)
     assert abs(values.mean()) < 1
 
 
@@ -126,7 +132,10 @@ def test_normal_values_have_normal_distribution(
     bench: Workbench, fill: Fill, element: Element
 ) -> None:
     bits = filled(
-        bench, element, 50_001, lambda out: fill.normal(out, 50_001, element, LEGACY, seed=SEED)
+        bench,
+        element,
+        50_001,
+        lambda device_memory: fill.normal(device_memory, 50_001, element, LEGACY, seed=SEED),
     )
     scale = 32 if element is INT8 else 1
     values = decode(bits, element) / scale
@@ -147,7 +156,9 @@ def test_integer_fill_covers_range(bench: Workbench, fill: Fill, element: Elemen
         bench,
         element,
         1001,
-        lambda out: fill.integers(out, 1001, element, LEGACY, low=-3, high=4, seed=SEED),
+        lambda device_memory: fill.integers(
+            device_memory, 1001, element, LEGACY, low=-3, high=4, seed=SEED
+        ),
     )
     values, counts = np.unique(decode(bits, element), return_counts=True)
 
@@ -158,7 +169,10 @@ def test_integer_fill_covers_range(bench: Workbench, fill: Fill, element: Elemen
 @every_element
 def test_constant_fill_writes_every_element(bench: Workbench, fill: Fill, element: Element) -> None:
     bits = filled(
-        bench, element, 777, lambda out: fill.constant(out, 777, element, LEGACY, value=-3)
+        bench,
+        element,
+        777,
+        lambda device_memory: fill.constant(device_memory, 777, element, LEGACY, value=-3),
     )
 
     assert set(decode(bits, element).tolist()) == {-3.0}
@@ -170,7 +184,9 @@ def test_seed_and_sequence_change_values(bench: Workbench, fill: Fill) -> None:
             bench,
             FP32,
             64,
-            lambda out: fill.uniform(out, 64, FP32, LEGACY, seed=seed, sequence=sequence),
+            lambda device_memory: fill.uniform(
+                device_memory, 64, FP32, LEGACY, seed=seed, sequence=sequence
+            ),
         ).tobytes()
 
     assert uniform_bytes(1, 2) == uniform_bytes(1, 2)
@@ -178,12 +194,12 @@ def test_seed_and_sequence_change_values(bench: Workbench, fill: Fill) -> None:
 
 
 def test_empty_fill_launches_nothing(bench: Workbench, fill: Fill) -> None:
-    out = bench.ints(7)
+    device_memory = bench.ints(7)
 
-    fill.uniform(out, 0, FP32, LEGACY, seed=1)
-    fill.constant(out, 0, FP32, LEGACY, value=1)
+    fill.uniform(device_memory, 0, FP32, LEGACY, seed=1)
+    fill.constant(device_memory, 0, FP32, LEGACY, value=1)
 
-    assert bench.read(out) == [7]
+    assert bench.read(device_memory) == [7]
 
 
 @pytest.mark.parametrize(("lowest", "highest"), [(1, 0), (0, 2**32)])
@@ -201,22 +217,22 @@ class Flags:
     """Allocate two words of pinned memory."""
 
     def __init__(self, gpu: Gpu) -> None:
-        self.go = gpu.host_malloc(8)
-        self.late = Ptr(self.go + 4)
-        self.words = np.frombuffer(gpu.host_view(self.go, 8), np.uint32)
+        self.release_word = gpu.host_malloc(8)
+        self.late_word = Ptr(self.release_word + 4)
+        self.words = np.frombuffer(gpu.host_view(self.release_word, 8), np.uint32)
         self.words[:] = 0
 
 
 def test_spin_kernel_blocks_stream_until_released(bench: Workbench, spin: Spin) -> None:
     stream, flags, value = bench.gpu.stream(blocking=False), Flags(bench.gpu), bench.ints(0)
 
-    spin.until(flags.go, flags.late, 10_000_000_000, stream)
+    spin.until(flags.release_word, flags.late_word, 10_000_000_000, stream)
     bench.store(value, 1, stream)
-    held = [bench.gpu.query_stream(stream) for _ in range(100)]
+    queries = [bench.gpu.query_stream(stream) for _ in range(100)]
     flags.words[0] = 1
     bench.gpu.sync_stream(stream)
 
-    assert not any(held)
+    assert not any(queries)
     assert bench.read(value) == [1]
     assert flags.words[1] == 0
 
@@ -225,7 +241,7 @@ def test_spin_ends_at_once_if_already_released(bench: Workbench, spin: Spin) -> 
     stream, flags = bench.gpu.stream(blocking=False), Flags(bench.gpu)
     flags.words[0] = 1
 
-    spin.until(flags.go, flags.late, 10_000_000_000, stream)
+    spin.until(flags.release_word, flags.late_word, 10_000_000_000, stream)
     bench.gpu.sync_stream(stream)
 
     assert flags.words.tolist() == [1, 0]
@@ -235,7 +251,7 @@ def test_spin_ends_after_limit_without_host(bench: Workbench, spin: Spin) -> Non
     stream, flags = bench.gpu.stream(blocking=False), Flags(bench.gpu)
     begin = bench.recorded(stream)
 
-    spin.until(flags.go, flags.late, 20_000_000, stream)
+    spin.until(flags.release_word, flags.late_word, 20_000_000, stream)
     end = bench.recorded(stream)
     bench.gpu.sync_stream(stream)
 
@@ -344,7 +360,7 @@ def test_scale_and_triad_compute_in_single_precision(
     bench: Workbench, bandwidth: Bandwidth, fill: Fill, size_bytes: int
 ) -> None:
     gpu, count = bench.gpu, size_bytes // 4
-    out, operand_b, operand_c = (
+    device_memory, operand_b, operand_c = (
         gpu.malloc(size_bytes),
         gpu.malloc(size_bytes),
         gpu.malloc(size_bytes),
@@ -356,10 +372,10 @@ def test_scale_and_triad_compute_in_single_precision(
         for ptr in (operand_b, operand_c)
     )
 
-    bandwidth.scale(out, operand_b, 2.5, size_bytes, LEGACY)
-    scaled = np.frombuffer(bench.read_bytes(out, size_bytes), np.float32)
-    bandwidth.triad(out, operand_b, operand_c, 2.5, size_bytes, LEGACY)
-    summed = np.frombuffer(bench.read_bytes(out, size_bytes), np.float32)
+    bandwidth.scale(device_memory, operand_b, 2.5, size_bytes, LEGACY)
+    scaled = np.frombuffer(bench.read_bytes(device_memory, size_bytes), np.float32)
+    bandwidth.triad(device_memory, operand_b, operand_c, 2.5, size_bytes, LEGACY)
+    summed = np.frombuffer(bench.read_bytes(device_memory, size_bytes), np.float32)
 
     assert np.array_equal(scaled, 2.5 * first)
     assert np.array_equal(summed, first + 2.5 * second)

@@ -62,7 +62,7 @@ def run(directory: Path, program: str, *options: str) -> subprocess.CompletedPro
 
 
 def names(side: dict[str, Any]) -> list[str]:
-    return [named["name"] for named in side["ranges"]]
+    return [nvtx_range["name"] for nvtx_range in side["ranges"]]
 
 
 def test_race_with_backward_pass_names_its_ranges(tmp_path: Path) -> None:

@@ -28,25 +28,25 @@ def matrix(element: Element) -> Matrix:
 
 
 def poisoned(bench: Workbench, poison: Poison, element: Element) -> Ptr:
-    out = bench.gpu.malloc(PITCH * COUNT * element.size_bytes)
-    poison.fill(out, element, PITCH * COUNT, LEGACY)
-    return out
+    device_memory = bench.gpu.malloc(PITCH * COUNT * element.size_bytes)
+    poison.fill(device_memory, element, PITCH * COUNT, LEGACY)
+    return device_memory
 
 
-def write(bench: Workbench, out: Ptr, element: Element, *places: int) -> None:
-    for index in places:
-        address = Ptr(out + index * element.size_bytes)
+def write(bench: Workbench, device_memory: Ptr, element: Element, *indices: int) -> None:
+    for index in indices:
+        address = Ptr(device_memory + index * element.size_bytes)
         bench.gpu.fill(address, 0, element.size_bytes, LEGACY)
 
 
 @pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
 def test_unwritten_elements_are_counted(bench: Workbench, poison: Poison, element: Element) -> None:
-    out = poisoned(bench, poison, element)
+    device_memory = poisoned(bench, poison, element)
     values = ROWS * COLUMNS * BATCH * COUNT
 
-    assert poison.count(out, matrix(element), PITCH, COUNT, LEGACY) == (values, 0)
-    write(bench, out, element, 0, 1, PITCH + LEADING * COLUMNS)
-    assert poison.count(out, matrix(element), PITCH, COUNT, LEGACY) == (values - 3, 0)
+    assert poison.count(device_memory, matrix(element), PITCH, COUNT, LEGACY) == (values, 0)
+    write(bench, device_memory, element, 0, 1, PITCH + LEADING * COLUMNS)
+    assert poison.count(device_memory, matrix(element), PITCH, COUNT, LEGACY) == (values - 3, 0)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_unwritten_elements_are_counted(bench: Workbench, poison: Poison, elemen
 def test_writes_between_columns_and_matrices_are_counted(
     bench: Workbench, poison: Poison, element: Element
 ) -> None:
-    out = poisoned(bench, poison, element)
+    device_memory = poisoned(bench, poison, element)
     behind_a_column = (ROWS, PITCH + LEADING - 1)
     behind_a_matrix = (LEADING * COLUMNS * BATCH, PITCH * COUNT - 1)
-    write(bench, out, element, *behind_a_column, *behind_a_matrix)
+    write(bench, device_memory, element, *behind_a_column, *behind_a_matrix)
 
-    counts = poison.count(out, matrix(element), PITCH, COUNT, LEGACY)
+    counts = poison.count(device_memory, matrix(element), PITCH, COUNT, LEGACY)
 
     assert counts == (ROWS * COLUMNS * BATCH * COUNT, 4)
 

@@ -91,11 +91,11 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_log_reproduces_report(simulated: Path) -> None:
     cases = {case.variant: case for case in check_races.cases() if case.name == "sim_kernels"}
-    race, fixed = (simulated / f"sim_kernels_{variant}.log" for variant in ("race", "fixed"))
+    race, fixed_log = (simulated / f"sim_kernels_{variant}.log" for variant in ("race", "fixed"))
 
     assert differences(cases["race"], race) == []
-    assert differences(cases["fixed"], fixed) == []
-    assert differences(cases["race"], fixed) == ["MISSED"]
+    assert differences(cases["fixed"], fixed_log) == []
+    assert differences(cases["race"], fixed_log) == ["MISSED"]
     (alarm,) = differences(cases["fixed"], race)
     assert alarm.startswith(
         "FALSE POSITIVE: 1 x certain write_after_write (kernel add after kernel"
@@ -114,9 +114,9 @@ def test_unexpected_race_is_reported_as_wrong(simulated: Path) -> None:
 
 
 def test_clean_report_counts_only_with_exact_accesses(simulated: Path, tmp_path: Path) -> None:
-    fixed = simulated / "sim_kernels_fixed.log"
+    fixed_log = simulated / "sim_kernels_fixed.log"
     cases = {case.variant: case for case in check_races.cases() if case.name == "sim_kernels"}
-    (chain,) = race_logs.load(fixed)
+    (chain,) = race_logs.load(fixed_log)
     accesses = chain.records["kind"] == EventKind.ACCESS
     assumed = view(chain.records[accesses], EventKind.ACCESS)
     assumed["precision"] = Precision.ASSUMED
@@ -124,7 +124,7 @@ def test_clean_report_counts_only_with_exact_accesses(simulated: Path, tmp_path:
     race_logs.save(tmp_path / "assumed.log", [chain])
 
     exact = replace(cases["fixed"], exact=True)
-    assert differences(exact, fixed) == []
+    assert differences(exact, fixed_log) == []
     assert differences(exact, tmp_path / "assumed.log") == [
         "only 0.0% of the launches have exact accesses"
     ]
@@ -174,7 +174,7 @@ def test_program_is_short_and_documents_both_variants(name: str) -> None:
 
 
 def test_fewer_races_are_required_without_exact_accesses() -> None:
-    must = {
+    required = {
         accesses: {
             case.label
             for case in check_races.cases(accesses)
@@ -183,8 +183,8 @@ def test_fewer_races_are_required_without_exact_accesses() -> None:
         for accesses in ("exact", "arguments")
     }
 
-    assert must["exact"] == {name for name, case in PROGRAMS.items() if case.variant == "race"}
-    assert must["arguments"] == {"cupy_fill_then_read_race", "cupy_async_pool_race"}
+    assert required["exact"] == {name for name, case in PROGRAMS.items() if case.variant == "race"}
+    assert required["arguments"] == {"cupy_fill_then_read_race", "cupy_async_pool_race"}
 
 
 READ, WRITE = AccessMode.READ, AccessMode.WRITE

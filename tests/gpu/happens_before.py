@@ -77,16 +77,16 @@ class Order:
             case Free(allocation_kind=AllocationKind.SYNC | AllocationKind.PINNED) | ContextSync():
                 self._host |= frozenset(operation.number for operation in self.operations)
             case EventRecord(number, stream):
-                self._events[number] = self._streams[stream] = self._before(stream)
+                self._events[number] = self._streams[stream] = self._preceding(stream)
             case StreamWait(stream, number):
-                self._streams[stream] = self._before(stream) | self._events.get(
+                self._streams[stream] = self._preceding(stream) | self._events.get(
                     number, NO_OPERATIONS
                 )
             case EventSync(number) | EventQueryOk(number):
                 self._host |= self._events.get(number, NO_OPERATIONS)
             case StreamSync(stream) | StreamQueryOk(stream):
                 legacy = self._flags[stream] is StreamFlag.LEGACY
-                self._host |= self._before(stream) if legacy else self._streams[stream]
+                self._host |= self._preceding(stream) if legacy else self._streams[stream]
             case _:
                 self._feed_work(event)
 
@@ -129,13 +129,13 @@ class Order:
                 yield Race(first.event, second.event)
 
     def _operate(self, event: Event, stream: int, accesses: list[Access]) -> None:
-        predecessors = self._before(stream)
+        predecessors = self._preceding(stream)
         operation = self._new(event, predecessors, accesses, stream)
         self._of_call[event.seq, 0] = operation.accesses
         self._streams[stream] = predecessors | {operation.number}
 
     def _launch(self, event: Event, stream: int, graph: int, executable: int) -> None:
-        begin = self._before(stream) | self._executables[executable]
+        begin = self._preceding(stream) | self._executables[executable]
         operations: dict[int, Operation] = {}
         for node, template in self._nodes[graph].items():
             predecessors = begin
@@ -161,7 +161,7 @@ class Order:
         self.operations.append(operation)
         return operation
 
-    def _before(self, stream: int) -> OperationNumbers:
+    def _preceding(self, stream: int) -> OperationNumbers:
         """Return all operations that precede new work in a stream."""
         predecessors = self._streams[stream] | self._host
         flag = self._flags[stream]

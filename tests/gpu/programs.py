@@ -39,10 +39,10 @@ def ordered(program: Program) -> list[Step]:
     result = list(program)
     while True:
         run = Run(result)
-        late = [race.second.time_ns for race in races(certain_facts(run.trace))]
-        if not late:
+        second_times = [race.second.time_ns for race in races(certain_facts(run.trace))]
+        if not second_times:
             return result
-        result.insert(bisect_left(run.began_ns, min(late)) - 1, ("sync", 0, 0, 0))
+        result.insert(bisect_left(run.began_ns, min(second_times)) - 1, ("sync", 0, 0, 0))
 
 
 def certain_facts(trace: Sequence[Event]) -> list[Event]:

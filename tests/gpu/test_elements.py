@@ -33,9 +33,9 @@ def test_half_precision_values_match_numpy(values: list[float]) -> None:
 def test_bfloat16_is_rounded_to_nearest(value: float) -> None:
     rounded = decode(encode([value], BF16), BF16)[0]
 
-    upper = int(np.float32([value]).view(np.uint32)[0]) >> 16
-    near = [(upper + step) << 16 for step in (-1, 0, 1) if upper + step >= 0]
-    candidates = np.array(near, np.uint32).view(np.float32).astype(np.float64)
+    upper_half = int(np.float32([value]).view(np.uint32)[0]) >> 16
+    nearby_values = [(upper_half + step) << 16 for step in (-1, 0, 1) if upper_half + step >= 0]
+    candidates = np.array(nearby_values, np.uint32).view(np.float32).astype(np.float64)
     finite = candidates[np.isfinite(candidates)]
     assert abs(rounded - value) <= np.abs(finite - value).min()
 

@@ -170,8 +170,8 @@ def test_nvml_call_that_fills_several_fields_is_made_once() -> None:
 
 
 def test_not_available_value_of_nvml_is_unavailable() -> None:
-    absent = gpu(nvmlDeviceGetBoardId=2**64 - 1, nvmlDeviceGetNumGpuCores=2**32 - 1)
-    fields = device_facts(FakeNvml([{**absent, "nvmlDeviceGetNumFans": 0}])).fields
+    facts = gpu(nvmlDeviceGetBoardId=2**64 - 1, nvmlDeviceGetNumGpuCores=2**32 - 1)
+    fields = device_facts(FakeNvml([{**facts, "nvmlDeviceGetNumFans": 0}])).fields
 
     assert fields["board_id"] == fields["cuda_cores"] == Unavailable("NVML reports no value")
     assert fields["fans"] == 0
@@ -256,11 +256,11 @@ def test_unknown_enumerator_is_named_unknown() -> None:
 def test_cpu_ranges_contain_the_same_cpus(cpus: set[int]) -> None:
     words = [sum(1 << cpu % 64 for cpu in cpus if cpu // 64 == index) for index in range(4)]
 
-    named: set[int] = set()
+    named_cpus: set[int] = set()
     for part in filter(None, cpu_ranges(words).split(",")):
         first, _, end = part.partition("-")
-        named |= set(range(int(first), int(end or first) + 1))
-    assert named == cpus
+        named_cpus |= set(range(int(first), int(end or first) + 1))
+    assert named_cpus == cpus
 
 
 # --- lost GPUs and MIG instances
@@ -368,12 +368,12 @@ def test_gpu_without_gpm_has_a_reason() -> None:
 # --- links -----------------------------------------------------------------------------------------
 
 
-def linked(number: int, far: list[Any], **answers: Any) -> dict[str, Any]:
+def linked(number: int, remote_ends: list[Any], **answers: Any) -> dict[str, Any]:
     def state(_: object, link: int) -> int:
-        return 1 if link < len(far) else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)()
+        return 1 if link < len(remote_ends) else refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)()
 
     def kind(_: object, link: int) -> int:
-        return 2 if far[link] == "switch" else 0
+        return 2 if remote_ends[link] == "switch" else 0
 
     return gpu(
         nvmlDeviceGetPciInfo=SimpleNamespace(
@@ -382,7 +382,7 @@ def linked(number: int, far: list[Any], **answers: Any) -> dict[str, Any]:
         nvmlDeviceGetNvLinkState=state,
         nvmlDeviceGetNvLinkRemoteDeviceType=kind,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda _, link: SimpleNamespace(
-            busId=f"00000000:0{far[link]}:00.0"
+            busId=f"00000000:0{remote_ends[link]}:00.0"
         ),
         **{
             "nvmlDeviceGetTopologyCommonAncestor": 50,
@@ -413,8 +413,8 @@ def test_inactive_links_do_not_count() -> None:
     def status(_: object, __: object, capability: int) -> int:
         return 4 if capability == 2 else 0
 
-    down = {"nvmlDeviceGetP2PStatus": status}
-    assert paths(linked(1, [2], **down), linked(2, [1], **down)) == ["SYS"]
+    inactive = {"nvmlDeviceGetP2PStatus": status}
+    assert paths(linked(1, [2], **inactive), linked(2, [1], **inactive)) == ["SYS"]
 
 
 def test_missing_peer_access_has_a_reason() -> None:
@@ -517,13 +517,13 @@ def test_refused_utilization_by_process_has_a_reason(tmp_path: Path) -> None:
 
 
 def test_old_driver_lists_processes_by_old_function() -> None:
-    missing = refuse(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    refusal = refuse(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     old_entries = [SimpleNamespace(pid=1, usedGpuMemory=5)]
     nvml = opened(
         FakeNvml(
             [
                 gpu(
-                    nvmlDeviceGetComputeRunningProcesses_v3=missing,
+                    nvmlDeviceGetComputeRunningProcesses_v3=refusal,
                     nvmlDeviceGetComputeRunningProcesses_v2=old_entries,
                 )
             ]

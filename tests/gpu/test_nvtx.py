@@ -19,16 +19,16 @@ class Listener:
     """An NVTX domain that records its calls."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.calls: list[str] = []
 
     def push_range(self, attributes: str) -> None:
-        self.heard.append(f"push {attributes}")
+        self.calls.append(f"push {attributes}")
 
     def pop_range(self) -> None:
-        self.heard.append("pop")
+        self.calls.append("pop")
 
     def mark(self, attributes: str) -> None:
-        self.heard.append(f"mark {attributes}")
+        self.calls.append(f"mark {attributes}")
 
     def get_event_attributes(self, *attributes: object) -> str:
         return str(attributes)
@@ -40,7 +40,7 @@ def test_range_covers_block() -> None:
     with Range(listener, "block"):
         listener.mark("within")
 
-    assert listener.heard == ["push block", "mark within", "pop"]
+    assert listener.calls == ["push block", "mark within", "pop"]
 
 
 def test_range_ends_on_exception_and_propagates_it() -> None:
@@ -49,17 +49,17 @@ def test_range_ends_on_exception_and_propagates_it() -> None:
     with pytest.raises(ZeroDivisionError), Range(listener, "block"):
         _ = 1 // 0
 
-    assert listener.heard == ["push block", "pop"]
+    assert listener.calls == ["push block", "pop"]
 
 
 def test_range_is_reentrant() -> None:
     listener = Listener()
-    again = Range(listener, "again")
+    recursive_range = Range(listener, "again")
 
-    with again, again:
+    with recursive_range, recursive_range:
         pass
 
-    assert listener.heard == ["push again", "push again", "pop", "pop"]
+    assert listener.calls == ["push again", "push again", "pop", "pop"]
 
 
 def test_decorated_function_pushes_range_at_every_call() -> None:
@@ -71,7 +71,7 @@ def test_decorated_function_pushes_range_at_every_call() -> None:
         return number * factor
 
     assert (step(1), step(2, factor=5)) == (2, 10)
-    assert listener.heard == ["push step", "pop"] * 2
+    assert listener.calls == ["push step", "pop"] * 2
     assert (step.__name__, step.__doc__) == ("step", "Multiply.")
 
 
@@ -97,11 +97,11 @@ def asynchronous_generator() -> Callable[..., object]:
 
 
 @pytest.mark.parametrize("kind", [coroutine, generator, asynchronous_generator])
-@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("calls", [True, False])
 def test_generator_and_coroutine_functions_cannot_be_decorated(
-    kind: Callable[[], Callable[..., object]], *, heard: bool
+    kind: Callable[[], Callable[..., object]], *, calls: bool
 ) -> None:
-    decorator = Range(Listener(), "late") if heard else cudakit.range("late")
+    decorator = Range(Listener(), "late") if calls else cudakit.range("late")
 
     with pytest.raises(UsageError, match="suspended is a coroutine or generator"):
         decorator(kind())
@@ -123,7 +123,7 @@ with cudakit.range("block"):
 
 def test_ranges_have_no_effect_without_profiler() -> None:
     # A process of its own, because another test may have started the recorder in this one.
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-c", WITHOUT_PROFILER],
         env={name: os.environ[name] for name in os.environ if name != "NVTX_INJECTION64_PATH"},
         check=False,
@@ -131,7 +131,7 @@ def test_ranges_have_no_effect_without_profiler() -> None:
         text=True,
     )
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 ANNOTATED = """

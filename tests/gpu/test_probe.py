@@ -43,11 +43,11 @@ def driver_answer(*devices: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def view(
     visible: dict[str, Any] | str,
-    everything: dict[str, Any] | str | None = None,
+    answer_of_all: dict[str, Any] | str | None = None,
     *,
     visible_devices: str | None = None,
 ) -> CudaView:
-    cuda = cuda_view(visible, everything, visible_devices=visible_devices, device_order=None)
+    cuda = cuda_view(visible, answer_of_all, visible_devices=visible_devices, device_order=None)
     assert isinstance(cuda, CudaView)
     return cuda
 
@@ -191,13 +191,13 @@ def test_second_child_runs_without_variable_if_set() -> None:
         "device['uuid'] = device['gpu_uuid'];"
         "print(json.dumps({'version': 1, 'devices': [device], 'libcuda': ''}))"
     )
-    plain, hidden = probe_answer(script), probe_answer(script, CUDA_VISIBLE_DEVICES="7")
+    imports, hidden = probe_answer(script), probe_answer(script, CUDA_VISIBLE_DEVICES="7")
 
-    assert isinstance(plain, CudaView)
+    assert isinstance(imports, CudaView)
     assert isinstance(hidden, CudaView)
-    assert [device.pci_bus_id for device in (*plain.devices, *plain.hidden)] == ["unset"]
+    assert [device.pci_bus_id for device in (*imports.devices, *imports.hidden)] == ["unset"]
     assert [device.pci_bus_id for device in (*hidden.devices, *hidden.hidden)] == ["7", "unset"]
-    assert (plain.visible_devices, hidden.visible_devices) == (None, "7")
+    assert (imports.visible_devices, hidden.visible_devices) == (None, "7")
 
 
 def test_injected_profiler_does_not_enter_child() -> None:
@@ -226,10 +226,10 @@ def test_missing_library_is_named_by_child() -> None:
 def test_child_imports_standard_library_only() -> None:
     tree = ast.parse(Path(str(child.__file__)).read_text(encoding="utf-8"))
 
-    plain = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
-    named = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    modules = {alias.name for node in plain for alias in node.names}
-    modules |= {str(node.module).partition(".")[0] for node in named}
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    imports_from = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules = {alias.name for node in imports for alias in node.names}
+    modules |= {str(node.module).partition(".")[0] for node in imports_from}
     assert "ctypes" in modules <= sys.stdlib_module_names
 
 

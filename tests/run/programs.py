@@ -32,7 +32,7 @@ class Outcome:
 def plain(words: Sequence[str], *, cwd: Path, stdin: str = "", **more: str) -> Outcome:
     """Run a command as a shell does; ``python`` is the Python of these tests."""
     first = sys.executable if words[0] == "python" else words[0]
-    done = subprocess.run(
+    completed = subprocess.run(
         [first, *words[1:]],
         cwd=cwd,
         env=environment(more),
@@ -42,7 +42,7 @@ def plain(words: Sequence[str], *, cwd: Path, stdin: str = "", **more: str) -> O
         capture_output=True,
         text=True,
     )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return Outcome(completed.returncode, completed.stdout, completed.stderr)
 
 
 def supervised(
@@ -58,10 +58,10 @@ def supervised(
     **more: str,
 ) -> Outcome:
     """Run the words that a user types after ``cudakit run``, supervised by this process."""
-    with TemporaryFile() as given, TemporaryFile() as stdout, TemporaryFile() as stderr:
-        given.write(stdin.encode())
-        given.seek(0)
-        with _working_in(cwd), _redirected(given, stdout, stderr):
+    with TemporaryFile() as stdin_file, TemporaryFile() as stdout, TemporaryFile() as stderr:
+        stdin_file.write(stdin.encode())
+        stdin_file.seek(0)
+        with _working_in(cwd), _redirected(stdin_file, stdout, stderr):
             status = supervise(
                 resolve(words, python=sys.executable),
                 settings=settings,
@@ -75,30 +75,30 @@ def supervised(
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in os.environ if not name.startswith("PYTHON")}
+    variables = {name: os.environ[name] for name in os.environ if not name.startswith("PYTHON")}
     # Plain and supervised runs must leave the same files.
-    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **more}
+    return {**variables, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
 @contextmanager
 def _working_in(directory: Path) -> Iterator[None]:
-    before = Path.cwd()
+    previous_directory = Path.cwd()
     os.chdir(directory)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(previous_directory)
 
 
 @contextmanager
 def _redirected(*files: BinaryIO) -> Iterator[None]:
-    kept = [os.dup(number) for number in range(3)]
+    saved = [os.dup(number) for number in range(3)]
     for number, file in enumerate(files):
         os.dup2(file.fileno(), number)
     try:
         yield
     finally:
-        for number, copy in enumerate(kept):
+        for number, copy in enumerate(saved):
             os.dup2(copy, number)
             os.close(copy)
 

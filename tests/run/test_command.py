@@ -20,7 +20,7 @@ ENVIRONMENT = {"PATH": "bin:/usr/bin:/bin"}
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -115,9 +115,9 @@ def test_empty_command_is_refused() -> None:
 
 
 def test_python_option_selects_the_interpreter() -> None:
-    other = executable("bin/python9")
+    other_python = executable("bin/python9")
 
-    assert resolve(["-m", "x"], python="python9", environment=ENVIRONMENT).program == other
+    assert resolve(["-m", "x"], python="python9", environment=ENVIRONMENT).program == other_python
     with pytest.raises(CommandNotFound, match="python8"):
         resolve(["-m", "x"], python="python8", environment=ENVIRONMENT)
 

@@ -91,36 +91,36 @@ ARGUMENTS = ["a", "--b", "-q", "--", "-o"]
 @pytest.fixture(scope="module")
 def portraits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
     """Return the environment that a program saw, plain and supervised; each way runs once."""
-    place = tmp_path_factory.mktemp("portraits")
-    (place / "sub").mkdir()
-    (place / "app").mkdir()
-    (place / "sub/s.py").write_text(PORTRAIT)
-    (place / "app/__main__.py").write_text(PORTRAIT)
-    known: dict[str, tuple[Any, Any]] = {}
+    directory = tmp_path_factory.mktemp("portraits")
+    (directory / "sub").mkdir()
+    (directory / "app").mkdir()
+    (directory / "sub/s.py").write_text(PORTRAIT)
+    (directory / "app/__main__.py").write_text(PORTRAIT)
+    environments_by_way: dict[str, tuple[Any, Any]] = {}
 
-    def look(way: str) -> tuple[Any, Any]:
-        if way not in known:
-            typed, behind = WAYS[way]
+    def environments(way_to_start: str) -> tuple[Any, Any]:
+        if way_to_start not in environments_by_way:
+            command, arguments = WAYS[way_to_start]
             runs = (
-                plain([*typed, *ARGUMENTS], cwd=place, stdin="given\n"),
-                supervised([*behind, *ARGUMENTS], cwd=place, stdin="given\n"),
+                plain([*command, *ARGUMENTS], cwd=directory, stdin="given\n"),
+                supervised([*arguments, *ARGUMENTS], cwd=directory, stdin="given\n"),
             )
             assert [run.stderr for run in runs] == ["", ""]
             first, second = (json.loads(run.stdout) for run in runs)
-            known[way] = first, second
-        return known[way]
+            environments_by_way[way_to_start] = first, second
+        return environments_by_way[way_to_start]
 
-    return look
+    return environments
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way_to_start", WAYS)
 @pytest.mark.parametrize("fact", FACTS)
 def test_program_sees_the_same_environment_as_without_cudakit(
-    portraits: Callable[[str], tuple[Any, Any]], way: str, fact: str
+    portraits: Callable[[str], tuple[Any, Any]], way_to_start: str, fact: str
 ) -> None:
-    expected, seen = portraits(way)
+    expected, supervised_outcome = portraits(way_to_start)
 
-    assert seen[fact] == expected[fact]
+    assert supervised_outcome[fact] == expected[fact]
 
 
 def test_matrix_covers_every_fact(portraits: Callable[[str], tuple[Any, Any]]) -> None:
@@ -235,9 +235,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("what", PROGRAMS)
-def test_program_behaves_as_without_cudakit(tmp_path: Path, what: str) -> None:
-    (tmp_path / "s.py").write_text(body(PROGRAMS[what]))
+@pytest.mark.parametrize("program_name", PROGRAMS)
+def test_program_behaves_as_without_cudakit(tmp_path: Path, program_name: str) -> None:
+    (tmp_path / "s.py").write_text(body(PROGRAMS[program_name]))
 
     expected = plain(["python", "s.py"], cwd=tmp_path, stdin="some text")
 
@@ -245,7 +245,7 @@ def test_program_behaves_as_without_cudakit(tmp_path: Path, what: str) -> None:
     assert expected.status in (0, 9)
 
 
-def both(words: list[str], *, cwd: Path, **more: str) -> tuple[Outcome, Outcome]:
+def run_both(words: list[str], *, cwd: Path, **more: str) -> tuple[Outcome, Outcome]:
     return plain(["python", *words], cwd=cwd, **more), supervised(words, cwd=cwd, **more)
 
 
@@ -259,18 +259,22 @@ CUSTOM = {
 
 
 @pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
-@pytest.mark.parametrize("what", CUSTOM)
-def test_user_customization_runs_as_without_cudakit(tmp_path: Path, what: str, name: str) -> None:
+@pytest.mark.parametrize("program_name", CUSTOM)
+def test_user_customization_runs_as_without_cudakit(
+    tmp_path: Path, program_name: str, name: str
+) -> None:
     (tmp_path / "lib").mkdir()
-    (tmp_path / f"lib/{name}.py").write_text(CUSTOM[what])
+    (tmp_path / f"lib/{name}.py").write_text(CUSTOM[program_name])
     script = (
         f"import sys; m = sys.modules.get('{name}'); print(m); print(m and getattr(m, 'answer', 0))"
     )
     (tmp_path / "s.py").write_text(script)
 
-    expected, seen = both(["s.py"], cwd=tmp_path, PYTHONPATH=str(tmp_path / "lib"))
+    expected, supervised_outcome = run_both(
+        ["s.py"], cwd=tmp_path, PYTHONPATH=str(tmp_path / "lib")
+    )
 
-    assert seen == expected
+    assert supervised_outcome == expected
 
 
 def test_agent_directory_contains_only_sitecustomize() -> None:
@@ -284,10 +288,10 @@ def test_agent_hides_no_modules_of_the_program(tmp_path: Path, name: str) -> Non
     (tmp_path / f"{name}.py").write_text("print('mine')")
     (tmp_path / "s.py").write_text(f"import {name}")
 
-    expected, seen = both(["s.py"], cwd=tmp_path)
+    expected, supervised_outcome = run_both(["s.py"], cwd=tmp_path)
 
-    assert seen == expected
-    assert "mine" in seen.stdout
+    assert supervised_outcome == expected
+    assert "mine" in supervised_outcome.stdout
 
 
 def test_console_script_runs_as_without_cudakit(tmp_path: Path) -> None:
@@ -298,10 +302,10 @@ def test_console_script_runs_as_without_cudakit(tmp_path: Path) -> None:
     words = [pytest_script, "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--tb=line"]
 
     expected = plain(words, cwd=tmp_path)
-    seen = supervised(words, cwd=tmp_path)
+    supervised_outcome = supervised(words, cwd=tmp_path)
 
-    assert seen.status == expected.status == 1
-    assert seen.stdout.split(" in ")[0] == expected.stdout.split(" in ")[0]
+    assert supervised_outcome.status == expected.status == 1
+    assert supervised_outcome.stdout.split(" in ")[0] == expected.stdout.split(" in ")[0]
 
 
 def test_non_python_program_runs(tmp_path: Path) -> None:
@@ -317,7 +321,7 @@ def test_program_inherits_blocked_and_ignored_signals(tmp_path: Path) -> None:
     words = ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]
 
     def signals(completed: Outcome) -> list[int]:
-        # Without 32 and 33, which the C library uses itself.
+        # Signals 32 and 33 are left out, because the C library uses them itself.
         return [int(line.split()[1], 16) & 0x7FFF_FFFF for line in completed.stdout.splitlines()]
 
     assert signals(supervised(words, cwd=tmp_path)) == signals(plain(words, cwd=tmp_path))

@@ -17,24 +17,24 @@ SPOOL = Path("/spool")
 
 
 def test_agent_precedes_the_pythonpath_of_the_user() -> None:
-    made = child_environment({"PYTHONPATH": "/mine:rel"}, Settings(), SPOOL)
+    environment = child_environment({"PYTHONPATH": "/mine:rel"}, Settings(), SPOOL)
 
-    assert made["PYTHONPATH"] == f"{AGENT}:/mine:rel"
+    assert environment["PYTHONPATH"] == f"{AGENT}:/mine:rel"
 
 
 def test_pythonpath_gets_no_empty_entry() -> None:
-    for before in ({}, {"PYTHONPATH": ""}):
+    for original in ({}, {"PYTHONPATH": ""}):
         # An empty entry would be the working directory.
-        assert child_environment(before, Settings(), SPOOL)["PYTHONPATH"] == str(AGENT)
+        assert child_environment(original, Settings(), SPOOL)["PYTHONPATH"] == str(AGENT)
 
 
 def test_other_variables_are_unchanged() -> None:
-    before = {"A": "1", "PATH": "/bin"}
+    original = {"A": "1", "PATH": "/bin"}
 
-    made = child_environment(before, Settings(), SPOOL)
+    environment = child_environment(original, Settings(), SPOOL)
 
-    assert made.items() >= before.items()
-    assert made.keys() - before.keys() == {"PYTHONPATH", "CUDAKIT_AGENT"}
+    assert environment.items() >= original.items()
+    assert environment.keys() - original.keys() == {"PYTHONPATH", "CUDAKIT_AGENT"}
 
 
 def test_agent_settings_are_passed_in_the_environment(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_agent_settings_are_passed_in_the_environment(tmp_path: Path) -> None:
         follow=False,
     )
 
-    made = child_environment({}, settings, tmp_path)
+    environment = child_environment({}, settings, tmp_path)
 
-    assert json.loads(made["CUDAKIT_AGENT"]) == {
+    assert json.loads(environment["CUDAKIT_AGENT"]) == {
         "spool": str(tmp_path),
         "sanitize": True,
         "memory": str(Path.cwd() / "out.pkl"),
@@ -61,18 +61,18 @@ def test_agent_settings_are_passed_in_the_environment(tmp_path: Path) -> None:
         "follow": False,
         "supervisor": os.getpid(),
     }
-    assert made["CUDAKIT_SPOOL"] == str(tmp_path)
+    assert environment["CUDAKIT_SPOOL"] == str(tmp_path)
 
 
 def test_nested_supervisor_replaces_the_outer_one() -> None:
-    around = child_environment({"PYTHONPATH": "/mine"}, Settings(sanitize=True), SPOOL)
-    around["CUDAKIT_SPOOL_PROCESS"] = "7"
+    outer_environment = child_environment({"PYTHONPATH": "/mine"}, Settings(sanitize=True), SPOOL)
+    outer_environment["CUDAKIT_SPOOL_PROCESS"] = "7"
 
-    made = child_environment(around, Settings(), Path("/inner"))
+    environment = child_environment(outer_environment, Settings(), Path("/inner"))
 
-    assert made["PYTHONPATH"] == f"{AGENT}:/mine"
-    assert not any(name.startswith("CUDAKIT_SPOOL") for name in made)
-    assert json.loads(made["CUDAKIT_AGENT"])["spool"] == "/inner"
+    assert environment["PYTHONPATH"] == f"{AGENT}:/mine"
+    assert not any(name.startswith("CUDAKIT_SPOOL") for name in environment)
+    assert json.loads(environment["CUDAKIT_AGENT"])["spool"] == "/inner"
 
 
 def test_only_the_recorder_of_the_outer_program_is_removed_from_nvtx() -> None:

@@ -102,25 +102,25 @@ def in_a_terminal(argv: list[str], act: Callable[[int], None]) -> str:
     process, terminal = pty.fork()
     if not process:
         os.execv(argv[0], argv)  # noqa: S606
-    shown = until(terminal, "ready")
+    output = until(terminal, "ready")
     act(terminal)
-    shown += until(terminal, None)
+    output += until(terminal, None)
     os.waitpid(process, 0)
     os.close(terminal)
-    return shown
+    return output
 
 
 def until(terminal: int, word: str | None) -> str:
-    shown = ""
+    output = ""
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and (word is None or word not in shown):
+    while time.monotonic() < deadline and (word is None or word not in output):
         if not select.select([terminal], [], [], 0.1)[0]:
             continue
         try:
-            shown += os.read(terminal, 1000).decode()
+            output += os.read(terminal, 1000).decode()
         except OSError:  # all processes have closed the terminal
             break
-    return shown
+    return output
 
 
 LISTENS = """
@@ -151,9 +151,9 @@ def test_signal_to_the_supervisor_alone_is_relayed(name: str) -> None:
 
 @pytest.mark.parametrize(("key", "name"), [(b"\x03", "SIGINT"), (b"\x1c", "SIGQUIT")])
 def test_control_key_reaches_the_program(key: bytes, name: str) -> None:
-    shown = in_a_terminal(supervisor(COUNTS, name), lambda terminal: type_keys(terminal, key))
+    output = in_a_terminal(supervisor(COUNTS, name), lambda terminal: type_keys(terminal, key))
 
-    assert "received 1" in shown
+    assert "received 1" in output
 
 
 def type_keys(terminal: int, keys: bytes) -> None:
@@ -181,13 +181,13 @@ print("ended", os.waitstatus_to_exitcode(status), flush=True)
 
 
 def test_supervisor_stops_and_continues_with_the_program() -> None:
-    shown = in_a_terminal(
+    output = in_a_terminal(
         [sys.executable, "-c", SHELL, *supervisor(COUNTS, "SIGCONT")],
         lambda terminal: type_keys(terminal, b"\x1a"),
     )
 
-    assert "stopped True" in shown
-    assert "ended 9" in shown
+    assert "stopped True" in output
+    assert "ended 9" in output
 
 
 def test_shell_status_of_a_signal_is_128_plus_its_number() -> None:

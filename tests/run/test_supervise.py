@@ -34,16 +34,16 @@ def fill(count):
 class Counted:
     """A consumer that counts fills, in each process."""
 
-    def __init__(self, enough: int = 1 << 60) -> None:
+    def __init__(self, limit: int = 1 << 60) -> None:
         self.fills: dict[int, int] = {}
         self.seen_s: list[float] = []
-        self._enough = enough
+        self._limit = limit
 
     def __call__(self, batch: Batch) -> bool:
         fills = int((batch.records["kind"] == EventKind.FILL).sum())
         self.fills[batch.process] = self.fills.get(batch.process, 0) + fills
         self.seen_s.append(time.monotonic())
-        return self.total >= self._enough
+        return self.total >= self._limit
 
     @property
     def total(self) -> int:
@@ -53,11 +53,11 @@ class Counted:
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Use a temporary directory of its own, which must be empty after the test."""
-    place = tmp_path / "temporary"
-    place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    yield place
-    assert list(place.iterdir()) == []
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    yield directory
+    assert list(directory.iterdir()) == []
 
 
 def test_records_reach_the_consumer(tmp_path: Path) -> None:
@@ -135,11 +135,11 @@ def test_unfollowed_children_see_the_original_environment(tmp_path: Path, python
 import os
 print({n: os.environ[n] for n in os.environ if n == "PYTHONPATH" or n.startswith("CUDAKIT")})
 """
-    more = {"PYTHONPATH": pythonpath} if pythonpath else {}
+    variables = {"PYTHONPATH": pythonpath} if pythonpath else {}
 
-    seen = supervised(["-c", script], cwd=tmp_path, settings=Settings(follow=False), **more)
+    outcome = supervised(["-c", script], cwd=tmp_path, settings=Settings(follow=False), **variables)
 
-    assert seen == plain(["python", "-c", script], cwd=tmp_path, **more)
+    assert outcome == plain(["python", "-c", script], cwd=tmp_path, **variables)
 
 
 def test_consumer_stops_the_program(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_consumer_stops_the_program(tmp_path: Path) -> None:
     completed = supervised(
         ["-c", script],
         cwd=tmp_path,
-        consume=Counted(enough=5),
+        consume=Counted(limit=5),
         stopping=lambda: stops.append(True),
     )
 
@@ -177,7 +177,7 @@ def test_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     script = RECORDS + "signal.signal(signal.SIGTERM, signal.SIG_IGN); fill(5); time.sleep(60)"
 
     completed = supervised(
-        ["-c", script], cwd=tmp_path, consume=Counted(enough=5), seconds_to_end=0.2
+        ["-c", script], cwd=tmp_path, consume=Counted(limit=5), seconds_to_end=0.2
     )
 
     assert completed.status == -signal.SIGKILL
@@ -317,20 +317,20 @@ def test_signal_handlers_are_restored(tmp_path: Path) -> None:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         return [mask, *(signal.getsignal(number) for number in signal.valid_signals())]
 
-    before = handled()
+    earlier = handled()
     supervised(["-c", "pass"], cwd=tmp_path)
 
-    assert handled() == before
+    assert handled() == earlier
 
 
 def test_all_files_are_closed(tmp_path: Path) -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    before = open_files()
+    earlier = open_files()
     supervised(["-c", RECORDS + "fill(2)"], cwd=tmp_path, consume=Counted())
 
-    assert open_files() == before
+    assert open_files() == earlier
 
 
 @pytest.mark.parametrize("option", ["-I", "-E", "-S"])

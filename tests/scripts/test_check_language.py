@@ -31,6 +31,10 @@ def words(path: Path, source: str) -> list[tuple[int, str]]:
         ("help = 'Run. Where a GPU is missing, stop.'\n", [(1, "Where a GPU is missing,")]),
         ("help = 'What the device did before the launch.'\n", [(1, "What the device")]),
         ('def f():\n    """Say why."""\n', [(2, "Say")]),
+        ("size: int  # in bytes\n", [(1, "in")]),
+        ("pool: int = 0  # None: not recorded\n", [(1, "None")]),
+        ("self.devices = []  # by index\n", [(1, "by")]),
+        ("exact: bool  # trace and final state agree\n", [(1, "trace")]),
     ],
 )
 def test_dialect_in_python_is_reported(
@@ -49,6 +53,10 @@ def test_dialect_in_python_is_reported(
         "title = 'What changed'\n",
         "values = module.room(twin)\n",
         "message = f'{room}'\n",
+        "exact: bool  # whether trace and final state agree\n",
+        "pool: int = 0  # pool of the request; None: not recorded\n",
+        "end = start  # by default\n",
+        "value: bool = f()  # noqa: FBT001\n",
     ],
 )
 def test_plain_words_and_uses_of_a_name_are_not_reported(tmp_path: Path, source: str) -> None:

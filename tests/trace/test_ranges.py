@@ -22,8 +22,8 @@ class Trace:
         events = [Event(body, thread=thread) for thread, body in pairs]
         records = pack(events, lambda text: self.strings.setdefault(text, len(self.strings)))
         innermost = self.tracker.follow(records)
-        launches = [at for at, (_, body) in enumerate(pairs) if isinstance(body, Launch)]
-        return [() if innermost is None else self.names(innermost[at]) for at in launches]
+        launches = [index for index, (_, body) in enumerate(pairs) if isinstance(body, Launch)]
+        return [() if innermost is None else self.names(innermost[index]) for index in launches]
 
     def names(self, innermost: object) -> tuple[str, ...]:
         texts = list(self.strings)

@@ -65,14 +65,14 @@ def test_truncated_file_is_read_up_to_the_end(tmp_path: Path, data: st.DataObjec
     trace = marks(600)
     path = write_trace(tmp_path / "trace", trace)
     content = path.read_bytes()
-    cut_bytes = data.draw(st.integers(32, len(content)))
-    path.write_bytes(content[:cut_bytes])
+    truncated_length = data.draw(st.integers(32, len(content)))
+    path.write_bytes(content[:truncated_length])
 
     events_read = read(path)
 
     assert events_read == trace[: len(events_read)]
     # Only the truncated block may be lost.
-    complete_blocks = content[:cut_bytes].count(b"rcds")
+    complete_blocks = content[:truncated_length].count(b"rcds")
     assert len(events_read) >= 512 * max(complete_blocks - 1, 0)
 
 

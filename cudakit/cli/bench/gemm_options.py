@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cudakit.core.bench.workloads.gemm_shapes import Shape
     from cudakit.gpu.api.gemm import Gemm
 
-_MAX_GEMMS = 10_000  # more would take a day
+_MAX_GEMMS = 10_000  # more GEMMs would take a day
 
 
 def _data_types() -> list[str]:

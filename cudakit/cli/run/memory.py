@@ -43,9 +43,9 @@ class MemoryMonitor:
         self._path = path
         self._limit_bytes = limit_bytes
         self._add_note = add_note
-        # By PID and the number of the trace within the process.
+        # Memory by PID and by the number of the trace within the process.
         self._processes: dict[tuple[int, int], ProcessMemory] = {}
-        self._paths: defaultdict[int, list[str]] = defaultdict(list)  # by PID
+        self._paths: defaultdict[int, list[str]] = defaultdict(list)  # paths of snapshots by PID
         self._torch_paths: list[str] = []  # files that PyTorch wrote
         self._oom_paths: list[str] = []  # files of the moment when another pool ran out of memory
         # Snapshots of such moments that are not written yet: PID, number of the trace, snapshot.
@@ -112,9 +112,11 @@ class MemoryMonitor:
 
     def _write_ooms(self) -> None:
         """Write the snapshots of out-of-memory errors; the agent has reported the path of its process."""
+        from cudakit.core.memory.record.snapshot_file import extended_stem
+
         for process, chain, snapshot in self._unwritten_ooms:
             path = Path(self._path_of(process, chain))
-            oom_path = path.with_stem(f"{path.stem}-oom")
+            oom_path = extended_stem(path, "-oom")
             if self._write_file(snapshot, oom_path):
                 self._oom_paths.append(str(oom_path))
         self._unwritten_ooms.clear()
@@ -124,7 +126,9 @@ class MemoryMonitor:
         paths = self._paths[process]
         if paths:
             return paths[min(chain, len(paths) - 1)]
-        return str(self._path.with_stem(f"{self._path.stem}-{process}").absolute())
+        from cudakit.core.memory.record.snapshot_file import extended_stem
+
+        return str(extended_stem(self._path, f"-{process}").absolute())
 
     def _add_jax_arrays(self, notice: Notice) -> None:
         from cudakit.core.memory.record.jax_profile import arrays_of_message

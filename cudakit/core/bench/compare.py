@@ -23,7 +23,9 @@ from cudakit.units import Unavailable, parse_ratio
 # Minimum half-width of a CI, relative to the median.
 RESOLUTION = 0.005
 
-_Interval: TypeAlias = tuple[float, float, float]  # CI low, median, CI high
+_Interval: TypeAlias = tuple[
+    float, float, float
+]  # Lower end of the CI, median, upper end of the CI.
 
 # Settings that make two results incomparable if they differ.
 _COMPARED_SETTINGS = ("library", "workspace_bytes", "asked")
@@ -88,7 +90,8 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
     ]
     if not matching_cases:
         raise InputError(
-            f"the two runs have no common case: {_first_label(before)} and {_first_label(after)}",
+            f"the two runs have no case in common: BEFORE has {_first_label(before)}, AFTER has"
+            f" {_first_label(after)}",
             hint="run the same benchmark with the same options twice",
         )
     differences = tuple(

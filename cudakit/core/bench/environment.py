@@ -54,7 +54,7 @@ class Environment:
     memory_bus_bits: int | Unavailable
     memory_bytes: int | Unavailable  # Total device memory that CUDA reports.
     l2_bytes: int | Unavailable
-    pcie: str | Unavailable  # "5.0 x16": fastest PCIe link that GPU and slot support.
+    pcie: str | Unavailable  # Fastest PCIe link that GPU and slot support: "5.0 x16".
     power_limit_w: float | Unavailable  # Enforced power limit.
     power_limit_default_w: float | Unavailable
     # MIG, MPS, ECC, persistence and compute mode, by NVML field.

@@ -92,7 +92,7 @@ _WORST_FIRST: tuple[Health, ...] = ("fail", "warn", "pass")
 class Band:
     """The expected value of one figure: a lower bound of a rate, an upper bound of a time."""
 
-    unit: str  # "FLOP/s", "OP/s", "B/s", or "s"
+    unit: str  # Unit of the figure: "FLOP/s", "OP/s", "B/s", or "s".
     expected: float  # Expected value in ``unit``.
     warn: float  # A worse figure is a warning.
     fail: float  # A worse figure is a failure.
@@ -113,11 +113,11 @@ class Band:
 class Figure:
     """One figure of a health check."""
 
-    name: str  # "gemm bf16"
+    name: str  # Name of the figure: "gemm bf16".
     axes: Mapping[str, Axis]  # Axes of the figure's case.
     health: Health | Unavailable  # Unavailable if there is no expected value.
     reached: float | Unavailable  # Measured value in ``unit``.
-    unit: str  # "FLOP/s", "OP/s", "B/s", or "s"
+    unit: str  # Unit of the figure: "FLOP/s", "OP/s", "B/s", or "s".
     band: Band | Unavailable  # Expected value and its limits.
     ratio_to_limit: float | Unavailable  # Share of the peak at the measured clock.
 

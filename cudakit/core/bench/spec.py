@@ -141,10 +141,10 @@ class CopySpec(Spec):
 
     bench: ClassVar[str] = "copy"
 
-    directions: tuple[str, ...] | None = None  # None: all directions that the machine supports.
+    directions: tuple[str, ...] | None = None  # Directions; None: all that the machine supports.
     sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: sizes of all orders.
-    mode: Mode | None = None  # None: host for pageable memory, else isolated.
-    cache: Cache | None = None  # None: rotate for copies within the device, else hot.
+    mode: Mode | None = None  # Mode; None: host for pageable memory, else isolated.
+    cache: Cache | None = None  # L2 state; None: rotate for copies within the device, else hot.
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
@@ -181,7 +181,7 @@ class AllocSpec(Spec):
 
     bench: ClassVar[str] = "alloc"
 
-    allocators: tuple[str, ...] | None = None  # None: all allocators.
+    allocators: tuple[str, ...] | None = None  # Names of allocators; None: all allocators.
     others: Mapping[str, AllocatorFactory] = field(default_factory=dict)
     sizes_bytes: tuple[int, ...] | None = None
 

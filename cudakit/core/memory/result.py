@@ -25,14 +25,14 @@ DIFF_SCHEMA = "cudakit.memviz.diff/1"
 class State:
     """The memory totals of one moment, as defined by ``torch.cuda.memory_stats``."""
 
-    allocated_bytes: int  # blocks in use, until the program frees them
-    requested_bytes: int  # as requested by the program, in use and pending free
-    active_bytes: int  # blocks in use and pending free
-    reserved_bytes: int  # segments
-    pending_free_bytes: int  # blocks that the program freed and that a stream may still use
+    allocated_bytes: int  # total size of blocks in use, until the program frees the blocks
+    requested_bytes: int  # bytes requested by the program, in use and pending free
+    active_bytes: int  # total size of blocks in use and pending free
+    reserved_bytes: int  # total size of segments
+    pending_free_bytes: int  # total size of freed blocks that a stream may still use
     segments: int
-    blocks: int  # blocks in use and pending free
-    allocated_is_derived: bool  # some block sizes are computed by the allocator's rules
+    blocks: int  # number of blocks in use and pending free
+    allocated_is_derived: bool  # whether some block sizes are computed by the allocator's rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Peak:
     allocated_bytes: int
     active_bytes: int
     reserved_bytes: int
-    allocated_is_derived: bool  # some block sizes are computed by the allocator's rules
-    highest_allocated_bytes: int  # as torch.cuda.max_memory_allocated()
+    allocated_is_derived: bool  # whether some block sizes are computed by the allocator's rules
+    highest_allocated_bytes: int  # the value of torch.cuda.max_memory_allocated()
     highest_active_bytes: int
     highest_reserved_bytes: int
     ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
@@ -67,8 +67,8 @@ class Health:
     """The reliability of the file, and advice on recording."""
 
     contradictions: Contradictions
-    begins_complete: bool  # the trace starts with no memory in use
-    overflowed: bool | None  # old events were dropped; null: unknown
+    begins_complete: bool  # whether the trace starts with no memory in use
+    overflowed: bool | None  # whether old events were dropped; null: unknown
     without_stack: float  # share of allocations without a call stack
     has_times: bool
     warnings: tuple[str, ...]
@@ -94,7 +94,7 @@ class Line:
     bytes: int
     count: int
     share: float
-    frame: Frame | None  # null: no stack was recorded
+    frame: Frame | None  # frame of the call site; null: no stack was recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Group:
 class Facet:
     """The memory at the moment, divided by one property of the allocations."""
 
-    name: str  # "annotation", "compile_context", "user_metadata", "category"
+    name: str  # property: "annotation", "compile_context", "user_metadata", "category"
     groups: tuple[Group, ...]
 
 
@@ -120,8 +120,8 @@ class SegmentGroup:
     """The segments of one pool, stream and kind at the moment."""
 
     pool: tuple[int, int]
-    stream: int  # in order of appearance; 0 is the default stream
-    kind: str  # "small", "large", "unknown"
+    stream: int  # stream number in order of appearance; 0 is the default stream
+    kind: str  # size class: "small", "large", "unknown"
     expandable: bool
     segments: int
     reserved_bytes: int
@@ -148,12 +148,12 @@ class Fragmentation:
     """Free memory in segments at the moment, and the blocks that keep the segments in use."""
 
     free_bytes: int
-    free_share: float  # share of reserved memory
+    free_share: float  # free memory as a share of reserved memory
     rounding_bytes: int  # block sizes minus requested bytes
-    rounding_share: float  # share of the block sizes
+    rounding_share: float  # rounding as a share of the block sizes
     holes: int  # number of free blocks
     largest_hole_bytes: int
-    stranded_bytes: int  # free in segments with at least one block in use
+    stranded_bytes: int  # free memory in segments with at least one block in use
     releasable_bytes: int  # free memory in empty segments
     pins: tuple[Pin, ...]
 
@@ -164,7 +164,7 @@ class Cause:
 
     id: str  # an id of docs/explanation/memviz.md, such as "growth"
     bytes: int  # memory that the cause accounts for
-    sufficient: bool  # without this cause the request would have succeeded
+    sufficient: bool  # whether the request would have succeeded without this cause
     sentence: str
     remedy: str  # the action that removes the cause
     stack: tuple[Frame, ...] = ()  # the call stack with most of ``bytes``; empty: no single one
@@ -178,9 +178,9 @@ class ReplayedRemedy:
     change: str
     cause: str  # id of the cause that the change removes
     settings: str | None  # value for PYTORCH_CUDA_ALLOC_CONF; null: not a setting
-    helps: bool  # the request succeeded
-    recommended: bool  # the report recommends this change
-    peak_reserved_bytes: int  # in the replay
+    helps: bool  # whether the request succeeded
+    recommended: bool  # whether the report recommends this change
+    peak_reserved_bytes: int  # highest reserved memory in the replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,23 +189,23 @@ class Oom:
 
     event: int
     time_us: int | None
-    size_bytes: int  # rounded request
+    size_bytes: int  # size of the request after rounding
     device_free_bytes: int
     state: State
     largest_hole_bytes: int
     free_bytes: int  # free memory in all segments
     short_bytes: int  # bytes missing even with all free memory
     fit: Fit
-    limited: bool  # a limit of the process rejected the request, not the device
+    limited: bool  # whether a limit of the process, not the device, rejected the request
     verdict: str  # "limit", "cache", "pending", "fragmentation", "pool", "capacity"
     sentence: str
-    remedies: tuple[str, ...]  # of the first cause first
+    remedies: tuple[str, ...]  # remedies; those of the first cause come first
     stack: tuple[Frame, ...]
     site: int
     stream: int = 0  # stream number of the request
-    pool: tuple[int, int] = (0, 0)  # of the request
-    device_total_bytes: int | None = None  # null: not recorded
-    causes: tuple[Cause, ...] = ()  # deepest first
+    pool: tuple[int, int] = (0, 0)  # pool of the request
+    device_total_bytes: int | None = None  # memory of the device; null: not recorded
+    causes: tuple[Cause, ...] = ()  # causes; a cause comes before its consequences
     # Empty: the failure is not the last one, or a replay with the recorded settings does not fail.
     replays: tuple[ReplayedRemedy, ...] = ()
     ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
@@ -241,12 +241,12 @@ class Leak:
 class StepPeak:
     """The peak of one step."""
 
-    step: int  # from 0
+    step: int  # number of the step, from 0
     first_event: int
     last_event: int
     peak_event: int  # the event before the peak
-    time_us: int | None  # of the first event
-    requested_bytes: int  # at the peak
+    time_us: int | None  # time of the first event
+    requested_bytes: int  # requested bytes at the peak
     start_bytes: int  # requested bytes when the step starts
     reserved_bytes: int  # the most reserved memory in the step
 
@@ -274,8 +274,8 @@ class Steps:
     # "annotation NAME", "snapshot markers", "loop in FUNCTION (FILE)", "repeating allocations", "none"
     source: str
     count: int  # number of moments between steps
-    peaks: tuple[StepPeak, ...] = ()  # of more than 1,000 steps, 1,000 that are evenly spaced
-    rising: bool = False  # the peaks keep rising from step to step
+    peaks: tuple[StepPeak, ...] = ()  # peaks of at most 1,000 evenly spaced steps
+    rising: bool = False  # whether the peaks keep rising from step to step
     growth_bytes_per_step: int = 0  # median slope of the peaks over all pairs of steps (Theil-Sen)
     # Requested bytes by call stack at the peaks of the first and of the last step, largest growth first.
     site_growth: tuple[DiffRow, ...] = ()
@@ -297,9 +297,9 @@ class DeviceMemory:
     """One device of one file."""
 
     file: str
-    device: int | None  # null: pinned host memory
+    device: int | None  # device index; null: pinned host memory
     events: int
-    exact: bool  # trace and final state agree
+    exact: bool  # whether trace and final state agree
     inconsistencies: int
     end: State
     peak: Peak
@@ -315,7 +315,7 @@ class DeviceMemory:
     steps: Steps
     leaks: tuple[Leak, ...]
     timeline: Timeline
-    layout: Layout = field(metadata={"json": None})  # at the end
+    layout: Layout = field(metadata={"json": None})  # layout at the end of the trace
     snapshot: Snapshot = field(metadata={"json": None})
     trace: DeviceTrace = field(metadata={"json": None})
     replay: Replay = field(metadata={"json": None})
@@ -327,7 +327,7 @@ class FileFacts:
 
     name: str
     format: str
-    size_bytes: int  # uncompressed
+    size_bytes: int  # size of the uncompressed file
     settings: Mapping[str, Any]  # recorded settings of the allocator
 
 

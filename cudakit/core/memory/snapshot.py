@@ -48,12 +48,12 @@ class Events:
     """The trace of one device, oldest event first; every array has one item per event."""
 
     action: Codes
-    address: Addresses  # for an OOM event: the free bytes of the device
-    size: Ints  # for alloc and free: the bytes that the program requested
+    address: Addresses  # address of the memory; for an OOM event the free bytes of the device
+    size: Ints  # size of the memory; for alloc and free the bytes that the program requested
     stream: Ids  # index into DeviceTrace.streams
-    time_us: Ints  # all 0 if the file has no times
+    time_us: Ints  # time of each event; all 0 if the file has no times
     stack: Ids
-    pool: Ids  # -1: not recorded
+    pool: Ids  # index of the pool; -1: not recorded
     compile_context: Ids
     user_metadata: Ids
     category: Ids
@@ -85,7 +85,7 @@ class Blocks:
     segment: Ids  # index into Segments
     address: Addresses
     size: Ints
-    requested: Ints  # 0 if inactive
+    requested: Ints  # requested bytes; 0 if inactive
     state: Codes  # BlockState
     stack: Ids
 
@@ -143,7 +143,7 @@ class Snapshot:
 
     source: str
     format: str  # "pickle", "json"
-    size_bytes: int  # uncompressed
+    size_bytes: int  # size of the uncompressed file
     devices: tuple[DeviceTrace, ...]
     frames: tuple[Frame, ...]
     stacks: tuple[tuple[int, ...], ...]  # frame indices, innermost first; stacks[0] is empty

@@ -131,7 +131,7 @@ class LaunchPrecision(IntEnum):
     WHOLE_TENSOR = (
         2  # all accesses are exact, except stores through tensor maps, to a part of a tensor
     )
-    ASSUMED = 3  # at least one access is assumed
+    ASSUMED = 3  # one or both accesses are assumed
 
 
 @dataclass(slots=True)

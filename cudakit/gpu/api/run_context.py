@@ -40,8 +40,8 @@ class Host:
 
     def summary(self) -> dict[str, str]:
         """Return the host facts that results record, without unknown values."""
-        recorded = {"cpu": self.cpu, "system": self.system, "kernel": self.kernel}
-        return {name: value for name, value in recorded.items() if value}
+        facts = {"cpu": self.cpu, "system": self.system, "kernel": self.kernel}
+        return {name: value for name, value in facts.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class PciGpu:
 class Driver:
     """The state of the NVIDIA driver according to /proc, /sys and /dev."""
 
-    module: KernelModule | None = None  # None if not loaded or not visible
+    module: KernelModule | None = None  # kernel module; None if not loaded or not visible
     module_installed: bool = False  # whether nvidia.ko exists for the running kernel
     nouveau_loaded: bool = False
     parameters: Mapping[str, str] | None = None  # module parameters; None if not visible
@@ -126,9 +126,13 @@ class Toolkit:
 class Software:
     """Installed packages, libraries and toolkits, and configuration files."""
 
-    distributions: tuple[Distribution, ...] | Unavailable = ()  # in sys.path order
+    distributions: (
+        tuple[Distribution, ...] | Unavailable
+    ) = ()  # distributions in the order of sys.path
     builds: tuple[Build, ...] | Unavailable = ()
-    libraries: tuple[Library, ...] | Unavailable = ()  # in dynamic loader order
+    libraries: (
+        tuple[Library, ...] | Unavailable
+    ) = ()  # libraries in the order of the dynamic loader
     toolkits: tuple[Toolkit, ...] = ()
     nccl_conf: Mapping[str, str] = field(default_factory=dict)  # variables set by /etc/nccl.conf
     missing_extensions: tuple[str, ...] = ()  # C extensions of cudakit that are not built
@@ -149,7 +153,7 @@ class SelfTestStep:
     name: str  # "context", "compile", "kernel" or "copy"
     error: str = ""  # "" if all devices passed
     hint: str = ""
-    details: Mapping[str, str] = field(default_factory=dict)  # by device: "16.0 MiB free"
+    details: Mapping[str, str] = field(default_factory=dict)  # details by device: "16.0 MiB free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,7 @@ class RunContext:
     processes: frozenset[str] | Unavailable = _NOT_GATHERED  # names of all running processes
     nvml: NvmlView | Unavailable = _NOT_GATHERED
     cuda: CudaView | Unavailable = _NOT_GATHERED
-    telemetry: tuple[Telemetry | Unavailable, ...] = ()  # in the order of nvml.devices
+    telemetry: tuple[Telemetry | Unavailable, ...] = ()  # telemetry in the order of nvml.devices
     nvml_device: DeviceFacts | None = None  # the first CUDA device, as NVML describes it
     other_processes: int | Unavailable = NOT_QUERIED  # number of processes on that device
     self_test: tuple[SelfTestStep, ...] | Unavailable = ()

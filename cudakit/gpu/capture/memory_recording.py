@@ -29,7 +29,7 @@ from cudakit.trace.losses import PREFIX
 class MemorySource:
     """The recording of the memory of this process, until it ends."""
 
-    recording: Recording | None  # None if nothing but PyTorch's own history is recorded
+    recording: Recording | None  # the recording; None if only PyTorch's own history is recorded
     hooks: PoolHooks | None
     notes: tuple[str, ...]  # the allocations that are not recorded, with the reasons
 

@@ -19,7 +19,8 @@ function byteCount(array) {
   return array.length * Number(array.type[1]);
 }
 
-function nextTask() {
+/** Wait until the browser has handled events and drawn. */
+export function nextTask() {
   return new Promise((resolve) => setTimeout(resolve));
 }
 

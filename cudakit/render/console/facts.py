@@ -23,7 +23,7 @@ from cudakit.render.console.text import (
 from cudakit.render.values import NOT_AVAILABLE
 from cudakit.units import Unavailable
 
-_SIDE_BY_SIDE_MIN_WIDTH = 116  # in columns: a terminal of 120 columns without its margins
+_SIDE_BY_SIDE_MIN_WIDTH = 116  # number of columns of a terminal of 120 columns without its margins
 _SIDE_BY_SIDE_MIN_ROWS = 4
 _GAP = 2
 _GUTTER = 6

@@ -23,8 +23,8 @@ from cudakit.render.values import (
 # Paths of library code. Library frames between frames of the program are left out.
 _LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
-_MIN_LEAF_WIDTH = 12  # in cells; shorter function names are ambiguous
-_MAX_CALLERS = 12  # a line has space for fewer
+_MIN_LEAF_WIDTH = 12  # minimum number of cells: shorter function names are ambiguous
+_MAX_CALLERS = 12  # maximum number of callers: more than fit on a line
 
 
 def format_stack(stack: Stack, *, with_callers: bool) -> str:

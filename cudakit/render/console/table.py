@@ -23,7 +23,7 @@ from cudakit.render.console.text import (
     wrap,
 )
 
-_CALLERS_MIN_WIDTH = 116  # in columns: a terminal of 120 columns without its margins
+_CALLERS_MIN_WIDTH = 116  # number of columns of a terminal of 120 columns without its margins
 _GAP = 2
 
 _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]

@@ -61,15 +61,15 @@ class ExpandableModel:
     def _expand(
         self, size: int, small: bool, stream: int
     ) -> tuple[ModelSegment, ModelBlock] | None:
-        place = self._place(size, small, stream) or self._reserve_segment(size, small, stream)
-        if place is None:
+        location = self._place(size, small, stream) or self._reserve_segment(size, small, stream)
+        if location is None:
             return None
-        segment, block = place
+        segment, block = location
         while block.state == GAP or block.size < size:
-            behind = segment.blocks[segment.blocks.index(block) + (block.state != GAP)]
+            next_block = segment.blocks[segment.blocks.index(block) + (block.state != GAP)]
             missing_bytes = size if block.state == GAP else size - block.size
             try:
-                block = self._map(segment, behind, min(missing_bytes, behind.size))
+                block = self._map(segment, next_block, min(missing_bytes, next_block.size))
             except CudaError:
                 return None
         return segment, block
@@ -94,12 +94,14 @@ class ExpandableModel:
         self, size: int, small: bool, stream: int
     ) -> tuple[ModelSegment, ModelBlock] | None:
         page = 2 * MIB if small else 20 * MIB
-        total = -(-self.device.capacity * 9 // 8 // page) * page
-        if size > total:
+        range_bytes = -(-self.device.capacity * 9 // 8 // page) * page
+        if size > range_bytes:
             return None
-        address = self.device.pages.reserve(total)
-        gap = ModelBlock(address, total, GAP)
-        self.segments.append(ModelSegment(address, total, stream, small, [gap], page, self.pool))
+        address = self.device.pages.reserve(range_bytes)
+        gap = ModelBlock(address, range_bytes, GAP)
+        self.segments.append(
+            ModelSegment(address, range_bytes, stream, small, [gap], page, self.pool)
+        )
         return self.segments[-1], gap
 
     def _map(self, segment: ModelSegment, gap: ModelBlock, missing_bytes: int) -> ModelBlock:
@@ -109,9 +111,9 @@ class ExpandableModel:
         self.numbers["num_device_alloc"] += 1
         self._change("reserved_bytes", segment.kind, size)
         block = ModelBlock(gap.address, size, FREE, gap.requested)
-        rest = ModelBlock(gap.address + size, gap.size - size, GAP)
+        rest_gap = ModelBlock(gap.address + size, gap.size - size, GAP)
         index = segment.blocks.index(gap)
-        segment.blocks[index : index + 1] = [block, rest] if rest.size else [block]
+        segment.blocks[index : index + 1] = [block, rest_gap] if rest_gap.size else [block]
         self._join(segment, block)
         return block
 
@@ -134,10 +136,10 @@ class ExpandableModel:
         self.numbers["num_device_free"] += 1
         self._change("reserved_bytes", segment.kind, begin - end)
         gap = ModelBlock(begin, end - begin, GAP, block.requested)
-        below = ModelBlock(block.address, begin - block.address)
-        above = ModelBlock(end, block.address + block.size - end)
+        block_below = ModelBlock(block.address, begin - block.address)
+        block_above = ModelBlock(end, block.address + block.size - end)
         index = segment.blocks.index(block)
-        segment.blocks[index : index + 1] = [p for p in (below, gap, above) if p.size]
+        segment.blocks[index : index + 1] = [p for p in (block_below, gap, block_above) if p.size]
         self._join(segment, gap)
 
     def _join(self, segment: ModelSegment, block: ModelBlock) -> None:

@@ -86,13 +86,13 @@ class Model(ExpandableModel):
             self.numbers["num_ooms"] += 1
             raise Full
         segment, block = candidates
-        was_split, rest = len(segment.blocks) > 1, block.size - size
-        if self._splits(segment, size, rest):
-            remainder = ModelBlock(block.address + size, rest, requested=block.requested)
+        was_split, rest_bytes = len(segment.blocks) > 1, block.size - size
+        if self._splits(segment, size, rest_bytes):
+            remainder = ModelBlock(block.address + size, rest_bytes, requested=block.requested)
             remainder.freed_at = self.searches[segment.pool, small]
             segment.blocks.insert(segment.blocks.index(block) + 1, remainder)
             block.size = size
-            self._split_changed(segment, *((0, -size) if was_split else (1, rest)))
+            self._split_changed(segment, *((0, -size) if was_split else (1, rest_bytes)))
         elif was_split:
             self._split_changed(segment, -1, -block.size)
         block.state, block.requested = LIVE, requested
@@ -106,12 +106,12 @@ class Model(ExpandableModel):
         return block.address
 
     def use(self, address: int, stream: int) -> None:
-        segment, block = self._at(address)
+        segment, block = self.find_block(address)
         if stream != segment.stream and stream not in block.uses:
             block.uses.append(stream)
 
     def free(self, address: int) -> None:
-        segment, block = self._at(address)
+        segment, block = self.find_block(address)
         block.state = PENDING
         self._change("allocation", segment.kind, -1)
         self._change("allocated_bytes", segment.kind, -block.size)
@@ -157,8 +157,8 @@ class Model(ExpandableModel):
 
     def _wait(self, segment: ModelSegment, block: ModelBlock) -> None:
         for stream in block.uses:
-            place = self.device.recorded[stream] = self.device.recorded.get(stream, 0) + 1
-            self.queues.setdefault(stream, []).append((place, segment, block))
+            operation_count = self.device.recorded[stream] = self.device.recorded.get(stream, 0) + 1
+            self.queues.setdefault(stream, []).append((operation_count, segment, block))
         block.waits = len(block.uses)
         block.uses = []
         if not block.waits:
@@ -212,8 +212,8 @@ class Model(ExpandableModel):
         return None
 
     def _extent(self, segment: ModelSegment, block: ModelBlock) -> int:
-        behind = segment.blocks[segment.blocks.index(block) + 1 :][:1]
-        return block.size + sum(adjacent.size for adjacent in behind if adjacent.state == GAP)
+        next_blocks = segment.blocks[segment.blocks.index(block) + 1 :][:1]
+        return block.size + sum(adjacent.size for adjacent in next_blocks if adjacent.state == GAP)
 
     def _splits(self, segment: ModelSegment, size: int, rest: int) -> bool:
         if segment.small or self.expands:
@@ -250,26 +250,26 @@ class Model(ExpandableModel):
         self, size: int, small: bool, stream: int
     ) -> tuple[ModelSegment, ModelBlock] | None:
         if small:
-            total = 2 * MIB
+            segment_bytes = 2 * MIB
         elif size < 10 * MIB:
-            total = 20 * MIB
+            segment_bytes = 20 * MIB
         else:
-            total = -(-size // (2 * MIB)) * 2 * MIB
-        if sum(segment.mapped for segment in self.segments) + total > self.limit:
+            segment_bytes = -(-size // (2 * MIB)) * 2 * MIB
+        if sum(segment.mapped for segment in self.segments) + segment_bytes > self.limit:
             return None
         if self.expands:
             return self._expand(size, small, stream)
         try:
-            address = self.device.malloc(total, stream)
+            address = self.device.malloc(segment_bytes, stream)
         except CudaError:
             return None
-        block = ModelBlock(address, total)
-        segment = ModelSegment(address, total, stream, small, [block], pool=self.pool)
+        block = ModelBlock(address, segment_bytes)
+        segment = ModelSegment(address, segment_bytes, stream, small, [block], pool=self.pool)
         self.segments.append(segment)
         self.numbers["num_device_alloc"] += 1
         self._change("segment", segment.kind, 1)
-        self._change("reserved_bytes", segment.kind, total)
-        if total >= self.max_split:
+        self._change("reserved_bytes", segment.kind, segment_bytes)
+        if segment_bytes >= self.max_split:
             self._count("oversize_segments", 1)
         return segment, block
 
@@ -353,10 +353,12 @@ class Model(ExpandableModel):
             self._change("inactive_split_bytes", segment.kind, size)
 
     def _adjacent(self, segment: ModelSegment, index: int) -> Iterator[ModelBlock]:
-        around = [segment.blocks[i] for i in (index - 1, index + 1) if 0 <= i < len(segment.blocks)]
-        return iter([block for block in around if block.state == FREE])
+        adjacent_blocks = [
+            segment.blocks[i] for i in (index - 1, index + 1) if 0 <= i < len(segment.blocks)
+        ]
+        return iter([block for block in adjacent_blocks if block.state == FREE])
 
-    def _at(self, address: int) -> tuple[ModelSegment, ModelBlock]:
+    def find_block(self, address: int) -> tuple[ModelSegment, ModelBlock]:
         for segment in self.segments:
             for block in segment.blocks:
                 if block.address == address and block.state == LIVE:
@@ -364,8 +366,8 @@ class Model(ExpandableModel):
         raise KeyError(address)
 
     def _zero(self, metric: str) -> None:
-        for part in ("current", "peak", "allocated", "freed"):
-            self.numbers[f"{metric}.{part}"] = 0
+        for value in ("current", "peak", "allocated", "freed"):
+            self.numbers[f"{metric}.{value}"] = 0
 
     def _change(self, metric: str, kind: str, amount: int) -> None:
         self._count(f"{metric}.{kind}", amount)

@@ -17,7 +17,7 @@ class ModelPool:
 
     id: PoolId
     no_split: bool = False
-    lends: bool = False
+    lends_blocks: bool = False
     holders: int = 1
 
 
@@ -42,7 +42,7 @@ class PoolModel(Model):
             return super().alloc(requested, stream)
 
     def use(self, address: int, stream: int) -> None:
-        segment, block = self._at(address)
+        segment, block = self.find_block(address)
         if self.captures and stream != segment.stream and stream not in block.uses:
             block.captured.append(stream)
         super().use(address, stream)
@@ -57,9 +57,9 @@ class PoolModel(Model):
             if not pool.holders:
                 self._give_pool_back(pool)
 
-    def new_pool(self, no_split: bool, lends: bool) -> PoolId:
+    def new_pool(self, no_split: bool, lends_blocks: bool) -> PoolId:
         self.issued[1] += 1
-        pool = ModelPool((0, self.issued[1]), no_split, lends)
+        pool = ModelPool((0, self.issued[1]), no_split, lends_blocks)
         self._add(pool)
         return pool.id
 
@@ -78,12 +78,12 @@ class PoolModel(Model):
         self.numbers["num_sync_all_streams"] += 1
         self._record_deferred()
         for stream, queue in self.queues.items():
-            for entry in list(queue):
-                place, segment, block = entry
+            for queued in list(queue):
+                event, segment, block = queued
                 if segment.pool == pool:
-                    reached = self.device.reached.get(stream, 0)
-                    self.device.reached[stream] = max(reached, place)
-                    queue.remove(entry)
+                    completed_event = self.device.reached.get(stream, 0)
+                    self.device.reached[stream] = max(completed_event, event)
+                    queue.remove(queued)
                     self._reached(segment, block)
         self._give_pool_back(pool_state)
 
@@ -116,11 +116,11 @@ class PoolModel(Model):
 
     @contextmanager
     def _in(self, pool: PoolId) -> Iterator[None]:
-        before, self.pool = self.pool, pool
+        outer_pool, self.pool = self.pool, pool
         try:
             yield
         finally:
-            self.pool = before
+            self.pool = outer_pool
 
     def _wait(self, segment: ModelSegment, block: ModelBlock) -> None:
         if block.uses and self.captures:
@@ -146,12 +146,12 @@ class PoolModel(Model):
         if all(segment.pool != pool.id or not segment.mapped for segment in self.segments):
             del self.pools[pool.id]
 
-    def _splits(self, segment: ModelSegment, size: int, rest: int) -> bool:
+    def _splits(self, segment: ModelSegment, size: int, rest_bytes: int) -> bool:
         if segment.pool != DEFAULT and self.pools[segment.pool].no_split:
             return False
-        lent = segment.pool != self.pool
-        expands, self.expands = self.expands, self.expands and not lent
-        splits = super()._splits(segment, size, rest)
+        is_lent = segment.pool != self.pool
+        expands, self.expands = self.expands, self.expands and not is_lent
+        splits = super()._splits(segment, size, rest_bytes)
         self.expands = expands
         return splits
 
@@ -159,7 +159,7 @@ class PoolModel(Model):
         self, size: int, small: bool, stream: int
     ) -> tuple[ModelSegment, ModelBlock] | None:
         for pool in self.pools.values() if self.pool == DEFAULT else ():
-            if pool.lends and pool.holders:
+            if pool.lends_blocks and pool.holders:
                 with self._in(pool.id):
                     location = self._find_plain(size, small, stream)
                 if location:

@@ -19,12 +19,12 @@ def changes(allocator: CachingAllocator) -> Iterator[dict[str, int]]:
 
     Statistics of private pools that are created meanwhile are left out.
     """
-    before = allocator.statistics()
+    earlier = allocator.statistics()
     values: dict[str, int] = {}
     yield values
     for name, value in allocator.statistics().items():
-        if name.endswith(".current") and value != before.get(name, value):
-            values[name.removesuffix(".current")] = value - before[name]
+        if name.endswith(".current") and value != earlier.get(name, value):
+            values[name.removesuffix(".current")] = value - earlier[name]
 
 
 def blocks(allocator: CachingAllocator) -> list[list[tuple[int, str]]]:

@@ -25,7 +25,7 @@ def pages(size: int) -> int:
 
 
 def test_stream_class_selects_the_reserved_address_range() -> None:
-    device = VirtualDevice()  # of 16 GiB
+    device = VirtualDevice()  # a device with 16 GiB of memory
     allocator = expandable_allocator(device, expandable_segments_reserve_by_class=BY_CLASS)
     allocator.set_reserve_class(SIDE, "serving")
     allocator.set_reserve_class(SIDE + 1, "tiny")
@@ -115,15 +115,17 @@ def test_reserved_addresses_fit_a_request_and_follow_the_setting(
         ),
     )
     for stream, name in enumerate(classes, start=SIDE):
-        before = len(device.reserved)
+        count_before = len(device.reserved)
         allocator.set_reserve_class(stream, name)
-        page = PAGE if request_bytes > MIB else 2 * MIB
-        most = -(-int(by_class.get(name, shares[0]) * 64 * GIB) // page) * page
-        if request_bytes > most:
+        page_bytes = PAGE if request_bytes > MIB else 2 * MIB
+        expected_bytes = (
+            -(-int(by_class.get(name, shares[0]) * 64 * GIB) // page_bytes) * page_bytes
+        )
+        if request_bytes > expected_bytes:
             with pytest.raises(OutOfMemory):
                 allocator.alloc(request_bytes, stream)
-            assert len(device.reserved) == before
+            assert len(device.reserved) == count_before
         else:
             allocator.alloc(request_bytes, stream)
-            assert list(device.reserved.values())[before:] == [most]
+            assert list(device.reserved.values())[count_before:] == [expected_bytes]
     assert allocator.address_space().reserved_bytes == sum(device.reserved.values())

@@ -20,19 +20,21 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "compare_allocator.py"
 def test_every_scenario_is_equal_key_by_key(tmp_path: Path) -> None:
     """Run a script in a new process, in which PyTorch's allocator is unused."""
     pytest.importorskip("torch")
-    place = tmp_path / "compared.json"
+    path = tmp_path / "compared.json"
 
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "-o", str(place)],
+    completed = subprocess.run(
+        [sys.executable, str(SCRIPT), "-o", str(path)],
         capture_output=True,
         text=True,
         check=False,
     )
 
-    assert place.exists(), done.stderr
-    found = json.loads(place.read_text(encoding="utf-8"))
-    assert {row["name"]: row["problems"] for row in found["scenarios"] if row["problems"]} == {}
-    assert done.returncode == 0, done.stderr
+    assert path.exists(), completed.stderr
+    comparison = json.loads(path.read_text(encoding="utf-8"))
+    assert {
+        row["name"]: row["problems"] for row in comparison["scenarios"] if row["problems"]
+    } == {}
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_snapshot_is_drawn_by_torchs_viewer() -> None:
@@ -53,11 +55,11 @@ def recorded() -> dict[str, Any]:
 
     allocator = CachingAllocator(GpuUpstream(Cuda(0)))
     allocator.record_history()
-    held = [allocator.alloc(size) for size in (1, 700, 3 << 20, 30 << 20)]
-    for ptr in held[::2]:
+    blocks = [allocator.alloc(size) for size in (1, 700, 3 << 20, 30 << 20)]
+    for ptr in blocks[::2]:
         allocator.free(ptr)
     snapshot = allocator.snapshot()
-    for ptr in held[1::2]:
+    for ptr in blocks[1::2]:
         allocator.free(ptr)
     allocator.close()
     return snapshot

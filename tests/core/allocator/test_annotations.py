@@ -24,11 +24,15 @@ def test_annotation_of_a_live_allocation_is_in_the_trace(allocator: CachingAlloc
     allocator.set_metadata("of all")
     ptr = allocator.alloc(700)
     allocator.annotate(ptr, "weights")
-    entry = allocator.snapshot()["device_traces"][0][-1]
+    trace_entry = allocator.snapshot()["device_traces"][0][-1]
 
-    assert (entry["action"], entry["addr"], entry["size"]) == ("annotate", ptr, 700)
-    assert entry["user_metadata"] == "weights"
-    assert entry["frames"][0]["filename"] == __file__
+    assert (trace_entry["action"], trace_entry["addr"], trace_entry["size"]) == (
+        "annotate",
+        ptr,
+        700,
+    )
+    assert trace_entry["user_metadata"] == "weights"
+    assert trace_entry["frames"][0]["filename"] == __file__
 
 
 def test_annotating_an_address_without_allocation_is_refused(allocator: CachingAllocator) -> None:
@@ -51,13 +55,13 @@ def test_annotated_range_ends_if_its_body_raises(
     allocator.record_history()
     with pytest.raises(ZeroDivisionError), allocator.annotated("step 1"):
         raise ZeroDivisionError
-    found = allocator.snapshot()["external_annotations"]
+    annotations = allocator.snapshot()["external_annotations"]
 
-    assert [(mark["name"], mark["stage"], mark["device"]) for mark in found] == [
+    assert [(mark["name"], mark["stage"], mark["device"]) for mark in annotations] == [
         ("step 1", "START", 0),
         ("step 1", "END", 0),
     ]
-    assert abs(found[0]["time_us"] / 1e6 - time()) < 60
+    assert abs(annotations[0]["time_us"] / 1e6 - time()) < 60
 
 
 def test_ranges_are_limited_to_max_entries(allocator: CachingAllocator) -> None:
@@ -66,22 +70,26 @@ def test_ranges_are_limited_to_max_entries(allocator: CachingAllocator) -> None:
         with allocator.annotated(f"step {step}"):
             pass
 
-    found = allocator.snapshot()["external_annotations"]
-    assert [mark["name"] for mark in found] == ["step 2", "step 2"]
+    annotations = allocator.snapshot()["external_annotations"]
+    assert [mark["name"] for mark in annotations] == ["step 2", "step 2"]
     allocator.record_history(clear=True)
     assert allocator.snapshot()["external_annotations"] == []
 
 
 def test_snapshot_has_pytorchs_settings_then_all_effective_settings() -> None:
     settings = Settings(large_segment_size_bytes=40 * MIB, memory_fraction=0.5)
-    found = CachingAllocator(Device(), settings).snapshot()["allocator_settings"]
+    snapshot_settings = CachingAllocator(Device(), settings).snapshot()["allocator_settings"]
 
-    told = settings.as_torch()
-    assert list(found)[: len(told)] == list(told)
-    assert found["large_segment_size"] == found["max_non_split_rounding"] == 40 * MIB
-    assert found["per_process_memory_fraction"] == 0.5
-    assert found["backend"] == "native"
-    assert found["cudakit_search_again"] is True
+    torch_settings = settings.as_torch()
+    assert list(snapshot_settings)[: len(torch_settings)] == list(torch_settings)
+    assert (
+        snapshot_settings["large_segment_size"]
+        == snapshot_settings["max_non_split_rounding"]
+        == 40 * MIB
+    )
+    assert snapshot_settings["per_process_memory_fraction"] == 0.5
+    assert snapshot_settings["backend"] == "native"
+    assert snapshot_settings["cudakit_search_again"] is True
 
 
 def recorded(tmp_path: Path) -> Snapshot:
@@ -91,16 +99,16 @@ def recorded(tmp_path: Path) -> Snapshot:
     allocator.include_pinned(pool)
     allocator.record_history()
     pool.record_history()
-    kept = pool.alloc(3 * MIB)
-    used = pool.alloc(MIB)
-    pool.record_use(used, 11)
-    pool.free(used)
+    live = pool.alloc(3 * MIB)
+    pending = pool.alloc(MIB)
+    pool.record_use(pending, 11)
+    pool.free(pending)
     with allocator.annotated("step 1"):
         ptr = allocator.alloc(9 * MIB)
         allocator.annotate(ptr, "weights")
         allocator.free(allocator.alloc(700, 12))
     allocator.save_snapshot(tmp_path / "memory.pickle")
-    assert kept
+    assert live
     return load(str(tmp_path / "memory.pickle"))
 
 

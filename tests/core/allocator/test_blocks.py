@@ -24,47 +24,47 @@ def pool(request: Any) -> BlockPool:
 
 @pytest.mark.parametrize("count", [10, 6000])
 def test_free_blocks_equal_a_sorted_list(pool: BlockPool, count: int) -> None:
-    rng, found = random.Random(3), pool.free_blocks(0)
+    rng, sorted_blocks = random.Random(3), pool.free_blocks(0)
     blocks: dict[tuple[int, int], Block] = {}
     for ptr in range(count):
-        block = found.new_block(ptr, 512 * rng.randint(1, 200))
+        block = sorted_blocks.new_block(ptr, 512 * rng.randint(1, 200))
         blocks[block.size, ptr] = block
-        found.add(block)
+        sorted_blocks.add(block)
     for _ in range(count // 2):
         key = rng.choice(list(blocks)) if count < 100 else next(iter(blocks))
-        found.remove(blocks.pop(key))
+        sorted_blocks.remove(blocks.pop(key))
 
-    assert list(found) == [blocks[key] for key in sorted(blocks)]
+    assert list(sorted_blocks) == [blocks[key] for key in sorted(blocks)]
     for size in range(256, 512 * 210, 512 * 7):
         expected = min((key for key in blocks if key[0] >= size), default=None)
         limit = 512 * 150
         if expected is None or expected[0] >= limit:
-            assert found.take(size, limit) is None
+            assert sorted_blocks.take(size, limit) is None
         else:
-            assert found.take(size, limit) is blocks.pop(expected)
-    assert list(found) == [blocks[key] for key in sorted(blocks)]
+            assert sorted_blocks.take(size, limit) is blocks.pop(expected)
+    assert list(sorted_blocks) == [blocks[key] for key in sorted(blocks)]
 
 
 @pytest.mark.parametrize("count", [0, 10, 3000])
 def test_from_size_iterates_in_order(pool: BlockPool, count: int) -> None:
-    found = pool.free_blocks(0)
+    sorted_blocks = pool.free_blocks(0)
     for ptr in range(count):
-        found.add(found.new_block(ptr, 512 * (1 + ptr * 7 % 30)))
+        sorted_blocks.add(sorted_blocks.new_block(ptr, 512 * (1 + ptr * 7 % 30)))
 
     for size in (1, 512, 513, 512 * 17, 512 * 30, 512 * 31):
-        assert list(found.from_size(size)) == [b for b in found if b.size >= size]
+        assert list(sorted_blocks.from_size(size)) == [b for b in sorted_blocks if b.size >= size]
 
 
 def test_long_list_of_free_blocks_can_be_emptied(pool: BlockPool) -> None:
-    found = pool.free_blocks(0)
-    blocks = [found.new_block(ptr, 512) for ptr in range(5000)]
+    sorted_blocks = pool.free_blocks(0)
+    blocks = [sorted_blocks.new_block(ptr, 512) for ptr in range(5000)]
     for block in blocks:
-        found.add(block)
+        sorted_blocks.add(block)
     for block in blocks:
-        found.remove(block)
+        sorted_blocks.remove(block)
 
-    assert not found
-    assert found.take(1, 1 << 40) is None
+    assert not sorted_blocks
+    assert sorted_blocks.take(1, 1 << 40) is None
 
 
 def test_pool_iterates_by_stream_size_and_address(pool: BlockPool) -> None:

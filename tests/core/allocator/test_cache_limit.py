@@ -35,11 +35,11 @@ def test_cache_limit_releases_the_smallest_sufficient_segment_else_the_largest(
 
 def test_cache_limit_keeps_segments_in_use(allocator: CachingAllocator) -> None:
     allocator.set_cache_limit(0)
-    kept, freed = allocator.alloc(9 * MIB), allocator.alloc(9 * MIB)
+    live, freed = allocator.alloc(9 * MIB), allocator.alloc(9 * MIB)
     allocator.free(freed)
 
     assert [size for _, size in segments(allocator)] == [20 * MIB]
-    allocator.free(kept)
+    allocator.free(live)
     assert segments(allocator) == []
 
 

@@ -1,4 +1,4 @@
-"""Blocks, statistics and errors, beside the scenarios of tests/allocator_scenarios/basics.py."""
+"""Blocks, statistics and errors, in addition to the scenarios of tests/allocator_scenarios/basics.py."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_2_invalid_free_is_refused_and_recorded(
 ) -> None:
     first, _ = allocator.alloc(512), allocator.alloc(100 << 10)
     allocator.free(first)
-    wrong = first + (1024 if offset == 4096 else offset)
+    invalid_ptr = first + (1024 if offset == 4096 else offset)
 
     with changes(allocator) as changed, pytest.raises(InvalidPointer, match=words) as caught:
-        allocator.free(wrong)
+        allocator.free(invalid_ptr)
 
     assert changed == {}
-    assert hex(wrong) in caught.value.message
-    assert [free.ptr for free in allocator.invalid_frees()] == [wrong]
+    assert hex(invalid_ptr) in caught.value.message
+    assert [free.ptr for free in allocator.invalid_frees()] == [invalid_ptr]
     assert allocator.counters()["num_invalid_frees"] == 1
 
 
@@ -73,11 +73,11 @@ def test_3_sums_of_freed_bytes_continue_after_empty_cache(allocator: CachingAllo
 
 
 def test_10_growing_tensors_on_two_devices() -> None:
-    both = [CachingAllocator(Device()), CachingAllocator(Device(), device=1)]
+    allocators = [CachingAllocator(Device()), CachingAllocator(Device(), device=1)]
     live: list[tuple[CachingAllocator, int]] = []
 
     def take(elements: int) -> None:
-        for allocator in both:
+        for allocator in allocators:
             live.append((allocator, allocator.alloc(4 * elements)))
             invariants.check(allocator)
 
@@ -85,7 +85,7 @@ def test_10_growing_tensors_on_two_devices() -> None:
         take(elements)
     for i in range(1, 18):
         take(i * 4 * i)
-        both[i % 2].reset_peaks()
+        allocators[i % 2].reset_peaks()
     for i in range(5, 22):
         take(i * 7 * i * 9 * i * 11 * i)
     take(0)
@@ -98,18 +98,22 @@ def test_10_growing_tensors_on_two_devices() -> None:
     for allocator, ptr in live:
         allocator.free(ptr)
 
-    for allocator in both:
+    for allocator in allocators:
         check_end(allocator)
 
 
 def check_end(allocator: CachingAllocator) -> None:
-    before = allocator.statistics()
-    assert before["allocated_bytes.all.current"] == 0
+    earlier_statistics = allocator.statistics()
+    assert earlier_statistics["allocated_bytes.all.current"] == 0
     allocator.empty_cache()
-    after = allocator.statistics()
-    assert after["num_sync_all_streams"] == before["num_sync_all_streams"] + 1
-    assert after["num_device_alloc"] == before["num_device_alloc"] == after["num_device_free"]
-    assert after["reserved_bytes.all.peak"] == before["reserved_bytes.all.peak"]
+    statistics = allocator.statistics()
+    assert statistics["num_sync_all_streams"] == earlier_statistics["num_sync_all_streams"] + 1
+    assert (
+        statistics["num_device_alloc"]
+        == earlier_statistics["num_device_alloc"]
+        == statistics["num_device_free"]
+    )
+    assert statistics["reserved_bytes.all.peak"] == earlier_statistics["reserved_bytes.all.peak"]
     invariants.check(allocator)
 
 
@@ -168,12 +172,12 @@ def test_unsupported_backend_is_refused(device: Device) -> None:
 
 def test_close_releases_unused_memory(device: Device) -> None:
     allocator = CachingAllocator(device)
-    kept = allocator.alloc(MIB)
+    live = allocator.alloc(MIB)
     other = allocator.alloc(30 * MIB)
     allocator.record_use(other, 11)
     allocator.free(other)
 
     allocator.close()
 
-    assert list(device.held) == [kept]
+    assert list(device.held) == [live]
     assert device.events == {}

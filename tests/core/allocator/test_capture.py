@@ -1,4 +1,4 @@
-"""CaptureGraph captures, beside the scenarios 30 to 34 of tests/allocator_scenarios/streams.py."""
+"""CaptureGraph captures, in addition to the scenarios 30 to 34 of tests/allocator_scenarios/streams.py."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ REUSE = Settings(graph_capture_record_stream_reuse=True)
 def record(
     allocator: CachingAllocator, size: int, memory: GraphMemory | None = None
 ) -> tuple[GraphMemory, int]:
-    """Capture b = copy(a), then five times b = copy(b) + 1; return the last b too."""
+    """Capture b = copy(a), then five times b = copy(b) + 1; return also the last b."""
     with allocator.capture(memory) as captured:
         b = allocator.alloc(size)
         for _ in range(5):
-            copy, old = allocator.alloc(size), b
+            copy, old_b = allocator.alloc(size), b
             b = allocator.alloc(size)
             allocator.free(copy)
-            allocator.free(old)
+            allocator.free(old_b)
     return captured, b
 
 
@@ -38,10 +38,10 @@ def test_31_third_graph_reuses_memory_of_the_second(allocator: CachingAllocator)
     memory, first = record(allocator, SIZE)
     _second_memory, second = record(allocator, SIZE, memory)
     allocator.free(second)
-    before = current(allocator, "reserved_bytes")
+    reserved_bytes = current(allocator, "reserved_bytes")
     _third_memory, third = record(allocator, SIZE, memory)
 
-    assert current(allocator, "reserved_bytes") == before
+    assert current(allocator, "reserved_bytes") == reserved_bytes
     assert memory.uses == 3
     assert third != first
 
@@ -119,15 +119,15 @@ def test_34_block_is_reused_after_its_last_graph_node(device: Device) -> None:
         allocator.record_use(ptr, 12)
         allocator.free(ptr)
         graph.launch(11)
-        before = allocator.alloc(SIZE, 11)
+        first_block = allocator.alloc(SIZE, 11)
         graph.wait(11, 12)
         graph.launch(11)
         elsewhere = allocator.alloc(SIZE, 12)
-        after = allocator.alloc(SIZE, 11)
+        second_block = allocator.alloc(SIZE, 11)
         graph.end()
 
-    assert ptr not in (before, elsewhere)
-    assert after == ptr
+    assert ptr not in (first_block, elsewhere)
+    assert second_block == ptr
     assert set(device.calls) == {"malloc"}
     invariants.check(allocator)
 
@@ -140,7 +140,7 @@ def test_34_block_without_proof_of_the_graph_waits_for_the_end_of_the_capture(
     with allocator.capture(stream=11, graph=graph):
         ptr = allocator.alloc(SIZE, 11)
         graph.launch(11)
-        allocator.record_use(ptr, 15)  # which is not captured
+        allocator.record_use(ptr, 15)  # stream 15 is not captured
         if settings is not REUSE:
             graph.wait(15, 11)
         allocator.free(ptr)
@@ -187,8 +187,8 @@ def test_requests_on_captured_streams_use_the_pool_of_the_capture(
         for stream in (11, 12, 13):
             allocator.alloc(SIZE, stream)
 
-    found = allocator.snapshot()["segments"]
-    assert [s["segment_pool_id"] for s in found] == [memory.id, memory.id, (0, 0)]
+    segments = allocator.snapshot()["segments"]
+    assert [s["segment_pool_id"] for s in segments] == [memory.id, memory.id, (0, 0)]
 
 
 def test_capture_can_use_a_mem_pool(allocator: CachingAllocator) -> None:
@@ -257,9 +257,9 @@ def test_request_of_a_capture_is_refused_without_caching(
         with pytest.raises(UsageError, match="graph of stream 0xb"):
             allocator.alloc(MIB, 11)
         with ThreadPoolExecutor(1) as thread:
-            kept = thread.submit(allocator.alloc, MIB).result()
-    after = allocator.alloc(MIB, 11)
-    assert device.held == {kept: MIB, after: MIB}
-    allocator.free(kept)
-    allocator.free(after)
+            uncaptured_block = thread.submit(allocator.alloc, MIB).result()
+    later_block = allocator.alloc(MIB, 11)
+    assert device.held == {uncaptured_block: MIB, later_block: MIB}
+    allocator.free(uncaptured_block)
+    allocator.free(later_block)
     allocator.enable_caching(enabled=True)

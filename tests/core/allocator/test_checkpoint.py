@@ -43,7 +43,7 @@ def addresses(pool: MemPool) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "kept"),
+    ("sizes", "kept_blocks"),
     [
         ([512] * 11, [5]),
         ([512] * 11, [5, 8]),
@@ -54,26 +54,26 @@ def addresses(pool: MemPool) -> set[int]:
     ],
 )
 def test_42_restore_recreates_the_blocks_of_a_pool(
-    allocator: CachingAllocator, sizes: list[int], kept: list[int]
+    allocator: CachingAllocator, sizes: list[int], kept_blocks: list[int]
 ) -> None:
     pool = MemPool(allocator)
-    held = in_pool(allocator, pool, *sizes)
-    for number, ptr in enumerate(held):
-        if number not in kept:
+    checkpoint_blocks = in_pool(allocator, pool, *sizes)
+    for number, ptr in enumerate(checkpoint_blocks):
+        if number not in kept_blocks:
             allocator.free(ptr)
-    before, live = layout(pool), addresses(pool)
+    layout_at_checkpoint, live = layout(pool), addresses(pool)
     state = allocator.checkpoint(pool)
-    rest = in_pool(allocator, pool, 700, 3 * MIB, 60 * MIB, 4096)
-    for ptr in (*rest[:2], *(held[number] for number in kept[:1])):
+    other_blocks = in_pool(allocator, pool, 700, 3 * MIB, 60 * MIB, 4096)
+    for ptr in (*other_blocks[:2], *(checkpoint_blocks[number] for number in kept_blocks[:1])):
         allocator.free(ptr)
     now = addresses(pool)
 
     restored = allocator.restore(state)
 
-    assert layout(pool)[: len(before)] == before
-    assert all(segment[3] == 0 for segment in layout(pool)[len(before) :])
+    assert layout(pool)[: len(layout_at_checkpoint)] == layout_at_checkpoint
+    assert all(segment[3] == 0 for segment in layout(pool)[len(layout_at_checkpoint) :])
     assert set(restored.freed) == now
-    assert set(restored.created) == live == {held[number] for number in kept}
+    assert set(restored.created) == live == {checkpoint_blocks[number] for number in kept_blocks}
     invariants.check(allocator)
 
 
@@ -111,7 +111,7 @@ def test_42_checkpoint_can_be_restored_repeatedly(allocator: CachingAllocator) -
     live = in_pool(allocator, pool, *(rng.randint(1, 3 * MIB) for _ in range(20)))
     for ptr in rng.sample(live, 10):
         allocator.free(ptr)
-    state, before = allocator.checkpoint(pool), layout(pool)
+    state, layout_at_checkpoint = allocator.checkpoint(pool), layout(pool)
     for _ in range(5):
         now = [
             *addresses(pool),
@@ -121,7 +121,7 @@ def test_42_checkpoint_can_be_restored_repeatedly(allocator: CachingAllocator) -
             allocator.free(ptr)
         allocator.restore(state)
         invariants.check(allocator)
-        assert layout(pool)[: len(before)] == before
+        assert layout(pool)[: len(layout_at_checkpoint)] == layout_at_checkpoint
 
 
 def test_restore_splits_despite_changed_settings(device: Device) -> None:
@@ -129,14 +129,14 @@ def test_restore_splits_despite_changed_settings(device: Device) -> None:
     pool = MemPool(allocator)
     large, small = in_pool(allocator, pool, 30 * MIB, 4 * MIB)
     allocator.free(large)
-    (part,) = in_pool(allocator, pool, 25 * MIB)
-    state, before = allocator.checkpoint(pool), layout(pool)
-    allocator.free(part)
+    (block,) = in_pool(allocator, pool, 25 * MIB)
+    state, layout_at_checkpoint = allocator.checkpoint(pool), layout(pool)
+    allocator.free(block)
     allocator.free(small)
     allocator.configure(Settings(max_split_size_bytes=20 * MIB))
     allocator.restore(state)
 
-    assert layout(pool) == before
+    assert layout(pool) == layout_at_checkpoint
     invariants.check(allocator)
     assert allocator.statistics()["oversize_allocations.current"] == 1
 
@@ -146,12 +146,12 @@ def test_checkpoint_is_refused_if_other_streams_use_a_freed_block(
 ) -> None:
     pool = MemPool(allocator)
     ptr, _ = in_pool(allocator, pool, 512, 512)
-    state, used = allocator.checkpoint(pool), layout(pool)
+    state, used_layout = allocator.checkpoint(pool), layout(pool)
     allocator.record_use(ptr, 11)
     assert allocator.checkpoint(pool) == state
     with pytest.raises(PoolError, match="other streams use"):
         allocator.restore(state)
-    assert layout(pool) == used
+    assert layout(pool) == used_layout
     allocator.free(ptr)
     for refused in (lambda: allocator.checkpoint(pool), lambda: allocator.restore(state)):
         with pytest.raises(PoolError, match="other streams use"):
@@ -160,7 +160,7 @@ def test_checkpoint_is_refused_if_other_streams_use_a_freed_block(
     allocator.alloc(512)
     allocator.restore(state)
 
-    assert layout(pool) == used
+    assert layout(pool) == used_layout
 
 
 def test_deferred_frees_are_settled_before_a_checkpoint(allocator: CachingAllocator) -> None:

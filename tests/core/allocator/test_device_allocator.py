@@ -73,10 +73,10 @@ def test_closed_allocator_refuses_sharing_and_peer_access(call: str) -> None:
 
 
 def test_opened_memory_keeps_the_device_of_its_allocator_open() -> None:
-    giving = Sim()
-    giver = opened(giving, owned=False)
-    sim = Sim(same_machine_as=giving)
-    memory = opened(sim).open_shared(giver.share(giver.alloc(1000)))
+    exporting_gpu = Sim()
+    exporter = opened(exporting_gpu, owned=False)
+    sim = Sim(same_machine_as=exporting_gpu)
+    memory = opened(sim).open_shared(exporter.share(exporter.alloc(1000)))
     gc.collect()
     assert not is_closed(sim)
 
@@ -180,7 +180,7 @@ allocator.free(ptr)
 print(allocator.statistics()["allocation.all.current"])
 """
 
-# Whoever was registered earlier runs later.
+# Exit handlers run in reverse order of their registration.
 REGISTERED_BEFORE = """
 import atexit
 @atexit.register
@@ -199,15 +199,15 @@ array = Array()
 
 
 def lines_of(script: str) -> list[str]:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-c", script],
         check=True,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.stderr == ""
-    return done.stdout.splitlines()
+    assert completed.stderr == ""
+    return completed.stdout.splitlines()
 
 
 def test_forked_child_refuses_allocations_even_if_the_lock_was_held() -> None:

@@ -158,7 +158,7 @@ def test_block_that_can_grow_less_is_preferred() -> None:
     assert blocks(allocator)[0][-1] == (10 * MIB, FREE)
     allocator.free(hole)
 
-    # By its size alone the 10 MiB at the end fit best.
+    # By size alone, the block of 10 MiB at the end would be the best fit.
     assert allocator.alloc(8 * MIB) == hole
     assert allocator.alloc(8 * MIB) == fence + 15 * MIB
 
@@ -191,17 +191,17 @@ def test_larger_plain_block_can_be_preferred_to_an_expandable_one() -> None:
 def test_expandable_blocks_are_skipped_while_the_setting_is_off() -> None:
     device = VirtualDevice()
     allocator = expandable_allocator(device)
-    kept, freed = allocator.alloc(9 * MIB), allocator.alloc(PAGE)
+    live, freed = allocator.alloc(9 * MIB), allocator.alloc(PAGE)
     allocator.free(freed)
     set_expandable(allocator, on=False)
     plain = allocator.alloc(PAGE)
 
     assert list(device.held) == [plain]
-    allocator.free(kept)
+    allocator.free(live)
     invariants.check(allocator)
     assert current(allocator, "segment") == 1
     set_expandable(allocator, on=True)
-    assert allocator.alloc(9 * MIB) == kept
+    assert allocator.alloc(9 * MIB) == live
 
 
 def test_max_split_size_applies_to_expandable_blocks() -> None:
@@ -237,19 +237,19 @@ def test_unsupported_page_size_is_refused_without_a_change() -> None:
 
 def test_expandable_segments_work_on_the_simulated_device() -> None:
     with Work(settings=Settings(expandable_segments=True)) as work:
-        before = work.gpu.memory_info().free_bytes
-        side = work.stream()
-        ptr = work.allocator.alloc(30 * MIB, side)
-        small = work.allocator.alloc(700, side)
-        work.gpu.fill(ptr, 7, 30 * MIB, side)
-        work.busy(side)
-        assert before - work.gpu.memory_info().free_bytes == 42 * MIB
+        free_bytes = work.gpu.memory_info().free_bytes
+        side_stream = work.stream()
+        ptr = work.allocator.alloc(30 * MIB, side_stream)
+        small = work.allocator.alloc(700, side_stream)
+        work.gpu.fill(ptr, 7, 30 * MIB, side_stream)
+        work.busy(side_stream)
+        assert free_bytes - work.gpu.memory_info().free_bytes == 42 * MIB
         work.allocator.free(ptr)
         work.allocator.empty_cache()
-        assert work.gpu.query_stream(side), "it was waited for"
-        assert before - work.gpu.memory_info().free_bytes == 2 * MIB
+        assert work.gpu.query_stream(side_stream), "it was waited for"
+        assert free_bytes - work.gpu.memory_info().free_bytes == 2 * MIB
         work.allocator.free(small)
-        work.gpu.destroy_stream(side)
+        work.gpu.destroy_stream(side_stream)
         work.allocator.empty_cache()
 
-        assert work.gpu.memory_info().free_bytes == before
+        assert work.gpu.memory_info().free_bytes == free_bytes

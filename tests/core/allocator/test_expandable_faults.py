@@ -70,9 +70,9 @@ def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) ->
     expected = program(CachingAllocator(device, settings), device)
     assert {"map", "unmap", "reserve", "malloc", "free"} <= set(device.calls)
     failed = set()
-    first = len(_made(settings)[0].calls)
+    first = len(device_and_allocator(settings)[0].calls)
     for fail_at in range(first + 1, len(device.calls) + 1):
-        failing, allocator = _made(settings)
+        failing, allocator = device_and_allocator(settings)
         failing.fail_at = fail_at
         failures = program(allocator, failing)
         allocator.close()
@@ -82,14 +82,14 @@ def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) ->
         assert failing.events == {}
         assert allocator.statistics()["reserved_bytes.all.current"] == 0
         name = failing.calls[fail_at - 1]
-        told = [error for error in failures if error is failing.error]
-        assert told or name in ("record", "event"), name
+        reported_errors = [error for error in failures if error is failing.error]
+        assert reported_errors or name in ("record", "event"), name
         assert all(error.code in (2, 999) for error in failures)
         failed.add(name)
     assert {"map", "unmap", "reserve", "unreserve", "sync_stream"} <= failed
     assert {error.code for error in expected} == {2}
 
 
-def _made(settings: Settings) -> tuple[VirtualDevice, CachingAllocator]:
+def device_and_allocator(settings: Settings) -> tuple[VirtualDevice, CachingAllocator]:
     device = VirtualDevice(CAPACITY)
     return device, CachingAllocator(device, settings)

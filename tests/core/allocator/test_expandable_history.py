@@ -33,14 +33,14 @@ def allocator() -> CachingAllocator:
 
 
 def trace(allocator: CachingAllocator) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = allocator.snapshot()["device_traces"][0]
-    return found
+    entries: list[dict[str, Any]] = allocator.snapshot()["device_traces"][0]
+    return entries
 
 
 def loaded(allocator: CachingAllocator, folder: Path) -> Snapshot:
-    place = folder / "snapshot.pkl"
-    place.write_bytes(pickle.dumps(allocator.snapshot()))
-    return load(str(place))
+    path = folder / "snapshot.pkl"
+    path.write_bytes(pickle.dumps(allocator.snapshot()))
+    return load(str(path))
 
 
 def take(allocator: CachingAllocator, size: int) -> int:
@@ -55,12 +55,12 @@ def check_replay(allocator: CachingAllocator, folder: Path) -> None:
     """Undo the trace from the final state: it must be consistent and begin empty."""
     snapshot, statistics = loaded(allocator, folder), allocator.statistics()
     (device,) = snapshot.devices
-    found = replay(snapshot, device)
+    replayed = replay(snapshot, device)
     assert device.warnings == ()
-    assert found.inconsistencies == Contradictions(0, 0, 0, 0)
-    assert found.begins_complete
+    assert replayed.inconsistencies == Contradictions(0, 0, 0, 0)
+    assert replayed.begins_complete
     for name in CURVES:
-        curve = getattr(found.curves, name)
+        curve = getattr(replayed.curves, name)
         assert curve[-1] == statistics[f"{name}_bytes.all.current"], name
         assert curve.max() == statistics[f"{name}_bytes.all.peak"], name
 
@@ -130,9 +130,9 @@ def test_47_memviz_replays_the_trace_to_the_ranges_of_the_snapshot(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
     allocator.record_history()
-    held = [allocator.alloc(size) for size in (700, 9 * MIB, 30 * MIB, PAGE, 3000)]
-    allocator.free(held[2])
-    allocator.free(held[1], 11)
+    blocks = [allocator.alloc(size) for size in (700, 9 * MIB, 30 * MIB, PAGE, 3000)]
+    allocator.free(blocks[2])
+    allocator.free(blocks[1], 11)
     allocator.empty_cache()
     with pytest.raises(OutOfMemory):
         allocator.alloc(240 * MIB)
@@ -175,11 +175,11 @@ def test_47_memviz_replays_a_long_run_with_expandable_and_plain_segments(
 def check_memory(allocator: CachingAllocator, folder: Path) -> None:
     """Like ``check_replay``, except the sizes of freed blocks, which depend on a setting that has changed."""
     snapshot, statistics = loaded(allocator, folder), allocator.statistics()
-    found = replay(snapshot, snapshot.devices[0])
-    assert found.inconsistencies == Contradictions(0, 0, 0, 0)
-    assert found.begins_complete
+    replayed = replay(snapshot, snapshot.devices[0])
+    assert replayed.inconsistencies == Contradictions(0, 0, 0, 0)
+    assert replayed.begins_complete
     for name in ("requested", "reserved"):
-        curve = getattr(found.curves, name)
+        curve = getattr(replayed.curves, name)
         assert curve[-1] == statistics[f"{name}_bytes.all.current"], name
         assert curve.max() == statistics[f"{name}_bytes.all.peak"], name
 

@@ -29,13 +29,13 @@ def test_17_three_requests_fit_and_the_fourth_fails_with_and_without_expandable_
         VirtualDevice(),
         Settings(max_split_size_bytes=40 * MIB, memory_fraction=120 * MIB / (16 * GIB)),
     )
-    held = []
+    live_blocks = []
     for on in (False, True, False):
         set_expandable(allocator, on=on)
-        held.append(allocator.alloc(40 * MIB))
+        live_blocks.append(allocator.alloc(40 * MIB))
     with pytest.raises(OutOfMemory):
         allocator.alloc(40 * MIB)
-    for ptr in held:
+    for ptr in live_blocks:
         allocator.free(ptr)
     allocator.alloc(120 * MIB)
 
@@ -79,9 +79,11 @@ def test_pages_mapped_before_out_of_memory_stay_free() -> None:
     fourth = allocator.alloc(30 * MIB)
     allocator.free(third)
     allocator.free(fourth)
-    allocator.begin_capture()  # Nothing is released.
+    allocator.begin_capture()  # During a capture no memory is released.
     with pytest.raises(OutOfMemory):
-        allocator.alloc(100 * MIB)  # a page in the gap, what is free behind it, and one more page
+        allocator.alloc(
+            100 * MIB
+        )  # needs a page in the gap, the free block behind the gap, and one more page
 
     assert blocks(allocator) == [[(PAGE, LIVE), (4 * PAGE, FREE)]]
     assert device.used == 5 * PAGE
@@ -161,11 +163,11 @@ def test_expandable_segment_outlives_the_setting_until_it_is_empty() -> None:
 def test_close_releases_unused_memory() -> None:
     device = VirtualDevice()
     allocator = expandable_allocator(device)
-    kept = allocator.alloc(700)
+    live = allocator.alloc(700)
     allocator.free(allocator.alloc(PAGE))
     allocator.close()
 
-    assert device.mapped == {kept: 2 * MIB}
+    assert device.mapped == {live: 2 * MIB}
     assert len(device.reserved) == 1
 
 
@@ -202,6 +204,6 @@ def test_release_of_available_blocks_stops_at_an_expandable_block() -> None:
         allocator.free(plain)
         set_expandable(allocator, on=False)
         allocator.alloc(160 * MIB)
-        # The plain segment is released for the request; else the whole cache is.
+        # Either the plain segment is released for the request, or the whole cache.
         assert allocator.statistics()["num_alloc_retries"] == expandable_first
         invariants.check(allocator)

@@ -44,17 +44,17 @@ def allocator() -> CachingAllocator:
 @pytest.mark.parametrize("args", [(), (None,), (object(),) * 2, ("",) * 9])
 def test_native_types_refuse_wrong_constructor_arguments(name: str, args: tuple[Any, ...]) -> None:
     native: Any = native_module()
-    for made in (getattr(native, name), getattr(native._fast, name)):
+    for native_type in (getattr(native, name), getattr(native._fast, name)):
         with pytest.raises((TypeError, AttributeError)):
-            made.__new__(made, *args)
+            native_type.__new__(native_type, *args)
 
 
 def test_fast_path_refuses_a_foreign_block_type(free: Any) -> None:
     native: Any = native_module()
     counters = free.counters
-    given: Any = (native.Gate(), {}, {}, {}, counters, counters, counters, int, None, None)
+    arguments: Any = (native.Gate(), {}, {}, {}, counters, counters, counters, int, None, None)
     with pytest.raises(TypeError, match="Block"):
-        native._fast.FastPath(*given)
+        native._fast.FastPath(*arguments)
 
 
 @pytest.mark.parametrize("name", ["ptr", "size", "requested", "gc_count_base", "event_count"])
@@ -102,9 +102,9 @@ def test_block_fields_of_the_tree_are_read_only(free: Any, name: str) -> None:
 def test_foreign_block_is_refused(free: Any) -> None:
     block, foreign = free.new_block(0, 512), make_pool().free_blocks(0).new_block(0, 512)
     for call in (free.add, free.remove):
-        for wrong in (foreign, None, 1, free):
+        for not_a_block in (foreign, None, 1, free):
             with pytest.raises(ValueError, match="not a block of this"):
-                call(wrong)
+                call(not_a_block)
     with pytest.raises(ValueError, match="that is free"):
         free.remove(block)
     free.add(block)
@@ -129,8 +129,8 @@ def test_many_equal_blocks_do_not_exhaust_the_stack(free: Any) -> None:
         free.add(free.new_block(0, 512))
     assert len(list(free)) == 50_000
     assert gc.collect() >= 0
-    taken = [free.take(512, 1024) for _ in range(50_000)]
-    assert None not in taken
+    blocks = [free.take(512, 1024) for _ in range(50_000)]
+    assert None not in blocks
     assert free.take(512, 1024) is None
 
 
@@ -150,11 +150,11 @@ def test_adjacent_block_of_other_free_blocks_is_not_merged(
     foreign.add(other)
     ptrs = [allocator.alloc(700) for _ in range(3)]
     block: Any = allocator._state.live[ptrs[1]]
-    kept = block.prev, block.next
+    old_links = block.prev, block.next
     block.prev = block.next = other
     allocator.free(ptrs[1])
     assert list(foreign) == [other]
-    block.prev, block.next = kept
+    block.prev, block.next = old_links
 
 
 @pytest.mark.parametrize("value", [None, 1, object()], ids=["None", "1", "object"])
@@ -201,16 +201,16 @@ class Finalized:
 
 def test_finalizer_of_a_dropped_event_can_append_and_read() -> None:
     events = make_events(3)
-    seen = []
+    events_seen = []
 
-    def again() -> None:
+    def append_and_read() -> None:
         events.append(EVENT)
-        seen.append(list(events))
+        events_seen.append(list(events))
 
     for _ in range(20):
-        events.append((*EVENT[:5], Finalized(again), *EVENT[6:]))
-    assert events.count == 20 + len(seen)
-    assert {len(each) for each in seen} == {3}
+        events.append((*EVENT[:5], Finalized(append_and_read), *EVENT[6:]))
+    assert events.count == 20 + len(events_seen)
+    assert {len(event) for event in events_seen} == {3}
 
 
 def test_finalizer_can_append_while_events_are_read() -> None:
@@ -222,46 +222,46 @@ def test_finalizer_can_append_while_events_are_read() -> None:
         for number in range(40):
             events.append((*EVENT[:5], (object(), number), *EVENT[6:]))
 
-    before = gc.get_threshold()
+    thresholds = gc.get_threshold()
     gc.callbacks.append(append)
     try:
         gc.set_threshold(1)
-        found = list(events)
+        events_read = list(events)
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*thresholds)
         gc.callbacks.remove(append)
-    assert len(found) == 100
-    assert all(len(event) == 8 and isinstance(event[5], tuple) for event in found)
+    assert len(events_read) == 100
+    assert all(len(event) == 8 and isinstance(event[5], tuple) for event in events_read)
 
 
 def test_finalizer_of_a_dropped_event_can_stop_the_history(allocator: CachingAllocator) -> None:
-    allocator.alloc(MIB)  # Leaves free memory.
+    allocator.alloc(MIB)  # A part of the segment stays free.
     allocator.record_history(context=None, max_entries=1)
     ptr = allocator.alloc(700)
     ends = Finalized(lambda: allocator.record_history(None))
     events = allocator._state.history.events
     events.append((*EVENT[:5], ends, *EVENT[6:]))  # type: ignore[arg-type]
     del ends, events
-    allocator.free(ptr)  # Its first event drops the event above.
+    allocator.free(ptr)  # The first event of this call drops the event above.
     assert allocator.alloc(700) == ptr
 
 
 def test_garbage_collection_during_alloc_can_allocate(allocator: CachingAllocator) -> None:
-    kept = [allocator.alloc(700)]
+    old_links = [allocator.alloc(700)]
 
     def alloc(*_: object) -> None:
-        kept.append(allocator.alloc(700))
+        old_links.append(allocator.alloc(700))
 
-    before = gc.get_threshold()
+    thresholds = gc.get_threshold()
     gc.callbacks.append(alloc)
     try:
         gc.set_threshold(1)
-        kept += [allocator.alloc(700) for _ in range(50)]
+        old_links += [allocator.alloc(700) for _ in range(50)]
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*thresholds)
         gc.callbacks.remove(alloc)
-    assert len(kept) == len(set(kept))
-    for ptr in kept:
+    assert len(old_links) == len(set(old_links))
+    for ptr in old_links:
         allocator.free(ptr)
     assert allocator.statistics()["allocation.all.current"] == 0
 
@@ -318,20 +318,20 @@ def test_allocator_in_a_cycle_is_collected(recorded: str | None) -> None:
     state.live[ptrs[1]].stack = [allocator]  # a cycle through the fields of native objects
     if recorded:
         state.history.events.append((*EVENT[:5], [allocator], *EVENT[6:]))
-    died = weakref.ref(state.guard.perform), weakref.ref(state)
+    references = weakref.ref(state.guard.perform), weakref.ref(state)
     del allocator, state
     gc.collect()
-    assert [each() for each in died] == [None, None]
+    assert [reference() for reference in references] == [None, None]
 
 
 def test_collected_free_blocks_release_their_blocks() -> None:
     free: Any = make_pool().free_blocks(0)
-    parts = [Finalized(lambda: dead.append(1)) for _ in range(100)]
-    dead: list[int] = []
-    for number, part in enumerate(parts):
+    finalized = [Finalized(lambda: released.append(1)) for _ in range(100)]
+    released: list[int] = []
+    for number, finalized_object in enumerate(finalized):
         block = free.new_block(512 * number, 512)
-        block.expandable_segment = part
+        block.expandable_segment = finalized_object
         free.add(block)
-    del free, block, parts, part
+    del free, block, finalized, finalized_object
     gc.collect()
-    assert len(dead) == 100
+    assert len(released) == 100

@@ -42,7 +42,7 @@ STREAMS = (0, LEGACY, 11, 12)
 CAPACITY = 256 * MIB
 
 
-def made_slow(allocator: CachingAllocator) -> CachingAllocator:
+def always_slow(allocator: CachingAllocator) -> CachingAllocator:
     """Make every call of an allocator take the slow path."""
     slow = SlowPath(allocator, allocator._state, allocator._oom)
 
@@ -70,33 +70,35 @@ class FastAndSlow:
         fast = CachingAllocator(self.devices[0], native=native, **options)
         self.allocators = (
             fast,
-            made_slow(CachingAllocator(self.devices[1], native=False, **options)),
+            always_slow(CachingAllocator(self.devices[1], native=False, **options)),
         )
 
     def alloc(self, size: Any, *stream: int) -> int:
         """Allocate in both; return 0 if out of memory."""
-        found, expected = (_outcome(each.alloc, size, *stream) for each in self.allocators)
-        assert found == expected
-        return found if isinstance(found, int) else 0
+        result, expected = (
+            _outcome(allocator.alloc, size, *stream) for allocator in self.allocators
+        )
+        assert result == expected
+        return result if isinstance(result, int) else 0
 
     def free(self, ptr: Any, *stream: int | None) -> None:
-        found, expected = (_outcome(each.free, ptr, *stream) for each in self.allocators)
-        assert found == expected
+        result, expected = (_outcome(allocator.free, ptr, *stream) for allocator in self.allocators)
+        assert result == expected
 
     def do(self, name: str, *args: Any, **options: Any) -> None:
-        for each in self.allocators:
-            getattr(each, name)(*args, **options)
+        for allocator in self.allocators:
+            getattr(allocator, name)(*args, **options)
 
     def finish(self, stream: int) -> None:
         for device in self.devices:
             device.finish(stream)
 
     def check(self) -> None:
-        found, expected = (_seen(each) for each in self.allocators)
-        assert found == expected
+        result, expected = (state_of(allocator) for allocator in self.allocators)
+        assert result == expected
         assert self.devices[0].held == self.devices[1].held
-        for each in self.allocators:
-            invariants.check(each)
+        for allocator in self.allocators:
+            invariants.check(allocator)
 
 
 def _outcome(call: Any, *args: Any) -> Any:
@@ -106,7 +108,7 @@ def _outcome(call: Any, *args: Any) -> Any:
         return type(error)
 
 
-def _seen(allocator: CachingAllocator) -> Any:
+def state_of(allocator: CachingAllocator) -> Any:
     """Return the whole state of an allocator, without times."""
     snapshot = allocator.snapshot()
     for trace in snapshot["device_traces"]:
@@ -117,26 +119,30 @@ def _seen(allocator: CachingAllocator) -> Any:
     lists = [free for pool in pools for free in pool.by_stream.values()]
     for free in lists:
         if type(free) is FreeBlocks:
-            assert all(len(part) <= MAX_CHUNK_LENGTH for part in free.chunks)
+            assert all(len(chunk) <= MAX_CHUNK_LENGTH for chunk in free.chunks)
     return {
         "segments": snapshot["segments"],
         "traces": snapshot["device_traces"],
         "statistics": allocator.statistics(),
-        "blocks": [_seen_block(b) for each in engine.segments.values() for b in each.blocks()],
-        "free": [[_seen_block(block) for block in pool] for pool in pools],
+        "blocks": [
+            attributes_of_block(b) for segment in engine.segments.values() for b in segment.blocks()
+        ],
+        "free": [[attributes_of_block(block) for block in pool] for pool in pools],
     }
 
 
-def _seen_block(block: Block) -> dict[str, Any]:
+def attributes_of_block(block: Block) -> dict[str, Any]:
     """Return the attributes of a block, with other blocks as addresses."""
-    left_out = ("free_blocks", "expandable_segment")
-    found = {name: getattr(block, name) for name in Block.__slots__ if name not in left_out}
+    skipped_attributes = ("free_blocks", "expandable_segment")
+    attributes = {
+        name: getattr(block, name) for name in Block.__slots__ if name not in skipped_attributes
+    }
     for name in ("prev", "next"):
-        found[name] = found[name] and found[name].ptr
-    return found
+        attributes[name] = attributes[name] and attributes[name].ptr
+    return attributes
 
 
-class BesideSlow(RuleBasedStateMachine):
+class AgainstSlowPath(RuleBasedStateMachine):
     native = False
     live: Bundle[int] = Bundle("live")
 
@@ -153,148 +159,152 @@ class BesideSlow(RuleBasedStateMachine):
         garbage: float,
         expands: bool,
     ) -> None:
-        chosen = Settings(
+        chosen_settings = Settings(
             max_split_size_bytes=max_split and max_split * MIB,
             roundup_power2_divisions=(divisions,) * 16,
             garbage_collection_threshold=garbage,
             memory_fraction=0.75 if garbage else 1.0,
             expandable_segments=expands,
         )
-        self.both = FastAndSlow(native=self.native, settings=chosen)
+        self.fast_and_slow = FastAndSlow(native=self.native, settings=chosen_settings)
 
     @rule(target=live, size=SIZES, stream=strategies.sampled_from(STREAMS))
     def alloc(self, size: int, stream: int) -> Any:
-        return self.both.alloc(size, stream) or multiple()
+        return self.fast_and_slow.alloc(size, stream) or multiple()
 
     @rule(ptr=live, stream=strategies.sampled_from(STREAMS))
     def use(self, ptr: int, stream: int) -> None:
-        self.both.do("record_use", ptr, stream)
+        self.fast_and_slow.do("record_use", ptr, stream)
 
     @rule(ptr=consumes(live), stream=strategies.sampled_from([None, *STREAMS]))
     def free(self, ptr: int, stream: int | None) -> None:
-        self.both.free(ptr, stream)
+        self.fast_and_slow.free(ptr, stream)
 
     @rule(target=live, ptr=consumes(live), size=SIZES)
     def replace(self, ptr: int, size: int) -> Any:
-        self.both.free(ptr)
-        return self.both.alloc(size) or multiple()
+        self.fast_and_slow.free(ptr)
+        return self.fast_and_slow.alloc(size) or multiple()
 
     @rule(ptr=strategies.sampled_from([0, 1, 0x7F00_0000_0200]))
     def free_what_may_not_be_there(self, ptr: int) -> None:
-        if ptr not in self.both.allocators[0]._state.live:
-            self.both.free(ptr)
+        if ptr not in self.fast_and_slow.allocators[0]._state.live:
+            self.fast_and_slow.free(ptr)
 
     @rule(stream=strategies.sampled_from(STREAMS))
     def finish(self, stream: int) -> None:
-        self.both.finish(stream)
+        self.fast_and_slow.finish(stream)
 
     @rule(
         history=strategies.sampled_from([None, "all", "all"]),
         context=strategies.sampled_from([None, None, "state", "all"]),
-        skipped=strategies.sampled_from([(), ("alloc",)]),
-        most=strategies.sampled_from([5, 1000]),
+        skip_actions=strategies.sampled_from([(), ("alloc",)]),
+        max_entries=strategies.sampled_from([5, 1000]),
     )
     def record(
-        self, history: str | None, context: str | None, skipped: tuple[str, ...], most: int
+        self,
+        history: str | None,
+        context: str | None,
+        skip_actions: tuple[str, ...],
+        max_entries: int,
     ) -> None:
-        options = {"context": context, "skip_actions": skipped, "max_entries": most}
-        self.both.do("record_history", history, **options)
+        options = {"context": context, "skip_actions": skip_actions, "max_entries": max_entries}
+        self.fast_and_slow.do("record_history", history, **options)
 
     @rule(limited=strategies.booleans())
     def configure(self, limited: bool) -> None:
-        for each in self.both.allocators:
-            chosen = replace(
-                each.settings,
+        for allocator in self.fast_and_slow.allocators:
+            settings = replace(
+                allocator.settings,
                 memory_fraction=0.75 if limited else 1.0,
                 garbage_collection_threshold=0.5 if limited else 0.0,
             )
-            each.configure(chosen)
+            allocator.configure(settings)
 
     @rule(name=strategies.sampled_from(["empty_cache", "reset_peaks", "reset_sums", "statistics"]))
     def without_arguments(self, name: str) -> None:
-        self.both.do(name)
+        self.fast_and_slow.do(name)
 
     @rule()
     def check(self) -> None:
-        self.both.check()
+        self.fast_and_slow.check()
 
     def teardown(self) -> None:
         if hasattr(self, "both"):
-            self.both.check()
+            self.fast_and_slow.check()
 
 
-BesideSlow.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
-TestBesideSlow = BesideSlow.TestCase
+AgainstSlowPath.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAgainstSlowPath = AgainstSlowPath.TestCase
 
 
-class NativeBesideSlow(BesideSlow):
+class NativeAgainstSlowPath(AgainstSlowPath):
     native = True
 
 
-NativeBesideSlow.TestCase.settings = BesideSlow.TestCase.settings
-TestNativeBesideSlow = needs_native(NativeBesideSlow.TestCase)
+NativeAgainstSlowPath.TestCase.settings = AgainstSlowPath.TestCase.settings
+TestNativeAgainstSlowPath = needs_native(NativeAgainstSlowPath.TestCase)
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_long_run_equals_the_slow_path(native: bool, recorded: bool) -> None:
-    both, rng = FastAndSlow(1 << 40, native=native), random.Random(3)
+    fast_and_slow, rng = FastAndSlow(1 << 40, native=native), random.Random(3)
     if recorded:
-        both.do("record_history", "all", context=None, max_entries=500)
+        fast_and_slow.do("record_history", "all", context=None, max_entries=500)
     live: list[int] = []
     for step in range(6000):
         if live and rng.random() < 0.45:
-            both.free(live.pop(rng.randrange(len(live))), rng.choice([None, 0, LEGACY]))
+            fast_and_slow.free(live.pop(rng.randrange(len(live))), rng.choice([None, 0, LEGACY]))
         else:
-            live.append(both.alloc(some_size(rng)))
+            live.append(fast_and_slow.alloc(some_size(rng)))
         if step % 1000 == 999:
-            both.check()
+            fast_and_slow.check()
 
 
 def test_long_lists_of_free_blocks_equal_the_slow_path(native: bool) -> None:
-    both, rng = FastAndSlow(1 << 40, native=native), random.Random(4)
-    live = [both.alloc(512 * (1 + number % 5)) for number in range(9000)]
+    fast_and_slow, rng = FastAndSlow(1 << 40, native=native), random.Random(4)
+    live = [fast_and_slow.alloc(512 * (1 + number % 5)) for number in range(9000)]
     for ptr in live[::2]:
-        both.free(ptr)
-    both.check()
+        fast_and_slow.free(ptr)
+    fast_and_slow.check()
     live = live[1::2]
     for _ in range(6000):
-        place = rng.randrange(len(live))
-        both.free(live[place])
-        live[place] = both.alloc(512 * rng.randint(1, 40))
-    both.check()
+        index = rng.randrange(len(live))
+        fast_and_slow.free(live[index])
+        live[index] = fast_and_slow.alloc(512 * rng.randint(1, 40))
+    fast_and_slow.check()
     rng.shuffle(live)
-    for ptr in live:  # Until the block is used up.
-        both.free(ptr)
-    both.check()
-    both.do("empty_cache")
-    assert both.devices[0].held == {}
+    for ptr in live:  # Frees all blocks of the segment.
+        fast_and_slow.free(ptr)
+    fast_and_slow.check()
+    fast_and_slow.do("empty_cache")
+    assert fast_and_slow.devices[0].held == {}
 
 
 @pytest.mark.parametrize(
     "size", [-1, 0, True, 1 << 59, 1 << 60, 1 << 70, 700.0, "700", None], ids=repr
 )
 def test_invalid_sizes_behave_as_on_the_slow_path(native: bool, size: object) -> None:
-    both = FastAndSlow(native=native)
-    both.free(both.alloc(1))
-    both.alloc(size)
-    both.check()
+    fast_and_slow = FastAndSlow(native=native)
+    fast_and_slow.free(fast_and_slow.alloc(1))
+    fast_and_slow.alloc(size)
+    fast_and_slow.check()
 
 
 @pytest.mark.parametrize("ptr", [-1, 0, 0x7F00_0000_0200, 1 << 70, 0.0, "0", None], ids=repr)
 def test_invalid_addresses_behave_as_on_the_slow_path(native: bool, ptr: object) -> None:
-    both = FastAndSlow(native=native)
-    both.alloc(700)
-    both.free(ptr)
-    both.check()
+    fast_and_slow = FastAndSlow(native=native)
+    fast_and_slow.alloc(700)
+    fast_and_slow.free(ptr)
+    fast_and_slow.check()
 
 
 def test_stream_numbers_equal_the_slow_path(native: bool) -> None:
-    both = FastAndSlow(native=native)
+    fast_and_slow = FastAndSlow(native=native)
     for stream in (LEGACY, PER_THREAD, -5, 1 << 63, 12):
-        both.alloc(700, stream)
-        both.free(both.alloc(700, stream), stream)
-        both.free(both.alloc(700, stream), 11)
-    both.check()
+        fast_and_slow.alloc(700, stream)
+        fast_and_slow.free(fast_and_slow.alloc(700, stream), stream)
+        fast_and_slow.free(fast_and_slow.alloc(700, stream), 11)
+    fast_and_slow.check()
 
 
 def test_arguments_may_be_named(native: bool) -> None:
@@ -333,34 +343,36 @@ def test_usual_calls_avoid_the_slow_path(native: bool, recorded: bool) -> None:
 
 def test_split_moves_stack_and_age_to_the_upper_part(native: bool) -> None:
     collecting = Settings(memory_fraction=0.75, garbage_collection_threshold=0.5)
-    both = FastAndSlow(native=native, settings=collecting)
-    both.do("record_history", context="all")
-    held = [both.alloc(700) for _ in range(6)] + [both.alloc(2 * MIB) for _ in range(6)]
-    for ptr in held[::2]:
-        both.free(ptr)
-    both.do("record_history", None)
-    both.do("configure", Settings())
+    fast_and_slow = FastAndSlow(native=native, settings=collecting)
+    fast_and_slow.do("record_history", context="all")
+    blocks = [fast_and_slow.alloc(700) for _ in range(6)] + [
+        fast_and_slow.alloc(2 * MIB) for _ in range(6)
+    ]
+    for ptr in blocks[::2]:
+        fast_and_slow.free(ptr)
+    fast_and_slow.do("record_history", None)
+    fast_and_slow.do("configure", Settings())
     for size in (1500, 3 * MIB, 700, 2 * MIB):  # The first two requests find no free block.
-        both.alloc(size)
-        both.check()
+        fast_and_slow.alloc(size)
+        fast_and_slow.check()
 
 
 def test_recorded_stack_begins_at_the_caller(native: bool) -> None:
-    found = []
+    frame_names = []
     for allocator in FastAndSlow(native=native).allocators:
         allocator.record_history(context="all")
         allocator.free(allocator.alloc(700))
         traced = allocator.snapshot()["device_traces"][0]
-        found.append([[frame["name"] for frame in entry["frames"]] for entry in traced])
+        frame_names.append([[frame["name"] for frame in entry["frames"]] for entry in traced])
 
-    assert found[0] == found[1]
-    assert found[0][0][0] == "test_recorded_stack_begins_at_the_caller"
+    assert frame_names[0] == frame_names[1]
+    assert frame_names[0][0][0] == "test_recorded_stack_begins_at_the_caller"
 
 
 def test_trace_times_come_from_the_monotonic_clock(native: bool) -> None:
     allocator = CachingAllocator(Device(), native=native)
     allocator.record_history(context=None)
-    allocator.free(allocator.alloc(700))  # Allocates a segment.
+    allocator.free(allocator.alloc(700))  # The request allocates a segment.
     allocator.free(allocator.alloc(700))
 
     entries = allocator.snapshot()["device_traces"][0]
@@ -384,14 +396,14 @@ def test_garbage_collection_during_a_call_can_free(native: bool) -> None:
             with suppress(Reentered):
                 allocator.free(allocator.alloc(700))
 
-    before = gc.get_threshold()
+    thresholds = gc.get_threshold()
     gc.callbacks.append(collected)
     try:
         gc.set_threshold(1)
         for size in (1, 700, MIB, 5 * MIB) * 200:
             ready += [allocator.alloc(size), allocator.alloc(size + 512)]
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*thresholds)
         gc.callbacks.remove(collected)
 
     for ptr in ready:
@@ -405,8 +417,8 @@ def test_failed_host_allocation_leaves_the_allocator_unchanged() -> None:
     memory = pytest.importorskip("_testcapi", reason="CPython's own tests are not there")
     allocator = CachingAllocator(Device(), native=True)
     sizes = (700, 1000, MIB, 5 * MIB)
-    kept = [allocator.alloc(size) for size in sizes * 8]
-    for ptr in kept[: len(kept) // 2]:
+    blocks = [allocator.alloc(size) for size in sizes * 8]
+    for ptr in blocks[: len(blocks) // 2]:
         allocator.free(ptr)
     failures = 0
     for number, size in product(range(4), sizes):
@@ -442,7 +454,7 @@ class SlowPair(Pair):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        made_slow(self.allocator)
+        always_slow(self.allocator)
 
 
 def test_slow_path_equals_the_model() -> None:

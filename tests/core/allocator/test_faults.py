@@ -78,9 +78,9 @@ def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) ->
         allocator.empty_cache()
 
         assert failing.held == {}
-        told = [error for error in failures if error is failing.error]
+        reported_errors = [error for error in failures if error is failing.error]
         quiet = failing.calls[fail_at - 1] in ("record", "event", "memory_info")
-        assert told or quiet, failing.calls[fail_at - 1]
+        assert reported_errors or quiet, failing.calls[fail_at - 1]
         assert all(error.code in (2, 999) for error in failures)
         allocator.close()
         assert failing.events == {}

@@ -11,9 +11,14 @@ from cudakit.core.allocator.fragmentation import StreamMemory
 
 
 def test_empty_allocator_is_not_fragmented(allocator: CachingAllocator) -> None:
-    found = allocator.fragmentation()
+    fragmentation = allocator.fragmentation()
 
-    assert (found.internal, found.external, found.free_bytes, found.streams) == (0, 0, 0, ())
+    assert (
+        fragmentation.internal,
+        fragmentation.external,
+        fragmentation.free_bytes,
+        fragmentation.streams,
+    ) == (0, 0, 0, ())
 
 
 def test_internal_fragmentation_is_allocated_minus_requested(
@@ -22,38 +27,38 @@ def test_internal_fragmentation_is_allocated_minus_requested(
     allocator.alloc(1)
     allocator.alloc(700)
 
-    found = allocator.fragmentation()
+    fragmentation = allocator.fragmentation()
 
-    assert found.internal_bytes == 511 + 324
-    assert found.internal == (511 + 324) / (512 + 1024)
+    assert fragmentation.internal_bytes == 511 + 324
+    assert fragmentation.internal == (511 + 324) / (512 + 1024)
 
 
 def test_external_fragmentation_is_free_memory_outside_the_largest_block(
     allocator: CachingAllocator,
 ) -> None:
-    held = [allocator.alloc(4 * MIB) for _ in range(5)]
-    allocator.free(held[0])
-    allocator.free(held[2])
-    allocator.free(held[3])
+    blocks = [allocator.alloc(4 * MIB) for _ in range(5)]
+    allocator.free(blocks[0])
+    allocator.free(blocks[2])
+    allocator.free(blocks[3])
 
-    found = allocator.fragmentation()
+    fragmentation = allocator.fragmentation()
 
-    assert (found.free_bytes, found.largest_hole_bytes) == (12 * MIB, 8 * MIB)
-    assert found.external == 1 - 8 / 12
-    assert found.releasable_bytes == 0
+    assert (fragmentation.free_bytes, fragmentation.largest_hole_bytes) == (12 * MIB, 8 * MIB)
+    assert fragmentation.external == 1 - 8 / 12
+    assert fragmentation.releasable_bytes == 0
 
 
 def test_free_bytes_are_listed_by_stream(allocator: CachingAllocator) -> None:
-    whole, part = allocator.alloc(30 * MIB, 12), allocator.alloc(9 * MIB, 12)
-    kept = allocator.alloc(12 * MIB)
-    allocator.free(whole)
+    whole_segment, part_of_segment = allocator.alloc(30 * MIB, 12), allocator.alloc(9 * MIB, 12)
+    live = allocator.alloc(12 * MIB)
+    allocator.free(whole_segment)
 
-    own, other = allocator.fragmentation().streams
+    calling_stream, other_stream = allocator.fragmentation().streams
 
-    assert own == StreamMemory(12, 41 * MIB, 30 * MIB, 30 * MIB, 0, 0)
-    assert other == StreamMemory(0, 0, 0, 0, 0, 0)
-    allocator.free(part)
-    allocator.free(kept)
+    assert calling_stream == StreamMemory(12, 41 * MIB, 30 * MIB, 30 * MIB, 0, 0)
+    assert other_stream == StreamMemory(0, 0, 0, 0, 0, 0)
+    allocator.free(part_of_segment)
+    allocator.free(live)
 
 
 def test_pending_free_is_awaited_from_each_stream_that_uses_it(
@@ -64,11 +69,14 @@ def test_pending_free_is_awaited_from_each_stream_that_uses_it(
     allocator.record_use(ptr, 12)
     allocator.free(ptr)
 
-    found = allocator.fragmentation()
+    fragmentation = allocator.fragmentation()
 
-    assert found.pending_bytes == 12 * MIB
-    assert found.allocated_bytes == 0
-    assert {m.stream: (m.pending_bytes, m.awaited_bytes) for m in found.streams} == {
+    assert fragmentation.pending_bytes == 12 * MIB
+    assert fragmentation.allocated_bytes == 0
+    assert {
+        memory.stream: (memory.pending_bytes, memory.awaited_bytes)
+        for memory in fragmentation.streams
+    } == {
         0: (12 * MIB, 0),
         11: (0, 12 * MIB),
         12: (0, 12 * MIB),
@@ -84,34 +92,40 @@ def test_cached_memory_of_a_private_pool_is_not_releasable(allocator: CachingAll
     with allocator.use_pool(pool):
         allocator.free(allocator.alloc(30 * MIB))
 
-        (each,) = allocator.fragmentation().stream_pools
+        (stream_pool,) = allocator.fragmentation().stream_pools
 
-    assert (each.pool, each.free_bytes, each.releasable_bytes) == (pool, 30 * MIB, 0)
+    assert (stream_pool.pool, stream_pool.free_bytes, stream_pool.releasable_bytes) == (
+        pool,
+        30 * MIB,
+        0,
+    )
 
 
 def test_fragmentation_sums_equal_the_statistics(allocator: CachingAllocator) -> None:
-    held = [allocator.alloc(size * 1000, size % 3) for size in range(1, 2000, 37)]
-    for ptr in held[::2]:
+    blocks = [allocator.alloc(size * 1000, size % 3) for size in range(1, 2000, 37)]
+    for ptr in blocks[::2]:
         allocator.free(ptr)
-    found, statistics = allocator.fragmentation(), allocator.statistics()
+    fragmentation, statistics = allocator.fragmentation(), allocator.statistics()
 
-    assert found.reserved_bytes == statistics["reserved_bytes.all.current"]
-    assert found.allocated_bytes == statistics["allocated_bytes.all.current"]
-    assert found.requested_bytes == statistics["requested_bytes.all.current"]
-    assert found.free_bytes == found.reserved_bytes - found.allocated_bytes
-    assert sum(m.stranded_bytes for m in found.streams) == found.free_bytes
+    assert fragmentation.reserved_bytes == statistics["reserved_bytes.all.current"]
+    assert fragmentation.allocated_bytes == statistics["allocated_bytes.all.current"]
+    assert fragmentation.requested_bytes == statistics["requested_bytes.all.current"]
+    assert fragmentation.free_bytes == fragmentation.reserved_bytes - fragmentation.allocated_bytes
+    assert (
+        sum(memory.stranded_bytes for memory in fragmentation.streams) == fragmentation.free_bytes
+    )
 
 
 def test_releasable_bytes_include_whole_pages_beside_live_blocks() -> None:
     allocator = expandable_allocator()
-    held = [allocator.alloc(15 * MIB) for _ in range(4)]
-    for ptr in held[1:3]:
+    blocks = [allocator.alloc(15 * MIB) for _ in range(4)]
+    for ptr in blocks[1:3]:
         allocator.free(ptr)
 
-    found = allocator.fragmentation()
+    fragmentation = allocator.fragmentation()
 
-    assert (found.free_bytes, found.largest_hole_bytes) == (30 * MIB, 30 * MIB)
-    assert found.releasable_bytes == PAGE
+    assert (fragmentation.free_bytes, fragmentation.largest_hole_bytes) == (30 * MIB, 30 * MIB)
+    assert fragmentation.releasable_bytes == PAGE
 
 
 @pytest.mark.parametrize("expands", [False, True])
@@ -127,8 +141,8 @@ def test_releasable_bytes_are_those_that_empty_cache_releases(expands: bool) -> 
                 live.append(
                     allocator.alloc(rng.choice([512, MIB, 9 * MIB, 33 * MIB]), rng.randrange(2))
                 )
-        before = allocator.fragmentation()
+        earlier = allocator.fragmentation()
         allocator.empty_cache()
-        after = allocator.fragmentation()
-        assert before.reserved_bytes - after.reserved_bytes == before.releasable_bytes
-        assert after.releasable_bytes == 0
+        later = allocator.fragmentation()
+        assert earlier.reserved_bytes - later.reserved_bytes == earlier.releasable_bytes
+        assert later.releasable_bytes == 0

@@ -39,14 +39,14 @@ def empty(allocator: CachingAllocator) -> None:
 
 
 def trace(allocator: CachingAllocator) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = allocator.snapshot()["device_traces"][0]
-    return found
+    entries: list[dict[str, Any]] = allocator.snapshot()["device_traces"][0]
+    return entries
 
 
 def loaded(allocator: CachingAllocator, folder: Path) -> Snapshot:
-    place = folder / "snapshot.pkl"
-    place.write_bytes(pickle.dumps(allocator.snapshot()))
-    return load(str(place))
+    path = folder / "snapshot.pkl"
+    path.write_bytes(pickle.dumps(allocator.snapshot()))
+    return load(str(path))
 
 
 def test_43_live_block_has_the_stack_of_its_allocation(allocator: CachingAllocator) -> None:
@@ -61,7 +61,7 @@ def test_43_live_block_has_the_stack_of_its_allocation(allocator: CachingAllocat
         "filename": __file__,
         "line": take.__code__.co_firstlineno + 1,
     }
-    assert segment["frames"] == []  # the upper part of what was split has it, as in PyTorch
+    assert segment["frames"] == []  # the upper part of the split block has the stack, as in PyTorch
     assert len(trace(allocator)) == 1
     allocator.free(ptr)
     allocator.empty_cache()
@@ -91,18 +91,18 @@ def test_large_segments_are_released_before_small_ones(allocator: CachingAllocat
 
 
 @pytest.mark.parametrize(
-    ("context", "seen"),
+    ("context", "expected_names"),
     [("state", set()), ("alloc", {"take"}), ("all", {"take", "give", "empty"}), (None, set())],
 )
 def test_44_context_selects_the_stacks_in_the_trace(
-    allocator: CachingAllocator, context: Any, seen: set[str]
+    allocator: CachingAllocator, context: Any, expected_names: set[str]
 ) -> None:
     allocator.record_history("all", context=context)
     give(allocator, take(allocator))
     empty(allocator)
 
     names = {frame["name"] for entry in trace(allocator) for frame in entry.get("frames", [])}
-    assert names & {"take", "give", "empty"} == seen
+    assert names & {"take", "give", "empty"} == expected_names
 
 
 def test_free_event_without_a_stack_has_the_stack_of_the_allocation(
@@ -180,20 +180,22 @@ def test_events_of_a_restore_have_internal_metadata(
     allocator.set_metadata("step 1")
     pool = MemPool(allocator)
     with allocator.use_pool(pool):
-        held = [allocator.alloc(700), allocator.alloc(700)]
-        allocator.free(held[0])
+        blocks = [allocator.alloc(700), allocator.alloc(700)]
+        allocator.free(blocks[0])
         state = allocator.checkpoint(pool)
-        allocator.free(held[1])
-    before = len(trace(allocator))
+        allocator.free(blocks[1])
+    count_before = len(trace(allocator))
     allocator.restore(state)
-    after = len(trace(allocator))
-    allocator.free(held[1])
+    count_after = len(trace(allocator))
+    allocator.free(blocks[1])
     entries = trace(allocator)
     pool.close()
 
     tagged = [entry for entry in entries if "internal_metadata" in entry]
-    assert tagged == [entry for entry in entries[before:after] if entry["action"] != "snapshot"]
-    assert len(tagged) == 7  # three blocks are made of the segment, and two freed
+    assert tagged == [
+        entry for entry in entries[count_before:count_after] if entry["action"] != "snapshot"
+    ]
+    assert len(tagged) == 7  # three blocks are allocated in the segment, and two are freed
     assert {entry["internal_metadata"] for entry in tagged} == {"restore"}
     assert {entry["user_metadata"] for entry in entries} == {"step 1"}
     assert loaded(allocator, tmp_path).devices[0].warnings == ()
@@ -217,12 +219,12 @@ def test_snapshot_event_is_in_the_next_snapshot(allocator: CachingAllocator) -> 
     allocator.alloc(MIB)
     allocator.snapshot()
 
-    last = trace(allocator)[-1]
-    assert (last["action"], last["addr"], last["size"]) == ("snapshot", 0, MIB)
+    last_entry = trace(allocator)[-1]
+    assert (last_entry["action"], last_entry["addr"], last_entry["size"]) == ("snapshot", 0, MIB)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("invalid", "words"),
     [
         ({"history": "some"}, "'some'"),
         ({"context": "many"}, "'many'"),
@@ -231,19 +233,19 @@ def test_snapshot_event_is_in_the_next_snapshot(allocator: CachingAllocator) -> 
     ],
 )
 def test_invalid_history_setting_is_refused(
-    allocator: CachingAllocator, wrong: Any, words: str
+    allocator: CachingAllocator, invalid: Any, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        allocator.record_history(**wrong)
+        allocator.record_history(**invalid)
 
 
 def program(allocator: CachingAllocator) -> None:
     """Record a trace with all kinds of entries."""
     allocator.record_history()
-    held = [allocator.alloc(size) for size in (700, 9 * MIB, 3000, 30 * MIB, MIB)]
-    allocator.free(held[0])
-    allocator.free(held[1], 11)
-    allocator.free(held[3])
+    blocks = [allocator.alloc(size) for size in (700, 9 * MIB, 3000, 30 * MIB, MIB)]
+    allocator.free(blocks[0])
+    allocator.free(blocks[1], 11)
+    allocator.free(blocks[3])
     allocator.empty_cache()
     allocator.alloc(5 * MIB, 12)
     with pytest.raises(OutOfMemory):
@@ -288,9 +290,9 @@ def test_48_snapshot_survives_json(allocator: CachingAllocator) -> None:
     program(allocator)
     snapshot = allocator.snapshot()
 
-    again = json.loads(json.dumps(snapshot))
-    assert again["segments"][0]["blocks"] == snapshot["segments"][0]["blocks"]
-    assert again["allocator_settings"].items() >= Settings().as_torch().items()
+    decoded = json.loads(json.dumps(snapshot))
+    assert decoded["segments"][0]["blocks"] == snapshot["segments"][0]["blocks"]
+    assert decoded["allocator_settings"].items() >= Settings().as_torch().items()
 
 
 def test_second_device_has_its_own_trace(tmp_path: Path) -> None:

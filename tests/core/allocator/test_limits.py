@@ -1,4 +1,4 @@
-"""Out of memory and its error, beside the scenarios of tests/allocator_scenarios/limits.py."""
+"""Out of memory and its error, in addition to the scenarios of tests/allocator_scenarios/limits.py."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from cudakit.torch_rules.oom_facts import OomReport
 from cudakit.torch_rules.settings import Settings
 
 
-def limited(total: int, **more: object) -> CachingAllocator:
+def limited(memory_bytes: int, **more_settings: object) -> CachingAllocator:
     """Return an allocator with a limit of reserved bytes."""
-    settings = Settings(memory_fraction=total / (16 * GIB), **more)  # type: ignore[arg-type]
+    settings = Settings(memory_fraction=memory_bytes / (16 * GIB), **more_settings)  # type: ignore[arg-type]
     return CachingAllocator(Device(), settings)
 
 
 def test_13_request_beyond_the_device_memory_says_so(allocator: CachingAllocator) -> None:
-    kept = allocator.alloc(MIB)
+    live = allocator.alloc(MIB)
     words = r"Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of 16.00 GiB"
     with pytest.raises(OutOfMemory, match=words) as caught:
         allocator.alloc(800_000_000 * GIB)
 
     assert "the device has less memory" in caught.value.hint
-    allocator.free(kept)
+    allocator.free(live)
 
 
 def test_15_memory_fraction_limits_the_reserved_bytes(
@@ -52,26 +52,26 @@ def test_16_observers_are_called_once_per_failure_and_can_take_a_snapshot(
     device: Device, max_split: int | None
 ) -> None:
     allocator = CachingAllocator(device, Settings(max_split_size_bytes=max_split))
-    told: list[tuple[OomReport, int]] = []
+    reports: list[tuple[OomReport, int]] = []
     allocator.on_out_of_memory(
-        lambda report: told.append((report, allocator.statistics()["num_ooms"]))
+        lambda report: reports.append((report, allocator.statistics()["num_ooms"]))
     )
 
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(4 << 40)
 
-    assert told == [(caught.value.report, 1)]
-    assert told[0][0].segment_bytes == 4 << 40
+    assert reports == [(caught.value.report, 1)]
+    assert reports[0][0].segment_bytes == 4 << 40
 
 
 @pytest.mark.parametrize("search_again", [False, True])
 def test_22_search_again_finds_memory_freed_by_the_synchronization(search_again: bool) -> None:
     device = Device(20 * MIB)
     allocator = CachingAllocator(device, search_again=search_again)
-    pending, kept = allocator.alloc(9 * MIB), allocator.alloc(6 * MIB)
+    pending, live = allocator.alloc(9 * MIB), allocator.alloc(6 * MIB)
     allocator.record_use(pending, 11)
     allocator.free(pending)
-    device.recorded[11] = 100  # The other stream continues with much other work.
+    device.recorded[11] = 100  # The other stream has many later operations.
 
     if search_again:
         assert allocator.alloc(9 * MIB) == pending
@@ -81,7 +81,7 @@ def test_22_search_again_finds_memory_freed_by_the_synchronization(search_again:
             allocator.alloc(9 * MIB)
         assert "search_again=True" in caught.value.hint
     assert allocator.counters()["num_sync_rescues"] == search_again
-    allocator.free(kept)
+    allocator.free(live)
 
 
 def test_throw_on_cudamalloc_oom_rejects_a_request_beyond_the_limit() -> None:
@@ -105,13 +105,13 @@ def test_rejection_calls_no_driver_and_counts_no_oom(expands: bool) -> None:
     allocator = CachingAllocator(device, settings)
     cached = allocator.alloc(40 * MIB)
     allocator.free(cached)
-    known = allocator.statistics()
+    earlier_statistics = allocator.statistics()
     device.calls.clear()
     with pytest.raises(OutOfMemory):
         allocator.alloc(50 * MIB)
 
     assert set(device.calls) == {"memory_info"}
-    assert allocator.statistics() == known
+    assert allocator.statistics() == earlier_statistics
     assert allocator.counters()["num_oom_rejections"] == 1
     assert allocator.alloc(40 * MIB) == cached
     allocator.reset_sums()
@@ -124,7 +124,9 @@ def test_rejection_calls_the_rejection_observers(tmp_path: Path) -> None:
     rejected: list[OomReport] = []
     failed: list[OomReport] = []
     allocator.on_rejection(rejected.append)
-    allocator.on_rejection(lambda _: allocator.counters())  # The guard is free.
+    allocator.on_rejection(
+        lambda _: allocator.counters()
+    )  # This call needs the guard, which is not held.
     allocator.on_out_of_memory(failed.append)
     allocator.save_on_out_of_memory(tmp_path / "oom.pickle")
     with pytest.raises(OutOfMemory) as caught:
@@ -143,13 +145,13 @@ def test_driver_failure_is_not_a_rejection() -> None:
     settings = Settings(memory_fraction=0.9, throw_on_cudamalloc_oom=True)
     allocator = CachingAllocator(device, settings)
     device.held[1] = 40 * MIB  # Memory of another process.
-    told: list[str] = []
-    allocator.on_rejection(lambda _: told.append("rejected"))
-    allocator.on_out_of_memory(lambda _: told.append("failed"))
+    reports: list[str] = []
+    allocator.on_rejection(lambda _: reports.append("rejected"))
+    allocator.on_out_of_memory(lambda _: reports.append("failed"))
     with pytest.raises(OutOfMemory):
         allocator.alloc(50 * MIB)
 
-    assert told == ["failed"]
+    assert reports == ["failed"]
     assert allocator.statistics()["num_ooms"] == 1
     assert allocator.counters()["num_oom_rejections"] == 0
 
@@ -188,19 +190,19 @@ def test_refused_segment_does_not_count_against_the_limit() -> None:
 
 def test_shortage_helper_can_free_memory_for_the_request(device: Device) -> None:
     allocator = CachingAllocator(device)
-    spare = [allocator.alloc(30 * MIB)]
+    spare_blocks = [allocator.alloc(30 * MIB)]
 
     def give_up() -> bool:
-        if not spare:
+        if not spare_blocks:
             return False
-        allocator.free(spare.pop())
+        allocator.free(spare_blocks.pop())
         return True
 
-    kept = spare[0]
+    spare_block = spare_blocks[0]
     allocator.on_shortage(give_up)
 
-    assert allocator.alloc(30 * MIB) == kept
-    assert allocator.alloc(30 * MIB) != kept
+    assert allocator.alloc(30 * MIB) == spare_block
+    assert allocator.alloc(30 * MIB) != spare_block
 
 
 def test_oom_report_lists_where_the_memory_is() -> None:
@@ -234,8 +236,8 @@ def test_oom_report_lists_where_the_memory_is() -> None:
 
 def test_oom_hint_names_the_stream_whose_cache_would_suffice() -> None:
     allocator = CachingAllocator(Device(20 * MIB))
-    parts = [allocator.alloc(9 * MIB, 12), allocator.alloc(6 * MIB, 12)]
-    allocator.free(parts[0])
+    blocks = [allocator.alloc(9 * MIB, 12), allocator.alloc(6 * MIB, 12)]
+    allocator.free(blocks[0])
 
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(8 * MIB)
@@ -245,9 +247,9 @@ def test_oom_hint_names_the_stream_whose_cache_would_suffice() -> None:
 
 def test_oom_hint_counts_the_blocks_that_are_too_small() -> None:
     allocator = CachingAllocator(Device(20 * MIB))
-    held = [allocator.alloc(4 * MIB) for _ in range(5)]
-    allocator.free(held[0])
-    allocator.free(held[2])
+    live_blocks = [allocator.alloc(4 * MIB) for _ in range(5)]
+    allocator.free(live_blocks[0])
+    allocator.free(live_blocks[2])
 
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(8 * MIB)

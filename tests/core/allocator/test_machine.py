@@ -71,11 +71,11 @@ class Pair:
         except Full:
             expected = 0
         try:
-            found = int(self.allocator.alloc(size, stream))
+            ptr = int(self.allocator.alloc(size, stream))
         except OutOfMemory:
-            found = 0
-        assert found == expected
-        return found
+            ptr = 0
+        assert ptr == expected
+        return ptr
 
     def use(self, ptr: int, stream: int) -> None:
         self.allocator.record_use(ptr, stream)
@@ -94,7 +94,7 @@ class Pair:
         on = self.model.expands = not self.model.expands
         self.allocator.configure(replace(self.allocator.settings, expandable_segments=on))
 
-    def both(self, operation: str) -> None:
+    def call_both(self, operation: str) -> None:
         getattr(self.allocator, operation)()
         getattr(self.model, operation)()
 
@@ -102,12 +102,12 @@ class Pair:
         segments, statistics = self.allocator.snapshot()["segments"], self.allocator.statistics()
         assert layout(segments) == self.model.layout()
         assert statistics == dict(sorted(self.model.numbers.items()))
-        for held in ("held", "mapped", "reserved"):
-            assert getattr(self.device, held) == getattr(self.model.device, held)
+        for attribute in ("held", "mapped", "reserved"):
+            assert getattr(self.device, attribute) == getattr(self.model.device, attribute)
         invariants.check_state(statistics, segments)
 
 
-class BesideTheModel(RuleBasedStateMachine):
+class AgainstModel(RuleBasedStateMachine):
     live: Bundle[int] = Bundle("live")
 
     @initialize(
@@ -137,7 +137,7 @@ class BesideTheModel(RuleBasedStateMachine):
 
     @rule(operation=strategies.sampled_from(["empty_cache", "reset_peaks", "reset_sums"]))
     def without_arguments(self, operation: str) -> None:
-        self.pair.both(operation)
+        self.pair.call_both(operation)
 
     @rule()
     def switch(self) -> None:
@@ -170,7 +170,7 @@ def test_long_run_equals_the_model(
             case "finish":
                 pair.finish(rng.choice(STREAMS))
             case "rare":
-                pair.both(rng.choice(["empty_cache", "reset_peaks", "reset_sums"]))
+                pair.call_both(rng.choice(["empty_cache", "reset_peaks", "reset_sums"]))
             case "switch":
                 pair.switch()
         pair.check()
@@ -205,5 +205,5 @@ def layout(segments: list[dict[str, Any]]) -> list[Any]:
     ]
 
 
-BesideTheModel.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
-TestBesideTheModel = BesideTheModel.TestCase
+AgainstModel.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestAgainstModel = AgainstModel.TestCase

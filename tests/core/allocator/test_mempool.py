@@ -1,4 +1,4 @@
-"""MemPools, beside the scenarios 35 to 42 of tests/allocator_scenarios/pools.py."""
+"""MemPools, in addition to the scenarios 35 to 42 of tests/allocator_scenarios/pools.py."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ def limited(device: Device, size_bytes: int) -> CachingAllocator:
 def test_36_pool_takes_segments_from_its_own_upstream(
     allocator: CachingAllocator, device: Device
 ) -> None:
-    own = Device(base=ELSEWHERE)
-    pool = MemPool(allocator, upstream=own)
+    pool_device = Device(base=ELSEWHERE)
+    pool = MemPool(allocator, upstream=pool_device)
     allocator.alloc(30 * MIB)
     with allocator.use_pool(pool):
         ptr = allocator.alloc(40 * MIB)
     allocator.alloc(50 * MIB)
     allocator.free(ptr)
 
-    assert own.held == {ptr: 40 * MIB}
+    assert pool_device.held == {ptr: 40 * MIB}
     assert sorted(device.held.values()) == [30 * MIB, 50 * MIB]
     pool.close()
-    assert own.calls == ["malloc", "free"]
+    assert pool_device.calls == ["malloc", "free"]
     assert "free" not in device.calls
 
 
 def test_36_allocation_that_outlives_its_pool_returns_to_its_upstream(device: Device) -> None:
-    allocator, own = CachingAllocator(device), Device(base=ELSEWHERE)
-    pool = MemPool(allocator, upstream=own)
+    allocator, pool_device = CachingAllocator(device), Device(base=ELSEWHERE)
+    pool = MemPool(allocator, upstream=pool_device)
     with allocator.use_pool(pool):
         ptr = allocator.alloc(40 * MIB)
     del pool
     gc.collect()
-    assert own.held == {ptr: 40 * MIB}
+    assert pool_device.held == {ptr: 40 * MIB}
 
     allocator.free(ptr)
     allocator.empty_cache()
 
-    assert own.held == {}
+    assert pool_device.held == {}
     assert allocator.private_pools() == ()
 
 
@@ -87,21 +87,21 @@ def test_mem_pool_can_be_collected_during_an_allocation() -> None:
     with allocator.use_pool(pools[0]):
         allocator.free(allocator.alloc(30 * MIB))
     device.finalizer = pools.clear
-    kept = allocator.alloc(40 * MIB)
+    live = allocator.alloc(40 * MIB)
     device.finalizer = lambda: None
     allocator.empty_cache()
 
-    assert list(device.held) == [kept]
+    assert list(device.held) == [live]
     assert allocator.private_pools() == ()
     invariants.check(allocator)
 
 
 def test_37_pool_lends_cached_blocks_before_out_of_memory(device: Device) -> None:
     allocator = limited(device, 80 * MIB)
-    lender, other = MemPool(allocator, use_on_oom=True), MemPool(allocator)
-    with allocator.use_pool(lender):
+    lending_pool, other_pool = MemPool(allocator, use_on_oom=True), MemPool(allocator)
+    with allocator.use_pool(lending_pool):
         first = allocator.alloc(40 * MIB)
-    with allocator.use_pool(other):
+    with allocator.use_pool(other_pool):
         second = allocator.alloc(40 * MIB)
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(40 * MIB)
@@ -109,15 +109,15 @@ def test_37_pool_lends_cached_blocks_before_out_of_memory(device: Device) -> Non
     assert caught.value.report.private_free_bytes == 0
     allocator.free(first)
     allocator.free(second)
-    lent = allocator.alloc(30 * MIB)
+    lent_block = allocator.alloc(30 * MIB)
 
-    assert lent == first
+    assert lent_block == first
     with pytest.raises(OutOfMemory) as caught:
         allocator.alloc(30 * MIB)
     assert caught.value.report is not None
     assert caught.value.report.private_free_bytes == 50 * MIB
-    allocator.free(lent)
-    with allocator.use_pool(lender):
+    allocator.free(lent_block)
+    with allocator.use_pool(lending_pool):
         assert allocator.alloc(40 * MIB) == first
 
 
@@ -139,44 +139,45 @@ def test_37_closed_pool_lends_nothing(device: Device) -> None:
 
 def test_37_private_pool_borrows_from_no_other_pool(device: Device) -> None:
     allocator = limited(device, 60 * MIB)
-    lender, other = MemPool(allocator, use_on_oom=True), MemPool(allocator)
-    with allocator.use_pool(lender):
+    lending_pool, other_pool = MemPool(allocator, use_on_oom=True), MemPool(allocator)
+    with allocator.use_pool(lending_pool):
         allocator.free(allocator.alloc(40 * MIB))
 
-    with allocator.use_pool(other), pytest.raises(OutOfMemory):
+    with allocator.use_pool(other_pool), pytest.raises(OutOfMemory):
         allocator.alloc(40 * MIB)
 
 
 def test_statistics_keep_the_reserved_bytes_of_closed_pools(
     allocator: CachingAllocator,
 ) -> None:
-    known = allocator.statistics()
-    assert len(known) == 122
+    earlier_statistics = allocator.statistics()
+    assert len(earlier_statistics) == 122
     with MemPool(allocator) as pool, allocator.use_pool(pool):
         allocator.free(allocator.alloc(30 * MIB))
         allocator.alloc(700)
         inside = of_pool(allocator, pool)
-    kept = of_pool(allocator, pool)
+    statistics_of_pool = of_pool(allocator, pool)
     allocator.reset_sums()
     allocator.reset_peaks()
 
     assert inside["all"] == (32 * MIB, 32 * MIB, 32 * MIB, 0)
     assert inside["small_pool"] == (2 * MIB, 2 * MIB, 2 * MIB, 0)
-    assert kept["all"] == (2 * MIB, 32 * MIB, 32 * MIB, 30 * MIB)
-    assert kept["large_pool"] == (0, 30 * MIB, 30 * MIB, 30 * MIB)
+    assert statistics_of_pool["all"] == (2 * MIB, 32 * MIB, 32 * MIB, 30 * MIB)
+    assert statistics_of_pool["large_pool"] == (0, 30 * MIB, 30 * MIB, 30 * MIB)
     assert of_pool(allocator, pool)["all"] == (2 * MIB, 2 * MIB, 0, 0)
-    found = allocator.statistics()
-    assert len(found) == 122 + 12
-    assert list(found) == sorted(found)
+    statistics = allocator.statistics()
+    assert len(statistics) == 122 + 12
+    assert list(statistics) == sorted(statistics)
 
 
 def of_pool(allocator: CachingAllocator, pool: MemPool) -> dict[str, tuple[int, ...]]:
     """Return the reserved bytes of a pool by kind: current, peak, allocated and freed."""
-    found = allocator.statistics()
+    statistics = allocator.statistics()
     name = "reserved_bytes_by_private_pools.{}_{}".format(*pool.id)
     return {
         kind: tuple(
-            found[f"{name}.{kind}.{part}"] for part in ("current", "peak", "allocated", "freed")
+            statistics[f"{name}.{kind}.{value}"]
+            for value in ("current", "peak", "allocated", "freed")
         )
         for kind in ("all", "small_pool", "large_pool")
     }
@@ -204,18 +205,18 @@ def test_40_use_pool_applies_to_one_thread(allocator: CachingAllocator) -> None:
 
 
 def test_41_pool_with_its_own_upstream_is_not_expandable() -> None:
-    device, own = VirtualDevice(), Device(base=ELSEWHERE)
+    device, pool_device = VirtualDevice(), Device(base=ELSEWHERE)
     allocator = CachingAllocator(device, Settings(expandable_segments=True))
-    with allocator.use_pool(MemPool(allocator, upstream=own)):
+    with allocator.use_pool(MemPool(allocator, upstream=pool_device)):
         inside = allocator.alloc(19 * MIB)
         allocator.free(inside)
-        again = allocator.alloc(19 * MIB)
+        later_block = allocator.alloc(19 * MIB)
     allocator.alloc(19 * MIB)
 
-    found = allocator.snapshot()["segments"]
-    assert [segment["is_expandable"] for segment in found] == [False, True]
-    assert [len(segment["blocks"]) for segment in found] == [1, 2]
-    assert again == inside
+    segments = allocator.snapshot()["segments"]
+    assert [segment["is_expandable"] for segment in segments] == [False, True]
+    assert [len(segment["blocks"]) for segment in segments] == [1, 2]
+    assert later_block == inside
     invariants.check(allocator)
 
 

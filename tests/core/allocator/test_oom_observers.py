@@ -24,15 +24,15 @@ def run_out(allocator: CachingAllocator) -> OutOfMemory:
 def test_snapshot_is_written_before_the_error_is_raised(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
-    place = tmp_path / "oom.pickle"
+    path = tmp_path / "oom.pickle"
     allocator.record_history()
-    allocator.save_on_out_of_memory(place)
+    allocator.save_on_out_of_memory(path)
     ptr = allocator.alloc(700)
     error = run_out(allocator)
-    found = pickle.loads(place.read_bytes())  # noqa: S301
+    snapshot = pickle.loads(path.read_bytes())  # noqa: S301
 
-    assert [entry["action"] for entry in found["device_traces"][0]][-1] == "oom"
-    assert found["segments"][0]["address"] == ptr
+    assert [entry["action"] for entry in snapshot["device_traces"][0]][-1] == "oom"
+    assert snapshot["segments"][0]["address"] == ptr
     assert not hasattr(error, "__notes__")
     assert os.listdir(tmp_path) == ["oom.pickle"]
 
@@ -40,26 +40,26 @@ def test_snapshot_is_written_before_the_error_is_raised(
 def test_save_on_out_of_memory_replaces_the_file_and_can_be_turned_off(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
-    place = tmp_path / "oom.pickle"
-    allocator.save_on_out_of_memory(place)
+    path = tmp_path / "oom.pickle"
+    allocator.save_on_out_of_memory(path)
     run_out(allocator)
     allocator.alloc(1)
     run_out(allocator)
-    assert len(pickle.loads(place.read_bytes())["segments"]) == 1  # noqa: S301
-    place.unlink()
+    assert len(pickle.loads(path.read_bytes())["segments"]) == 1  # noqa: S301
+    path.unlink()
     allocator.save_on_out_of_memory(None)
     run_out(allocator)
 
-    assert not place.exists()
+    assert not path.exists()
 
 
 def test_failed_snapshot_on_out_of_memory_becomes_a_note(
     allocator: CachingAllocator, tmp_path: Path
 ) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    allocator.save_on_out_of_memory(gone / "oom.pickle")
-    gone.rmdir()
+    missing_directory = tmp_path / "gone"
+    missing_directory.mkdir()
+    allocator.save_on_out_of_memory(missing_directory / "oom.pickle")
+    missing_directory.rmdir()
     (note,) = run_out(allocator).__notes__
 
     assert note.startswith("the observer save_on_out_of_memory failed: UsageError: cannot write")
@@ -67,9 +67,9 @@ def test_failed_snapshot_on_out_of_memory_becomes_a_note(
 
 
 def test_failed_write_leaves_no_file(allocator: CachingAllocator, tmp_path: Path) -> None:
-    place = tmp_path / "oom.pickle"
-    allocator.save_on_out_of_memory(place)
-    place.mkdir()
+    path = tmp_path / "oom.pickle"
+    allocator.save_on_out_of_memory(path)
+    path.mkdir()
     (note,) = run_out(allocator).__notes__
 
     assert "cannot write" in note
@@ -86,8 +86,8 @@ def test_unwritable_path_is_refused_at_once(allocator: CachingAllocator, tmp_pat
 def test_save_snapshot_writes_a_file(allocator: CachingAllocator, tmp_path: Path) -> None:
     allocator.save_snapshot(tmp_path / "now.pickle")
 
-    found = pickle.loads((tmp_path / "now.pickle").read_bytes())  # noqa: S301
-    assert found == allocator.snapshot()
+    snapshot = pickle.loads((tmp_path / "now.pickle").read_bytes())  # noqa: S301
+    assert snapshot == allocator.snapshot()
 
 
 def test_failing_observer_becomes_a_note(
@@ -96,12 +96,12 @@ def test_failing_observer_becomes_a_note(
     def failing(_: OomReport) -> None:
         raise RuntimeError("requested by the test")
 
-    told: list[OomReport] = []
+    reports: list[OomReport] = []
     allocator.on_out_of_memory(failing)
-    allocator.on_out_of_memory(told.append)
+    allocator.on_out_of_memory(reports.append)
     error = run_out(allocator)
 
-    assert told == [error.report]
+    assert reports == [error.report]
     assert len(error.__notes__) == 1
     assert "failing failed: RuntimeError: requested by the test" in str(error.__notes__)
 
@@ -110,9 +110,9 @@ def test_process_query_runs_without_the_guard() -> None:
     allocator = CachingAllocator(Device())
 
     def processes() -> tuple[Process, ...]:
-        allocator.statistics()  # would raise within the allocator
-        nameless = Unavailable("in another container")
-        return (Process(os.getpid(), "compute", 3 * GIB, nameless, nameless),)
+        allocator.statistics()  # this call would raise an error if the guard were held
+        unavailable = Unavailable("in another container")
+        return (Process(os.getpid(), "compute", 3 * GIB, unavailable, unavailable),)
 
     allocator.ask_processes(processes)
 

@@ -21,9 +21,9 @@ PAGE = 2 * MIB
 
 @pytest.fixture
 def gpu() -> Iterator[FailingGpu]:
-    made = FailingGpu(64 * MIB)
-    yield made
-    made.close()
+    failing_gpu = FailingGpu(64 * MIB)
+    yield failing_gpu
+    failing_gpu.close()
 
 
 def test_pages_are_mapped_contiguously_and_unmapped(gpu: FailingGpu) -> None:
@@ -63,7 +63,7 @@ def test_failed_map_leaves_nothing_mapped(gpu: FailingGpu, name: str, nth: int) 
     with suppress(CudaError):
         pages.map(ptr, PAGE, 3)
     assert gpu.failed
-    if name == "release":  # which is tried again later, and harms nobody until then
+    if name == "release":  # the release is repeated later, and the pages are usable until then
         pages.unmap(ptr, 3 * PAGE)
 
     assert gpu.used == 0
@@ -125,7 +125,7 @@ def test_failed_page_calls_leak_nothing() -> None:
     counted = FailingGpu(64 * MIB)
     program(CachingAllocator(GpuUpstream(counted), EXPANDING), [0, counted.stream()])
     counted.close()
-    seen: set[str] = set()
+    failed_calls: set[str] = set()
     for fail_at in range(1, len(counted.calls) + 1):
         gpu = FailingGpu(64 * MIB)
         allocator = CachingAllocator(GpuUpstream(gpu), EXPANDING)
@@ -137,6 +137,14 @@ def test_failed_page_calls_leak_nothing() -> None:
         assert gpu.used == 0, counted.calls[fail_at - 1]
         assert gpu.reserved == set()
         assert allocator.statistics()["reserved_bytes.all.current"] == 0
-        seen |= {gpu.calls[fail_at - 1]} if gpu.failed else set()
+        failed_calls |= {gpu.calls[fail_at - 1]} if gpu.failed else set()
         gpu.close()
-    assert seen >= {"reserve", "create", "map", "release", "sync_stream", "unmap", "unreserve"}
+    assert failed_calls >= {
+        "reserve",
+        "create",
+        "map",
+        "release",
+        "sync_stream",
+        "unmap",
+        "unreserve",
+    }

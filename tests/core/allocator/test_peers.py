@@ -21,18 +21,18 @@ PAGE = 20 * MIB
 EXPANDING = Settings(expandable_segments=True)
 
 
-def made(settings: Settings = EXPANDING) -> tuple[FailingGpu, CachingAllocator]:
+def gpu_and_allocator(settings: Settings = EXPANDING) -> tuple[FailingGpu, CachingAllocator]:
     gpu = FailingGpu(CAPACITY, "h200x2")
     return gpu, CachingAllocator(GpuUpstream(gpu), settings)
 
 
-def reached(gpu: Sim) -> set[int]:
+def accessible_mappings(gpu: Sim) -> set[int]:
     """Return the mappings to which the other device has access."""
     return {page for page, devices in gpu.virtual.peer_access.items() if 1 in devices}
 
 
 def test_peer_accesses_plain_segments() -> None:
-    gpu, allocator = made(Settings())
+    gpu, allocator = gpu_and_allocator(Settings())
     allocator.alloc(MIB)
 
     assert allocator.peer_accessible_by == ()
@@ -42,40 +42,40 @@ def test_peer_accesses_plain_segments() -> None:
 
 
 def test_peer_accesses_current_and_later_pages() -> None:
-    gpu, allocator = made()
+    gpu, allocator = gpu_and_allocator()
     first, other = allocator.alloc(30 * MIB), allocator.alloc(PAGE, gpu.stream())
-    assert reached(gpu) == set()
+    assert accessible_mappings(gpu) == set()
 
     allocator.enable_peer_access(1)
-    assert reached(gpu) == {first, first + PAGE, other}
-    later = allocator.alloc(40 * MIB)
-    assert reached(gpu) == set(gpu.virtual.mapped)
-    assert gpu.has_access(Ptr(later + 39 * MIB), 1)
+    assert accessible_mappings(gpu) == {first, first + PAGE, other}
+    later_block = allocator.alloc(40 * MIB)
+    assert accessible_mappings(gpu) == set(gpu.virtual.mapped)
+    assert gpu.has_access(Ptr(later_block + 39 * MIB), 1)
 
 
 def test_peer_accesses_remapped_pages() -> None:
-    gpu, allocator = made()
+    gpu, allocator = gpu_and_allocator()
     allocator.enable_peer_access(1)
     block = allocator.alloc(PAGE)
     allocator.free(block)
     allocator.empty_cache()
-    assert reached(gpu) == set()
+    assert accessible_mappings(gpu) == set()
 
-    assert allocator.alloc(PAGE) in reached(gpu)
+    assert allocator.alloc(PAGE) in accessible_mappings(gpu)
     invariants.check(allocator)
 
 
 def test_peer_accesses_segments_that_become_expandable_later() -> None:
-    gpu, allocator = made(Settings())
+    gpu, allocator = gpu_and_allocator(Settings())
     allocator.enable_peer_access(1)
     allocator.configure(EXPANDING)
 
     allocator.alloc(PAGE)
-    assert reached(gpu) == set(gpu.virtual.mapped) != set()
+    assert accessible_mappings(gpu) == set(gpu.virtual.mapped) != set()
 
 
 def test_repeated_enable_peer_access_calls_no_driver() -> None:
-    gpu, allocator = made()
+    gpu, allocator = gpu_and_allocator()
     allocator.alloc(PAGE)
     allocator.enable_peer_access(1)
     begin = len(gpu.calls)
@@ -87,7 +87,7 @@ def test_repeated_enable_peer_access_calls_no_driver() -> None:
 
 @pytest.mark.parametrize("device", [0, 7])
 def test_enable_peer_access_refuses_the_own_and_missing_devices(device: int) -> None:
-    _, allocator = made()
+    _, allocator = gpu_and_allocator()
 
     with pytest.raises(CudaError, match="INVALID_DEVICE"):
         allocator.enable_peer_access(device)
@@ -96,33 +96,33 @@ def test_enable_peer_access_refuses_the_own_and_missing_devices(device: int) -> 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_failed_enable_peer_access_revokes_granted_access(nth: int) -> None:
-    gpu, allocator = made()
+    gpu, allocator = gpu_and_allocator()
     for _ in range(3):
         allocator.alloc(PAGE, gpu.stream())
     gpu.fail("set_access", nth)
 
     with pytest.raises(CudaError, match="requested by the test"):
         allocator.enable_peer_access(1)
-    assert reached(gpu) == set()
+    assert accessible_mappings(gpu) == set()
     assert allocator.peer_accessible_by == ()
     allocator.alloc(PAGE)
-    assert reached(gpu) == set()
+    assert accessible_mappings(gpu) == set()
     allocator.enable_peer_access(1)
-    assert reached(gpu) == set(gpu.virtual.mapped)
+    assert accessible_mappings(gpu) == set(gpu.virtual.mapped)
 
 
 def test_refused_peer_accesses_no_page() -> None:
-    gpu, allocator = made()
+    gpu, allocator = gpu_and_allocator()
     allocator.alloc(PAGE)
     gpu.fail("enable_peer", 1)
 
     with pytest.raises(CudaError, match="requested by the test"):
         allocator.enable_peer_access(1)
-    assert reached(gpu) == set()
+    assert accessible_mappings(gpu) == set()
 
 
 def test_pages_are_not_mapped_if_peer_access_fails() -> None:
-    gpu, allocator = made()
+    gpu, allocator = gpu_and_allocator()
     allocator.enable_peer_access(1)
     gpu.fail("set_access", 1)
 

@@ -32,9 +32,9 @@ def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
             failures.append(error)
         invariants.check(allocator)
 
-    def alloc(size: int, used_by: int = 0) -> None:
+    def alloc(size: int, stream: int = 0) -> None:
         live.append(allocator.alloc(size))
-        allocator.record_use(live[-1], used_by)
+        allocator.record_use(live[-1], stream)
 
     def captured() -> None:
         with allocator.capture() as memory:
@@ -64,11 +64,11 @@ def program(allocator: CachingAllocator, device: Device) -> list[CudaError]:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings) -> None:
-    whole = VirtualDevice(CAPACITY)
-    program(CachingAllocator(whole, settings), whole)
-    assert len(whole.calls) > 20
+    without_failures = VirtualDevice(CAPACITY)
+    program(CachingAllocator(without_failures, settings), without_failures)
+    assert len(without_failures.calls) > 20
 
-    for fail_at in range(1, len(whole.calls) + 1):
+    for fail_at in range(1, len(without_failures.calls) + 1):
         device = VirtualDevice(CAPACITY)
         device.fail_at = fail_at
         try:
@@ -95,17 +95,17 @@ def test_threads_use_pools_concurrently() -> None:
 
     def work(seed: int) -> None:
         try:
-            for turn in range(30):
-                with MemPool(allocator, no_split=turn % 2 > 0) as pool:
+            for iteration in range(30):
+                with MemPool(allocator, no_split=iteration % 2 > 0) as pool:
                     with allocator.use_pool(pool):
-                        found = [allocator.alloc(MIB * seed + 512 * i) for i in range(1, 6)]
-                    assert {int(ptr) for ptr in found} == {
+                        blocks = [allocator.alloc(MIB * seed + 512 * i) for i in range(1, 6)]
+                    assert {int(ptr) for ptr in blocks} == {
                         block["address"]
                         for segment in pool.snapshot()
                         for block in segment["blocks"]
                         if block["state"] != "inactive"
                     }
-                    for ptr in found:
+                    for ptr in blocks:
                         allocator.free(ptr)
         except BaseException as error:  # noqa: BLE001
             failures.append(error)

@@ -36,9 +36,9 @@ class PoolPair(Pair):
         self.contexts: list[tuple[AbstractContextManager[Any], MemPool | None]] = []
         self.graphs: list[GraphMemory] = []
 
-    def new_pool(self, *, no_split: bool, lends: bool) -> MemPool:
-        pool = MemPool(self.allocator, no_split=no_split, use_on_oom=lends)
-        assert pool.id == self.model.new_pool(no_split, lends)
+    def new_pool(self, *, no_split: bool, lends_blocks: bool) -> MemPool:
+        pool = MemPool(self.allocator, no_split=no_split, use_on_oom=lends_blocks)
+        assert pool.id == self.model.new_pool(no_split, lends_blocks)
         return pool
 
     def enter(self, pool: MemPool) -> None:
@@ -79,20 +79,20 @@ class PoolPair(Pair):
         self.model.close_pool(pool.id)
 
     def close_graph(self, number: int) -> None:
-        done = [graph for graph in self.graphs if graph.id not in self.model.routes]
-        if done:
-            graph = done[number % len(done)]
+        closed_graphs = [graph for graph in self.graphs if graph.id not in self.model.routes]
+        if closed_graphs:
+            graph = closed_graphs[number % len(closed_graphs)]
             self.graphs.remove(graph)
             graph.close()
             self.model.release_graph(graph.id)
 
     def check(self) -> None:
         super().check()
-        held = {pool.id: pool.uses for pool in self.allocator.private_pools()}
-        assert held == {pool.id: pool.holders for pool in self.model.pools.values()}
+        uses_by_pool = {pool.id: pool.uses for pool in self.allocator.private_pools()}
+        assert uses_by_pool == {pool.id: pool.holders for pool in self.model.pools.values()}
 
 
-class PoolsBesideTheModel(RuleBasedStateMachine):
+class PoolsAgainstModel(RuleBasedStateMachine):
     live: Bundle[int] = Bundle("live")
     pools: Bundle[MemPool] = Bundle("pools")
 
@@ -123,11 +123,11 @@ class PoolsBesideTheModel(RuleBasedStateMachine):
 
     @rule(operation=strategies.sampled_from(["empty_cache", "reset_peaks", "reset_sums"]))
     def without_arguments(self, operation: str) -> None:
-        self.pair.both(operation)
+        self.pair.call_both(operation)
 
-    @rule(target=pools, no_split=strategies.booleans(), lends=strategies.booleans())
-    def new_pool(self, no_split: bool, lends: bool) -> MemPool:
-        return self.pair.new_pool(no_split=no_split, lends=lends)
+    @rule(target=pools, no_split=strategies.booleans(), lends_blocks=strategies.booleans())
+    def new_pool(self, no_split: bool, lends_blocks: bool) -> MemPool:
+        return self.pair.new_pool(no_split=no_split, lends_blocks=lends_blocks)
 
     @rule(pool=pools)
     def enter(self, pool: MemPool) -> None:
@@ -182,11 +182,11 @@ class Run:
         self.pair.finish(self.rng.choice(STREAMS))
 
     def rare(self) -> None:
-        self.pair.both(self.rng.choice(["empty_cache", "reset_peaks", "reset_sums"]))
+        self.pair.call_both(self.rng.choice(["empty_cache", "reset_peaks", "reset_sums"]))
 
     def new(self) -> None:
-        no_split, lends = self.rng.random() < 0.2, self.rng.random() < 0.5
-        self.pools.append(self.pair.new_pool(no_split=no_split, lends=lends))
+        no_split, lends_blocks = self.rng.random() < 0.2, self.rng.random() < 0.5
+        self.pools.append(self.pair.new_pool(no_split=no_split, lends_blocks=lends_blocks))
 
     def enter(self) -> None:
         if self.pools:
@@ -221,7 +221,7 @@ WEIGHTS = {
 }
 
 
-# Captures keep pools from lending, and from having plain segments and such that grow.
+# During captures no pool lends blocks, and no pool gets both plain and expandable segments.
 RARELY_CAPTURED = {
     Run.alloc: 9.0,
     Run.use: 0.3,
@@ -260,7 +260,7 @@ def test_long_run_with_expandable_pools_equals_the_model(
         pair.check()
 
 
-PoolsBesideTheModel.TestCase.settings = settings(
+PoolsAgainstModel.TestCase.settings = settings(
     max_examples=40, stateful_step_count=50, deadline=None
 )
-TestPoolsBesideTheModel = PoolsBesideTheModel.TestCase
+TestPoolsAgainstModel = PoolsAgainstModel.TestCase

@@ -37,12 +37,12 @@ class Counters:
             self.numbers[f"{name}.peak"] = max(self.numbers[f"{name}.peak"], now)
             self.numbers[f"{name}.{'allocated' if amount > 0 else 'freed'}"] += abs(amount)
 
-    def reset(self, part: str) -> None:
+    def reset(self, suffix: str) -> None:
         for name in list(self.numbers):
-            metric, _, own = name.rpartition(".")
-            if part == "peaks" and own == "peak":
+            metric, _, value_name = name.rpartition(".")
+            if suffix == "peaks" and value_name == "peak":
                 self.numbers[name] = self.numbers[f"{metric}.current"]
-            elif part == "sums" and own in ("allocated", "freed"):
+            elif suffix == "sums" and value_name in ("allocated", "freed"):
                 self.numbers[name] = 0
 
 
@@ -55,8 +55,8 @@ class Subject:
         self.pending: list[Block] = []
 
     def of(self, block: Block) -> PoolStats:
-        found: PoolStats = getattr(self.stats, block[0])
-        return found
+        pool_stats: PoolStats = getattr(self.stats, block[0])
+        return pool_stats
 
     def alloc(self, block: Block) -> None:
         kind, size, requested = block
@@ -119,9 +119,9 @@ def test_pool_statistics_equal_single_counters(steps: list[Block | str]) -> None
     subject = Subject()
     for step in steps:
         subject.step(step)
-        found = subject.stats.read()
+        statistics = subject.stats.read()
         for name, value in subject.counters.numbers.items():
-            assert found[name] == value, name
+            assert statistics[name] == value, name
 
 
 def test_equal_request_served_by_another_size_is_counted_by_that_size(device: Device) -> None:

@@ -12,11 +12,11 @@ from cudakit.core.allocator.allocator import CachingAllocator
 from cudakit.core.allocator.private_pools import PoolError
 
 
-def everything(stream: int) -> bool:  # noqa: ARG001
+def match_all(stream: int) -> bool:  # noqa: ARG001
     return True
 
 
-def nothing(stream: int) -> bool:  # noqa: ARG001
+def match_none(stream: int) -> bool:  # noqa: ARG001
     return False
 
 
@@ -27,10 +27,10 @@ def pool_ids(allocator: CachingAllocator) -> list[tuple[int, int]]:
 def test_35_user_pool_ids_are_unique_across_threads(
     allocator: CachingAllocator,
 ) -> None:
-    found: list[tuple[int, int]] = []
+    pool_ids: list[tuple[int, int]] = []
 
     def take() -> None:
-        found.extend(allocator.graph_pool_handle() for _ in range(50))
+        pool_ids.extend(allocator.graph_pool_handle() for _ in range(50))
 
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
@@ -38,7 +38,7 @@ def test_35_user_pool_ids_are_unique_across_threads(
     for thread in threads:
         thread.join()
 
-    assert sorted(found) == [(0, number) for number in range(1, 201)]
+    assert sorted(pool_ids) == [(0, number) for number in range(1, 201)]
 
 
 def test_graph_pool_ids_differ_from_user_pool_ids(allocator: CachingAllocator) -> None:
@@ -53,24 +53,24 @@ def test_graph_pool_ids_differ_from_user_pool_ids(allocator: CachingAllocator) -
 
 def test_requests_use_a_pool_from_begin_to_end(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
-    outside = allocator.alloc(30 * MIB)
-    allocator.free(outside)
-    allocator.begin_allocate_to_pool(pool, everything)
+    default_block = allocator.alloc(30 * MIB)
+    allocator.free(default_block)
+    allocator.begin_allocate_to_pool(pool, match_all)
     inside = allocator.alloc(30 * MIB)
     allocator.end_allocate_to_pool(pool)
 
-    assert inside != outside
+    assert inside != default_block
     assert pool_ids(allocator) == [(0, 0), pool]
-    assert allocator.alloc(30 * MIB) == outside
+    assert allocator.alloc(30 * MIB) == default_block
     allocator.free(inside)
-    assert allocator.alloc(30 * MIB) not in (inside, outside)
+    assert allocator.alloc(30 * MIB) not in (inside, default_block)
 
 
 def test_last_begun_matching_pool_serves_a_request(allocator: CachingAllocator) -> None:
     first, second, third = (allocator.graph_pool_handle() for _ in range(3))
-    allocator.begin_allocate_to_pool(first, everything)
+    allocator.begin_allocate_to_pool(first, match_all)
     allocator.begin_allocate_to_pool(second, lambda stream: stream == 11)
-    allocator.begin_allocate_to_pool(third, nothing)
+    allocator.begin_allocate_to_pool(third, match_none)
     for stream in (0, 11):
         allocator.alloc(MIB, stream)
     allocator.end_allocate_to_pool(second)
@@ -82,7 +82,7 @@ def test_last_begun_matching_pool_serves_a_request(allocator: CachingAllocator) 
 def test_trace_names_the_private_pool(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
     allocator.record_history()
-    allocator.begin_allocate_to_pool(pool, everything)
+    allocator.begin_allocate_to_pool(pool, match_all)
     allocator.free(allocator.alloc(MIB))
     allocator.end_allocate_to_pool(pool)
     allocator.release_pool(pool)
@@ -101,18 +101,18 @@ def test_trace_names_the_private_pool(allocator: CachingAllocator) -> None:
 
 def test_held_pool_is_not_released(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
-    allocator.begin_allocate_to_pool(pool, everything)
+    allocator.begin_allocate_to_pool(pool, match_all)
     allocator.free(allocator.alloc(30 * MIB))
     allocator.end_allocate_to_pool(pool)
     allocator.empty_cache()
     allocator.empty_cache(pool)
-    kept = current(allocator, "reserved_bytes")
+    reserved_bytes = current(allocator, "reserved_bytes")
     allocator.release_pool(pool)
     with changes(allocator) as released:
         pass
     allocator.empty_cache()
 
-    assert kept == 30 * MIB
+    assert reserved_bytes == 30 * MIB
     assert released == {}
     assert current(allocator, "reserved_bytes") == 0
     assert allocator.pool_uses(pool) == 0
@@ -121,8 +121,8 @@ def test_held_pool_is_not_released(allocator: CachingAllocator) -> None:
 
 def test_pool_is_dropped_with_its_last_segment(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
-    allocator.begin_allocate_to_pool(pool, everything)
-    kept, cached = allocator.alloc(30 * MIB), allocator.alloc(40 * MIB)
+    allocator.begin_allocate_to_pool(pool, match_all)
+    live, cached = allocator.alloc(30 * MIB), allocator.alloc(40 * MIB)
     allocator.free(cached)
     allocator.end_allocate_to_pool(pool)
     allocator.release_pool(pool)
@@ -131,7 +131,7 @@ def test_pool_is_dropped_with_its_last_segment(allocator: CachingAllocator) -> N
     (usage,) = allocator.private_pools()
     assert (usage.id, usage.uses, usage.segments) == (pool, 0, 1)
     assert usage.reserved_bytes == usage.allocated_bytes == 30 * MIB
-    allocator.free(kept)
+    allocator.free(live)
     allocator.empty_cache()
     assert allocator.private_pools() == ()
 
@@ -142,7 +142,7 @@ def test_empty_cache_of_one_pool_leaves_the_others(
     pools = [allocator.graph_pool_handle() for _ in range(2)]
     allocator.free(allocator.alloc(30 * MIB))
     for pool in pools:
-        allocator.begin_allocate_to_pool(pool, everything)
+        allocator.begin_allocate_to_pool(pool, match_all)
         ptr = allocator.alloc(30 * MIB)
         allocator.record_use(ptr, 11)
         allocator.free(ptr)
@@ -162,7 +162,7 @@ def test_empty_cache_of_one_pool_leaves_the_others(
 
 def test_small_segments_of_a_private_pool_are_released_first(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
-    allocator.begin_allocate_to_pool(pool, everything)
+    allocator.begin_allocate_to_pool(pool, match_all)
     for ptr in [allocator.alloc(size) for size in (30 * MIB, MIB)]:
         allocator.free(ptr)
     allocator.end_allocate_to_pool(pool)
@@ -178,22 +178,22 @@ def test_small_segments_of_a_private_pool_are_released_first(allocator: CachingA
 
 def test_misuse_is_refused_and_changes_nothing(allocator: CachingAllocator) -> None:
     pool = allocator.graph_pool_handle()
-    allocator.begin_allocate_to_pool(pool, everything)
+    allocator.begin_allocate_to_pool(pool, match_all)
     with pytest.raises(PoolError, match="another context"):
-        allocator.begin_allocate_to_pool(pool, everything)
+        allocator.begin_allocate_to_pool(pool, match_all)
     assert allocator.pool_uses(pool) == 1
     with pytest.raises(PoolError, match="still routed"):
         allocator.release_pool(pool)
     allocator.end_allocate_to_pool(pool)
     with pytest.raises(PoolError, match="no requests are routed"):
         allocator.end_allocate_to_pool(pool)
-    held = allocator.alloc(MIB)
+    block = allocator.alloc(MIB)
     allocator.release_pool(pool)
     with pytest.raises(PoolError, match="has no holder"):
         allocator.release_pool(pool)
     with pytest.raises(PoolError, match="has no holder"):
-        allocator.begin_allocate_to_pool(pool, everything)
-    allocator.free(held)
+        allocator.begin_allocate_to_pool(pool, match_all)
+    allocator.free(block)
 
     assert pool_ids(allocator) == [(0, 0)]
 
@@ -204,7 +204,7 @@ def test_id_that_was_never_issued_is_refused(
 ) -> None:
     allocator.graph_pool_handle()
     with pytest.raises(PoolError, match="is not the id of a private pool"):
-        allocator.begin_allocate_to_pool(unknown, everything)
+        allocator.begin_allocate_to_pool(unknown, match_all)
     with pytest.raises(PoolError, match="is not the id of a private pool"):
         allocator.release_pool(unknown)
     with pytest.raises(PoolError, match="is not the id of a private pool"):

@@ -73,7 +73,7 @@ def gpu() -> Iterator[Gpu]:
 
 
 def python(script: str, settings: str, *lines: str, **environment: str) -> list[str]:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-c", script, settings],
         check=False,
         input="\n".join(lines),
@@ -82,12 +82,12 @@ def python(script: str, settings: str, *lines: str, **environment: str) -> list[
         text=True,
         timeout=110,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.splitlines()
 
 
-def told(lines: list[str]) -> list[str]:
-    """Skip the test, with the remedy, if the system forbids it."""
+def lines_unless_forbidden(lines: list[str]) -> list[str]:
+    """Return the lines; skip the test if the system forbids memory sharing."""
     if "Error" in lines[0] or "Unusable" in lines[0]:
         assert "--cap-add=SYS_PTRACE" in lines[0], lines
         pytest.skip(lines[0])
@@ -111,7 +111,7 @@ def test_child_process_reads_and_writes_shared_memory(gpu: Gpu, settings: str) -
     gpu.sync()
     texts = [allocator.share(ptr).as_text() for ptr in (block, above)]
 
-    lines = told(python(RECEIVER, settings, *texts))
+    lines = lines_unless_forbidden(python(RECEIVER, settings, *texts))
 
     assert lines == [f"True {SIZE} 0209", "0303", "5a5a"]
     assert [byte_at(gpu, ptr) for ptr in (block, block + SIZE - 1)] == [0x5A, 0x5A]
@@ -125,13 +125,13 @@ def test_shared_pages_are_released_to_the_device(gpu: Gpu) -> None:
     allocator = cudakit.CachingAllocator(gpu, settings=SETTINGS[1])
     warm = allocator.alloc(MIB)
     gpu.sync()
-    before = gpu.memory_info().free_bytes
+    free_bytes = gpu.memory_info().free_bytes
     block = allocator.alloc(200 * MIB)
     assert len(allocator.share(block).handles) >= 10
     allocator.free(block)
     allocator.empty_cache()
 
-    assert gpu.memory_info().free_bytes >= before - 4 * MIB
+    assert gpu.memory_info().free_bytes >= free_bytes - 4 * MIB
     allocator.free(warm)
     allocator.close()
 

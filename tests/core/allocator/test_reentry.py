@@ -43,33 +43,33 @@ def test_29_reentrant_free_is_performed_at_the_end_of_the_call(
     interrupted: Interrupted, call: str
 ) -> None:
     allocator = CachingAllocator(interrupted)
-    victim = allocator.alloc(MIB)
-    used, cached = allocator.alloc(20 * MIB), allocator.alloc(20 * MIB)
-    seen: list[int] = []
+    freed_block = allocator.alloc(MIB)
+    live, cached = allocator.alloc(20 * MIB), allocator.alloc(20 * MIB)
+    freed_counts: list[int] = []
 
     def finalizer() -> None:
-        allocator.free(victim)
-        seen.append(len(interrupted.calls))
+        allocator.free(freed_block)
+        freed_counts.append(len(interrupted.calls))
 
     interrupted.finalizers[call] = finalizer
     allocator.free(cached)
-    allocator.free(used, 11)
+    allocator.free(live, 11)
     allocator.alloc(30 * MIB)
     with pytest.raises(OutOfMemory):
         allocator.alloc(60 * MIB)
 
-    assert seen
+    assert freed_counts
     with pytest.raises(InvalidPointer):
-        allocator.free(victim)
+        allocator.free(freed_block)
     assert current(allocator, "allocated_bytes") == 30 * MIB
     invariants.check(allocator)
 
 
 def test_29_reentrant_free_is_recorded_after_the_running_call(interrupted: Interrupted) -> None:
     allocator = CachingAllocator(interrupted)
-    victim = allocator.alloc(MIB)
+    freed_block = allocator.alloc(MIB)
     allocator.record_history()
-    interrupted.finalizers["malloc"] = lambda: allocator.free(victim)
+    interrupted.finalizers["malloc"] = lambda: allocator.free(freed_block)
     allocator.alloc(30 * MIB)
 
     assert actions(allocator) == ["segment_alloc", "alloc", "free_requested", "free_completed"]
@@ -112,10 +112,10 @@ def test_29_refused_reentrant_alloc_keeps_the_allocator_usable(interrupted: Inte
 def test_free_does_not_wait_for_another_thread() -> None:
     device = Interrupted()
     allocator = CachingAllocator(device)
-    victim = allocator.alloc(MIB)
+    freed_block = allocator.alloc(MIB)
 
     def elsewhere() -> None:
-        thread = threading.Thread(target=allocator.free, args=(victim,))
+        thread = threading.Thread(target=allocator.free, args=(freed_block,))
         thread.start()
         thread.join(10)
         assert not thread.is_alive()
@@ -130,17 +130,17 @@ def test_thread_can_allocate_while_another_is_in_the_driver() -> None:
     device = Interrupted()
     allocator = CachingAllocator(device, Settings(release_lock_on_cudamalloc=True))
     allocator.free(allocator.alloc(MIB))
-    found: list[int] = []
+    addresses: list[int] = []
 
     def elsewhere() -> None:
-        thread = threading.Thread(target=lambda: found.append(allocator.alloc(MIB)))
+        thread = threading.Thread(target=lambda: addresses.append(allocator.alloc(MIB)))
         thread.start()
         thread.join(10)
 
     device.finalizers["malloc"] = elsewhere
     allocator.alloc(30 * MIB)
 
-    assert len(found) == 1
+    assert len(addresses) == 1
     invariants.check(allocator)
 
 

@@ -30,8 +30,8 @@ def memory(draw: st.DrawFn) -> SharedMemory:
     descriptors = st.builds(
         DescriptorHandle, st.just(process), st.integers(0, 1 << 20), st.integers(1, 10**18)
     )
-    each = st.builds(FabricHandle, BYTES) if kind == "fabric" else descriptors
-    handles = tuple(draw(st.lists(each, min_size=1, max_size=4)))
+    any_handle = st.builds(FabricHandle, BYTES) if kind == "fabric" else descriptors
+    handles = tuple(draw(st.lists(any_handle, min_size=1, max_size=4)))
     return SharedMemory(size, offset, device, process, PAGE, handles)
 
 

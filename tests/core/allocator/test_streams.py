@@ -40,13 +40,13 @@ def test_23_block_used_by_another_stream_is_reused_after_that_stream(work: Work)
 
 
 def test_24_use_by_the_own_stream_is_ignored(work: Work) -> None:
-    allocator, own = work.allocator, work.stream()
-    ptr = allocator.alloc(SIZE, own)
-    work.busy(own)
-    allocator.record_use(ptr, own)
+    allocator, allocating_stream = work.allocator, work.stream()
+    ptr = allocator.alloc(SIZE, allocating_stream)
+    work.busy(allocating_stream)
+    allocator.record_use(ptr, allocating_stream)
     allocator.free(ptr)
 
-    assert allocator.alloc(SIZE, own) == ptr
+    assert allocator.alloc(SIZE, allocating_stream) == ptr
 
 
 def test_free_on_another_stream_waits_for_it(work: Work) -> None:
@@ -67,7 +67,11 @@ def test_25_slow_stream_delays_only_its_own_blocks(work: Work) -> None:
     work.gpu.sync_stream(fast)
     allocator.alloc(512)
 
-    assert [own[0][1] for own in blocks(allocator)[:3]] == [PENDING, PENDING, "inactive"]
+    assert [stream_blocks[0][1] for stream_blocks in blocks(allocator)[:3]] == [
+        PENDING,
+        PENDING,
+        "inactive",
+    ]
 
 
 def test_25_frees_of_one_stream_complete_in_order(work: Work) -> None:
@@ -79,7 +83,7 @@ def test_25_frees_of_one_stream_complete_in_order(work: Work) -> None:
     work.gpu.sync_stream(work.stream())
     allocator.alloc(512)
 
-    assert [own[0][1] for own in blocks(allocator)[:2]] == ["inactive", PENDING]
+    assert [stream_blocks[0][1] for stream_blocks in blocks(allocator)[:2]] == ["inactive", PENDING]
 
 
 def test_27_empty_cache_waits_for_other_streams(work: Work) -> None:
@@ -112,13 +116,13 @@ def test_28_last_of_three_streams_completes_a_free(work: Work) -> None:
 
 def test_33_capture_queries_no_event_and_defers_frees(device: Device) -> None:
     allocator = CachingAllocator(device)
-    before, during = allocator.alloc(SIZE), allocator.alloc(SIZE)
-    allocator.record_use(during, 12)
-    allocator.free(before, 11)
+    freed_before, freed_during = allocator.alloc(SIZE), allocator.alloc(SIZE)
+    allocator.record_use(freed_during, 12)
+    allocator.free(freed_before, 11)
     device.finish(11)
     allocator.begin_capture()
     device.calls.clear()
-    allocator.free(during, 13)
+    allocator.free(freed_during, 13)
     allocator.alloc(SIZE)
     allocator.empty_cache()
     assert device.calls == ["malloc"]

@@ -22,8 +22,8 @@ class Pair:
         self.first = Sim(capacity_bytes=CAPACITY)
         self.second = Sim(capacity_bytes=CAPACITY, same_machine_as=self.first)
         upstream = GpuUpstream(self.first, shares=shares)
-        self.giver = CachingAllocator(upstream, settings)
-        self.taker = CachingAllocator(GpuUpstream(self.second))
+        self.exporter = CachingAllocator(upstream, settings)
+        self.importer = CachingAllocator(GpuUpstream(self.second))
 
     def write(self, ptr: int, value: int, size_bytes: int) -> None:
         self.first.fill(Ptr(ptr), value, size_bytes, LEGACY)

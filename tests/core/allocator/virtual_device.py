@@ -32,23 +32,23 @@ class Pages:
     def map(self, ptr: int, page_bytes: int, count: int) -> None:
         device = self._device
         device.call("map")
-        places = range(ptr, ptr + count * page_bytes, page_bytes)
+        addresses = range(ptr, ptr + count * page_bytes, page_bytes)
         assert count > 0
-        assert not device.mapped.keys() & set(places)
-        assert [b for b, size in device.reserved.items() if b <= ptr and places.stop <= b + size]
+        assert not device.mapped.keys() & set(addresses)
+        assert [b for b, size in device.reserved.items() if b <= ptr and addresses.stop <= b + size]
         if device.used + count * page_bytes > device.capacity:
             raise CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "the device is full")
-        device.mapped |= dict.fromkeys(places, page_bytes)
+        device.mapped |= dict.fromkeys(addresses, page_bytes)
 
     def unmap(self, ptr: int, size_bytes: int) -> None:
         device = self._device
         device.call("unmap")
         assert device.synchronized, "nothing waited for who uses the memory"
         device.synchronized = False
-        place = ptr
-        while place < ptr + size_bytes:
-            place += device.mapped.pop(place)
-        assert place == ptr + size_bytes, "a part of a page"
+        address = ptr
+        while address < ptr + size_bytes:
+            address += device.mapped.pop(address)
+        assert address == ptr + size_bytes, "a part of a page"
 
     def sync_stream(self, stream: int) -> None:  # noqa: ARG002
         self._device.call("sync_stream")

@@ -10,7 +10,10 @@ from core.memory.builders import MIB, Block, Segment
 
 from cudakit.core.memory.snapshot import BlockState, SegmentKind
 
-SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB  # and the pages of expandable ones
+SMALL_SEGMENT, LARGE_SEGMENT = (
+    2 * MIB,
+    20 * MIB,
+)  # the segment sizes are also the page sizes of expandable segments
 
 
 class Use(Enum):

@@ -84,7 +84,7 @@ class Block:
 
     address: int
     size: int
-    requested: int | None = None  # None: its size
+    requested: int | None = None  # requested bytes; None: the block's size
     state: BlockState = BlockState.ALLOCATED
     stack: int = 0
 

@@ -69,7 +69,7 @@ class UnorderedPairs:
     """The unordered pairs, and the reasons why the list may be wrong."""
 
     pairs: list[Pair]
-    doubts: Counter[str]
+    uncertainties: Counter[str]
 
 
 def unordered_accesses(trace: Iterable[Event]) -> UnorderedPairs:
@@ -81,7 +81,7 @@ def unordered_accesses(trace: Iterable[Event]) -> UnorderedPairs:
     for event in chain.from_iterable(map(translator.translate, trace)):
         match event.body:
             case Access(node=node) if (event.seq, node) not in nodes_with_accesses:
-                translator.doubts["an access without its launch"] += 1
+                translator.uncertainties["an access without its launch"] += 1
                 continue
             case GraphNode(graph, node):
                 nodes[graph].add(node)
@@ -92,14 +92,14 @@ def unordered_accesses(trace: Iterable[Event]) -> UnorderedPairs:
                 nodes_with_accesses.add((event.seq, 0))
         order.feed(event)
     translator.end()
-    return UnorderedPairs(_pairs(order.operations), translator.doubts)
+    return UnorderedPairs(_pairs(order.operations), translator.uncertainties)
 
 
 @dataclass(slots=True)
 class _Translator:
     """Translates the events of a trace into events that ``Order`` handles."""
 
-    doubts: Counter[str] = field(default_factory=Counter)
+    uncertainties: Counter[str] = field(default_factory=Counter)
     _flags: dict[int, StreamFlag] = field(default_factory=dict)
     _streams: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     _capturing: dict[int, int] = field(default_factory=dict)  # graph of each capturing stream
@@ -130,7 +130,7 @@ class _Translator:
             yield from self._create(event, stream, body.flag)
             return
         if stream and stream not in self._flags:
-            self.doubts["a stream that was not seen to be made"] += 1
+            self.uncertainties["a stream that was not seen to be made"] += 1
             yield from self._create(event, stream, StreamFlag.BLOCKING)
         bodies = self._captures(event, stream)
         for translated_event in self._bodies(event) if bodies is None else bodies:
@@ -146,7 +146,7 @@ class _Translator:
                 if known_flag is not StreamFlag.NON_BLOCKING
             ]
             if len(self._streams) > 1 and len(blocking) > 1:
-                self.doubts["default streams of several contexts"] += 1
+                self.uncertainties["default streams of several contexts"] += 1
             yield replace(event, body=StreamCreate(stream, flag))
 
     def _captures(self, event: Event, stream: int) -> Sequence[EventBody] | None:
@@ -175,7 +175,7 @@ class _Translator:
         _, graph = self._last_graph_launch
         for (node_graph, node), count in self._assumed.items():
             if node_graph == graph and node not in self._complete_nodes:
-                self.doubts[_ASSUMED] += count
+                self.uncertainties[_ASSUMED] += count
         self._last_graph_launch, self._complete_nodes = (0, 0), set()
 
     def _bodies(self, event: Event) -> Iterator[EventBody]:
@@ -191,11 +191,11 @@ class _Translator:
             case Memop() as memop:
                 yield from self._translate_memop(memop)
             case Gap(what, count):
-                self.doubts[what] += count
+                self.uncertainties[what] += count
             case ContextSync():
                 yield from (StreamSync(stream) for stream in self._streams[event.context])
             case HostCall(stream):
-                self.doubts["a function of the host in a stream"] += 1
+                self.uncertainties["a function of the host in a stream"] += 1
                 yield StreamSync(stream)
             case _:
                 yield from self._translate_graph_event(event)
@@ -220,9 +220,9 @@ class _Translator:
         if access.precision >= Precision.ASSUMED and event.seq in self._graphs:
             self._assumed[self._graphs[event.seq], access.node] += 1
         elif access.precision is not Precision.EXACT:
-            self.doubts[_ASSUMED] += 1
+            self.uncertainties[_ASSUMED] += 1
         elif access.count > _MAX_ROWS:
-            self.doubts["an access with more rows than brute force has time for"] += 1
+            self.uncertainties["an access with more rows than brute force has time for"] += 1
         else:
             yield access
 
@@ -278,7 +278,7 @@ class _Translator:
         ):
             yield Free(lo, size)
         else:
-            self.doubts["memory that is mapped anew"] += 1
+            self.uncertainties["memory that is mapped anew"] += 1
 
     def _translate_memop(self, memop: Memop) -> Iterator[EventBody]:
         if memop.flag is MemopType.WRITE:
@@ -288,7 +288,7 @@ class _Translator:
         elif memop.address in self._events_of_word:
             yield from (StreamWait(memop.stream, e) for e in self._events_of_word[memop.address])
         else:
-            self.doubts["a wait for a word that nothing in the trace wrote"] += 1
+            self.uncertainties["a wait for a word that nothing in the trace wrote"] += 1
 
 
 def _rows(lo: int, width: int, rows: int, pitch: int, mode: AccessMode) -> Access:

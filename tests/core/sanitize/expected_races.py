@@ -40,11 +40,11 @@ class OperationAccess:
         )
 
     def conflicts_with(self, earlier: OperationAccess) -> bool:
-        either, both = (
+        modes_of_either, modes_of_both = (
             self.access.mode | earlier.access.mode,
             self.access.mode & earlier.access.mode,
         )
-        return bool(either & AccessMode.WRITE) and not both & AccessMode.ATOMIC
+        return bool(modes_of_either & AccessMode.WRITE) and not modes_of_both & AccessMode.ATOMIC
 
 
 @dataclass
@@ -80,7 +80,13 @@ def pairs(trace: Iterable[Event]) -> Counter[Pair]:
         for operation in order.operations
         for access in operation.accesses
     ]
-    boundaries = sorted({end for each in accesses for end in (each.access.lo, each.access.hi)})
+    boundaries = sorted(
+        {
+            end
+            for operation_access in accesses
+            for end in (operation_access.access.lo, operation_access.access.hi)
+        }
+    )
     # All bytes between two boundaries have the same accesses, so one byte stands for them.
     states = {address: ByteState() for address, _ in pairwise(boundaries)}
     pair_counts: Counter[Pair] = Counter()

@@ -170,9 +170,9 @@ def test_assumed_access_of_node_is_a_doubt_until_recorded() -> None:
         (launch, Accessed(1, exact=False)),
     )
 
-    assert unordered_accesses(calls(*node)).doubts == {}
-    assert unordered_accesses(calls(*node, *recorded)).doubts == {}
-    assert unordered_accesses(calls(*node, *recorded, *lost, launch)).doubts == {
+    assert unordered_accesses(calls(*node)).uncertainties == {}
+    assert unordered_accesses(calls(*node, *recorded)).uncertainties == {}
+    assert unordered_accesses(calls(*node, *recorded, *lost, launch)).uncertainties == {
         "an access that is not known exactly": 2
     }
     assert pairs(*node, Fill(2, 0, 8), *recorded) == [(2, 3)]
@@ -182,18 +182,18 @@ def test_changed_node_leaves_no_doubt_about_its_earlier_accesses() -> None:
     assumed = (GraphNode(1, 1, NodeType.LAUNCH), Access(0, 8, READ, Precision.ASSUMED, node=1))
     changed = (GraphNode(1, 1, NodeType.COPY), Access(8, 16, WRITE, node=1))
 
-    assert unordered_accesses(calls(*assumed, *changed, GraphLaunch(1, 1, 1))).doubts == {}
+    assert unordered_accesses(calls(*assumed, *changed, GraphLaunch(1, 1, 1))).uncertainties == {}
     assert pairs(*assumed, *changed, GraphLaunch(1, 1, 1), Fill(2, 8, 8)) != []
 
 
 def test_inexact_access_is_a_doubt() -> None:
     assumed = (Launch(1, "k"), Access(0, 8, READ, Precision.ASSUMED))
     rows = (Launch(1, "k"), Access(0, 8 << 20, WRITE, stride_bytes=8, count=1 << 20))
-    others = (Gap("lost", 3), HostCall(1, HostCallPhase.BEGIN), Launch(7, "k"))
-    pairs_found = unordered_accesses(calls(*assumed, *rows, *others))
+    skipped_events = (Gap("lost", 3), HostCall(1, HostCallPhase.BEGIN), Launch(7, "k"))
+    pairs_found = unordered_accesses(calls(*assumed, *rows, *skipped_events))
 
     assert pairs_found.pairs == []
-    assert pairs_found.doubts == {
+    assert pairs_found.uncertainties == {
         "an access that is not known exactly": 1,
         "an access with more rows than brute force has time for": 1,
         "lost": 3,

@@ -45,12 +45,12 @@ def analyzed(content: bytes) -> tuple[str, list[str]]:
     """Return the report on a trace file and the errors of the spool."""
     with TemporaryDirectory() as name:
         (Path(name) / "1-000000.trace").write_bytes(content)
-        detector, found, spool = RaceDetector(), Report(), Spool(Path(name))
+        detector, found_report, spool = RaceDetector(), Report(), Spool(Path(name))
         for batch in spool.batches():
-            detector.feed(batch, found)
-        detector.finish(found)
+            detector.feed(batch, found_report)
+        detector.finish(found_report)
         spool.close()
-        result = detector.result(found, incomplete=spool.damaged)
+        result = detector.result(found_report, incomplete=spool.damaged)
     json.render(result)
     return console.render(report(result), width=100, color=False), spool.damaged
 
@@ -67,8 +67,8 @@ def test_intact_trace_has_one_race(trace: bytes) -> None:
 def test_changed_bytes_never_raise(trace: bytes, data: st.DataObject) -> None:
     content = bytearray(trace)
     for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(content) - 1))
-        content[at] = data.draw(st.integers(0, 255))
+        position = data.draw(st.integers(0, len(content) - 1))
+        content[position] = data.draw(st.integers(0, 255))
 
     analyzed(bytes(content))
 

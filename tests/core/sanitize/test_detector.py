@@ -80,11 +80,14 @@ def test_result_is_simulated_only_with_a_virtual_clock(tmp_path: Path) -> None:
 
 
 def test_race_is_added_to_the_current_report(tmp_path: Path) -> None:
-    detector, before, after = RaceDetector(), Report(), Report()
-    detector.feed(batch(tmp_path / "a", *FIRST_FILL), before)
-    detector.feed(batch(tmp_path / "b", *SECOND_FILL), after)
+    detector, first_report, second_report = RaceDetector(), Report(), Report()
+    detector.feed(batch(tmp_path / "a", *FIRST_FILL), first_report)
+    detector.feed(batch(tmp_path / "b", *SECOND_FILL), second_report)
 
-    assert [len(detector.result(report).races) for report in (before, after)] == [0, 1]
+    assert [len(detector.result(report).races) for report in (first_report, second_report)] == [
+        0,
+        1,
+    ]
 
 
 def test_possible_race_is_no_finding(tmp_path: Path) -> None:

@@ -339,4 +339,6 @@ def test_graph_nodes_have_ranges_of_graph_launch() -> None:
     scene.call(RangePop())
     (race,) = scene.read(2, "x")
 
-    assert [(one.name, race.current.ranges) for one in race.previous.ranges] == [("replay", ())]
+    assert [(nvtx_range.name, race.current.ranges) for nvtx_range in race.previous.ranges] == [
+        ("replay", ())
+    ]

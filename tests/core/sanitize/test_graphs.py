@@ -81,7 +81,7 @@ def test_graph_launch_races_with_another_stream() -> None:
 def test_event_after_graph_launch_covers_all_nodes() -> None:
     scene = Scene()
     build(scene, (1, 4), (2, 3))
-    assert len(scene.call(GraphLaunch(1, 1, executable=1))) == 1  # nodes 3 and 4
+    assert len(scene.call(GraphLaunch(1, 1, executable=1))) == 1  # nodes 3 and 4 race
     scene.record(1, 1)
     scene.wait(2, 1)
     assert scene.write(2, "x", "y") == []

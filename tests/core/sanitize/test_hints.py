@@ -215,10 +215,10 @@ def test_fix_is_the_smallest_one(
     ],
 )
 def test_last_wait_is_reported_as_too_early(sync: Sync, sentence: str) -> None:
-    last = found_race(race(last_sync=sync)).last_sync
+    described_sync = found_race(race(last_sync=sync)).last_sync
 
-    assert last is not None
-    assert last.sentence == sentence
+    assert described_sync is not None
+    assert described_sync.sentence == sentence
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,9 @@ def test_assumed_access_is_not_stated_as_fact(
 
 
 def test_work_of_autograd_thread_names_the_start_of_the_backward_pass() -> None:
-    made = found_race(race(previous=kernel(stream=SIDE_STREAM, site=IN_BACKWARD)))
+    described_race = found_race(race(previous=kernel(stream=SIDE_STREAM, site=IN_BACKWARD)))
 
-    assert made.hint == (
+    assert described_race.hint == (
         "record an event on stream 7 after the kernel (backward pass started at train.py:46) and "
         "make the legacy default stream wait for it before the kernel (train.py:44)"
     )
@@ -338,10 +338,10 @@ def test_framework_is_recognized_by_its_kernels_and_its_files(
 
 
 def test_program_without_framework_gets_only_the_general_fix() -> None:
-    plain = found_race(race(current=kernel("add", site=1)))
+    race_without_framework = found_race(race(current=kernel("add", site=1)))
 
-    assert plain.remedies == ()
-    assert plain.hint
+    assert race_without_framework.remedies == ()
+    assert race_without_framework.hint
 
 
 @pytest.mark.parametrize("kind", RaceKind)

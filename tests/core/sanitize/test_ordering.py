@@ -120,23 +120,23 @@ def test_event_orders_streams_of_two_devices() -> None:
     assert scene.read(2, "x", context=2, device=1) == []
 
 
-@pytest.mark.parametrize("way", ["event_sync", "event_query"])
-def test_host_is_ordered_after_completed_event(way: str) -> None:
+@pytest.mark.parametrize("sync_call", ["event_sync", "event_query"])
+def test_host_is_ordered_after_completed_event(sync_call: str) -> None:
     scene = Scene()
     scene.write(1, "x")
     scene.record(1, 1)
     scene.write(1, "y")
-    getattr(scene, way)(1)
+    getattr(scene, sync_call)(1)
     assert scene.write(2, "x") == []
     assert len(scene.write(2, "y")) == 1
 
 
-@pytest.mark.parametrize("way", ["sync", "query"])
-def test_host_is_ordered_after_empty_stream(way: str) -> None:
+@pytest.mark.parametrize("sync_call", ["sync", "query"])
+def test_host_is_ordered_after_empty_stream(sync_call: str) -> None:
     scene = Scene()
     scene.write(1, "x")
     scene.write(3, "y")
-    getattr(scene, way)(1)
+    getattr(scene, sync_call)(1)
     assert scene.write(2, "x") == []
     assert len(scene.write(2, "y")) == 1
 

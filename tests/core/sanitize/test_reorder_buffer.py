@@ -22,16 +22,16 @@ class Call:
     """A call with the events written at once and later; some of the late events may be missing."""
 
     bodies: Sequence[EventBody]
-    late: Sequence[EventBody] = ()
+    late_events: Sequence[EventBody] = ()
     complete: bool = True
 
     @property
     def has_exact_accesses(self) -> bool:
-        return Accessed(exact=True) in self.late
+        return Accessed(exact=True) in self.late_events
 
     def reordered(self) -> Iterator[EventBody]:
         """Yield the events as the buffer must return them: exact accesses replace assumed ones."""
-        for body in (*self.bodies, *self.late):
+        for body in (*self.bodies, *self.late_events):
             if not (
                 isinstance(body, Access)
                 and body.precision >= Precision.ASSUMED
@@ -81,11 +81,11 @@ def launches(draw: st.DrawFn) -> Call:
 def graph_launches(draw: st.DrawFn) -> Call:
     nodes = draw(st.lists(accesses(Precision.EXACT), min_size=1, max_size=3))
     count = draw(st.integers(0, len(nodes)))
-    late: list[EventBody] = []
+    late_events: list[EventBody] = []
     for node, exact_accesses in enumerate(nodes[:count], start=1):
-        late += [*exact_accesses, Accessed(node, draw(st.booleans()))]
+        late_events += [*exact_accesses, Accessed(node, draw(st.booleans()))]
     launch = [GraphLaunch(1, 1, 1, pending=len(nodes)), *draw(accesses(Precision.ASSUMED))]
-    return Call(launch, late, complete=count == len(nodes))
+    return Call(launch, late_events, complete=count == len(nodes))
 
 
 def calls() -> st.SearchStrategy[Call]:
@@ -98,29 +98,29 @@ def calls() -> st.SearchStrategy[Call]:
 
 @st.composite
 def traces(draw: st.DrawFn) -> WrittenTrace:
-    trace, late = WrittenTrace(), list[tuple[int, Sequence[EventBody]]]()
+    trace, late_events = WrittenTrace(), list[tuple[int, Sequence[EventBody]]]()
     for seq, call in enumerate(draw(st.lists(calls(), max_size=12)), start=1):
         trace.events += [Event(body, seq) for body in call.bodies]
         trace.expected += [Event(body, seq) for body in call.reordered()]
         trace.never_read_count += not call.complete
-        if call.late:
-            late.append((seq, call.late))
-        while late and draw(st.booleans()):
-            _write_some(draw, trace, late)
-    while late:
-        _write_some(draw, trace, late)
+        if call.late_events:
+            late_events.append((seq, call.late_events))
+        while late_events and draw(st.booleans()):
+            _write_some(draw, trace, late_events)
+    while late_events:
+        _write_some(draw, trace, late_events)
     return trace
 
 
 def _write_some(
-    draw: st.DrawFn, trace: WrittenTrace, late: list[tuple[int, Sequence[EventBody]]]
+    draw: st.DrawFn, trace: WrittenTrace, late_events: list[tuple[int, Sequence[EventBody]]]
 ) -> None:
     """Write some of the late events of one call, in their order."""
-    seq, bodies = late.pop(draw(st.integers(0, len(late) - 1)))
+    seq, bodies = late_events.pop(draw(st.integers(0, len(late_events) - 1)))
     count = draw(st.integers(1, len(bodies)))
     trace.events += [Event(body, seq) for body in bodies[:count]]
     if bodies[count:]:
-        late.append((seq, bodies[count:]))
+        late_events.append((seq, bodies[count:]))
 
 
 def batches(data: st.DataObject, records_returned: Records) -> list[Records]:
@@ -186,13 +186,13 @@ def test_records_without_pending_launches_are_returned_unchanged() -> None:
 def test_records_after_pending_launch_are_held() -> None:
     buffer = ReorderBuffer()
 
-    before = buffer.feed(
+    records_before = buffer.feed(
         records(Event(Fill(1, 0, 8), 1), Event(LAUNCH, 2), Event(Fill(2, 0, 8), 3))
     )
-    assert [event.seq for event in events_of(before)] == [1]
+    assert [event.seq for event in events_of(records_before)] == [1]
     assert buffer.held_count == 2
-    after = buffer.feed(records(Event(Access(0, 8, WRITE), 2), Event(Accessed(), 2)))
-    assert [event.seq for event in events_of(after)] == [2, 2, 2, 3]
+    records_after = buffer.feed(records(Event(Access(0, 8, WRITE), 2), Event(Accessed(), 2)))
+    assert [event.seq for event in events_of(records_after)] == [2, 2, 2, 3]
 
 
 def test_accesses_of_given_up_launch_are_dropped() -> None:

@@ -62,15 +62,15 @@ def test_different_kind_kernel_or_stack_is_another_race() -> None:
 
 def test_same_race_in_two_processes_is_one_race() -> None:
     report = report_of(race())
-    moved = ((), *reversed(STACKS[1:]))
-    last = len(STACKS)
+    reversed_stacks = ((), *reversed(STACKS[1:]))
+    last_stack = len(STACKS)
     other_race = race(
-        current=kernel(site=last - 2),
-        previous=exact_operation(site=last - 1),
+        current=kernel(site=last_stack - 2),
+        previous=exact_operation(site=last_stack - 1),
         allocation=None,
         last_sync=None,
     )
-    report.add(7, [other_race], stacks=moved, streams=STREAMS)
+    report.add(7, [other_race], stacks=reversed_stacks, streams=STREAMS)
     result = report.result(
         exit_status=None, coverage={7: Coverage(launches=5), 4242: Coverage(launches=2)}
     )
@@ -83,8 +83,8 @@ def test_same_race_in_two_processes_is_one_race() -> None:
 
 def test_races_are_sorted_by_their_highest_confidence() -> None:
     fill = race(current=kernel("fill"))
-    surer = replace(race(), confidence=CERTAIN, lo=BASE)
-    races = result_of(report_of(fill, race(), surer, race())).races
+    certain_race = replace(race(), confidence=CERTAIN, lo=BASE)
+    races = result_of(report_of(fill, race(), certain_race, race())).races
 
     assert [(decoded.confidence, decoded.count) for decoded in races] == [
         (CERTAIN, 3),

@@ -49,7 +49,7 @@ def test_same_column_races(count: int) -> None:
 def test_column_races_with_range_containing_one_of_its_rows(count: int) -> None:
     scene = Scene()
     scene.kernel(1, column(3, count=count))
-    assert scene.write(2, X + 16, size=28) == []  # between two rows
+    assert scene.write(2, X + 16, size=28) == []  # these bytes are between two rows
     (race,) = scene.write(3, X + 72, size=24)
     assert (race.lo, race.hi) == (X + 76, X + 80)
 
@@ -99,8 +99,8 @@ def test_overlapping_ranges_race_in_shared_bytes() -> None:
 def test_race_across_several_ranges_is_reported_once() -> None:
     scene = Scene()
     scene.write(1, X, size=100)
-    for at in range(0, 100, 10):
-        scene.read(1, X + at, size=5)
+    for address in range(0, 100, 10):
+        scene.read(1, X + address, size=5)
     (race,) = scene.write(2, X, size=100)
     assert race.previous.seq == scene.seq - 1  # the last read happens after all others
 
@@ -129,8 +129,8 @@ def test_copy_over_pointer_of_earlier_kernel_is_a_likely_race(access: str, kind:
 def test_pointer_before_the_bytes_is_reported_as_possible_only() -> None:
     for scene, races in ((Scene(), 0), (Scene(report_possible=True), 1)):
         assert scene.launch_with_pointers(1, X - 8) == []
-        found = scene.copy(2, "x", "y")
-        assert [race.confidence for race in found] == [Confidence.POSSIBLE] * races
+        possible_races = scene.copy(2, "x", "y")
+        assert [race.confidence for race in possible_races] == [Confidence.POSSIBLE] * races
 
 
 def test_later_copy_behind_pointer_is_a_possible_race() -> None:
@@ -138,7 +138,7 @@ def test_later_copy_behind_pointer_is_a_possible_race() -> None:
     scene.copy(2, "x", "y")
     (race,) = scene.launch_with_pointers(1, X - 8)
     assert race.confidence is Confidence.POSSIBLE
-    assert scene.launch_with_pointers(3, X - 8, end=X) != []  # the same pointer
+    assert scene.launch_with_pointers(3, X - 8, end=X) != []  # this is the same pointer
     assert (
         scene.launch_with_pointers(3, X - 64, end=X) == []
     )  # another pointer, whose allocation ends before the copy
@@ -227,7 +227,7 @@ def test_race_implied_by_another_is_not_reported() -> None:
     assert scene.read(2, "x") == []
     scene.record(1, 2)
     scene.wait(3, 1)
-    assert scene.read(3, "x") == []  # ordered after the first reader
+    assert scene.read(3, "x") == []  # this read is ordered after the first one
 
 
 def test_race_does_not_hide_races_with_other_streams_or_bytes() -> None:
@@ -281,14 +281,14 @@ def test_reallocated_memory_has_no_earlier_accesses() -> None:
 
 def test_repeated_reads_use_constant_memory() -> None:
     scene = Scene()
-    touched = [Access(DEVICE, DEVICE + SIZE, READ)] * 500
-    scene.kernel(2, *touched)
-    scene.kernel(1, *touched)
+    accesses = [Access(DEVICE, DEVICE + SIZE, READ)] * 500
+    scene.kernel(2, *accesses)
+    scene.kernel(1, *accesses)
     tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
+    memory_before = tracemalloc.get_traced_memory()[0]
     for _ in range(10):
-        scene.kernel(1, *touched)
-    grown = tracemalloc.get_traced_memory()[0] - before
+        scene.kernel(1, *accesses)
+    grown = tracemalloc.get_traced_memory()[0] - memory_before
     tracemalloc.stop()
 
     assert grown < 10_000
@@ -303,7 +303,13 @@ def scene_with_merged_ranges() -> Scene:
     """Return a scene in which stream 1 wrote more pieces of an allocation than the limit."""
     scene = Scene(NON_BLOCKING, NON_BLOCKING, report_possible=True)
     scene.alloc(DEVICE, size=1 << 20)
-    scene.kernel(1, *(Access(at, at + 1, WRITE) for at in range(DEVICE, DEVICE + PIECES_BYTES, 2)))
+    scene.kernel(
+        1,
+        *(
+            Access(address, address + 1, WRITE)
+            for address in range(DEVICE, DEVICE + PIECES_BYTES, 2)
+        ),
+    )
     return scene
 
 
@@ -329,8 +335,8 @@ def test_merged_range_is_exact_again_after_write() -> None:
 def test_oldest_accesses_outside_allocations_are_removed() -> None:
     scene = Scene(NON_BLOCKING, NON_BLOCKING)
     for begin in (DEVICE, DEVICE + PIECES_BYTES):
-        pieces = range(begin, begin + PIECES_BYTES, 2)
-        scene.kernel(1, *(Access(at, at + 1, WRITE) for at in pieces))
+        addresses = range(begin, begin + PIECES_BYTES, 2)
+        scene.kernel(1, *(Access(address, address + 1, WRITE) for address in addresses))
     assert scene.read(2, DEVICE, size=1) == []
     (race,) = scene.read(2, DEVICE + 2 * PIECES_BYTES - 2, size=1)
     assert not race.approximate

@@ -25,23 +25,23 @@ def bytes_of(strided: StridedRange) -> set[int]:
 def test_shared_with_agrees_with_byte_sets(
     strided: StridedRange, other_strided: StridedRange
 ) -> None:
-    both = bytes_of(strided) & bytes_of(other_strided)
+    shared_bytes = bytes_of(strided) & bytes_of(other_strided)
     bytes_shared = strided.bytes_shared_with(other_strided)
 
-    assert (bytes_shared is not None) == bool(both)
+    assert (bytes_shared is not None) == bool(shared_bytes)
     if bytes_shared:
-        assert set(range(*bytes_shared)) <= both
+        assert set(range(*bytes_shared)) <= shared_bytes
 
 
 @given(rows(), st.integers(0, 120), st.integers(1, 30))
 def test_shared_with_range_agrees_with_byte_sets(strided: StridedRange, lo: int, size: int) -> None:
-    both = bytes_of(strided) & set(range(lo, lo + size))
+    shared_bytes = bytes_of(strided) & set(range(lo, lo + size))
     bytes_shared = strided.bytes_shared_with_range(lo, lo + size)
 
-    assert (bytes_shared is not None) == bool(both)
+    assert (bytes_shared is not None) == bool(shared_bytes)
     if bytes_shared:
-        assert bytes_shared[0] == min(both)
-        assert set(range(*bytes_shared)) <= both
+        assert bytes_shared[0] == min(shared_bytes)
+        assert set(range(*bytes_shared)) <= shared_bytes
 
 
 @given(rows())
@@ -58,9 +58,9 @@ def test_adjacent_rows_are_one_range() -> None:
 
 def test_many_rows_with_different_strides_are_compared() -> None:
     columns = StridedRange(lo=0, width=4, stride=1 << 12, count=100_000)
-    others = StridedRange(lo=4, width=4, stride=(1 << 12) + 4, count=100_000)
+    other_range = StridedRange(lo=4, width=4, stride=(1 << 12) + 4, count=100_000)
 
-    assert columns.bytes_shared_with(others) == (4096 * 1024, 4096 * 1024 + 4)
+    assert columns.bytes_shared_with(other_range) == (4096 * 1024, 4096 * 1024 + 4)
     assert (
         columns.bytes_shared_with(StridedRange(lo=4, width=4, stride=1 << 12, count=100_000))
         is None

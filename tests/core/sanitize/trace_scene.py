@@ -1,4 +1,4 @@
-"""Short notation for traces: R(s, x), W(s, x), record, wait. Each call returns the new races."""
+"""Short notation for traces: scene.read(1, "x"), scene.wait(2, 1). Each call returns the new races."""
 
 from __future__ import annotations
 

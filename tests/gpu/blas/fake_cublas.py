@@ -89,8 +89,8 @@ class FakeLt:
         self.ids = (66, 67)
         self.products: list[tuple[Any, ...]] = []
 
-    def get_property(self, part: int) -> int:
-        return (13, 10, 0)[part]
+    def get_property(self, component: int) -> int:
+        return (13, 10, 0)[component]
 
     def create(self) -> int:
         return self._new()
@@ -120,8 +120,10 @@ class FakeLt:
     def get_matmul_preference_attribute_dtype(self, attribute: IntEnum) -> type[np.generic]:
         return np.uint64 if attribute.name == "MAX_WORKSPACE_BYTES" else np.uint32
 
-    def matmul_desc_set_attribute(self, on: int, which: IntEnum, at: int, size: int) -> None:
-        self.alive[on][which.name] = _read(at, size)
+    def matmul_desc_set_attribute(
+        self, object_id: int, attribute_id: IntEnum, value_address: int, size: int
+    ) -> None:
+        self.alive[object_id][attribute_id.name] = _read(value_address, size)
 
     matrix_layout_set_attribute = matmul_preference_set_attribute = matmul_desc_set_attribute
 
@@ -136,52 +138,54 @@ class FakeLt:
         return self.ids
 
     def matmul_algo_init(self, *arguments: int) -> None:
-        number, at = arguments[-2:]
+        number, value_address = arguments[-2:]
         if number not in self.ids:
             raise FakeError(15)
-        _words(at)[:] = 0
-        _words(at)[0] = number
+        _words(value_address)[:] = 0
+        _words(value_address)[0] = number
 
-    def matmul_algo_config_set_attribute(self, on: int, which: int, at: int, size: int) -> None:
-        _words(on)[which] = _read(at, size)
+    def matmul_algo_config_set_attribute(
+        self, object_id: int, attribute_id: int, value_address: int, size: int
+    ) -> None:
+        _words(object_id)[attribute_id] = _read(value_address, size)
 
     def matmul_algo_config_get_attribute(
-        self, on: int, which: int, at: int, size: int, written: int
+        self, object_id: int, attribute_id: int, value_address: int, size: int, written: int
     ) -> None:
-        value = int(_words(on)[which])
-        ctypes.memmove(at, value.to_bytes(size, "little"), size)
+        value = int(_words(object_id)[attribute_id])
+        ctypes.memmove(value_address, value.to_bytes(size, "little"), size)
         ctypes.memmove(written, size.to_bytes(8, "little"), 8)
 
     def matmul_algo_cap_get_attribute(
-        self, on: int, which: IntEnum, at: int, size: int, written: int
+        self, object_id: int, attribute_id: IntEnum, value_address: int, size: int, written: int
     ) -> None:
-        assert _words(on)[0] in self.ids
-        able = CAPABILITIES[which.name]
-        values = np.array(able if isinstance(able, tuple) else (able,), np.uint32)
-        ctypes.memmove(at or written, values.tobytes(), min(size, values.nbytes))
+        assert _words(object_id)[0] in self.ids
+        capability = CAPABILITIES[attribute_id.name]
+        values = np.array(capability if isinstance(capability, tuple) else (capability,), np.uint32)
+        ctypes.memmove(value_address or written, values.tobytes(), min(size, values.nbytes))
         ctypes.memmove(written, values.nbytes.to_bytes(8, "little"), 8)
 
     def matmul_algo_check(self, *arguments: int) -> None:
-        algorithm, result_at = arguments[-2:]
-        needed = self._answer(self._configured(algorithm))
-        if needed is None:
+        algorithm, result_address = arguments[-2:]
+        workspace_bytes = self._answer(self._configured(algorithm))
+        if workspace_bytes is None:
             raise FakeError(15)
-        result = _array(result_at, self.matmul_heuristic_result_dtype, 1)
-        result["workspace_size"], result["state"] = needed, 0
+        result = _array(result_address, self.matmul_heuristic_result_dtype, 1)
+        result["workspace_size"], result["state"] = workspace_bytes, 0
 
     def matmul_algo_get_heuristic(self, *arguments: int) -> None:
-        preference, most, results_at, count_at = arguments[-4:]
+        preference, max_results, results_address, count_address = arguments[-4:]
         assert preference in self.alive
-        results = _array(results_at, self.matmul_heuristic_result_dtype, most)
-        found = 0
-        for number in self.ids[:most]:
-            asked = dict.fromkeys(CONFIG, 0) | {"id": number, "tile": 20}
-            if (needed := self._answer(asked)) is not None:
-                results[found]["algo"]["data_"][:] = list(asked.values())
-                results[found]["workspace_size"] = needed
-                found += 1
-        _array(count_at, np.dtype(np.int32), 1)[0] = found
-        if not found:
+        results = _array(results_address, self.matmul_heuristic_result_dtype, max_results)
+        result_count = 0
+        for number in self.ids[:max_results]:
+            configuration = dict.fromkeys(CONFIG, 0) | {"id": number, "tile": 20}
+            if (workspace_bytes := self._answer(configuration)) is not None:
+                results[result_count]["algo"]["data_"][:] = list(configuration.values())
+                results[result_count]["workspace_size"] = workspace_bytes
+                result_count += 1
+        _array(count_address, np.dtype(np.int32), 1)[0] = result_count
+        if not result_count:
             raise FakeError(15)
 
     def matmul(self, *arguments: int) -> None:
@@ -193,9 +197,9 @@ class FakeLt:
     def _configured(self, algorithm_at: int) -> dict[str, int]:
         return dict(zip(CONFIG, _words(algorithm_at).tolist(), strict=True))
 
-    def _new(self, **known: int) -> int:
+    def _new(self, **fields: int) -> int:
         number = next(self._numbers)
-        self.alive[number] = known
+        self.alive[number] = fields
         return number
 
 
@@ -215,8 +219,8 @@ class FakeCublas:
         self.state: dict[str, Any] = {}
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
-    def get_property(self, part: int) -> int:
-        return (13, 10, 0)[part]
+    def get_property(self, component: int) -> int:
+        return (13, 10, 0)[component]
 
     def create(self) -> int:
         return 7
@@ -252,12 +256,12 @@ def vendor(lt: FakeLt | None = None, cublas: FakeCublas | None = None) -> Nvmath
     return Nvmath(lt or FakeLt(), cublas or FakeCublas(), DATA_TYPES)
 
 
-def _read(at: int, size: int) -> int:
-    return int.from_bytes(ctypes.string_at(at, size), "little")
+def _read(value_address: int, size: int) -> int:
+    return int.from_bytes(ctypes.string_at(value_address, size), "little")
 
 
-def _array(at: int, kind: np.dtype[Any], length: int) -> Any:
-    memory = (ctypes.c_ubyte * (kind.itemsize * length)).from_address(at)
+def _array(value_address: int, kind: np.dtype[Any], length: int) -> Any:
+    memory = (ctypes.c_ubyte * (kind.itemsize * length)).from_address(value_address)
     return np.frombuffer(memory, kind)
 
 

@@ -110,13 +110,13 @@ def test_unsupported_gemm_is_refused_before_call(device: Device, gemm: Gemm, rea
 
 def test_cublas_lists_and_takes_no_algorithms(device: Device) -> None:
     blas = Cublas(device, vendor())
-    for ask in (
+    for request in (
         lambda: blas.heuristics(GEMM, USUAL, 1),
         lambda: blas.algorithms(GEMM, USUAL),
         lambda: blas.prepare(GEMM, USUAL, Algorithm(id=1)),
     ):
         with pytest.raises(Unsupported, match="chooses its algorithm internally"):
-            ask()
+            request()
     assert isinstance(blas.prepare(GEMM, USUAL).algorithm, Unavailable)
 
 

@@ -73,14 +73,18 @@ def test_fp8_uses_unit_scales_and_no_c(device: Device) -> None:
     blas = _opened(device, lt)
     blas.prepare(gemm, GemmSettings(fast_accumulate=True)).enqueue(Places(), LEGACY)
     _, operation, _, _, a_layout, _, b_layout, _, c, c_layout, *_ = lt.products[0]
-    asked = lt.alive[operation]
+    attributes = lt.alive[operation]
     assert c == 0
     assert lt.alive[c_layout]["type"] == DATA_TYPES["CUDA_R_16BF"]
     assert lt.alive[a_layout]["type"] == DATA_TYPES["CUDA_R_8F_E5M2"]
     assert lt.alive[b_layout]["type"] == DATA_TYPES["CUDA_R_8F_E4M3"]
-    assert asked["A_SCALE_POINTER"] == asked["B_SCALE_POINTER"] == asked["D_SCALE_POINTER"]
-    assert asked["FAST_ACCUM"] == 1
-    scale = Ptr(asked["A_SCALE_POINTER"])
+    assert (
+        attributes["A_SCALE_POINTER"]
+        == attributes["B_SCALE_POINTER"]
+        == attributes["D_SCALE_POINTER"]
+    )
+    assert attributes["FAST_ACCUM"] == 1
+    scale = Ptr(attributes["A_SCALE_POINTER"])
     pinned = device.host_malloc(4)
     device.copy(pinned, scale, 4, LEGACY)
     device.sync()
@@ -116,19 +120,19 @@ def test_closed_library_is_refused(device: Device) -> None:
     product = blas.prepare(GEMM, USUAL)
     blas.close()
     blas.close()
-    for use in (
+    for method in (
         lambda: blas.prepare(GEMM, USUAL),
         lambda: product.enqueue(Places(), LEGACY),
     ):
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_HANDLE"):
-            use()
+            method()
 
 
 def test_default_algorithm_is_first_of_heuristics(device: Device) -> None:
-    lt = FakeLt(lambda asked: asked["tile"] * 256)
+    lt = FakeLt(lambda attributes: attributes["tile"] * 256)
     blas = _opened(device, lt)
     proposed = blas.heuristics(GEMM, USUAL, 8)
-    assert [each.id for each in proposed] == [66, 67]
+    assert [proposal.id for proposal in proposed] == [66, 67]
     assert proposed[0] == Algorithm(id=66, tile=20, workspace_bytes=20 * 256)
     product = blas.prepare(GEMM, USUAL)
     assert product.algorithm == proposed[0]
@@ -137,41 +141,46 @@ def test_default_algorithm_is_first_of_heuristics(device: Device) -> None:
 
 def test_heuristics_use_settings(device: Device) -> None:
     lt = FakeLt()
-    kept: list[dict[str, int]] = []
+    set_limits: list[dict[str, int]] = []
     destroy = lt.matmul_preference_destroy
-    lt.matmul_preference_destroy = lambda number: (kept.append(lt.alive[number]), destroy(number))
+    lt.matmul_preference_destroy = lambda number: (
+        set_limits.append(lt.alive[number]),
+        destroy(number),
+    )
     blas = _opened(device, lt)
     blas.heuristics(GEMM, GemmSettings(workspace_bytes=4096, deterministic=True), 1)
     blas.heuristics(GEMM, GemmSettings(reduced_precision=False), 1)
-    assert [each["REDUCTION_SCHEME_MASK"] for each in kept] == [2 | 4, 2]
-    assert kept[0]["MAX_WORKSPACE_BYTES"] == 4096
-    assert kept[0]["MIN_ALIGNMENT_D_BYTES"] == 256
+    assert [proposal["REDUCTION_SCHEME_MASK"] for proposal in set_limits] == [2 | 4, 2]
+    assert set_limits[0]["MAX_WORKSPACE_BYTES"] == 4096
+    assert set_limits[0]["MIN_ALIGNMENT_D_BYTES"] == 256
 
 
 def test_every_yielded_algorithm_can_be_selected(device: Device) -> None:
-    lt = FakeLt(lambda asked: 256 * asked["split_k"] if asked["cluster"] in (0, 2) else None)
+    lt = FakeLt(
+        lambda attributes: 256 * attributes["split_k"] if attributes["cluster"] in (0, 2) else None
+    )
     blas = _opened(device, lt)
-    found = list(blas.algorithms(GEMM, USUAL))
-    assert len(found) == len(set(found))
-    assert {each.id for each in found} == {66, 67}
-    assert {each.cluster for each in found} == {0, 2}
-    assert {each.split_k for each in found} > {1, 2, 16}
-    for algorithm in found:
+    algorithms = list(blas.algorithms(GEMM, USUAL))
+    assert len(algorithms) == len(set(algorithms))
+    assert {proposal.id for proposal in algorithms} == {66, 67}
+    assert {proposal.cluster for proposal in algorithms} == {0, 2}
+    assert {proposal.split_k for proposal in algorithms} > {1, 2, 16}
+    for algorithm in algorithms:
         with closing(blas.prepare(GEMM, USUAL, algorithm)) as product:
             assert product.algorithm == algorithm
     assert "user" in product.settings["chosen_by"]
 
 
 def test_algorithms_beyond_workspace_limit_are_not_listed(device: Device) -> None:
-    blas = _opened(device, FakeLt(lambda asked: 256 * asked["split_k"]))
-    found = list(blas.algorithms(GEMM, GemmSettings(workspace_bytes=1024)))
-    assert max(each.workspace_bytes for each in found) == 1024
+    blas = _opened(device, FakeLt(lambda attributes: 256 * attributes["split_k"]))
+    algorithms = list(blas.algorithms(GEMM, GemmSettings(workspace_bytes=1024)))
+    assert max(proposal.workspace_bytes for proposal in algorithms) == 1024
 
 
 def test_deterministic_gemm_rejects_in_place_reduction(device: Device) -> None:
     blas = _opened(device, FakeLt())
     settings = GemmSettings(deterministic=True)
-    assert {each.reduction for each in blas.algorithms(GEMM, settings)} == {0, 2, 4}
+    assert {proposal.reduction for proposal in blas.algorithms(GEMM, settings)} == {0, 2, 4}
     with pytest.raises(Unsupported, match="reduction scheme 1"):
         blas.prepare(GEMM, settings, Algorithm(id=66, split_k=2, reduction=1))
 
@@ -182,10 +191,10 @@ def test_deterministic_gemm_rejects_in_place_reduction(device: Device) -> None:
     ids=["no such id", "refused", "too large a number"],
 )
 def test_unusable_algorithm_is_unsupported(device: Device, algorithm: Algorithm) -> None:
-    lt = FakeLt(lambda asked: None if asked["tile"] == 3 else 0)
+    lt = FakeLt(lambda attributes: None if attributes["tile"] == 3 else 0)
     with pytest.raises(Unsupported):
         _opened(device, lt).prepare(GEMM, USUAL, algorithm)
-    assert len(lt.alive) == 1  # the handle
+    assert len(lt.alive) == 1  # only the handle of the library is left
 
 
 def test_error_without_algorithm_describes_gemm(device: Device) -> None:

@@ -33,13 +33,17 @@ EVERYTHING = Choices(
 
 
 def test_accepted_configurations_are_found_once() -> None:
-    def accepts(asked: Algorithm) -> Algorithm | None:
-        fits = asked.cluster in (0, 3) and asked.inner == 0 and asked.tile != asked.stages + 14
-        return asked if fits and asked.custom + asked.swizzle < 2 else None
+    def accepts(candidate: Algorithm) -> Algorithm | None:
+        is_supported = (
+            candidate.cluster in (0, 3)
+            and candidate.inner == 0
+            and candidate.tile != candidate.stages + 14
+        )
+        return candidate if is_supported and candidate.custom + candidate.swizzle < 2 else None
 
-    found = list(filter(None, configurations(EVERYTHING, accepts)))
+    found_configurations = list(filter(None, configurations(EVERYTHING, accepts)))
     splits = [(1, 0), (2, IN_COMPUTE_TYPE), (4, IN_COMPUTE_TYPE)]
-    everything = (
+    expected = (
         Algorithm(
             id=66,
             tile=tile,
@@ -54,14 +58,16 @@ def test_accepted_configurations_are_found_once() -> None:
             (15, 20), (1, 2), (0, 1), (0, 1), (0, 3), splits
         )
     )
-    assert len(found) == len(set(found))
-    assert set(found) == set(filter(accepts, everything))
+    assert len(found_configurations) == len(set(found_configurations))
+    assert set(found_configurations) == set(filter(accepts, expected))
 
 
 def test_parameter_without_effect_is_tried_once() -> None:
-    found = list(filter(None, configurations(EVERYTHING, lambda asked: asked)))
-    assert {each.cluster for each in found} == {0}
-    assert {each.inner for each in found} == {0}
+    found_configurations = list(
+        filter(None, configurations(EVERYTHING, lambda candidate: candidate))
+    )
+    assert {configuration.cluster for configuration in found_configurations} == {0}
+    assert {configuration.inner for configuration in found_configurations} == {0}
 
 
 def test_nothing_is_found_where_everything_is_refused() -> None:
@@ -70,28 +76,34 @@ def test_nothing_is_found_where_everything_is_refused() -> None:
 
 def test_split_k_needs_reduction_scheme() -> None:
     choices = Choices(id=1, splits=(2, 3))
-    assert list(filter(None, configurations(choices, lambda asked: asked))) == [Algorithm(id=1)]
+    assert list(filter(None, configurations(choices, lambda candidate: candidate))) == [
+        Algorithm(id=1)
+    ]
 
 
 def test_search_tries_only_offered_values() -> None:
-    asked: list[Algorithm] = []
+    candidate: list[Algorithm] = []
 
     def accepts(algorithm: Algorithm) -> Algorithm | None:
-        asked.append(algorithm)
+        candidate.append(algorithm)
         return algorithm if algorithm.cluster == 2 else None
 
     list(filter(None, configurations(EVERYTHING, accepts)))
-    assert {each.tile for each in asked} == {15, 20}
-    assert {each.split_k for each in asked} == {1, 2, 4}
-    assert all(bool(each.reduction) == (each.split_k > 1) for each in asked)
+    assert {configuration.tile for configuration in candidate} == {15, 20}
+    assert {configuration.split_k for configuration in candidate} == {1, 2, 4}
+    assert all(
+        bool(configuration.reduction) == (configuration.split_k > 1) for configuration in candidate
+    )
 
 
 def test_round_robin_skips_empty_iterator_and_can_be_stopped() -> None:
-    turns = iter(range(1000))
-    vain = iter([None] * 10_000)
-    found = round_robin([vain, iter([Algorithm(id=1)] * 3)], lambda: next(turns) == 999)
-    assert list(found) == [Algorithm(id=1)] * 3
-    assert len(list(vain)) > 9_000
+    calls = iter(range(1000))
+    failing = iter([None] * 10_000)
+    found_configurations = round_robin(
+        [failing, iter([Algorithm(id=1)] * 3)], lambda: next(calls) == 999
+    )
+    assert list(found_configurations) == [Algorithm(id=1)] * 3
+    assert len(list(failing)) > 9_000
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=4))
@@ -102,10 +114,10 @@ def test_round_robin_yields_first_of_each_before_second(
         [Algorithm(id=index, tile=number) for number in values]
         for index, values in enumerate(numbers)
     ]
-    found = list(round_robin(map(iter, lists)))
-    assert sorted(found, key=repr) == sorted(sum(lists, []), key=repr)  # noqa: RUF017
-    firsts = [values[0] for values in lists if values]
-    assert found[: len(firsts)] == firsts
+    found_configurations = list(round_robin(map(iter, lists)))
+    assert sorted(found_configurations, key=repr) == sorted(sum(lists, []), key=repr)  # noqa: RUF017
+    first_values = [values[0] for values in lists if values]
+    assert found_configurations[: len(first_values)] == first_values
 
 
 @pytest.mark.parametrize(

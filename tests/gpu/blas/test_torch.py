@@ -33,12 +33,12 @@ def test_torch_writes_result_in_place(
     torch: Any, layout: str, epilogue: str, batch: int, padding: int
 ) -> None:
     gemm = replace(GEMM, layout=layout, epilogue=epilogue, batch=batch, padding=padding)
-    seen, random = views(gemm), np.random.default_rng(7)
+    gemm_views, random = views(gemm), np.random.default_rng(7)
     a, b = random.normal(size=gemm.a.elements), random.normal(size=gemm.b.elements)
     bias, d = random.normal(size=gemm.m), np.full(gemm.d.elements, np.nan)
     left, right, result = (
         _tensor(torch, memory, view)
-        for memory, view in ((b, seen.left), (a, seen.right), (d, seen.result))
+        for memory, view in ((b, gemm_views.left), (a, gemm_views.right), (d, gemm_views.result))
     )
     added = torch.from_numpy(bias) if gemm.has_bias else None
     choose_call(torch, gemm, USUAL, "cpu").run(TensorSet(left, right, result, added))
@@ -67,7 +67,7 @@ def test_torch_multiplies_integers(torch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "settings", "accumulate", "wanted"),
+    ("dtype", "settings", "accumulate", "expected_settings"),
     [
         ("tf32", USUAL, "", {"fp32_precision": "tf32"}),
         ("fp32", USUAL, "", {"fp32_precision": "ieee"}),
@@ -82,19 +82,23 @@ def test_torch_multiplies_integers(torch: Any) -> None:
     ],
 )
 def test_torch_settings_apply_during_enqueue_only(
-    torch: Any, dtype: str, settings: GemmSettings, accumulate: str, wanted: dict[str, Any]
+    torch: Any,
+    dtype: str,
+    settings: GemmSettings,
+    accumulate: str,
+    expected_settings: dict[str, Any],
 ) -> None:
     gemm = Gemm(dtype=dtype, m=8, n=8, k=8, accumulate=accumulate)
     matmul = torch.backends.cuda.matmul
-    before = {name: getattr(matmul, name) for name in wanted}
+    settings_before = {name: getattr(matmul, name) for name in expected_settings}
     during: dict[str, Any] = {}
-    required = _framework_settings(torch, gemm, settings)
+    settings_required = _framework_settings(torch, gemm, settings)
     run_with(
-        tuple(required.values()),
-        lambda: during.update({name: getattr(matmul, name) for name in wanted}),
+        tuple(settings_required.values()),
+        lambda: during.update({name: getattr(matmul, name) for name in expected_settings}),
     )
-    assert during == wanted
-    assert {name: getattr(matmul, name) for name in wanted} == before
+    assert during == expected_settings
+    assert {name: getattr(matmul, name) for name in expected_settings} == settings_before
 
 
 def test_torch_determinism_needs_fixed_workspace(
@@ -106,9 +110,9 @@ def test_torch_determinism_needs_fixed_workspace(
         _framework_settings(torch, GEMM, settings)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     setting = _framework_settings(torch, GEMM, settings)["use_deterministic_algorithms"]
-    seen: list[bool] = []
-    run_with([setting], lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
-    assert seen == [True]
+    gemm_views: list[bool] = []
+    run_with([setting], lambda: gemm_views.append(torch.are_deterministic_algorithms_enabled()))
+    assert gemm_views == [True]
     assert not torch.are_deterministic_algorithms_enabled()
 
 

@@ -40,14 +40,14 @@ def test_bindings_have_every_used_attribute() -> None:
     from gpu.blas.fake_cublas import FakeCublas, FakeLt
 
     pairs = [
-        (getattr(fake, name), getattr(real, name))
-        for fake, real in ((FakeLt, lt), (FakeCublas, cublas))
-        for name in vars(fake)
+        (getattr(fake_library, name), getattr(bindings, name))
+        for fake_library, bindings in ((FakeLt, lt), (FakeCublas, cublas))
+        for name in vars(fake_library)
         if name[0].isupper() and name not in ("ClusterShape", "MatmulInnerShape")
     ]
     assert len(pairs) == 11
-    for fake, real in pairs:
-        assert {member.name for member in fake} <= {member.name for member in real}
+    for fake_library, bindings in pairs:
+        assert {member.name for member in fake_library} <= {member.name for member in bindings}
 
 
 def test_bindings_have_every_used_function() -> None:
@@ -55,9 +55,11 @@ def test_bindings_have_every_used_function() -> None:
     cublas = pytest.importorskip("nvmath.bindings.cublas")
     from gpu.blas.fake_cublas import FakeCublas, FakeLt
 
-    for fake, real in ((FakeLt, lt), (FakeCublas, cublas)):
-        missing = [name for name in vars(fake) if name[0] != "_" and not hasattr(real, name)]
-        assert missing == []
+    for fake_library, bindings in ((FakeLt, lt), (FakeCublas, cublas)):
+        missing_names = [
+            name for name in vars(fake_library) if name[0] != "_" and not hasattr(bindings, name)
+        ]
+        assert missing_names == []
     for name in ("gemm_ex", "gemm_strided_batched_ex"):
         assert hasattr(cublas, name)
         assert hasattr(cublas, f"{name}_64")
@@ -94,8 +96,10 @@ def test_row_major_views_compute_column_major_gemm(
     random = np.random.default_rng(m * n * k)
     a, b = (random.integers(-4, 4, matrix.elements).astype(float) for matrix in (gemm.a, gemm.b))
     d = np.full(gemm.d.elements, np.nan)
-    seen = views(gemm)
-    _over(d, seen.result)[...] = _over(b, seen.left) @ _over(a, seen.right)
+    gemm_views = views(gemm)
+    array_over(d, gemm_views.result)[...] = array_over(b, gemm_views.left) @ array_over(
+        a, gemm_views.right
+    )
     for number in range(batch):
         expected = _operand(a, gemm.a, number, layout[0]) @ _operand(b, gemm.b, number, layout[1])
         columns = d.reshape(batch, n, m + padding)[number, :, :m]
@@ -103,7 +107,7 @@ def test_row_major_views_compute_column_major_gemm(
     assert np.isnan(d).sum() == batch * n * padding
 
 
-def _over(memory: np.ndarray, view: View) -> np.ndarray:
+def array_over(memory: np.ndarray, view: View) -> np.ndarray:
     assert memory.nbytes == view.size_bytes
     strides = tuple(8 * stride for stride in view.strides)
     return np.lib.stride_tricks.as_strided(memory, view.shape, strides)

@@ -17,7 +17,7 @@ from cudakit.gpu.blas.vendor import load_cupy, load_nvmath, load_torch
 
 
 @pytest.mark.parametrize(
-    ("package", "load", "commands"),
+    ("package", "load_library", "commands"),
     [
         ("nvmath", load_nvmath, ("pip install 'nvmath-python>=1.0,<2'",)),
         ("torch", load_torch, ("pip install 'torch'",)),
@@ -25,12 +25,12 @@ from cudakit.gpu.blas.vendor import load_cupy, load_nvmath, load_torch
     ],
 )
 def test_missing_library_is_named_with_install_command(
-    package: str, load: Callable[[], object], commands: tuple[str, ...]
+    package: str, load_library: Callable[[], object], commands: tuple[str, ...]
 ) -> None:
     if find_spec(package):
         pytest.skip(f"{package} is installed")
     with pytest.raises(MissingDependency, match="is not installed") as caught:
-        load()
+        load_library()
     assert package in caught.value.message
     assert caught.value.hint in commands
 
@@ -51,7 +51,7 @@ WITH_CUDA = (
 WITHOUT_CUDA = "def get_validators():\n    raise AttributeError('_cuda_tunableop_get_validators')\n"
 
 
-def ask(tmp_path: Path, tunable: str | None) -> object:
+def run_script(tmp_path: Path, tunable: str | None) -> object:
     """Run in a process with a fake torch, or without one."""
     package = tmp_path / "torch"
     (package / "cuda").mkdir(parents=True)
@@ -61,22 +61,22 @@ def ask(tmp_path: Path, tunable: str | None) -> object:
         (package / "__init__.py").write_text("__version__ = '2.15.0'\n")
         (package / "cuda" / "__init__.py").write_text("")
         (package / "cuda" / "tunable.py").write_text(tunable)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", ASK],
         check=True,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
-    return json.loads(done.stdout)
+    return json.loads(completed.stdout)
 
 
 def test_torch_validators_are_strings(tmp_path: Path) -> None:
-    assert ask(tmp_path, WITH_CUDA) == {"PT_VERSION": "2.15.0", "CUBLASLT_VERSION": "130400"}
+    assert run_script(tmp_path, WITH_CUDA) == {"PT_VERSION": "2.15.0", "CUBLASLT_VERSION": "130400"}
 
 
 def test_torch_without_cuda_has_no_validators(tmp_path: Path) -> None:
-    kind, message, hint = ask(tmp_path, WITHOUT_CUDA)  # type: ignore[misc]
+    kind, message, hint = run_script(tmp_path, WITHOUT_CUDA)  # type: ignore[misc]
 
     assert kind == "Unsupported"
     assert "torch 2.15.0 is built without CUDA" in message
@@ -84,7 +84,7 @@ def test_torch_without_cuda_has_no_validators(tmp_path: Path) -> None:
 
 
 def test_missing_torch_gives_install_command(tmp_path: Path) -> None:
-    kind, message, hint = ask(tmp_path, None)  # type: ignore[misc]
+    kind, message, hint = run_script(tmp_path, None)  # type: ignore[misc]
 
     assert kind == "MissingDependency"
     assert "torch is not installed" in message
@@ -94,6 +94,8 @@ def test_missing_torch_gives_install_command(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_installed_torch_lists_validators() -> None:
     pytest.importorskip("torch", minversion="2.15")
-    done = subprocess.run([sys.executable, "-c", ASK], check=True, capture_output=True, text=True)
+    completed = subprocess.run(
+        [sys.executable, "-c", ASK], check=True, capture_output=True, text=True
+    )
 
-    assert json.loads(done.stdout).keys() >= {"PT_VERSION", "CUBLASLT_VERSION"}
+    assert json.loads(completed.stdout).keys() >= {"PT_VERSION", "CUBLASLT_VERSION"}

@@ -78,9 +78,9 @@ typedef struct {
     size_t parameters, offsets[8], sizes[8];
 } kernel;
 
-int capability = 90; /* set by tests */
+int capability = 90; /* compute capability of the device; tests may change it */
 
-size_t free_bytes = (size_t)64 << 30; /* of the device; set by tests */
+size_t free_bytes = (size_t)64 << 30; /* free memory of the device; tests may change it */
 
 int cuMemGetInfo_v2(size_t *free, size_t *total)
 {
@@ -298,7 +298,7 @@ void fill(void *context, void *stream, uint64_t address, uint64_t width, uint32_
     notify(DOMAIN_MEMSET, 1, &data);
 }
 
-static __thread const touch *touches; /* by the next kernels of this thread */
+static __thread const touch *touches; /* accesses that the next kernels of this thread make */
 static __thread uint32_t touch_count;
 static __thread int launch_result;
 static void *module;
@@ -394,7 +394,7 @@ void synchronize(uint32_t cbid, void *context, void *stream)
     notify(DOMAIN_SYNCHRONIZE, cbid, &data);
 }
 
-/* Synchronise with one stream, but report another. */
+/* Synchronize with one stream, but report another one to the callbacks. */
 void synchronize_in_two_steps(void *context, void *stream, int notifies)
 {
     Sanitizer_SynchronizeData data = {context, NULL, stream, NULL};

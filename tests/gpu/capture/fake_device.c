@@ -152,7 +152,8 @@ void device_destroy_stream(Sanitizer_StreamHandle handle)
     pthread_mutex_unlock(&device_lock);
 }
 
-void stop_deferring(void *stream) /* NULL: all streams */
+/* Run the deferred work of a stream, or of all streams if it is NULL, and defer no later work. */
+void stop_deferring(void *stream)
 {
     device_drain(stream);
     pthread_mutex_lock(&device_lock);
@@ -166,7 +167,7 @@ void stop_deferring(void *stream) /* NULL: all streams */
 
 static CUmodule modules[MAX_MODULES];
 static size_t module_count;
-int refuse_patches, refuse_memory; /* set by tests */
+int refuse_patches, refuse_memory; /* results of calls that are refused; 0: no refusal. Set by tests. */
 int launches_without_user_data;    /* number of launches in a patched context without user data */
 static bool has_patch;
 

@@ -119,10 +119,10 @@ def test_too_old_device_is_skipped_if_a_newer_one_exists(tmp_path: Path) -> None
     assert "it is too old; use --accesses arguments" in why_not
 
 
-@pytest.mark.parametrize("wanted", [None, "exact"])
-def test_no_device_needs_no_patch(tmp_path: Path, wanted: str | None) -> None:
+@pytest.mark.parametrize("accesses", [None, "exact"])
+def test_no_device_needs_no_patch(tmp_path: Path, accesses: str | None) -> None:
     assert add_device_patches(
-        READY, wanted, tmp_path, devices=devices_with(), build=fail_build
+        READY, accesses, tmp_path, devices=devices_with(), build=fail_build
     ) == (
         READY,
         "",
@@ -176,33 +176,35 @@ def test_patch_is_assembled_for_each_architecture(
 def test_patch_is_cached_by_target_options_and_assembler(tmp_path: Path) -> None:
     paths = search_only(
         tmp_path,
-        PATH=str(fake_ptxas(tmp_path / "bin/ptxas", "13.9", then='printf once >"$5"').parent),
+        PATH=str(fake_ptxas(tmp_path / "bin/ptxas", "13.9", behaviour='printf once >"$5"').parent),
     )
     cache = CompileCache(tmp_path / "cache")
     assert build_patch((9, 0), paths=paths, cache=cache) == b"once"
-    fake_ptxas(tmp_path / "bin/ptxas", "13.9", then='printf twice >"$5"')
+    fake_ptxas(tmp_path / "bin/ptxas", "13.9", behaviour='printf twice >"$5"')
     assert build_patch((9, 0), paths=paths, cache=cache) == b"once"
     assert build_patch((8, 0), paths=paths, cache=cache) == b"twice"
     assert build_patch((9, 0), paths=paths, cache=cache, options=("-DX",)) == b"twice"
-    fake_ptxas(tmp_path / "bin/ptxas", "14.0", then='printf newer >"$5"')
+    fake_ptxas(tmp_path / "bin/ptxas", "14.0", behaviour='printf newer >"$5"')
     assert build_patch((9, 0), paths=paths, cache=cache) == b"newer"
 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_failing_assembler_is_skipped(tmp_path: Path) -> None:
-    for version, then in (
+    for version, behaviour in (
         ("13.9", "echo it is broken >&2; exit 1"),
         ("13.1", 'printf good >"$5"'),
         ("12.0", 'printf older >"$5"'),
     ):
-        fake_ptxas(tmp_path / f"usr/local/cuda-{version}/bin/ptxas", version, then=then)
+        fake_ptxas(tmp_path / f"usr/local/cuda-{version}/bin/ptxas", version, behaviour=behaviour)
     assert build_patch((9, 0), paths=search_only(tmp_path)) == b"good"
 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_ptx_version_suits_old_assemblers(tmp_path: Path) -> None:
-    then = 'grep -q "^.version 6.3$" "$3" && grep -q "^.target sm_75$" "$3" && printf good >"$5"'
-    ptxas = fake_ptxas(tmp_path / "ptxas", "12.0", then=then)
+    behaviour = (
+        'grep -q "^.version 6.3$" "$3" && grep -q "^.target sm_75$" "$3" && printf good >"$5"'
+    )
+    ptxas = fake_ptxas(tmp_path / "ptxas", "12.0", behaviour=behaviour)
     assert build_patch((9, 0), paths=search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas))) == b"good"
 
 
@@ -217,7 +219,7 @@ def test_missing_assembler_error_has_install_hint(tmp_path: Path) -> None:
 def test_error_lists_output_of_each_assembler(tmp_path: Path) -> None:
     for version in ("12.4", "13.0"):
         ptxas = tmp_path / f"usr/local/cuda-{version}/bin/ptxas"
-        fake_ptxas(ptxas, version, then=f"echo no sm_99 in {version} >&2; exit 1")
+        fake_ptxas(ptxas, version, behaviour=f"echo no sm_99 in {version} >&2; exit 1")
     with pytest.raises(EnvironmentUnusable) as error:
         build_patch((9, 0), paths=search_only(tmp_path))
     first = (
@@ -234,7 +236,7 @@ def test_patch_for_too_old_device_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nvrtc")
 def test_compile_error_has_the_log(tmp_path: Path) -> None:
-    ptxas = fake_ptxas(tmp_path / "ptxas", "13.9", then="exit 1")
+    ptxas = fake_ptxas(tmp_path / "ptxas", "13.9", behaviour="exit 1")
     with pytest.raises(CudaError, match="no_such_option"):
         build_patch(
             (9, 0),

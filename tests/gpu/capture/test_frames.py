@@ -60,7 +60,7 @@ def walk_and_resolve(limit: int = 64) -> tuple[list[int], Stack]:
     ]  # without the frame of this function, whose instruction differs
 
 
-def shown() -> Stack:
+def caller_stack() -> Stack:
     """Return the caller's stack as the interpreter reports it."""
     frame: FrameType | None = sys._getframe(1)
     stack = []
@@ -72,7 +72,7 @@ def shown() -> Stack:
 
 
 def walked_and_expected() -> tuple[Stack, Stack]:
-    return _frames.stack(1024), shown()
+    return _frames.stack(1024), caller_stack()
 
 
 def test_stack_equals_interpreter_stack() -> None:
@@ -134,7 +134,7 @@ def test_callback_from_c_is_linked_to_its_caller() -> None:
 
 
 class Made:
-    """Calls of a class run through a trampoline frame to ``__init__``, from Python 3.12 on."""
+    """A class whose calls run ``__init__`` through a trampoline frame, in Python 3.12 and newer."""
 
     def __init__(self) -> None:
         self.stacks = walked_and_expected()
@@ -174,10 +174,10 @@ def run_in(source: str, file: str) -> tuple[list[int], Stack]:
     return result
 
 
-@pytest.mark.parametrize("letter", ["a", "é", "速", "𐍈"])
+@pytest.mark.parametrize("character", ["a", "é", "速", "𐍈"])
 @pytest.mark.parametrize("shift", range(4))
-def test_long_texts_are_cut_at_character_boundary(letter: str, shift: int) -> None:
-    full_name = "x" * shift + letter * 600
+def test_long_texts_are_cut_at_character_boundary(character: str, shift: int) -> None:
+    full_name = "x" * shift + character * 600
 
     _, stack = run_in("result = walk_and_resolve()", full_name)
 
@@ -236,7 +236,7 @@ def line_of(code: Any, offset: int) -> int:
 
 
 def test_offset_beyond_code_has_no_line() -> None:
-    assert line_of(shown.__code__, 2**40) == 0
+    assert line_of(caller_stack.__code__, 2**40) == 0
 
 
 def test_null_code_cannot_be_resolved() -> None:
@@ -260,12 +260,12 @@ def test_stack_respects_limit(limit: int) -> None:
 
 
 def test_keys_identify_code_and_instruction() -> None:
-    def places() -> list[int]:
+    def frame_keys() -> list[int]:
         return [walk_and_resolve()[0][0], walk_and_resolve()[0][0]]
 
-    first, again = (places() for _ in range(2))
+    first, second_keys = (frame_keys() for _ in range(2))
 
-    assert first == again
+    assert first == second_keys
     assert len(set(first)) == 2
 
 
@@ -314,10 +314,10 @@ def test_threads_see_their_own_frames() -> None:
 
     module_name = left.__qualname__.rpartition(".")[0]
     busy_thread = threading.Thread(target=busy)
-    walking = [threading.Thread(target=target) for target in (left, right, left)]
-    for thread in (busy_thread, *walking):
+    threads_walking = [threading.Thread(target=target) for target in (left, right, left)]
+    for thread in (busy_thread, *threads_walking):
         thread.start()
-    for thread in walking:
+    for thread in threads_walking:
         thread.join()
     finished.set()
     busy_thread.join()

@@ -119,7 +119,7 @@ def test_old_library_error_names_version_and_path(tmp_path: Path) -> None:
     assert refused.value.hint == "pip install 'cudakit[sanitize]'"
 
 
-def named(path: Path) -> dict[str, str]:
+def versions_by_name(path: Path) -> dict[str, str]:
     return {"CUDAKIT_SANITIZER_LIBRARY": str(path)}
 
 
@@ -128,7 +128,7 @@ def test_library_of_override_variable_is_used(tmp_path: Path) -> None:
     path = wheel(tmp_path / "named", "13.4.2")
 
     library_found = find_sanitizer_library(
-        paths(tmp_path, tmp_path / "packages", environment=named(path))
+        paths(tmp_path, tmp_path / "packages", environment=versions_by_name(path))
     )
 
     assert (library_found.path, library_found.version) == (path, (13, 4, 2))
@@ -138,7 +138,7 @@ def test_named_library_of_unknown_version_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "mine.so"
     path.write_bytes(b"")
 
-    library_found = find_sanitizer_library(paths(tmp_path, environment=named(path)))
+    library_found = find_sanitizer_library(paths(tmp_path, environment=versions_by_name(path)))
 
     assert (library_found.path, library_found.version) == (path, ())
     assert "unknown version" in str(library_found)
@@ -146,14 +146,14 @@ def test_named_library_of_unknown_version_is_accepted(tmp_path: Path) -> None:
 
 def test_missing_named_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"mine\.so.*not a file"):
-        find_sanitizer_library(paths(tmp_path, environment=named(tmp_path / "mine.so")))
+        find_sanitizer_library(paths(tmp_path, environment=versions_by_name(tmp_path / "mine.so")))
 
 
 def test_old_named_library_error_names_the_variable(tmp_path: Path) -> None:
     path = toolkit(tmp_path / "old", "12.9.1")
 
     with pytest.raises(EnvironmentUnusable, match="too old") as refused:
-        find_sanitizer_library(paths(tmp_path, environment=named(path)))
+        find_sanitizer_library(paths(tmp_path, environment=versions_by_name(path)))
 
     assert "CUDAKIT_SANITIZER_LIBRARY" in refused.value.hint
 
@@ -173,7 +173,10 @@ def test_toolkit_version_falls_back_to_directory_name(tmp_path: Path, directory:
     link.symlink_to(path)
 
     assert find_sanitizer_library(paths(tmp_path)).version == (13, 4)
-    assert find_sanitizer_library(paths(tmp_path, environment=named(link))).version == (13, 4)
+    assert find_sanitizer_library(paths(tmp_path, environment=versions_by_name(link))).version == (
+        13,
+        4,
+    )
 
 
 def test_library_headers_are_found_next_to_the_library(tmp_path: Path) -> None:
@@ -222,15 +225,15 @@ def test_frame_readers_may_be_missing(tmp_path: Path) -> None:
 def test_assemblers_are_found_newest_first(tmp_path: Path) -> None:
     site = tmp_path / "site"
     expected = [
-        fake_ptxas(site / "nvidia/cu13/bin/ptxas", "13.10", then="exit 1"),
-        fake_ptxas(tmp_path / "home/bin/ptxas", "13.9", then="exit 1"),
-        fake_ptxas(tmp_path / "opt/cuda/bin/ptxas", "13.2", then="exit 1"),
-        fake_ptxas(site / "triton/backends/nvidia/bin/ptxas-blackwell", "13.1", then="exit 1"),
-        fake_ptxas(site / "torch/bin/ptxas", "12.9", then="exit 1"),
-        fake_ptxas(site / "triton/backends/nvidia/bin/ptxas", "12.8", then="exit 1"),
-        fake_ptxas(site / "nvidia/cuda_nvcc/bin/ptxas", "12.6", then="exit 1"),
+        fake_ptxas(site / "nvidia/cu13/bin/ptxas", "13.10", behaviour="exit 1"),
+        fake_ptxas(tmp_path / "home/bin/ptxas", "13.9", behaviour="exit 1"),
+        fake_ptxas(tmp_path / "opt/cuda/bin/ptxas", "13.2", behaviour="exit 1"),
+        fake_ptxas(site / "triton/backends/nvidia/bin/ptxas-blackwell", "13.1", behaviour="exit 1"),
+        fake_ptxas(site / "torch/bin/ptxas", "12.9", behaviour="exit 1"),
+        fake_ptxas(site / "triton/backends/nvidia/bin/ptxas", "12.8", behaviour="exit 1"),
+        fake_ptxas(site / "nvidia/cuda_nvcc/bin/ptxas", "12.6", behaviour="exit 1"),
     ]
-    fake_ptxas(tmp_path / "broken/bin/ptxas", "13.99", then="exit 1").write_text(
+    fake_ptxas(tmp_path / "broken/bin/ptxas", "13.99", behaviour="exit 1").write_text(
         "#!/bin/sh\nexit 1\n"
     )
     (tmp_path / "linked").symlink_to(site / "torch/bin")
@@ -252,7 +255,7 @@ def test_named_assembler_that_does_not_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_assembler_error_has_its_output(tmp_path: Path) -> None:
-    ptxas = fake_ptxas(tmp_path / "ptxas", "13.0", then="echo because >&2; exit 3")
+    ptxas = fake_ptxas(tmp_path / "ptxas", "13.0", behaviour="echo because >&2; exit 3")
     (assembler,) = find_assemblers(search_only(tmp_path, CUDAKIT_PTXAS=str(ptxas)))
     with pytest.raises(AssemblerError, match="because"):
         assembler.assemble(b"", "sm_90")

@@ -36,7 +36,7 @@ def ptxas() -> str:
     return path
 
 
-def unseen(library: ctypes.CDLL, cubin: bytes) -> Reported | None:
+def unreported(library: ctypes.CDLL, cubin: bytes) -> Reported | None:
     """Return functions and their unreported kinds, or None if the cubin cannot be parsed."""
     reported: Reported = []
 
@@ -182,12 +182,12 @@ def test_unreported_instructions_are_found(
     for handle in handles if "%t" in body else handles[:1]:
         cubin = assemble(ptxas, tmp_path, capability, handle + body)
         if cubin is None:
-            pytest.skip("this assembler does not know it")
+            pytest.skip("this assembler does not support the instruction")
         expected = {("kernel", kind)} if kind else set()
         if kind == SYSTEM:  # any kernel may call a device function of the driver
             expected |= {("other", kind)}
-        assert set(unseen(library, cubin) or ()) == expected
-        assert unseen(library, cubin) is not None
+        assert set(unreported(library, cubin) or ()) == expected
+        assert unreported(library, cubin) is not None
 
 
 def test_unreported_instructions_of_function_count_for_all_kernels(
@@ -203,7 +203,7 @@ def test_unreported_instructions_of_function_count_for_all_kernels(
     text = PTX.format(target="sm_80", body=body, functions=function)
     source.write_text(text)
     subprocess.run([ptxas, "-arch=sm_80", "-c", source, "-o", image], check=True)
-    assert set(unseen(library, image.read_bytes()) or ()) >= {
+    assert set(unreported(library, image.read_bytes()) or ()) >= {
         ("kernel", TEXTURES),
         ("other", TEXTURES),
     }
@@ -280,7 +280,7 @@ def make_image() -> Image:
 
 
 def test_each_kernel_reports_each_kind_once(library: ctypes.CDLL) -> None:
-    assert unseen(library, make_image().file()) == [
+    assert unreported(library, make_image().file()) == [
         ("one", TEXTURES),
         ("three", TEXTURES),
         ("three", SURFACES),
@@ -292,7 +292,7 @@ def test_each_kernel_reports_each_kind_once(library: ctypes.CDLL) -> None:
 def test_device_functions_count_for_every_kernel(library: ctypes.CDLL) -> None:
     image = make_image()
     image.code("helper", 0x9A5, kernel=False)
-    reported = unseen(library, image.file()) or []
+    reported = unreported(library, image.file()) or []
     assert {name for name, kind in reported if kind == MULTIMEM} == {
         "one",
         "two",
@@ -306,30 +306,30 @@ def test_driver_functions_are_reported_as_unreported_accesses(library: ctypes.CD
     image = Image()
     image.code("one", 0x94D)
     image.symbol("vprintf", 0, 0)
-    assert unseen(library, image.file()) == []
+    assert unreported(library, image.file()) == []
     image = Image()
     image.code("one", 0x94D)
     image.symbol("__cuda_syscall_tex_grad_3d_v4_f32_f32", 0, 0)
-    assert unseen(library, image.file()) == [("one", SYSTEM)]
+    assert unreported(library, image.file()) == [("one", SYSTEM)]
 
 
 def test_without_symbols_functions_count_for_all(library: ctypes.CDLL) -> None:
-    reported = unseen(library, make_image().file(symbols=False)) or []
+    reported = unreported(library, make_image().file(symbols=False)) or []
     assert {name for name, kind in reported if kind == SURFACES} == {"one", "two", "three"}
 
 
 @pytest.mark.parametrize("size", [0, 3, 63, 64, 100, -1])
 def test_truncated_cubin_is_unreadable(library: ctypes.CDLL, size: int) -> None:
-    assert unseen(library, make_image().file()[:size]) is None
+    assert unreported(library, make_image().file()[:size]) is None
 
 
 def test_compressed_or_unnamed_code_is_unreadable(library: ctypes.CDLL) -> None:
     image = make_image()
     image.code("four", 0x94D, flags=EXECUTABLE | COMPRESSED)
-    assert unseen(library, image.file()) is None
+    assert unreported(library, image.file()) is None
     image = make_image()
     image.add(".code", PROGBITS, instructions(0x94D), flags=EXECUTABLE)
-    assert unseen(library, image.file()) is None
+    assert unreported(library, image.file()) is None
 
 
 @given(seed=st.integers(0, 1 << 30), changes=st.integers(1, 8))
@@ -339,4 +339,4 @@ def test_damaged_cubin_is_read_within_bounds(library: ctypes.CDLL, seed: int, ch
     for _ in range(changes):
         offset = rng.choice([rng.randrange(64), rng.randrange(len(cubin))])
         cubin[offset] = rng.choice([0, 0xFF, 0x7F, rng.randrange(256)])
-    unseen(library, bytes(cubin[: rng.choice([len(cubin), rng.randrange(len(cubin) + 1)])]))
+    unreported(library, bytes(cubin[: rng.choice([len(cubin), rng.randrange(len(cubin) + 1)])]))

@@ -133,19 +133,19 @@ ACCESSES = st.lists(
 )
 
 
-@given(accesses=ACCESSES, log2=st.integers(8, 10), share=st.floats(0.05, 1))
+@given(accesses=ACCESSES, log2=st.integers(8, 10), fraction=st.floats(0.05, 1))
 def test_every_byte_is_recorded_or_launch_is_lost(
     library: ctypes.CDLL,
     accesses: list[tuple[int, int, int, int, int, int]],
     log2: int,
-    share: float,
+    fraction: float,
 ) -> None:
     expected: dict[tuple[int, int], set[int]] = {}
-    with arena(library, log2, max(1, int(share * 2 ** (log2 - 2)))) as used_arena:
-        for launch, base, offset, size, flags, times in accesses:
+    with arena(library, log2, max(1, int(fraction * 2 ** (log2 - 2)))) as used_arena:
+        for launch, base, offset, size, flags, repetitions in accesses:
             # Accesses are aligned to their size (CUDA C++ Programming Guide, "Size and Alignment").
             step = 1 << (size - 1).bit_length()
-            for i in range(times):
+            for i in range(repetitions):
                 address = base + (offset // step + i) * step % PAGE
                 used_arena.access(launch, address, size, flags)
                 accessed = expected.setdefault((launch, FLAGS[flags]), set())
@@ -245,13 +245,13 @@ def test_warp_copy_reads_all_but_zero_filled_bytes(
     library: ctypes.CDLL, kind: str, start: int, size: int, zeros: list[int], lanes: int
 ) -> None:
     addresses = pattern(kind, ADDRESSES[0], start, size, start)
-    left = [size - min(zero, size) for zero in zeros]
+    copied_sizes = [size - min(zero, size) for zero in zeros]
     warp = WarpAccess(
         address=(ctypes.c_uint64 * 32)(*addresses),
         lanes=lanes,
         bytes=size,
         copy=True,
-        zeros=(ctypes.c_uint32 * 32)(*(size - copied_bytes for copied_bytes in left)),
+        zeros=(ctypes.c_uint32 * 32)(*(size - copied_bytes for copied_bytes in copied_sizes)),
     )
     with arena(library) as used_arena:
         warp.userdata = used_arena.userdata(5).value
@@ -260,7 +260,7 @@ def test_warp_copy_reads_all_but_zero_filled_bytes(
             address + i
             for lane, address in enumerate(addresses)
             if lanes >> lane & 1
-            for i in range(left[lane])
+            for i in range(copied_sizes[lane])
         }
         assert used_arena.bytes() == ({(5, READ): read} if read else {})
 
@@ -510,6 +510,6 @@ def test_box_is_recorded_without_tensor_map_that_did_not_fit(library: ctypes.CDL
         for number in range(MAX_MAPS + 1):
             content[0] = number
             tensor_load(used_arena, 5 + (number == MAX_MAPS), address_of(content), 0, 0)
-        places = {recorded_map.place for recorded_map in used_arena.maps()}
-        assert len(places) == MAX_MAPS
-        assert [box.launch for box in used_arena.boxes() if box.map not in places] == [6]
+        slots = {recorded_map.place for recorded_map in used_arena.maps()}
+        assert len(slots) == MAX_MAPS
+        assert [box.launch for box in used_arena.boxes() if box.map not in slots] == [6]

@@ -78,10 +78,10 @@ class Tensor:
                 coordinates, self.box, self.steps, self.dims, strict=True
             )
         ]
-        for others in product(*reversed(inside[1:])):
+        for indices in product(*reversed(inside[1:])):
             row = self.address + sum(
                 coordinate * stride
-                for coordinate, stride in zip(reversed(others), self.strides, strict=True)
+                for coordinate, stride in zip(reversed(indices), self.strides, strict=True)
             )
             for coordinate in inside[0]:
                 yield row + coordinate * size, row + (coordinate + 1) * size
@@ -98,7 +98,7 @@ def tensor_map(encoded: bytes, slot: int) -> TensorMap:
     return created
 
 
-def load(
+def load_box(
     launch: int, slot: int, coordinates: Sequence[int], rank: int = 0, mode: int = TILED
 ) -> Box:
     """Return a box as the patch writes it for a load; its shared memory fields vary."""
@@ -177,13 +177,13 @@ def expand(
 
 
 def joined(rows: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for begin, end in sorted(rows):
-        if out and begin <= out[-1][1]:
-            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            out.append((begin, end))
-    return out
+            merged.append((begin, end))
+    return merged
 
 
 class Decoded(ctypes.Structure):
@@ -239,7 +239,7 @@ def test_boxes_of_gemm_cover_its_matrices(library: ctypes.CDLL) -> None:
     boxes, expected = [], []
     for slot, (rows, encoded) in enumerate(zip((32, 128), RECORDED["product"], strict=True)):
         grid = product(range(0, 2048, 64), range(0, 2048, rows))
-        boxes += [load(7, slot, (column, row, 0)) for column, row in grid]
+        boxes += [load_box(7, slot, (column, row, 0)) for column, row in grid]
         expected.append((encoded["matrix"], encoded["matrix"] + 2048 * 2048 * 2))
     maps = [
         tensor_map(bytes.fromhex(encoded["map"]), slot)
@@ -297,10 +297,19 @@ class Im2col:
         """Yield the addresses of the rows that a load reads if it begins at this pixel of the traversal."""
         end = min(channel + self.channels, self.dims[0])
         for *spatial, image in self.traversal()[pixel : pixel + self.pixels]:
-            position = [x + offset for x, offset in zip(spatial, offsets, strict=True)]
-            if all(0 <= x < dim for x, dim in zip(position, self.dims[1:-1], strict=True)):
+            position = [
+                pixel_coordinate + offset
+                for pixel_coordinate, offset in zip(spatial, offsets, strict=True)
+            ]
+            if all(
+                0 <= pixel_coordinate < dim
+                for pixel_coordinate, dim in zip(position, self.dims[1:-1], strict=True)
+            ):
                 begin = self.ADDRESS + sum(
-                    x * stride for x, stride in zip([*position, image], self.strides, strict=True)
+                    pixel_coordinate * stride
+                    for pixel_coordinate, stride in zip(
+                        [*position, image], self.strides, strict=True
+                    )
                 )
                 yield begin + channel * 2, begin + end * 2
 
@@ -325,22 +334,22 @@ def im2col_maps(draw: st.DrawFn) -> Im2col:
 
 
 @settings(max_examples=150, deadline=None)
-@given(made=im2col_maps(), data=st.data())
+@given(im2col_map=im2col_maps(), data=st.data())
 def test_im2col_loads_read_pixels_of_the_bounding_box(
-    library: ctypes.CDLL, made: Im2col, data: st.DataObject
+    library: ctypes.CDLL, im2col_map: Im2col, data: st.DataObject
 ) -> None:
-    pixels, bits = made.traversal(), 16 // len(made.lower)
+    pixels, bits = im2col_map.traversal(), 16 // len(im2col_map.lower)
     boxes, rows = [], []
     for _ in range(data.draw(st.integers(1, 12))):
         first = data.draw(st.integers(0, len(pixels) - 1))
         channel = data.draw(st.sampled_from([0, 0, 8]))
-        offsets = [data.draw(st.integers(0, 3)) for _ in made.lower]
-        box = load(2, 5, (channel, *pixels[first]), rank=len(made.dims), mode=IM2COL)
+        offsets = [data.draw(st.integers(0, 3)) for _ in im2col_map.lower]
+        box = load_box(2, 5, (channel, *pixels[first]), rank=len(im2col_map.dims), mode=IM2COL)
         box.word[9] = sum(offset << i * bits for i, offset in enumerate(offsets))
         boxes.append(box)
-        if channel < made.dims[0]:
-            rows += made.rows(first, channel, offsets)
-    pieces, lost = expand(library, [tensor_map(made.encoded(), 5)], boxes)
+        if channel < im2col_map.dims[0]:
+            rows += im2col_map.rows(first, channel, offsets)
+    pieces, lost = expand(library, [tensor_map(im2col_map.encoded(), 5)], boxes)
     assert not lost
     assert pieces == ({(2, READ): joined(iter(rows))} if rows else {})
 
@@ -372,17 +381,17 @@ def tensors(draw: st.DrawFn) -> Tensor:
 @settings(max_examples=150, deadline=None)
 @given(
     tensor=tensors(),
-    uses=st.lists(st.tuples(st.tuples(*[POSITIONS] * 5), st.integers(0, 2), st.booleans())),
+    boxes_used=st.lists(st.tuples(st.tuples(*[POSITIONS] * 5), st.integers(0, 2), st.booleans())),
 )
 def test_box_covers_its_elements_inside_the_tensor(
     library: ctypes.CDLL,
     tensor: Tensor,
-    uses: list[tuple[tuple[int, ...], int, bool]],
+    boxes_used: list[tuple[tuple[int, ...], int, bool]],
 ) -> None:
     rank, boxes = len(tensor.dims), []
     rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for coordinates, launch, reads in uses:
-        boxes.append((load if reads else store)(launch, 5, coordinates[:rank]))
+    for coordinates, launch, reads in boxes_used:
+        boxes.append((load_box if reads else store)(launch, 5, coordinates[:rank]))
         rows.setdefault((launch, READ if reads else WRITE), []).extend(
             tensor.rows(coordinates[:rank])
         )
@@ -417,19 +426,19 @@ UNKNOWN_MAPS = {
 def test_launch_with_unknown_tensor_map_is_lost(library: ctypes.CDLL, encoded: bytes) -> None:
     maps = [tensor_map(encoded, 0), tensor_map(PLAIN.encoded(), 1)]
     rank = (encoded[8] >> 4 & 7) + 1
-    boxes = [load(3, 0, (0,) * min(rank, 5)), load(4, 1, (0, 0))]
+    boxes = [load_box(3, 0, (0,) * min(rank, 5)), load_box(4, 1, (0, 0))]
     pieces, lost = expand(library, maps, boxes)
     assert lost == {3}
     assert (4, READ) in pieces
 
 
 UNKNOWN_BOXES = {
-    "im2col": load(3, 1, (0, 0), mode=IM2COL),
-    "of another rank": load(3, 1, (0, 0), rank=3),
-    "a coordinate too many": load(3, 1, (0, 0, 1), rank=2),
-    "a map that was not recorded": load(3, 2, (0, 0)),
-    "an invalid slot": load(3, MAP_KEYS, (0, 0)),
-    "no map": load(3, NO_MAP, (0, 0)),
+    "im2col": load_box(3, 1, (0, 0), mode=IM2COL),
+    "of another rank": load_box(3, 1, (0, 0), rank=3),
+    "a coordinate too many": load_box(3, 1, (0, 0, 1), rank=2),
+    "a map that was not recorded": load_box(3, 2, (0, 0)),
+    "an invalid slot": load_box(3, MAP_KEYS, (0, 0)),
+    "no map": load_box(3, NO_MAP, (0, 0)),
     "a store of another rank": store(3, 1, (0,)),
     "a synchronization mode": store(3, 1, (0, 0), mode=SYNC),
 }
@@ -438,16 +447,16 @@ UNKNOWN_BOXES = {
 @pytest.mark.parametrize("box", UNKNOWN_BOXES.values(), ids=UNKNOWN_BOXES.keys())
 def test_launch_with_unknown_box_is_lost(library: ctypes.CDLL, box: Box) -> None:
     maps = [tensor_map(PLAIN.encoded(), 1)]
-    pieces, lost = expand(library, maps, [load(5, 1, (0, 0)), box, store(4, 1, (0, 0), ATOMIC)])
+    pieces, lost = expand(library, maps, [load_box(5, 1, (0, 0)), box, store(4, 1, (0, 0), ATOMIC)])
     assert lost == {3}
     assert pieces.keys() == {(4, ATOMIC), (5, READ)}
 
 
 def test_adjacent_boxes_are_joined(library: ctypes.CDLL) -> None:
     """Boxes with a gap between them, adjacent boxes of different heights, and a box within another box."""
-    for places in [((0, 0), (36, 0)), ((0, -4), (32, 0)), ((0, 0), (32, -4)), ((0, 0), (8, 0))]:
-        rows = joined(piece for coordinates in places for piece in PLAIN.rows(coordinates))
-        boxes = [load(1, 0, coordinates) for coordinates in places]
+    for origins in [((0, 0), (36, 0)), ((0, -4), (32, 0)), ((0, 0), (32, -4)), ((0, 0), (8, 0))]:
+        rows = joined(piece for coordinates in origins for piece in PLAIN.rows(coordinates))
+        boxes = [load_box(1, 0, coordinates) for coordinates in origins]
         pieces, _ = expand(library, [tensor_map(PLAIN.encoded(), 0)], boxes)
         assert pieces == {(1, READ): rows}
 

@@ -95,11 +95,11 @@ def pages_of(contents: list[Content]) -> tuple[ctypes.Array[Page], bytes]:
 
 
 def one_page_each(contents: list[Content]) -> list[Content]:
-    places = {}
+    page_addresses = {}
     for content in contents:
         launch, mode, level, quarter = content[:4]
-        places[launch, mode, level, quarter if level else quarter // 4] = content
-    return list(places.values())
+        page_addresses[launch, mode, level, quarter if level else quarter // 4] = content
+    return list(page_addresses.values())
 
 
 @settings(max_examples=50)
@@ -116,8 +116,8 @@ def test_ranges_are_bytes_of_set_bits_in_order(
             assert touched_bytes.isdisjoint((begin, end - 1)), "no byte twice"
             touched_bytes.update(range(begin, end))
     assert bytes_by_access == brute_force(contents)
-    order = [(accessed.launch, accessed.mode, accessed.lo) for accessed in ranges]
-    assert order == sorted(order)
+    sort_keys = [(accessed.launch, accessed.mode, accessed.lo) for accessed in ranges]
+    assert sort_keys == sorted(sort_keys)
 
 
 def test_adjacent_pieces_are_joined_across_pages_and_levels(library: ctypes.CDLL) -> None:

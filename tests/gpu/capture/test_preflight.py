@@ -25,7 +25,7 @@ DRIVER = "NVRM version: NVIDIA UNIX {kind}  {version}  Release Build  (x)\nGCC v
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> SearchPaths:
+def search_paths(tmp_path: Path) -> SearchPaths:
     """Create a machine on which all checks pass."""
     packages = tmp_path / "site-packages"
     install(packages, "13.5.25")
@@ -49,85 +49,89 @@ def record(root: Path, *, check: str = "assert os.path.isfile(library)", offset:
     (root / "native" / "_recorder.py").write_text(text)
 
 
-def refused(machine: SearchPaths, python: str | None = None) -> Refusal:
-    outcome = preflight(python, paths=machine)
+def refusal_of(search_paths: SearchPaths, python: str | None = None) -> Refusal:
+    outcome = preflight(python, paths=search_paths)
     assert isinstance(outcome, Refusal)
     return outcome
 
 
-def under(machine: SearchPaths, **environment: str) -> SearchPaths:
-    return replace(machine, environment={**machine.environment, **environment})
+def with_environment(search_paths: SearchPaths, **environment: str) -> SearchPaths:
+    return replace(search_paths, environment={**search_paths.environment, **environment})
 
 
-def test_complete_machine_is_ready(machine: SearchPaths) -> None:
-    outcome = preflight(None, paths=machine)
+def test_complete_machine_is_ready(search_paths: SearchPaths) -> None:
+    outcome = preflight(None, paths=search_paths)
 
     assert isinstance(outcome, Ready)
     assert outcome.version == (13, 5, 25)
     assert json.loads(json.dumps(outcome.settings())) == {
-        "library": f"{machine.packages[0]}/nvidia/cu13/compute-sanitizer/libsanitizer-public.so",
-        "recorder": f"{machine.native}/_recorder.py",
-        "frames": {"cpython-312": f"{machine.native}/_frames.cpython-312-x86_64-linux-gnu.so"},
+        "library": f"{search_paths.packages[0]}/nvidia/cu13/compute-sanitizer/libsanitizer-public.so",
+        "recorder": f"{search_paths.native}/_recorder.py",
+        "frames": {"cpython-312": f"{search_paths.native}/_frames.cpython-312-x86_64-linux-gnu.so"},
         "patches": {},
     }
 
 
-def test_packages_of_program_interpreter_are_searched(machine: SearchPaths, tmp_path: Path) -> None:
+def test_packages_of_program_interpreter_are_searched(
+    search_paths: SearchPaths, tmp_path: Path
+) -> None:
     program = tmp_path / "program"
     install(program / "lib", "13.6.1")
     python = program / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={program}/lib exec {sys.executable} "$@"\n')
     python.chmod(0o755)
 
-    outcome = preflight(str(python), paths=machine)
+    outcome = preflight(str(python), paths=search_paths)
 
     assert isinstance(outcome, Ready)
     assert outcome.version == (13, 6, 1)
     assert f"{program}/lib" in outcome.packages
 
 
-def test_refusal_is_error_with_hint(machine: SearchPaths) -> None:
-    error = refused(replace(machine, packages=[])).error()
+def test_refusal_is_error_with_hint(search_paths: SearchPaths) -> None:
+    error = refusal_of(replace(search_paths, packages=[])).error()
 
     assert error.exit_code == 3
     assert error.message == "libsanitizer-public.so, NVIDIA's Sanitizer API, is not installed"
     assert error.hint == "pip install 'cudakit[sanitize]'"
 
 
-def test_missing_recorder_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
+def test_missing_recorder_is_refused(search_paths: SearchPaths, tmp_path: Path) -> None:
     (tmp_path / "native" / "_recorder.py").unlink()
 
-    assert "install a C compiler" in refused(machine).hint
+    assert "install a C compiler" in refusal_of(search_paths).hint
 
 
-def test_failing_recorder_is_refused_with_its_error(machine: SearchPaths, tmp_path: Path) -> None:
+def test_failing_recorder_is_refused_with_its_error(
+    search_paths: SearchPaths, tmp_path: Path
+) -> None:
     record(tmp_path, check="raise RuntimeError('too many subscribers')")
 
-    refusal = refused(machine)
+    refusal = refusal_of(search_paths)
 
     assert refusal.message.startswith("the recorder does not work with Sanitizer API 13.5.25 (")
     assert refusal.message.endswith("): too many subscribers")
 
 
-def test_crashing_recorder_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
+def test_crashing_recorder_is_refused(search_paths: SearchPaths, tmp_path: Path) -> None:
     record(tmp_path, check="os.kill(os.getpid(), 9)")
 
-    refusal = refused(machine)
+    refusal = refusal_of(search_paths)
 
     assert refusal.message.endswith(": it was killed by signal 9")
     assert refusal.hint.startswith(f"run this command to see the error: {sys.executable} -I -S ")
 
 
-def test_output_of_library_is_ignored(machine: SearchPaths, tmp_path: Path) -> None:
+def test_output_of_library_is_ignored(search_paths: SearchPaths, tmp_path: Path) -> None:
     record(tmp_path, check="os.write(1, b'{}')")
 
-    assert isinstance(preflight(None, paths=machine), Ready)
+    assert isinstance(preflight(None, paths=search_paths), Ready)
 
 
-def test_moved_struct_field_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
+def test_moved_struct_field_is_refused(search_paths: SearchPaths, tmp_path: Path) -> None:
     record(tmp_path, offset=16)
 
-    assert "Sanitizer_LaunchData.stream is at byte 8" in refused(machine).message
+    assert "Sanitizer_LaunchData.stream is at byte 8" in refusal_of(search_paths).message
 
 
 @pytest.mark.parametrize(
@@ -142,9 +146,9 @@ def test_moved_struct_field_is_refused(machine: SearchPaths, tmp_path: Path) -> 
     ],
 )
 def test_other_tool_is_refused_by_its_variable(
-    machine: SearchPaths, variable: str, value: str
+    search_paths: SearchPaths, variable: str, value: str
 ) -> None:
-    refusal = refused(under(machine, **{variable: value}))
+    refusal = refusal_of(with_environment(search_paths, **{variable: value}))
 
     assert refusal.message.startswith(f"{variable} ")
     assert refusal.hint == f"run cudakit without that tool, or unset {variable}"
@@ -160,8 +164,12 @@ def test_other_tool_is_refused_by_its_variable(
         ("NSYS_NVTX_PROFILER_REGISTER_ONLY", "0"),
     ],
 )
-def test_unrelated_variables_are_accepted(machine: SearchPaths, variable: str, value: str) -> None:
-    assert isinstance(preflight(None, paths=under(machine, **{variable: value})), Ready)
+def test_unrelated_variables_are_accepted(
+    search_paths: SearchPaths, variable: str, value: str
+) -> None:
+    assert isinstance(
+        preflight(None, paths=with_environment(search_paths, **{variable: value})), Ready
+    )
 
 
 def driver(root: Path, kind: str, version: str) -> None:
@@ -172,27 +180,27 @@ def driver(root: Path, kind: str, version: str) -> None:
 
 @pytest.mark.parametrize("kind", ["x86_64 Kernel Module", "Open Kernel Module for x86_64"])
 def test_old_driver_is_refused_with_its_version(
-    machine: SearchPaths, tmp_path: Path, kind: str
+    search_paths: SearchPaths, tmp_path: Path, kind: str
 ) -> None:
     driver(tmp_path, kind, "510.108.03")
 
-    assert refused(machine) == Refusal(
+    assert refusal_of(search_paths) == Refusal(
         "driver 510.108.03 is too old: it does not report CUDA events",
         "install driver 515 or newer",
     )
 
 
 @pytest.mark.parametrize("version", ["515.43.04", "580.159.03", "1000.1"])
-def test_newer_driver_is_accepted(machine: SearchPaths, tmp_path: Path, version: str) -> None:
+def test_newer_driver_is_accepted(search_paths: SearchPaths, tmp_path: Path, version: str) -> None:
     driver(tmp_path, "Open Kernel Module for x86_64", version)
 
-    assert isinstance(preflight(None, paths=machine), Ready)
+    assert isinstance(preflight(None, paths=search_paths), Ready)
 
 
-def test_missing_interpreter_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
+def test_missing_interpreter_is_refused(search_paths: SearchPaths, tmp_path: Path) -> None:
     python = str(tmp_path / "python")
 
-    refusal = refused(machine, python)
+    refusal = refusal_of(search_paths, python)
 
     assert refusal.message.startswith(f"the recorder could not be tested with {python}: ")
     assert "No such file" in refusal.message
@@ -200,22 +208,24 @@ def test_missing_interpreter_is_refused(machine: SearchPaths, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("name", "version"), [("cpython", [3, 10, 4]), ("pypy", [3, 11, 2])])
 def test_interpreter_that_cannot_load_recorder_is_refused(
-    machine: SearchPaths, tmp_path: Path, name: str, version: list[int]
+    search_paths: SearchPaths, tmp_path: Path, name: str, version: list[int]
 ) -> None:
     python = tmp_path / "python"
     description = json.dumps({"name": name, "version": version, "packages": []})
     python.write_text(f"#!/bin/sh\necho 'hello'\necho '{description}'\n")
     python.chmod(0o755)
 
-    refusal = refused(machine, str(python))
+    refusal = refusal_of(search_paths, str(python))
 
     assert f"{python} is {name} 3.1" in refusal.message
     assert refusal.hint == "choose another interpreter with --python"
 
 
-def test_invalid_answer_of_interpreter_is_refused(machine: SearchPaths, tmp_path: Path) -> None:
+def test_invalid_answer_of_interpreter_is_refused(
+    search_paths: SearchPaths, tmp_path: Path
+) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'not a Python' >&2\nexit 3\n")
     python.chmod(0o755)
 
-    assert refused(machine, str(python)).message.endswith(": it ended with 3: not a Python")
+    assert refusal_of(search_paths, str(python)).message.endswith(": it ended with 3: not a Python")

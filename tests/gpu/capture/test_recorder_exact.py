@@ -88,8 +88,10 @@ for _ in range(400):
     assert begins[0] < ends[0] < begins[1]
     # On a slow machine, the last read was more than 100 ms ago: the arena is read at the poll after 64
     # launches.
-    in_time = events[begins[257]].time_ns - events[begins[0]].time_ns < 100_000_000
-    assert begins[257 if in_time else 60] < ends[1] < begins[-1], "the device has enough to do"
+    is_before_poll = events[begins[257]].time_ns - events[begins[0]].time_ns < 100_000_000
+    assert begins[257 if is_before_poll else 60] < ends[1] < begins[-1], (
+        "the device has enough to do"
+    )
 
 
 def test_large_arena_is_read_at_each_wait(library: Path, tmp_path: Path) -> None:
@@ -252,7 +254,7 @@ round(16)
 
 
 @pytest.mark.parametrize(
-    ("allocated", "free", "least", "most"),
+    ("allocated", "free", "min_bytes", "max_bytes"),
     [
         (1 << 20, 64 << 30, 256 << 20, 400 << 20),
         (8 << 30, 64 << 30, 512 << 20, (8 << 30) // 10),
@@ -261,7 +263,7 @@ round(16)
     ],
 )
 def test_device_memory_of_arenas_is_bounded(
-    library: Path, tmp_path: Path, allocated: int, free: int, least: int, most: int
+    library: Path, tmp_path: Path, allocated: int, free: int, min_bytes: int, max_bytes: int
 ) -> None:
     program = f"""
 ctypes.c_size_t.in_dll(cuda, "free_bytes").value = {free}
@@ -273,7 +275,7 @@ for _ in range(3):
         launch(write(0x100000))
 """
     sizes = [arenas.size_bytes for arenas in event_bodies(run(tmp_path, library, program), Arenas)]
-    assert least <= max(sizes) <= most
+    assert min_bytes <= max(sizes) <= max_bytes
 
 
 def test_accesses_without_device_memory_are_assumed(library: Path, tmp_path: Path) -> None:

@@ -117,14 +117,14 @@ one.node[0] = two.node[0]
 launch_graph(one, write(0x100020), first_grid=2000)
 """
     events = run(tmp_path, library, GRAPHS + program)
-    more, fewer = recorded_launches(events)
-    assert more.accesses == [
+    launch_with_unexpected, launch_with_missing = recorded_launches(events)
+    assert launch_with_unexpected.accesses == [
         (0x100000, 0x100004, AccessMode.WRITE, 1),
         (0x100008, 0x10000C, AccessMode.WRITE, 2),
     ]
-    assert more.ended_nodes == [(1, True), (2, True)]
-    assert fewer.accesses == [(0x100020, 0x100024, AccessMode.WRITE, 1)]
-    assert sorted(fewer.ended_nodes) == [(0, False), (1, True)]
+    assert launch_with_unexpected.ended_nodes == [(1, True), (2, True)]
+    assert launch_with_missing.accesses == [(0x100020, 0x100024, AccessMode.WRITE, 1)]
+    assert sorted(launch_with_missing.ended_nodes) == [(0, False), (1, True)]
     assert gaps(events) == {"graph launch with a different number of kernels than instantiated": 2}
 
 

@@ -102,10 +102,10 @@ def test_close_frees_remaining_allocations(gpu: Cuda) -> None:
         other_device.malloc(64 << 20)
         ptr, backing = other_device.reserve(32 * page), other_device.create(32 * page)
         other_device.map(ptr, backing, 32 * page)
-    held = gpu.memory_info().free_bytes
+    free_bytes = gpu.memory_info().free_bytes
     other_device.close()
 
-    assert free_bytes_before - held >= 3 * (64 << 20) + 3 * 32 * page
+    assert free_bytes_before - free_bytes >= 3 * (64 << 20) + 3 * 32 * page
     assert gpu.memory_info().free_bytes == free_bytes_before
 
 
@@ -161,12 +161,14 @@ def test_kernel_takes_structure_by_value(gpu: Cuda) -> None:
         out[0] = pair.first; out[1] = pair.second; out[2] = pair.rest[39]; out[3] = more;
     }
     """
-    pair = np.zeros((), dtype=[("first", "f8"), ("second", "i4"), ("rest", "i1", 40), ("_", "i4")])
-    pair["first"], pair["second"], pair["rest"][39] = 1.5, -2, 3
+    structure = np.zeros(
+        (), dtype=[("first", "f8"), ("second", "i4"), ("rest", "i1", 40), ("_", "i4")]
+    )
+    structure["first"], structure["second"], structure["rest"][39] = 1.5, -2, 3
     kernel = gpu.kernel(gpu.load(gpu.compile(source)), "unpack")
     out, pinned = gpu.malloc(32), gpu.host_malloc(32)
 
-    gpu.launch(kernel, (1, 1, 1), (1, 1, 1), [out, pair[()], np.int32(4)], LEGACY)
+    gpu.launch(kernel, (1, 1, 1), (1, 1, 1), [out, structure[()], np.int32(4)], LEGACY)
     gpu.copy(pinned, out, 32, LEGACY)
     gpu.sync()
 
@@ -243,7 +245,7 @@ def test_forked_child_error_suggests_spawn() -> None:
 
 
 @pytest.fixture
-def pair(gpu: Cuda) -> Iterator[tuple[Cuda, Cuda]]:
+def two_devices(gpu: Cuda) -> Iterator[tuple[Cuda, Cuda]]:
     if check(cu.cuDeviceGetCount()) < 2:
         pytest.skip("needs two CUDA devices")
     with closing(Cuda(1)) as second:
@@ -251,11 +253,11 @@ def pair(gpu: Cuda) -> Iterator[tuple[Cuda, Cuda]]:
 
 
 @pytest.mark.gpu
-def test_two_devices_work_regardless_of_current_device(pair: tuple[Cuda, Cuda]) -> None:
+def test_two_devices_work_regardless_of_current_device(two_devices: tuple[Cuda, Cuda]) -> None:
     read = []
     for current_one in (0, 1):
         with cudakit.device(current_one):
-            for number, gpu in enumerate(pair):
+            for number, gpu in enumerate(two_devices):
                 ptr, pinned, stream = gpu.malloc(4), gpu.host_malloc(4), gpu.stream()
                 gpu.fill(ptr, number + 1, 4, stream)
                 gpu.copy(pinned, ptr, 4, stream)
@@ -267,9 +269,9 @@ def test_two_devices_work_regardless_of_current_device(pair: tuple[Cuda, Cuda]) 
 
 
 @pytest.mark.gpu
-def test_peer_access_agrees_with_torch(pair: tuple[Cuda, Cuda]) -> None:
+def test_peer_access_agrees_with_torch(two_devices: tuple[Cuda, Cuda]) -> None:
     torch = pytest.importorskip("torch")
-    first, second = pair
+    first, second = two_devices
 
     assert first.can_access_peer(1) == torch.cuda.can_device_access_peer(0, 1)
     assert second.can_access_peer(0) == torch.cuda.can_device_access_peer(1, 0)
@@ -277,9 +279,9 @@ def test_peer_access_agrees_with_torch(pair: tuple[Cuda, Cuda]) -> None:
 
 
 @pytest.mark.gpu
-def test_facts_and_telemetry_describe_device(pair: tuple[Cuda, Cuda]) -> None:
-    facts = [gpu.facts() for gpu in pair]
+def test_facts_and_telemetry_describe_device(two_devices: tuple[Cuda, Cuda]) -> None:
+    facts = [gpu.facts() for gpu in two_devices]
 
     assert [device.index for device in facts] == [0, 1]
     assert facts[0].uuid != facts[1].uuid
-    assert all("memory_free_bytes" in gpu.telemetry().fields for gpu in pair)
+    assert all("memory_free_bytes" in gpu.telemetry().fields for gpu in two_devices)

@@ -54,8 +54,8 @@ def views(draw: st.DrawFn) -> npt.NDArray[Any]:
 def test_array_interface_and_dlpack_agree(array: npt.NDArray[Any]) -> None:
     dense = array.flags.c_contiguous
     expected = Layout(array.dtype.name, array.shape, array.nbytes, dense)
-    for given_ in (Tensor(array), Array(array)):
-        buffer = buffer_of(given_, 0)
+    for exporter in (Tensor(array), Array(array)):
+        buffer = buffer_of(exporter, 0)
         assert buffer.ptr == array.ctypes.data
         assert buffer.layout == expected
 
@@ -85,12 +85,12 @@ def test_address_may_be_any_integer_type() -> None:
 
 
 def test_contents_match_with_same_dtype_and_shape() -> None:
-    kept = [Array(np.zeros((2, 3), np.float32)) for _ in range(2)]
-    one, same = (buffer_of(array, 0) for array in kept)
-    check_contents(one, same, 0)
+    kept_arrays = [Array(np.zeros((2, 3), np.float32)) for _ in range(2)]
+    first, second = (buffer_of(array, 0) for array in kept_arrays)
+    check_contents(first, second, 0)
     for other in (np.zeros((3, 2), np.float32), np.zeros((2, 3)), np.zeros((3, 2), np.float32).T):
         with pytest.raises(UsageError, match="buffer 4 was captured as"):
-            check_contents(buffer_of(Array(other), 4), one, 4)
+            check_contents(buffer_of(Array(other), 4), first, 4)
 
 
 def test_buffer_matches_itself_with_any_strides() -> None:

@@ -17,7 +17,7 @@ class OfCuPy(RuntimeError):
 
 
 @pytest.mark.parametrize(
-    ("raised", "status"),
+    ("raised_error", "status"),
     [
         (cuda_error(Status.STREAM_CAPTURE_ISOLATION), Status.STREAM_CAPTURE_ISOLATION),
         (OfNumba("[900] Call to cuMemAlloc"), Status.STREAM_CAPTURE_UNSUPPORTED),
@@ -36,11 +36,13 @@ class OfCuPy(RuntimeError):
         (SPOILED, Status.STREAM_CAPTURE_INVALIDATED),
     ],
 )
-def test_capture_error_of_any_library_becomes_cuda_error(raised: Exception, status: Status) -> None:
-    found = capture_failure(raised, SPOILED)
+def test_capture_error_of_any_library_becomes_cuda_error(
+    raised_error: Exception, status: Status
+) -> None:
+    found = capture_failure(raised_error, SPOILED)
 
     assert (found.code, found.name) == (status, f"CUDA_ERROR_{status.name}")
-    assert str(raised).partition("\n")[0] in found.message
+    assert str(raised_error).partition("\n")[0] in found.message
     assert "\n" not in found.message
     assert found.hint
 

@@ -41,9 +41,9 @@ def words() -> Iterator[int]:
 
 def content(address: int) -> set[int]:
     cudakit.synchronize()
-    found = np.empty(WORDS, np.uint32)
-    check(cu.cuMemcpyDtoH(found.ctypes.data, address, found.nbytes))
-    return set(found.tolist())
+    host_array = np.empty(WORDS, np.uint32)
+    check(cu.cuMemcpyDtoH(host_array.ctypes.data, address, host_array.nbytes))
+    return set(host_array.tolist())
 
 
 def test_driver_api_function_is_replayed_and_updated() -> None:
@@ -91,90 +91,90 @@ def test_cuda_core_buffer_is_read_through_dlpack() -> None:
         with cudakit.graph(move, buffer) as graphed:
             graphed(new)
             assert content(result) == {0x03030303}
-    for each in (buffer, new):
-        each.close(stream)
+    for device_buffer in (buffer, new):
+        device_buffer.close(stream)
     stream.sync()
 
 
 def test_torch_tensors_take_new_contents_and_results_stay_in_place(torch: Any) -> None:
-    x = torch.zeros(1000, device="cuda")
-    with cudakit.graph(lambda x: (x * 2 + 1).sum(), x) as graphed:
+    array = torch.zeros(1000, device="cuda")
+    with cudakit.graph(lambda array: (array * 2 + 1).sum(), array) as graphed:
         for value in (1.0, 5.0):
-            result = graphed(torch.full_like(x, value))
+            result = graphed(torch.full_like(array, value))
             assert result.item() == 1000 * (2 * value + 1)
         assert result is graphed.replay()
 
 
 def test_torch_memory_of_capture_is_not_reused(torch: Any) -> None:
-    x = torch.ones(1 << 20, device="cuda")
-    with cudakit.graph(lambda x: ((x + 1) * (x + 2)).sum(), x) as graphed:
-        others = [torch.full((1 << 20,), float(i), device="cuda") for i in range(64)]
+    array = torch.ones(1 << 20, device="cuda")
+    with cudakit.graph(lambda array: ((array + 1) * (array + 2)).sum(), array) as graphed:
+        other_arrays = [torch.full((1 << 20,), float(i), device="cuda") for i in range(64)]
         assert graphed.replay().item() == 6 * (1 << 20)
-        assert [float(other.mean()) for other in others] == list(range(64))
+        assert [float(other.mean()) for other in other_arrays] == list(range(64))
 
 
 def test_torch_replays_draw_new_random_numbers(torch: Any) -> None:
-    x = torch.zeros(100, device="cuda")
-    with cudakit.graph(torch.rand_like, x) as graphed:
-        draws = [graphed.replay().clone() for _ in range(3)]
+    array = torch.zeros(100, device="cuda")
+    with cudakit.graph(torch.rand_like, array) as graphed:
+        samples = [graphed.replay().clone() for _ in range(3)]
 
-    assert not torch.equal(draws[0], draws[1])
-    assert not torch.equal(draws[1], draws[2])
+    assert not torch.equal(samples[0], samples[1])
+    assert not torch.equal(samples[1], samples[2])
 
 
 def test_torch_bfloat16_tensor_is_buffer(torch: Any) -> None:
-    x = torch.zeros(8, dtype=torch.bfloat16, device="cuda")
-    weight = torch.ones(8, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    array = torch.zeros(8, dtype=torch.bfloat16, device="cuda")
+    parameter = torch.ones(8, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     with (
         torch.no_grad(),
-        cudakit.graph(lambda x, weight: x + weight, x, weight) as graphed,
+        cudakit.graph(lambda array, parameter: array + parameter, array, parameter) as graphed,
     ):
-        assert graphed(torch.full_like(x, 2), weight).tolist() == [3.0] * 8
+        assert graphed(torch.full_like(array, 2), parameter).tolist() == [3.0] * 8
         with pytest.raises(cudakit.UsageError, match="captured as bfloat16"):
-            graphed(x.float(), weight)
+            graphed(array.float(), parameter)
 
 
 def test_replay_uses_current_or_given_stream(torch: Any) -> None:
-    x = torch.zeros(1, device="cuda")
+    array = torch.zeros(1, device="cuda")
     stream = torch.cuda.Stream()
-    with cudakit.graph(lambda x: x.add_(1), x, warmup=1) as graphed:
+    with cudakit.graph(lambda array: array.add_(1), array, warmup=1) as graphed:
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             torch.cuda._sleep(100_000_000)
-            x.fill_(10)
+            array.fill_(10)
             graphed.replay()
         graphed.replay(stream)
         stream.synchronize()
-        assert x.item() == 12
+        assert array.item() == 12
 
 
 def test_update_with_torch_replaces_graph(torch: Any) -> None:
-    x = torch.ones(4, device="cuda")
-    with cudakit.graph(lambda x: x * 2, x) as graphed:
+    array = torch.ones(4, device="cuda")
+    with cudakit.graph(lambda array: array * 2, array) as graphed:
         assert graphed.replay().tolist() == [2.0] * 4
-        graphed.update(lambda x: (x * 3).sum(), warmup=1)
+        graphed.update(lambda array: (array * 3).sum(), warmup=1)
         assert graphed.replay().item() == 12
 
 
 def test_synchronization_in_torch_function_is_reported(torch: Any) -> None:
-    x = torch.ones(4, device="cuda")
+    array = torch.ones(4, device="cuda")
 
-    def work(x: Any) -> None:
-        x.add_(1)
+    def work(array: Any) -> None:
+        array.add_(1)
         torch.cuda.current_stream().synchronize()
 
     with pytest.raises(cudakit.CudaError, match="STREAM_CAPTURE") as caught:
-        cudakit.graph(work, x)
+        cudakit.graph(work, array)
     assert "\n" not in caught.value.message
-    x.fill_(1)
-    with cudakit.graph(lambda x: x * 2, x) as graphed:
+    array.fill_(1)
+    with cudakit.graph(lambda array: array * 2, array) as graphed:
         assert graphed.replay().tolist() == [2.0] * 4
 
 
 def test_torch_pool_can_be_deleted_after_failed_capture(torch: Any) -> None:
-    x = torch.ones(4, device="cuda")
+    array = torch.ones(4, device="cuda")
     with pytest.raises(cudakit.CudaError, match="STREAM_CAPTURE"):
-        cudakit.graph(lambda x: float((x * 2).sum()), x)
+        cudakit.graph(lambda array: float((array * 2).sum()), array)
 
     # torch aborts the process here if a capture is still said to be underway.
     pool = torch.cuda.MemPool()
@@ -185,33 +185,33 @@ def test_torch_pool_can_be_deleted_after_failed_capture(torch: Any) -> None:
 
 
 def test_cupy_function_allocates_from_private_pool(cupy: Any) -> None:
-    x = cupy.zeros(1000, cupy.float32)
-    with cudakit.graph(lambda x: (x * 2 + 1).sum(), x) as graphed:
-        others = [cupy.full(1000, i, cupy.float32) for i in range(64)]
+    array = cupy.zeros(1000, cupy.float32)
+    with cudakit.graph(lambda array: (array * 2 + 1).sum(), array) as graphed:
+        other_arrays = [cupy.full(1000, i, cupy.float32) for i in range(64)]
         for value in (1, 5):
-            assert float(graphed(cupy.full_like(x, value))) == 1000 * (2 * value + 1)
-        assert [int(other.mean()) for other in others] == list(range(64))
+            assert float(graphed(cupy.full_like(array, value))) == 1000 * (2 * value + 1)
+        assert [int(other.mean()) for other in other_arrays] == list(range(64))
 
 
 def test_update_changes_parameters_of_cupy_function(cupy: Any) -> None:
-    x, factor = cupy.ones(16, cupy.float32), 2.0
+    array, factor = cupy.ones(16, cupy.float32), 2.0
     scale = cupy.ElementwiseKernel("float32 f", "float32 x", "x = f", "cudakit_test_scale")
 
-    def work(x: Any) -> None:
-        scale(factor, x)
+    def work(array: Any) -> None:
+        scale(factor, array)
 
-    with cudakit.graph(work, x) as graphed:
+    with cudakit.graph(work, array) as graphed:
         factor = 7.0
         graphed.update()
-        x[:] = 0
+        array[:] = 0
         graphed.replay()
-        assert x.tolist() == [7.0] * 16
+        assert array.tolist() == [7.0] * 16
 
 
 def test_synchronization_in_cupy_function_is_reported(cupy: Any) -> None:
-    x = cupy.ones(16, cupy.float32)
+    array = cupy.ones(16, cupy.float32)
     with pytest.raises(cudakit.CudaError, match="STREAM_CAPTURE"):
-        cudakit.graph(lambda x: float((x * 2).sum()), x)
+        cudakit.graph(lambda array: float((array * 2).sum()), array)
 
 
 @pytest.mark.filterwarnings("ignore:.*Grid size")
@@ -221,15 +221,15 @@ def test_numba_function_receives_stream() -> None:
         pytest.skip(WHY_NOT)
 
     @cuda.jit
-    def add(x: Any) -> None:
-        x[cuda.grid(1)] += 1
+    def add(array: Any) -> None:
+        array[cuda.grid(1)] += 1
 
-    def work(x: Any, stream: int) -> None:
-        add[1, 32, cuda.external_stream(stream)](x)
+    def work(array: Any, stream: int) -> None:
+        add[1, 32, cuda.external_stream(stream)](array)
 
-    x = cuda.to_device(np.zeros(32, np.float32))
-    with cudakit.graph(work, x, warmup=1) as graphed:
+    array = cuda.to_device(np.zeros(32, np.float32))
+    with cudakit.graph(work, array, warmup=1) as graphed:
         graphed.replay()
         graphed.replay()
         cudakit.synchronize()
-        assert x.copy_to_host().tolist() == [3.0] * 32
+        assert array.copy_to_host().tolist() == [3.0] * 32

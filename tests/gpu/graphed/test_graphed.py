@@ -40,8 +40,8 @@ class Array:
 
 
 def adding(bench: Workbench, value: Ptr, amount: int, **options: int) -> Graphed[str]:
-    def add(where: Ptr, stream: Stream) -> str:
-        bench.add(where, 1, amount, stream)
+    def add(address: Ptr, stream: Stream) -> str:
+        bench.add(address, 1, amount, stream)
         return "added"
 
     return cudakit.graph(add, value, device=bench.gpu, **options)
@@ -66,11 +66,13 @@ def test_function_runs_warmup_times(bench: Workbench) -> None:
 
 
 def test_function_runs_after_earlier_work(bench: Workbench) -> None:
-    value, seen, other = bench.ints(0), bench.ints(0), bench.gpu.stream(blocking=False)
-    bench.spin(other)
-    bench.store(value, 7, other)
-    with cudakit.graph(lambda stream: bench.move(seen, value, stream), device=bench.gpu, warmup=1):
-        assert bench.read(seen) == [7]
+    value, observed, second_array = bench.ints(0), bench.ints(0), bench.gpu.stream(blocking=False)
+    bench.spin(second_array)
+    bench.store(value, 7, second_array)
+    with cudakit.graph(
+        lambda stream: bench.move(observed, value, stream), device=bench.gpu, warmup=1
+    ):
+        assert bench.read(observed) == [7]
 
 
 def test_call_copies_new_contents_and_replays(bench: Workbench) -> None:
@@ -89,34 +91,34 @@ def test_call_copies_new_contents_and_replays(bench: Workbench) -> None:
 
 
 def test_contents_and_replay_are_stream_ordered(bench: Workbench) -> None:
-    source, new, seen = Array(bench, 0), Array(bench, 0), bench.ints(0)
+    source, new_array, observed = Array(bench, 0), Array(bench, 0), bench.ints(0)
     stream = bench.gpu.stream(blocking=False)
 
     def work(source: Array, stream: Stream) -> None:
-        bench.move(seen, source.ptr, stream)
+        bench.move(observed, source.ptr, stream)
 
     with cudakit.graph(work, source, device=bench.gpu) as graphed:
         bench.spin(stream)
-        bench.store(new.ptr, 5, stream)
-        graphed(new, stream=stream)
+        bench.store(new_array.ptr, 5, stream)
+        graphed(new_array, stream=stream)
         bench.store(source.ptr, 6, stream)
-        assert bench.read(seen) == [5]
+        assert bench.read(observed) == [5]
         graphed.replay(stream)
-        assert bench.read(seen) == [6]
+        assert bench.read(observed) == [6]
 
 
 def test_plain_address_accepts_no_contents(bench: Workbench) -> None:
-    value, other = bench.ints(4), bench.ints(5)
+    value, second_array = bench.ints(4), bench.ints(5)
     with adding(bench, value, 1, warmup=0) as graphed:
         graphed(value)
         assert bench.read(value) == [5]
         with pytest.raises(UsageError, match="buffer 0 was captured as a plain address"):
-            graphed(other)
+            graphed(second_array)
         assert bench.read(value) == [5]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"shape": (3,)}, r"captured as int32 \[2\], got int32 \[3\]"),
         ({"shape": (1, 2)}, r"got int32 \[1, 2\]"),
@@ -125,25 +127,25 @@ def test_plain_address_accepts_no_contents(bench: Workbench) -> None:
     ],
 )
 def test_mismatched_contents_are_rejected_before_copies(
-    bench: Workbench, change: dict[str, object], said: str
+    bench: Workbench, change: dict[str, object], message: str
 ) -> None:
     first, second = Array(bench, 1, 1), Array(bench, 2, 2)
-    new, wrong = Array(bench, 3, 3), Array(bench, 4, 4)
-    wrong.__cuda_array_interface__.update(change)
+    new_array, wrong_array = Array(bench, 3, 3), Array(bench, 4, 4)
+    wrong_array.__cuda_array_interface__.update(change)
 
-    def work(one: Array, other: Array, stream: Stream) -> None:
-        bench.gpu.copy(other.ptr, one.ptr, 8, stream)
+    def work(first_array: Array, second_array: Array, stream: Stream) -> None:
+        bench.gpu.copy(second_array.ptr, first_array.ptr, 8, stream)
 
     with cudakit.graph(work, first, second, device=bench.gpu, warmup=0) as graphed:
-        with pytest.raises(UsageError, match=f"buffer 1 was.*{said}"):
-            graphed(new, wrong)
+        with pytest.raises(UsageError, match=f"buffer 1 was.*{message}"):
+            graphed(new_array, wrong_array)
         with pytest.raises(UsageError, match="2 buffers were captured, 1 given"):
-            graphed(new)
+            graphed(new_array)
     assert bench.read(first.ptr, 2) == [1, 1]
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("argument", "message"),
     [
         ("words", "buffer 1 is not a device buffer: str"),
         (1.5, "float"),
@@ -152,24 +154,24 @@ def test_mismatched_contents_are_rejected_before_copies(
         (np.zeros(3), r"numpy\.ndarray in host memory"),
     ],
 )
-def test_non_buffer_is_refused(bench: Workbench, given: object, said: str) -> None:
-    with pytest.raises(UsageError, match=said) as caught:
-        cudakit.graph(lambda *_: None, bench.ints(0), given, device=bench.gpu)
+def test_non_buffer_is_refused(bench: Workbench, argument: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        cudakit.graph(lambda *_: None, bench.ints(0), argument, device=bench.gpu)
     assert "functools.partial" in caught.value.hint
 
 
 def test_update_changes_replay(bench: Workbench) -> None:
     value, amount = bench.ints(0), 1
 
-    def add(where: Ptr, stream: Stream) -> int:
-        bench.add(where, 1, amount, stream)
+    def add(address: Ptr, stream: Stream) -> int:
+        bench.add(address, 1, amount, stream)
         return amount
 
     with cudakit.graph(add, value, device=bench.gpu, warmup=0) as graphed:
         amount = 10
         assert (graphed.replay(), graphed.update(), graphed.replay()) == (1, 10, 10)
         assert bench.read(value) == [11]
-        graphed.update(lambda where, stream: bench.store(where, 7, stream))
+        graphed.update(lambda address, stream: bench.store(address, 7, stream))
         graphed.replay()
         assert bench.read(value) == [7]
         graphed.update(warmup=2)
@@ -179,9 +181,9 @@ def test_update_changes_replay(bench: Workbench) -> None:
 def test_failed_update_keeps_old_graph(bench: Workbench) -> None:
     value = bench.ints(0)
 
-    def twice(where: Ptr, stream: Stream) -> None:
-        bench.add(where, 1, 1, stream)
-        bench.add(where, 1, 1, stream)
+    def twice(address: Ptr, stream: Stream) -> None:
+        bench.add(address, 1, 1, stream)
+        bench.add(address, 1, 1, stream)
 
     with adding(bench, value, 1, warmup=0) as graphed:
         with pytest.raises(CudaError, match=r"GRAPH_EXEC_UPDATE_FAILURE.*TOPOLOGY_CHANGED"):
@@ -206,15 +208,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("name", "spoil", "hint"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("name", "call_name", "hint"), REFUSED.values(), ids=REFUSED)
 def test_uncapturable_work_is_named_and_leaves_nothing_behind(
-    bench: Workbench, name: str, spoil: object, hint: str
+    bench: Workbench, name: str, call_name: object, hint: str
 ) -> None:
     gpu, value = bench.gpu, bench.ints(0)
 
-    def work(where: Ptr, stream: Stream) -> None:
-        bench.add(where, 1, 1, stream)
-        spoil(gpu, stream)  # type: ignore[operator]
+    def work(address: Ptr, stream: Stream) -> None:
+        bench.add(address, 1, 1, stream)
+        call_name(gpu, stream)  # type: ignore[operator]
 
     with pytest.raises(CudaError, match=f"CUDA_ERROR_{name}: the function cannot be captured") as e:
         cudakit.graph(work, value, device=gpu, warmup=0)
@@ -235,11 +237,11 @@ def test_caught_capture_error_is_raised_at_end(bench: Workbench) -> None:
 
 
 def test_unjoined_stream_is_reported_with_hint(bench: Workbench) -> None:
-    gpu, value, other = bench.gpu, bench.ints(0), bench.gpu.stream()
+    gpu, value, second_array = bench.gpu, bench.ints(0), bench.gpu.stream()
 
     def work(stream: Stream) -> None:
-        gpu.wait(other, bench.recorded(stream))
-        bench.store(value, 1, other)
+        gpu.wait(second_array, bench.recorded(stream))
+        bench.store(value, 1, second_array)
 
     with pytest.raises(CudaError, match="STREAM_CAPTURE_UNJOINED") as caught:
         cudakit.graph(work, device=gpu, warmup=0)
@@ -249,8 +251,8 @@ def test_unjoined_stream_is_reported_with_hint(bench: Workbench) -> None:
 def test_exception_of_function_is_raised_unchanged(bench: Workbench) -> None:
     value = bench.ints(0)
 
-    def work(where: Ptr, stream: Stream) -> None:
-        bench.add(where, 1, 1, stream)
+    def work(address: Ptr, stream: Stream) -> None:
+        bench.add(address, 1, 1, stream)
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
@@ -267,15 +269,15 @@ def test_function_that_enqueues_nothing_is_rejected(bench: Workbench, warmup: in
 
 
 def test_garbage_collection_is_off_during_capture(bench: Workbench) -> None:
-    value, seen = bench.ints(0), list[bool]()
+    value, observed = bench.ints(0), list[bool]()
 
-    def work(where: Ptr, stream: Stream) -> None:
-        seen.append(gc.isenabled())
-        bench.add(where, 1, 1, stream)
+    def work(address: Ptr, stream: Stream) -> None:
+        observed.append(gc.isenabled())
+        bench.add(address, 1, 1, stream)
 
     assert gc.isenabled()
     with cudakit.graph(work, value, device=bench.gpu, warmup=1):
-        assert seen == [True, False]
+        assert observed == [True, False]
         assert gc.isenabled()
 
 
@@ -284,9 +286,9 @@ def test_closed_graph_raises_and_device_stays_open(bench: Workbench) -> None:
     graphed.close()
     graphed.close()
 
-    for use in (graphed.replay, graphed.update, lambda: graphed(1)):
+    for method in (graphed.replay, graphed.update, lambda: graphed(1)):
         with pytest.raises(UsageError, match="was closed"):
-            use()
+            method()
     bench.gpu.sync()
 
 

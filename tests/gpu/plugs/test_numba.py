@@ -161,11 +161,11 @@ def test_numba_handle_survives_pickling() -> None:
     from numba import cuda
 
     handle = unpickle_handle(bytes(range(64)), 10, {"pci_bus_id": 1}, 512)
-    again = pickle.loads(pickle.dumps(handle))  # noqa: S301  written right here
+    unpickled = pickle.loads(pickle.dumps(handle))  # noqa: S301  written right here
 
-    assert isinstance(again, cuda.IpcHandle)
-    assert (again.base, again.size, again.offset) == (None, 10, 512)
-    assert string_at(again.handle.getPtr(), 64) == bytes(range(64))
+    assert isinstance(unpickled, cuda.IpcHandle)
+    assert (unpickled.base, unpickled.size, unpickled.offset) == (None, 10, 512)
+    assert string_at(unpickled.handle.getPtr(), 64) == bytes(range(64))
 
 
 def test_without_numba_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,12 +53,12 @@ def test_kernels_on_buffers_compute_correctly_and_are_counted(
     config = core.LaunchConfig(grid=COUNT // 256, block=256)
     streams = [device.create_stream() for _ in range(3)]
 
-    for turn in range(30):
-        stream = streams[turn % 3]
+    for iteration in range(30):
+        stream = streams[iteration % 3]
         with resource.allocate(4 * COUNT, stream=stream) as buffer:
             buffer.fill(0, stream=stream)
-            core.launch(stream, config, kernel, buffer, np.float32(turn), np.int32(COUNT))
-            assert (on_host(buffer, stream) == turn).all()
+            core.launch(stream, config, kernel, buffer, np.float32(iteration), np.int32(COUNT))
+            assert (on_host(buffer, stream) == iteration).all()
 
     statistics = resource.statistics()
     assert statistics["allocation.all.allocated"] == statistics["allocation.all.freed"] == 30

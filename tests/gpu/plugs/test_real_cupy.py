@@ -66,11 +66,11 @@ def test_graph_computes_in_private_memory(cupy: Any) -> None:
         address = result.data.ptr
         numbers += 5
         graph.launch(stream)
-        others = [cupy.zeros(MIB) for _ in range(8)]
+        arrays = [cupy.zeros(MIB) for _ in range(8)]
         stream.synchronize()
 
         assert int(result[3]) == (3 + 5) * 2 + 1
-        assert address not in {array.data.ptr for array in others}
+        assert address not in {array.data.ptr for array in arrays}
         (usage,) = allocator.private_pools()
         assert (usage.id, usage.uses) == (memory.id, 1)
         del graph, result

@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "allocator"
 
 
 @pytest.mark.parametrize(
-    ("program", "needed", "written"),
+    ("program", "package", "file_name"),
     [
         ("use_cupy.py", "cupy", "allocator-cupy.pickle"),
         ("use_numba.py", "numba", "allocator-numba.pickle"),
@@ -27,11 +27,11 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "allocator"
     ],
 )
 def test_example_runs_and_writes_a_snapshot(
-    program: str, needed: str, written: str, tmp_path: Path
+    program: str, package: str, file_name: str, tmp_path: Path
 ) -> None:
-    if find_spec(needed) is None:
-        pytest.skip(f"needs {needed}")
-    if needed == "numba" and not numba_is_ready():
+    if find_spec(package) is None:
+        pytest.skip(f"needs {package}")
+    if package == "numba" and not numba_is_ready():
         pytest.skip(WHY_NOT)
     result = subprocess.run(
         [sys.executable, "-P", EXAMPLES / program],
@@ -47,7 +47,7 @@ def test_example_runs_and_writes_a_snapshot(
     assert first.startswith("allocations: ")
     assert second.endswith("MiB allocated")
     assert third.endswith("MiB reserved")
-    opened_by_all(pickle.loads((tmp_path / written).read_bytes()), tmp_path)  # noqa: S301
+    opened_by_all(pickle.loads((tmp_path / file_name).read_bytes()), tmp_path)  # noqa: S301
 
 
 def test_every_example_is_tested() -> None:

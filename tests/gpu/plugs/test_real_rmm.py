@@ -22,7 +22,7 @@ def rmm() -> Any:
 
 
 @contextmanager
-def used_by(rmm: Any, allocator: cudakit.CachingAllocator) -> Iterator[None]:
+def rmm_uses(rmm: Any, allocator: cudakit.CachingAllocator) -> Iterator[None]:
     previous_resource = rmm.mr.get_current_device_resource()
     rmm.mr.set_current_device_resource(cudakit.rmm_resource(allocator))
     try:
@@ -34,7 +34,7 @@ def used_by(rmm: Any, allocator: cudakit.CachingAllocator) -> Iterator[None]:
 def test_rmm_buffers_are_counted(rmm: Any, tmp_path: Path) -> None:
     allocator = cudakit.CachingAllocator(0)
     allocator.record_history()
-    with used_by(rmm, allocator):
+    with rmm_uses(rmm, allocator):
         buffer = rmm.DeviceBuffer.to_device(b"cudakit" * 1000)
     assert buffer.tobytes() == b"cudakit" * 1000
     assert allocator.statistics()["requested_bytes.all.current"] == 7000
@@ -48,5 +48,5 @@ def test_out_of_memory_becomes_rmms_error(rmm: Any) -> None:
     allocator = cudakit.CachingAllocator(0, settings="per_process_memory_fraction:0.01")
     size = allocator.memory_info().total_bytes // 50
 
-    with used_by(rmm, allocator), pytest.raises(MemoryError):
+    with rmm_uses(rmm, allocator), pytest.raises(MemoryError):
         rmm.DeviceBuffer(size=size)

@@ -48,8 +48,10 @@ def test_tensors_of_a_pool_compute_correctly_and_are_in_torchs_snapshot(
     del tensors
     del pool
     torch.cuda.empty_cache()
-    left = {segment["address"] for segment in torch.cuda.memory._snapshot()["segments"]}
-    assert left.isdisjoint(addresses)
+    remaining_addresses = {
+        segment["address"] for segment in torch.cuda.memory._snapshot()["segments"]
+    }
+    assert remaining_addresses.isdisjoint(addresses)
 
 
 def test_managed_memory_is_readable_by_the_host(torch: Any) -> None:

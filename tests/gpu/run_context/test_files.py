@@ -35,13 +35,13 @@ def test_absent_file_has_no_text(tree: Files) -> None:
 
 
 def test_files_without_root_are_absent() -> None:
-    nothing = Files(None)
+    files = Files(None)
 
-    assert nothing.text("/etc/os-release") is None
-    assert nothing.names("/") == ()
-    assert not nothing.exists("/")
-    assert nothing.resolve("/lib") == "/lib"
-    assert nothing.locate("/dev/kmsg") is None
+    assert files.text("/etc/os-release") is None
+    assert files.names("/") == ()
+    assert not files.exists("/")
+    assert files.resolve("/lib") == "/lib"
+    assert files.locate("/dev/kmsg") is None
 
 
 def test_invalid_utf8_is_replaced(tmp_path: Path) -> None:

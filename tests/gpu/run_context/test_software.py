@@ -132,9 +132,9 @@ def test_symbolic_links_of_libraries_are_resolved(tmp_path: Path) -> None:
     files = make_files(tmp_path, "/opt/libcuda.so.580.159.04")
     (tmp_path / "opt/libcuda.so.1").symlink_to("libcuda.so.580.159.04")
 
-    only = next(libraries(files, {"LD_LIBRARY_PATH": "/opt"}, []))
+    found_library = next(libraries(files, {"LD_LIBRARY_PATH": "/opt"}, []))
 
-    assert only == Library(
+    assert found_library == Library(
         "libcuda.so.1", "/opt/libcuda.so.1", "/opt/libcuda.so.580.159.04", "LD_LIBRARY_PATH"
     )
 

@@ -42,8 +42,8 @@ def seconds(sim: Sim, gemm: Gemm, algorithm: Algorithm) -> float:
     busy = excess_over_memory_ns(
         gemm, algorithm, rates_of(sim.facts(), gemm.dtype), sim.costs.memory_bytes_per_s
     )
-    moved = gemm.bytes_moved + algorithm.workspace_bytes
-    return (busy + sim.costs.device_memory_ns(moved)) * 1e-9
+    bytes_moved = gemm.bytes_moved + algorithm.workspace_bytes
+    return (busy + sim.costs.device_memory_ns(bytes_moved)) * 1e-9
 
 
 def limit_of(sim: Sim, gemm: Gemm) -> Limit:
@@ -84,14 +84,14 @@ def test_settings_exclude_algorithms(sim: Sim) -> None:
 )
 def test_excluded_algorithm_is_refused(sim: Sim, settings: GemmSettings, reason: str) -> None:
     gemm = make_gemm(k=4096)
-    excluded = next(
+    excluded_algorithm = next(
         algorithm
         for algorithm in algorithms(gemm)
         if reason in rejection_reason(algorithm, settings)
     )
 
     with pytest.raises(Unsupported) as caught:
-        sim.blas().prepare(gemm, settings, excluded)
+        sim.blas().prepare(gemm, settings, excluded_algorithm)
     assert reason in caught.value.message
     assert caught.value.hint
 

@@ -122,9 +122,9 @@ def test_shared_workspace_on_two_streams_races(streams: int, expected: int) -> N
     gemm = make_gemm(k=4096)
     uploads = [upload(bench, Problem(gemm)) for _ in range(2)]
     plan = bench.gpu.blas().prepare(gemm, DEFAULT_SETTINGS, split(gemm))
-    used = [bench.gpu.stream(blocking=False) for _ in range(streams)]
+    streams_used = [bench.gpu.stream(blocking=False) for _ in range(streams)]
     for index, operands in enumerate(uploads):
-        plan.enqueue(operands, used[index % streams])
+        plan.enqueue(operands, streams_used[index % streams])
     bench.gpu.close()
 
     assert len(races(trace)) == expected
@@ -246,9 +246,9 @@ def test_old_device_error_lists_supported_types() -> None:
 )
 def test_unsupported_error_has_request(sim: Sim, gemm: Gemm, reason: str) -> None:
     blas = sim.blas()
-    for ask in (blas.prepare, blas.algorithms):
+    for method in (blas.prepare, blas.algorithms):
         with pytest.raises(Unsupported) as caught:
-            ask(gemm, DEFAULT_SETTINGS)
+            method(gemm, DEFAULT_SETTINGS)
         assert reason in caught.value.message
         assert "\n" not in caught.value.message + caught.value.hint
 
@@ -257,14 +257,14 @@ def test_cublas_refuses_algorithms(sim: Sim) -> None:
     blas, gemm = sim.blas("cublas"), make_gemm()
     with closing(blas.prepare(gemm, DEFAULT_SETTINGS)) as plan:
         assert isinstance(plan.algorithm, Unavailable)
-    asked = (
+    calls = (
         lambda: blas.algorithms(gemm, DEFAULT_SETTINGS),
         lambda: blas.heuristics(gemm, DEFAULT_SETTINGS, 1),
         lambda: blas.prepare(gemm, DEFAULT_SETTINGS, algorithms(gemm)[0]),
     )
-    for ask in asked:
+    for method in calls:
         with pytest.raises(Unsupported, match="chooses its algorithm internally"):
-            ask()
+            method()
 
 
 # --- bits

@@ -177,11 +177,11 @@ def test_repeated_query_ends_with_true() -> None:
         bench.spin(100_000)
         event = bench.gpu.event()
         bench.gpu.record(event, LEGACY)
-        asked = 0
+        queries = 0
         while not bench.gpu.query_event(event):
-            asked += 1
+            queries += 1
 
-        assert 0 < asked < 10_000
+        assert 0 < queries < 10_000
 
 
 def test_elapsed_time_is_exact_device_time(bench: SimBench) -> None:
@@ -207,12 +207,12 @@ def test_missing_host_kernel_error_has_hint(bench: SimBench) -> None:
 def test_host_kernel_gets_launch_shape_and_arguments() -> None:
     seen_arguments: list[tuple[object, ...]] = []
 
-    def look(launch: Launch, *args: object) -> None:
+    def check_launch(launch: Launch, *args: object) -> None:
         seen_arguments.append(
             (launch.grid, launch.block, launch.shared_bytes, launch.threads, args)
         )
 
-    gpu = Sim(host_kernels={"look": look})
+    gpu = Sim(host_kernels={"look": check_launch})
     kernel = gpu.kernel(
         gpu.load(gpu.compile('extern "C" __global__ void look(float x) {}')), "look"
     )
@@ -357,14 +357,14 @@ def test_kernel_failure_is_raised_by_next_call(bench: SimBench) -> None:
 
 @pytest.mark.parametrize("size_bytes", [17, 1 << 40])
 def test_copy_beyond_end_is_refused_without_effect(bench: SimBench, size_bytes: int) -> None:
-    own_memory, peer_memory = bench.ints(4), bench.ints(4)
+    device_memory, peer_memory = bench.ints(4), bench.ints(4)
 
-    for dst, src in ((own_memory, peer_memory), (peer_memory, own_memory)):
+    for dst, src in ((device_memory, peer_memory), (peer_memory, device_memory)):
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
             bench.gpu.copy(dst, src, size_bytes, LEGACY)
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
-        bench.gpu.fill(own_memory, 0, size_bytes, LEGACY)
-    assert bench.read(own_memory, 4) == [0] * 4
+        bench.gpu.fill(device_memory, 0, size_bytes, LEGACY)
+    assert bench.read(device_memory, 4) == [0] * 4
 
 
 def test_injected_failures_are_raised_once_and_in_order(bench: SimBench) -> None:

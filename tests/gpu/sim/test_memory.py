@@ -90,8 +90,8 @@ class MemoryModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_overlaps(self) -> None:
-        placed = sorted(self.live.items())
-        assert all(ptr + size <= next_ptr for (ptr, size), (next_ptr, _) in pairwise(placed))
+        live_ranges = sorted(self.live.items())
+        assert all(ptr + size <= next_ptr for (ptr, size), (next_ptr, _) in pairwise(live_ranges))
 
     def teardown(self) -> None:
         self.gpu.close()

@@ -157,16 +157,16 @@ def test_gemm_results_are_cached_within_size_limit() -> None:
     first, second = (np.full((4, 4), value, np.float32) for value in (1, 2))
     large_cache, small_cache = ResultCache(1 << 10), ResultCache(gemm.d.size_bytes)
     for products in (large_cache, small_cache):
-        once = products.multiply(gemm, first, first)
-        assert products.multiply(gemm, first.copy(), first.copy()) is once
+        product = products.multiply(gemm, first, first)
+        assert products.multiply(gemm, first.copy(), first.copy()) is product
         assert products.multiply(gemm, first, second).tolist() == [[8.0] * 4] * 4
-        assert (products.multiply(gemm, first, first) is once) == (products is large_cache)
+        assert (products.multiply(gemm, first, first) is product) == (products is large_cache)
 
 
 def test_cached_gemm_result_depends_on_gemm() -> None:
     products, bits = ResultCache(), np.arange(16, dtype=np.float32).reshape(4, 4)
-    plain = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="nn"), bits, bits)
+    layout_nn = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="nn"), bits, bits)
     transposed = products.multiply(Gemm(dtype="fp32", m=4, n=4, k=4, layout="tn"), bits, bits)
 
-    assert plain.tolist() == (bits @ bits).tolist()
+    assert layout_nn.tolist() == (bits @ bits).tolist()
     assert transposed.tolist() == (bits @ bits.T).tolist()

@@ -26,11 +26,11 @@ def copies_ns(gpu: Sim, *copies: tuple[Ptr, Ptr, Stream]) -> int:
 
 def test_peer_copy_duration_follows_nvlinks() -> None:
     gpu = Sim("h200x2")
-    own_memory, peer_memory, stream = gpu.malloc(SIZE), gpu.peer_malloc(1, SIZE), gpu.stream()
+    device_memory, peer_memory, stream = gpu.malloc(SIZE), gpu.peer_malloc(1, SIZE), gpu.stream()
     dispatch_ns = gpu.costs.dispatch_ns + 2 * gpu.costs.call_ns
 
     assert gpu.peers.nvlinks(1) == 18
-    duration_ns = copies_ns(gpu, (peer_memory, own_memory, stream))
+    duration_ns = copies_ns(gpu, (peer_memory, device_memory, stream))
     assert duration_ns == pytest.approx(
         SIZE / 18 / 20e9 * 1e9 + gpu.costs.minimum_ns, abs=2 * dispatch_ns
     )
@@ -38,15 +38,15 @@ def test_peer_copy_duration_follows_nvlinks() -> None:
 
 def test_peer_copies_of_two_directions_overlap() -> None:
     gpu = Sim("h200x2")
-    own_memory, own_memory_2 = gpu.malloc(SIZE), gpu.malloc(SIZE)
+    device_memory, second_memory = gpu.malloc(SIZE), gpu.malloc(SIZE)
     peer_memory, peer_memory_2 = gpu.peer_malloc(1, SIZE), gpu.peer_malloc(1, SIZE)
     first, second = gpu.stream(blocking=False), gpu.stream(blocking=False)
-    single_copy_ns = copies_ns(gpu, (peer_memory, own_memory, first))
+    single_copy_ns = copies_ns(gpu, (peer_memory, device_memory, first))
     concurrent_ns = copies_ns(
-        gpu, (peer_memory, own_memory, first), (own_memory_2, peer_memory_2, second)
+        gpu, (peer_memory, device_memory, first), (second_memory, peer_memory_2, second)
     )
     same_direction_ns = copies_ns(
-        gpu, (peer_memory, own_memory, first), (peer_memory_2, own_memory_2, second)
+        gpu, (peer_memory, device_memory, first), (peer_memory_2, second_memory, second)
     )
 
     assert concurrent_ns - single_copy_ns <= gpu.costs.call_ns
@@ -56,11 +56,11 @@ def test_peer_copies_of_two_directions_overlap() -> None:
 def test_peer_allocation_is_traced_on_peer() -> None:
     trace: list[Event] = []
     gpu = Sim("h200x2", sink=trace.append)
-    own_memory = gpu.malloc(SIZE)
+    device_memory = gpu.malloc(SIZE)
     gpu.sync()
     begin = len(trace)
     peer_memory = gpu.peer_malloc(1, SIZE)
-    gpu.copy(peer_memory, own_memory, SIZE, LEGACY)
+    gpu.copy(peer_memory, device_memory, SIZE, LEGACY)
     gpu.peer_free(1, peer_memory)
 
     alloc, copy, free = trace[begin:]
@@ -76,11 +76,11 @@ def test_peer_allocation_is_traced_on_peer() -> None:
 
 def test_kernels_access_peer_memory_if_machine_allows() -> None:
     bench = SimBench(model="h200x2")
-    peer_memory, own_memory = bench.gpu.peer_malloc(1, 4), bench.ints()
+    peer_memory, device_memory = bench.gpu.peer_malloc(1, 4), bench.ints()
     bench.store(peer_memory, 5)
-    bench.gpu.copy(own_memory, peer_memory, 4, LEGACY)
+    bench.gpu.copy(device_memory, peer_memory, 4, LEGACY)
 
-    assert bench.read(own_memory) == [5]
+    assert bench.read(device_memory) == [5]
 
 
 def test_peer_memory_size_is_from_facts() -> None:

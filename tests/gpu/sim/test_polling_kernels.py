@@ -20,11 +20,11 @@ extern "C" __global__ void store(int* where, int value) {}
 """
 
 
-def poll(launch: Launch, go: Ptr, late: Ptr, timeout_ns: np.uint64) -> None:
-    word = launch.read(go, np.int32)
+def poll(launch: Launch, release_word: Ptr, late_word: Ptr, timeout_ns: np.uint64) -> None:
+    word = launch.read(release_word, np.int32)
 
     def on_timeout() -> None:
-        launch.write(late, np.int32)[:] = 1
+        launch.write(late_word, np.int32)[:] = 1
 
     launch.poll(lambda: bool(word[0]), int(timeout_ns), on_timeout)
 
@@ -41,15 +41,17 @@ class BlockedStream:
         module = self.gpu.load(self.gpu.compile(SOURCE))
         self._poll, self.store = (self.gpu.kernel(module, name) for name in ("poll", "store"))
         self.memory = self.gpu.host_malloc(12)
-        self.go, self.late, self.done = (Ptr(self.memory + offset) for offset in (0, 4, 8))
+        self.release_word, self.late_word, self.done_word = (
+            Ptr(self.memory + offset) for offset in (0, 4, 8)
+        )
         self.words = np.frombuffer(self.gpu.host_view(self.memory, 12), np.int32)
         self.words[:] = 0
         self.stream = self.gpu.stream(blocking=False)
         self.poll(self.stream)
-        self.put(self.store, self.done, self.stream)
+        self.put(self.store, self.done_word, self.stream)
 
     def poll(self, stream: Stream) -> None:
-        args = (self.go, self.late, np.uint64(LIMIT_NS))
+        args = (self.release_word, self.late_word, np.uint64(LIMIT_NS))
         self.gpu.launch(self._poll, (1, 1, 1), (1, 1, 1), args, stream)
 
     def put(self, kernel: Kernel, address: Ptr, stream: Stream) -> None:
@@ -93,7 +95,7 @@ def test_other_streams_run_during_polling_kernel(blocked: BlockedStream) -> None
 
 def test_second_stream_can_end_polling_kernel(blocked: BlockedStream) -> None:
     other_stream = blocked.gpu.stream(blocking=False)
-    blocked.put(blocked.store, blocked.go, other_stream)
+    blocked.put(blocked.store, blocked.release_word, other_stream)
     blocked.gpu.sync_stream(blocked.stream)
 
     assert blocked.words.tolist() == [1, 0, 1]
@@ -108,12 +110,12 @@ def test_waiting_host_reaches_limit_of_polling_kernel(blocked: BlockedStream) ->
 
 
 def test_querying_host_reaches_limit_of_polling_kernel(blocked: BlockedStream) -> None:
-    asked = 0
-    while not blocked.gpu.query_stream(blocked.stream) and asked < 10_000:
-        asked += 1
+    queries = 0
+    while not blocked.gpu.query_stream(blocked.stream) and queries < 10_000:
+        queries += 1
 
     assert blocked.words.tolist() == [0, 1, 1]
-    assert asked * blocked.gpu.costs.call_ns == pytest.approx(LIMIT_NS, rel=0.02)
+    assert queries * blocked.gpu.costs.call_ns == pytest.approx(LIMIT_NS, rel=0.02)
 
 
 def test_two_polling_kernels_reach_limits_concurrently(blocked: BlockedStream) -> None:

@@ -142,12 +142,12 @@ def test_elapsed_is_traced_as_query_of_both_events() -> None:
 
 
 def test_copies_and_fills_are_traced_with_ranges() -> None:
-    places: list[Ptr] = []
+    addresses: list[Ptr] = []
 
     def submit_work(bench: SimBench) -> None:
         gpu = bench.gpu
-        places.extend((gpu.malloc(8), gpu.malloc(8), gpu.host_malloc(8)))
-        device, other_memory, pinned = places
+        addresses.extend((gpu.malloc(8), gpu.malloc(8), gpu.host_malloc(8)))
+        device, other_memory, pinned = addresses
         gpu.copy(device, pinned, 8, LEGACY)
         gpu.copy(pinned, device, 4, LEGACY)
         gpu.copy(other_memory, device, 8, LEGACY)
@@ -155,7 +155,7 @@ def test_copies_and_fills_are_traced_with_ranges() -> None:
 
     bodies = bodies_of(submit_work)[3:]
 
-    device, other_memory, pinned = places
+    device, other_memory, pinned = addresses
     host, back = Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST
     assert bodies == [
         Copy(1, device, pinned, 8, direction=host, host=HostMemory.PINNED),

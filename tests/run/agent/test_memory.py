@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 from pathlib import Path
@@ -57,7 +58,7 @@ USES = "import torch\ntorch.cuda.init()\ntorch.cuda.memory.allocate('a')\n"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def snapshot_path(tmp_path: Path) -> Path:
     for name, content in TORCH.items():
         path = tmp_path / "lib" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,154 +67,173 @@ def place(tmp_path: Path) -> Path:
 
 
 def run(
-    place: Path, code: str, *, follow: bool = True, **more: str
+    snapshot_path: Path,
+    code: str,
+    *,
+    file: str = "out.pkl",
+    follow: bool = True,
+    **variables: str,
 ) -> tuple[Outcome, list[Notice]]:
     notices: list[Notice] = []
-    (place / "s.py").write_text(code)
+    (snapshot_path / "s.py").write_text(code)
     completed = supervised(
         ["s.py"],
-        cwd=place,
-        settings=Settings(memory=Path("out.pkl"), follow=follow),
+        cwd=snapshot_path,
+        settings=Settings(memory=Path(file), follow=follow),
         notify=notices.append,
-        **{"PYTHONPATH": str(place / "lib"), **more},
+        **{"PYTHONPATH": str(snapshot_path / "lib"), **variables},
     )
     return completed, [notice for notice in notices if notice.kind is not NoticeKind.MEMORY]
 
 
-def saved(place: Path) -> dict[str, str]:
-    return {path.name: read(path)["events"] for path in sorted(place.glob("out*"))}
+def saved(snapshot_path: Path) -> dict[str, str]:
+    return {path.name: read(path)["events"] for path in sorted(snapshot_path.glob("out*"))}
 
 
 def read(path: Path) -> dict[str, Any]:
-    snapshot: dict[str, Any] = pickle.loads(path.read_bytes())  # noqa: S301
+    content = path.read_bytes()
+    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    snapshot: dict[str, Any] = pickle.loads(content)  # noqa: S301
     return snapshot
 
 
-def test_snapshot_is_saved_at_exit_and_its_path_reported(place: Path) -> None:
-    completed, notices = run(place, USES)
+def test_snapshot_is_saved_at_exit_and_its_path_reported(snapshot_path: Path) -> None:
+    completed, notices = run(snapshot_path, USES)
 
     assert completed == Outcome(0, "torch is imported\n", "")
-    assert saved(place) == {"out.pkl": "recorded,a"}
+    assert saved(snapshot_path) == {"out.pkl": "recorded,a"}
     assert [(notice.kind, notice.text) for notice in notices] == [
-        (NoticeKind.SNAPSHOTS, str(place / "out.pkl"))
+        (NoticeKind.SNAPSHOTS, str(snapshot_path / "out.pkl"))
     ]
 
 
-def test_snapshot_is_saved_at_the_first_out_of_memory_only(place: Path) -> None:
+def test_snapshot_is_saved_at_the_first_out_of_memory_only(snapshot_path: Path) -> None:
     code = "torch._C.fail(); torch.cuda.memory.allocate('b'); torch._C.fail()"
 
-    _, notices = run(place, USES + code)
+    _, notices = run(snapshot_path, USES + code)
 
-    assert saved(place) == {"out-oom.pkl": "recorded,a", "out.pkl": "recorded,a,b"}
+    assert saved(snapshot_path) == {"out-oom.pkl": "recorded,a", "out.pkl": "recorded,a,b"}
     assert [Path(notice.text).name for notice in notices] == ["out-oom.pkl", "out.pkl"]
 
 
-def test_older_observer_name_is_supported(place: Path) -> None:
-    module = place / "lib/torch/_C.py"
+def test_snapshot_with_suffix_gz_is_compressed(snapshot_path: Path) -> None:
+    run(snapshot_path, USES + "torch._C.fail()", file="out.pkl.gz", RANK="2")
+
+    names = {"out-rank002.pkl.gz", "out-rank002-oom.pkl.gz"}
+    assert saved(snapshot_path) == dict.fromkeys(names, "recorded,a")
+
+
+def test_older_observer_name_is_supported(snapshot_path: Path) -> None:
+    module = snapshot_path / "lib/torch/_C.py"
     name = "_cuda_attachOutOfMemoryObserver"
     module.write_text(module.read_text().replace("_cuda_attach_out_of_memory_observer", name))
 
-    run(place, USES + "torch._C.fail()")
+    run(snapshot_path, USES + "torch._C.fail()")
 
-    assert "out-oom.pkl" in saved(place)
+    assert "out-oom.pkl" in saved(snapshot_path)
 
 
 @pytest.mark.parametrize(
     "code", ["pass", "import torch", "import importlib.util as u; print(u.find_spec('torch').name)"]
 )
-def test_program_without_cuda_has_no_snapshot(place: Path, code: str) -> None:
-    _, notices = run(place, code)
+def test_program_without_cuda_has_no_snapshot(snapshot_path: Path, code: str) -> None:
+    _, notices = run(snapshot_path, code)
 
-    assert saved(place) == {}
+    assert saved(snapshot_path) == {}
     assert notices == []
 
 
-def test_find_spec_of_torch_before_import_is_harmless(place: Path) -> None:
-    run(place, "import importlib.util as u; u.find_spec('torch')\n" + USES)
+def test_find_spec_of_torch_before_import_is_harmless(snapshot_path: Path) -> None:
+    run(snapshot_path, "import importlib.util as u; u.find_spec('torch')\n" + USES)
 
-    assert saved(place) == {"out.pkl": "recorded,a"}
+    assert saved(snapshot_path) == {"out.pkl": "recorded,a"}
 
 
-def test_import_hook_removes_itself(place: Path) -> None:
+def test_import_hook_removes_itself(snapshot_path: Path) -> None:
     code = (
         "import sys; before = len(sys.meta_path)\nimport torch\n"
         "print(before - len(sys.meta_path), vars(torch.__loader__).keys() - {'name', 'path'},\n"
         "      type(torch.__spec__.loader).__name__)"
     )
 
-    completed, _ = run(place, code)
+    completed, _ = run(snapshot_path, code)
 
     assert completed.stdout.splitlines()[1:] == ["1 set() SourceFileLoader"]
 
 
-def test_missing_torch_raises_the_usual_error(place: Path) -> None:
-    (place / "lib/torch/__init__.py").unlink()
-    for path in sorted((place / "lib/torch").rglob("*"), reverse=True):
+def test_missing_torch_raises_the_usual_error(snapshot_path: Path) -> None:
+    (snapshot_path / "lib/torch/__init__.py").unlink()
+    for path in sorted((snapshot_path / "lib/torch").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    (place / "lib/torch").rmdir()
+    (snapshot_path / "lib/torch").rmdir()
 
-    completed, notices = run(place, "import torch")
+    completed, notices = run(snapshot_path, "import torch")
 
     assert completed.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'torch'"
     assert completed.stderr.count("  File ") == 1
     assert notices == []
 
 
-def test_child_processes_save_to_files_of_their_own(place: Path) -> None:
+def test_child_processes_save_to_files_of_their_own(snapshot_path: Path) -> None:
     code = (
         f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {USES!r}])\n"
         + USES
         + "import os\nif not os.fork(): torch.cuda.init(); sys.exit()\nos.wait()"
     )
 
-    _, notices = run(place, code)
+    _, notices = run(snapshot_path, code)
 
-    assert sorted(saved(place)) == sorted(
-        ["out.pkl", *(f"out-{n.process}.pkl" for n in notices if n.text != f"{place}/out.pkl")]
+    assert sorted(saved(snapshot_path)) == sorted(
+        [
+            "out.pkl",
+            *(f"out-{n.process}.pkl" for n in notices if n.text != f"{snapshot_path}/out.pkl"),
+        ]
     )
     assert len(notices) == 3
 
 
 @pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
-def test_rank_is_part_of_the_file_name(place: Path, variable: str) -> None:
-    run(place, USES, **{variable: "3"})
+def test_rank_is_part_of_the_file_name(snapshot_path: Path, variable: str) -> None:
+    run(snapshot_path, USES, **{variable: "3"})
 
-    assert saved(place) == {"out-rank003.pkl": "recorded,a"}
+    assert saved(snapshot_path) == {"out-rank003.pkl": "recorded,a"}
 
 
-def test_two_processes_of_one_rank_do_not_overwrite_each_other(place: Path) -> None:
+def test_two_processes_of_one_rank_do_not_overwrite_each_other(snapshot_path: Path) -> None:
     code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {USES!r}])\n" + USES
 
-    _, notices = run(place, code, RANK="0")
+    _, notices = run(snapshot_path, code, RANK="0")
 
-    assert len(saved(place)) == len(notices) == 2
+    assert len(saved(snapshot_path)) == len(notices) == 2
 
 
-def test_failed_snapshot_is_reported_and_leaves_no_file(place: Path) -> None:
-    completed, (notice,) = run(place, USES + f"import os; os.mkdir({str(place / 'out.pkl')!r})")
+def test_failed_snapshot_is_reported_and_leaves_no_file(snapshot_path: Path) -> None:
+    completed, (notice,) = run(
+        snapshot_path, USES + f"import os; os.mkdir({str(snapshot_path / 'out.pkl')!r})"
+    )
 
     assert completed.status == 0
     assert notice.kind is NoticeKind.FAILED
     assert "out.pkl" in notice.text
-    assert not list(place.glob("*.part"))
+    assert not list(snapshot_path.glob("*.part"))
 
 
-def test_snapshot_is_not_written_through_a_symbolic_link(place: Path) -> None:
-    victim = place / "victim"
-    victim.write_text("unchanged")
+def test_snapshot_is_not_written_through_a_symbolic_link(snapshot_path: Path) -> None:
+    link_target = snapshot_path / "victim"
+    link_target.write_text("unchanged")
     for name in ("out.pkl", "out.pkl.part"):
-        (place / name).symlink_to(victim)
+        (snapshot_path / name).symlink_to(link_target)
 
-    run(place, USES)
+    run(snapshot_path, USES)
 
-    assert victim.read_text() == "unchanged"
-    assert read(place / "out.pkl")["events"] == "recorded,a"
+    assert link_target.read_text() == "unchanged"
+    assert read(snapshot_path / "out.pkl")["events"] == "recorded,a"
 
 
-def test_too_old_torch_is_reported(place: Path) -> None:
-    (place / "lib/torch/cuda/memory.py").write_text("def _snapshot(): pass")
+def test_too_old_torch_is_reported(snapshot_path: Path) -> None:
+    (snapshot_path / "lib/torch/cuda/memory.py").write_text("def _snapshot(): pass")
 
-    completed, notices = run(place, "import torch; torch.cuda.init()")
+    completed, notices = run(snapshot_path, "import torch; torch.cuda.init()")
 
     assert completed.status == 0
     assert "_record_memory_history" in notices[0].text
@@ -223,8 +243,8 @@ def test_environment_of_the_tests_has_no_rank() -> None:
     assert not {"RANK", "LOCAL_RANK"} & set(os.environ)
 
 
-def test_snapshot_has_the_memory_of_each_device(place: Path) -> None:
-    run(place, USES)
+def test_snapshot_has_the_memory_of_each_device(snapshot_path: Path) -> None:
+    run(snapshot_path, USES)
 
-    settings = read(place / "out.pkl")["allocator_settings"]
+    settings = read(snapshot_path / "out.pkl")["allocator_settings"]
     assert settings == {"device_total_bytes": [1 << 30]}

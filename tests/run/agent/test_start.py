@@ -167,9 +167,9 @@ def test_missing_recorder_is_reported_and_the_program_runs(tmp_path: Path) -> No
 def test_cuda_loaded_before_the_agent_is_reported(
     tmp_path: Path, recorder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    early = tmp_path / "libcuda.so.1"
-    shutil.copy(recorder, early)
-    monkeypatch.setenv("LD_PRELOAD", str(early))
+    preloaded = tmp_path / "libcuda.so.1"
+    shutil.copy(recorder, preloaded)
+    monkeypatch.setenv("LD_PRELOAD", str(preloaded))
 
     completed, notices = run(
         "print(1)", replace(RECORDING, library="/s.so", recorder=recorder), tmp_path
@@ -177,7 +177,7 @@ def test_cuda_loaded_before_the_agent_is_reported(
 
     assert completed.stdout == "1\n"
     assert [notice.text for notice in notices] == [
-        f"RuntimeError: CUDA was loaded before recording could start: {early}"
+        f"RuntimeError: CUDA was loaded before recording could start: {preloaded}"
     ]
 
 
@@ -186,10 +186,10 @@ def test_recorder_runs_in_child_processes(tmp_path: Path, recorder: str) -> None
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(2)'])"
 
     followed, _ = run(code, settings, tmp_path)
-    alone, _ = run(code, replace(settings, follow=False), tmp_path)
+    unfollowed, _ = run(code, replace(settings, follow=False), tmp_path)
 
     assert followed.stdout.count("start") == 2
-    assert alone.stdout == "start /s.so 0\n2\n"
+    assert unfollowed.stdout == "start /s.so 0\n2\n"
 
 
 def test_resource_tracker_of_multiprocessing_is_not_instrumented(
@@ -235,7 +235,7 @@ def test_settings_are_parsed_as_json() -> None:
 def test_agent_imports_no_module_the_program_may_replace(
     module: str,
 ) -> None:
-    # Without site-packages, whose .pth files may import anything.
+    # The interpreter runs without site-packages, because .pth files may import any module.
     code = f"import sys; print('{module}' in sys.modules)"
     outcomes = []
     for environment in ({}, {"PYTHONPATH": str(AGENT), "CUDAKIT_AGENT": json.dumps(SETTINGS)}):

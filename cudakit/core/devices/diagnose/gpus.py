@@ -87,7 +87,7 @@ class GpuRule:
     """
 
     status: Status
-    is_met: Callable[[GpuState], object]  # condition
+    is_met: Callable[[GpuState], object]  # function that returns whether a GPU meets the condition
     message: str
     fix: tuple[str, ...]
     describe: Callable[[GpuState], str | None]  # function that returns the evidence about one GPU

@@ -104,7 +104,7 @@ class _CudaRequirement:
     name: str
     cuda: tuple[int, int | None]
     generates_ptx: bool = False
-    is_used: bool = True  # False for bindings and toolkits, which may be installed but not used
+    is_used: bool = True  # False if the package may be installed but unused: bindings and toolkits
 
 
 def _requirements(context: RunContext) -> Iterator[_CudaRequirement]:

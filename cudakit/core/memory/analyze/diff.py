@@ -30,7 +30,7 @@ from cudakit.errors import UsageError
 
 _INSTALL_PREFIX = re.compile(r"^.*/(?:site-packages|dist-packages|python3[.\d]*)/")
 
-# File and function of a frame; edits elsewhere in the file change its line.
+# Frames are matched by file and function, because edits elsewhere in the file change line numbers.
 _FrameKey = tuple[str, str]
 
 

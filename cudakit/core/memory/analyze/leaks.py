@@ -18,7 +18,7 @@ from cudakit.core.memory.result import Leak
 from cudakit.core.memory.snapshot import Ints
 
 _MIN_STEPS = 3
-# Limits the pairs of steps that the slope is computed from.
+# Maximum number of compared steps: the slope is computed from all pairs of steps.
 _MAX_STEPS = 64
 
 
@@ -30,7 +30,7 @@ class GrowingStacks:
     live_bytes: Ints  # bytes of live blocks at each compared moment
     counts: Ints  # number of live blocks at each compared moment
     bytes_at_end: Ints  # live bytes at the end
-    steps: Ints  # the number of each compared moment
+    steps: Ints  # step number of each compared moment
 
 
 def growing_stacks(allocations: Allocations, bounds: Ints, end_moment: int) -> GrowingStacks:

@@ -35,7 +35,7 @@ def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | No
     distinct_stacks, row = np.unique(stacks[index], return_inverse=True)
     if len(distinct_stacks) > _MAX_STACKS:
         return None
-    row = row.reshape(-1)  # of each allocation: its row in ``frames``
+    row = row.reshape(-1)  # the row in ``frames`` of each allocation
     # Frame ids of each call stack by depth: column 0 is the outermost frame; -1 is beyond the innermost one.
     frames = _frames_by_depth(snapshot, distinct_stacks.tolist())
     for depth in range(frames.shape[1]):

@@ -12,7 +12,7 @@ from cudakit.core.memory.replay.lifetimes import BEFORE_TRACE
 from cudakit.core.memory.result import Peak, State, Timeline
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Snapshot
 
-# A chart has fewer pixels.
+# Maximum number of spans of a curve: a chart has fewer pixels.
 _MAX_SPANS = 2000
 
 

@@ -15,7 +15,7 @@ from cudakit.core.memory.replay.layout import live_at
 from cudakit.core.memory.result import DiffRow, StepPeak, Steps
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot
 
-# The median slope is taken over all pairs of steps.
+# Maximum number of compared steps: the median slope is taken over all pairs of steps.
 _MAX_COMPARED = 256
 _MAX_LISTED = 1000
 # A smaller rise of the peaks, as a share of the last peak, counts as noise.
@@ -31,7 +31,7 @@ class StepHistory:
     A step lasts from one moment between steps until before the next one. The last one lasts to the end.
     """
 
-    source: str  # as in ``Steps``
+    source: str  # source of the steps, as in ``Steps``
     bounds: Ints  # the moments between steps
     first: Ints  # the moment at which each step starts
     peak: Ints  # requested bytes at the peak of each step
@@ -93,7 +93,7 @@ def theil_sen(step: Ints, value: Ints) -> float:
 
 
 def evenly_spaced(item_count: int, count: int) -> Ints:
-    """Return at most ``count`` indices below n, evenly spaced, with the first and the last."""
+    """Return at most ``count`` indices below ``item_count``, evenly spaced, with the first and the last."""
     if item_count == 0:
         return np.zeros(0, np.int64)
     return np.unique(

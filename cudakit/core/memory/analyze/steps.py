@@ -46,7 +46,7 @@ def _period_starts(snapshot: Snapshot, trace: DeviceTrace) -> Ints:
     period = _period(stack)
     if period == 0 or _is_one_forward_pass(snapshot, trace, event, period):
         return np.zeros(0, np.int64)
-    # Counted back from the end, because the beginning is warm-up.
+    # Periods are counted back from the end, because the beginning is warm-up.
     period_starts = np.arange(len(event) - 1, -1, -period)[::-1]
     return event[period_starts] + 1
 
@@ -188,7 +188,9 @@ class _OpenRanges:
         self._started = 0
         self._names: dict[int, str] = {}  # open ranges by number
         self._numbers: defaultdict[str, list[int]] = defaultdict(list)  # open ranges by name
-        self._by_age: deque[int] = deque()  # includes closed ranges until they are first or last
+        self._by_age: deque[int] = (
+            deque()
+        )  # numbers of ranges by age; a closed range stays until it is first or last
 
     def apply(self, annotation: Annotation) -> None:
         """Open a range, or close the innermost one of its name, if any."""

@@ -12,7 +12,7 @@ from cudakit.core.memory.result import DeviceDiff, DeviceMemory, FileFacts
 from cudakit.document import Column, Frame, Node, Section, Stack, Table, Text, Value
 
 _T = TypeVar("_T")
-_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # of a Column
+_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # kind of a Column
 
 NO_STACK = "no stack recorded (C++ thread, or before the trace)"
 

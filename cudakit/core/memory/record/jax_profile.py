@@ -42,7 +42,7 @@ class Sample:
     count: int  # number of arrays
     total_bytes: int  # size of all arrays
     stack: Stack
-    # The values of "kind" and, for arrays, "device".
+    # Labels of the sample: "kind" and, for arrays, "device".
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

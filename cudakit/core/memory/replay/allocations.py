@@ -23,7 +23,7 @@ class Allocations:
     """
 
     address: Addresses
-    requested: Ints  # bytes
+    requested: Ints  # requested bytes
     size: Ints  # bytes of the block; computed by rules if ``size_known`` is False
     size_known: Mask
     begin: Ints

@@ -60,7 +60,7 @@ def _unsplit_sizes(blocks: Allocations, segments: SegmentLifetimes, *, max_split
     the segment, belongs to the new block. Blocks of ``max_split`` bytes or more are never split. A block from
     before the trace keeps its rounded size if no other block shows its end.
     """
-    # Ascending: start addresses of blocks in use, and end addresses of segments.
+    # Start addresses of blocks in use, and end addresses of segments, ascending.
     boundaries: list[int] = []
     size = blocks.size.tolist()
     address = blocks.address.tolist()

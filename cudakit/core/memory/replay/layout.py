@@ -25,7 +25,7 @@ class Layout:
     block_offset: Ints  # bytes from the segment's start
     block_size: Ints
     block_requested: Ints
-    block_pending: Mask  # pending free
+    block_pending: Mask  # whether each block is pending free
     free_segment: Ints
     free_offset: Ints
     free_size: Ints
@@ -81,7 +81,7 @@ def _positions_in_segments(
         zeros = np.zeros(len(address), np.int64)
         return zeros, zeros, np.zeros(len(address), np.bool_)
     segment = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
-    # Unsigned: an address below the first segment wraps to a large offset.
+    # Offsets are unsigned: an address below the first segment wraps to a large offset.
     offset = address - segments.address[segment]
     last_offset = segments.size[segment] - size
     is_inside = (last_offset >= 0) & (offset <= np.maximum(last_offset, 0).astype(np.uint64))
@@ -103,7 +103,7 @@ def _free_blocks(
     """Return the free blocks: the gaps before each block, and after the last block of each segment."""
     n_segments = len(segments)
     segment_index = np.arange(n_segments, dtype=np.int64)
-    # An empty block at the end of each segment, so that every gap is followed by a block.
+    # Each segment gets an empty block at its end, so that every gap is followed by a block.
     all_segments = np.concatenate((segment, segment_index))
     all_offsets = np.concatenate((offset, segments.size))
     all_ends = np.concatenate((offset + size, segments.size))

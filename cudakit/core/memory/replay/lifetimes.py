@@ -96,11 +96,15 @@ def _address_order(address: Addresses) -> npt.NDArray[np.intp]:
 class Contradictions:
     """The number of contradictions between trace and final state, by kind."""
 
-    lost_allocations: int = 0  # freed, or live at the end, but not allocated in the trace
-    lost_frees: int = 0  # the address is allocated again, or free at the end, but was not freed
-    lost_requests: int = 0  # a free completed, but was not requested
-    sizes: int = 0  # events of one allocation with different sizes
-    segments: int = 0  # allocated or freed twice, or different in the final state
+    lost_allocations: int = (
+        0  # allocations that are freed, or live at the end, without an alloc event
+    )
+    lost_frees: int = (
+        0  # blocks whose address is allocated again, or free at the end, without a free
+    )
+    lost_requests: int = 0  # frees that completed without a request
+    sizes: int = 0  # allocations whose events have different sizes
+    segments: int = 0  # segments that are allocated or freed twice, or differ from the final state
     over_reserved: int = 0  # moments with more active than reserved memory
 
     @property
@@ -137,7 +141,7 @@ class MatchedLifetimes:
     """
 
     address: Addresses
-    requested: Ints  # bytes
+    requested: Ints  # requested bytes
     begin: Ints
     free_requested: Ints
     end: Ints

@@ -23,7 +23,7 @@ _SMALL_PAGE = SMALL_SEGMENT
 _LARGE_PAGE = LARGE_SEGMENT
 
 _ADDRESS_SPACE = 1 << 64
-UNKNOWN_POOL = -1  # the event does not record its pool
+UNKNOWN_POOL = -1  # pool of a range whose event does not record a pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class WhatIfSpec:
     """The settings (in the format of PYTORCH_CUDA_ALLOC_CONF), memory limit and device of replays."""
 
     settings: tuple[str, ...]
-    limit_bytes: int | None = None  # None: the limit of the recording, if it ran out of memory
+    limit_bytes: int | None = None  # memory limit; None: that of the recording, if memory ran out
     device: int | None = None
 
 

@@ -12,9 +12,9 @@ from cudakit.torch_rules.sizes import SEGMENT_STEP
 
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
-# For replays without a limit: more than any device has.
+# Memory of a device without a limit: more than any device has.
 _UNLIMITED_BYTES = 1 << 46
-_FIRST_NEW_ADDRESS = 1 << 60  # above all recorded addresses
+_FIRST_NEW_ADDRESS = 1 << 60  # an address above all recorded addresses
 
 
 class ReplayDevice:
@@ -29,7 +29,7 @@ class ReplayDevice:
     def __init__(self, limit_bytes: int | None, addresses: Iterable[tuple[int, int]] = ()) -> None:
         self._limit = _UNLIMITED_BYTES if limit_bytes is None else limit_bytes
         self._used_bytes = 0
-        self.refusals = 0  # requests for memory that exceeded the limit
+        self.refusals = 0  # number of requests that exceeded the limit
         self._sizes: dict[int, int] = {}
         self._sorted: list[int] = []  # the addresses in _sizes
         self._next_address = _FIRST_NEW_ADDRESS
@@ -42,7 +42,7 @@ class ReplayDevice:
         self._completed: defaultdict[int, int] = defaultdict(int)
         self.pages = self
 
-    # Memory.
+    # --- memory
 
     def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
         self._use(size_bytes)
@@ -73,7 +73,7 @@ class ReplayDevice:
     def unmap(self, ptr: int, size_bytes: int) -> None:  # noqa: ARG002
         self._used_bytes -= size_bytes
 
-    # Streams.
+    # --- streams
 
     def complete(self, stream: int, position: int) -> None:
         """Complete the events of a stream up to a position."""

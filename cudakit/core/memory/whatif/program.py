@@ -69,9 +69,9 @@ class Step(IntEnum):
     EMPTY_CACHE = 6
 
 
-# Event index, step, and the index of its allocation, request or pool.
+# A step with its event index, and the index of its allocation, request or pool.
 NumberedStep: TypeAlias = tuple[int, Step, int]
-# Bytes, stream number, pool index.
+# A request: bytes, stream number, pool index.
 Request: TypeAlias = tuple[int, int, int]
 
 
@@ -89,7 +89,7 @@ class Program:
     steps: tuple[NumberedStep, ...]
     releases: tuple[Release, ...]
     peak_event: int  # the event before the peak
-    frees_have_stacks: bool  # frees have their own call stacks
+    frees_have_stacks: bool  # whether frees have their own call stacks
 
 
 EMPTY_PROGRAM = Program((), (), (), (), (), (), -1, frees_have_stacks=False)

@@ -30,7 +30,7 @@ class Release:
     # The ALLOC or OOM event of the request that released memory; None: a call of the program.
     request: int | None
     pools: frozenset[int]  # pools of the released segments, if recorded
-    releases_segments: bool  # False: only completed pending frees
+    releases_segments: bool  # whether segments were released; False if only pending frees completed
 
 
 def releases_of(

@@ -70,7 +70,7 @@ def replay(
 class ReplayedRequest:
     """The last request of a replayed program."""
 
-    succeeded: bool  # and so did every request that succeeded in the recording
+    succeeded: bool  # whether the last request, and all that succeeded in the recording, succeeded
     peak_reserved_bytes: int
 
 
@@ -118,7 +118,7 @@ class _Replay:
         self._live_ptrs: dict[int, int] = {}
         self._waiting: dict[int, int] = {}  # position of each pending free in its stream
         self._ooms = 0
-        self._refusals = 0  # of the device, up to the previous step
+        self._refusals = 0  # number of refusals of the device up to the previous step
         self._searched_blocks = 0
         self._at_peak: MemoryTotals | None = None  # totals at the peak of the recording
 

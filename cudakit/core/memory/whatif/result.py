@@ -37,16 +37,16 @@ class Outcome:
     """The memory and the driver calls, as recorded or of one replay."""
 
     name: str  # "recorded", "replayed, as recorded", "recorded settings", or the settings as text
-    settings: str  # in the format of PYTORCH_CUDA_ALLOC_CONF; empty: defaults
+    settings: str  # settings in the format of PYTORCH_CUDA_ALLOC_CONF; empty: defaults
     limit_bytes: int | None  # maximum reserved memory; null: no limit
     peak: MemoryTotals  # the maximum of each total until the end, or until the shortage
-    end: MemoryTotals  # at the end, or at the shortage
-    fragmentation_bytes: int  # free in segments at the peak of the recording
+    end: MemoryTotals  # totals at the end, or at the shortage
+    fragmentation_bytes: int  # free memory in segments at the peak of the recording
     fragmentation: float  # fragmentation_bytes / reserved bytes
-    device_allocations: int  # segment allocations and mappings
-    device_frees: int  # segment frees and unmappings
-    retries: int | None  # requests that succeeded after emptying the cache; null: unknown
-    ooms: int  # requests that failed
+    device_allocations: int  # number of segment allocations and mappings
+    device_frees: int  # number of segment frees and unmappings
+    retries: int | None  # number of requests that succeeded after emptying the cache; null: unknown
+    ooms: int  # number of requests that failed
     shortage: Shortage | None  # the request at which the replay ended; null: it reached the end
 
 
@@ -54,7 +54,7 @@ class Outcome:
 class Difference:
     """A figure that differs between the recording and its replay."""
 
-    figure: str  # such as "peak reserved"
+    figure: str  # name of the figure, such as "peak reserved"
     recorded: int
     replayed: int
 
@@ -78,7 +78,9 @@ class DeviceWhatIf:
     events: int
     limit: Limit | None
     recorded: Outcome
-    replayed: Outcome  # with the recorded settings; should equal ``recorded``
+    replayed: (
+        Outcome  # outcome of a replay with the recorded settings, which should equal ``recorded``
+    )
     differences: tuple[Difference, ...]
     reasons: tuple[str, ...]  # reasons for differences
     baseline: Outcome  # the outcome that ``tried`` is compared with

@@ -18,13 +18,13 @@ def host() -> Host:
 
 @pytest.fixture
 def pool(host: Host) -> Iterator[CachingHostAllocator]:
-    made = CachingHostAllocator(host)
-    yield made
-    invariants.check(made, host)
+    allocator = CachingHostAllocator(host)
+    yield allocator
+    invariants.check(allocator, host)
 
 
 @pytest.fixture
 def divided(host: Host) -> Iterator[CachingHostAllocator]:
-    made = CachingHostAllocator(host, splits=True)
-    yield made
-    invariants.check(made, host)
+    allocator = CachingHostAllocator(host, splits=True)
+    yield allocator
+    invariants.check(allocator, host)

@@ -18,11 +18,11 @@ def check(pool: CachingHostAllocator, host: Host) -> None:
     assert statistics["num_host_alloc"] == statistics["allocations.allocated"]
     assert statistics["num_host_free"] == statistics["allocations.freed"]
     for metric in ("allocations", "allocated_bytes", "active_requests", "active_bytes"):
-        part = {p: statistics[f"{metric}.{p}"] for p in ("current", "peak", "allocated", "freed")}
-        assert min(part.values()) >= 0
-        assert part["peak"] >= part["current"] == part["allocated"] - part["freed"]
-    for segment, after in pairwise(segments):
-        assert segment["address"] + segment["size"] <= after["address"]
+        values = {p: statistics[f"{metric}.{p}"] for p in ("current", "peak", "allocated", "freed")}
+        assert min(values.values()) >= 0
+        assert values["peak"] >= values["current"] == values["allocated"] - values["freed"]
+    for segment, next_segment in pairwise(segments):
+        assert segment["address"] + segment["size"] <= next_segment["address"]
     for segment in segments:
         begin, end = segment["address"], segment["address"] + segment["size"]
         assert any(ptr <= begin and end <= ptr + size for ptr, size in host.held.items())

@@ -18,14 +18,14 @@ class Full(Exception):
 class Piece:
     ptr: int
     size: int
-    whole: tuple[int, int]  # The allocation of the driver that contains the block.
+    driver_allocation: tuple[int, int]  # The allocation of the driver that contains the block.
     users: set[int] = field(default_factory=set)
     events: list[int] = field(default_factory=list)
     freed_at: int = 0
 
     @property
     def small(self) -> bool:
-        return self.whole[1] == 2 * MIB and self.small_request
+        return self.driver_allocation[1] == 2 * MIB and self.small_request
 
     small_request: bool = False
 
@@ -63,47 +63,52 @@ class Model:
 
     def find(self, size: int) -> Piece | None:
         if self.splits:
-            fits = [
+            fitting_pieces = [
                 p for p in self.free_pieces if p.size >= size and p.small_request == (size <= MIB)
             ]
-            found = min(fits, key=lambda p: (p.size, p.ptr), default=None)
+            best_piece = min(fitting_pieces, key=lambda p: (p.size, p.ptr), default=None)
         else:
-            fits = [p for p in self.free_pieces if size <= p.size <= power_above(size)]
-            found = max(fits, key=lambda p: p.freed_at, default=None)
-        if found is not None:
-            self.free_pieces.remove(found)
-        return found
+            fitting_pieces = [p for p in self.free_pieces if size <= p.size <= power_above(size)]
+            best_piece = max(fitting_pieces, key=lambda p: p.freed_at, default=None)
+        if best_piece is not None:
+            self.free_pieces.remove(best_piece)
+        return best_piece
 
     def from_driver(self, size: int) -> Piece:
-        taken = size
+        size_bytes = size
         if self.splits:
-            taken = 2 * MIB if size <= MIB else (size + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
+            size_bytes = 2 * MIB if size <= MIB else (size + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
         try:
-            ptr = self.host.malloc(taken)
+            ptr = self.host.malloc(size_bytes)
         except CudaError:
-            return self.rescued(size, taken)
-        return Piece(ptr, taken, (ptr, taken), small_request=self.splits and size <= MIB)
+            return self.rescued(size, size_bytes)
+        return Piece(ptr, size_bytes, (ptr, size_bytes), small_request=self.splits and size <= MIB)
 
-    def rescued(self, size: int, taken: int) -> Piece:
+    def rescued(self, size: int, size_bytes: int) -> Piece:
         while self.queue:
             event, piece = self.queue.pop(0)
             self.host.sync_event(event)  # type: ignore[arg-type]
             self.reached(event, piece)
-        found = self.find(size)
-        if found is not None:
-            return found
+        freed_piece = self.find(size)
+        if freed_piece is not None:
+            return freed_piece
         self.give_back()
         try:
-            ptr = self.host.malloc(taken)
+            ptr = self.host.malloc(size_bytes)
         except CudaError:
             raise Full from None
-        return Piece(ptr, taken, (ptr, taken), small_request=self.splits and size <= MIB)
+        return Piece(ptr, size_bytes, (ptr, size_bytes), small_request=self.splits and size <= MIB)
 
     def cut(self, piece: Piece, size: int) -> None:
-        rest = piece.size - size
-        if rest > (0 if piece.small_request else MIB):
+        rest_bytes = piece.size - size
+        if rest_bytes > (0 if piece.small_request else MIB):
             self.free_pieces.append(
-                Piece(piece.ptr + size, rest, piece.whole, small_request=piece.small_request)
+                Piece(
+                    piece.ptr + size,
+                    rest_bytes,
+                    piece.driver_allocation,
+                    small_request=piece.small_request,
+                )
             )
             piece.size = size
 
@@ -138,22 +143,25 @@ class Model:
         merged = True
         while self.splits and merged:
             merged = self.merge_once()
-        for found in [p for p in self.free_pieces if (p.ptr, p.size) == p.whole]:
-            if self.most_cached is not None and found.size > self.most_cached:
-                self.host.free(found.ptr)
-                self.free_pieces.remove(found)
+        for whole_piece in [p for p in self.free_pieces if (p.ptr, p.size) == p.driver_allocation]:
+            if self.most_cached is not None and whole_piece.size > self.most_cached:
+                self.host.free(whole_piece.ptr)
+                self.free_pieces.remove(whole_piece)
 
     def merge_once(self) -> bool:
         for low in self.free_pieces:
             for high in self.free_pieces:
-                if low.whole == high.whole and low.ptr + low.size == high.ptr:
+                if (
+                    low.driver_allocation == high.driver_allocation
+                    and low.ptr + low.size == high.ptr
+                ):
                     low.size += high.size
                     self.free_pieces.remove(high)
                     return True
         return False
 
     def give_back(self) -> None:
-        for piece in [p for p in self.free_pieces if (p.ptr, p.size) == p.whole]:
+        for piece in [p for p in self.free_pieces if (p.ptr, p.size) == p.driver_allocation]:
             self.host.free(piece.ptr)
             self.free_pieces.remove(piece)
 
@@ -164,8 +172,8 @@ class Model:
     def layout(self) -> list[tuple[int, int, bool]]:
         """Return the address and the size of each block, and whether the block is in use."""
         waiting = {id(piece): piece for _, piece in self.queue}.values()
-        used = [(p.ptr, p.size, True) for p in (*self.live.values(), *waiting)]
-        return sorted(used + [(p.ptr, p.size, False) for p in self.free_pieces])
+        used_pieces = [(p.ptr, p.size, True) for p in (*self.live.values(), *waiting)]
+        return sorted(used_pieces + [(p.ptr, p.size, False) for p in self.free_pieces])
 
 
 def power_above(size: int) -> int:

@@ -24,21 +24,21 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 class Work:
     def __init__(self, times: int) -> None:
-        self.left = times
+        self.remaining = times
 
     def once(self) -> bool:
-        self.left -= 1
-        return self.left > 0
+        self.remaining -= 1
+        return self.remaining > 0
 
 
 def test_background_worker_sleeps_without_work_and_continues_when_woken() -> None:
     work = Work(3)
     background = BackgroundThread(work.once)
     background.wake()
-    assert soon(lambda: work.left == 0)
-    work.left = 2
+    assert soon(lambda: work.remaining == 0)
+    work.remaining = 2
     background.wake()
-    assert soon(lambda: work.left == 0)
+    assert soon(lambda: work.remaining == 0)
     background.stop()
 
 
@@ -67,13 +67,13 @@ def test_request_processes_events_before_calling_the_driver(host: Host) -> None:
 
 
 def test_background_thread_ends_with_its_pool() -> None:
-    before = set(threading.enumerate())
+    earlier_threads = set(threading.enumerate())
     pool = CachingHostAllocator(Host(), IN_BACKGROUND)
     ptr = pool.alloc(MIB)
     pool.record_use(ptr, 11)
     pool.free(ptr)
-    gone = weakref.ref(pool)
+    pool_reference = weakref.ref(pool)
     del pool
     gc.collect()
 
-    assert soon(lambda: gone() is None and set(threading.enumerate()) <= before)
+    assert soon(lambda: pool_reference() is None and set(threading.enumerate()) <= earlier_threads)

@@ -93,54 +93,54 @@ def test_block_above_the_cached_size_is_released_at_its_free(host: Host) -> None
 def test_block_is_reused_after_every_stream_that_uses_it(
     pool: CachingHostAllocator, host: Host
 ) -> None:
-    used = pool.alloc(MIB)
-    pool.record_use(used, 11)
-    pool.record_use(used, 12)
-    pool.free(used)
+    block = pool.alloc(MIB)
+    pool.record_use(block, 11)
+    pool.record_use(block, 12)
+    pool.free(block)
     host.finish(11)
     assert pool.waiting() == {11: MIB, 12: MIB}
-    assert pool.alloc(MIB) != used
+    assert pool.alloc(MIB) != block
     host.finish(12)
 
-    assert pool.alloc(MIB) == used
+    assert pool.alloc(MIB) == block
     assert pool.waiting() == {}
 
 
 def test_pending_event_delays_later_events_of_the_queue(
     pool: CachingHostAllocator, host: Host
 ) -> None:
-    slow, quick = pool.alloc(MIB), pool.alloc(MIB)
+    slow, fast = pool.alloc(MIB), pool.alloc(MIB)
     pool.record_use(slow, 11)
-    pool.record_use(quick, 12)
+    pool.record_use(fast, 12)
     pool.free(slow)
-    pool.free(quick)
+    pool.free(fast)
     host.finish(12)
 
-    assert pool.alloc(MIB) not in (slow, quick)
+    assert pool.alloc(MIB) not in (slow, fast)
     host.finish(11)
-    assert {pool.alloc(MIB), pool.alloc(MIB)} == {slow, quick}
+    assert {pool.alloc(MIB), pool.alloc(MIB)} == {slow, fast}
 
 
 def test_empty_cache_does_not_wait(pool: CachingHostAllocator, host: Host) -> None:
-    kept, used, idle = pool.alloc(MIB), pool.alloc(MIB), pool.alloc(MIB)
-    pool.record_use(used, 11)
-    pool.free(used)
+    live, pending, idle = pool.alloc(MIB), pool.alloc(MIB), pool.alloc(MIB)
+    pool.record_use(pending, 11)
+    pool.free(pending)
     pool.free(idle)
 
     pool.empty_cache()
 
-    assert list(host.held) == [kept, used]
+    assert list(host.held) == [live, pending]
     assert "sync_event" not in host.calls
 
 
 def test_invalid_free_is_refused_and_counted(pool: CachingHostAllocator) -> None:
     ptr = pool.alloc(1)
     pool.free(ptr)
-    for wrong in (ptr, 0xBAD):
-        with pytest.raises(InvalidPointer, match=f"{wrong:#x}"):
-            pool.free(wrong)
+    for invalid_ptr in (ptr, 0xBAD):
+        with pytest.raises(InvalidPointer, match=f"{invalid_ptr:#x}"):
+            pool.free(invalid_ptr)
         with pytest.raises(InvalidPointer, match="nothing pinned is allocated"):
-            pool.record_use(wrong, 11)
+            pool.record_use(invalid_ptr, 11)
 
     assert pool.counters()["num_invalid_frees"] == 2
 
@@ -180,8 +180,10 @@ def test_out_of_memory_error_lists_the_bytes_of_the_pool(splits: bool) -> None:
     with pytest.raises(OutOfPinnedMemory) as caught:
         pool.alloc(10 * MIB)
 
-    asked = "10.0 MiB" if splits else "16.0 MiB"
-    assert f"tried to allocate {asked} of pinned memory; this pool holds" in str(caught.value)
+    requested_size = "10.0 MiB" if splits else "16.0 MiB"
+    assert f"tried to allocate {requested_size} of pinned memory; this pool holds" in str(
+        caught.value
+    )
     assert "8.00 MiB, of which 0 B is free" in str(caught.value)
     assert caught.value.code == 2
     assert pool.statistics()["active_requests.current"] == 1
@@ -197,9 +199,9 @@ def test_without_retries_out_of_memory_is_raised_at_once() -> None:
 
 def test_reserve_is_allocated_once_and_used_until_exhausted(host: Host) -> None:
     pool = CachingHostAllocator(host, Settings(pinned_reserve_segment_size_bytes=4 * MIB))
-    served = [pool.alloc(2 * MIB) for _ in range(2)]
+    reserve_blocks = [pool.alloc(2 * MIB) for _ in range(2)]
     assert list(host.held.values()) == [4 * MIB]
-    assert served == [min(host.held), min(host.held) + 2 * MIB]
+    assert reserve_blocks == [min(host.held), min(host.held) + 2 * MIB]
     pool.alloc(2 * MIB)
     assert list(host.held.values()) == [4 * MIB, 2 * MIB]
 
@@ -242,42 +244,42 @@ def test_registration_is_refused_without_upstream_support(host: Host) -> None:
 
 
 def test_capture_queries_no_events(pool: CachingHostAllocator, host: Host) -> None:
-    before = pool.alloc(MIB)
-    pool.record_use(before, 11)
+    pending = pool.alloc(MIB)
+    pool.record_use(pending, 11)
     pool.begin_capture()
-    pool.free(before)
+    pool.free(pending)
     pool.alloc(MIB)
     pool.empty_cache()
     assert not {"record", "query_event", "free"} & set(host.calls)
     pool.end_capture()
-    assert pool.alloc(MIB) != before  # The event is recorded only now.
+    assert pool.alloc(MIB) != pending  # Only this call records the event.
     host.finish(11)
 
-    assert pool.alloc(MIB) == before
+    assert pool.alloc(MIB) == pending
 
 
 def test_block_of_a_graph_is_not_reused_until_the_graph_is_gone(
     pool: CachingHostAllocator, host: Host
 ) -> None:
     pool.begin_capture()
-    used, unused = pool.alloc(MIB), pool.alloc(MIB)
-    pool.record_use(used, 11)
+    used_block, unused_block = pool.alloc(MIB), pool.alloc(MIB)
+    pool.record_use(used_block, 11)
     pool.end_capture()
-    pool.free(used)
-    pool.free(unused)
+    pool.free(used_block)
+    pool.free(unused_block)
     host.finish(11)
 
-    assert pool.alloc(MIB) == unused
-    assert pool.alloc(MIB) != used
+    assert pool.alloc(MIB) == unused_block
+    assert pool.alloc(MIB) != used_block
     assert pool.counters()["captured_bytes"] == MIB
     pool.forget_graphs()
-    assert pool.alloc(MIB) == used
+    assert pool.alloc(MIB) == used_block
 
 
 def test_splitting_pool_splits_and_merges_blocks(divided: CachingHostAllocator, host: Host) -> None:
-    parts = [divided.alloc(700) for _ in range(3)]
+    blocks = [divided.alloc(700) for _ in range(3)]
     assert sizes(divided) == [1024, 1024, 1024, 2 * MIB - 3072]
-    for ptr in (parts[0], parts[2], parts[1]):
+    for ptr in (blocks[0], blocks[2], blocks[1]):
         divided.free(ptr)
 
     assert sizes(divided) == [2 * MIB]
@@ -300,12 +302,12 @@ def test_splitting_pool_keeps_the_rest_of_a_large_block_free(
 def test_split_reserve_serves_requests_of_every_size(host: Host) -> None:
     settings = Settings(pinned_reserve_segment_size_bytes=16 * MIB)
     pool = CachingHostAllocator(host, settings, splits=True)
-    held = [pool.alloc(size) for size in (700, 3 * MIB, 5 * MIB)]
-    for ptr in held:
+    blocks = [pool.alloc(size) for size in (700, 3 * MIB, 5 * MIB)]
+    for ptr in blocks:
         pool.free(ptr)
     pool.empty_cache()
 
-    assert pool.alloc(16 * MIB) == held[0]
+    assert pool.alloc(16 * MIB) == blocks[0]
     assert list(host.held.values()) == [16 * MIB]
 
 
@@ -315,19 +317,21 @@ def test_host_statistics_equal_pytorchs(pool: CachingHostAllocator) -> None:
     pool.alloc(4 * MIB)
     pool.free(second)
     pool.empty_cache()
-    found = pool.statistics()
+    statistics = pool.statistics()
 
-    assert len(found) == 28
-    assert list(found) == sorted(found)
-    assert {name: found[f"active_requests.{name}"] for name in ("current", "peak", "freed")} == {
+    assert len(statistics) == 28
+    assert list(statistics) == sorted(statistics)
+    assert {
+        name: statistics[f"active_requests.{name}"] for name in ("current", "peak", "freed")
+    } == {
         "current": 1,
         "peak": 2,
         "freed": 2,
     }
-    assert found["active_bytes.current"] == 4 * MIB
-    assert found["allocated_bytes.peak"] == 4 * MIB + 128
-    assert (found["num_host_alloc"], found["num_host_free"]) == (2, 1)
-    assert (found["host_alloc_time.count"], found["host_free_time.count"]) == (2, 1)
+    assert statistics["active_bytes.current"] == 4 * MIB
+    assert statistics["allocated_bytes.peak"] == 4 * MIB + 128
+    assert (statistics["num_host_alloc"], statistics["num_host_free"]) == (2, 1)
+    assert (statistics["host_alloc_time.count"], statistics["host_free_time.count"]) == (2, 1)
 
 
 def test_reset_of_sums_and_peaks(host: Host) -> None:
@@ -337,27 +341,27 @@ def test_reset_of_sums_and_peaks(host: Host) -> None:
     pool.empty_cache()
     pool.reset_sums()
     pool.reset_peaks()
-    found = pool.statistics()
+    statistics = pool.statistics()
 
-    assert found["active_requests.allocated"] == found["num_host_alloc"] == 0
-    assert found["allocated_bytes.peak"] == 4 * MIB
+    assert statistics["active_requests.allocated"] == statistics["num_host_alloc"] == 0
+    assert statistics["allocated_bytes.peak"] == 4 * MIB
 
 
 def test_reentrant_free_is_performed_after_the_call(host: Host) -> None:
-    """As a finalizer does that runs while the driver is asked for memory."""
+    """The free comes from a finalizer that runs during an allocation by the driver."""
     pool = CachingHostAllocator(host)
     garbage = [pool.alloc(MIB)]
-    plain = host.device.malloc
+    malloc = host.device.malloc
 
     def with_a_finalizer(size_bytes: int, stream: int) -> int:
         while garbage:
             pool.free(garbage.pop())
-        return plain(size_bytes, stream)
+        return malloc(size_bytes, stream)
 
     host.device.malloc = with_a_finalizer  # type: ignore[method-assign]
-    kept = pool.alloc(2 * MIB)
+    live = pool.alloc(2 * MIB)
 
-    assert kept
+    assert live
     assert pool.statistics()["active_requests.current"] == 1
 
 
@@ -366,26 +370,26 @@ def test_host_trace_and_segments_have_pytorchs_format(pool: CachingHostAllocator
     ptr = pool.alloc(700)
     pool.free(ptr)
     pool.empty_cache()
-    kept = pool.alloc(3)
-    found = pool.snapshot()
+    live = pool.alloc(3)
+    snapshot = pool.snapshot()
 
-    actions = [entry["action"] for entry in found["host_traces"]]
+    actions = [entry["action"] for entry in snapshot["host_traces"]]
     assert actions == [
         *("segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"),
         *("segment_alloc", "alloc"),
     ]
-    assert [entry["size"] for entry in found["host_traces"]] == [1024, 700, 700, 700, 1024, 4, 3]
-    assert found["host_segments"] == [
+    assert [entry["size"] for entry in snapshot["host_traces"]] == [1024, 700, 700, 700, 1024, 4, 3]
+    assert snapshot["host_segments"] == [
         {
-            "address": kept,
+            "address": live,
             "size": 4,
             "requested_size": 3,
             "allocated": 1,
             "active": 1,
             "segment_pool_id": (0, 0),
-            "frames": found["host_segments"][0]["frames"],
+            "frames": snapshot["host_segments"][0]["frames"],
         }
     ]
-    assert found["host_segments"][0]["frames"][0]["filename"] == __file__
-    assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301
-    json.dumps(found)
+    assert snapshot["host_segments"][0]["frames"][0]["filename"] == __file__
+    assert pickle.loads(pickle.dumps(snapshot)) == snapshot  # noqa: S301
+    json.dumps(snapshot)

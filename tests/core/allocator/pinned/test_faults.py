@@ -50,7 +50,7 @@ def program(pool: CachingHostAllocator, host: Host) -> list[CudaError]:
     host.finish(11)
     do("free", "c")
     do("alloc", "e", 4 * MIB)
-    do("alloc", "f", 14 * MIB)  # more than there is, before the others are given back
+    do("alloc", "f", 14 * MIB)  # more memory than is free before the other blocks are released
     do("alloc", "g", 40 * MIB)
     do("free", "e")
     do("empty")
@@ -78,9 +78,9 @@ def test_failed_driver_call_is_reported_and_leaks_nothing(settings: Settings, sp
         assert failing.held == {}
         assert failing.device.events == {}
         invariants.check(pool, failing)
-        told = any(error is failing.error for error in failures)
+        is_reported = any(error is failing.error for error in failures)
         quiet = failing.calls[fail_at - 1] in ("record", "event", "free")
-        assert told or quiet, failing.calls[fail_at - 1]
+        assert is_reported or quiet, failing.calls[fail_at - 1]
 
 
 def test_memory_stays_cached_if_its_release_fails(host: Host) -> None:

@@ -32,7 +32,7 @@ SIZES = strategies.one_of(
 )
 
 
-class BesideTheModel(RuleBasedStateMachine):
+class AgainstModel(RuleBasedStateMachine):
     live: Bundle[int] = Bundle("live")
 
     @initialize(
@@ -52,11 +52,11 @@ class BesideTheModel(RuleBasedStateMachine):
         except Full:
             expected = 0
         try:
-            found = int(self.pool.alloc(size))
+            ptr = int(self.pool.alloc(size))
         except OutOfPinnedMemory:
-            found = 0
-        assert found == expected
-        return found or multiple()
+            ptr = 0
+        assert ptr == expected
+        return ptr or multiple()
 
     @rule(ptr=live, stream=strategies.sampled_from(STREAMS))
     def use(self, ptr: int, stream: int) -> None:
@@ -82,8 +82,8 @@ class BesideTheModel(RuleBasedStateMachine):
     def agrees(self) -> None:
         if not hasattr(self, "pool"):
             return
-        found = self.pool.snapshot()["host_segments"]
-        layout = [(s["address"], s["size"], bool(s["active"])) for s in found]
+        segments = self.pool.snapshot()["host_segments"]
+        layout = [(s["address"], s["size"], bool(s["active"])) for s in segments]
         assert layout == self.model.layout()
         assert self.host.held == self.model.host.held
         invariants.check(self.pool, self.host)
@@ -98,5 +98,5 @@ class BesideTheModel(RuleBasedStateMachine):
         assert self.host.device.events == {}
 
 
-BesideTheModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TestBesideTheModel = BesideTheModel.TestCase
+AgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestAgainstModel = AgainstModel.TestCase

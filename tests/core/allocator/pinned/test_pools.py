@@ -42,205 +42,205 @@ class Both:
 
 @pytest.mark.parametrize("splits", [False, True])
 def test_private_pool_block_is_reused_only_in_its_pool(splits: bool) -> None:
-    both = Both(splits=splits)
-    pool = MemPool(both.device)
-    with both.device.use_pool(pool):
-        own = both.pinned.alloc(MIB)
-    both.pinned.free(own)
-    other = both.pinned.alloc(MIB)
-    with both.device.use_pool(pool):
-        again = both.pinned.alloc(MIB)
+    allocators = Both(splits=splits)
+    pool = MemPool(allocators.device)
+    with allocators.device.use_pool(pool):
+        pool_block = allocators.pinned.alloc(MIB)
+    allocators.pinned.free(pool_block)
+    other = allocators.pinned.alloc(MIB)
+    with allocators.device.use_pool(pool):
+        reused_block = allocators.pinned.alloc(MIB)
 
-    assert other != own == again
-    assert set(both.pools()) == {DEFAULT_POOL, pool.id}
+    assert other != pool_block == reused_block
+    assert set(allocators.pools()) == {DEFAULT_POOL, pool.id}
 
 
 def test_request_without_a_stream_uses_the_pool_of_its_thread() -> None:
-    both = Both()
-    pools = [MemPool(both.device) for _ in range(2)]
-    with both.device.use_pool(pools[0]):
-        with both.device.use_pool(pools[1]):
-            both.pinned.alloc(MIB)
-        both.pinned.alloc(MIB)
+    allocators = Both()
+    pools = [MemPool(allocators.device) for _ in range(2)]
+    with allocators.device.use_pool(pools[0]):
+        with allocators.device.use_pool(pools[1]):
+            allocators.pinned.alloc(MIB)
+        allocators.pinned.alloc(MIB)
         with ThreadPoolExecutor(1) as threads:
-            threads.submit(both.pinned.alloc, MIB).result()
+            threads.submit(allocators.pinned.alloc, MIB).result()
 
-    assert sorted(both.pools()) == [DEFAULT_POOL, pools[0].id, pools[1].id]
+    assert sorted(allocators.pools()) == [DEFAULT_POOL, pools[0].id, pools[1].id]
 
 
 def test_request_with_a_stream_is_routed_like_device_memory() -> None:
-    both = Both()
-    taken = both.device.graph_pool_handle()
-    both.device.begin_allocate_to_pool(taken, lambda stream: stream == SIDE)
-    both.pinned.alloc(MIB, SIDE)
-    both.pinned.alloc(MIB, 0)
+    allocators = Both()
+    pool_id = allocators.device.graph_pool_handle()
+    allocators.device.begin_allocate_to_pool(pool_id, lambda stream: stream == SIDE)
+    allocators.pinned.alloc(MIB, SIDE)
+    allocators.pinned.alloc(MIB, 0)
     with ThreadPoolExecutor(1) as threads:
-        threads.submit(both.pinned.alloc, MIB, SIDE).result()
-    both.device.end_allocate_to_pool(taken)
+        threads.submit(allocators.pinned.alloc, MIB, SIDE).result()
+    allocators.device.end_allocate_to_pool(pool_id)
 
-    assert sorted(both.pools()) == [DEFAULT_POOL, taken, taken]
+    assert sorted(allocators.pools()) == [DEFAULT_POOL, pool_id, pool_id]
 
 
 @pytest.mark.parametrize("splits", [False, True])
 def test_pool_memory_is_released_after_its_last_holder(splits: bool) -> None:
-    both = Both(splits=splits)
-    pool = MemPool(both.device)
-    with both.device.use_pool(pool):
-        first, second = both.pinned.alloc(3 * MIB), both.pinned.alloc(700)
-    both.pinned.free(first)
-    both.pinned.empty_cache()
-    assert len(both.host.held) == 2, "the pool is held"
+    allocators = Both(splits=splits)
+    pool = MemPool(allocators.device)
+    with allocators.device.use_pool(pool):
+        first, second = allocators.pinned.alloc(3 * MIB), allocators.pinned.alloc(700)
+    allocators.pinned.free(first)
+    allocators.pinned.empty_cache()
+    assert len(allocators.host.held) == 2, "the pool is held"
     pool.close()
-    both.pinned.empty_cache()
-    assert len(both.host.held) == 1
-    both.pinned.free(second)
-    both.pinned.empty_cache()
+    allocators.pinned.empty_cache()
+    assert len(allocators.host.held) == 1
+    allocators.pinned.free(second)
+    allocators.pinned.empty_cache()
 
-    assert both.host.held == {}
-    assert both.pinned.statistics()["num_host_free"] == 2
+    assert allocators.host.held == {}
+    assert allocators.pinned.statistics()["num_host_free"] == 2
 
 
 @pytest.mark.parametrize("splits", [False, True])
 def test_free_block_beside_a_live_block_stays_in_its_pool(splits: bool) -> None:
-    both = Both(splits=splits)
-    pool = MemPool(both.device)
-    with both.device.use_pool(pool):
-        freed, live = both.pinned.alloc(600), both.pinned.alloc(600)
-    both.pinned.free(freed)
+    allocators = Both(splits=splits)
+    pool = MemPool(allocators.device)
+    with allocators.device.use_pool(pool):
+        freed, live = allocators.pinned.alloc(600), allocators.pinned.alloc(600)
+    allocators.pinned.free(freed)
     pool.close()
-    both.pinned.empty_cache()
+    allocators.pinned.empty_cache()
 
-    assert both.pinned.alloc(600) != freed
-    both.pinned.free(live)
-    both.pinned.empty_cache()
-    assert set(both.pools()) == {DEFAULT_POOL}
+    assert allocators.pinned.alloc(600) != freed
+    allocators.pinned.free(live)
+    allocators.pinned.empty_cache()
+    assert set(allocators.pools()) == {DEFAULT_POOL}
 
 
-def captured(both: Both) -> tuple[int, int]:
+def captured(allocators: Both) -> tuple[int, int]:
     """Allocate two blocks in a capture, one of which a stream uses, and free both; return the addresses."""
-    with both.device.capture() as memory:
-        both.pinned.begin_capture()
-        used, unused = both.pinned.alloc(MIB), both.pinned.alloc(MIB)
-        both.pinned.record_use(used, SIDE)
-        both.pinned.free(used)
-        both.pinned.free(unused)
-        both.pinned.end_capture()
-        both.graph = memory  # type: ignore[attr-defined]
-    both.host.finish(SIDE)
-    return used, unused
+    with allocators.device.capture() as memory:
+        allocators.pinned.begin_capture()
+        used_block, unused_block = allocators.pinned.alloc(MIB), allocators.pinned.alloc(MIB)
+        allocators.pinned.record_use(used_block, SIDE)
+        allocators.pinned.free(used_block)
+        allocators.pinned.free(unused_block)
+        allocators.pinned.end_capture()
+        allocators.graph = memory  # type: ignore[attr-defined]
+    allocators.host.finish(SIDE)
+    return used_block, unused_block
 
 
 def test_graphs_sharing_a_pool_reuse_blocks_without_stream_use() -> None:
-    both = Both()
-    used, unused = captured(both)
-    with both.device.capture(both.graph.id) as again:  # type: ignore[attr-defined]
-        both.pinned.begin_capture()
-        found = [both.pinned.alloc(MIB) for _ in range(2)]
-        both.pinned.end_capture()
+    allocators = Both()
+    used_block, unused_block = captured(allocators)
+    with allocators.device.capture(allocators.graph.id) as second_capture:  # type: ignore[attr-defined]
+        allocators.pinned.begin_capture()
+        reused_blocks = [allocators.pinned.alloc(MIB) for _ in range(2)]
+        allocators.pinned.end_capture()
 
-    assert found[0] == unused
-    assert used not in found
-    assert again.id == both.graph.id  # type: ignore[attr-defined]
+    assert reused_blocks[0] == unused_block
+    assert used_block not in reused_blocks
+    assert second_capture.id == allocators.graph.id  # type: ignore[attr-defined]
 
 
 def test_graph_memory_is_released_after_the_graph() -> None:
-    both = Both()
-    used, unused = captured(both)
-    both.pinned.empty_cache()
-    assert set(both.host.held) == {used, unused}
-    assert both.pinned.counters()["captured_bytes"] == MIB
-    both.graph.close()  # type: ignore[attr-defined]
-    both.pinned.empty_cache()
-    assert set(both.host.held) == {used}, "its stream may still use it"
-    both.host.finish(SIDE)
-    both.pinned.empty_cache()
+    allocators = Both()
+    used_block, unused_block = captured(allocators)
+    allocators.pinned.empty_cache()
+    assert set(allocators.host.held) == {used_block, unused_block}
+    assert allocators.pinned.counters()["captured_bytes"] == MIB
+    allocators.graph.close()  # type: ignore[attr-defined]
+    allocators.pinned.empty_cache()
+    assert set(allocators.host.held) == {used_block}, "its stream may still use it"
+    allocators.host.finish(SIDE)
+    allocators.pinned.empty_cache()
 
-    assert both.host.held == {}
-    assert both.pools() == []
+    assert allocators.host.held == {}
+    assert allocators.pools() == []
 
 
 def test_block_freed_after_its_graph_waits_for_its_stream() -> None:
-    both = Both()
-    with both.device.capture() as memory:
-        both.pinned.begin_capture()
-        ptr = both.pinned.alloc(MIB)
-        both.pinned.record_use(ptr, SIDE)
-        both.pinned.end_capture()
+    allocators = Both()
+    with allocators.device.capture() as memory:
+        allocators.pinned.begin_capture()
+        ptr = allocators.pinned.alloc(MIB)
+        allocators.pinned.record_use(ptr, SIDE)
+        allocators.pinned.end_capture()
     memory.close()
-    both.pinned.free(ptr)
-    assert both.pinned.waiting() == {SIDE: MIB}
-    both.pinned.empty_cache()
-    assert both.host.held
-    both.host.finish(SIDE)
-    both.pinned.empty_cache()
+    allocators.pinned.free(ptr)
+    assert allocators.pinned.waiting() == {SIDE: MIB}
+    allocators.pinned.empty_cache()
+    assert allocators.host.held
+    allocators.host.finish(SIDE)
+    allocators.pinned.empty_cache()
 
-    assert both.host.held == {}
+    assert allocators.host.held == {}
 
 
 def test_request_on_an_uncaptured_stream_belongs_to_no_graph() -> None:
-    both = Both()
-    with both.device.capture(stream=SIDE), ThreadPoolExecutor(1) as threads:
-        both.pinned.begin_capture()
-        named = threads.submit(both.pinned.alloc, MIB, SIDE + 1).result()
-        unnamed = threads.submit(both.pinned.alloc, MIB).result()
-        both.pinned.end_capture()
-    for ptr in (named, unnamed):
-        both.pinned.record_use(ptr, SIDE + 1)
-        both.pinned.free(ptr)
-    both.host.finish(SIDE + 1)
+    allocators = Both()
+    with allocators.device.capture(stream=SIDE), ThreadPoolExecutor(1) as threads:
+        allocators.pinned.begin_capture()
+        other_thread_block = threads.submit(allocators.pinned.alloc, MIB, SIDE + 1).result()
+        unnamed = threads.submit(allocators.pinned.alloc, MIB).result()
+        allocators.pinned.end_capture()
+    for ptr in (other_thread_block, unnamed):
+        allocators.pinned.record_use(ptr, SIDE + 1)
+        allocators.pinned.free(ptr)
+    allocators.host.finish(SIDE + 1)
 
-    assert both.pinned.alloc(MIB) == named
-    assert both.pinned.counters()["captured_bytes"] == MIB, "the other may be of the capture"
+    assert allocators.pinned.alloc(MIB) == other_thread_block
+    assert allocators.pinned.counters()["captured_bytes"] == MIB, "the other may be of the capture"
 
 
 @pytest.mark.parametrize("splits", [False, True])
 def test_reserved_blocks_of_a_dropped_pool_go_to_the_default_pool(splits: bool) -> None:
-    both = Both(splits=splits, pinned_reserve_segment_size_bytes=4 * MIB)
-    pool = MemPool(both.device)
-    with both.device.use_pool(pool):
-        both.pinned.free(both.pinned.alloc(3 * MIB))
+    allocators = Both(splits=splits, pinned_reserve_segment_size_bytes=4 * MIB)
+    pool = MemPool(allocators.device)
+    with allocators.device.use_pool(pool):
+        allocators.pinned.free(allocators.pinned.alloc(3 * MIB))
     pool.close()
-    both.pinned.empty_cache()
-    assert set(both.pools()) <= {DEFAULT_POOL}
-    assert list(both.host.held.values())[:1] == [4 * MIB]
-    before = len(both.host.held)
-    both.pinned.alloc(3 * MIB)
-    assert len(both.host.held) == before
+    allocators.pinned.empty_cache()
+    assert set(allocators.pools()) <= {DEFAULT_POOL}
+    assert list(allocators.host.held.values())[:1] == [4 * MIB]
+    held_count = len(allocators.host.held)
+    allocators.pinned.alloc(3 * MIB)
+    assert len(allocators.host.held) == held_count
 
 
 def test_held_pool_ignores_the_cached_size_limit() -> None:
-    both = Both(pinned_max_cached_size_bytes=MIB)
-    pool = MemPool(both.device)
-    with both.device.use_pool(pool):
-        ptr = both.pinned.alloc(3 * MIB)
-        both.pinned.free(ptr)
-        assert both.pinned.alloc(3 * MIB) == ptr
+    allocators = Both(pinned_max_cached_size_bytes=MIB)
+    pool = MemPool(allocators.device)
+    with allocators.device.use_pool(pool):
+        ptr = allocators.pinned.alloc(3 * MIB)
+        allocators.pinned.free(ptr)
+        assert allocators.pinned.alloc(3 * MIB) == ptr
 
 
 def test_unheld_pool_is_released_before_out_of_memory() -> None:
-    both = Both(capacity=8 * MIB)
-    pool = MemPool(both.device)
-    with both.device.use_pool(pool):
-        ptr = both.pinned.alloc(8 * MIB)
-    both.pinned.record_use(ptr, SIDE)
-    both.pinned.free(ptr)
+    allocators = Both(capacity=8 * MIB)
+    pool = MemPool(allocators.device)
+    with allocators.device.use_pool(pool):
+        ptr = allocators.pinned.alloc(8 * MIB)
+    allocators.pinned.record_use(ptr, SIDE)
+    allocators.pinned.free(ptr)
     with pytest.raises(MemoryError):
-        both.pinned.alloc(8 * MIB)
+        allocators.pinned.alloc(8 * MIB)
     pool.close()
 
-    assert both.pinned.alloc(8 * MIB)
-    assert both.pinned.counters()["num_rescues"] == 1
+    assert allocators.pinned.alloc(8 * MIB)
+    assert allocators.pinned.counters()["num_rescues"] == 1
 
 
 def test_trace_names_the_pool_of_each_event() -> None:
-    both = Both()
-    both.pinned.record_history()
-    pool = MemPool(both.device)
-    with both.device.use_pool(pool):
-        both.pinned.free(both.pinned.alloc(MIB))
+    allocators = Both()
+    allocators.pinned.record_history()
+    pool = MemPool(allocators.device)
+    with allocators.device.use_pool(pool):
+        allocators.pinned.free(allocators.pinned.alloc(MIB))
     pool.close()
-    both.pinned.empty_cache()
-    traces = both.pinned.snapshot()["host_traces"]
+    allocators.pinned.empty_cache()
+    traces = allocators.pinned.snapshot()["host_traces"]
 
     assert [entry["action"] for entry in traces] == [
         *("segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"),
@@ -250,24 +250,24 @@ def test_trace_names_the_pool_of_each_event() -> None:
 
 @pytest.mark.parametrize("splits", [False, True])
 def test_failed_driver_call_leaks_nothing_of_any_pool(splits: bool) -> None:
-    def program(both: Both) -> None:
-        def attempt(what: object, *args: int) -> int:
+    def program(allocators: Both) -> None:
+        def attempt(operation: object, *args: int) -> int:
             try:
-                return what(*args) or 0  # type: ignore[operator]
+                return operation(*args) or 0  # type: ignore[operator]
             except (CudaError, KeyError):
                 return 0
             finally:
-                both.pools()
+                allocators.pools()
 
-        pinned, pool = both.pinned, MemPool(both.device)
-        with both.device.use_pool(pool):
-            held = [attempt(pinned.alloc, size) for size in (3 * MIB, 700, 5 * MIB)]
-        held.append(attempt(pinned.alloc, MIB))
-        for ptr in filter(None, held[:2]):
+        pinned, pool = allocators.pinned, MemPool(allocators.device)
+        with allocators.device.use_pool(pool):
+            blocks = [attempt(pinned.alloc, size) for size in (3 * MIB, 700, 5 * MIB)]
+        blocks.append(attempt(pinned.alloc, MIB))
+        for ptr in filter(None, blocks[:2]):
             pinned.record_use(ptr, SIDE)
-        for ptr in filter(None, held):
+        for ptr in filter(None, blocks):
             attempt(pinned.free, ptr)
-        with both.device.capture() as graph:
+        with allocators.device.capture() as graph:
             pinned.begin_capture()
             if ptr := attempt(pinned.alloc, 2 * MIB):
                 pinned.record_use(ptr, SIDE)
@@ -277,20 +277,20 @@ def test_failed_driver_call_leaks_nothing_of_any_pool(splits: bool) -> None:
         attempt(pinned.empty_cache)
         graph.close()
         attempt(pinned.empty_cache)
-        both.host.finish(SIDE)
+        allocators.host.finish(SIDE)
         attempt(pinned.empty_cache)
 
-    plain = Both(splits=splits)
-    program(plain)
-    assert plain.host.held == {}
-    for fail_at in range(1, len(plain.host.calls) + 1):
-        both = Both(splits=splits)
-        both.host.device.fail_at = fail_at
-        program(both)
-        both.pinned.close()
-        assert both.host.held == {}
-        assert both.host.device.events == {}
-        assert both.pools() == []
+    without_failures = Both(splits=splits)
+    program(without_failures)
+    assert without_failures.host.held == {}
+    for fail_at in range(1, len(without_failures.host.calls) + 1):
+        allocators = Both(splits=splits)
+        allocators.host.device.fail_at = fail_at
+        program(allocators)
+        allocators.pinned.close()
+        assert allocators.host.held == {}
+        assert allocators.host.device.events == {}
+        assert allocators.pools() == []
 
 
 STEPS = st.lists(
@@ -309,46 +309,46 @@ class Run:
     """A run of operations that records the first pool of each 512 bytes."""
 
     def __init__(self, *, splits: bool, reserve: int) -> None:
-        self.both = Both(
+        self.allocators = Both(
             splits=splits, capacity=512 * MIB, pinned_reserve_segment_size_bytes=reserve
         )
-        self.pools = {number: MemPool(self.both.device) for number in range(1, 4)}
+        self.pools = {number: MemPool(self.allocators.device) for number in range(1, 4)}
         self.live: list[int] = []
         self.owners: dict[int, int] = {}
 
-    def alloc(self, which: int, size: int) -> None:
-        owner = which if which in self.pools else 0
-        with self.both.device.use_pool(self.pools[owner]) if owner else nullcontext():
-            self.live.append(self.both.pinned.alloc(size))
-        for place in range(self.live[-1] // 512, (self.live[-1] + size) // 512):
-            before = self.owners.get(place, 0)
-            assert before == owner or before not in self.pools
-            self.owners[place] = owner
+    def alloc(self, number: int, size: int) -> None:
+        owner = number if number in self.pools else 0
+        with self.allocators.device.use_pool(self.pools[owner]) if owner else nullcontext():
+            self.live.append(self.allocators.pinned.alloc(size))
+        for unit in range(self.live[-1] // 512, (self.live[-1] + size) // 512):
+            previous_owner = self.owners.get(unit, 0)
+            assert previous_owner == owner or previous_owner not in self.pools
+            self.owners[unit] = owner
 
-    def free(self, which: int, _: int) -> None:
+    def free(self, number: int, _: int) -> None:
         if self.live:
-            self.both.pinned.free(self.live.pop(which % len(self.live)))
+            self.allocators.pinned.free(self.live.pop(number % len(self.live)))
 
-    def use(self, which: int, _: int) -> None:
+    def use(self, number: int, _: int) -> None:
         if self.live:
-            self.both.pinned.record_use(self.live[which % len(self.live)], SIDE)
+            self.allocators.pinned.record_use(self.live[number % len(self.live)], SIDE)
 
-    def close(self, which: int, _: int) -> None:
-        if which in self.pools:
-            self.pools.pop(which).close()
+    def close(self, number: int, _: int) -> None:
+        if number in self.pools:
+            self.pools.pop(number).close()
 
     def finish(self, _: int, __: int) -> None:
-        self.both.host.finish(SIDE)
+        self.allocators.host.finish(SIDE)
 
     def empty(self, _: int, __: int) -> None:
-        self.both.pinned.empty_cache()
+        self.allocators.pinned.empty_cache()
 
     def end(self) -> None:
         for ptr in self.live:
-            self.both.pinned.free(ptr)
+            self.allocators.pinned.free(ptr)
         for pool in self.pools.values():
             pool.close()
-        self.both.pinned.close()
+        self.allocators.pinned.close()
 
 
 @given(steps=STEPS, splits=st.booleans(), reserve=st.sampled_from([0, 4 * MIB]))
@@ -356,9 +356,9 @@ def test_held_pool_serves_no_request_of_another_pool(
     steps: list[tuple[str, int, int]], splits: bool, reserve: int
 ) -> None:
     run = Run(splits=splits, reserve=reserve)
-    for what, which, size in steps:
-        getattr(run, what)(which, size)
-        run.both.pools()
+    for operation, number, size in steps:
+        getattr(run, operation)(number, size)
+        run.allocators.pools()
     run.end()
-    assert run.both.host.held == {}
-    assert run.both.host.device.events == {}
+    assert run.allocators.host.held == {}
+    assert run.allocators.host.device.events == {}

@@ -80,10 +80,10 @@ def test_memory_is_freed_the_way_it_was_allocated_after_a_change_of_settings() -
     pool = CachingHostAllocator(GpuHostUpstream(gpu), REGISTERED)
     registered = pool.alloc(MIB)
     pool.configure(replace(REGISTERED, pinned_use_cuda_host_register=False))
-    plain = pool.alloc(MIB)
-    assert gpu.held == {registered: True, plain: False}
+    allocated_block = pool.alloc(MIB)
+    assert gpu.held == {registered: True, allocated_block: False}
     pool.configure(REGISTERED)
-    for ptr in (registered, plain):
+    for ptr in (registered, allocated_block):
         pool.free(ptr)
     pool.empty_cache()
 
@@ -118,9 +118,9 @@ def test_failed_registration_leaves_nothing_pinned(code: int) -> None:
         pool.empty_cache()
         return pool
 
-    plain = HostGpu()
-    program(plain)
-    assert len(plain.calls) == 12
+    without_failures = HostGpu()
+    program(without_failures)
+    assert len(without_failures.calls) == 12
     for fail_at in range(1, 13):
         gpu = HostGpu()
         gpu.fail_at, gpu.code = fail_at, code

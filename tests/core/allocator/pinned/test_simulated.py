@@ -18,13 +18,13 @@ def use_it(gpu: Gpu, *, splits: bool) -> None:
     pool.record_use(first, stream)
     pool.free(first)
     gpu.sync_stream(stream)
-    again = pool.alloc(MIB)
-    assert again == first
-    gpu.host_view(again, MIB)[:4] = b"...."
-    gpu.copy(again, device, MIB, stream)
+    second_block = pool.alloc(MIB)
+    assert second_block == first
+    gpu.host_view(second_block, MIB)[:4] = b"...."
+    gpu.copy(second_block, device, MIB, stream)
     gpu.sync_stream(stream)
-    assert bytes(gpu.host_view(again, MIB)[:4]) == b"abcd"
-    pool.free(again)
+    assert bytes(gpu.host_view(second_block, MIB)[:4]) == b"abcd"
+    pool.free(second_block)
     pool.close()
     assert pool.statistics()["num_host_free"] == 1
 

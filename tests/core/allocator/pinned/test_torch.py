@@ -78,14 +78,14 @@ class OfOurs:
         return self.pool.statistics()
 
 
-def same_addresses(found: list[int]) -> list[int]:
+def same_addresses(addresses: list[int]) -> list[int]:
     """Replace each address by the position of its first occurrence."""
     names: dict[int, int] = {}
-    return [names.setdefault(ptr, len(names)) for ptr in found]
+    return [names.setdefault(ptr, len(names)) for ptr in addresses]
 
 
 @pytest.fixture
-def theirs() -> Iterator[OfTorch]:
+def torch_pool() -> Iterator[OfTorch]:
     pool = OfTorch(pytest.importorskip("torch"))
     if pool.statistics()["allocations.current"]:
         pytest.skip("pinned memory of PyTorch is in use in this process")
@@ -94,22 +94,22 @@ def theirs() -> Iterator[OfTorch]:
 
 
 @pytest.mark.gpu
-def test_pinned_operations_give_pytorchs_blocks_and_statistics(theirs: OfTorch) -> None:
-    ours = OfOurs()
+def test_pinned_operations_give_pytorchs_blocks_and_statistics(torch_pool: OfTorch) -> None:
+    cudakit_pool = OfOurs()
     addresses: list[list[int]] = [[], []]
     for operation, name, size in PROGRAM:
-        for pool, seen in zip((theirs, ours), addresses, strict=True):
+        for pool, pool_addresses in zip((torch_pool, cudakit_pool), addresses, strict=True):
             # After empty_cache the driver may return any address again.
-            seen.append(getattr(pool, operation)(name, size))
-        expected, found = theirs.statistics(), ours.statistics()
-        for key in filter(lambda key: key.startswith(COMPARED), found):
-            assert found[key] == expected[key], (operation, name, key)
-    before = next(i for i, step in enumerate(PROGRAM) if step[0] == "empty")
-    assert same_addresses(addresses[1][:before]) == same_addresses(addresses[0][:before])
-    assert set(ours.statistics()) <= set(theirs.statistics())
-    for name in list(ours.live):
-        ours.free(name, 0)
-    ours.pool.close()
+            pool_addresses.append(getattr(pool, operation)(name, size))
+        expected, statistics = torch_pool.statistics(), cudakit_pool.statistics()
+        for key in filter(lambda key: key.startswith(COMPARED), statistics):
+            assert statistics[key] == expected[key], (operation, name, key)
+    empty_index = next(i for i, step in enumerate(PROGRAM) if step[0] == "empty")
+    assert same_addresses(addresses[1][:empty_index]) == same_addresses(addresses[0][:empty_index])
+    assert set(cudakit_pool.statistics()) <= set(torch_pool.statistics())
+    for name in list(cudakit_pool.live):
+        cudakit_pool.free(name, 0)
+    cudakit_pool.pool.close()
 
 
 class GraphOfTorch:
@@ -122,9 +122,9 @@ class GraphOfTorch:
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        self.graph, place = self.torch.cuda.CUDAGraph(), self.torch.zeros(1, device="cuda")
+        self.graph, target = self.torch.cuda.CUDAGraph(), self.torch.zeros(1, device="cuda")
         with self.torch.cuda.graph(self.graph):
-            place.add_(1)
+            target.add_(1)
             yield
 
     def drop(self) -> None:
@@ -143,12 +143,12 @@ class GraphOfOurs:
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        stream, place = self.gpu.stream(), self.gpu.malloc(4)
-        self.pool.empty("", 0)  # as torch.cuda.graph does
+        stream, target = self.gpu.stream(), self.gpu.malloc(4)
+        self.pool.empty("", 0)  # torch.cuda.graph does the same
         with self.allocator.capture(stream=stream) as self.memory:
             self.gpu.capture_begin(stream)
             try:
-                self.gpu.fill(place, 1, 4, stream)
+                self.gpu.fill(target, 1, 4, stream)
                 yield
             finally:
                 self.gpu.destroy_graph(self.gpu.capture_end(stream))
@@ -160,12 +160,12 @@ class GraphOfOurs:
 def lives_with_its_graph(subject: GraphOfTorch | GraphOfOurs) -> Iterator[tuple[str, bool]]:
     """Run the steps with either library; yield a condition that must be true after each step."""
     pool = subject.pool
-    kept = pool.alloc("kept", 3 * MIB)
+    result_block = pool.alloc("kept", 3 * MIB)
     pool.alloc("before", 64)
     pool.free("before", 0)
     with subject.captured():
         first = pool.alloc("first", 4 * MIB)
-        yield "another pool", first != kept
+        yield "another pool", first != result_block
         pool.free("first", 0)
         yield "freed", pool.alloc("again", 3 * MIB + 1) == first
     pool.free("again", 0)
@@ -185,26 +185,28 @@ def life(subject: GraphOfTorch | GraphOfOurs) -> list[tuple[str, bool, dict[str,
 
 
 def test_pinned_graph_memory_lives_as_long_as_the_graph_on_a_simulated_device() -> None:
-    ours = GraphOfOurs(open_gpu("sim"))
+    cudakit_pool = GraphOfOurs(open_gpu("sim"))
 
-    assert [step for step, holds, _ in life(ours) if not holds] == []
+    assert [step for step, holds, _ in life(cudakit_pool) if not holds] == []
     assert (
-        ours.pool.statistics()["num_host_free"] == 3
+        cudakit_pool.pool.statistics()["num_host_free"] == 3
     )  # All allocations except the retained result.
 
-    ours.allocator.close()
-    ours.gpu.close()
+    cudakit_pool.allocator.close()
+    cudakit_pool.gpu.close()
 
 
 @pytest.mark.gpu
-def test_pinned_graph_memory_lives_as_long_as_the_graph_as_in_pytorch(theirs: OfTorch) -> None:
-    if tuple(map(int, theirs.torch.__version__.split(".")[:2])) < (2, 11):
+def test_pinned_graph_memory_lives_as_long_as_the_graph_as_in_pytorch(torch_pool: OfTorch) -> None:
+    if tuple(map(int, torch_pool.torch.__version__.split(".")[:2])) < (2, 11):
         pytest.skip("pinned memory of this PyTorch has no pools of graphs")
-    # One after the other: PyTorch captures in global mode, in which nobody else may allocate.
-    expected, ours = life(GraphOfTorch(theirs)), GraphOfOurs(open_gpu("cuda"))
-    for (step, right, numbers), (_, found, own) in zip(expected, life(ours), strict=True):
-        assert (found, right) == (True, True), step
-        for key in filter(lambda key: key.startswith(COMPARED), own):
-            assert own[key] == numbers[key], (step, key)
-    ours.allocator.close()
-    ours.gpu.close()
+    # The runs are sequential, because PyTorch captures in global mode: no other thread may then allocate.
+    expected, cudakit_pool = life(GraphOfTorch(torch_pool)), GraphOfOurs(open_gpu("cuda"))
+    for (step, torch_condition, numbers), (_, condition, cudakit_numbers) in zip(
+        expected, life(cudakit_pool), strict=True
+    ):
+        assert (condition, torch_condition) == (True, True), step
+        for key in filter(lambda key: key.startswith(COMPARED), cudakit_numbers):
+            assert cudakit_numbers[key] == numbers[key], (step, key)
+    cudakit_pool.allocator.close()
+    cudakit_pool.gpu.close()

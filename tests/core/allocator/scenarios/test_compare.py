@@ -24,8 +24,8 @@ class Older(Ours):
     """A subject that does not count the reserved bytes of each private pool."""
 
     def statistics(self) -> dict[str, int]:
-        found = super().statistics()
-        return {name: n for name, n in found.items() if not name.startswith(BY_POOL)}
+        result = super().statistics()
+        return {name: n for name, n in result.items() if not name.startswith(BY_POOL)}
 
 
 class LaterNumbers(Ours):
@@ -45,8 +45,8 @@ class Unreleased(Ours):
     """A subject that counts the bytes that pools reserve, but not those that pools release."""
 
     def statistics(self) -> dict[str, int]:
-        found = super().statistics()
-        return found | {name: 0 for name in found if name.startswith(BY_POOL) and "freed" in name}
+        result = super().statistics()
+        return result | {name: 0 for name in result if name.startswith(BY_POOL) and "freed" in name}
 
 
 def falling() -> Ours:
@@ -88,37 +88,37 @@ class Twice(Ours):
 
 
 def changed(kind: type[Ours], *, rising: bool = True) -> Ours:
-    sound = in_memory(rising=rising)
-    return kind(sound._upstream, sound._work)
+    correct_subject = in_memory(rising=rising)
+    return kind(correct_subject._upstream, correct_subject._work)
 
 
 @scenario(1, "a use of another stream")
-def another_stream(s: Subject) -> Steps:
-    ptr = s.alloc(3 * MIB)
-    s.busy("s1")
-    s.use(ptr, "s1")
-    s.free(ptr)
+def another_stream(subject: Subject) -> Steps:
+    ptr = subject.alloc(3 * MIB)
+    subject.busy("s1")
+    subject.use(ptr, "s1")
+    subject.free(ptr)
     yield Check("freed")
-    s.alloc(2 * MIB)
+    subject.alloc(2 * MIB)
     yield Check("allocated")
 
 
 @scenario(1, "two caches")
-def two_caches(s: Subject) -> Steps:
+def two_caches(subject: Subject) -> Steps:
     """Use two segments of equal size; their addresses determine which one serves a request."""
-    held = [s.alloc(30 * MIB) for _ in range(3)]
-    s.free(held[2])
-    s.free(held[0])
-    s.alloc(30 * MIB)
+    blocks = [subject.alloc(30 * MIB) for _ in range(3)]
+    subject.free(blocks[2])
+    subject.free(blocks[0])
+    subject.alloc(30 * MIB)
     yield Check("one of them")
 
 
 @scenario(1, "two pools")
-def two_pools(s: Subject) -> Steps:
+def two_pools(subject: Subject) -> Steps:
     for _ in range(2):
-        with s.inside(s.make_pool()):
-            s.free(s.alloc(3 * MIB))
-    s.drop_pool(1)
+        with subject.inside(subject.make_pool()):
+            subject.free(subject.alloc(3 * MIB))
+    subject.drop_pool(1)
     yield Check("one is gone")
 
 
@@ -130,10 +130,10 @@ def test_two_equal_runs_compare_equal() -> None:
 
 
 def test_order_of_addresses_is_ignored() -> None:
-    found = list(differences(run(two_caches, in_memory()), run(two_caches, falling())))
+    found_differences = list(differences(run(two_caches, in_memory()), run(two_caches, falling())))
     verdict = compare_subjects(two_caches, in_memory, falling())
 
-    assert found != []
+    assert found_differences != []
     assert (verdict.problems, verdict.placed) == ((), True)
 
 
@@ -147,9 +147,9 @@ def test_long_run_compares_equal_at_equal_addresses(settings: tuple[str, ...]) -
 @pytest.mark.parametrize("kind", [Ours, Backwards])
 @pytest.mark.parametrize("rising", [True, False])
 def test_order_of_restored_segments_is_ignored(kind: type[Ours], rising: bool) -> None:
-    theirs = changed(kind, rising=rising)
+    other_subject = changed(kind, rising=rising)
 
-    verdict = compare_subjects(mixed_checkpoint, in_memory, theirs)
+    verdict = compare_subjects(mixed_checkpoint, in_memory, other_subject)
 
     assert (verdict.problems, verdict.placed) == ((), False)
 
@@ -164,16 +164,23 @@ def test_difference_of_a_restored_pool_is_reported() -> None:
 def test_reserved_bytes_of_pools_are_compared_if_both_subjects_report_them(
     kind: type[Ours],
 ) -> None:
-    found = list(differences(run(two_pools, in_memory()), run(two_pools, changed(kind))))
+    found_differences = list(
+        differences(run(two_pools, in_memory()), run(two_pools, changed(kind)))
+    )
 
-    assert found == []
+    assert found_differences == []
 
 
 def test_difference_of_reserved_bytes_of_a_pool_is_reported() -> None:
-    found = list(differences(run(two_pools, in_memory()), run(two_pools, changed(Unreleased))))
+    found_differences = list(
+        differences(run(two_pools, in_memory()), run(two_pools, changed(Unreleased)))
+    )
 
-    assert len(found) == 2
-    assert "reserved_bytes_by_private_pools.pool 1.all.freed: 20,971,520, PyTorch 0" in found[0]
+    assert len(found_differences) == 2
+    assert (
+        "reserved_bytes_by_private_pools.pool 1.all.freed: 20,971,520, PyTorch 0"
+        in found_differences[0]
+    )
 
 
 def test_difference_of_sizes_is_reported_with_both_values() -> None:
@@ -213,16 +220,16 @@ def test_further_differences_are_counted() -> None:
 )
 def test_unexpected_value_is_reported(check: Check, words: str) -> None:
     @scenario(1, "wrong")
-    def wrong(s: Subject) -> Steps:
-        s.alloc(1)
+    def wrong_scenario(subject: Subject) -> Steps:
+        subject.alloc(1)
         yield check
 
-    (taken,) = run(wrong, in_memory())
+    (step,) = run(wrong_scenario, in_memory())
 
-    assert len(taken.wrong) == 1
-    assert words in taken.wrong[0]
-    assert compare_subjects(wrong, in_memory, None).problems == (
-        f"a: cudakit is not as expected: {taken.wrong[0]}",
+    assert len(step.wrong) == 1
+    assert words in step.wrong[0]
+    assert compare_subjects(wrong_scenario, in_memory, None).problems == (
+        f"a: cudakit is not as expected: {step.wrong[0]}",
     )
 
 
@@ -239,15 +246,15 @@ def test_scenario_that_pytorch_cannot_run_has_a_reason_and_still_runs_on_cudakit
 
 def test_exception_of_a_subject_is_reported_as_a_problem() -> None:
     @scenario(1, "emptied")
-    def emptied(s: Subject) -> Steps:
-        s.empty_cache()
+    def emptied(subject: Subject) -> Steps:
+        subject.empty_cache()
         yield Check("emptied")
 
-    theirs = compare_subjects(emptied, in_memory, changed(Failing))
-    own = compare_subjects(emptied, lambda _: changed(Failing), None)
+    subject_fails = compare_subjects(emptied, in_memory, changed(Failing))
+    reference_fails = compare_subjects(emptied, lambda _: changed(Failing), None)
 
-    assert theirs.problems == ("PyTorch failed: RuntimeError: no cache to empty",)
-    assert own.problems == ("cudakit failed: RuntimeError: no cache to empty",)
+    assert subject_fails.problems == ("PyTorch failed: RuntimeError: no cache to empty",)
+    assert reference_fails.problems == ("cudakit failed: RuntimeError: no cache to empty",)
 
 
 def test_reused_subject_is_reset() -> None:
@@ -278,8 +285,8 @@ def entry(action: str, addr: int, size: int, stream: int = 0) -> dict[str, Any]:
 
 def places(*entries: dict[str, Any]) -> list[tuple[str, int]]:
     snapshot = {"segments": [], "device_traces": [list(entries)], "allocator_settings": {}}
-    seen = canonical(snapshot, Names({7: "s1"}, {}, 100 * MIB))
-    return [found["at"] for found in seen.trace]
+    snapshot_names = canonical(snapshot, Names({7: "s1"}, {}, 100 * MIB))
+    return [entry["at"] for entry in snapshot_names.trace]
 
 
 def test_canonical_address_is_a_segment_name_and_an_offset() -> None:
@@ -319,9 +326,12 @@ def test_order_of_frees_completed_together_is_ignored() -> None:
     assert places(begin, low, high) == places(begin, high, low)
 
 
-def restored(*told: tuple[str, int]) -> list[dict[str, Any]]:
+def restored(*actions_and_segments: tuple[str, int]) -> list[dict[str, Any]]:
     """Return the compared form of trace entries, given an action and a segment for each."""
-    entries = [{"action": action, "at": (f"segment {number}", 0)} for action, number in told]
+    entries = [
+        {"action": action, "at": (f"segment {number}", 0)}
+        for action, number in actions_and_segments
+    ]
     return segment_by_segment(entries)
 
 
@@ -330,7 +340,7 @@ DIVIDED = ("alloc", 0), ("free_requested", 0), ("alloc", 1)
 
 
 @pytest.mark.parametrize(
-    ("told", "same"),
+    ("actions_and_segments", "is_equal"),
     [
         ((*FREED[::-1], *DIVIDED), True),
         ((*FREED, DIVIDED[2], *DIVIDED[:2]), True),
@@ -340,6 +350,6 @@ DIVIDED = ("alloc", 0), ("free_requested", 0), ("alloc", 1)
     ],
 )
 def test_restore_ignores_only_the_order_of_segments(
-    told: tuple[tuple[str, int], ...], same: bool
+    actions_and_segments: tuple[tuple[str, int], ...], is_equal: bool
 ) -> None:
-    assert (restored(*told) == restored(*FREED, *DIVIDED)) is same
+    assert (restored(*actions_and_segments) == restored(*FREED, *DIVIDED)) is is_equal

@@ -16,13 +16,13 @@ CARRIED = [scenario for scenario in SCENARIOS if not scenario.without_memory]
 def test_scenario_passes_on_the_simulated_device(scenario: Scenario) -> None:
     subject = in_memory()
 
-    taken = run(scenario, subject)
+    results = run(scenario, subject)
 
-    assert [(at.check.label, at.wrong) for at in taken if at.wrong] == []
-    assert any(at.check.expects_something for at in taken)
+    assert [(result.check.label, result.wrong) for result in results if result.wrong] == []
+    assert any(result.check.expects_something for result in results)
     if scenario.number < FIRST_RANDOM:
         invariants.check(subject.allocator)
-    else:  # what is oversize is counted by the limit of the moment, in PyTorch too, and so may be negative
+    else:  # a changed max_split_size makes the count of oversize blocks negative, as in PyTorch
         invariants.check_layout(subject.snapshot()["segments"])
 
 

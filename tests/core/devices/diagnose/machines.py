@@ -28,7 +28,7 @@ from cudakit.gpu.run_context.software import read_software
 from cudakit.units import Unavailable
 
 DRIVER = "580.159.04"
-UUID = "GPU-00112233-4455-6677-8899-aabbccddee0"  # and one digit more
+UUID = "GPU-00112233-4455-6677-8899-aabbccddee0"  # the UUID of a device without its last digit
 VERSION = (
     f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER}  Release Build\n"
     "GCC version:  gcc version 13.3.0"

@@ -163,14 +163,14 @@ def test_title_mentions_simulation_and_early_stop() -> None:
     )
 
 
-@pytest.mark.parametrize(("top", "shown"), [(2, 2), (0, 3), (20, 3)])
-def test_top_limits_the_races_shown_and_counts_the_rest(top: int, shown: int) -> None:
+@pytest.mark.parametrize(("top", "printed_text"), [(2, 2), (0, 3), (20, 3)])
+def test_top_limits_the_races_shown_and_counts_the_rest(top: int, printed_text: int) -> None:
     document = report(racy(race(), OVERWRITTEN, FREED), top=top)
     sections = [node.title for node in document.nodes if isinstance(node, Section)]
-    left_out = [node for node in document.nodes if isinstance(node, Note)]
+    omission_notes = [node for node in document.nodes if isinstance(node, Note)]
 
-    assert len(sections) == shown + 1  # and the coverage
-    assert len(left_out) == (1 if shown < 3 else 0)
+    assert len(sections) == printed_text + 1  # one section for each race, and one for the coverage
+    assert len(omission_notes) == (1 if printed_text < 3 else 0)
 
 
 @pytest.mark.parametrize(
@@ -187,25 +187,27 @@ def test_note_level_follows_confidence(confidence: Confidence, level: str) -> No
 
 
 def test_sides_on_two_devices_name_the_device() -> None:
-    far = race(current=replace(kernel("add"), device=1))
+    remote_race = race(current=replace(kernel("add"), device=1))
 
-    assert "cuda:0" in read(racy(far))
+    assert "cuda:0" in read(racy(remote_race))
     assert "cuda:0" not in read(racy(race()))
 
 
 def test_races_of_several_processes_name_the_process() -> None:
     report_ = report_of(race())
-    several = report_.result(exit_status=0, coverage={4242: Coverage(launches=1), 7: Coverage()})
+    report_of_processes = report_.result(
+        exit_status=0, coverage={4242: Coverage(launches=1), 7: Coverage()}
+    )
 
-    assert "process       4242" in read(several)
-    assert "in 2 processes" in read(several)
+    assert "process       4242" in read(report_of_processes)
+    assert "in 2 processes" in read(report_of_processes)
 
 
 # --- the diagram ---------------------------------------------------------------------------------------
 
 
-def picture(made: Race) -> Columns:
-    section = report(racy(made)).nodes[0]
+def diagram_columns(sample_race: Race) -> Columns:
+    section = report(racy(sample_race)).nodes[0]
     assert isinstance(section, Section)
     (columns,) = (node for node in section.nodes if isinstance(node, Columns))
     assert any(isinstance(node, View) and node.columns == (columns.name,) for node in section.nodes)
@@ -215,12 +217,14 @@ def picture(made: Race) -> Columns:
 def arrows(columns: Columns) -> list[tuple[str, str]]:
     labels = columns.text["label"]
     return [
-        (labels[at], labels[i]) for i, at in enumerate(columns.arrays["after"].tolist()) if at >= 0
+        (labels[index], labels[i])
+        for i, index in enumerate(columns.arrays["after"].tolist())
+        if index >= 0
     ]
 
 
 def test_diagram_shows_last_wait_and_missing_wait() -> None:
-    columns = picture(race(current=kernel("add")))
+    columns = diagram_columns(race(current=kernel("add")))
 
     assert columns.arrays["seq"].tolist() == [101, 104, 107, 112]
     assert columns.text["lane"] == ("stream 7 (non-blocking)", "the legacy default stream")
@@ -229,18 +233,18 @@ def test_diagram_shows_last_wait_and_missing_wait() -> None:
 
 
 def test_wait_after_the_copy_is_drawn_after_the_copy() -> None:
-    columns = picture(race(last_sync=replace(EVENT, waited_seq=110)))
+    columns = diagram_columns(race(last_sync=replace(EVENT, waited_seq=110)))
 
     assert columns.arrays["seq"].tolist() == [101, 107, 110, 112]
 
 
 def test_host_that_waited_has_a_lane() -> None:
-    assert picture(FREED).text["lane"][0] == "the host"
-    assert picture(ON_THE_HOST).text["lane"] == ("stream 7 (non-blocking)", "the host")
+    assert diagram_columns(FREED).text["lane"][0] == "the host"
+    assert diagram_columns(ON_THE_HOST).text["lane"] == ("stream 7 (non-blocking)", "the host")
 
 
 @pytest.mark.parametrize(
-    ("made", "lanes"),
+    ("sample_race", "lanes"),
     [
         (IN_A_GRAPH, ("node 2 of graph 2", "node 3 of graph 2")),
         (
@@ -252,8 +256,8 @@ def test_host_that_waited_has_a_lane() -> None:
         ),
     ],
 )
-def test_sides_in_one_stream_have_two_lanes(made: Race, lanes: tuple[str, str]) -> None:
-    assert picture(made).text["lane"] == lanes
+def test_sides_in_one_stream_have_two_lanes(sample_race: Race, lanes: tuple[str, str]) -> None:
+    assert diagram_columns(sample_race).text["lane"] == lanes
 
 
 def test_every_race_kind_is_drawn_in_html() -> None:
@@ -267,24 +271,24 @@ def test_every_race_kind_is_drawn_in_html() -> None:
 def test_unknown_call_has_no_number() -> None:
     unknown = race(current=kernel("add", seq=0), previous=exact_operation(seq=0), last_sync=None)
 
-    assert picture(unknown).arrays["seq"].tolist() == [0, 0]
+    assert diagram_columns(unknown).arrays["seq"].tolist() == [0, 0]
     assert "makes the legacy default stream wait for stream 7" in read(racy(unknown), width=120)
 
 
 def test_call_without_number_is_drawn_after_the_last_wait() -> None:
     unknown = race(current=kernel("add", seq=0), previous=exact_operation(seq=0))
 
-    assert picture(unknown).arrays["seq"].tolist() == [101, 104, 0, 0]
+    assert diagram_columns(unknown).arrays["seq"].tolist() == [101, 104, 0, 0]
 
 
 def test_nodes_of_one_graph_launch_are_named_by_number() -> None:
-    one = race(
+    result_item = race(
         current=kernel(graph=2, node=3),
         previous=exact_operation(seq=112, graph=2, node=2, stream=DEFAULT_STREAM),
     )
 
     assert "no synchronization makes node 3 of graph 2 wait for node 2 of graph 2" in read(
-        racy(one)
+        racy(result_item)
     )
 
 
@@ -307,7 +311,10 @@ def test_sarif_contains_every_race_and_note() -> None:
     content = json.loads(sarif.render(report(racy(race(), OVERWRITTEN, race()))))
     (run,) = content["runs"]
 
-    assert [(one["ruleId"], one["level"], one["occurrenceCount"]) for one in run["results"]] == [
+    assert [
+        (result_item["ruleId"], result_item["level"], result_item["occurrenceCount"])
+        for result_item in run["results"]
+    ] == [
         ("write-after-read", "error", 1),
         ("read-after-write", "warning", 2),
     ]
@@ -316,8 +323,8 @@ def test_sarif_contains_every_race_and_note() -> None:
 
 def test_hostile_kernel_name_is_escaped() -> None:
     name = "\x1b[31m<script>\u202e" * 50
-    hostile = result_of(report_of(race(current=kernel(name, site=PREFETCH))))
-    document: Document = report(hostile)
+    escaped_result = result_of(report_of(race(current=kernel(name, site=PREFETCH))))
+    document: Document = report(escaped_result)
 
     assert "\x1b" not in console.render(document, width=80, color=False)
     assert "<script>" not in html.render(document)
@@ -326,6 +333,6 @@ def test_hostile_kernel_name_is_escaped() -> None:
 
 def test_sides_name_their_ranges() -> None:
     inside = (NamedRange("step 7", ""), NamedRange("forward", "torch"))
-    shown = read(racy(race(current=replace(kernel(), ranges=inside))), width=200)
+    printed_text = read(racy(race(current=replace(kernel(), ranges=inside))), width=200)
 
-    assert ", in range 'step 7 / forward'; receives a pointer" in " ".join(shown.split())
+    assert ", in range 'step 7 / forward'; receives a pointer" in " ".join(printed_text.split())

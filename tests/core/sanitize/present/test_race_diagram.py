@@ -44,7 +44,7 @@ def drawn(columns_made: Columns) -> Node:
     return read(figure(race_diagram([columns_made]))).one("figure")
 
 
-def share(node: Node, name: str) -> float:
+def fraction(node: Node, name: str) -> float:
     return float(str(node.attributes[name]).removesuffix("%"))
 
 
@@ -54,7 +54,7 @@ def test_lanes_and_calls_are_labelled() -> None:
     assert words[:2] == [
         "stream 7stream 7",
         "the default streamthe default stream",
-    ]  # with a tooltip
+    ]  # each text contains its tooltip
     assert words[2:] == [
         "event recorded",
         "a.py:1 · call 101",
@@ -68,10 +68,10 @@ def test_lanes_and_calls_are_labelled() -> None:
 
 
 def test_missing_synchronization_is_drawn_differently() -> None:
-    picture = drawn(columns()).one("svg", "chart")
+    diagram = drawn(columns()).one("svg", "chart")
 
-    assert len(picture.all("line", "order")) == 1
-    assert len(picture.all("line", "missing")) == 1
+    assert len(diagram.all("line", "order")) == 1
+    assert len(diagram.all("line", "missing")) == 1
     assert [item.words for item in drawn(columns()).all("li")] == [
         "synchronization",
         "missing synchronization",
@@ -79,15 +79,15 @@ def test_missing_synchronization_is_drawn_differently() -> None:
 
 
 def test_without_synchronization_no_arrow_and_no_legend_is_drawn() -> None:
-    picture = drawn(columns(lane=(0, 1), after=(-1, -1)))
+    diagram = drawn(columns(lane=(0, 1), after=(-1, -1)))
 
-    assert picture.all("li") == []
-    assert picture.one("svg", "chart").all("line", "missing") == []
+    assert diagram.all("li") == []
+    assert diagram.one("svg", "chart").all("line", "missing") == []
 
 
 def test_calls_are_drawn_in_order_without_overlap() -> None:
-    picture = drawn(columns(lane=(0, 0, 0, 1), after=(-1, -1, -1, 2))).one("svg", "chart")
-    boxes = [(share(box, "x"), share(box, "width")) for box in picture.all("svg")]
+    diagram = drawn(columns(lane=(0, 0, 0, 1), after=(-1, -1, -1, 2))).one("svg", "chart")
+    boxes = [(fraction(box, "x"), fraction(box, "width")) for box in diagram.all("svg")]
 
     assert all(x + width < after for (x, width), (after, _) in pairwise(boxes[:3]))
     assert boxes[2][0] < boxes[3][0]
@@ -97,9 +97,9 @@ def test_calls_are_drawn_in_order_without_overlap() -> None:
 @pytest.mark.parametrize(("lane", "down"), [((0, 1), True), ((1, 0), False)])
 def test_arrow_is_drawn_between_the_lanes(lane: tuple[int, int], down: bool) -> None:
     columns_made = columns(lane=lane, after=(-1, 0))
-    picture = drawn(columns_made).one("svg", "chart")
-    (line,) = picture.all("line", "order")
-    start, end = (share(line, name) for name in ("y1", "y2"))
+    diagram = drawn(columns_made).one("svg", "chart")
+    (line,) = diagram.all("line", "order")
+    start, end = (fraction(line, name) for name in ("y1", "y2"))
 
     assert (start < end) is down
     assert min(start, end) > 0

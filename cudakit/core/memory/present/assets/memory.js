@@ -2,28 +2,31 @@
 
 import { BAND_COLORS, Tooltip, formatBytes, formatCount, formatMicroseconds, make } from "./canvas.js";
 import { drawExplorers } from "./explorer.js";
+import { AXIS_KINDS, Axis } from "./memory_axis.js";
+import { Bands } from "./memory_bands.js";
 import { FLAME_KINDS, FlameView } from "./memory_flame.js";
 import { LayoutView } from "./memory_layout.js";
 import { DetailsView, EventsView, HoldersView } from "./memory_lists.js";
 import { MapView } from "./memory_map.js";
-import { Bands, MemoryModel } from "./memory_model.js";
+import { MemoryModel } from "./memory_model.js";
 import { TimeView } from "./memory_time.js";
 import { PageState, choiceReader, numberReader, rangeReader } from "./page_state.js";
 
 const GROUPINGS = { stack: "call stack", line: "line of code", category: "category", range: "annotation", pool: "pool", stream: "stream" };
 const TABS = { map: "Address map", layout: "Segments", flame: "Flame graph", holders: "Memory by group", events: "Events" };
-const SHORTEST_VIEW = 8; // events
 
 class MemoryExplorer {
   constructor(model, element, prefix) {
     this.model = model;
     this.tooltip = new Tooltip();
-    const last = Math.max(model.events, 1);
+    this.axes = {};
     this.state = new PageState(
-      { cursor: model.facts.shown_event, view: [-1, last], brush: null, by: "stack", tab: "map", group: -1, allocation: -1, filter: "", flame: "cursor" },
+      // A view of null shows the whole axis; else it is a range in the unit of the axis.
+      { cursor: model.facts.shown_event, axis: "event", view: null, brush: null, by: "stack", tab: "map", group: -1, allocation: -1, filter: "", flame: "cursor" },
       {
         cursor: numberReader(-1, model.events - 1),
-        view: rangeReader(-1, last),
+        axis: choiceReader(model.facts.has_times ? Object.keys(AXIS_KINDS) : ["event"]),
+        view: rangeReader(-(2 ** 52), 2 ** 52),
         brush: rangeReader(-1, model.events - 1),
         by: choiceReader(Object.keys(GROUPINGS)),
         tab: choiceReader(Object.keys(TABS)),
@@ -41,11 +44,16 @@ class MemoryExplorer {
     this.#build(element);
     this.state.listen((changed) => this.#update(changed));
     this.#update(null);
+    model.free.ready.then((curves) => {
+      this.time.showFreeMemory(curves);
+      this.details.redraw();
+    });
   }
 
   #build(element) {
-    const options = Object.entries(GROUPINGS).map(([value, text]) => make("option", { value }, text));
-    this.by = make("select", { onchange: () => this.state.set({ by: this.by.value, group: -1 }) }, ...options);
+    const options = (choices) => Object.entries(choices).map(([value, text]) => make("option", { value }, text));
+    this.by = make("select", { onchange: () => this.state.set({ by: this.by.value, group: -1 }) }, ...options(GROUPINGS));
+    this.axisChoice = make("select", { onchange: () => this.#switchAxis(this.axisChoice.value), disabled: !this.model.facts.has_times }, ...options(AXIS_KINDS));
     this.filter = make("input", { type: "search", placeholder: "function, file or line", oninput: () => this.state.set({ filter: this.filter.value.slice(0, 200), group: -1 }) });
     this.tabs = Object.entries(TABS).map(([tab, text]) =>
       make("button", { type: "button", role: "tab", id: `tab-${tab}`, onclick: () => this.state.set({ tab }) }, text),
@@ -58,8 +66,10 @@ class MemoryExplorer {
         { class: "toolbar" },
         make("label", {}, "color by ", this.by),
         make("label", {}, "only stacks with ", this.filter),
+        make("label", {}, "x axis ", this.axisChoice),
         make("button", { type: "button", onclick: () => this.showAll() }, "show all events"),
         make("button", { type: "button", onclick: () => this.state.set({ cursor: this.model.facts.peak_event }) }, "go to the peak"),
+        this.#failureButton(),
         make("span", { class: "muted" }, "wheel: zoom · drag: select a window · shift and drag: move · ← →: one event"),
       ),
       make(
@@ -74,10 +84,47 @@ class MemoryExplorer {
     element.addEventListener("keydown", (event) => this.#moveCursor(event));
   }
 
+  /** Return a button that moves the cursor to the state before the last failed allocation; null if none failed. */
+  #failureButton() {
+    const failure = this.model.arrays.oom_event.at(-1);
+    if (failure === undefined) return null;
+    return make("button", { type: "button", onclick: () => this.state.set({ cursor: failure - 1 }) }, "go to the failure");
+  }
+
   #caption() {
-    const { device, events, first_us: first, has_times: timed } = this.model.facts;
-    const date = timed && first > 0 && first < 8e15 ? `, recorded ${new Date(first / 1000).toISOString().slice(0, 19).replace("T", " ")} UTC` : "";
-    return `${device}, ${formatCount(events)} events${date}. Curves: reserved (solid), allocated (dashed), requested (dotted).`;
+    const { device, events } = this.model.facts;
+    const time = this.clockTime(0);
+    const date = time ? `, recorded ${time.slice(0, 19)} UTC` : "";
+    return `${device}, ${formatCount(events)} events${date}. Curves: reserved (solid), allocated (dashed), requested (dotted). Below them: the free share of the reserved memory (area), and external fragmentation, the share of this free memory outside the largest free block (line).`;
+  }
+
+  /** Return the date and time of an event in UTC; "" if the snapshot has no times. */
+  clockTime(event) {
+    const { first_us: first, has_times: timed } = this.model.facts;
+    if (!timed || event < 0 || first <= 0 || first > 8e15) return "";
+    return new Date((first + this.model.arrays.time_us[event]) / 1000).toISOString().replace("T", " ").replace("Z", " UTC");
+  }
+
+  get axis() {
+    const kind = this.state.get("axis");
+    return (this.axes[kind] ||= new Axis(this.model, kind));
+  }
+
+  /** Return the visible range of the x axis, in the unit of the axis. */
+  visibleRange() {
+    const { first, last } = this.axis;
+    const [low, high] = this.state.get("view") || [first, last];
+    return low < last && high > first ? [Math.max(low, first), Math.min(high, last)] : [first, last];
+  }
+
+  /** Change the unit of the x axis; the same events stay visible. */
+  #switchAxis(kind) {
+    const events = this.visibleRange().map((position) => this.axis.eventAt(position));
+    const showsAll = this.state.get("view") === null;
+    this.axisChoice.value = kind;
+    const axis = (this.axes[kind] ||= new Axis(this.model, kind));
+    const [first, last] = events.map((event) => axis.position(event));
+    this.state.set({ axis: kind, view: showsAll ? null : axis.rangeFrom(first, last - first) });
   }
 
   /** Compute the groups and their bands after a change of the filter or the grouping. */
@@ -100,6 +147,7 @@ class MemoryExplorer {
       if (this.filter.value !== this.state.get("filter")) this.filter.value = this.state.get("filter");
       this.legend.replaceChildren(...this.bands.names.map((name, band) => this.#legendItem(name, band)));
     }
+    this.axisChoice.value = this.state.get("axis");
     const tab = this.state.get("tab");
     const view = this.views[tab];
     if (!changed || changed.has("tab")) {
@@ -120,12 +168,12 @@ class MemoryExplorer {
   #moveCursor(event) {
     if (event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement) return;
     const cursor = this.state.get("cursor");
-    const [first, last] = this.state.get("view");
+    const [first, last] = this.visibleRange().map((position) => this.axis.eventAt(position));
     const step = event.shiftKey ? Math.max(1, Math.round((last - first) / 50)) : 1;
     const moves = { ArrowLeft: -step, ArrowRight: step };
     if (event.key in moves) this.state.set({ cursor: Math.max(-1, Math.min(this.model.events - 1, cursor + moves[event.key])) });
-    else if (event.key === "+" || event.key === "=") this.zoom(cursor, 0.7);
-    else if (event.key === "-") this.zoom(cursor, 1.4);
+    else if (event.key === "+" || event.key === "=") this.zoom(this.axis.position(cursor), 0.7);
+    else if (event.key === "-") this.zoom(this.axis.position(cursor), 1.4);
     else if (event.key === "0") this.showAll();
     else if (event.key === "Home") this.state.set({ cursor: -1 });
     else if (event.key === "End") this.state.set({ cursor: this.model.events - 1 });
@@ -134,29 +182,34 @@ class MemoryExplorer {
     event.preventDefault();
   }
 
-  /** Show `length` events from event `first`, limited to the trace. */
+  /** Show a range of the x axis, limited to the axis; numbers are in the unit of the axis. */
   show(first, length) {
-    const end = Math.max(this.model.events, 1);
-    const visible = Math.max(SHORTEST_VIEW, Math.min(Math.round(length), end + 1));
-    const from = Math.max(-1, Math.min(Math.round(first), end - visible));
-    this.state.set({ view: [from, from + visible] });
+    const range = this.axis.rangeFrom(first, length);
+    const isWhole = range[0] === this.axis.first && range[1] === this.axis.last;
+    this.state.set({ view: isWhole ? null : range });
   }
 
   showAll() {
-    this.show(-1, this.model.events + 1);
+    this.state.set({ view: null });
   }
 
-  /** Multiply the number of visible events by a factor; the event `center` stays at the same pixel. */
+  /** Multiply the length of the visible range by a factor; the position `center` stays at the same pixel. */
   zoom(center, factor) {
-    const [first, last] = this.state.get("view");
-    const length = Math.max(SHORTEST_VIEW, (last - first) * factor);
-    this.show(center - ((center - first) * length) / (last - first), length);
+    const [first, last] = this.visibleRange();
+    const length = (last - first) * factor;
+    this.show(center - (center - first) * factor, length);
   }
 
-  /** Move the view by a share of the visible events. */
+  /** Move the visible range by a share of its length. */
   pan(share) {
-    const [first, last] = this.state.get("view");
+    const [first, last] = this.visibleRange();
     this.show(first + share * (last - first), last - first);
+  }
+
+  /** Set the cursor to the last event at or before a time, in microseconds after the first event. */
+  showTime(us) {
+    const axis = (this.axes.time ||= new Axis(this.model, "time"));
+    this.state.set({ cursor: axis.eventAt(us) });
   }
 
   /** Pick an allocation, or none (-1), and set the cursor. */

@@ -1,9 +1,15 @@
-// The flame graph tab: memory in use at the cursor, or memory allocated in the selected window.
+// The flame graph tab: memory in use at an event, or the changes over the selected window.
 
 import { formatBytes, make } from "./canvas.js";
 import { FlameGraph } from "./flame.js";
 
-export const FLAME_KINDS = { cursor: "in use at the cursor", window: "allocated in the selected window", growth: "growth over the selected window" };
+export const FLAME_KINDS = {
+  cursor: "in use at the cursor",
+  peak: "in use at the peak",
+  windowPeak: "in use at the peak of the selected window",
+  window: "allocated in the selected window",
+  growth: "growth over the selected window",
+};
 
 export class FlameView {
   constructor(app) {
@@ -29,6 +35,8 @@ export class FlameView {
     const [first, last] = state.get("brush") || [-1, model.events - 1];
     if (kind === "window") return model.stackBytesAllocated(first, last, mask);
     if (kind === "cursor") return model.stackBytesAt(state.get("cursor"), mask);
+    if (kind === "peak") return model.stackBytesAt(model.facts.peak_event, mask);
+    if (kind === "windowPeak") return model.stackBytesAt(model.peakBetween(first, last), mask);
     const before = model.stackBytesAt(first, mask);
     return model.stackBytesAt(last, mask).map((after, stack) => Math.max(after - before[stack], 0));
   }

@@ -1,6 +1,7 @@
 // The segments at the cursor: a bar for each segment, with blocks in the colors of their groups.
 
 import { Surface, formatBytes, formatCount } from "./canvas.js";
+import { continues } from "./memory_free.js";
 
 // Heights of a row and of its bar, and the width of the labels, in pixels.
 const ROW = 22;
@@ -104,20 +105,22 @@ export class LayoutView {
     const { row, allocation } = this.#itemAt(...this.surface.position(event));
     if (!row) return this.app.tooltip.hide();
     const { arrays, facts } = this.app.model;
-    const pool = facts.pools[arrays.segment_pool[row.segment]];
+    const pool = facts.pools[Math.max(arrays.segment_pool[row.segment], 0)];
     const segmentText = `segment 0x${row.low.toString(16)} · ${formatBytes(row.size)} · ${formatCount(row.blocks.length)} blocks · pool ${pool}`;
     this.app.tooltip.show(event, allocation < 0 ? [segmentText] : [segmentText, ...this.app.describe(allocation)]);
   }
 }
 
 /** Join adjacent mapped ranges of an expandable segment; rows are sorted by address. */
-function joinAdjacent(rows, { segment_expandable: expandable }) {
+function joinAdjacent(rows, arrays) {
   const joined = [];
+  let last = -1; // the segment of the last row
   for (const row of rows) {
     const previous = joined.at(-1);
     const isAdjacent = previous && previous.low + previous.size === row.low;
-    if (isAdjacent && expandable[previous.segment] && expandable[row.segment]) previous.size += row.size;
+    if (isAdjacent && continues(arrays, last, row.segment)) previous.size += row.size;
     else joined.push(row);
+    last = row.segment;
   }
   return joined;
 }

@@ -151,6 +151,12 @@ export class DetailsView {
     const cursor = state.get("cursor");
     const totals = model.totalsAt(cursor);
     const rows = Object.entries(totals).map(([name, value]) => [name, name === "blocks" ? formatCount(value) : formatBytes(value)]);
+    const free = model.free.at(cursor);
+    if (free) {
+      rows.push(["free", formatBytes(free.free)], ["largest free block", formatBytes(free.largest)], ["fragmentation", formatShare(free.fragmentation)]);
+    }
+    const time = this.app.clockTime(cursor);
+    if (time) rows.push(["time", time]);
     const parts = [make("h3", {}, this.app.eventLabel(cursor)), factList(rows)];
     const picked = state.get("allocation");
     if (picked >= 0) parts.push(...this.#allocation(picked));

@@ -2,19 +2,19 @@
 // Free memory in segments has its own color.
 
 import { Surface, formatBytes, pixelOf } from "./canvas.js";
-import { AddressSpace } from "./memory_model.js";
-import { TimeScale, addTimeGestures } from "./memory_time.js";
+import { AddressSpace } from "./memory_addresses.js";
+import { TimeScale, addTimeGestures } from "./memory_gestures.js";
 
 export class MapView {
   constructor(app) {
     this.app = app;
-    this.scale = new TimeScale(app.state);
+    this.scale = new TimeScale(app);
     this.space = new AddressSpace(app.model);
     this.positions = Float64Array.from(app.model.address, (address) => this.space.position(address));
     this.surface = new Surface(420, "Addresses over time", (...parts) => this.#draw(...parts));
     this.element = this.surface.element;
     addTimeGestures(app, this.surface, this.scale, {
-      brush: false,
+      selectsWindow: false,
       onClick: (event, x, y) => app.pick(this.#allocationAt(event, y), event),
       onMove: (event, x, y) => this.#hover(event, x, y),
     });
@@ -30,7 +30,7 @@ export class MapView {
     const columns = Math.max(1, Math.round((width - left - right) * scale));
     const rows = Math.round(height * scale);
     // If only the cursor has moved, the pixels of the last drawing are used again.
-    const key = JSON.stringify([columns, rows, this.app.state.get("view"), this.app.state.get("group"), colors.ink]);
+    const key = JSON.stringify([columns, rows, this.app.axis.kind, this.app.visibleRange(), this.app.state.get("group"), colors.ink]);
     if (key !== this.key || this.bands !== this.app.bands) this.image = this.#createImage(context, columns, rows, colors);
     this.key = key;
     this.bands = this.app.bands;
@@ -48,7 +48,10 @@ export class MapView {
   #createImage(context, columns, rows, colors) {
     const image = context.createImageData(columns, rows);
     const pixels = new Uint32Array(image.data.buffer);
-    this.view = this.app.state.get("view");
+    const { axis } = this.app;
+    const [first, last] = this.app.visibleRange();
+    this.visible = { first, firstEvent: axis.eventAt(first), lastEvent: axis.eventAt(last), perUnit: columns / (last - first) };
+    this.columnOf = axis.kind === "event" ? null : this.#columnTable(columns);
     this.#fillSegments(pixels, columns, rows, pixelOf(context, colors.reserved));
     this.#fillAllocations(pixels, columns, rows, this.#colors(context, colors));
     return image;
@@ -72,15 +75,15 @@ export class MapView {
 
   #fillAllocations(pixels, columns, rows, colors) {
     const { model, bands } = this.app;
-    const [first, last] = this.app.state.get("view");
+    const { firstEvent, lastEvent } = this.visible;
     if (this.rows !== rows) this.extents = this.#rowsOf(model.address, model.size, rows);
     this.rows = rows;
     const extents = { columns, ...this.extents };
     const { begin, end } = model;
-    const until = model.begunUntil(last);
+    const until = model.begunUntil(lastEvent);
     for (let i = 0; i < until; i++) {
       const band = bands.bandOf[i];
-      if (band >= 0 && end[i] > first) this.#fill(pixels, extents, i, begin[i], end[i], colors[band]);
+      if (band >= 0 && end[i] > firstEvent) this.#fill(pixels, extents, i, begin[i], end[i], colors[band]);
     }
   }
 
@@ -97,13 +100,28 @@ export class MapView {
     return { top, bottom };
   }
 
+  /** Return the pixel column of each visible event. A table is faster than the scattered positions on the axis. */
+  #columnTable(columns) {
+    const { axis } = this.app;
+    const { firstEvent, lastEvent } = this.visible;
+    const table = new Uint16Array(lastEvent - firstEvent + 1).fill(columns);
+    const { to } = axis.columns(...this.app.visibleRange(), columns);
+    let next = 0;
+    for (let column = 0; column < columns; column++) {
+      table.fill(column, next, to[column] - firstEvent + 1);
+      next = to[column] - firstEvent + 1;
+    }
+    return table;
+  }
+
   /** Fill the pixels of item i, from event `begin` to event `end`; at least one pixel. */
   #fill(pixels, { columns, top, bottom }, i, begin, end, color) {
-    const [first, last] = this.view;
-    const perEvent = columns / (last - first);
-    const left = begin <= first ? 0 : ((begin - first) * perEvent) | 0;
+    const { first, firstEvent, lastEvent, perUnit } = this.visible;
+    const { columnOf } = this;
+    if (begin > lastEvent || end <= firstEvent) return;
+    const left = begin <= firstEvent ? 0 : columnOf ? columnOf[begin - firstEvent] : ((begin - first) * perUnit) | 0;
     if (left >= columns) return;
-    const right = end >= last ? columns : Math.max(left + 1, ((end - first) * perEvent) | 0);
+    const right = end > lastEvent ? columns : Math.max(left + 1, columnOf ? columnOf[end - firstEvent] : ((end - first) * perUnit) | 0);
     const stop = bottom[i] * columns;
     for (let row = top[i] * columns; row < stop; row += columns) {
       for (let pixel = row + left; pixel < row + right; pixel++) pixels[pixel] = color;
@@ -112,7 +130,7 @@ export class MapView {
 
   #drawCursor(context, width, height, colors) {
     const x = this.scale.x(this.app.state.get("cursor"), width);
-    if (x >= this.scale.left && x <= width - this.scale.right) {
+    if (this.scale.contains(x, width)) {
       context.strokeStyle = colors.accent;
       context.lineWidth = 2;
       context.beginPath();
@@ -125,7 +143,7 @@ export class MapView {
     const { model } = this.app;
     const perByte = height / Math.max(this.space.total, 1);
     const left = Math.max(this.scale.x(model.begin[picked], width), this.scale.left);
-    const right = Math.min(this.scale.x(model.end[picked], width), width - this.scale.right);
+    const right = Math.min(this.scale.x(Math.min(model.end[picked], model.events), width), width - this.scale.right);
     context.strokeStyle = colors.ink;
     context.strokeRect(left, this.positions[picked] * perByte, Math.max(right - left, 2), Math.max(model.size[picked] * perByte, 2));
   }
@@ -141,7 +159,7 @@ export class MapView {
   }
 
   #hover(event, x, y) {
-    const pointedEvent = Math.max(-1, Math.min(this.app.model.events - 1, Math.round(this.scale.event(x, this.surface.width))));
+    const pointedEvent = this.scale.event(x, this.surface.width);
     const allocation = this.#allocationAt(pointedEvent, y);
     const address = this.space.addressAt((y / this.surface.height) * this.space.total);
     const positionText = `${this.app.eventLabel(pointedEvent)} · address 0x${address.toString(16)}`;

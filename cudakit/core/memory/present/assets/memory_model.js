@@ -4,9 +4,8 @@
 // before the first event. core/memory/present/page.py writes the arrays.
 
 import { CallTree } from "./flame.js";
+import { FreeMemory } from "./memory_free.js";
 
-// Number of events in one bucket: drawings of long traces use one summary per bucket.
-const BUCKET = 64;
 const NO_STACK = "no call stack recorded";
 
 export class MemoryModel {
@@ -30,6 +29,7 @@ export class MemoryModel {
     this.byEnd = orderBy(this.end, this.events);
     this.eventAllocation = this.#allocationOfEvents();
     this.curves = this.#curves();
+    this.free = new FreeMemory(this);
     this.tree = new CallTree(arrays.node_parent, arrays.node_frame, facts.frames);
     this.frameTexts = this.tree.texts;
   }
@@ -189,6 +189,14 @@ export class MemoryModel {
     return applyMask(bytes, mask);
   }
 
+  /** Return the first event from `first` to `last` after which the most memory is requested. */
+  peakBetween(first, last) {
+    const { requested } = this.curves;
+    let peak = first;
+    for (let event = first; event <= last; event++) if (requested[event + 1] > requested[peak + 1]) peak = event;
+    return peak;
+  }
+
   /** Return the self bytes of each node of the call tree: those of stacks that end at the node. */
   selfBytes(stackBytes) {
     const bytes = new Float64Array(this.tree.parent.length);
@@ -224,225 +232,4 @@ function orderBy(values, events) {
   const order = new Uint32Array(values.length);
   for (let i = 0; i < values.length; i++) order[starts[Math.min(values[i], events) + 1]++] = i;
   return order;
-}
-
-/**
- * The memory of the largest groups at every event, for stacked bands.
- *
- * bandOf[i] is the band of allocation i; the last band has all other groups. An allocation that a filter
- * excludes has band -1. The summary of a bucket is the state at the event with the most memory in it.
- */
-export class Bands {
-  constructor(model, grouping, mask, limit) {
-    this.model = model;
-    this.names = [];
-    this.bandOf = this.#assign(grouping, mask, limit);
-    this.buckets = Math.ceil((model.events + 1) / BUCKET);
-    const width = this.names.length;
-    this.starts = new Float64Array(this.buckets * width);
-    this.highest = new Float64Array(this.buckets * width);
-    this.totals = new Float64Array(this.buckets);
-    this.#summarize();
-  }
-
-  #assign(grouping, mask, limit) {
-    const { model } = this;
-    const largest = model.groupsAt(model.facts.peak_event, grouping, mask).slice(0, limit);
-    const band = new Map(largest.map((group, i) => [group.id, i]));
-    this.ids = largest.map((group) => group.id);
-    this.names = grouping.names ? grouping.names(this.ids) : this.ids.map(grouping.name);
-    this.names.push("all others");
-    const bands = new Int8Array(model.count);
-    for (let i = 0; i < bands.length; i++) {
-      const excluded = mask && !mask[model.arrays.stack[i]];
-      bands[i] = excluded ? -1 : (band.get(grouping.ids[i]) ?? largest.length);
-    }
-    return bands;
-  }
-
-  #summarize() {
-    const width = this.names.length;
-    const state = new BandState(this, -1, new Float64Array(width));
-    for (let bucket = 0; bucket < this.buckets; bucket++) {
-      const first = bucket * BUCKET - 1;
-      state.advanceTo(first);
-      this.starts.set(state.values, bucket * width);
-      const last = Math.min(first + BUCKET - 1, this.model.events - 1);
-      this.totals[bucket] = state.copyHighest(first, last, this.highest, bucket * width);
-    }
-  }
-
-  /** Return the number of allocations whose end is at or before an event. */
-  endedUntil(event) {
-    const { byEnd, end, count } = this.model;
-    let low = 0;
-    let high = count;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (end[byEnd[middle]] <= event) low = middle + 1;
-      else high = middle;
-    }
-    return low;
-  }
-
-  /**
-   * Return the bytes of each band for each of `columns` equal parts of the events from first to last. The value
-   * of a part is that at its event with the most memory. Item column * (number of bands) + band of the array.
-   */
-  sample(first, last, columns) {
-    const perColumn = (last - first) / columns;
-    return perColumn >= BUCKET ? this.#sampleBuckets(first, last, columns) : this.#sampleEvents(first, last, columns);
-  }
-
-  #sampleBuckets(first, last, columns) {
-    const width = this.names.length;
-    const samples = new Float64Array(columns * width);
-    for (let column = 0; column < columns; column++) {
-      const from = bucketOf(first + ((last - first) * column) / columns, this.buckets);
-      const to = bucketOf(first + ((last - first) * (column + 1)) / columns, this.buckets);
-      let highest = from;
-      for (let bucket = from; bucket <= to; bucket++) if (this.totals[bucket] > this.totals[highest]) highest = bucket;
-      samples.set(this.highest.subarray(highest * width, (highest + 1) * width), column * width);
-    }
-    return samples;
-  }
-
-  #sampleEvents(first, last, columns) {
-    const width = this.names.length;
-    const samples = new Float64Array(columns * width);
-    const bucket = bucketOf(first, this.buckets);
-    const values = this.starts.slice(bucket * width, (bucket + 1) * width);
-    const state = new BandState(this, bucket * BUCKET - 1, values);
-    for (let column = 0; column < columns; column++) {
-      const from = Math.floor(first + ((last - first) * column) / columns);
-      const to = Math.max(from, Math.ceil(first + ((last - first) * (column + 1)) / columns) - 1);
-      state.copyHighest(from, to, samples, column * width);
-    }
-    return samples;
-  }
-}
-
-/** The bytes of each band after one event; the state can only advance to later events. */
-class BandState {
-  constructor(bands, event, values) {
-    const { model } = bands;
-    this.values = values;
-    this.total = values.reduce((sum, value) => sum + value, 0);
-    this.bandOf = bands.bandOf;
-    this.model = model;
-    this.begun = event < 0 ? 0 : model.begunUntil(event);
-    this.ended = bands.endedUntil(event);
-  }
-
-  /** Change the values to the state after an event. */
-  advanceTo(event) {
-    const { begin, end, byEnd, size, count } = this.model;
-    const { bandOf } = this;
-    for (; this.begun < count && begin[this.begun] <= event; this.begun++) this.#change(bandOf[this.begun], size[this.begun]);
-    for (; this.ended < count && end[byEnd[this.ended]] <= event; this.ended++) {
-      const index = byEnd[this.ended];
-      this.#change(bandOf[index], -size[index]);
-    }
-  }
-
-  #change(band, bytes) {
-    if (band < 0) return;
-    this.values[band] += bytes;
-    this.total += bytes;
-  }
-
-  /** Copy the values at the event with the most memory, of the events from first to last; return their sum. */
-  copyHighest(first, last, target, offset) {
-    let highest = -1;
-    for (let event = first; event <= last; event++) {
-      this.advanceTo(event);
-      if (this.total > highest) {
-        highest = this.total;
-        target.set(this.values, offset);
-      }
-    }
-    return highest;
-  }
-}
-
-function bucketOf(event, buckets) {
-  return Math.max(0, Math.min(buckets - 1, Math.floor((event + 1) / BUCKET)));
-}
-
-/** Samples a curve for drawing: the highest value in each of equal parts of the events. */
-export class CurveSampler {
-  constructor(curve) {
-    this.curve = curve;
-    this.highest = new Float64Array(Math.ceil(curve.length / BUCKET));
-    for (let i = 0; i < curve.length; i++) {
-      const bucket = Math.floor(i / BUCKET);
-      if (curve[i] > this.highest[bucket]) this.highest[bucket] = curve[i];
-    }
-  }
-
-  /** Return the highest values in `columns` equal parts of the events from first to last. */
-  sample(first, last, columns) {
-    const samples = new Float64Array(columns);
-    const perColumn = (last - first) / columns;
-    const [values, scale] = perColumn >= BUCKET ? [this.highest, BUCKET] : [this.curve, 1];
-    for (let column = 0; column < columns; column++) {
-      const from = Math.floor((first + 1 + perColumn * column) / scale);
-      const to = Math.ceil((first + 1 + perColumn * (column + 1)) / scale) - 1;
-      for (let i = Math.max(from, 0); i <= Math.min(Math.max(to, from), values.length - 1); i++) {
-        if (values[i] > samples[column]) samples[column] = values[i];
-      }
-    }
-    return samples;
-  }
-}
-
-/**
- * Addresses without the gaps between segments. The position of an address is the number of bytes below it
- * that were reserved at some time.
- */
-export class AddressSpace {
-  constructor(model) {
-    const { segment_address: address, segment_size: size } = model.arrays;
-    const order = Array.from(address, (_, i) => i).sort((a, b) => address[a] - address[b]);
-    this.starts = [];
-    this.positions = [];
-    let end = -1;
-    let position = 0;
-    for (const i of order) {
-      const from = Math.max(address[i], end);
-      const to = address[i] + size[i];
-      if (to <= from) continue;
-      if (address[i] > end) {
-        this.starts.push(address[i]);
-        this.positions.push(position);
-      }
-      position += to - from;
-      end = to;
-    }
-    this.total = position;
-  }
-
-  /** Return the position of an address. */
-  position(address) {
-    let low = 0;
-    let high = this.starts.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.starts[middle] <= address) low = middle + 1;
-      else high = middle;
-    }
-    return low ? this.positions[low - 1] + address - this.starts[low - 1] : 0;
-  }
-
-  /** Return the address at a position. */
-  addressAt(position) {
-    let low = 0;
-    let high = this.positions.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.positions[middle] <= position) low = middle + 1;
-      else high = middle;
-    }
-    return low ? this.starts[low - 1] + position - this.positions[low - 1] : 0;
-  }
 }

@@ -1,89 +1,32 @@
 // The chart of memory over time: stacked bands, curves, markers, ranges, the cursor and the selected window.
 
-import { Surface, fitted, formatBytes, formatCount, pixelOf, ticks } from "./canvas.js";
-import { CurveSampler } from "./memory_model.js";
+import { Surface, fitted, formatBytes, formatShare, pixelOf, ticks } from "./canvas.js";
+import { CurveSampler } from "./memory_bands.js";
+import { TimeScale, addTimeGestures } from "./memory_gestures.js";
 
-// Width of the labels of the y axis, space above the plot, height of the x axis and height of a lane, in pixels.
-const LEFT = 72;
+// Heights in pixels: the space above the plot, the plot, the space between the plots, the plot of fragmentation, the
+// x axis, and a lane.
 const TOP = 8;
+const PLOT = 230;
+const GAP = 16;
+const SHARES = 44;
 const AXIS = 22;
 const LANE = 16;
+const BOTTOM = TOP + PLOT + GAP + SHARES; // y coordinate of the x axis
 const MOST_LANES = 6;
 const CURVES = ["reserved", "active", "allocated", "requested"];
-
-/** The x axis of all views over time: converts events to pixels, and pixels to events. */
-export class TimeScale {
-  constructor(state, left = LEFT, right = 8) {
-    this.state = state;
-    this.left = left;
-    this.right = right;
-  }
-
-  x(event, width) {
-    const [first, last] = this.state.get("view");
-    return this.left + ((event - first) / (last - first)) * (width - this.left - this.right);
-  }
-
-  event(x, width) {
-    const [first, last] = this.state.get("view");
-    return first + ((x - this.left) / (width - this.left - this.right)) * (last - first);
-  }
-}
-
-/** Add gestures to a view over time: the wheel zooms, dragging moves or brushes, and a click sets the cursor. */
-export function addTimeGestures(app, surface, scale, { onClick, onMove, brush }) {
-  const { canvas } = surface;
-  const clamp = (event) => Math.max(-1, Math.min(app.model.events - 1, Math.round(event)));
-  canvas.addEventListener(
-    "wheel",
-    (event) => {
-      event.preventDefault();
-      const [x] = surface.position(event);
-      if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) app.pan((event.deltaX / surface.width) * 0.5);
-      else app.zoom(scale.event(x, surface.width), Math.exp(event.deltaY * 0.0015));
-    },
-    { passive: false },
-  );
-  let drag = null;
-  canvas.addEventListener("pointerdown", (event) => {
-    const [x] = surface.position(event);
-    drag = { x, view: app.state.get("view"), moved: false, brushing: brush && !event.shiftKey };
-    canvas.setPointerCapture(event.pointerId);
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    const [x, y] = surface.position(event);
-    if (!drag) return onMove(event, x, y);
-    if (Math.abs(x - drag.x) < 4 && !drag.moved) return;
-    drag.moved = true;
-    if (drag.brushing) {
-      const ends = [scale.event(drag.x, surface.width), scale.event(x, surface.width)].sort((a, b) => a - b).map(clamp);
-      app.state.set({ brush: ends[0] < ends[1] ? ends : null });
-    } else {
-      const [first, last] = drag.view;
-      app.show(first + ((drag.x - x) / surface.width) * (last - first), last - first);
-    }
-  });
-  canvas.addEventListener("pointerup", (event) => {
-    const [x, y] = surface.position(event);
-    if (drag && !drag.moved) onClick(clamp(scale.event(x, surface.width)), x, y);
-    drag = null;
-  });
-  canvas.addEventListener("pointerleave", () => app.tooltip.hide());
-  canvas.addEventListener("dblclick", () => app.showAll());
-}
 
 export class TimeView {
   constructor(app) {
     this.app = app;
-    this.scale = new TimeScale(app.state);
+    this.scale = new TimeScale(app);
     this.lanes = lanesOf(app.model);
-    this.plotHeight = 230;
-    const height = TOP + this.plotHeight + AXIS + this.lanes.length * LANE;
+    const height = BOTTOM + AXIS + this.lanes.length * LANE;
     this.surface = new Surface(height, "Memory over time", (...parts) => this.#draw(...parts));
     this.element = this.surface.element;
     this.curves = Object.fromEntries(CURVES.map((name) => [name, new CurveSampler(app.model.curves[name])]));
     addTimeGestures(app, this.surface, this.scale, {
-      brush: true,
+      selectsWindow: true,
       onClick: (event) => app.state.set({ cursor: event, brush: null }),
       onMove: (event, x, y) => this.#hover(event, x, y),
     });
@@ -93,19 +36,27 @@ export class TimeView {
     this.surface.redraw();
   }
 
+  /** Draw the curves of the free memory from now on. */
+  showFreeMemory({ share, fragmentation }) {
+    this.shares = { share: new CurveSampler(share), fragmentation: new CurveSampler(fragmentation) };
+    this.redraw();
+  }
+
   #draw(context, width, height, colors) {
-    const [first, last] = this.app.state.get("view");
-    const columns = Math.max(1, Math.floor(width - this.scale.left - this.scale.right));
-    const reserved = this.curves.reserved.sample(first, last, columns);
-    const bands = this.app.bands.sample(first, last, columns);
+    const [first, last] = this.app.visibleRange();
+    const count = Math.max(1, Math.floor(width - this.scale.left - this.scale.right));
+    const columns = this.app.axis.columns(first, last, count);
+    const reserved = this.curves.reserved.sample(columns);
+    const bands = this.app.bands.sample(columns);
     this.top = Math.max(1, this.#highest(reserved, bands)) * 1.04;
-    this.sampled = { bands, columns };
-    this.#drawBands(context, bands, columns, colors);
-    this.#drawAxis(context, width, colors);
+    this.sampled = { bands, columns: count };
+    this.#drawBands(context, bands, count, colors);
+    this.#drawAxes(context, width, colors);
     for (const [name, dash] of [["reserved", []], ["allocated", [5, 3]], ["requested", [1, 3]]]) {
-      const values = name === "reserved" ? reserved : this.curves[name].sample(first, last, columns);
-      this.#drawCurve(context, values, name === "reserved" ? colors.muted : colors.ink, dash);
+      const values = name === "reserved" ? reserved : this.curves[name].sample(columns);
+      this.#drawCurve(context, values, (value) => this.#y(value), name === "reserved" ? colors.muted : colors.ink, dash);
     }
+    this.#drawShares(context, columns, width, colors);
     this.#drawMarkers(context, width, colors);
     this.#drawLanes(context, width, colors);
     this.#drawCursor(context, width, height, colors);
@@ -125,38 +76,61 @@ export class TimeView {
   }
 
   #y(bytes) {
-    return TOP + this.plotHeight * (1 - bytes / this.top);
+    return TOP + PLOT * (1 - bytes / this.top);
   }
 
-  #drawAxis(context, width, colors) {
+  #drawAxes(context, width, colors) {
+    const [first, last] = this.app.visibleRange();
     context.globalAlpha = 1;
-    const [first, last] = this.app.state.get("view");
-    const bottom = TOP + this.plotHeight;
     context.lineWidth = 1;
     context.strokeStyle = colors.line;
     context.fillStyle = colors.muted;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    for (const value of ticks(0, this.top, 5, 2)) {
-      const y = Math.round(this.#y(value)) + 0.5;
+    const drawTick = (text, atY) => {
+      const y = Math.round(atY) + 0.5;
       context.beginPath();
       context.moveTo(this.scale.left, y);
       context.lineTo(width - this.scale.right, y);
       context.stroke();
-      context.fillText(formatBytes(value), this.scale.left - 8, y);
-    }
+      context.fillText(text, this.scale.left - 8, y);
+    };
+    for (const value of ticks(0, this.top, 5, 2)) drawTick(formatBytes(value), this.#y(value));
+    for (const share of [0, 1]) drawTick(`${share * 100}%`, shareY(share));
+    context.fillText("fragmentation", this.scale.left - 8, shareY(0.5));
     context.textAlign = "center";
     context.textBaseline = "top";
-    for (const value of ticks(first, last, Math.max(2, width / 130), 10)) {
-      if (Number.isInteger(value)) context.fillText(formatCount(value), this.scale.x(value, width), bottom + 6);
+    const values = ticks(first, last, Math.max(2, width / 130), 10);
+    const step = values.length > 1 ? values[1] - values[0] : last - first;
+    for (const value of values) {
+      const text = this.app.axis.tickText(value, step);
+      // The last label ends at the edge of the chart.
+      const rightmost = width - context.measureText(text).width / 2;
+      context.fillText(text, Math.min(this.scale.xOf(value, width), rightmost), BOTTOM + 6);
     }
+  }
+
+  /** Draw the free share of the reserved memory as an area, and the external fragmentation as a line. */
+  #drawShares(context, columns, width, colors) {
+    context.fillStyle = colors.muted;
+    context.textBaseline = "bottom";
+    context.textAlign = "left";
+    if (!this.shares) {
+      context.fillText("computing the fragmentation…", this.scale.left + 4, shareY(0) - 4);
+      return;
+    }
+    context.fillStyle = colors.reserved;
+    this.shares.share.sample(columns).forEach((share, column) => {
+      context.fillRect(this.scale.left + column, shareY(share), 1, share * SHARES);
+    });
+    this.#drawCurve(context, this.shares.fragmentation.sample(columns), shareY, colors.error, []);
   }
 
   /** Draw the bands pixel by pixel, which is many times faster than drawing rectangles. */
   #drawBands(context, bands, columns, colors) {
     const scale = this.surface.scale;
     const pixelColumns = Math.round(columns * scale);
-    const pixelRows = Math.round(this.plotHeight * scale);
+    const pixelRows = Math.round(PLOT * scale);
     const image = context.createImageData(pixelColumns, pixelRows);
     const pixels = new Uint32Array(image.data.buffer).fill(pixelOf(context, colors.surface));
     const count = this.app.bands.names.length;
@@ -180,13 +154,13 @@ export class TimeView {
     context.putImageData(image, Math.round(this.scale.left * scale), Math.round(TOP * scale));
   }
 
-  #drawCurve(context, values, color, dash) {
+  #drawCurve(context, values, yOf, color, dash) {
     context.strokeStyle = color;
     context.lineWidth = 1.5;
     context.setLineDash(dash);
     context.beginPath();
     for (let column = 0; column < values.length; column++) {
-      const y = this.#y(values[column]);
+      const y = yOf(values[column]);
       if (column) context.lineTo(this.scale.left + column, y);
       context.lineTo(this.scale.left + column + 1, y);
     }
@@ -199,12 +173,12 @@ export class TimeView {
     const labelPositions = []; // x coordinates of the labels, in pixels
     const drawMarker = (event, color, text) => {
       const x = this.scale.x(event, width);
-      if (x < this.scale.left || x > width - this.scale.right) return;
+      if (!this.scale.contains(x, width)) return;
       context.strokeStyle = context.fillStyle = color;
       context.setLineDash([4, 3]);
       context.beginPath();
       context.moveTo(x, TOP);
-      context.lineTo(x, TOP + this.plotHeight);
+      context.lineTo(x, BOTTOM);
       context.stroke();
       context.setLineDash([]);
       if (labelPositions.some((position) => Math.abs(position - x) < 100)) return;
@@ -224,7 +198,7 @@ export class TimeView {
     context.textBaseline = "middle";
     context.textAlign = "left";
     this.lanes.forEach((lane, index) => {
-      const top = TOP + this.plotHeight + AXIS + index * LANE;
+      const top = BOTTOM + AXIS + index * LANE;
       let drawnUntil = -1;
       for (const { first, last, name } of lane) {
         const x = Math.max(this.scale.x(first, width), this.scale.left);
@@ -243,7 +217,7 @@ export class TimeView {
     const { state } = this.app;
     const drawLine = (event) => {
       const x = this.scale.x(event, width);
-      if (x < this.scale.left || x > width - this.scale.right) return;
+      if (!this.scale.contains(x, width)) return;
       context.beginPath();
       context.moveTo(x, 0);
       context.lineTo(x, height);
@@ -254,7 +228,7 @@ export class TimeView {
       const [from, to] = brush.map((event) => Math.min(Math.max(this.scale.x(event, width), this.scale.left), width - this.scale.right));
       context.fillStyle = colors.accent;
       context.globalAlpha = 0.16;
-      context.fillRect(from, TOP, to - from, this.plotHeight);
+      context.fillRect(from, TOP, to - from, BOTTOM - TOP);
       context.globalAlpha = 1;
     }
     context.strokeStyle = colors.accent;
@@ -265,12 +239,14 @@ export class TimeView {
   #hover(event, x, y) {
     const { app } = this;
     const width = this.surface.width;
-    const pointedEvent = Math.max(-1, Math.min(app.model.events - 1, Math.round(this.scale.event(x, width))));
+    const pointedEvent = this.scale.event(x, width);
     const totals = ["reserved", "active", "requested"].map((name) => `${name} ${formatBytes(app.model.curves[name][pointedEvent + 1])}`);
     const lines = [app.eventLabel(pointedEvent), totals.join(" · ")];
+    const free = app.model.free.at(pointedEvent);
+    if (free) lines.push(`free in segments ${formatBytes(free.free)} · largest free block ${formatBytes(free.largest)} · fragmentation ${formatShare(free.fragmentation)}`);
     const band = this.#bandAt(x, y);
     if (band !== null) lines.push(`${app.bands.names[band.band]}: ${formatBytes(band.bytes)}`);
-    const lane = this.lanes[Math.floor((y - TOP - this.plotHeight - AXIS) / LANE)];
+    const lane = this.lanes[Math.floor((y - BOTTOM - AXIS) / LANE)];
     const range = lane?.find(({ first, last }) => first <= pointedEvent && pointedEvent < last);
     if (range) lines.push(`range ${range.name}`);
     app.tooltip.show(event, lines);
@@ -289,6 +265,11 @@ export class TimeView {
     }
     return null;
   }
+}
+
+/** Return the y coordinate of a share, from 0 to 1. */
+function shareY(share) {
+  return BOTTOM - SHARES * share;
 }
 
 /** Return the annotations in lanes, one lane for each nesting depth; the outermost lane is first. */
