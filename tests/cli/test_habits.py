@@ -38,6 +38,7 @@ LINES = {
     "doctor": ["--gpu", "sim"],
     "explain": ["700"],
     "memviz": [str(OOM)],
+    "profile": [LOG],
     "run": ["--sanitize", str(RACE)],
     "sanitize": [LOG],
 }
@@ -50,6 +51,7 @@ SCHEMAS = {
     "doctor": "cudakit.doctor/1",
     "explain": "cudakit.explain/1",
     "memviz": "cudakit.memviz/1",
+    "profile": "cudakit.profile/1",
     "run": "cudakit.sanitize/1",
     "sanitize": "cudakit.sanitize/1",
 }
@@ -163,7 +165,14 @@ def test_every_command_that_opens_a_gpu_can_simulate_it() -> None:
         if any("--gpu" in option.opts for option in options_of(command))
     }
 
-    assert offering == set(LINES) - {"bench compare", "explain", "memviz", "run", "sanitize"}
+    assert offering == set(LINES) - {
+        "bench compare",
+        "explain",
+        "memviz",
+        "profile",
+        "run",
+        "sanitize",
+    }
 
 
 def test_every_shown_option_has_a_help_and_is_in_a_group() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from cudakit.core.profile import tables
 from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.exports.timeline import Timeline, WorkKind, timeline
 from cudakit.core.profile.findings import find
 from cudakit.core.profile.host_time import IdleCause, ThreadTime, call_causes, divide_thread
 from cudakit.core.profile.idle import Gaps, busy_time, find_gaps
@@ -32,6 +31,7 @@ from cudakit.core.profile.steps import (
     steady_bounds,
     steps_of_device,
 )
+from cudakit.core.profile.timeline import Timeline, WorkKind, timeline
 from cudakit.core.profile.waits import host_waits
 from cudakit.trace.kinds import EventKind
 
@@ -59,8 +59,8 @@ def analyze(
 ) -> ProfileResult:
     """Return where the GPU time of all processes went.
 
-    ``demangle`` returns the readable form of a kernel's name. ``notes`` and ``incomplete`` are sentences about
-    the recording.
+    ``demangle`` returns the readable form of a kernel's name. ``notes`` and ``incomplete`` are sentences
+    about the recording.
     """
     spec = spec or ProfileSpec()
     timelines = [timeline(process) for process in activities]
@@ -125,13 +125,15 @@ class _Process:
     def _device(self, device: int) -> Device:
         work = self._timeline.work
         rows = np.flatnonzero(work.device == device)
+        first_ns, last_ns = int(work.start_ns[rows[0]]), int(work.end_ns[rows].max())
         division = _Division(
             busy_time(self._timeline, rows),
             find_gaps(self._timeline, rows, self._threads),
+            first_ns,
+            last_ns,
             self._origin_ns,
         )
         steps = steps_of_device(self._timeline, rows, self._steps)
-        first_ns, last_ns = int(work.start_ns[rows[0]]), int(work.end_ns[rows].max())
         start_ns, end_ns = steady_bounds(steps) or (first_ns, last_ns)
         is_measured = (work.start_ns[rows] >= start_ns) & (work.start_ns[rows] < end_ns)
         name, multiprocessors = self._device_facts(device)
@@ -189,8 +191,11 @@ class _Process:
             windows["time_ns"][windows["is_open"]],
             windows["time_ns"][~windows["is_open"]],
         )
-        start = min([first_ns, *opened[:1].tolist(), self._timeline.first_ns() or first_ns])
-        return start, max([last_ns, *closed[-1:].tolist(), self._timeline.last_ns() or last_ns])
+        starts = [first_ns, *opened[:1].tolist(), self._timeline.first_ns()]
+        ends = [last_ns, *closed[-1:].tolist(), self._timeline.last_ns()]
+        return min(time for time in starts if time is not None), max(
+            time for time in ends if time is not None
+        )
 
     def _step_rows(self, steps: DeviceSteps, division: _Division) -> Steps:
         begin = steps.begin_ns[: _MAX_STEPS + 1].tolist()
@@ -216,6 +221,8 @@ class _Division:
 
     busy: IntervalSet
     gaps: Gaps
+    first_ns: int  # start of the first work
+    last_ns: int  # end of the last work
     origin_ns: int
 
     def between(self, start_ns: int, end_ns: int) -> TimeDivision:
@@ -223,8 +230,8 @@ class _Division:
         gaps = self.gaps
         first, last = np.searchsorted(gaps.start_ns, [start_ns, end_ns])
         by_cause = gaps.by_cause_ns[first:last].sum(axis=0)
-        by_cause[IdleCause.NOT_STARTED] = max(int(self.busy.start_ns[0]) - start_ns, 0)
-        by_cause[IdleCause.ENDED] = max(end_ns - int(self.busy.end_ns[-1]), 0)
+        by_cause[IdleCause.NOT_STARTED] = max(self.first_ns - start_ns, 0)
+        by_cause[IdleCause.ENDED] = max(end_ns - self.last_ns, 0)
         idle = IdleTime(**{f"{cause.name.lower()}_ns": int(by_cause[cause]) for cause in IdleCause})
         busy = self.busy.covered_until(np.array([start_ns, end_ns]))
         return TimeDivision(

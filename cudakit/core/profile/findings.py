@@ -17,9 +17,11 @@ from typing import Final
 from cudakit.core.profile.result import Copies, Device, Finding, HostWait, Kernel
 from cudakit.document import Frame
 from cudakit.trace.kinds import Direction
-from cudakit.units import format_count, format_ratio, format_seconds
+from cudakit.units import format_ratio, format_seconds
 
 _MIN_SHARE: Final = 0.03
+# A call site whose waits cause less idle time is not worth a change.
+_MIN_WAIT_SHARE: Final = 0.01
 # Time between two kernels of a CUDA graph that depend on each other; 0.5 to 1.3 microseconds on H100 and H200
 # (cudakit bench graph).
 _GRAPH_NODE_NS: Final = 1_000
@@ -85,16 +87,13 @@ def _time(time_ns: float) -> str:
     return format_seconds(time_ns / 1e9)
 
 
-def _per_step(device: Device, count: int) -> str:
+def _per_step(device: Device, count: int, noun: str = "") -> str:
     """Return a count for each step; without steps, the count of the measured time."""
     steps = device.steps.measured
-    if not steps:
-        return format_count(count)
-    per_step = count / steps
-    number = (
-        f"{per_step:.1f}" if per_step < 10 and per_step != int(per_step) else f"{per_step:,.0f}"
-    )
-    return f"{number} a step"
+    per_step = count / max(steps, 1)
+    is_whole = per_step >= 10 or per_step == int(per_step)
+    number = f"{per_step:,.0f}" if is_whole else f"{per_step:.1f}"
+    return " ".join(filter(None, (number, noun, "a step" if steps else "")))
 
 
 def place(stack: tuple[Frame, ...], site: int) -> str:
@@ -121,7 +120,7 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
         device,
         "launch-bound",
         f"Launch-bound: the GPU waits {_share(device, idle)} of the time for the next launch "
-        f"({_per_step(device, kernels)} kernels of {_time(mean)} mean).",
+        f"({_per_step(device, kernels, 'kernels')}, {_time(mean)} mean).",
         idle - min(kernels * _GRAPH_NODE_NS, idle),
         "idle time of cause launch, minus 1 us for each kernel, the time between two nodes of a graph",
         (
@@ -139,13 +138,14 @@ def _host_waits(device: Device) -> Iterator[Finding]:
         if wait.kind == "wait":
             by_stack[wait.stack[wait.site :]].append(wait)
     for stack, waits in by_stack.items():
-        site = 0
         idle, blocked = sum(wait.idle_ns for wait in waits), sum(wait.blocked_ns for wait in waits)
         calls = sum(wait.calls for wait in waits)
+        if idle < _MIN_WAIT_SHARE * device.measured.length_ns:
+            continue
         yield from _finding(
             device,
             "host-wait",
-            f"The host waits for the GPU{_at(stack, site)} ({_per_step(device, calls)}, "
+            f"The host waits for the GPU{_at(stack, 0)} ({_per_step(device, calls)}, "
             f"{waits[0].function}): the GPU is then idle, {_share(device, idle)} of the time.",
             min(blocked, idle + device.measured.idle.launch_ns),
             "time of the host in these waits, at most the idle time that the waits and launching cause",
@@ -154,7 +154,7 @@ def _host_waits(device: Device) -> Iterator[Finding]:
                 "collect them on the GPU and read them every N steps",
                 "copy into pinned memory with non_blocking=True, and wait later by an event",
             ),
-            call_site=(stack, site),
+            call_site=(stack, 0),
         )
 
 
@@ -276,11 +276,11 @@ def _small_gemms(device: Device) -> Iterator[Finding]:
         yield from _finding(
             device,
             "small-gemms",
-            f"Small GEMMs{_at(kernel.stack, kernel.site)} run one after the other: {batch:,.0f} in a row, each "
-            f"with {kernel.blocks:,} thread blocks for {device.multiprocessors} multiprocessors "
+            f"Small GEMMs{_at(kernel.stack, kernel.site)} run one after the other: {batch:,.0f} in a row, "
+            f"each with {kernel.blocks:,} thread blocks for {device.multiprocessors} multiprocessors "
             f"({_time(kernel.median_ns)} median).",
             (kernel.total_ns + idle) * (1 - waves / batch),
-            "their time and their part of the launch idle time, times the share of waves that a batched GEMM saves",
+            "their time and their part of the launch idle time, times the share of waves that batching saves",
             ("if they do not depend on each other, run them as one batched GEMM: torch.bmm",),
             call_site=(kernel.stack, kernel.site),
         )

@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from cudakit.core.profile.exports.timeline import Timeline, WorkKind
 from cudakit.core.profile.intervals import Times
+from cudakit.core.profile.timeline import Timeline, WorkKind
 from cudakit.trace.kinds import Direction, EventKind, MemoryKind, SynchronizationType
 
 

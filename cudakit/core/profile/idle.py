@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.profile.exports.timeline import Timeline
 from cudakit.core.profile.host_time import IdleCause, ThreadTime
 from cudakit.core.profile.intervals import IntervalSet, Times, union
+from cudakit.core.profile.timeline import Timeline
 
 _DRAINING = (IdleCause.HOST_WAIT, IdleCause.ALLOCATION)
 

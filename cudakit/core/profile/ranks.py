@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cudakit.core.profile.exports.timeline import Timeline, WorkKind
 from cudakit.core.profile.intervals import Times
 from cudakit.core.profile.result import Straggler
+from cudakit.core.profile.timeline import Timeline, WorkKind
 
 
 def match_collectives(timelines: Sequence[Timeline]) -> Straggler | None:

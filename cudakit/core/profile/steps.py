@@ -1,8 +1,8 @@
 """Find the steps of a program, such as the iterations of a training loop.
 
-A step is found on the host, by a range, a mark or a repeated sequence of launches. Its time is measured on the
-device: it lasts from the first work of the device's main stream that the step launched to the first such work
-of the next step. Thus a step contains all idle time, also that between two iterations of the loop.
+A step is found on the host, by a range, a mark or a repeated sequence of launches. Its time is measured on
+the device: it lasts from the first work of the device's main stream that the step launched to the first such
+work of the next step. Thus a step contains all idle time, also that between two iterations of the loop.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from cudakit.core.profile.exports.timeline import Timeline, WorkKind
 from cudakit.core.profile.intervals import Times
+from cudakit.core.profile.timeline import Timeline, WorkKind
 from cudakit.trace.kinds import EventKind
 
 StepSource: TypeAlias = Literal["range", "mark", "repetition", "none"]

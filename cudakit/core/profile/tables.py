@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cudakit.core.profile.call_sites import call_site_index, document_frames
-from cudakit.core.profile.exports.timeline import Timeline, WorkKind
 from cudakit.core.profile.intervals import IntervalSet, Times, intersection, union
 from cudakit.core.profile.nvtx import OpenRanges
 from cudakit.core.profile.result import (
@@ -21,10 +20,21 @@ from cudakit.core.profile.result import (
     StreamWork,
 )
 from cudakit.core.profile.steps import without_numbers
+from cudakit.core.profile.timeline import Timeline, WorkKind
 from cudakit.document import Frame
 from cudakit.trace.kinds import Direction, EventKind, MemoryKind
 from cudakit.trace.trace_file import Frame as TraceFrame
+from cudakit.trace.trace_file import Stack
 
+_LIBRARY = re.compile(
+    r"""(?:^|/)(?:site-packages|dist-packages)/       # installed packages
+    | /lib/python3[.\d]*/                             # the standard library
+    | /cudakit/(?:api|core|gpu|run)/                  # cudakit itself, also outside site-packages
+    | ^<(?!stdin>|string>|ipython)                    # generated code, unless a person typed it
+    | ^$                                              # a frame without a file
+    """,
+    re.VERBOSE,
+)
 _HOST_MEMORY = {
     MemoryKind.PAGEABLE: "pageable",
     MemoryKind.PINNED: "pinned",
@@ -81,6 +91,17 @@ class WorkTable:
             return (), 0
         site = int(values[np.argmax(np.bincount(index, weights=self.duration_ns[positions]))])
         return stack_of(self.timeline, site)
+
+
+def call_site_index(stack: Stack) -> int:
+    """Return the index of the innermost frame outside of libraries; 0 if all frames are in libraries."""
+    in_program = (index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file))
+    return next(in_program, 0)
+
+
+def document_frames(stack: Stack) -> tuple[Frame, ...]:
+    """Return a call stack of a trace as frames of a document."""
+    return tuple(Frame(frame.function, frame.file, frame.line) for frame in stack)
 
 
 def stack_of(timeline: Timeline, site: int) -> tuple[tuple[Frame, ...], int]:

@@ -1,4 +1,4 @@
-"""Sum the calls in which the host waited, allocated or freed, by call site, with the idle time they caused."""
+"""Sum the calls in which the host waited, allocated or freed, by call site, with the idle time caused."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Literal
 
 import numpy as np
 
-from cudakit.core.profile.exports.timeline import Timeline
 from cudakit.core.profile.host_time import IdleCause
 from cudakit.core.profile.idle import Gaps
 from cudakit.core.profile.intervals import Times
 from cudakit.core.profile.result import HostWait
 from cudakit.core.profile.tables import groups, stack_of
+from cudakit.core.profile.timeline import Timeline
 
 _KINDS: dict[IdleCause, Literal["wait", "allocation"]] = {
     IdleCause.HOST_WAIT: "wait",

@@ -92,6 +92,11 @@ class Program:
         self._emit(body, device=device)
         return end
 
+    def kernel_without_call(self, name: str, duration_ns: int) -> None:
+        """Launch a kernel whose API call is not recorded."""
+        self.kernel(name, duration_ns)
+        del self.events[-2]
+
     def graph(self, names: list[str], duration_ns: int, *, stream: int = 1, line: int = 0) -> None:
         """Launch a graph of kernels, which run one after the other. Node i has the site of line 1000 + i."""
         correlation = self.call("cudaGraphLaunch", self.launch_ns, line=line)
@@ -122,7 +127,7 @@ class Program:
     def synchronize(self, *, line: int = 0, latency_ns: int = 2 * US) -> None:
         """Wait for all work; the call returns ``latency_ns`` after the work has ended."""
         start = self.now_ns
-        end = max(start, *self.stream_end_ns.values()) + latency_ns
+        end = max([start, *self.stream_end_ns.values()]) + latency_ns
         correlation = self.call("cudaStreamSynchronize", end - start, line=line)
         kind = SynchronizationType.STREAM_SYNC
         self._emit(Synchronization(1, start, end, kind, correlation))

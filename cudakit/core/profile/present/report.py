@@ -282,11 +282,11 @@ def _steps_sentence(steps: Steps) -> str:
         "mark": f"the mark '{steps.name}'",
         "repetition": "a repeated sequence of launches",
     }[steps.source]
-    warm_up = (
-        f"; the first {_count('step', steps.warm_up)} are warm-up and left out"
-        if steps.warm_up
-        else ""
-    )
+    warm_up = ""
+    if steps.warm_up == 1:
+        warm_up = "; the first step is warm-up and left out"
+    elif steps.warm_up:
+        warm_up = f"; the first {steps.warm_up:,} steps are warm-up and left out"
     return f"Steps are found by {source}: {_count('step', steps.measured)} measured{warm_up}."
 
 
