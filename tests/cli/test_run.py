@@ -285,7 +285,12 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
         (["--memory", "--stop-on-first"], "--stop-on-first needs --sanitize"),
         (
             ["--memory", "--log", "a.log", "--show", "possible"],
-            "--log and --show need --sanitize",
+        (["--memory", "--log", "races.log"], "--log needs --sanitize or --profile"),
+        (["--profile", "--show", "possible"], "--show needs --sanitize"),
+        (["--profile", "--sanitize"], "--profile and --sanitize exclude each other"),
+        (["--profile", "--memory"], "--profile with --memory needs --no-driver"),
+        (["--sanitize", "--delay", "3", "--paused"], "--delay and --paused need --profile"),
+        (["--profile", "--duration", "0"], "0.0 is not in the range"),
         ),
         (["--sanitize", "-o", "races.xyz"], "no suffix of a known format"),
         (["--sanitize", "-o", "races"], "no suffix of a known format"),

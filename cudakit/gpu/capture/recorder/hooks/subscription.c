@@ -13,6 +13,7 @@
 #include "model/ids.h"
 #include "model/kernels.h"
 #include "model/ranges.h"
+#include "profile/window.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 #include "write/spool.h"
@@ -166,6 +167,7 @@ static void after_fork_in_child(void)
     kernels_clear();
     ids_clear();
     exact_clear();
+    profile_forked();
 }
 
 /* Exit handlers run in reverse order of registration. This handler is registered after the library is loaded, so that
@@ -210,6 +212,7 @@ bool subscription_begin(const char *library, bool memory_only, char *error, size
 
 void subscription_end(void)
 {
+    profile_end();
     if (!is_subscribed && !is_tracing)
         return;
     nvtx_enable(false);
