@@ -15,7 +15,7 @@ from cudakit.gpu.capture.installed import (
     SearchPaths,
     find_frame_readers,
     find_recorder,
-    toolkits,
+    toolkit_directories,
     unique_directories,
 )
 from cudakit.gpu.capture.preflight import (
@@ -96,12 +96,12 @@ def preflight_profile(
     loaded into this process: CUPTI is tried in another one.
     """
     try:
-        return _ready(python or sys.executable, paths or SearchPaths.of_this_process())
+        return _find_files(python or sys.executable, paths or SearchPaths.of_this_process())
     except EnvironmentUnusable as error:
         return Refusal(error.message, error.hint)
 
 
-def _ready(python: str, paths: SearchPaths) -> ProfileReady:
+def _find_files(python: str, paths: SearchPaths) -> ProfileReady:
     refuse_other_tools(paths.environment)
     packages = [] if python == sys.executable else search_path(python, paths.environment)
     # The program's packages come first: its framework loads CUPTI from there.
@@ -132,7 +132,7 @@ def _installed(paths: SearchPaths) -> Iterator[Cupti]:
         # site-packages of a Conda environment: PREFIX/lib/python3.12/site-packages
         if len(directory.parents) > 1:
             yield from _libraries_in(directory.parents[1], (".",))
-    for toolkit in unique_directories(toolkits(paths)):
+    for toolkit in unique_directories(toolkit_directories(paths)):
         yield from _libraries_in(toolkit, _IN_TOOLKITS)
     for name in paths.environment.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         if name:

@@ -157,7 +157,7 @@ def profile(settings: "dict[str, Any]", recorder: "Any", spool: "Spool") -> None
 
 def _refuse_loaded_cuda(library: str) -> None:
     """Raise RuntimeError if CUDA is loaded already: the Sanitizer API has then missed earlier calls."""
-    if library and (loaded := _mapped(b"/libcuda.so")):
+    if library and (loaded := _mapped_path(b"/libcuda.so")):
         raise RuntimeError(f"CUDA was loaded before recording could start: {loaded}")
 
 
@@ -221,7 +221,7 @@ def _module(name: str, path: str) -> "Any":
     return module
 
 
-def _mapped(name: bytes) -> str:
+def _mapped_path(name: bytes) -> str:
     """Return the path of a mapped file whose path contains ``name``, or an empty string."""
     with open("/proc/self/maps", "rb") as maps:
         paths = (line.split(maxsplit=5)[-1].strip() for line in maps if name in line)
