@@ -217,7 +217,7 @@ def processes(devices: Sequence[Device]) -> Iterator[Node]:
     for device in devices:
         if isinstance(device.processes, Unavailable):
             yield Note(
-                "info", f"{short_label(device)}: processes unknown: {device.processes.reason}"
+                "info", f"{short_label(device)}: processes not available: {device.processes.reason}"
             )
     yield from _missing_values(
         [process for device in devices_with_processes for process in _processes(device)]
