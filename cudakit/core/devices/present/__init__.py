@@ -160,7 +160,7 @@ _ACTIVITY_COLUMNS: list[tuple[Column, _Cell]] = [
 ]
 _POWER_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
-    (Column("power", "text"), _power),
+    (Column("power", "number"), _power),
 ]
 # On a narrow terminal the last column is dropped first.
 _CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))
