@@ -286,7 +286,7 @@ def test_note_shows_its_evidence_and_its_settings_as_text_to_copy() -> None:
     settings = "VARIABLE='<b>a:1'"
     note = Note("info", "Set it.", evidence=("1 < 2",), settings=settings)
     page = read(render(Document("Title", (note,))))
-    assert page.one("span", "hint").words == "1 < 2"
+    assert page.one("ul", "evidence").words == "1 < 2"
     assert page.one("code").words == settings
     assert "hidden" in page.one("button").attributes
     digest = b64encode(sha256(page.one("script").text.encode()).digest()).decode()

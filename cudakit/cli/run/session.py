@@ -308,16 +308,17 @@ def _print_snapshots(paths: Sequence[str]) -> None:
 
 def _snapshot_file(spec: RunSpec) -> Path:
     """Return the path of the snapshot. Raises UsageError if it cannot be written."""
+    from cudakit.core.memory.record.snapshot_file import extended_stem
+
     path = spec.snapshot or "cudakit-memory.pickle"
     target = Path(path)
-    path_stem, suffix = os.path.splitext(path)
     if not target.parent.is_dir():
         raise UsageError(
             f"no such directory: {target.parent}", hint="create it, or choose another file"
         )
     if target.is_dir():
         raise UsageError(f"{path} is a directory", hint="name a file: --snapshot FILE")
-    for name in (path, f"{path_stem}-oom{suffix}"):
+    for name in (path, extended_stem(target, "-oom")):
         if Path(name).exists() and not spec.output.force:
             raise UsageError(
                 f"{name} exists", hint="replace it with --force, or choose another: --snapshot FILE"

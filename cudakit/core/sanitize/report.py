@@ -127,18 +127,18 @@ class RaceDecoder:
     def _last_sync(self, sync: Sync | None, current: Side, previous: Side) -> LastSync | None:
         if sync is None:
             return None
-        recorded, waited = self.stacks(sync.recorded_site), self.stacks(sync.waited_site)
+        record_stack, wait_stack = self.stacks(sync.recorded_site), self.stacks(sync.waited_site)
         return LastSync(
             kind=sync.kind,
             sentence=why_not_covered(
-                sync.kind, current, previous, call_site(recorded), call_site(waited)
+                sync.kind, current, previous, call_site(record_stack), call_site(wait_stack)
             ),
             recorded_seq=sync.recorded_seq,
-            recorded_stack=recorded,
-            recorded_site=call_site_index(recorded),
+            recorded_stack=record_stack,
+            recorded_site=call_site_index(record_stack),
             waited_seq=sync.waited_seq,
-            waited_stack=waited,
-            waited_site=call_site_index(waited),
+            waited_stack=wait_stack,
+            waited_site=call_site_index(wait_stack),
         )
 
 

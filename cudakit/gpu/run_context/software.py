@@ -63,7 +63,7 @@ def read_software(
 
 def installed_packages(search_path: Iterable[str]) -> Iterator[Distribution]:
     """Yield the packages on a search path such as sys.path, in its order."""
-    for directory in dict.fromkeys(os.path.abspath(part) for part in search_path):
+    for directory in dict.fromkeys(os.path.abspath(path) for path in search_path):
         try:
             names = sorted(os.listdir(directory))
         except OSError:
@@ -73,7 +73,7 @@ def installed_packages(search_path: Iterable[str]) -> Iterator[Distribution]:
             if dot and suffix in ("dist-info", "egg-info"):
                 package, _, version_part = stem.partition("-")
                 version = version_part.partition("-py")[0] or _metadata_version(directory, name)
-                yield Distribution(_normalized(package), version, directory)
+                yield Distribution(_normalized_name(package), version, directory)
 
 
 def _metadata_version(directory: str, name: str) -> str:
@@ -85,7 +85,7 @@ def _metadata_version(directory: str, name: str) -> str:
     return ""
 
 
-def _normalized(name: str) -> str:
+def _normalized_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -47,7 +47,9 @@ def multiply(gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
     another. ``bias`` has m elements.
     """
     with np.errstate(all="ignore"):  # overflow and NaN are results, as on a device
-        sums = _sums(_factors(gemm, a, gemm.a), _factors(gemm, b, gemm.b), gemm.layout)
+        sums = _multiply_transposed(
+            _decode_factors(gemm, a, gemm.a), _decode_factors(gemm, b, gemm.b), gemm.layout
+        )
         values = decode(round_to(sums, ELEMENTS[gemm.accumulate]), ELEMENTS[gemm.accumulate])
         if bias is not None:
             values = values + decode(bias, gemm.bias)
@@ -78,14 +80,14 @@ def round_to(values: Floats, element: Element) -> Bits:
     return bits
 
 
-def _factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
+def _decode_factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
     """Decode the matrices of a batch in their stored, transposed form; round tf32 like tensor cores."""
     if gemm.dtype == "tf32":
         columns = _round_mantissa(columns, _TF32_MANTISSA_BITS).view(np.float32)
     return decode(columns, matrix.element).reshape(matrix.batch, matrix.columns, matrix.rows)
 
 
-def _sums(a: Floats, b: Floats, layout: str) -> Floats:
+def _multiply_transposed(a: Floats, b: Floats, layout: str) -> Floats:
     """Return the transposed products: op(B)ᵀ op(A)ᵀ, from factors stored transposed."""
     first = b if layout[1] == "n" else b.swapaxes(1, 2)
     second = a if layout[0] == "n" else a.swapaxes(1, 2)
@@ -97,11 +99,11 @@ def _round_mantissa(fp32_values: npt.NDArray[Any], mantissa_bits: int) -> npt.ND
     """Round fp32 to fewer mantissa bits, ties to even; clear the remaining bits."""
     dropped_bits = np.uint32(_FP32_MANTISSA_BITS - mantissa_bits)
     bits = fp32_values.view(np.uint32)
-    odd = (bits >> dropped_bits) & np.uint32(1)
+    is_odd = (bits >> dropped_bits) & np.uint32(1)
     below_half = (np.uint32(1) << (dropped_bits - np.uint32(1))) - np.uint32(1)
     quiet_nan = bits | np.uint32(1 << (_FP32_MANTISSA_BITS - 1))
-    rounded = np.where(np.isnan(fp32_values), quiet_nan, bits + below_half + odd)
-    return (rounded >> dropped_bits) << dropped_bits
+    rounded_bits = np.where(np.isnan(fp32_values), quiet_nan, bits + below_half + is_odd)
+    return (rounded_bits >> dropped_bits) << dropped_bits
 
 
 class ResultCache:
@@ -138,8 +140,8 @@ def _digest(*operands: Bits) -> bytes:
 
 def _gelu(values: Floats) -> Floats:
     """Return GELU in its tanh approximation, as cuBLAS does (cuBLAS Library, "cublasLtEpilogue_t")."""
-    inner = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
-    result: Floats = 0.5 * values * (1 + np.tanh(inner))
+    tanh_argument = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
+    result: Floats = 0.5 * values * (1 + np.tanh(tanh_argument))
     return result
 
 

@@ -107,9 +107,16 @@ def _section(section: Section, place: Place) -> Markup:
 def _note(note: Note) -> Markup:
     badge = element("span", SYMBOLS[note.level], class_="badge", aria_hidden="true")
     level = element("strong", LEVELS[note.level])
-    hints = (element("span", line, class_="hint") for line in (*note.remedies, *note.evidence))
+    hints = (element("span", remedy, class_="hint") for remedy in note.remedies)
+    items = [element("li", line) for line in note.evidence]
     sentence = element(
-        "div", level, " ", element("span", note.text), *hints, _settings(note.settings)
+        "div",
+        level,
+        " ",
+        element("span", note.text),
+        *hints,
+        element("ul", *items, class_="evidence") if items else None,
+        _settings(note.settings),
     )
     return element("div", badge, sentence, class_=f"note {note.level}")
 

@@ -102,7 +102,8 @@ class Checker:
     def _check_set(
         self, sample: _Sample, write_errors: str, computed: Floats, expected: Floats, sums: Floats
     ) -> Verification:
-        reference = f"fp64 in {len(sample.rows)} rows and {len(sample.columns)} columns"
+        rows, columns = len(sample.rows), len(sample.columns)
+        reference = f"an fp64 computation of {rows} rows and {columns} columns"
         norm, error = (float(np.linalg.norm(values)) for values in (expected, computed - expected))
         # A NaN among the values is an infinite error.
         error = error if np.isfinite(error) else inf

@@ -49,13 +49,13 @@ def _failure(oom: Oom) -> Iterator[str]:
     )
     yield from (f"another cause: {cause.sentence}" for cause in oom.causes[1:])
     helpful_changes = [replayed.change for replayed in oom.replays if replayed.helps]
-    if helpful_changes:
+    if sentence := replays_sentence(oom):
+        yield sentence.removesuffix(".")
+    elif helpful_changes:
         yield (
             f"of {format_count(len(oom.replays))} changes that were replayed, {len(helpful_changes)} let the"
             f" request succeed: {', '.join(helpful_changes)}"
         )
-    if sentence := replays_sentence(oom):
-        yield sentence
 
 
 def _growth(leak: Leak, steps: int) -> str:

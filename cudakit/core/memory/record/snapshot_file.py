@@ -6,9 +6,11 @@ Format: torch/csrc/cuda/memory_snapshot.cpp of torch 2.15. Viewers ignore keys t
 from __future__ import annotations
 
 import gc
+import gzip
 import io
 import os
 import pickle
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,9 @@ from cudakit.trace.trace_file import Stack
 # A snapshot as ``torch.cuda.memory._snapshot`` returns it.
 Snapshot: TypeAlias = dict[str, Any]
 _FrameDict: TypeAlias = dict[str, Any]
+
+# The key of NVTX marks; core/memory/load/schema.py reads it.
+MARKS_KEY = "cudakit_marks"
 
 _BEGINS = ("segment_alloc", "segment_map")
 _RANGE_END_ACTIONS = ("segment_free", "segment_unmap")
@@ -49,20 +54,24 @@ def build_snapshot(
     writer.add_devices(result, torch_ranges)
     writer.add_pinned(result, torch_ranges)
     writer.add_ranges(result)
+    writer.add_marks(result)
     return result
 
 
 def read_snapshot(path: Path) -> Snapshot:
     """Read a snapshot that PyTorch wrote.
 
-    Raises SnapshotError for a file that cannot be read, or contains anything but builtin types.
+    A file with the suffix ``.gz`` is decompressed. Raises SnapshotError for a file that cannot be read, or
+    contains anything but builtin types.
     """
     # The garbage collector would run often while millions of containers are created, and double the time.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        snapshot = _Unpickler(io.BytesIO(path.read_bytes())).load()
-    except (OSError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        snapshot = _Unpickler(io.BytesIO(content)).load()
+    except (OSError, zlib.error, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise SnapshotError(f"cannot read {path}: {error}") from error
     finally:
         if was_enabled:
@@ -73,16 +82,30 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
-    """Write a snapshot; replace an existing file atomically. Raises OSError."""
+    """Write a snapshot, compressed if the suffix is ``.gz``; replace an existing file atomically.
+
+    Raises OSError.
+    """
     # The name is random and the mode is "x", because another user could place a symbolic link at a
     # predictable name.
     temporary_path = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with temporary_path.open("xb") as file:
+        # Level 6 is the default of the gzip program. A higher one takes several times longer.
+        with (
+            gzip.open(temporary_path, "xb", 6)
+            if path.suffix == ".gz"
+            else temporary_path.open("xb") as file
+        ):
             pickle.dump(snapshot, file, protocol=4)
         temporary_path.replace(path)
     finally:
         temporary_path.unlink(missing_ok=True)
+
+
+def extended_stem(path: Path, text: str) -> Path:
+    """Insert a text before the suffix of a path; before ``.pkl.gz``, not only before ``.gz``."""
+    suffix = "".join(path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:])
+    return path.with_name(f"{path.name.removesuffix(suffix)}{text}{suffix}")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -169,6 +192,17 @@ class _Writer:
             isinstance(annotation.get("time_us"), int) for annotation in all_annotations
         ):
             all_annotations.sort(key=itemgetter("time_us"))
+
+    def add_marks(self, result: Snapshot) -> None:
+        """Add the marks to every device that has a trace, under a key that PyTorch does not have."""
+        devices = [number for number, trace in enumerate(result["device_traces"]) if trace]
+        marks = [
+            {"name": mark.name, "device": device, "time_us": self.unix_us(mark.time_ns)}
+            for mark in self.memory.marks
+            for device in devices
+        ]
+        if marks:
+            result[MARKS_KEY] = marks
 
     def frames(self, stack: Stack) -> list[_FrameDict]:
         """Return a call stack, innermost frame first. Equal stacks share their frames."""

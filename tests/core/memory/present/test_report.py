@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from cudakit.core.memory.analyze.diff import diff
 from cudakit.core.memory.load import load
 from cudakit.core.memory.present import diff as present_diff
 from cudakit.core.memory.present import report, summary_report
+from cudakit.core.memory.present.summary import in_annotation
 from cudakit.core.memory.result import MemoryResult
 from cudakit.core.memory.snapshot import take
 from cudakit.document import Document, Note, Section, Stack, Table, walk
@@ -63,6 +65,14 @@ def test_report_of_a_diff_equals_the_golden_file(golden: Callable[[str, str], No
     golden("memviz-diff-100.txt", read(document, 100))
 
 
+def test_growth_of_a_diff_beyond_1000_percent_is_a_factor() -> None:
+    before, after = load("tests/data/leak.pkl.gz"), load("examples/memory/kv_cache.pkl.gz")
+    text = read(present_diff.report(diff(before, after, MemorySpec()), top=1), 100)
+
+    assert "136 GiB more (2,453 times as much) at the peak" in text
+    assert re.search(r"reserved at end +76\.0 MiB +124 GiB +\+124 GiB +1,676 times\n", text)
+
+
 def test_out_of_memory_is_the_first_section() -> None:
     titles = [
         node.title
@@ -98,11 +108,12 @@ def test_call_sites_with_one_call_stack_each_are_listed_once() -> None:
     assert tables == {"tests/data/leak.pkl.gz": [1], "tests/data/oom.pkl.gz": [2]}
 
 
-def test_page_of_several_devices_has_an_explorer_for_each() -> None:
+def test_page_of_several_devices_has_an_explorer_for_each_and_one_for_all() -> None:
     result = examined("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz")
     page = html.render(report(result))
 
-    assert page.count('class="explorer"') == len(result.devices) == 2
+    assert page.count('class="explorer" data-kind="memory"') == len(result.devices) == 2
+    assert page.count('class="explorer" data-kind="memory_devices"') == 1
 
 
 def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
@@ -195,3 +206,23 @@ def test_steps_with_rising_peaks_contradict_no_other_sentence() -> None:
     assert "No call stack grows" not in text
     assert "No call stack holds more memory after each step" in text
     assert "but the peak of each step rises from 578 MiB to 2.60 GiB over 6 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("ranges", "mark", "text"),
+    [
+        ((), "", ""),
+        (("step 7",), "", " in annotation 'step 7'"),
+        ((), "loaded", " after mark 'loaded'"),
+        (
+            ("a", "b", "c", "d"),
+            "m" * 61,
+            f" in annotation '… / b / c / d' after mark '{'m' * 59}…'",
+        ),
+    ],
+)
+def test_peak_names_innermost_annotations_and_last_mark(
+    ranges: tuple[str, ...], mark: str, text: str
+) -> None:
+    (device,) = examined("tests/data/leak.pkl.gz").devices
+    assert in_annotation(replace(device.peak, ranges=ranges, last_mark=mark)) == text
