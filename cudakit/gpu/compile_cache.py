@@ -27,7 +27,7 @@ _TEMPORARY = "tmp"
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What an image contains, for people who list the cache."""
+    """The content of an image, for people who list the cache."""
 
     kernels: str  # names of the kernels, separated by commas
     target: str  # architecture of the image, such as "sm_90"

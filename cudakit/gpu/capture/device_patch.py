@@ -25,7 +25,7 @@ Accesses: TypeAlias = Literal["exact", "arguments"]
 Capability: TypeAlias = tuple[int, int]
 Build: TypeAlias = Callable[[Capability, SearchPaths], bytes]
 
-# What the list of cached images calls the patch.
+# Name of the patch in the list of cached images.
 PATCH = "device patch of run --sanitize"
 
 _SOURCES = Path(__file__).parent / "patch"
@@ -151,7 +151,7 @@ def build_patch(
     ptx = _compile_ptx(nvrtc, options)
     assembler, image = _assemble(assemblers, ptx, f"sm_{number}", compiler)
     if cache:
-        tools = f"NVRTC {_dotted(compiler)}, ptxas {_dotted(assembler.version)}"
+        tools = f"NVRTC {_version_text(compiler)}, ptxas {_version_text(assembler.version)}"
         cache.keep(keys[assembler], image, Label(PATCH, f"sm_{number}", tools))
     return image
 
