@@ -63,9 +63,9 @@ def _has_slices(columns: Columns) -> bool:
     return columns.arrays.keys() >= _SLICE_ARRAYS and "name" in columns.text
 
 
-def _file(objects: Iterable[str]) -> Iterator[str]:
+def _file(json_objects: Iterable[str]) -> Iterator[str]:
     yield '{"displayTimeUnit":"ms","traceEvents":['
-    for number, text in enumerate(objects):
+    for number, text in enumerate(json_objects):
         yield f",\n{text}" if number else f"\n{text}"
     yield "\n]}\n"
 

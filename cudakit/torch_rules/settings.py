@@ -238,7 +238,7 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
     except SettingRefused as invalid:
         entry = entries[invalid.field]
         raise entry.value.error(
-            f"{entry.key.text} is {invalid.seen}; it must be {invalid.right}"
+            f"{entry.key.text} is {invalid.value_text}; it must be {invalid.valid_values}"
         ) from None
 
 

@@ -99,7 +99,7 @@ class RunSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _PreparedRun:
     command: Command
     settings: Settings
     monitor: Monitor
@@ -160,25 +160,25 @@ def run_program(spec: RunSpec) -> int:
     try:
         with ExitStack() as stack:
             with errors_before_start(as_json=spec.output.json):
-                prepared = _prepare(spec, stack)
-            monitor = prepared.monitor
+                prepared_run = _prepare(spec, stack)
+            monitor = prepared_run.monitor
             status = supervise(
-                prepared.command,
-                settings=prepared.settings,
-                consume=prepared.consume,
-                notify=prepared.notify,
+                prepared_run.command,
+                settings=prepared_run.settings,
+                consume=prepared_run.consume,
+                notify=prepared_run.notify,
                 stopping=monitor.stopping,
             )
-            code = _report_findings(spec, prepared, shell_status(status))
+            code = _report_findings(spec, prepared_run, shell_status(status))
     except Exception as error:
         if not status:
             raise
         # The program's status is more important than the failure to write the report.
         code = report_error(error, json_to=standard_error if spec.output.json else None)
-    return code if monitor.stopped or not status else end_like_program(status)
+    return code if monitor.is_stopped or not status else end_like_program(status)
 
 
-def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
+def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     """Check the options and the environment, and open the output files."""
     command = resolve(spec.words, python=spec.python)
     monitor = Monitor(
@@ -196,7 +196,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
     settings = Settings(sanitize=spec.sanitize, memory=path, follow=not spec.no_follow)
-    if spec.sanitize and (ready_recorder := _ready(spec, command, monitor)):
+    if spec.sanitize and (ready_recorder := _prepare_recorder(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
         ready_recorder, reason = add_device_patches(ready_recorder, spec.accesses, patches)
         if reason:
@@ -210,10 +210,10 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
                 command.python, monitor.add_note, use_driver=not spec.no_driver
             )
             settings = replace(settings, **options)
-    return _Prepared(command, settings, monitor, memory, outputs, log)
+    return _PreparedRun(command, settings, monitor, memory, outputs, log)
 
 
-def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
+def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
     """Return the recorder's settings; None without CUDA, or if --on-missing accepts that."""
     outcome = preflight(command.python)
     if isinstance(outcome, Ready):
@@ -233,10 +233,10 @@ def _has_device() -> bool:
     return device_count() > 0
 
 
-def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
+def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int) -> int:
     """Print and write the findings; return 1 for races or an incomplete result."""
-    monitor = prepared.monitor
-    passed_limit = _report_memory(spec, prepared) and spec.fail_on == "limit"
+    monitor = prepared_run.monitor
+    passed_limit = _report_memory(spec, prepared_run) and spec.fail_on == "limit"
     if not spec.sanitize:
         for note in monitor.notes:
             _warn(note)
@@ -245,25 +245,25 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
     result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
     races, stderr = race_report(result), standard_error()
     try:
-        prepared.outputs.write(races)
+        prepared_run.outputs.write(races)
     except EnvironmentUnusable:
         # All findings are printed, because no file contains them.
         stderr.write(races.text("txt", stderr))
         raise
     finally:
-        if prepared.log:
-            prepared.log.finish(result, quiet=spec.output.quiet or spec.output.json)
+        if prepared_run.log:
+            prepared_run.log.finish(result, quiet=spec.output.quiet or spec.output.json)
     return ExitCode.FINDINGS if passed_limit else exit_code(result)
 
 
-def _report_memory(spec: RunSpec, prepared: _Prepared) -> bool:
+def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:
     """Write the memory snapshots and name them; return whether a process passed the limit."""
-    if prepared.memory is None:
+    if prepared_run.memory is None:
         return False
-    files = prepared.memory.finish()
+    files = prepared_run.memory.finish()
     if spec.output.json:
         for sentence in files.limits_passed:
-            prepared.monitor.add_note(sentence)
+            prepared_run.monitor.add_note(sentence)
     else:
         for sentence in files.limits_passed:
             _warn(sentence)

@@ -164,19 +164,19 @@ class FailOn:
 
 def parse_fail_on(text: str) -> FailOn:
     """Parse ``slower``, ``slower:5%``, ``faster:0.1`` or ``ambiguous``; raises UsageError for other text."""
-    word, colon, threshold = text.strip().partition(":")
+    word, colon, threshold_text = text.strip().partition(":")
     invalid = UsageError(
         f"--fail-on {text!r} is not valid",
         hint=f"choose from {', '.join(_FAILING)}, each with an optional change: slower:5%",
     )
-    if word not in _FAILING or (colon and not threshold):
+    if word not in _FAILING or (colon and not threshold_text):
         raise invalid
     try:
-        ratio = parse_ratio(threshold) if threshold else 0.0
+        ratio = parse_ratio(threshold_text) if threshold_text else 0.0
     except ValueError:
         raise invalid from None
-    if ratio > 1 and not threshold.endswith("%"):
-        raise UsageError(f"--fail-on {text!r} is ambiguous", hint=f"write {word}:{threshold}%")
+    if ratio > 1 and not threshold_text.endswith("%"):
+        raise UsageError(f"--fail-on {text!r} is ambiguous", hint=f"write {word}:{threshold_text}%")
     return FailOn(_FAILING[word], ratio)
 
 

@@ -29,7 +29,7 @@ class Quit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WatchView:
-    """The settings of the view. Each key returns the next view."""
+    """The settings of the report on a terminal; a pressed key gives a new view."""
 
     sort: str = "index"  # name of the value by which devices are sorted
     pattern: str = ""  # text that a device's name or one of its processes must contain

@@ -105,12 +105,13 @@ def take(arrays: _Arrays, index: npt.NDArray[Any] | slice) -> _Arrays:
     return type(arrays)(*(getattr(arrays, field.name)[index] for field in fields(arrays)))
 
 
-def concatenated(first: _Arrays, second: _Arrays) -> _Arrays:
+def concatenate_arrays(first_arrays: _Arrays, second_arrays: _Arrays) -> _Arrays:
     """Concatenate every array of two dataclasses of one type."""
     array_pairs = (
-        (getattr(first, field.name), getattr(second, field.name)) for field in fields(first)
+        (getattr(first_arrays, field.name), getattr(second_arrays, field.name))
+        for field in fields(first_arrays)
     )
-    return type(first)(*map(np.concatenate, array_pairs))
+    return type(first_arrays)(*map(np.concatenate, array_pairs))
 
 
 @dataclass(frozen=True, slots=True)

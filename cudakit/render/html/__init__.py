@@ -8,7 +8,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from cudakit.document import Document, Explorer, Section, walk
-from cudakit.render.html.explorer import joined
+from cudakit.render.html.explorer import joined_script
 from cudakit.render.html.nodes import Place, columns_of, draw_nodes, is_empty
 from cudakit.render.markup import Markup, element, escape
 
@@ -26,7 +26,7 @@ def render(document: Document, *, footer: str = "") -> str:
     style = files("cudakit.render").joinpath("assets/page.css").read_text(encoding="utf-8")
     explorers = [node for node in walk(document.nodes) if isinstance(node, Explorer)]
     kinds = sorted({(node.kind, node.package) for node in explorers})
-    scripts = [joined(kind, package) for kind, package in kinds]
+    scripts = [joined_script(kind, package) for kind, package in kinds]
     page = element(
         "html",
         _head(document.title, style, scripts),
@@ -38,7 +38,7 @@ def render(document: Document, *, footer: str = "") -> str:
 
 
 def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
-    parts = (
+    head_elements = (
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=_policy(style, scripts)),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -48,7 +48,7 @@ def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
         element("title", title),
         element("style", Markup(style)),
     )
-    return element("head", *(line for part in parts for line in (_NEWLINE, part)), _NEWLINE)
+    return element("head", *(line for part in head_elements for line in (_NEWLINE, part)), _NEWLINE)
 
 
 def _policy(style: str, scripts: Sequence[str]) -> str:

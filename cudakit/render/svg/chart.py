@@ -6,10 +6,10 @@ import numpy as np
 
 from cudakit.document import Array, Chart, Series
 from cudakit.document.axis import Axis, rounded_axis, tight_axis
-from cudakit.document.picture import Plot, PlotKey, series_class, shape, stretched
+from cudakit.document.picture import Plot, PlotKey, series_class, shape, stretch_shapes
 from cudakit.render.markup import Markup, element
 from cudakit.render.svg.plot import plot
-from cudakit.render.svg.thin import finite, thin_curve
+from cudakit.render.svg.thin import finite_or_nan, thin_curve
 from cudakit.render.values import format_y
 
 # A wide page has 1,200 pixel columns; the curve keeps the extremes of each. Coordinates are half pixels.
@@ -20,8 +20,8 @@ _HEIGHT = 1000
 
 def chart(node: Chart) -> Markup:
     """Return the series as curves over a common x axis. NaN interrupts a curve."""
-    heights = [finite(series.y) for series in node.series]
-    x_range = _range(finite(node.x))
+    heights = [finite_or_nan(series.y) for series in node.series]
+    x_range = _range(finite_or_nan(node.x))
     y_range = _range(np.concatenate(heights) if heights else node.x)
     if x_range is None or y_range is None:
         return element("p", f"{node.title or 'Chart'}: no data", class_="muted")
@@ -37,7 +37,7 @@ def chart(node: Chart) -> Markup:
         node.title,
         x,
         y,
-        shapes=(stretched(paths, width=_WIDTH, height=_HEIGHT),),
+        shapes=(stretch_shapes(paths, width=_WIDTH, height=_HEIGHT),),
         legend=tuple(keys) if len(keys) > 1 else (),
         description=f"line chart: {named}",
         x_label=node.x_label,
@@ -67,5 +67,5 @@ def _range(values: Array) -> tuple[float, float] | None:
 
 
 def _key(series: Series, node: Chart) -> PlotKey:
-    y_range = _range(finite(series.y))
+    y_range = _range(finite_or_nan(series.y))
     return PlotKey(series.name, f"max {format_y(node, y_range[1])}" if y_range else "no data")

@@ -26,7 +26,7 @@ class Points:
     starts: npt.NDArray[np.bool_]
 
 
-def finite(values: Array) -> _Floats:
+def finite_or_nan(values: Array) -> _Floats:
     """Return values as floats; those that cannot be drawn become NaN."""
     floats = np.asarray(values, dtype=np.float64)
     drawable = np.abs(floats) <= _LARGEST
@@ -39,7 +39,7 @@ def thin_curve(x: Array, y: Array, *, low: float, high: float, columns: int) -> 
     Each part keeps its minimum and maximum in their order. If an adjacent part is empty, the point next to it
     is returned too, so that the curve has the correct value across the gap. NaN interrupts the curve.
     """
-    x, y = _sort_by_x(finite(x), finite(y))
+    x, y = _sort_by_x(finite_or_nan(x), finite_or_nan(y))
     is_finite = np.isfinite(x) & np.isfinite(y)
     gaps = np.cumsum(~is_finite)
     if gaps.size and gaps[-1]:
@@ -58,8 +58,8 @@ def thin_curve(x: Array, y: Array, *, low: float, high: float, columns: int) -> 
 def _sort_by_x(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
     if (x[1:] >= x[:-1]).all():
         return x, y
-    order = np.argsort(x, kind="stable")
-    return x[order], y[order]
+    x_order = np.argsort(x, kind="stable")
+    return x[x_order], y[x_order]
 
 
 def _columns_of(x: _Floats, low: float, high: float, columns: int) -> _Indices:

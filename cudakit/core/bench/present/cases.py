@@ -63,7 +63,7 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
             for case in cases
         ),
         caption=_caption(cases),
-        faint=frozenset(i for i, case in enumerate(cases) if case.library != CUDAKIT),
+        faint_rows=frozenset(i for i, case in enumerate(cases) if case.library != CUDAKIT),
     )
 
 

@@ -68,7 +68,7 @@ def _describe_library(case: CaseResult) -> str:
     settings = case.settings
     library = " ".join(str(settings[name]) for name in ("library", "version") if name in settings)
     workspace_bytes = settings.get("workspace_bytes")
-    parts = [
+    description_parts = [
         library,
         *(
             [f"workspace up to {format_bytes(workspace_bytes)}"]
@@ -77,7 +77,7 @@ def _describe_library(case: CaseResult) -> str:
         ),
         *([str(settings["asked"])] if settings.get("asked") else []),
     ]
-    return ", ".join(parts)
+    return ", ".join(description_parts)
 
 
 def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
@@ -117,7 +117,7 @@ def describe_method(methods: Sequence[Method], *, cudakit_names: Sequence[str] =
         lambda s: format_seconds(s, pad=True) if s else "0 s",
     )
     executions = _range([method.executions for method in methods], str)
-    parts = [
+    description_parts = [
         _MODES[first_method.mode].format(n=_with_noun(executions, "execution")),
         _CACHES[first_method.cache].format(
             sets=_range([method.buffer_sets for method in methods], str)
@@ -127,11 +127,11 @@ def describe_method(methods: Sequence[Method], *, cudakit_names: Sequence[str] =
     ]
     if any(method.rounds > 1 for method in methods):
         rounds = _range([method.rounds for method in methods], str)
-        parts.append(f"{rounds} rounds, each with new buffers")
+        description_parts.append(f"{rounds} rounds, each with new buffers")
     names = list(dict.fromkeys(name for method in methods for name in method.interleaved))
     if names := list(cudakit_names) if names == [CUDAKIT] else names:
-        parts.append(f"interleaved: {', '.join(names)}")
-    return "; ".join(parts)
+        description_parts.append(f"interleaved: {', '.join(names)}")
+    return "; ".join(description_parts)
 
 
 def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:
@@ -203,7 +203,7 @@ def _gpu_state(case: CaseResult) -> str:
     moment = case.environment.after or case.environment.before
     if moment is None:
         return ""
-    parts = [
+    state_parts = [
         f"{amount:.0f} {unit}"
         for amount, unit in (
             (moment.temperature_c, "°C"),
@@ -214,5 +214,5 @@ def _gpu_state(case: CaseResult) -> str:
     ]
     limit = case.environment.power_limit_w
     if not isinstance(limit, Unavailable):
-        parts.append(f"power limit {limit:.0f} W")
-    return ", ".join(parts)
+        state_parts.append(f"power limit {limit:.0f} W")
+    return ", ".join(state_parts)

@@ -161,7 +161,7 @@ def _check_requirement(
     return ok(requirement.name)
 
 
-# --- CK010 -----------------------------------------------------------------------------------------
+# --- CK010: compute capabilities ---------------------------------------------------------------------
 
 
 def architectures(context: RunContext) -> Finding:
@@ -252,7 +252,7 @@ def _capability_text(capability: _Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
-# --- CK011 and CK013 -------------------------------------------------------------------------------
+# --- CK011 and CK013: builds and conflicts -----------------------------------------------------------
 
 
 def framework_builds(context: RunContext) -> Finding:
@@ -363,7 +363,7 @@ def _duplicate_packages(context: RunContext) -> Iterator[Finding]:
             )
 
 
-# --- CK012: libraries ------------------------------------------------------------------------------
+# --- CK012: libraries --------------------------------------------------------------------------------
 
 # The driver's own libraries, which CK004 and CK008 check.
 _DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-ml.so")

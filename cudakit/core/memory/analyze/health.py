@@ -24,7 +24,7 @@ def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
     can_have_stack = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
     stack = allocations.stack[can_have_stack]
     without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
-    overflowed = _overflowed(trace, replayed)
+    overflowed = _has_overflowed(trace, replayed)
     return Health(
         contradictions=contradictions,
         begins_complete=replayed.begins_complete,
@@ -36,7 +36,7 @@ def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
     )
 
 
-def _overflowed(trace: DeviceTrace, replayed: Replay) -> bool | None:
+def _has_overflowed(trace: DeviceTrace, replayed: Replay) -> bool | None:
     if trace.overflowed is not None:
         return trace.overflowed
     if replayed.begins_complete:

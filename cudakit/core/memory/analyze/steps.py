@@ -134,17 +134,21 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     if not snapshot.has_times:
         return "", np.zeros(0, np.int64)
     annotations = _annotations_of(snapshot, trace)
-    for ranges_by_name in (_numbered(annotations), _outermost(annotations), _by_name(annotations)):
+    for ranges_by_name in (
+        _group_numbered_ranges(annotations),
+        _group_outermost_ranges(annotations),
+        _group_by_name(annotations),
+    ):
         name = max(ranges_by_name, key=lambda key: len(ranges_by_name[key]), default="")
         ranges = ranges_by_name.get(name, [])
-        starts = [annotation.time_us for annotation in ranges if annotation.start]
-        if len(starts) >= _MIN_STEPS:
-            times = starts if ranges[-1].start else [*starts, ranges[-1].time_us]
+        start_times = [annotation.time_us for annotation in ranges if annotation.start]
+        if len(start_times) >= _MIN_STEPS:
+            times = start_times if ranges[-1].start else [*start_times, ranges[-1].time_us]
             return name, _moments_at(trace, times)
     return "", np.zeros(0, np.int64)
 
 
-def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
+def _group_numbered_ranges(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     """Group numbered ranges by name, without names whose numbers do not rise."""
     ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     numbers_by_name: defaultdict[str, list[int]] = defaultdict(list)
@@ -162,7 +166,7 @@ def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     }
 
 
-def _outermost(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
+def _group_outermost_ranges(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     """Group the outermost ranges by name."""
     ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     ranges = _OpenRanges()
@@ -174,7 +178,7 @@ def _outermost(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     return ranges_by_name
 
 
-def _by_name(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
+def _group_by_name(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     for annotation in annotations:
         ranges_by_name[annotation.name].append(annotation)

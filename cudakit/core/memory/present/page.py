@@ -107,7 +107,7 @@ def _difference_data(device: DeviceDiff) -> ExplorerData:
 
 
 def _frame_rows(frames: Iterable[Frame]) -> list[tuple[str, str, int]]:
-    return [(_cut(frame.name), _cut(frame.filename), frame.line) for frame in frames]
+    return [(_cut_text(frame.name), _cut_text(frame.filename), frame.line) for frame in frames]
 
 
 def _by_event(ids: Ids, source: Ints) -> Ids:
@@ -122,7 +122,7 @@ def _by_event(ids: Ids, source: Ints) -> Ids:
 
 def _segment_arrays(device: DeviceMemory) -> dict[str, Array]:
     history = device.replay.segments
-    segment_tables = (history.plain, history.mapped)
+    segment_tables = (history.plain_segments, history.mapped_ranges)
 
     def column(name: str) -> Array:
         return np.concatenate([getattr(table, name) for table in segment_tables])
@@ -174,8 +174,8 @@ def _facts(device: DeviceMemory) -> dict[str, Any]:
         "peak_event": device.replay.peak_moment() - 1,
         "shown_event": device.at.event,
         "frames": _frame_rows(snapshot.frames),
-        "texts": [_cut(text) for text in snapshot.texts],
-        "range_names": [_cut(name) for name in range_names],
+        "texts": [_cut_text(text) for text in snapshot.texts],
+        "range_names": [_cut_text(name) for name in range_names],
         "ranges": _ranges(snapshot, trace, range_names),
         "pools": [pool_name(pool) for pool in snapshot.pools],
         "kinds": [kind.name.lower() for kind in SegmentKind],
@@ -219,5 +219,5 @@ def _last_index(open_ranges: list[tuple[str, int]], name: str) -> int:
     return 0
 
 
-def _cut(text: str) -> str:
+def _cut_text(text: str) -> str:
     return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}…"

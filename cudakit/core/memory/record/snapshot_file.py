@@ -131,7 +131,7 @@ class _Writer:
         for device in devices:
             recorded_entries = self._entries(model, device, torch_ranges)
             recorded_overflow = device in model.overflowed and bool(recorded_entries)
-            traces[device], overflowed[device] = _merged(
+            traces[device], overflowed[device] = _merge_traces(
                 traces[device], recorded_entries, overflows=(overflowed[device], recorded_overflow)
             )
         result["trace_alloc_overflowed"] = overflowed
@@ -279,7 +279,7 @@ def _block(
     }
 
 
-def _merged(
+def _merge_traces(
     torch_entries: list[dict[str, Any]],
     recorded_entries: list[dict[str, Any]],
     *,
@@ -383,7 +383,7 @@ def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
     Autograd's threads have no Python frames. Memory that was allocated while two
     backward passes ran gets no call stack.
     """
-    passes = _Passes(writer)
+    passes = _BackwardPasses(writer)
     if passes.is_empty:
         return
     for device, trace in enumerate(snapshot.get("device_traces", [])):
@@ -399,7 +399,7 @@ def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
                     block["frames"] = list(frames_by_address.get(block.get("address"), []))
 
 
-class _Passes:
+class _BackwardPasses:
     """The backward passes of a process, for queries by time."""
 
     def __init__(self, writer: _Writer) -> None:

@@ -60,7 +60,7 @@ def causes_of(failure: Failure, *, with_history: bool) -> tuple[Cause, ...]:
     is_main = (
         unusable is not None
         and unusable.sufficient
-        and unusable.bytes >= LARGE_FREE_SHARE * failure.request.reserved
+        and unusable.bytes >= LARGE_FREE_SHARE * failure.request.reserved_bytes
         and all(
             unusable.bytes > cause.bytes
             for function, cause in causes.items()

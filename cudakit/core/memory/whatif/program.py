@@ -44,7 +44,7 @@ class Recording:
 
     def segment_addresses(self) -> Iterator[tuple[int, int]]:
         """Yield the addresses and sizes of the segments in the order of their allocation."""
-        segments = self.history.segments.plain
+        segments = self.history.segments.plain_segments
         begin_order = np.argsort(segments.begin, kind="stable")
         return zip(
             segments.address[begin_order].tolist(), segments.size[begin_order].tolist(), strict=True

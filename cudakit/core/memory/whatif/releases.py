@@ -88,7 +88,7 @@ def _first_of_request(
     release_and_request: tuple[int, int, int],
     known_to_fit: int,
 ) -> int:
-    """Return the first event that the request released; ``end_event`` if none.
+    """Return the first event in which the request released memory; ``end_event`` if there is none.
 
     ``release_and_request`` is the first event, the event after the last one, and the event of the request.
     """
@@ -99,7 +99,9 @@ def _first_of_request(
         return first_event if has_failed else end_event
     stack = events.stack[request]
     private = events.pool[release_events] > 0
-    by_program = release_events[(events.stack[release_events] != stack) | _before_default(private)]
+    by_program = release_events[
+        (events.stack[release_events] != stack) | _is_before_default(private)
+    ]
     first_of_request = int(by_program[-1]) + 1 if len(by_program) else first_event
     if has_failed or first_of_request == end_event:
         return first_of_request
@@ -113,7 +115,7 @@ def _first_of_request(
     return end_event if unknown_stack or fitted_before or of_deleted_pool else first_of_request
 
 
-def _before_default(private: Mask) -> Mask:
+def _is_before_default(private: Mask) -> Mask:
     """Mark private pools released before the default pool; a request releases the default pool first."""
     default_follows = np.logical_or.accumulate(~private[::-1])[::-1]
     mask: Mask = private & default_follows
