@@ -14,7 +14,11 @@ from typing import Any, Literal
 from cudakit.core.memory.record.jax_profile import arrays_of_message
 from cudakit.core.memory.record.pools import JAX
 from cudakit.core.memory.record.process import ProcessMemory
-from cudakit.core.memory.record.snapshot_file import build_snapshot, write_snapshot
+from cudakit.core.memory.record.snapshot_file import (
+    build_snapshot,
+    extended_stem,
+    write_snapshot,
+)
 from cudakit.gpu.capture.memory_recording import MemorySource, begin_memory
 from cudakit.gpu.capture.torch_import import after_import
 from cudakit.gpu.capture.torch_memory import TorchHistory
@@ -43,8 +47,9 @@ def record_memory(
     CUDA is initialized, every allocation from the driver, with the Sanitizer API. The snapshot has PyTorch's
     format. It is written to ``path`` when the block ends, also after an exception. When the memory of PyTorch
     or CuPy first runs out in the block, another snapshot is written, to a name with ``-oom``, such as
-    ``cudakit-memory-oom.pickle``. Existing files are replaced. The snapshot has the last ``max_entries``
-    events of each device; with ``stacks`` "all" PyTorch's events also have C++ frames.
+    ``cudakit-memory-oom.pickle``. With the suffix ``.gz`` the files are compressed. Existing files are
+    replaced. The snapshot has the last ``max_entries`` events of each device; with ``stacks`` "all" PyTorch's
+    events also have C++ frames.
 
     The block yields an object with ``path``, ``files`` (the files written so far) and ``notes`` (what is not
     recorded, and why). Memory that a pool allocated before the first block is not recorded. PyTorch's history
@@ -62,7 +67,7 @@ def record_memory(
         write_snapshot(snapshot, output_path)
         recording.files.append(output_path)
 
-    oom_path = snapshot_path.with_stem(f"{snapshot_path.stem}-oom")
+    oom_path = extended_stem(snapshot_path, "-oom")
     history = TorchHistory(
         max_entries=max_entries,
         stacks=stacks,

@@ -325,7 +325,7 @@ def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> Non
     pickles = any(file.format == "pickle" for file in files)
     if pickles and not options.quiet and not has_compiled_reader():
         click.echo(
-            "note: reading took about 10 times longer, because cudakit was installed without a C compiler;"
+            "note: the report took about 5 times longer, because cudakit was installed without a C compiler;"
             " install one and reinstall cudakit",
             err=True,
         )

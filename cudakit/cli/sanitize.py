@@ -17,15 +17,29 @@ from cudakit.cli.options import (
 )
 from cudakit.cli.progress import Progress, progress_line
 from cudakit.cli.report import open_outputs
-from cudakit.cli.run import FORMATS, HOST_THREADS, SHOW_OPTION, SUPPRESS
-from cudakit.cli.run.race_report import exit_code, race_report
+from cudakit.cli.run import (
+    BASELINE,
+    FORMATS,
+    HOST_THREADS,
+    SHOW_OPTION,
+    SUPPRESS,
+    WRITE_BASELINE,
+)
+from cudakit.cli.run.race_report import (
+    exit_code,
+    match_baseline,
+    open_baseline,
+    race_report,
+)
 
 if TYPE_CHECKING:
     from cudakit.core.sanitize.result import SanitizeResult
 
 
 @click.command(cls=Command)
-@lambda command: with_options(option_group("Races", SHOW_OPTION, SUPPRESS, HOST_THREADS), command)
+@lambda command: with_options(
+    option_group("Races", SHOW_OPTION, SUPPRESS, BASELINE, WRITE_BASELINE, HOST_THREADS), command
+)
 @output_options(FORMATS)
 @click.argument("file", metavar="FILE", type=FILE)
 def sanitize(
@@ -33,6 +47,8 @@ def sanitize(
     file: str,
     show: Literal["likely", "possible"],
     suppress: tuple[str, ...],
+    baseline: str | None,
+    write_baseline: str | None,
     host_threads: Literal["joined", "strict"],
     output: OutputOptions,
 ) -> int:
@@ -46,19 +62,29 @@ def sanitize(
     cudakit sanitize races.log --show possible
     cudakit sanitize races.log --suppress 'kernel:nccl*' -o races.html
     """
-    with open_outputs(output) as outputs:
+    with (
+        open_outputs(output) as outputs,
+        open_baseline(write_baseline, output) as new_baseline,
+    ):
         with progress_line(quiet=output.quiet) as progress:
             result = _analyze(
-                Path(file), show, suppress, strict=host_threads == "strict", progress=progress
+                Path(file),
+                show,
+                suppress,
+                baseline,
+                strict=host_threads == "strict",
+                progress=progress,
             )
         outputs.write(race_report(result))
-    return exit_code(result)
+        new_baseline.write(result)
+    return exit_code(result, races_are_accepted=write_baseline is not None)
 
 
 def _analyze(
     path: Path,
     show: Literal["likely", "possible"],
     suppress: tuple[str, ...],
+    baseline: str | None,
     *,
     strict: bool,
     progress: Progress,
@@ -71,7 +97,12 @@ def _analyze(
     from cudakit.trace.run_log import LogReader
 
     least_confidence = Confidence(show)
-    report = Report(show=least_confidence, suppressions=suppressions(suppress), demangle=demangle)
+    report = Report(
+        show=least_confidence,
+        suppressions=suppressions(suppress),
+        baseline=match_baseline(baseline),
+        demangle=demangle,
+    )
     with LogReader(path) as log:
         return analyze_log(
             log, report, show=least_confidence, strict_threads=strict, progress=progress

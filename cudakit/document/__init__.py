@@ -187,13 +187,16 @@ class Finding:
 class Note:
     """An important sentence and its remedies, the most promising one first.
 
-    ``finding`` has the same fact for structured formats such as SARIF.
+    ``finding`` has the same fact for structured formats such as SARIF. Only HTML pages show ``evidence``,
+    figures that support the sentence, and ``settings``, a text that a reader can copy into a shell.
     """
 
     level: Literal["ok", "info", "warn", "error"]
     text: str
     remedies: tuple[str, ...] = ()
     finding: Finding | None = None
+    evidence: tuple[str, ...] = ()
+    settings: str = ""
 
 
 @dataclass(frozen=True, slots=True)

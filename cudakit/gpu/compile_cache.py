@@ -111,7 +111,9 @@ def _delete_oldest(directory: int) -> None:
 def cache_key(compiler: str, target: str, options: Sequence[str], source: str) -> str:
     """Return the cache key of a compilation."""
     key_parts = (_FORMAT, compiler, target, *options, source)
-    return sha256(b"".join(_length_prefixed(part.encode()) for part in key_parts)).hexdigest()
+    return sha256(
+        b"".join(_length_prefixed(key_part.encode()) for key_part in key_parts)
+    ).hexdigest()
 
 
 def user_cache(variables: Mapping[str, str]) -> CompileCache | None:
@@ -125,5 +127,5 @@ def user_cache(variables: Mapping[str, str]) -> CompileCache | None:
         return None
 
 
-def _length_prefixed(part: bytes) -> bytes:
-    return len(part).to_bytes(8, "little") + part
+def _length_prefixed(content: bytes) -> bytes:
+    return len(content).to_bytes(8, "little") + content

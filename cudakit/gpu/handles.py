@@ -28,17 +28,17 @@ class Handles(Generic[_T]):
     def __len__(self) -> int:
         return len(self._objects)
 
-    def add(self, added: _T) -> int:
+    def add(self, new_object: _T) -> int:
         """Store an object, and return its id."""
         id_ = next(self._ids)
-        self._objects[id_] = added
+        self._objects[id_] = new_object
         return id_
 
     def make(self, factory: Callable[[int], _T]) -> _T:
         """Create, store and return an object that is constructed with its id."""
         id_ = next(self._ids)
-        added = self._objects[id_] = factory(id_)
-        return added
+        new_object = self._objects[id_] = factory(id_)
+        return new_object
 
     def __getitem__(self, id_: int) -> _T:
         try:
@@ -55,7 +55,9 @@ class Handles(Generic[_T]):
 
     def discard(self, predicate: Callable[[_T], bool]) -> None:
         """Remove the objects for which a predicate is true."""
-        for id_ in [id_ for id_, added in self._objects.items() if predicate(added)]:
+        for id_ in [
+            id_ for id_, stored_object in self._objects.items() if predicate(stored_object)
+        ]:
             self._objects.pop(id_, None)
 
     def clear(self) -> list[_T]:

@@ -159,11 +159,11 @@ class RecordedMachine:
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         return self._recorded_value(device, self.record.processes)
 
-    def _recorded_value(self, device: DeviceFacts, recorded: tuple[_T, ...]) -> _T | Unavailable:
+    def _recorded_value(self, device: DeviceFacts, values: tuple[_T, ...]) -> _T | Unavailable:
         view = self.record.nvml
         devices = view.devices if isinstance(view, NvmlView) else ()
-        index = devices.index(device) if device in devices else len(recorded)
-        return recorded[index] if index < len(recorded) else Unavailable("not in the recorded data")
+        index = devices.index(device) if device in devices else len(values)
+        return values[index] if index < len(values) else Unavailable("not in the recorded data")
 
 
 def _select_fields(

@@ -77,13 +77,13 @@ class Compare:
         with _Scratch(gpu, len(indices) * (8 + size)) as scratch:
             scratch.view[: 8 * len(indices)] = indices.astype(np.uint64).tobytes()
             gpu.copy(scratch.device, scratch.host, 8 * len(indices), stream)
-            out = Ptr(scratch.device + 8 * len(indices))
-            args = (out, ptr, scratch.device, np.uint64(len(indices)), np.int32(size))
+            values_address = Ptr(scratch.device + 8 * len(indices))
+            args = (values_address, ptr, scratch.device, np.uint64(len(indices)), np.int32(size))
             self._kernels.launch_over("cudakit_gather", len(indices), args, stream)
-            gpu.copy(scratch.host, out, size * len(indices), stream)
+            gpu.copy(scratch.host, values_address, size * len(indices), stream)
             gpu.sync_stream(stream)
-            raw: npt.NDArray[Any] = np.frombuffer(bytes(scratch.view), element.bits, len(indices))
-        return decode(raw, element)
+            bits: npt.NDArray[Any] = np.frombuffer(bytes(scratch.view), element.bits, len(indices))
+        return decode(bits, element)
 
     def close(self) -> None:
         """Unload the kernels."""
@@ -146,10 +146,10 @@ def _gather(
     count: np.uint64,
     size: np.int32,
 ) -> None:
-    raw = np.dtype(f"u{size}")
-    selected = launch.read(indices, np.uint64, int(count))
-    source = launch.read(source_address, raw, int(selected.max()) + 1)
-    launch.write(destination, raw, int(count))[:] = source[selected]
+    unsigned_type = np.dtype(f"u{size}")
+    selected_indices = launch.read(indices, np.uint64, int(count))
+    source = launch.read(source_address, unsigned_type, int(selected_indices.max()) + 1)
+    launch.write(destination, unsigned_type, int(count))[:] = source[selected_indices]
 
 
 def _add(launch: Launch, mismatch_count: Ptr, count: int) -> None:

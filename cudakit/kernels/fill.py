@@ -147,15 +147,28 @@ class Fill:
         self._kernels = LoadedKernels(gpu, SOURCE, [f"cudakit_fill_{name}" for name in _NAMES])
 
     def bits(
-        self, out: Ptr, blocks: int, stream: Stream, *, seed: int, sequence: int = 0, first: int = 0
+        self,
+        destination: Ptr,
+        blocks: int,
+        stream: Stream,
+        *,
+        seed: int,
+        sequence: int = 0,
+        first: int = 0,
     ) -> None:
         """Write the Philox blocks of a sequence, 16 bytes each, from block ``first``."""
-        args = (out, np.uint64(blocks), np.uint64(first), np.uint64(sequence), np.uint64(seed))
+        args = (
+            destination,
+            np.uint64(blocks),
+            np.uint64(first),
+            np.uint64(sequence),
+            np.uint64(seed),
+        )
         self._kernels.launch_over("cudakit_fill_bits", blocks, args, stream)
 
     def uniform(
         self,
-        out: Ptr,
+        destination: Ptr,
         count: int,
         element: Element,
         stream: Stream,
@@ -166,11 +179,11 @@ class Fill:
     ) -> None:
         """Write uniform values in (-scale, scale), rounded to the type; the default is 1, of int8 127."""
         factor = scale if scale is not None else 127.0 if element is INT8 else 1.0
-        self._random("uniform", out, count, element, factor, sequence, seed, stream)
+        self._random("uniform", destination, count, element, factor, sequence, seed, stream)
 
     def normal(
         self,
-        out: Ptr,
+        destination: Ptr,
         count: int,
         element: Element,
         stream: Stream,
@@ -181,11 +194,11 @@ class Fill:
     ) -> None:
         """Write normal values with mean 0 and standard deviation ``scale``; the default is 1, of int8 32."""
         factor = scale if scale is not None else 32.0 if element is INT8 else 1.0
-        self._random("normal", out, count, element, factor, sequence, seed, stream)
+        self._random("normal", destination, count, element, factor, sequence, seed, stream)
 
     def integers(
         self,
-        out: Ptr,
+        destination: Ptr,
         count: int,
         element: Element,
         stream: Stream,
@@ -201,17 +214,17 @@ class Fill:
             raise UsageError(
                 f"[{low}, {high}] has {choices} integers; the range must have 1 to 2 ** 32"
             )
-        args = (out, *_count_and_type(count, element), np.int64(low), np.uint64(choices))
+        args = (destination, *_count_and_type(count, element), np.int64(low), np.uint64(choices))
         seed_words = (np.uint64(sequence), np.uint64(seed))
         self._kernels.launch_over(
             "cudakit_fill_integers", -(-count // 4), (*args, *seed_words), stream
         )
 
     def constant(
-        self, out: Ptr, count: int, element: Element, stream: Stream, *, value: float
+        self, destination: Ptr, count: int, element: Element, stream: Stream, *, value: float
     ) -> None:
         """Write one value to all elements."""
-        args = (out, *_count_and_type(count, element), np.float64(value))
+        args = (destination, *_count_and_type(count, element), np.float64(value))
         self._kernels.launch_over("cudakit_fill_constant", count, args, stream)
 
     def close(self) -> None:
@@ -221,7 +234,7 @@ class Fill:
     def _random(
         self,
         name: str,
-        out: Ptr,
+        destination: Ptr,
         count: int,
         element: Element,
         scale: float,
@@ -229,7 +242,7 @@ class Fill:
         seed: int,
         stream: Stream,
     ) -> None:
-        args = (out, *_count_and_type(count, element), np.float64(scale))
+        args = (destination, *_count_and_type(count, element), np.float64(scale))
         seed_words = (np.uint64(sequence), np.uint64(seed))
         blocks = -(-count // _elements_per_block(element))
         self._kernels.launch_over(f"cudakit_fill_{name}", blocks, (*args, *seed_words), stream)
@@ -272,20 +285,20 @@ def _words(count: int, element: Element, sequence: int, seed: int) -> npt.NDArra
 @host_kernel("cudakit_fill_bits")
 def _bits(
     launch: Launch,
-    out: Ptr,
+    destination: Ptr,
     count: np.uint64,
     first: np.uint64,
     sequence: np.uint64,
     seed: np.uint64,
 ) -> None:
     words = philox.philox(int(first), int(count), int(sequence), int(seed))
-    launch.write(out, np.uint32, words.size)[:] = words.reshape(-1)
+    launch.write(destination, np.uint32, words.size)[:] = words.reshape(-1)
 
 
 def _host_random(values: Callable[[int, Element, int, int], npt.NDArray[Any]]) -> HostKernel:
     def fill(
         launch: Launch,
-        out: Ptr,
+        destination: Ptr,
         count: np.uint64,
         type_: np.int32,
         scale: np.float64,
@@ -294,7 +307,7 @@ def _host_random(values: Callable[[int, Element, int, int], npt.NDArray[Any]]) -
     ) -> None:
         element = _BY_CODE[int(type_)]
         unscaled = values(int(count), element, int(sequence), int(seed))
-        _write(launch, out, element, scale * unscaled)
+        _write(launch, destination, element, scale * unscaled)
 
     return fill
 
@@ -306,7 +319,7 @@ host_kernel("cudakit_fill_normal")(_host_random(normal_values))
 @host_kernel("cudakit_fill_integers")
 def _integers(
     launch: Launch,
-    out: Ptr,
+    destination: Ptr,
     count: np.uint64,
     type_: np.int32,
     low: np.int64,
@@ -316,15 +329,15 @@ def _integers(
 ) -> None:
     words = philox.philox(0, -(-int(count) // _WORDS), int(sequence), int(seed)).reshape(-1)
     offsets = (words[: int(count)] * choices >> np.uint64(32)).astype(np.int64)
-    _write(launch, out, _BY_CODE[int(type_)], low + offsets)
+    _write(launch, destination, _BY_CODE[int(type_)], low + offsets)
 
 
 @host_kernel("cudakit_fill_constant")
 def _constant(
-    launch: Launch, out: Ptr, count: np.uint64, type_: np.int32, value: np.float64
+    launch: Launch, destination: Ptr, count: np.uint64, type_: np.int32, value: np.float64
 ) -> None:
-    _write(launch, out, _BY_CODE[int(type_)], np.full(int(count), value))
+    _write(launch, destination, _BY_CODE[int(type_)], np.full(int(count), value))
 
 
-def _write(launch: Launch, out: Ptr, element: Element, values: npt.NDArray[Any]) -> None:
-    launch.write(out, element.bits, len(values))[:] = encode(values, element)
+def _write(launch: Launch, destination: Ptr, element: Element, values: npt.NDArray[Any]) -> None:
+    launch.write(destination, element.bits, len(values))[:] = encode(values, element)

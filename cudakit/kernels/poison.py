@@ -112,7 +112,7 @@ def poison_byte(element: Element) -> int:
 @host_kernel("cudakit_count_poison")
 def _count(
     launch: Launch,
-    found: Ptr,
+    counts_address: Ptr,
     matrices: Ptr,
     pattern: np.uint64,
     rows: np.uint64,
@@ -122,9 +122,11 @@ def _count(
     count: np.uint64,
     size: np.int32,
 ) -> None:
-    raw = np.dtype(f"u{size}")
-    poison = launch.read(matrices, raw, int(count)).reshape(-1, int(pitch)) == raw.type(pattern)
-    inner = poison[:, : int(elements)].reshape(-1, int(leading))[:, : int(rows)]
-    unwritten = np.count_nonzero(inner)
-    overwritten = (poison.size - np.count_nonzero(poison)) - (inner.size - unwritten)
-    launch.atomic(found, np.uint64, 2)[:] += np.array([unwritten, overwritten], np.uint64)
+    unsigned_type = np.dtype(f"u{size}")
+    poison = launch.read(matrices, unsigned_type, int(count)).reshape(
+        -1, int(pitch)
+    ) == unsigned_type.type(pattern)
+    matrix_elements = poison[:, : int(elements)].reshape(-1, int(leading))[:, : int(rows)]
+    unwritten = np.count_nonzero(matrix_elements)
+    overwritten = (poison.size - np.count_nonzero(poison)) - (matrix_elements.size - unwritten)
+    launch.atomic(counts_address, np.uint64, 2)[:] += np.array([unwritten, overwritten], np.uint64)

@@ -44,9 +44,11 @@ class SignalRelay:
         self._from_other_threads: deque[Signals] = deque()
 
     def __enter__(self) -> SignalRelay:
-        awaited = self._handled | {Signals.SIGCHLD}
-        self._handlers = {number: signal.signal(number, self._receive) for number in awaited}
-        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+        awaited_signals = self._handled | {Signals.SIGCHLD}
+        self._handlers = {
+            number: signal.signal(number, self._receive) for number in awaited_signals
+        }
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited_signals)
         self.mask = {Signals(number) for number in previous_mask if number in set(Signals)}
         return self
 
@@ -62,8 +64,8 @@ class SignalRelay:
             if number in self._handled and not (number in _FROM_TERMINALS and _is_in_foreground()):
                 yield number
         deadline = time.monotonic() + seconds
-        awaited = self._handled | {Signals.SIGCHLD}
-        while info := signal.sigtimedwait(awaited, max(deadline - time.monotonic(), 0)):
+        awaited_signals = self._handled | {Signals.SIGCHLD}
+        while info := signal.sigtimedwait(awaited_signals, max(deadline - time.monotonic(), 0)):
             if info.si_signo == Signals.SIGCHLD:
                 return
             if info.si_code != _SI_KERNEL:

@@ -54,7 +54,7 @@ def supervise(
             child = Child(command, child_env, mask=relay.mask)
             reader = _SpoolReader(spool, Notices(directory), consume, notify)
             _wait_for_exit(child, relay, reader, stopping, seconds_to_end)
-            for loss in losses.all():
+            for loss in losses.read_all():
                 notify(Notice(loss.process, NoticeKind.INCOMPLETE, str(loss)))
     if reader.failure:
         raise reader.failure

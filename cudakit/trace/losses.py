@@ -50,7 +50,7 @@ class Losses:
             directory / FILE
         )  # renamed last, so that the file is never visible without its lock
 
-    def all(self) -> Iterator[Loss]:
+    def read_all(self) -> Iterator[Loss]:
         """Yield the loss of each process that lost events."""
         content = os.pread(self._file.fileno(), _SLOT.size * _SLOT_COUNT, 0)
         for process, count, errno in _SLOT.iter_unpack(content):

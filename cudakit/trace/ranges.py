@@ -80,11 +80,11 @@ class RangeTracker:
 
     def _innermost_ranges(self, threads: Iterator[int]) -> Iterator[OpenRange | None]:
         """Yield the innermost open range of each thread."""
-        computed = self._innermost
+        computed_ranges = self._innermost
         for thread in threads:
-            if thread not in computed:
-                computed[thread] = self._nested_ranges(thread)
-            yield computed[thread]
+            if thread not in computed_ranges:
+                computed_ranges[thread] = self._nested_ranges(thread)
+            yield computed_ranges[thread]
 
     def _nested_ranges(self, thread: int) -> OpenRange | None:
         """Return the innermost open range of a thread, with the ranges that contain it."""

@@ -103,9 +103,11 @@ class LogWriter:
             self._write_json(b"trce", number, description)
         return self._traces[key]
 
-    def _write_table(self, tag: bytes, trace: int, items: Sequence[str] | Sequence[Stack]) -> None:
-        for begin in range(0, len(items), _ITEMS_PER_BLOCK):
-            block_items = items[begin : begin + _ITEMS_PER_BLOCK]
+    def _write_table(
+        self, tag: bytes, trace: int, table_items: Sequence[str] | Sequence[Stack]
+    ) -> None:
+        for begin in range(0, len(table_items), _ITEMS_PER_BLOCK):
+            block_items = table_items[begin : begin + _ITEMS_PER_BLOCK]
             self._write_json(tag, trace, block_items, count=len(block_items))
 
     def _write_json(self, tag: bytes, trace: int, content: object, *, count: int = 1) -> None:
@@ -312,9 +314,9 @@ class _ReadTrace:
         _check_count(stacks, count)
 
 
-def _check_count(items: Sequence[object], count: int) -> None:
-    if len(items) != count:
-        raise ValueError(f"{len(items)} items instead of {count}")
+def _check_count(table_items: Sequence[object], count: int) -> None:
+    if len(table_items) != count:
+        raise ValueError(f"{len(table_items)} items instead of {count}")
 
 
 def _outcome(

@@ -110,9 +110,9 @@ class Spool:
 class _Chain:
     """Reads the files of one trace in order."""
 
-    def __init__(self, process: int, number: int, *, discard: bool) -> None:
+    def __init__(self, process: int, chain_number: int, *, discard: bool) -> None:
         self._process = process
-        self._trace_number = number
+        self._trace_number = chain_number
         self._discard = discard
         self._file_number = 0  # number of the open file, or of the next file if none is open
         self._first_inode: int | None = None  # inode of the chain's first file, once it was opened

@@ -156,10 +156,10 @@ class TraceWriter:
         )
         return _COUNT.pack(len(stack)) + b"".join(frames)
 
-    def _write_block(self, tag: bytes, items: Sequence[bytes]) -> None:
-        if items:
-            content = b"".join(items)
-            unwritten = _BLOCK.pack(tag, len(items), len(content)) + content
+    def _write_block(self, tag: bytes, packed_items: Sequence[bytes]) -> None:
+        if packed_items:
+            content = b"".join(packed_items)
+            unwritten = _BLOCK.pack(tag, len(packed_items), len(content)) + content
             block_start = self._file.tell()
             try:
                 while unwritten:  # a call of write may write only a part of the bytes

@@ -77,6 +77,16 @@ def test_the_first_time_that_memory_runs_out_is_saved(torch: Torch) -> None:
     assert Path("step-oom.pickle").read_text() == "the first"
 
 
+def test_snapshot_with_suffix_gz_is_compressed(torch: Torch) -> None:
+    with cudakit.record_memory("step.v1.pkl.gz"):
+        torch.run_out_of_memory()
+
+    assert files() == {"step.v1.pkl.gz", "step.v1-oom.pkl.gz"}
+    for name in files():
+        assert Path(name).read_bytes().startswith(b"\x1f\x8b")
+        assert read_snapshot(Path(name))["segments"] == []
+
+
 def test_events_after_block_are_not_saved(torch: Torch) -> None:
     with cudakit.record_memory("step.pickle"):
         pass

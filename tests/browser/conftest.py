@@ -58,12 +58,15 @@ class OpenPage:
         hash_text: str = "",
         size: tuple[int, int] = (1300, 1000),
         scheme: str = "light",
+        init_script: str = "",
     ) -> Opened:
         context = self._browser.new_context(
             viewport={"width": size[0], "height": size[1]},
             color_scheme="dark" if scheme == "dark" else "light",
             offline=True,
+            permissions=["clipboard-read", "clipboard-write"],
         )
+        context.add_init_script(init_script)
         self._contexts.append(context)
         opened = Opened(context.new_page())
         opened.page.on("console", lambda message: opened.messages.append(message.text))

@@ -15,6 +15,7 @@ from invocation import run_cli
 from playwright.sync_api import Browser
 
 from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.analyze.diff import diff
 from cudakit.core.memory.load import load
 from cudakit.core.memory.present import report
 from cudakit.core.memory.replay import Replay, replay
@@ -23,6 +24,7 @@ from cudakit.document import Frame
 from cudakit.render.html import render
 
 DATA = Path(__file__).parents[1] / "data"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "memory"
 RECORDED = ("train", "leak", "streams", "pools", "expandable", "fragmented_oom")
 TABS = ("map", "layout", "flame", "holders", "events")
 APP = "document.querySelector('.explorer').explorer"
@@ -326,6 +328,26 @@ def test_clicking_an_event_shows_its_allocation_with_the_call_stack(
     assert "record_snapshots.py" in details
 
 
+@pytest.mark.parametrize("clipboard", ["allowed", "missing"])
+def test_recommended_settings_can_be_copied(
+    open_page: OpenPage, tmp_path: Path, clipboard: str
+) -> None:
+    page = write_page(EXAMPLES / "varying_lengths.pkl.gz", tmp_path)
+    script = "delete Navigator.prototype.clipboard" if clipboard == "missing" else ""
+    opened = open_page(page, init_script=script)
+    settings = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert opened.page.locator(".settings code").inner_text() == settings
+    opened.page.click(".settings button")
+    wait_until_drawn(opened)
+    assert evaluate(opened, "() => getSelection().toString()") == settings
+    if clipboard == "allowed":
+        assert opened.page.locator(".settings button").inner_text() == "copied"
+        assert evaluate(opened, "() => navigator.clipboard.readText()") == settings
+    else:
+        assert "Ctrl+C" in opened.page.locator(".settings button").inner_text()
+    assert opened.messages == []
+
+
 @pytest.mark.parametrize(
     "hash_text",
     [
@@ -361,25 +383,67 @@ def test_page_of_two_devices_keeps_their_states_apart(open_page: OpenPage, tmp_p
     run = run_cli("memviz", DATA / "train.pkl.gz", DATA / "leak.pkl.gz", "-q", "-f", "-o", page)
     assert run.exit_code == 0
     opened = open_page(page, hash_text="#cursor=5&2.cursor=7")
-    opened.page.wait_for_selector(".explorer[data-ready] >> nth=1", state="attached")
+    opened.page.wait_for_selector(".explorer[data-ready] >> nth=2", state="attached")
     cursors = (
-        "() => [...document.querySelectorAll('.explorer')].map(e => e.explorer.state.get('cursor'))"
+        "() => [...document.querySelectorAll('[data-kind=memory]')]"
+        ".map(e => e.explorer.state.get('cursor'))"
     )
     assert evaluate(opened, cursors) == [5, 7]
+
+
+def test_click_in_the_view_of_all_devices_sets_every_cursor_to_one_time(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = tmp_path / "ranks.html"
+    snapshot = DATA / "train.pkl.gz"
+    run = run_cli("memviz", snapshot, snapshot, snapshot, "-q", "-f", "-o", page)
+    assert run.exit_code == 0
+    opened = open_page(page)
+    opened.page.wait_for_selector(".explorer[data-ready] >> nth=3", state="attached")
+    assert count_colors(opened, "[data-kind=memory_devices] canvas") > 4
+    canvas = opened.page.locator("[data-kind=memory_devices] canvas")
+    canvas.click(position={"x": 600, "y": 100})
+    wait_until_drawn(opened)
+    cursors = evaluate(
+        opened,
+        "() => [...document.querySelectorAll('[data-kind=memory]')]"
+        ".map(e => e.explorer.state.get('cursor'))",
+    )
+    assert len(set(cursors)) == 1
+    loaded = load(snapshot)
+    assert cursors[0] != replay(loaded, loaded.devices[0]).peak_moment() - 1
+    assert "#cursor=" in evaluate(opened, "() => location.hash")
+    opened.page.locator("[data-kind=memory_devices] select").select_option("event")
+    canvas.click(position={"x": 700, "y": 20})
+    wait_until_drawn(opened)
+    assert "devices.axis=event" in evaluate(opened, "() => location.hash")
+    assert opened.messages == []
+    assert opened.requests == [page.as_uri()]
 
 
 def test_page_of_a_comparison_draws_what_grew_and_what_shrank(
     open_page: OpenPage, tmp_path: Path
 ) -> None:
     page = tmp_path / "diff.html"
-    run = run_cli(
-        "memviz", DATA / "leak.pkl.gz", "--diff", DATA / "train.pkl.gz", "-q", "-f", "-o", page
-    )
+    before, after = DATA / "train_python.pkl.gz", DATA / "oom.pkl.gz"
+    run = run_cli("memviz", after, "--diff", before, "-q", "-f", "-o", page)
     assert run.exit_code == 0
+    (compared,) = diff(load(before), load(after), MemorySpec()).devices
     opened = open_page(page)
-    assert opened.messages == []
-    assert "Grown by" in opened.page.locator(".explorer").inner_text()
+    for moment, result in (("peak", compared.peak), ("end", compared.end)):
+        opened.page.locator(".explorer select").select_option(moment)
+        wait_until_drawn(opened)
+        totals = evaluate(
+            opened,
+            "() => Object.values(document.querySelector('.explorer').explorer.graphs)"
+            ".map(graph => graph.total[0])",
+        )
+        grown = sum(row.change_bytes for row in (*result.grown, *result.appeared))
+        shrunk = sum(-row.change_bytes for row in (*result.shrunk, *result.vanished))
+        assert totals == [grown, shrunk]
     assert count_colors(opened, ".explorer canvas") > 3
+    assert evaluate(opened, "() => location.hash") == "#moment=end"
+    assert opened.messages == []
 
 
 HOSTILE = (

@@ -47,6 +47,7 @@ class Runner:
 
     library: Path
     directory: Path
+    file: str = "out.pickle"
 
     def __call__(
         self, code: str, *, limit: int | None = None, driver: bool = True, **env: str
@@ -54,7 +55,7 @@ class Runner:
         (self.directory / "program.py").write_text(code)
         notes: list[str] = []
         monitor = MemoryMonitor(
-            self.directory / "out.pickle", limit_bytes=limit, add_note=notes.append
+            self.directory / self.file, limit_bytes=limit, add_note=notes.append
         )
         paths = SearchPaths.of_this_process()
 
@@ -70,7 +71,7 @@ class Runner:
             ["program.py"],
             cwd=self.directory,
             settings=Settings(
-                memory=self.directory / "out.pickle",
+                memory=self.directory / self.file,
                 library=str(self.library) if driver else "",
                 recorder=str(find_recorder(paths)),
                 frames={tag: str(path) for tag, path in find_frame_readers(paths).items()},
@@ -372,7 +373,13 @@ def test_limit_includes_memory_that_only_pytorch_has_recorded(run: Runner) -> No
     assert run("import torch\n", limit=6 * MIB, driver=False, RANK="1").files.limits_passed == ()
 
 
-def test_failed_allocation_of_cupy_has_a_snapshot_of_its_moment(run: Runner) -> None:
+@pytest.mark.parametrize(
+    ("file", "oom_file"), [("out.pickle", "out-oom.pickle"), ("out.pkl.gz", "out-oom.pkl.gz")]
+)
+def test_failed_allocation_of_cupy_has_a_snapshot_of_its_moment(
+    run: Runner, file: str, oom_file: str
+) -> None:
+    run.file = file
     done = run(
         CUPY
         + """
@@ -384,7 +391,7 @@ for _ in range(2):
 """
     )
 
-    assert [Path(path).name for path in done.files.paths] == ["out-oom.pickle", "out.pickle"]
+    assert [Path(path).name for path in done.files.paths] == [oom_file, file]
     assert blocks(done.snapshot(), "cupy") == [(1024, 1000, "weights")]
     (device,) = cudakit.memviz(done.files.paths[0]).devices
     (oom,) = device.ooms

@@ -143,3 +143,41 @@ def test_log_needs_sanitize_and_a_file_of_its_own(cli: Cli) -> None:
     assert alone.exit_code == twice.exit_code == 125
     assert "add --sanitize" in alone.stderr
     assert "named twice" in twice.stderr
+
+
+def test_races_of_a_baseline_are_not_reported_and_do_not_fail_the_run(cli: Cli) -> None:
+    script = RACES / "sim_kernels_race.py"
+
+    written = cli("run", "--sanitize", "--log", LOG, "--write-baseline", "known.json", script)
+    again = cli("run", "--sanitize", "--baseline", "known.json", script)
+    log = cli("sanitize", LOG, "--baseline", "known.json", "--json")
+
+    assert (written.exit_code, again.exit_code, log.exit_code) == (0, 0, 0)
+    assert "1 race between streams" in written.stderr
+    assert written.stderr.endswith("Wrote known.json\n")
+    assert "1 race of the baseline known.json is not reported, found once" in again.stderr
+    assert json.loads(log.stdout)["baseline"]["count"] == 1
+
+
+def test_race_that_a_baseline_does_not_have_fails_the_run(cli: Cli) -> None:
+    cli("run", "--sanitize", "--write-baseline", "known.json", RACES / "sim_copies_race.py")
+
+    done = cli(
+        "run", "--sanitize", "--baseline", "known.json", "-o", "r.json",
+        RACES / "sim_kernels_race.py",
+    )  # fmt: skip
+
+    assert done.exit_code == 1
+    assert json.loads(Path("r.json").read_text())["baseline"]["absent"] == 1
+
+
+def test_damaged_baseline_ends_before_the_program_starts(cli: Cli) -> None:
+    Path("known.json").write_text("{}")
+    Path("program.py").write_text("open('started', 'w')")
+
+    ran = cli("run", "--sanitize", "--baseline", "known.json", "program.py")
+    read = cli("sanitize", LOG, "--baseline", "known.json")
+
+    assert (ran.exit_code, read.exit_code) == (125, 2)
+    assert "known.json has no schema" in ran.stderr
+    assert not Path("started").exists()

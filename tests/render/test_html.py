@@ -282,6 +282,22 @@ def test_note_has_its_level_as_a_word() -> None:
     assert main.one("div", "warn").words == "!Warning Old driver.Update it."
 
 
+def test_note_shows_its_evidence_and_its_settings_as_text_to_copy() -> None:
+    settings = "VARIABLE='<b>a:1'"
+    note = Note("info", "Set it.", evidence=("1 < 2",), settings=settings)
+    page = read(render(Document("Title", (note,))))
+    assert page.one("ul", "evidence").words == "1 < 2"
+    assert page.one("code").words == settings
+    assert "hidden" in page.one("button").attributes
+    digest = b64encode(sha256(page.one("script").text.encode()).digest()).decode()
+    (policy,) = [meta.attributes["content"] for meta in page.all("meta")[1:2]]
+    assert f"script-src 'sha256-{digest}'" in (policy or "")
+
+
+def test_page_without_settings_or_explorers_has_no_script() -> None:
+    assert not read(render(Document("Title", (Note("info", "Set it."),)))).all("script")
+
+
 def test_unavailable_fact_has_its_reason() -> None:
     main = body(Facts((("power", Unavailable("not permitted")),)))
     assert main.one("dd").words == "n/a: not permitted"

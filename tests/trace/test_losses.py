@@ -13,12 +13,12 @@ DISK_FULL = OSError(errno.ENOSPC, "No space left on device")
 
 def test_last_reported_count_of_each_process_is_kept(tmp_path: Path) -> None:
     losses = Losses(tmp_path)
-    assert list(losses.all()) == []
+    assert list(losses.read_all()) == []
 
     report_loss(tmp_path, 1, DISK_FULL)
     report_loss(tmp_path, 1200, DISK_FULL)
 
-    (loss,) = losses.all()
+    (loss,) = losses.read_all()
     assert loss == Loss(os.getpid(), 1200, errno.ENOSPC)
     assert str(loss) == (
         f"1,200 events of process {os.getpid()} could not be recorded: No space left on device"

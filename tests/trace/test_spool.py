@@ -256,7 +256,7 @@ def test_events_after_a_failed_write_are_counted_as_lost(tmp_path: Path) -> None
     writer.write(mark(1))
     writer.write(mark(2))
 
-    (loss,) = losses.all()
+    (loss,) = losses.read_all()
     assert (loss.process, loss.count) == (os.getpid(), 2)
     losses.close()
 

@@ -57,6 +57,18 @@ SUPPRESS = option(
     help="Leave out races that match kernel:GLOB or site:FILE[:FUNCTION]; @FILE lists patterns. "
     "Repeatable.",
 )
+BASELINE = option(
+    "--baseline",
+    type=FILE,
+    metavar="FILE",
+    help="Report new races only: leave out the races in FILE, which --write-baseline wrote.",
+)
+WRITE_BASELINE = option(
+    "--write-baseline",
+    type=FILE,
+    metavar="FILE",
+    help="Write the races to FILE, for --baseline. They do not make the exit code 1.",
+)
 HOST_THREADS = option(
     "--host-threads",
     type=click.Choice(["joined", "strict"]),
@@ -133,6 +145,8 @@ _RACES = option_group(
     "Races",
     SHOW_OPTION,
     SUPPRESS,
+    BASELINE,
+    WRITE_BASELINE,
     option(
         "--accesses",
         type=click.Choice(["exact", "arguments"]),

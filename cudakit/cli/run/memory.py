@@ -112,9 +112,11 @@ class MemoryMonitor:
 
     def _write_ooms(self) -> None:
         """Write the snapshots of out-of-memory errors; the agent has reported the path of its process."""
+        from cudakit.core.memory.record.snapshot_file import extended_stem
+
         for process, trace_number, snapshot in self._unwritten_ooms:
             path = Path(self._path_of(process, trace_number))
-            oom_path = path.with_stem(f"{path.stem}-oom")
+            oom_path = extended_stem(path, "-oom")
             if self._write_file(snapshot, oom_path):
                 self._oom_paths.append(str(oom_path))
         self._unwritten_ooms.clear()
@@ -124,7 +126,9 @@ class MemoryMonitor:
         paths = self._paths[process]
         if paths:
             return paths[min(trace_number, len(paths) - 1)]
-        return str(self._path.with_stem(f"{self._path.stem}-{process}").absolute())
+        from cudakit.core.memory.record.snapshot_file import extended_stem
+
+        return str(extended_stem(self._path, f"-{process}").absolute())
 
     def _add_jax_arrays(self, notice: Notice) -> None:
         from cudakit.core.memory.record.jax_profile import arrays_of_message

@@ -14,6 +14,7 @@ from cudakit.gpu.demangle import demangle
 from cudakit.run.protocol import Notice, NoticeKind
 
 if TYPE_CHECKING:
+    from cudakit.core.sanitize.baseline import BaselineMatcher
     from cudakit.core.sanitize.result import SanitizeResult
     from cudakit.trace.spool import Batch
 
@@ -26,6 +27,7 @@ class Monitor:
         *,
         show: Confidence,
         suppress: Sequence[str],
+        baseline: BaselineMatcher | None = None,
         strict_threads: bool,
         stop_on_first: bool,
         accept_unrecorded: bool,
@@ -37,7 +39,12 @@ class Monitor:
         self._incomplete: Counter[str] = Counter()
         self._stop_on_first = stop_on_first
         self._accept_unrecorded = accept_unrecorded
-        self._report = Report(show=show, suppressions=suppressions(suppress), demangle=demangle)
+        self._report = Report(
+            show=show,
+            suppressions=suppressions(suppress),
+            baseline=baseline,
+            demangle=demangle,
+        )
         shows_possible = show is Confidence.POSSIBLE
         self._detector = RaceDetector(strict_threads=strict_threads, report_possible=shows_possible)
 

@@ -3,21 +3,65 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
 
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.output import printable
+from cudakit.cli.options import OutputOptions
+from cudakit.cli.output import open_binary_file, printable
 from cudakit.cli.report import Report, Text
 
 if TYPE_CHECKING:
+    from cudakit.core.sanitize.baseline import BaselineMatcher
     from cudakit.core.sanitize.result import SanitizeResult
 
 
-def exit_code(result: SanitizeResult) -> ExitCode:
-    """Return 1 for races or an incomplete recording."""
+def exit_code(result: SanitizeResult, *, races_are_accepted: bool = False) -> ExitCode:
+    """Return 1 for races, unless they are accepted, and for an incomplete recording."""
     from cudakit.core.sanitize.report import findings
 
-    return ExitCode.FINDINGS if findings(result) or result.incomplete else ExitCode.OK
+    has_findings = not races_are_accepted and bool(findings(result))
+    return ExitCode.FINDINGS if has_findings or result.incomplete else ExitCode.OK
+
+
+def match_baseline(path: str | None) -> BaselineMatcher | None:
+    """Read the file of ``--baseline``. Raises InputError if it is missing, damaged or of another version."""
+    from cudakit.core.sanitize.baseline import BaselineMatcher, load_baseline
+
+    return BaselineMatcher(path, load_baseline(path), root=Path.cwd()) if path else None
+
+
+@contextmanager
+def open_baseline(path: str | None, output: OutputOptions) -> Iterator[BaselineFile]:
+    """Open the file of ``--write-baseline``, before the program runs. Raises UsageError if it exists."""
+    if path is None:
+        yield BaselineFile(None)
+        return
+    with open_binary_file(path, force=output.force) as file:
+        yield BaselineFile(file)
+    if not (output.quiet or output.json):
+        click.echo(f"Wrote {printable(path)}", err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineFile:
+    """The open file of ``--write-baseline``, or None."""
+
+    file: BinaryIO | None
+
+    def write(self, result: SanitizeResult) -> None:
+        """Write the findings of a run, and the races that its own baseline has."""
+        from cudakit.core.sanitize.baseline import format_baseline
+        from cudakit.core.sanitize.report import findings
+
+        if self.file:
+            text = format_baseline(findings(result), result.baseline, root=Path.cwd())
+            self.file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def race_report(result: SanitizeResult) -> Report:

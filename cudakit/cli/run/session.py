@@ -18,7 +18,13 @@ from cudakit.cli.output import open_binary_file, printable, standard_error
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
 from cudakit.cli.run.monitor import Monitor
-from cudakit.cli.run.race_report import exit_code, race_report
+from cudakit.cli.run.race_report import (
+    BaselineFile,
+    exit_code,
+    match_baseline,
+    open_baseline,
+    race_report,
+)
 from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.errors import EnvironmentUnusable, UsageError
@@ -42,6 +48,8 @@ class RunSpec:
     output: OutputOptions
     show: Literal["likely", "possible"]
     suppress: tuple[str, ...]
+    baseline: str | None
+    write_baseline: str | None
     accesses: Literal["exact", "arguments"] | None
     stop_on_first: bool
     host_threads: Literal["joined", "strict"]
@@ -82,7 +90,7 @@ class RunSpec:
             )
         if self.fail_on and self.limit is None:
             raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
-        refuse_duplicates([*self.output.paths, *filter(None, [self.log])])
+        refuse_duplicates([*self.output.paths, *filter(None, [self.log, self.write_baseline])])
 
     def _race_options(self) -> list[str]:
         """List the options on races that were passed."""
@@ -90,6 +98,8 @@ class RunSpec:
             "--log": self.log,
             "--show": self.show == "possible",
             "--suppress": self.suppress,
+            "--baseline": self.baseline,
+            "--write-baseline": self.write_baseline,
             "--accesses": self.accesses,
             "--host-threads": self.host_threads == "strict",
             "--stop-on-first": self.stop_on_first,
@@ -106,6 +116,7 @@ class _PreparedRun:
     memory: MemoryMonitor | None
     outputs: Outputs
     log: _Log | None
+    new_baseline: BaselineFile
 
     def consume(self, batch: Batch) -> bool:
         """Keep a batch in the log, and analyze it; return True to stop the program."""
@@ -184,12 +195,14 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     monitor = Monitor(
         show=Confidence(spec.show),
         suppress=spec.suppress,
+        baseline=match_baseline(spec.baseline),
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",
     )
     outputs = stack.enter_context(open_outputs(spec.output, terminal=standard_error))
     path = _snapshot_file(spec) if spec.memory else None
+    new_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))
     log = _Log(spec.log, stack, force=spec.output.force) if spec.log else None
     if command.not_instrumented:
         monitor.add_note(command.not_instrumented, unrecorded=True)
@@ -210,7 +223,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
                 command.python, monitor.add_note, use_driver=not spec.no_driver
             )
             settings = replace(settings, **options)
-    return _PreparedRun(command, settings, monitor, memory, outputs, log)
+    return _PreparedRun(command, settings, monitor, memory, outputs, log, new_baseline)
 
 
 def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
@@ -253,7 +266,10 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
     finally:
         if prepared_run.log:
             prepared_run.log.finish(result, quiet=spec.output.quiet or spec.output.json)
-    return ExitCode.FINDINGS if passed_limit else exit_code(result)
+    prepared_run.new_baseline.write(result)
+    if passed_limit:
+        return ExitCode.FINDINGS
+    return exit_code(result, races_are_accepted=spec.write_baseline is not None)
 
 
 def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:
@@ -292,16 +308,17 @@ def _print_snapshots(paths: Sequence[str]) -> None:
 
 def _snapshot_file(spec: RunSpec) -> Path:
     """Return the path of the snapshot. Raises UsageError if it cannot be written."""
+    from cudakit.core.memory.record.snapshot_file import extended_stem
+
     path = spec.snapshot or "cudakit-memory.pickle"
     target = Path(path)
-    path_stem, suffix = os.path.splitext(path)
     if not target.parent.is_dir():
         raise UsageError(
             f"no such directory: {target.parent}", hint="create it, or choose another file"
         )
     if target.is_dir():
         raise UsageError(f"{path} is a directory", hint="name a file: --snapshot FILE")
-    for name in (path, f"{path_stem}-oom{suffix}"):
+    for name in (path, extended_stem(target, "-oom")):
         if Path(name).exists() and not spec.output.force:
             raise UsageError(
                 f"{name} exists", hint="replace it with --force, or choose another: --snapshot FILE"

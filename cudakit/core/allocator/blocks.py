@@ -182,9 +182,9 @@ class FreeBlocks:
         return min(bisect_left(self.chunks, key, key=_last), len(self.chunks) - 1)
 
     def _split_chunk(self, chunk: list[SortedBlock]) -> None:
-        half = len(chunk) // 2
-        self.chunks.insert(self._chunk_index(chunk[-1]) + 1, chunk[half:])
-        del chunk[half:]
+        middle_index = len(chunk) // 2
+        self.chunks.insert(self._chunk_index(chunk[-1]) + 1, chunk[middle_index:])
+        del chunk[middle_index:]
         self.only_chunk = None
 
     def _drop_chunk(self, empty: list[SortedBlock]) -> None:

@@ -219,18 +219,18 @@ class Engine:
             self.trace.record_block(FREE_COMPLETED, block, stack)
         free_blocks = block.free_blocks
         block.stack = None
-        merged = merged_bytes = 0  # Number and bytes of adjacent free blocks.
+        merged_count = merged_bytes = 0  # Number and bytes of adjacent free blocks.
         before, after = block.prev, block.next
         if after is not None and after.free:
             free_blocks.remove(after)
-            merged, merged_bytes = 1, after.size
+            merged_count, merged_bytes = 1, after.size
             block.size += after.size
             block.next = after = after.next
             if after is not None:
                 after.prev = block
         if before is not None and before.free:
             free_blocks.remove(before)
-            merged, merged_bytes = merged + 1, merged_bytes + before.size
+            merged_count, merged_bytes = merged_count + 1, merged_bytes + before.size
             before.requested = block.requested
             before.size += block.size
             before.next = after
@@ -241,9 +241,9 @@ class Engine:
         free_blocks.add(block)
         if block.expandable_segment is None:
             if before is not None or after is not None:
-                free_blocks.counters.count_split(1 - merged, block.size - merged_bytes)
-            elif merged:
-                free_blocks.counters.inactive_split -= merged
+                free_blocks.counters.count_split(1 - merged_count, block.size - merged_bytes)
+            elif merged_count:
+                free_blocks.counters.inactive_split -= merged_count
                 free_blocks.counters.inactive_split_bytes -= merged_bytes
         return block
 

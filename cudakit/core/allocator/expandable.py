@@ -65,7 +65,7 @@ class ExpandableSegments:
     @property
     def mapped(self) -> list[tuple[int, int]]:
         """The mapped ranges: address and size of each."""
-        return [(mapped.ptr, mapped.size) for segment in self.segments for mapped in segment.ranges]
+        return [(range_.ptr, range_.size) for segment in self.segments for range_ in segment.ranges]
 
     def alloc_block(self, owner: PageOwner, request: Request) -> Block | None:
         """Map the missing pages of a request at the lowest address where it fits; None if no memory is left.
@@ -113,9 +113,9 @@ class ExpandableSegments:
         """Return the size of a new address range on a device with ``total_bytes`` of memory."""
         reserve_by_class = dict(settings.expandable_segments_reserve_by_class)
         default = settings.expandable_segments_reserve or _FULL
-        reserve = reserve_by_class.get(self._stream_classes.get(stream, ""), default)
+        class_reserve = reserve_by_class.get(self._stream_classes.get(stream, ""), default)
         page = _page_bytes(settings, pool)
-        return -(-reserve.size_bytes(total_bytes) // page) * page
+        return -(-class_reserve.size_bytes(total_bytes) // page) * page
 
     def _find_start(self, owner: PageOwner, request: Request) -> Block | None:
         group = self._groups.get((request.pool, request.stream))

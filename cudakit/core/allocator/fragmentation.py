@@ -65,9 +65,9 @@ class Fragmentation:
 
 
 def fragmentation_of(
-    segments: Iterable[Segment], awaited: Iterable[tuple[int, Block]]
+    segments: Iterable[Segment], awaited_blocks: Iterable[tuple[int, Block]]
 ) -> Fragmentation:
-    """Return the fragmentation; ``awaited`` has each stream with a freed block that waits for it."""
+    """Return the fragmentation; ``awaited_blocks`` has each stream with a freed block that waits for it."""
     segment_blocks = [(segment, segment.blocks()) for segment in segments]
     used_blocks = [block for _, blocks in segment_blocks for block in blocks if not block.free]
     stream_pools = stream_pools_of(segment_blocks)
@@ -80,14 +80,14 @@ def fragmentation_of(
         largest_hole_bytes=max((pool.largest_free_bytes for pool in stream_pools), default=0),
         releasable_bytes=sum(pool.releasable_bytes for pool in stream_pools),
         stream_pools=stream_pools,
-        streams=_streams(stream_pools, awaited_bytes(awaited)),
+        streams=_streams(stream_pools, awaited_bytes(awaited_blocks)),
     )
 
 
-def awaited_bytes(awaited: Iterable[tuple[int, Block]]) -> dict[int, int]:
+def awaited_bytes(awaited_blocks: Iterable[tuple[int, Block]]) -> dict[int, int]:
     """Return for each stream the bytes of the freed blocks that wait for it."""
     bytes_by_stream: dict[int, int] = {}
-    for stream, block in awaited:
+    for stream, block in awaited_blocks:
         bytes_by_stream[stream] = bytes_by_stream.get(stream, 0) + block.size
     return bytes_by_stream
 
@@ -125,12 +125,12 @@ def _sum_stream_pools(segments: list[StreamPool]) -> StreamPool:
 
 
 def _streams(
-    stream_pools: Iterable[StreamPool], awaited: Mapping[int, int]
+    stream_pools: Iterable[StreamPool], bytes_by_stream: Mapping[int, int]
 ) -> tuple[StreamMemory, ...]:
-    pools_by_stream: dict[int, list[StreamPool]] = {stream: [] for stream in awaited}
+    pools_by_stream: dict[int, list[StreamPool]] = {stream: [] for stream in bytes_by_stream}
     for pool in stream_pools:
         pools_by_stream.setdefault(pool.stream, []).append(pool)
-    streams = _stream_memory(pools_by_stream, awaited)
+    streams = _stream_memory(pools_by_stream, bytes_by_stream)
     return tuple(
         sorted(
             streams,
@@ -140,7 +140,7 @@ def _streams(
 
 
 def _stream_memory(
-    pools_by_stream: Mapping[int, list[StreamPool]], awaited: Mapping[int, int]
+    pools_by_stream: Mapping[int, list[StreamPool]], awaited_by_stream: Mapping[int, int]
 ) -> Iterator[StreamMemory]:
     for stream, stream_pools in pools_by_stream.items():
         yield StreamMemory(
@@ -149,7 +149,7 @@ def _stream_memory(
             releasable_bytes=sum(pool.releasable_bytes for pool in stream_pools),
             largest_hole_bytes=max((pool.largest_free_bytes for pool in stream_pools), default=0),
             pending_bytes=sum(pool.pending_bytes for pool in stream_pools),
-            awaited_bytes=awaited.get(stream, 0),
+            awaited_bytes=awaited_by_stream.get(stream, 0),
         )
 
 
@@ -159,7 +159,7 @@ def report_of(
     device: int,
     info: MemoryInfo,
     *,
-    awaited: Iterable[tuple[int, Block]] = (),
+    awaited_blocks: Iterable[tuple[int, Block]] = (),
     capturing: bool = False,
     rejected: bool = False,
 ) -> OomReport:
@@ -190,7 +190,7 @@ def report_of(
         stream_pools=stream_pools,
         pins=_pins(engine.segments.values(), request.segment_bytes // _MIN_FREE_DIVISOR),
         bytes_by_awaited_stream=tuple(
-            sorted(awaited_bytes(awaited).items(), key=lambda pair: -pair[1])
+            sorted(awaited_bytes(awaited_blocks).items(), key=lambda pair: -pair[1])
         ),
         is_capturing=capturing,
         is_rejected=rejected,
@@ -211,10 +211,10 @@ def _pins(segments: Iterable[Segment], min_free_bytes: int) -> tuple[Pin, ...]:
     """Return the smallest used block of each segment with the most free bytes per byte in use."""
     free_bytes = [(_free_bytes(segment), segment) for segment in segments]
     partly_free = [(free, segment) for free, segment in free_bytes if 0 < free < segment.size]
-    ranked = [pair for pair in partly_free if pair[0] >= min_free_bytes] or partly_free
-    ranked.sort(key=lambda pair: (pair[1].size - pair[0]) / pair[0])
+    candidates = [pair for pair in partly_free if pair[0] >= min_free_bytes] or partly_free
+    candidates.sort(key=lambda pair: (pair[1].size - pair[0]) / pair[0])
     stacks = Stacks()
-    return tuple(_pin(segment, free, stacks) for free, segment in ranked[:_MAX_PINS])
+    return tuple(_pin(segment, free, stacks) for free, segment in candidates[:_MAX_PINS])
 
 
 def _pin(segment: Segment, free_bytes: int, stacks: Stacks) -> Pin:

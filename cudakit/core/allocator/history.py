@@ -137,7 +137,7 @@ class History:
 
     def configure(
         self,
-        recorded: Recorded | None,
+        recorded_events: Recorded | None,
         *,
         context: Context | None,
         max_entries: int,
@@ -145,13 +145,13 @@ class History:
         clear: bool,
     ) -> None:
         """Start or stop to record events. Raises UsageError for an invalid setting."""
-        if recorded is None:
+        if recorded_events is None:
             self.enabled, self.level = False, Level.NONE
             return
-        _check(recorded, context, max_entries, skip_actions)
+        _check(recorded_events, context, max_entries, skip_actions)
         self.enabled, self.level = True, _LEVELS[context]
         self.skipped = frozenset(skip_actions)
-        length = max_entries if recorded == "all" else 1
+        length = max_entries if recorded_events == "all" else 1
         self._lost = not clear and self.overflowed
         events = type(self.events)(length, self.metadata)
         for event in () if clear else self.events:
@@ -196,14 +196,14 @@ class History:
     def annotate(self, block: Block, stack: RawStack | None, text: str) -> None:
         """Append an event with a text about a live block."""
         event_stack = stack if self.level >= _TRACE_LEVEL else None
-        now = perf_counter_ns()
+        time_ns = perf_counter_ns()
         self.events.append(
             (
                 ANNOTATE,
                 block.ptr,
                 block.requested,
                 block.stream,
-                now,
+                time_ns,
                 event_stack,
                 block.pool.id,
                 text,
@@ -220,10 +220,10 @@ class History:
 
 
 def _check(
-    recorded: str, context: str | None, max_entries: int, skip_actions: Collection[str]
+    recorded_events: str, context: str | None, max_entries: int, skip_actions: Collection[str]
 ) -> None:
-    if recorded not in ("all", "state"):
-        raise UsageError(f"cannot record {recorded!r}", hint="record 'all' or 'state'")
+    if recorded_events not in ("all", "state"):
+        raise UsageError(f"cannot record {recorded_events!r}", hint="record 'all' or 'state'")
     if context not in _LEVELS:
         raise UsageError(
             f"{context!r} is no context of stacks", hint="one of 'state', 'alloc', 'all', None"

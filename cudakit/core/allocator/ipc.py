@@ -89,7 +89,7 @@ class SharedMemory:
         """Return the value that ``as_text`` wrote. Raises InputError for other texts and versions."""
         fields = _Fields(text)
         process = ProcessId(fields.number("pid", _MAX_PID), fields.number("started"))
-        shared = cls(
+        shared_memory = cls(
             fields.number("size_bytes"),
             fields.number("offset_bytes"),
             fields.text("device"),
@@ -97,8 +97,8 @@ class SharedMemory:
             fields.number("page_bytes"),
             tuple(_read_handle(handle_text, process) for handle_text in fields.texts("handles")),
         )
-        shared._check()
-        return shared
+        shared_memory._check()
+        return shared_memory
 
     def __reduce__(self) -> tuple[Callable[[str], SharedMemory], tuple[str]]:
         return SharedMemory.from_text, (self.as_text(),)
@@ -230,20 +230,20 @@ class IpcRegistry:
         with self._gpu.relaxed():
             return self._export_pages(ptr, page_bytes, count)
 
-    def open(self, shared: SharedMemory) -> ImportedHandle:
+    def open(self, shared_memory: SharedMemory) -> ImportedHandle:
         """Open shared memory, unless it is open already. Raises the errors of ``open_shared``."""
-        self._check(shared)
+        self._check(shared_memory)
         self._close_unused_handles()
-        key = (shared.process, shared.page_bytes, shared.handles)
+        key = (shared_memory.process, shared_memory.page_bytes, shared_memory.handles)
         with self._lock:
-            imported = self._imported.get(key)
-            if imported is None:
+            imported_handle = self._imported.get(key)
+            if imported_handle is None:
                 with self._gpu.relaxed():
-                    ptr, steps = self._open(shared)
-                imported = self._imported[key] = ImportedHandle(ptr)
-                weakref.finalize(imported, self._close_later, steps).atexit = False
+                    ptr, steps = self._open(shared_memory)
+                imported_handle = self._imported[key] = ImportedHandle(ptr)
+                weakref.finalize(imported_handle, self._close_later, steps).atexit = False
         self._close_unused_handles()
-        return imported
+        return imported_handle
 
     def close_unused(self) -> None:
         """Close the handles that no object uses any more. Raises CudaError; the next call tries again."""
@@ -284,33 +284,36 @@ class IpcRegistry:
         self._unused.append(steps)
         self._close_unused_handles()  # A finalizer cannot report a failure, but the next call tries again.
 
-    def _check(self, shared: SharedMemory) -> None:
-        if shared.process == self.process:
+    def _check(self, shared_memory: SharedMemory) -> None:
+        if shared_memory.process == self.process:
             raise UsageError(
                 "this process shared the memory itself, and CUDA opens memory of other processes only",
                 hint="use the shared address",
             )
-        if not isinstance(shared.handles[0], FabricHandle) and shared.device != self.device:
+        if (
+            not isinstance(shared_memory.handles[0], FabricHandle)
+            and shared_memory.device != self.device
+        ):
             raise UsageError(
-                f"the memory belongs to device {shared.device}, and this allocator to {self.device}",
+                f"the memory belongs to device {shared_memory.device}, and this allocator to {self.device}",
                 hint="open it with an allocator of that device",
             )
 
-    def _open(self, shared: SharedMemory) -> tuple[int, _Steps]:
+    def _open(self, shared_memory: SharedMemory) -> tuple[int, _Steps]:
         """Open handles; return the address of the memory, and the steps that close the handles.
 
         The first step waits for the device: cuIpcCloseMemHandle and cuMemUnmap are not documented to wait for
         work that uses the memory.
         """
-        gpu, first = self._gpu, shared.handles[0]
+        gpu, first = self._gpu, shared_memory.handles[0]
         if isinstance(first, bytes):
             ptr = gpu.ipc_open(first)
             return ptr, deque([gpu.sync, partial(gpu.ipc_close, ptr)])
-        size_bytes = shared.page_bytes * len(shared.handles)
+        size_bytes = shared_memory.page_bytes * len(shared_memory.handles)
         ptr = gpu.reserve(size_bytes)
         unreserve = partial(gpu.unreserve, ptr, size_bytes)
         try:
-            self._map(ptr, shared.page_bytes, shared.handles)
+            self._map(ptr, shared_memory.page_bytes, shared_memory.handles)
         except BaseException:
             self._undo(unreserve)
             raise
@@ -351,11 +354,15 @@ class OpenedMemory:
     """
 
     def __init__(
-        self, imported: ImportedHandle, shared: SharedMemory, registry: IpcRegistry, owner: object
+        self,
+        imported_handle: ImportedHandle,
+        shared_memory: SharedMemory,
+        registry: IpcRegistry,
+        owner: object,
     ) -> None:
-        self.size_bytes = shared.size_bytes
-        self._offset_bytes = shared.offset_bytes
-        self._imported: ImportedHandle | None = imported
+        self.size_bytes = shared_memory.size_bytes
+        self._offset_bytes = shared_memory.offset_bytes
+        self._imported: ImportedHandle | None = imported_handle
         self._registry = registry
         self._owner = owner  # The allocator; it keeps the device open.
 

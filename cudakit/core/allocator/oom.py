@@ -181,11 +181,11 @@ class OomChain:
             return False
         state = self._state
         with state.guard.outside():
-            freed = [
+            helper_results = [
                 helper() for helper in self._helpers
             ]  # A list, so that every helper is called.
         state.guard.perform_queued()
-        return any(freed)
+        return any(helper_results)
 
     def _report(self, request: Request, *, rejected: bool) -> OomReport:
         state, engine = self._state, self._state.engine
@@ -203,7 +203,7 @@ class OomChain:
             request,
             state.device,
             info,
-            awaited=state.pending.awaited(),
+            awaited_blocks=state.pending.awaited(),
             capturing=state.captures.count > 0,
             rejected=rejected,
         )

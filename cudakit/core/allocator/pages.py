@@ -102,14 +102,14 @@ class GpuPages:
                 raise
             self._gpu.sync()  # The stream was destroyed, but its work may still run.
 
-    def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None:
+    def enable_peer(self, device: int, mapped_ranges: Iterable[tuple[int, int]]) -> None:
         """Allow another device to access mapped memory: the given ranges and later ones.
 
         On CudaError nothing is enabled.
         """
         enabled: list[tuple[int, int]] = []
         try:
-            for ptr, size_bytes in mapped:
+            for ptr, size_bytes in mapped_ranges:
                 self._gpu.set_access(Ptr(ptr), size_bytes, device)
                 enabled.append((ptr, size_bytes))
         except BaseException:

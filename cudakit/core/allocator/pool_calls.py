@@ -99,16 +99,16 @@ class PoolRouting:
         with self.with_pools() as pools:
             return pools.issue(graph=False)
 
-    def begin_allocate_to_pool(self, pool_id: PoolId, takes: StreamFilter) -> None:
-        """Route the requests that ``takes`` accepts to a pool, and hold the pool; create it if necessary.
+    def begin_allocate_to_pool(self, pool_id: PoolId, matches: StreamFilter) -> None:
+        """Route the requests that ``matches`` accepts to a pool, and hold the pool; create it if necessary.
 
-        If several pools accept a request, the pool whose routing began last serves it. ``takes`` is called
+        If several pools accept a request, the pool whose routing began last serves it. ``matches`` is called
         with the number of a stream, in the requesting thread, while the allocator is locked. Raises PoolError
         if requests are routed to this pool already, if the pool has no holder any more, and for an id that
         was never issued.
         """
         with self.with_pools() as pools:
-            pools.begin(pool_id, takes)
+            pools.begin(pool_id, matches)
 
     def end_allocate_to_pool(self, pool_id: PoolId) -> None:
         """Stop routing requests to a pool, which is held until ``release_pool``. Raises PoolError."""
@@ -285,7 +285,7 @@ class Checkpoints:
         Raises PoolError if the pool has no holder, or if other streams still use a freed block of the pool.
         """
         with self._routing.with_pools() as pools:
-            self._state.pending.settle()
+            self._state.pending.record_deferred_events()
             pool_id = pools.find_held(id_of(pool)).id
             segments = segments_of(self._state.engine, pool_id)
             return PoolState(pool_id, tuple(map(_block_states, segments)))
@@ -302,20 +302,20 @@ class Checkpoints:
         allocator, engine = self._state, self._state.engine
         stack = gather(2) if allocator.history.level else None
         with self._routing.with_pools() as pools, allocator.history.tagged("restore"):
-            allocator.pending.settle(stack)
+            allocator.pending.record_deferred_events(stack)
             pool_id = pools.find_held(state.pool).id
             _check_restorable(engine, pool_id, state)
-            freed = self._claim(_live_blocks(engine, pool_id))
-            addresses = tuple(int(block.ptr) for block in freed)
-            for block in freed:
+            freed_addresses = self._claim(_live_blocks(engine, pool_id))
+            addresses = tuple(int(block.ptr) for block in freed_addresses)
+            for block in freed_addresses:
                 allocator.free_live(block, stack)
             created: list[int] = []
             for blocks in state.segments:
-                divided = _divide(engine, blocks, stack)
-                for block, recorded in zip(divided, blocks, strict=True):
-                    if recorded.allocated:
+                new_blocks = _divide(engine, blocks, stack)
+                for block, block_state in zip(new_blocks, blocks, strict=True):
+                    if block_state.allocated:
                         allocator.live[block.ptr] = block
-                        created.append(recorded.address)
+                        created.append(block_state.address)
                     else:
                         allocator.free_live(block, stack)
             return Restored(addresses, tuple(created))
@@ -370,15 +370,15 @@ def _check_restorable(engine: Engine, pool: PoolId, checkpoint: PoolState) -> No
 def _divide(engine: Engine, blocks: tuple[BlockState, ...], stack: RawStack | None) -> list[Block]:
     """Divide a free segment into the blocks of a checkpoint, and return them, all allocated."""
     rest_block = engine.segments[Ptr(blocks[0].address)].first
-    divided: list[Block] = []
-    for recorded in blocks:
-        rest_block = divided[-1].next or rest_block if divided else rest_block
+    new_blocks: list[Block] = []
+    for block_state in blocks:
+        rest_block = new_blocks[-1].next or rest_block if new_blocks else rest_block
         rest_block.free_blocks.remove(rest_block)
         # Split as at the checkpoint, even if the settings were changed afterwards.
-        split, size = rest_block.size > recorded.size_bytes, recorded.size_bytes
+        split, size = rest_block.size > block_state.size_bytes, block_state.size_bytes
         engine.alloc_found_block(rest_block, size, size, stack, split=split)
-        divided.append(rest_block)
-    return divided
+        new_blocks.append(rest_block)
+    return new_blocks
 
 
 def _block_states(segment: Segment) -> tuple[BlockState, ...]:

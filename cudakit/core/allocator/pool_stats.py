@@ -85,7 +85,7 @@ class BlockCounters:
     """
 
     __slots__ = (
-        *(f"{name}{part}" for name in BLOCK_COUNTERS for part in ("", "_sum", "_peak")),
+        *(f"{name}{suffix}" for name in BLOCK_COUNTERS for suffix in ("", "_sum", "_peak")),
         "other_pools",
         "searches",
         "all_pools",
@@ -222,7 +222,7 @@ class PoolStats(Peaks):
         value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, name)
         return value
 
-    def added(self, name: str) -> int:
+    def increases(self, name: str) -> int:
         """Return the sum of increases of a statistic since the last reset of sums."""
         value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_sum")
         return value
@@ -362,33 +362,37 @@ class DeviceStats:
     def _stats(self) -> Iterator[tuple[str, Stat]]:
         yield "oversize_allocations", self.oversize_allocations
         yield "oversize_segments", self.oversize_segments
-        for (graph, user), kinds in self.private_reserved.items():
+        for (graph_number, user_number), kinds in self.private_reserved.items():
             for kind, stat in kinds.items():
-                yield f"reserved_bytes_by_private_pools.{graph}_{user}.{kind}", stat
+                yield f"reserved_bytes_by_private_pools.{graph_number}_{user_number}.{kind}", stat
 
 
 def _read_counted(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_NamedValue]:
     for name in COUNTED:
         current = sum(pool.current(name) for pool in pools)
-        added = sum(pool.added(name) for pool in pools)
+        increases = sum(pool.increases(name) for pool in pools)
         base = sum(pool.at_reset[name] for pool in pools)
         peak = peaks.peak(name)
-        yield from _named_values(f"{name}.{kind}", current, peak, added, base + added - current)
+        yield from _named_values(
+            f"{name}.{kind}", current, peak, increases, base + increases - current
+        )
 
 
 def _read_active(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_NamedValue]:
     for name, (allocated, pending) in _ACTIVE.items():
         current = sum(pool.current(name) for pool in pools)
-        added = sum(pool.added(allocated) for pool in pools)
+        increases = sum(pool.increases(allocated) for pool in pools)
         base = sum(pool.at_reset[allocated] + pool.at_reset[pending] for pool in pools)
         peak = max(peaks.peak(name), peaks.peak(allocated))
-        yield from _named_values(f"{name}.{kind}", current, peak, added, base + added - current)
+        yield from _named_values(
+            f"{name}.{kind}", current, peak, increases, base + increases - current
+        )
 
 
 def _named_values(
-    name: str, current: int, peak: int, added: int, freed: int
+    name: str, current: int, peak: int, increases: int, decreases: int
 ) -> Iterator[_NamedValue]:
     yield f"{name}.current", current
     yield f"{name}.peak", peak
-    yield f"{name}.allocated", added
-    yield f"{name}.freed", freed
+    yield f"{name}.allocated", increases
+    yield f"{name}.freed", decreases

@@ -64,7 +64,7 @@ class Route:
     """A rule that routes requests to a pool, and the thread that created it."""
 
     pool: PrivatePool
-    takes: StreamFilter
+    matches: StreamFilter
     thread: int = field(default_factory=threading.get_ident)
 
 
@@ -169,7 +169,7 @@ class PrivatePools:
         """Remove a pool without segments."""
         del self._pools[pool.id]
 
-    def begin(self, pool_id: PoolId, takes: StreamFilter) -> None:
+    def begin(self, pool_id: PoolId, matches: StreamFilter) -> None:
         """Route requests to a pool from now on, and hold the pool.
 
         If several pools accept a request, the pool whose routing began last serves it. Raises PoolError if
@@ -180,7 +180,7 @@ class PrivatePools:
                 f"private pool {pool_id} is in use by another context",
                 hint="a pool serves one use_pool or capture at a time",
             )
-        self.routes.append(Route(self.hold(pool_id), takes))
+        self.routes.append(Route(self.hold(pool_id), matches))
 
     def end(self, pool_id: PoolId) -> None:
         """Stop routing requests to a pool, which stays held. Raises PoolError if none are routed to it."""
@@ -195,7 +195,7 @@ class PrivatePools:
     def route(self, stream: int) -> PrivatePool | None:
         """Return the pool for a request of this thread on a stream; None for the default pool."""
         for route in reversed(self.routes):
-            if route.takes(stream):
+            if route.matches(stream):
                 return route.pool
         return None
 
@@ -208,7 +208,7 @@ class PrivatePools:
         """
         caller = threading.get_ident()
         for route in reversed(list(self.routes)):
-            if route.thread == caller if stream is None else route.takes(stream):
+            if route.thread == caller if stream is None else route.matches(stream):
                 return route.pool.id
         return DEFAULT_POOL
 

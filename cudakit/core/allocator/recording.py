@@ -79,8 +79,8 @@ class Recording:
                 skip_actions=skip_actions,
                 clear=clear,
             )
-            recorded = state.history if state.history.enabled else None
-            state.set_slow("history", on=not state.fast_path.record_events(recorded))
+            previous_events = state.history if state.history.enabled else None
+            state.set_slow("history", on=not state.fast_path.record_events(previous_events))
 
     def set_metadata(self, text: str) -> None:
         """Set the text of the key ``user_metadata`` in all later entries of the trace."""

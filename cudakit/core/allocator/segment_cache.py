@@ -113,16 +113,16 @@ class SegmentCache:
         if large_enough is not None and large_enough.expandable_segment is None:
             self.release_block(large_enough, request.stack)
             return True
-        released = 0
+        released_bytes = 0
         smaller = [
             block for block in blocks if block.size < needed_bytes and is_whole_segment(block)
         ]
         for block in takewhile(lambda block: block.size >= limit, reversed(smaller)):
-            if released >= needed_bytes:
+            if released_bytes >= needed_bytes:
                 break
-            released += block.size
+            released_bytes += block.size
             self.release_block(block, request.stack)
-        return released >= needed_bytes
+        return released_bytes >= needed_bytes
 
     def garbage_collect_cached_blocks(self, stack: RawStack | None) -> None:
         """Release old segments of the large pool, until the reserved bytes are below the threshold.

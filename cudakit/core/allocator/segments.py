@@ -220,9 +220,9 @@ class ExpandableSegment:
         if after_bytes:
             chain.append(free.new_block(end, after_bytes, self))
         self._replace(block, chain)
-        for mapped in chain:
-            if mapped is not gap:
-                free.add(mapped)
+        for block_ in chain:
+            if block_ is not gap:
+                free.add(block_)
         self._cut_range(gap)
         self._merge_unmapped(gap)
 
@@ -231,14 +231,14 @@ class ExpandableSegment:
         block.mapped = False
         return block
 
-    def _replace(self, old: Block, chain: list[Block]) -> None:
+    def _replace(self, replaced: Block, chain: list[Block]) -> None:
         """Replace a block of the segment by a chain of blocks, whose first block may be the same one."""
-        previous_block, next_block = old.prev, old.next
-        for left, right in pairwise([previous_block, *chain, next_block]):
-            if left is not None:
-                left.next = right
-            if right is not None:
-                right.prev = left
+        previous_block, next_block = replaced.prev, replaced.next
+        for lower_block, upper_block in pairwise([previous_block, *chain, next_block]):
+            if lower_block is not None:
+                lower_block.next = upper_block
+            if upper_block is not None:
+                upper_block.prev = lower_block
         if previous_block is None:
             self.first = chain[0]
 
@@ -294,9 +294,9 @@ class ExpandableSegment:
         if after_bytes:
             self._add_range(index + 1, MappedRange(cast("Block", gap.next), after_bytes, None))
 
-    def _add_range(self, index: int, added: MappedRange) -> None:
-        self.ranges.insert(index, added)
-        self.registry[added.ptr] = added
+    def _add_range(self, index: int, new_range: MappedRange) -> None:
+        self.ranges.insert(index, new_range)
+        self.registry[new_range.ptr] = new_range
 
 
 def is_whole_segment(block: Block) -> bool:

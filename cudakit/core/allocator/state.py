@@ -228,10 +228,10 @@ def checked_size(size_bytes: int) -> int:
 
 
 def delegated(
-    method: Callable[Concatenate[Any, _P], _R], part: str
+    method: Callable[Concatenate[Any, _P], _R], attribute: str
 ) -> Callable[Concatenate[Any, _P], _R]:
-    """Return a method for the allocator that calls a method of its attribute ``part``."""
-    find = attrgetter(f"{part}.{method.__name__}")
+    """Return a method for the allocator that calls a method of its attribute ``attribute``."""
+    find = attrgetter(f"{attribute}.{method.__name__}")
 
     @wraps(method)
     def call(allocator: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:

@@ -177,7 +177,7 @@ class PendingFrees:
             if not self._queues[key]:
                 del self._queues[key]
 
-    def settle(self, stack: RawStack | None = None) -> None:
+    def record_deferred_events(self, stack: RawStack | None = None) -> None:
         """Record the events that captures deferred, without querying events."""
         if not self._captures.count:
             self._record_deferred(stack)
@@ -280,8 +280,8 @@ def of_capture(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
     if graph is None:
         return lambda other: other == stream or is_same_thread(other)
 
-    def matches(other: int) -> bool:
-        capture = graph.capture(other)
+    def matches(request_stream: int) -> bool:
+        capture = graph.capture(request_stream)
         return capture is not None and capture == graph.capture(stream)
 
     return matches

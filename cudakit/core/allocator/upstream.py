@@ -105,7 +105,7 @@ class PeerAccessUpstream(Protocol):
 
     @property
     def peers(self) -> Sequence[int]: ...
-    def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None: ...
+    def enable_peer(self, device: int, mapped_ranges: Iterable[tuple[int, int]]) -> None: ...
 
 
 @runtime_checkable
@@ -196,10 +196,10 @@ class GpuUpstream(GpuEvents):
                     self.free(ptr)
             self.destroy_events()
 
-    def enable_peer(self, device: int, mapped: Iterable[tuple[int, int]]) -> None:
+    def enable_peer(self, device: int, mapped_ranges: Iterable[tuple[int, int]]) -> None:
         with self._gpu.relaxed():
             self._gpu.enable_peer(device)
-            self.pages.enable_peer(device, mapped)
+            self.pages.enable_peer(device, mapped_ranges)
 
 
 class GpuGraph:

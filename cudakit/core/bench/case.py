@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from cudakit.core.bench.labels import workload_label
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.roofline import Work
-from cudakit.core.bench.workload import Axis, Baseline, Prepared, Workload
+from cudakit.core.bench.workload import CUDAKIT, Axis, Baseline, Prepared, Workload
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import NOT_QUERIED
 from cudakit.units import Unavailable, format_bytes
-
-# The value of ``library`` for workloads that are no baseline.
-CUDAKIT = "cudakit"
 
 _LATENCY = Unavailable("a latency has no theoretical peak")
 # Share of the free memory that a case may use. The rest is left for kernels and the timer's buffers.
@@ -74,9 +72,8 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The title in messages: name and axes, as in ``memory operation=copy size_bytes=4096``."""
-        axes = (f"{name}={value}" for name, value in self.workload.axes.items())
-        return " ".join((self.workload.name, *axes))
+        """The title in messages: name and axes, as in ``memory copy 4.00 KiB``."""
+        return workload_label(self.workload)
 
 
 def check_fit(

@@ -90,7 +90,8 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
     ]
     if not matching_cases:
         raise InputError(
-            f"the two runs have no common case: {_first_label(before)} and {_first_label(after)}",
+            f"the two runs have no case in common: BEFORE has {_first_label(before)}, AFTER has"
+            f" {_first_label(after)}",
             hint="run the same benchmark with the same options twice",
         )
     differences = tuple(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from cudakit.core.bench.case import CUDAKIT
-from cudakit.core.bench.workload import Axis
+from cudakit.core.bench.workload import CUDAKIT, Axis, Workload
 from cudakit.document import Bytes, Text, Value
 from cudakit.units import format_bytes
 
@@ -73,10 +73,24 @@ def full_label(case: LabelledCase) -> str:
     return _label(case, list(case.axes), bench=True, library=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _LabelledWorkload:
+    """A workload as a case that a label can name."""
+
+    name: str
+    axes: Mapping[str, Axis]
+    library: str = CUDAKIT
+
+
+def workload_label(workload: Workload) -> str:
+    """Return a label of all axes of a workload: ``memory copy 4.00 KiB``."""
+    return full_label(_LabelledWorkload(workload.name, workload.axes))
+
+
 def describe_subset(described_cases: Sequence[LabelledCase], cases: Sequence[LabelledCase]) -> str:
     """Return the first labels of a subset of cases and the number of others, or ``all 18 cases``."""
     if len(described_cases) == len(cases) > 1:
-        return f"all {len(cases)} cases"
+        return "both cases" if len(cases) == 2 else f"all {len(cases)} cases"
     labels = dict(zip(map(id, cases), short_labels(cases), strict=True))
     return first_few([labels[id(case)] for case in described_cases])
 

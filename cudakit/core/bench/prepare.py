@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from typing import TypeAlias
 
 from cudakit.core.bench.l2_cache import buffer_sets
+from cudakit.core.bench.labels import workload_label
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.sample_work import BufferRotation
@@ -36,9 +37,7 @@ class WorkloadRun:
     def __init__(
         self, timer: Timer, workload: Workload, prepared: Prepared, method: Method
     ) -> None:
-        self.title = " ".join(
-            [workload.name, *(f"{axis}={axis_value}" for axis, axis_value in workload.axes.items())]
-        )
+        self.title = workload_label(workload)
         self.timer, self.workload, self.prepared, self.method = timer, workload, prepared, method
         self.settings: Mapping[str, Axis] = (
             dict(prepared.settings) if isinstance(prepared, ConfiguredWorkload) else {}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from cudakit.core.bench.case import CUDAKIT, Case, Implementation
+from cudakit.core.bench.case import Case, Implementation
 from cudakit.core.bench.environment import Environment, environment
 from cudakit.core.bench.l2_cache import is_cold
 from cudakit.core.bench.measurement import Measurement, Samples
@@ -16,7 +16,13 @@ from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.roofline import Limit, Work, limit
 from cudakit.core.bench.stats import Summary, summarize
 from cudakit.core.bench.verify import reason_to_withhold
-from cudakit.core.bench.workload import NOTHING_TO_VERIFY, Axis, UnsupportedCase, Verification
+from cudakit.core.bench.workload import (
+    CUDAKIT,
+    NOTHING_TO_VERIFY,
+    Axis,
+    UnsupportedCase,
+    Verification,
+)
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable

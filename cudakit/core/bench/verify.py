@@ -25,7 +25,7 @@ def reason_to_withhold(
     """Return the reason why a case has no time, or None if it has one."""
     if isinstance(verification, Verification) and not verification.passed:
         reason = verification.detail or (
-            f"relative error {verification.error:.2g} compared with {verification.against}; "
+            f"the relative error is {verification.error:.2g}, compared with {verification.against}; "
             f"rounding explains at most {verification.tolerance:.2g}"
         )
         return Unavailable(f"wrong results: {reason}")

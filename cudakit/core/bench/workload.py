@@ -13,6 +13,9 @@ from cudakit.gpu.api import Event, Gpu, Memory, Ptr, Stream, Streams
 # The value of a parameter of a case.
 Axis: TypeAlias = str | int | float
 
+# The value of ``library`` for workloads that are no baseline.
+CUDAKIT = "cudakit"
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:
@@ -21,7 +24,7 @@ class Verification:
     passed: bool  # Whether the error is within the tolerance and every value was written.
     error: float  # Frobenius norm of the difference, relative to that of the reference.
     tolerance: float  # The largest error that rounding explains.
-    against: str  # Description of the reference: "float64, 64 rows".
+    against: str  # Description of the reference: "an fp64 computation of 64 rows".
     detail: str = ""  # Description of an error: "3 values were never written"; else "".
 
 

@@ -187,14 +187,14 @@ class RangeStates:
         begin = max(bisect_left(self._starts, lo) - 1, 1)
         end = bisect_right(self._starts, hi)
         states = self._states[begin:end]
-        merged = states[:1]
+        merged_states = states[:1]
         for state, next_state in pairwise(states):
-            if state.hi == next_state.lo and merged[-1].is_equivalent(next_state):
-                merged[-1].hi = next_state.hi
+            if state.hi == next_state.lo and merged_states[-1].is_equivalent(next_state):
+                merged_states[-1].hi = next_state.hi
             else:
-                merged.append(next_state)
-        if len(merged) != len(states):
-            self._replace(begin, end, merged)
+                merged_states.append(next_state)
+        if len(merged_states) != len(states):
+            self._replace(begin, end, merged_states)
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove all accesses to the bytes from ``lo`` up to ``hi``."""
@@ -210,13 +210,13 @@ class RangeStates:
     def _split_at(self, address: int) -> None:
         """Split the range that has an address inside; do nothing if there is none."""
         index = bisect_left(self._starts, address) - 1
-        left = self._states[index]
-        if left.hi > address:
-            left.approximate |= left.merged
-            right = RangeState(address, left.hi)
-            right.copy_from(left)
-            left.hi = address
-            self._replace(index + 1, index + 1, [right])
+        left_state = self._states[index]
+        if left_state.hi > address:
+            left_state.approximate |= left_state.merged
+            right_state = RangeState(address, left_state.hi)
+            right_state.copy_from(left_state)
+            left_state.hi = address
+            self._replace(index + 1, index + 1, [right_state])
 
     def _replace(self, begin: int, end: int, new_states: list[RangeState]) -> None:
         """Replace the states from one index up to another."""

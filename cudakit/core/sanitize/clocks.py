@@ -82,9 +82,9 @@ class Timeline:
 
     def widen(self, width: int) -> None:
         """Extend the clock to ``width`` slots."""
-        added = width - len(self.clock)
-        self.clock = self.clock + [0] * added
-        self.reasons = self.reasons + [None] * added
+        new_slot_count = width - len(self.clock)
+        self.clock = self.clock + [0] * new_slot_count
+        self.reasons = self.reasons + [None] * new_slot_count
 
 
 # Plain integers are faster to compare than enumerations, and these are compared for every record of a trace.
@@ -132,16 +132,16 @@ class MemoryAccess:
     precision: int  # value of a Precision
 
 
-def are_equivalent(left: MemoryAccess | None, right: MemoryAccess | None) -> bool:
+def are_equivalent(first: MemoryAccess | None, second: MemoryAccess | None) -> bool:
     """Return whether two accesses race with the same accesses, and are reported in the same way."""
-    if left is right:
+    if first is second:
         return True
-    if left is None or right is None:
+    if first is None or second is None:
         return False
     return (
-        (left.slot, left.tick, left.mode, left.precision)
-        == (right.slot, right.tick, right.mode, right.precision)
-        and (left.call.kind, left.call.name, left.call.site)
-        == (right.call.kind, right.call.name, right.call.site)
-        and left.call.node == right.call.node
+        (first.slot, first.tick, first.mode, first.precision)
+        == (second.slot, second.tick, second.mode, second.precision)
+        and (first.call.kind, first.call.name, first.call.site)
+        == (second.call.kind, second.call.name, second.call.site)
+        and first.call.node == second.call.node
     )

@@ -148,8 +148,12 @@ class GraphLaunch:
 
     def _accesses(self, number: int) -> list[AccessRow]:
         """List the accesses of a node: the recorded ones and, unless they are exact, the assumed ones."""
-        recorded = self.accesses.get(number, [])
-        return recorded if number in self.exact else self.graph.node(number).accesses + recorded
+        recorded_accesses = self.accesses.get(number, [])
+        return (
+            recorded_accesses
+            if number in self.exact
+            else self.graph.node(number).accesses + recorded_accesses
+        )
 
 
 UNKNOWN_GRAPH = "launch of a graph whose nodes were not recorded"

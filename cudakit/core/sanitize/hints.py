@@ -106,8 +106,8 @@ def remedies(
 def _fix_for(framework: Framework, kind: RaceKind, current: Side) -> str:
     if kind is RaceKind.HOST or current.stream_number == HOST:
         return framework.host_wait_fix
-    reused = kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE)
-    return framework.lifetime_fix if reused else framework.order_fix
+    is_reused = kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE)
+    return framework.lifetime_fix if is_reused else framework.order_fix
 
 
 def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterable[str]) -> bool:
@@ -137,21 +137,21 @@ def _uses(code: str, stream_letter: str) -> bool:
 def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> str:
     """Return the race in one sentence: the operations, the kind of access and the size of the memory."""
     later_subject, earlier_subject, size = (
-        _subject(current),
-        _subject(previous),
+        _subject_text(current),
+        _subject_text(previous),
         format_bytes(size_bytes),
     )
-    uses = _RECEIVES if current.known >= Precision.ASSUMED else "uses"
+    use_verb = _RECEIVES if current.known >= Precision.ASSUMED else "uses"
     match kind:
         case RaceKind.USE_BEFORE_ALLOCATION:
-            return f"{later_subject} {uses} {size} while {earlier_subject} may still be pending"
+            return f"{later_subject} {use_verb} {size} while {earlier_subject} may still be pending"
         case RaceKind.USE_AFTER_FREE if current.operation == "free":
             return f"{later_subject} releases {size} that {earlier_subject} may still be using"
         case RaceKind.USE_AFTER_FREE:
-            return f"{later_subject} {uses} {size} that {earlier_subject} has freed"
+            return f"{later_subject} {use_verb} {size} that {earlier_subject} has freed"
         case RaceKind.REUSE:
             return (
-                f"{later_subject} {uses} {size} of a reused block, "
+                f"{later_subject} {use_verb} {size} of a reused block, "
                 f"while {earlier_subject} may still be using the block's previous contents"
             )
     verb, participle = _verb(kind, current, previous), _participle(kind, previous)
@@ -189,24 +189,24 @@ def fix(kind: RaceKind, current: Side, previous: Side) -> str:
 
 
 def why_not_covered(
-    kind: SyncKind, current: Side, previous: Side, recorded: str, waited: str
+    kind: SyncKind, current: Side, previous: Side, recorded_at: str, waited_at: str
 ) -> str:
     """Return why the last synchronization was too early.
 
-    ``recorded`` is the call site of the event record, ``waited`` that of the wait.
+    ``recorded_at`` is the call site of the event record, ``waited_at`` that of the wait.
     """
     earlier_stream, later_stream = short_stream_name(previous), short_stream_name(current)
     enqueued_before = f"before {operation_at(previous)} was enqueued"
-    awaited = f"{earlier_stream}{_at_call_site(waited)}"
+    earlier = f"{earlier_stream}{_at_call_site(waited_at)}"
     match kind:
         case SyncKind.EVENT:
-            event = f"an event recorded{_at_call_site(recorded)}"
-            return f"too early: {later_stream} last waited for {awaited}, for {event} {enqueued_before}"
+            event = f"an event recorded{_at_call_site(recorded_at)}"
+            return f"too early: {later_stream} last waited for {earlier}, for {event} {enqueued_before}"
         case SyncKind.HOST:
-            return f"too early: the host last waited for {awaited}, {enqueued_before}"
+            return f"too early: the host last waited for {earlier}, {enqueued_before}"
         case SyncKind.DEFAULT_STREAM:
             implicit = "the implicit synchronization of the default stream"
-            return f"too early: {implicit} last made {later_stream} wait for {awaited}, {enqueued_before}"
+            return f"too early: {implicit} last made {later_stream} wait for {earlier}, {enqueued_before}"
 
 
 def short_stream_name(side: Side) -> str:
@@ -222,7 +222,7 @@ def operation_at(side: Side) -> str:
     return f"the {operation} ({prefix}{site})" if site else _operation_name(side)
 
 
-def _subject(side: Side) -> str:
+def _subject_text(side: Side) -> str:
     if side.stream_number == HOST:
         return f"the host, for {operation_at(side)},"
     node = f" (node {side.node} of graph {side.graph})" if side.graph else ""

@@ -47,12 +47,12 @@ def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:
         return cut(text, max_length)
     *enclosing, last_scope = _scopes(_without_signature(text))
     for levels, max_types, qualified in _DETAIL_LEVELS:
-        short = "::".join(
+        short_name = "::".join(
             (*(enclosing if qualified else ()), _shorten_template(last_scope, levels, max_types))
         )
-        if len(short) <= max_length:
-            return short
-    return cut(short, max_length)
+        if len(short_name) <= max_length:
+            return short_name
+    return cut(short_name, max_length)
 
 
 def cut(text: str, max_length: int) -> str:
@@ -114,9 +114,9 @@ def _shorten_template(text: str, levels: int, max_types: int) -> str:
     name, opening, after_name = text.partition("<")
     if not opening or ">" not in after_name:
         return text
-    arguments_text, _, tail = after_name.rpartition(">")
+    arguments_text, _, after_arguments = after_name.rpartition(">")
     if levels == 0:
-        return f"{name}<…>{tail}"
+        return f"{name}<…>{after_arguments}"
     arguments = [argument.strip() for argument in _split_outside_brackets(arguments_text, ",")]
     types = [index for index, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)]
     end = types[max_types] if len(types) > max_types else len(arguments)
@@ -124,7 +124,7 @@ def _shorten_template(text: str, levels: int, max_types: int) -> str:
         _shorten_argument(argument, levels - 1, max_types) for argument in arguments[:end]
     ]
     ellipsis = ["…"] if end < len(arguments) else []
-    return f"{name}<{', '.join(shown_arguments + ellipsis)}>{tail}"
+    return f"{name}<{', '.join(shown_arguments + ellipsis)}>{after_arguments}"
 
 
 def _shorten_argument(text: str, levels: int, max_types: int) -> str:
@@ -143,16 +143,16 @@ def _is_function(scope: str) -> bool:
 
 
 def _split_outside_brackets(text: str, separator: str) -> list[str]:
-    ends = [*_positions_outside_brackets(text, separator), len(text)]
-    begins = [0, *(end + len(separator) for end in ends[:-1])]
-    return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    part_ends = [*_positions_outside_brackets(text, separator), len(text)]
+    begins = [0, *(end + len(separator) for end in part_ends[:-1])]
+    return [text[begin:end] for begin, end in zip(begins, part_ends, strict=True)]
 
 
-def _positions_outside_brackets(text: str, searched: str) -> list[int]:
-    """Return the positions at which a text contains ``searched`` outside all brackets."""
+def _positions_outside_brackets(text: str, substring: str) -> list[int]:
+    """Return the positions at which a text contains ``substring`` outside all brackets."""
     depth, positions = 0, []
     for index, character in enumerate(text):
-        if depth == 0 and text.startswith(searched, index):
+        if depth == 0 and text.startswith(substring, index):
             positions.append(index)
         depth += (character in _OPENING) - (character in _CLOSING)
     return positions

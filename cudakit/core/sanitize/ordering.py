@@ -220,9 +220,9 @@ class StreamOrder:
             awaited_streams = context.blocking
         elif stream.flag in _BLOCKING and context.legacy is not None:
             awaited_streams = [context.legacy]
-        for awaited in awaited_streams:
-            release = awaited.release()
-            if release.tick > stream.clock[awaited.slot]:
+        for awaited_stream in awaited_streams:
+            release = awaited_stream.release()
+            if release.tick > stream.clock[awaited_stream.slot]:
                 stream.acquire(release, _single_call(SyncKind.DEFAULT_STREAM, call))
         stream.clock_version = self.current_version
 

@@ -46,7 +46,7 @@ class PendingLaunches:
 
     def __init__(self) -> None:
         self._seqs: _CallNumbers = np.zeros(0, np.uint64)
-        self._missing: _Counts = np.zeros(0, np.int64)
+        self._missing_counts: _Counts = np.zeros(0, np.int64)
 
     @property
     def first_call(self) -> int | None:
@@ -58,34 +58,41 @@ class PendingLaunches:
         """The number of the last launch, which may be complete, or None."""
         return int(self._seqs[-1]) if len(self._seqs) else None
 
-    def add(self, seqs: _CallNumbers, missing: _Counts) -> None:
+    def add(self, seqs: _CallNumbers, missing_counts: _Counts) -> None:
         """Add pending launches, with their numbers of missing ``Accessed`` records."""
-        seqs, missing = np.append(self._seqs, seqs), np.append(self._missing, missing)
+        seqs, missing_counts = (
+            np.append(self._seqs, seqs),
+            np.append(self._missing_counts, missing_counts),
+        )
         if np.any(seqs[1:] < seqs[:-1]):
             order = np.argsort(seqs)
-            seqs, missing = seqs[order], missing[order]
-        self._seqs, self._missing = seqs, missing
+            seqs, missing_counts = seqs[order], missing_counts[order]
+        self._seqs, self._missing_counts = seqs, missing_counts
 
     def subtract(self, accessed_seqs: _CallNumbers) -> None:
         """Subtract the ``Accessed`` records of these calls from the numbers of missing records."""
         seqs, counts = np.unique(accessed_seqs, return_counts=True)
         indices = np.searchsorted(self._seqs, seqs)
         is_pending = np.append(self._seqs, _NO_CALL)[indices] == seqs
-        self._missing[indices[is_pending]] -= counts[is_pending]
+        self._missing_counts[indices[is_pending]] -= counts[is_pending]
         self._remove_first(0)
 
     def give_up(self, last_call: int) -> int:
         """Remove the launches up to ``last_call``. Return the number of incomplete launches among them."""
         end = int(np.searchsorted(self._seqs, np.uint64(last_call), side="right"))
-        incomplete_count = int(np.count_nonzero(self._missing[:end] > 0))
+        incomplete_count = int(np.count_nonzero(self._missing_counts[:end] > 0))
         self._remove_first(end)
         return incomplete_count
 
     def _remove_first(self, count: int) -> None:
         """Remove the first ``count`` launches, and the complete ones that follow them."""
-        incomplete = self._missing[count:] > 0
-        begin = count + int(np.argmax(incomplete)) if incomplete.any() else len(self._missing)
-        self._seqs, self._missing = self._seqs[begin:], self._missing[begin:]
+        is_incomplete = self._missing_counts[count:] > 0
+        begin = (
+            count + int(np.argmax(is_incomplete))
+            if is_incomplete.any()
+            else len(self._missing_counts)
+        )
+        self._seqs, self._missing_counts = self._seqs[begin:], self._missing_counts[begin:]
 
 
 class ReorderBuffer:
@@ -113,12 +120,12 @@ class ReorderBuffer:
         """Add the next records of the trace; return all held records before the first pending launch."""
         kinds = records["kind"]
         by_kind = [_pending_launches(records, kinds, kind) for kind in _PENDING_KINDS]
-        new_pending = [(seqs, missing) for seqs, missing in by_kind if len(seqs)]
+        new_pending = [(seqs, missing_counts) for seqs, missing_counts in by_kind if len(seqs)]
         is_accessed = kinds == EventKind.ACCESSED
         if not (self._sorted_runs or new_pending or is_accessed.any()):
             return self._without_late_accesses(records)
-        for seqs, missing in new_pending:
-            self._pending.add(seqs, missing)
+        for seqs, missing_counts in new_pending:
+            self._pending.add(seqs, missing_counts)
         self._pending.subtract(records["seq"][is_accessed])
         self._hold(self._without_late_accesses(records))
         first_call = self._pending.first_call
@@ -165,15 +172,18 @@ class ReorderBuffer:
     def _release_complete(self) -> Records:
         """Remove and return the records before the first pending launch."""
         first_call = self._pending.first_call
-        ends = [
+        end_indices = [
             len(run.seqs) if first_call is None else run.count_before(first_call)
             for run in self._sorted_runs
         ]
         complete = [
-            run.records[:end] for run, end in zip(self._sorted_runs, ends, strict=True) if end
+            run.records[:end]
+            for run, end in zip(self._sorted_runs, end_indices, strict=True)
+            if end
         ]
         held_runs = (
-            run.slice(end, len(run.seqs)) for run, end in zip(self._sorted_runs, ends, strict=True)
+            run.slice(end, len(run.seqs))
+            for run, end in zip(self._sorted_runs, end_indices, strict=True)
         )
         self._sorted_runs = [run for run in held_runs if len(run.seqs)]
         if not complete:

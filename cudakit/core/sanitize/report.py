@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain, takewhile
 from typing import Protocol, TypeAlias
 
+from cudakit.core.sanitize.baseline import BaselineMatcher
 from cudakit.core.sanitize.hints import fix, remedies, sentence, why_not_covered
 from cudakit.core.sanitize.names import (
     Demangle,
@@ -21,7 +22,9 @@ from cudakit.core.sanitize.names import (
 )
 from cudakit.core.sanitize.races import Allocation, Confidence, Coverage, Operation, Race, Sync
 from cudakit.core.sanitize.result import (
+    BaselineUse,
     FoundRace,
+    KnownRace,
     LastSync,
     Memory,
     Process,
@@ -124,18 +127,18 @@ class RaceDecoder:
     def _last_sync(self, sync: Sync | None, current: Side, previous: Side) -> LastSync | None:
         if sync is None:
             return None
-        recorded, waited = self.stacks(sync.recorded_site), self.stacks(sync.waited_site)
+        record_stack, wait_stack = self.stacks(sync.recorded_site), self.stacks(sync.waited_site)
         return LastSync(
             kind=sync.kind,
             sentence=why_not_covered(
-                sync.kind, current, previous, call_site(recorded), call_site(waited)
+                sync.kind, current, previous, call_site(record_stack), call_site(wait_stack)
             ),
             recorded_seq=sync.recorded_seq,
-            recorded_stack=recorded,
-            recorded_site=call_site_index(recorded),
+            recorded_stack=record_stack,
+            recorded_site=call_site_index(record_stack),
             waited_seq=sync.waited_seq,
-            waited_stack=waited,
-            waited_site=call_site_index(waited),
+            waited_stack=wait_stack,
+            waited_site=call_site_index(wait_stack),
         )
 
 
@@ -163,13 +166,16 @@ class Report:
         *,
         show: Confidence = Confidence.LIKELY,
         suppressions: Sequence[Suppression] = (),
+        baseline: BaselineMatcher | None = None,
         demangle: Demangle = str,
     ) -> None:
         self._shown_confidences = _CONFIDENCE_ORDER[: _CONFIDENCE_ORDER.index(show) + 1]
         self._suppressions = suppressions
+        self._baseline = baseline
         self._demangle = demangle
         self._races: dict[_Key, FoundRace] = {}
         self._suppressed: dict[_Key, int] = {}  # index of the suppression of each suppressed race
+        self._known: dict[_Key, KnownRace] = {}  # races that the baseline has
         self._counts: Counter[_Key] = Counter()
         self._occurrences_by_process: Counter[int] = Counter()
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
@@ -226,6 +232,7 @@ class Report:
             notes=tuple(notes),
             incomplete=tuple(incomplete),
             no_gpu_work=no_gpu_work,
+            baseline=self._baseline_use(),
         )
 
     def _add(self, decoder: RaceDecoder, race: Race) -> bool:
@@ -237,7 +244,7 @@ class Report:
         if key not in self._counts:
             self._add_new(key, decoder.decode(race))
         self._counts[key] += 1
-        if key in self._suppressed:
+        if key in self._suppressed or key in self._known:
             return False
         self._occurrences_by_process[decoder.process] += 1
         if _is_better_example(race, self._races[key]):
@@ -245,12 +252,15 @@ class Report:
         return True
 
     def _add_new(self, key: _Key, reported: FoundRace) -> None:
-        """Store a new race, or the index of the suppression that covers it."""
+        """Store a new race, the index of the suppression that covers it, or the same race of the baseline."""
         for number, suppression in enumerate(self._suppressions):
             if suppression.covers(reported.current, reported.previous):
                 self._suppressed[key] = number
                 return
-        self._races[key] = reported
+        if self._baseline and (known := self._baseline.find(reported)):
+            self._known[key] = known
+        else:
+            self._races[key] = reported
 
     def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)
@@ -282,6 +292,12 @@ class Report:
                 self._counts[key] for key, index in self._suppressed.items() if index == number
             ]
             yield Suppressed(suppression.pattern, suppression.origin, len(counts), sum(counts))
+
+    def _baseline_use(self) -> BaselineUse | None:
+        if self._baseline is None:
+            return None
+        count = sum(self._counts[key] for key in self._known)
+        return self._baseline.use(self._known.values(), count)
 
 
 def _sort_key(reported: FoundRace) -> tuple[int, ...]:

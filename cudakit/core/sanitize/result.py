@@ -102,6 +102,34 @@ class Suppressed:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownSide:
+    """One side of a race in a baseline."""
+
+    operation: str  # operation, as in the report
+    is_backward: bool  # whether a thread of autograd enqueued it for a backward pass
+    calls: tuple[str, ...]  # functions of the program as FILE:FUNCTION, innermost first
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRace:
+    """A race in a baseline."""
+
+    kind: RaceKind  # kind of the race
+    current: KnownSide  # the operation that was enqueued later
+    previous: KnownSide  # the operation that was enqueued earlier
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineUse:
+    """The baseline of --baseline, and the races of the run that it has."""
+
+    path: str  # path of the baseline
+    races: tuple[KnownRace, ...]  # races of the baseline that occurred; they are not reported
+    count: int  # number of their occurrences
+    absent: int  # number of races of the baseline that did not occur
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """One process that used CUDA."""
 
@@ -126,3 +154,4 @@ class SanitizeResult:
     notes: tuple[str, ...]  # further limits of the result
     incomplete: tuple[str, ...]  # reasons why recorded events are missing; any reason fails the run
     no_gpu_work: str | None  # reason why no GPU work was recorded; null if GPU work was recorded
+    baseline: BaselineUse | None = None  # the baseline of --baseline; null without one

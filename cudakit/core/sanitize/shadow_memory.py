@@ -326,21 +326,21 @@ def _merge_adjacent(states: list[RangeState]) -> Iterator[RangeState]:
     states_in_use = (state for state in states if state.write is None or state.write.tick != NEVER)
     count = -(-len(states) * 2 // MAX_RANGE_STATES)
     while adjacent := list(islice(states_in_use, count)):
-        merged = RangeState(adjacent[0].lo, adjacent[-1].hi)
+        merged_state = RangeState(adjacent[0].lo, adjacent[-1].hi)
         writes = [state.write for state in adjacent if state.write]
-        merged.write = max(writes, key=lambda write: write.call.seq, default=None)
-        merged.reads = _last_access_per_stream(
+        merged_state.write = max(writes, key=lambda write: write.call.seq, default=None)
+        merged_state.reads = _last_access_per_stream(
             [access for state in adjacent for access in state.reads]
         )
-        merged.atomics = _last_access_per_stream(
+        merged_state.atomics = _last_access_per_stream(
             [access for state in adjacent for access in state.atomics]
         )
-        merged.already_reported = tuple(
+        merged_state.already_reported = tuple(
             pair for state in adjacent for pair in state.already_reported
         )
-        merged.merged = True
-        merged.approximate = any(state.approximate for state in adjacent)
-        yield merged
+        merged_state.merged = True
+        merged_state.approximate = any(state.approximate for state in adjacent)
+        yield merged_state
 
 
 def _last_access_per_stream(accesses: list[MemoryAccess]) -> Accesses:

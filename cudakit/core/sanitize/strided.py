@@ -49,29 +49,37 @@ class StridedRange:
             return None
         return max(row_start, lo), min(row_start + self.width, hi)
 
-    def bytes_shared_with(self, other: StridedRange) -> Range | None:
+    def bytes_shared_with(self, other_range: StridedRange) -> Range | None:
         """Return the first bytes that are in rows of both strided ranges, or None."""
-        if self.hi <= other.lo or other.hi <= self.lo or self._cannot_overlap(other):
+        if (
+            self.hi <= other_range.lo
+            or other_range.hi <= self.lo
+            or self._cannot_overlap(other_range)
+        ):
             return None
-        shorter, longer = sorted((self, other), key=lambda strided: strided.count)
+        shorter, longer = sorted((self, other_range), key=lambda strided: strided.count)
         row_start = shorter._first_row_overlapping(longer)
         if row_start is None:
             return None
         return longer.bytes_shared_with_range(row_start, row_start + shorter.width)
 
-    def _cannot_overlap(self, other: StridedRange) -> bool:
+    def _cannot_overlap(self, other_range: StridedRange) -> bool:
         """Return whether no two rows would overlap even if both ranges had infinitely many rows."""
-        step = gcd(self.stride, other.stride)
-        offset = (other.lo - self.lo) % step
-        return self.width <= offset and other.width <= step - offset
+        step = gcd(self.stride, other_range.stride)
+        offset = (other_range.lo - self.lo) % step
+        return self.width <= offset and other_range.width <= step - offset
 
-    def _first_row_overlapping(self, other: StridedRange) -> int | None:
+    def _first_row_overlapping(self, other_range: StridedRange) -> int | None:
         """Return the start of the first row that overlaps a row of another strided range, or None."""
         if self.count > _MAX_COMPARED_ROWS:
             return None
         starts = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
-        index = np.maximum(0, (starts - other.lo - other.width) // other.stride + 1)
-        overlaps = (index < other.count) & (other.lo + index * other.stride < starts + self.width)
+        index = np.maximum(
+            0, (starts - other_range.lo - other_range.width) // other_range.stride + 1
+        )
+        overlaps = (index < other_range.count) & (
+            other_range.lo + index * other_range.stride < starts + self.width
+        )
         return int(starts[np.argmax(overlaps)]) if overlaps.any() else None
 
 

@@ -228,10 +228,10 @@ class Ipc(Protocol):
         Raises Unsupported if the memory was created without a kind of handle.
         """
 
-    def revoke(self, exported: ShareableHandle) -> None:
+    def revoke(self, handle: ShareableHandle) -> None:
         """Undo an ``export`` of this process. Has no effect the second time."""
 
-    def import_backing(self, exported: ShareableHandle) -> Backing:
+    def import_backing(self, handle: ShareableHandle) -> Backing:
         """Return a reference to another process's memory (cuMemImportFromShareableHandle)."""
 
 

@@ -37,7 +37,7 @@ class NvmlField:
 
     info: FieldInfo
     arguments: tuple[str, ...]  # numbers or names of nvidia-ml-py constants
-    part: str  # the part of the result to use: ".member", "[index]", or "" for all
+    result_part: str  # the part of the result to use: ".member", "[index]", or "" for all
 
 
 def nvml_fields() -> Iterator[NvmlField]:
@@ -56,9 +56,9 @@ def _parse(table: str, kind: Kind) -> Iterator[NvmlField]:
         name, unit, call, description = line.split(" ", 3)
         match = _CALL.fullmatch(call)
         assert match, call  # noqa: S101 the tables below are constants
-        source, arguments, part = match.groups(default="")
+        source, arguments, result_part = match.groups(default="")
         info = FieldInfo(name, unit.replace("-", ""), source, description, group, kind)
-        yield NvmlField(info, tuple(filter(None, arguments.split(","))), part)
+        yield NvmlField(info, tuple(filter(None, arguments.split(","))), result_part)
 
 
 # --- name, unit ("-" for none), call, meaning; an indented line continues the row --------------------

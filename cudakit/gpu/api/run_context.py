@@ -40,8 +40,8 @@ class Host:
 
     def summary(self) -> dict[str, str]:
         """Return the host facts that results record, without unknown values."""
-        recorded = {"cpu": self.cpu, "system": self.system, "kernel": self.kernel}
-        return {name: value for name, value in recorded.items() if value}
+        facts = {"cpu": self.cpu, "system": self.system, "kernel": self.kernel}
+        return {name: value for name, value in facts.items() if value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Cublas(WithoutAlgorithms):
     def __init__(self, cuda: CudaDevice, vendor: Nvmath) -> None:
         self.cuda, self.vendor = cuda, vendor
         cublas = vendor.cublas
-        self.version = ".".join(str(cublas.get_property(part)) for part in range(3))
+        self.version = ".".join(str(cublas.get_property(component)) for component in range(3))
         self._handle: int = self.call(cublas.create, name="cublasCreate")
         # With atomics, results differ between runs (cuBLAS Library, "Reproducibility").
         self.call(

@@ -44,7 +44,7 @@ class CublasLt:
         self.cuda, self.vendor = cuda, vendor
         self._capability = capability
         lt = vendor.lt
-        self.version = ".".join(str(lt.get_property(part)) for part in range(3))
+        self.version = ".".join(str(lt.get_property(component)) for component in range(3))
         self.configurations = Configurations(lt)
         self._handle: int = self.call(lt.create, name="cublasLtCreate")
         self._unit_scale: Ptr | None = None
@@ -70,11 +70,13 @@ class CublasLt:
         with ExitStack() as resources:
             problem = resources.enter_context(closing(self._problem(gemm, settings)))
             if algorithm is None:
-                structure, selected = self._heuristic_results(problem, 1)[0]
+                structure, selected_algorithm = self._heuristic_results(problem, 1)[0]
             else:
-                structure, selected = self._checked_structure(problem, algorithm)
+                structure, selected_algorithm = self._checked_structure(problem, algorithm)
             is_user_choice = algorithm is not None
-            plan = LtGemm(self, problem, structure, selected, is_user_choice=is_user_choice)
+            plan = LtGemm(
+                self, problem, structure, selected_algorithm, is_user_choice=is_user_choice
+            )
             resources.pop_all()  # The prepared GEMM closes the problem.
             return plan
 
@@ -148,12 +150,12 @@ class CublasLt:
                 hint=_ALGORITHM_HINT,
             )
         check = _AlgorithmCheck(self, problem, algorithm.id)
-        if not (checked := check.accepts(algorithm)):
+        if not (checked_algorithm := check.accepts(algorithm)):
             raise Unsupported(
                 f"cuBLASLt {self.version} does not accept {algorithm} for this GEMM",
                 hint=_ALGORITHM_HINT,
             )
-        return check.structure, checked
+        return check.structure, checked_algorithm
 
     def _search(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool]

@@ -106,8 +106,11 @@ class CupyGemm:
         cupy = self._blas.cupy
         try:
             with cupy.cuda.Device(self._blas.cuda.ordinal), self._blas.stream(stream):
-                left, right, result = self._arrays_of(operands)
-                run_with(self._framework_settings, lambda: cupy.matmul(left, right, out=result))
+                left_array, right_array, result = self._arrays_of(operands)
+                run_with(
+                    self._framework_settings,
+                    lambda: cupy.matmul(left_array, right_array, out=result),
+                )
         except (RuntimeError, ValueError, TypeError) as error:
             raise Unsupported(f"cupy.matmul failed: {error}") from error
 
@@ -120,7 +123,7 @@ class CupyGemm:
         addresses = (operands.b, operands.a, operands.d)
         if addresses not in self._arrays:
             operand_views = self._views
-            left, right, result = (
+            left_array, right_array, result = (
                 self._array(view, address)
                 for view, address in zip(
                     (operand_views.left, operand_views.right, operand_views.result),
@@ -128,7 +131,7 @@ class CupyGemm:
                     strict=True,
                 )
             )
-            self._arrays[addresses] = left, right, result
+            self._arrays[addresses] = left_array, right_array, result
         return self._arrays[addresses]
 
     def _array(self, view: View, address: Ptr) -> Any:
@@ -162,7 +165,7 @@ def _rejection_reason(gemm: Gemm) -> str:
     if gemm.accumulate == "fp16":
         return "has no fp16 accumulator"
     if gemm.epilogue != "none":
-        return f"has no epilogues, {gemm.epilogue} was requested"
+        return f"has no epilogues, but {gemm.epilogue} was requested"
     if gemm.batch > 1 and gemm.dtype == "tf32":
         return "does not support tf32 for batches"
     if gemm.padding:

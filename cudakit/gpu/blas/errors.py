@@ -70,7 +70,7 @@ def check_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
     if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not all_layouts:
         raise Unsupported(
             f"{gemm.dtype} supports only layout tn on compute capability {capability}, "
-            f"{gemm.layout} was requested",
+            f"but {gemm.layout} was requested",
             hint="use layout tn",
         )
 
@@ -82,7 +82,7 @@ def check_for_cublas(gemm: Gemm) -> None:
         raise Unsupported(f"cuBLAS does not support {gemm.dtype}", hint="use cublaslt")
     if gemm.epilogue != "none":
         raise Unsupported(
-            f"cuBLAS has no epilogues, {gemm.epilogue} was requested", hint="use cublaslt"
+            f"cuBLAS has no epilogues, but {gemm.epilogue} was requested", hint="use cublaslt"
         )
     if gemm.dtype == "int8" and (
         gemm.a.leading % _INT8_ALIGNMENT or gemm.b.leading % _INT8_ALIGNMENT
@@ -126,13 +126,13 @@ def describe(gemm: Gemm) -> str:
     options = [f"layout {gemm.layout}", f"epilogue {gemm.epilogue}"]
     options += [f"batch {gemm.batch}"] if gemm.batch > 1 else []
     options += [f"padding {gemm.padding}"] if gemm.padding else []
-    return f"{gemm.m} x {gemm.n} x {gemm.k} in {types}, {', '.join(options)}"
+    return f"{gemm.m}×{gemm.n}×{gemm.k} in {types}, {', '.join(options)}"
 
 
 def _check_accumulator(gemm: Gemm) -> None:
     if gemm.accumulate == "fp16" and gemm.output != "fp16":
         raise Unsupported(
-            f"an fp16 accumulator needs output fp16, {gemm.output} was requested",
+            f"an fp16 accumulator needs output fp16, but {gemm.output} was requested",
             hint="use output fp16, or accumulate in fp32",
         )
 

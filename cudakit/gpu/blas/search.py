@@ -76,8 +76,8 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | N
     samples = _sample(supported or shapes)
     clusters = _effective_values("cluster", choices.clusters, samples, accepts)
     inners = _effective_values("inner", choices.inners, samples, accepts)
-    for shape, custom, cluster, inner in product(shapes, choices.customs, clusters, inners):
-        candidate = replace(shape, custom=custom, cluster=cluster, inner=inner)
+    for shape, custom, cluster, inner_shape in product(shapes, choices.customs, clusters, inners):
+        candidate = replace(shape, custom=custom, cluster=cluster, inner=inner_shape)
         accepted = accepts(candidate)
         yield accepted if candidate != shape else None
         if accepted:

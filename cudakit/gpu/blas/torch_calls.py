@@ -170,7 +170,7 @@ def _addmm_activation(torch: Any, gemm: Gemm) -> Call:
     """Return the call with a fused bias and activation; its GELU is the tanh form, as in cuBLASLt."""
     if gemm.batch > 1:
         raise Unsupported(
-            f"torch does not fuse {gemm.epilogue} into a batch, batch {gemm.batch} was requested",
+            f"torch does not fuse {gemm.epilogue} into a batch, but batch {gemm.batch} was requested",
             hint="use batch 1",
         )
     gelu = gemm.epilogue.startswith("gelu")
@@ -207,7 +207,7 @@ def _scaled_mm(torch: Any, gemm: Gemm, settings: GemmSettings, device: Any) -> C
 def _check_scaled_mm(gemm: Gemm) -> None:
     if gemm.layout != "tn":
         raise Unsupported(
-            f"torch supports only layout tn for {gemm.dtype}, {gemm.layout} was requested",
+            f"torch supports only layout tn for {gemm.dtype}, but {gemm.layout} was requested",
             hint="use layout tn",
         )
     if gemm.epilogue not in ("none", "bias") or gemm.batch > 1:
@@ -237,7 +237,7 @@ def _int_mm(torch: Any, gemm: Gemm) -> Call:
     if gemm.n < _INT8_MIN_N or gemm.k % _INT8_MULTIPLE or gemm.m % _INT8_MULTIPLE:
         raise Unsupported(
             f"torch needs n of at least {_INT8_MIN_N} and multiples of {_INT8_MULTIPLE} for m and k of int8, "
-            f"got {gemm.m} x {gemm.n} x {gemm.k}"
+            f"got {gemm.m}×{gemm.n}×{gemm.k}"
         )
     return Call(
         "torch._int_mm",

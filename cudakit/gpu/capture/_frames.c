@@ -203,10 +203,10 @@ static int32_t signed_varint(const uint8_t *bytes, const uint8_t *end)
 
 static int32_t line_delta(const uint8_t *entry, const uint8_t *end)
 {
-    int form = (*entry >> 3) & 15;
-    if (form == FORM_NO_COLUMNS || form == FORM_LONG)
+    int entry_code = (*entry >> 3) & 15;
+    if (entry_code == FORM_NO_COLUMNS || entry_code == FORM_LONG)
         return signed_varint(entry + 1, end);
-    return form >= FORM_ONE_LINE_0 && form < FORM_NO_COLUMNS ? form - FORM_ONE_LINE_0 : 0;
+    return entry_code >= FORM_ONE_LINE_0 && entry_code < FORM_NO_COLUMNS ? entry_code - FORM_ONE_LINE_0 : 0;
 }
 
 static int32_t line_at(PyCodeObject *code, uint64_t offset)
@@ -238,10 +238,10 @@ static size_t encode_utf8(Py_UCS4 character, char *bytes)
         return 1;
     }
     size_t count = character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
-    static const uint8_t lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    static const uint8_t lead_bits[] = {0, 0, 0xc0, 0xe0, 0xf0};
     for (size_t index = count - 1; index; index--, character >>= 6)
         bytes[index] = (char)(0x80 | (character & 0x3f));
-    bytes[0] = (char)(lead[count] | character);
+    bytes[0] = (char)(lead_bits[count] | character);
     return count;
 }
 

@@ -158,9 +158,9 @@ class PoolHooks:
         upstreams: dict[int, Any] = {}
 
         def set_per_device_resource(device: int, mr: "Any") -> None:
-            wrapped = self._rmm_resource(rmm.mr, device, mr)
-            upstreams[id(wrapped)] = (mr, wrapped)
-            set_resource(device, wrapped)
+            wrapped_resource = self._rmm_resource(rmm.mr, device, mr)
+            upstreams[id(wrapped_resource)] = (mr, wrapped_resource)
+            set_resource(device, wrapped_resource)
 
         def get_per_device_resource(device: int) -> "Any":
             mr = get_resource(device)
@@ -232,11 +232,11 @@ class PoolHooks:
         thread.start()
 
     def _poll_jax(self, exiting: "Any", process: int) -> None:
-        highest = 0.0
+        highest_bytes = 0.0
         while not exiting.wait(_JAX_POLL_SECONDS) and os.getpid() == process:
             in_use = sum(self._jax_bytes_in_use(device) for device in self._jax_devices())
-            if in_use > highest * _JAX_GROWTH:
-                highest = in_use
+            if in_use > highest_bytes * _JAX_GROWTH:
+                highest_bytes = in_use
                 self._attempt(self.profile_jax)
 
     def _jax_bytes_in_use(self, device: "Any") -> int:

@@ -88,12 +88,12 @@ def preflight(python: str | None, *, paths: SearchPaths | None = None) -> Ready 
     another one.
     """
     try:
-        return _ready(python or sys.executable, paths or SearchPaths.of_this_process())
+        return _find_files(python or sys.executable, paths or SearchPaths.of_this_process())
     except EnvironmentUnusable as error:
         return Refusal(error.message, error.hint)
 
 
-def _ready(python: str, paths: SearchPaths) -> Ready:
+def _find_files(python: str, paths: SearchPaths) -> Ready:
     _refuse_other_tools(paths.environment)
     _refuse_old_driver(paths.root)
     packages = [] if python == sys.executable else _search_path(python, paths.environment)

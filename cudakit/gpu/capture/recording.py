@@ -70,7 +70,7 @@ class Recording:
     @property
     def incomplete(self) -> tuple[str, ...]:
         """The reasons why recorded events are missing: events that could not be written, damaged files."""
-        losses = () if self._closed else self._losses.all()
+        losses = () if self._closed else self._losses.read_all()
         return (*map(str, losses), *self._spool.damaged)
 
     @contextmanager

@@ -72,7 +72,7 @@ class _Aggregate:
     def add_unnamed(self, member: _Aggregate) -> None:
         """Add an unnamed struct or union, whose members become fields of this one."""
         offset = self.reserve_space(member.size, member.alignment)
-        self.fields |= {name: offset + inner for name, inner in member.fields.items()}
+        self.fields |= {name: offset + inner_offset for name, inner_offset in member.fields.items()}
 
 
 class Header:
@@ -100,37 +100,37 @@ class Header:
         self._fill(struct, _TOKEN.findall(self._structs[name]))
         return struct
 
-    def _fill(self, outer: _Aggregate, tokens: list[str]) -> None:
+    def _fill(self, aggregate: _Aggregate, tokens: list[str]) -> None:
         """Add the declared members, up to a closing brace."""
         while tokens and tokens[0] != "}":
             if tokens[0] in ("struct", "union") and "{" in tokens[1:3]:
-                self._add_inner(outer, tokens)
+                self._add_inner(aggregate, tokens)
             else:
-                self._declare(outer, _take_until(tokens, ";"))
+                self._declare(aggregate, _take_until(tokens, ";"))
 
-    def _add_inner(self, outer: _Aggregate, tokens: list[str]) -> None:
-        inner = _Aggregate(is_union=_take_until(tokens, "{")[0] == "union")
-        self._fill(inner, tokens)
+    def _add_inner(self, outer_aggregate: _Aggregate, tokens: list[str]) -> None:
+        inner_aggregate = _Aggregate(is_union=_take_until(tokens, "{")[0] == "union")
+        self._fill(inner_aggregate, tokens)
         match _take_until(tokens, ";"):
             case ["}"]:
-                outer.add_unnamed(inner)
+                outer_aggregate.add_unnamed(inner_aggregate)
             case ["}", name]:
-                outer.add(name, inner.size, inner.alignment)
+                outer_aggregate.add(name, inner_aggregate.size, inner_aggregate.alignment)
             case words:
                 raise ValueError(f"cannot parse the declaration {' '.join(words)!r}")
 
-    def _declare(self, outer: _Aggregate, words: list[str]) -> None:
+    def _declare(self, aggregate: _Aggregate, words: list[str]) -> None:
         """Add the members of one declaration without its semicolon: ``const TYPE *name, other[4]``."""
         words = [word for word in words if word not in ("const", "struct", "enum", "volatile")]
         kind, declarators = words[0], words[1:]
         while declarators:
             match _take_until(declarators, ","):
                 case ["*", *_, name]:
-                    outer.add(name, _POINTER_BYTES, _POINTER_BYTES)
+                    aggregate.add(name, _POINTER_BYTES, _POINTER_BYTES)
                 case [name]:
-                    outer.add(name, *self._measure(kind))
+                    aggregate.add(name, *self._measure(kind))
                 case [name, "[", count, "]"] if count.isdecimal():
-                    outer.add(name, *self._measure(kind), count=int(count))
+                    aggregate.add(name, *self._measure(kind), count=int(count))
                 case _:
                     raise ValueError(f"cannot parse the declaration {' '.join(words)!r}")
 

@@ -27,10 +27,10 @@ def attribute_backward(recorder: "Any", *, ranges: bool = False) -> None:
     if run is None:
         return
     current_task = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
-    wrapped = recorder.with_call_site(run, current_task, ranges)
+    wrapped_function = recorder.with_call_site(run, current_task, ranges)
     for module in modules:
         if getattr(module, _RUN_BACKWARD, None) is run:
-            setattr(module, _RUN_BACKWARD, wrapped)
+            setattr(module, _RUN_BACKWARD, wrapped_function)
 
 
 def after_torch_import(action: "Callable[[], None]") -> None:

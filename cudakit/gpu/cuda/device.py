@@ -64,7 +64,7 @@ class Cuda(Device):
 
     def facts(self) -> DeviceFacts:
         """Query all attributes from the driver (``gpu.api.attributes``)."""
-        driver_facts = child.answer([attribute.number for attribute in attributes()])
+        driver_facts = child.query_driver([attribute.number for attribute in attributes()])
         # The child process answers in JSON, with string keys; use the same form.
         view = cuda_view(
             json.loads(json.dumps(driver_facts)), None, visible_devices=None, device_order=None

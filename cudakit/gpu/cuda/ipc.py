@@ -108,20 +108,20 @@ class CudaIpc:
             )
         number = int(self._context.call(cu.cuMemExportToShareableHandle, handle, handle_type, 0))
         os.set_inheritable(number, False)  # inherited descriptors would keep the memory alive
-        exported = DescriptorHandle(self.process, number, next(self._serials))
-        self._exported.add(exported)
-        return exported
+        exported_handle = DescriptorHandle(self.process, number, next(self._serials))
+        self._exported.add(exported_handle)
+        return exported_handle
 
-    def revoke(self, exported: ShareableHandle) -> None:
-        if isinstance(exported, DescriptorHandle) and exported in self._exported:
-            self._exported.remove(exported)
+    def revoke(self, handle: ShareableHandle) -> None:
+        if isinstance(handle, DescriptorHandle) and handle in self._exported:
+            self._exported.remove(handle)
             with suppress(OSError):  # the program may have closed the descriptor itself
-                os.close(exported.number)
+                os.close(handle.number)
 
-    def import_backing(self, exported: ShareableHandle) -> Backing:
-        if isinstance(exported, FabricHandle):
-            return self._import(_check_size(exported.data), "fabric")
-        descriptor = self._local_descriptor(exported)
+    def import_backing(self, handle: ShareableHandle) -> Backing:
+        if isinstance(handle, FabricHandle):
+            return self._import(_check_size(handle.data), "fabric")
+        descriptor = self._local_descriptor(handle)
         try:
             return self._import(descriptor, "descriptor")
         finally:
@@ -137,23 +137,23 @@ class CudaIpc:
         for ptr in self._open_counts.elements():
             self._context.in_context(cu.cuIpcCloseMemHandle, ptr)
         self._open_counts.clear()
-        for exported in [*self._exported]:
-            self.revoke(exported)
+        for exported_handle in [*self._exported]:
+            self.revoke(exported_handle)
 
-    def _local_descriptor(self, exported: DescriptorHandle) -> int:
+    def _local_descriptor(self, exported_handle: DescriptorHandle) -> int:
         """Return a new file descriptor of this process for exported memory, which the caller must close."""
-        if exported not in self._exported:
-            return file_descriptors.duplicate(exported)
-        return os.dup(exported.number)
+        if exported_handle not in self._exported:
+            return file_descriptors.duplicate(exported_handle)
+        return os.dup(exported_handle.number)
 
     def _import(self, system_handle: int | bytes, kind: HandleKind) -> Backing:
-        imported = self._context.call(
+        backing = self._context.call(
             cu.cuMemImportFromShareableHandle,
             system_handle,
             HANDLE_TYPES[kind],
             detail=lambda: _UNAVAILABLE_MEMORY,
         )
-        return Backing(self._virtual.backings.add(imported))
+        return Backing(self._virtual.backings.add(backing))
 
     def _has_attribute(self, attribute: Any) -> bool:
         """Return whether a boolean device attribute is set; False if the driver does not know it."""

@@ -138,13 +138,13 @@ class CudaMemory:
 
     def describe_shortage(self, size_bytes: int) -> str:
         """Return the requested and the available memory as text for a message."""
-        requested = f"{format_bytes(size_bytes)} requested"
+        requested_text = f"{format_bytes(size_bytes)} requested"
         try:
             info = self.memory_info()
         except CudaError:
-            return f"{requested} on {self._context.name}"
+            return f"{requested_text} on {self._context.name}"
         free, total = format_bytes(info.free_bytes), format_bytes(info.total_bytes)
-        return f"{requested}, {free} of {total} free on {self._context.name}"
+        return f"{requested_text}, {free} of {total} free on {self._context.name}"
 
     @property
     def has_unsynchronized_host_memory(self) -> bool:

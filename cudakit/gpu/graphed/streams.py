@@ -21,12 +21,12 @@ class SimulatedStreams:
     def handle(self, stream: Stream) -> StreamHandle:
         return StreamHandle(stream)
 
-    def stream(self, requested: object) -> Stream:
-        if requested is None:
+    def stream(self, stream_argument: object) -> Stream:
+        if stream_argument is None:
             return LEGACY
-        if not isinstance(requested, int):
-            raise UsageError(f"not a stream of the simulated device: {requested!r}")
-        return Stream(requested)
+        if not isinstance(stream_argument, int):
+            raise UsageError(f"not a stream of the simulated device: {stream_argument!r}")
+        return Stream(stream_argument)
 
     def as_current(self, handle: StreamHandle) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()
@@ -44,13 +44,13 @@ class FrameworkStreams:
         """Return the handle to pass to a captured function."""
         return StreamHandle(self._gpu.stream_address(stream))
 
-    def stream(self, requested: object) -> Stream:
+    def stream(self, stream_argument: object) -> Stream:
         """Return the stream for an argument of any library; for None, the current stream."""
-        if requested is None:
+        if stream_argument is None:
             return self._gpu.streams.external(self._current())
         from cudakit.gpu.cuda.current import stream
 
-        with stream(requested) as handle:
+        with stream(stream_argument) as handle:
             return self._gpu.streams.external(handle)
 
     @contextmanager

@@ -33,7 +33,7 @@ class Activity:
 
     def since_last(self, reader: Reader, names: Collection[str] = ()) -> Telemetry | Unavailable:
         """Take a sample, and return the metrics since the previous sample; ``names`` selects some of them."""
-        selected = [field for name, field in METRICS.items() if not names or name in names]
+        selected_fields = [field for name, field in METRICS.items() if not names or name in names]
         support = reader.attempt(lambda: reader.lib.nvmlGpmQueryDeviceSupport(self.handle))
         if isinstance(support, Unavailable):
             return support
@@ -44,8 +44,10 @@ class Activity:
             return current
         self.sample = current
         if previous is None:
-            return Telemetry(time.time_ns(), {field.name: _FIRST_SAMPLE for field in selected})
-        fields = reader.attempt(lambda: _metrics(reader, selected, previous, current))
+            return Telemetry(
+                time.time_ns(), {field.name: _FIRST_SAMPLE for field in selected_fields}
+            )
+        fields = reader.attempt(lambda: _metrics(reader, selected_fields, previous, current))
         reader.attempt(lambda: reader.lib.nvmlGpmSampleFree(previous))
         return fields if isinstance(fields, Unavailable) else Telemetry(time.time_ns(), fields)
 
@@ -61,19 +63,19 @@ class Activity:
 
 
 def _metrics(
-    reader: Reader, selected: Collection[FieldInfo], previous: Any, current: Any
+    reader: Reader, selected_fields: Collection[FieldInfo], previous: Any, current: Any
 ) -> dict[str, Field]:
     lib = reader.lib
     request = lib.c_nvmlGpmMetricsGet_t()
     request.version = lib.NVML_GPM_METRICS_GET_VERSION
-    request.numMetrics = len(selected)
+    request.numMetrics = len(selected_fields)
     request.sample1, request.sample2 = previous, current
-    for metric, field in zip(request.metrics, selected, strict=False):
+    for metric, field in zip(request.metrics, selected_fields, strict=False):
         metric.metricId = getattr(lib, field.source)
     lib.nvmlGpmMetricsGet(request)
     return {
         field.name: _metric(reader, metric, _MIB if field.unit == "B/s" else 1)
-        for metric, field in zip(request.metrics, selected, strict=False)
+        for metric, field in zip(request.metrics, selected_fields, strict=False)
     }
 
 

@@ -87,5 +87,5 @@ def _count_links_between(
     return direct_links or min(first.count(_SWITCH), second.count(_SWITCH))
 
 
-def _text(raw: Any) -> str:
-    return raw.decode().lower() if isinstance(raw, bytes) else str(raw).lower()
+def _text(nvml_text: Any) -> str:
+    return nvml_text.decode().lower() if isinstance(nvml_text, bytes) else str(nvml_text).lower()

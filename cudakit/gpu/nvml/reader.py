@@ -82,11 +82,13 @@ class Reader:
 
     def read(self, readings: Readings, names: Collection[str] = ()) -> dict[str, Field]:
         """Return the fields of a table; ``names`` selects some of them. Missing values are Unavailable."""
-        selected = {name: pair for name, pair in readings.items() if not names or name in names}
+        selected_readings = {
+            name: pair for name, pair in readings.items() if not names or name in names
+        }
         self._read_values(
-            [source for source, _ in selected.values() if isinstance(source, FieldValue)]
+            [source for source, _ in selected_readings.values() if isinstance(source, FieldValue)]
         )
-        return {name: self._field(*pair) for name, pair in selected.items()}
+        return {name: self._field(*pair) for name, pair in selected_readings.items()}
 
     def result(self, call: Call) -> Any:
         """Return the raw result of a call, or Unavailable."""
@@ -117,10 +119,10 @@ class Reader:
         if isinstance(result, Unavailable):
             return result
         try:
-            converted: Field = convert(result)
+            converted_value: Field = convert(result)
         except (ValueError, TypeError, IndexError) as error:
             return Unavailable(f"the result of NVML cannot be converted: {error}")
-        return converted
+        return converted_value
 
     def _call(self, call: Call) -> Any:
         function = getattr(self.lib, call.function)
@@ -137,8 +139,8 @@ class Reader:
         return getattr(self.lib, argument) if isinstance(argument, str) else argument
 
     def _read_values(self, values: list[FieldValue]) -> None:
-        missing = Unavailable("this nvidia-ml-py lacks the field id")
-        self._results_by_call |= dict.fromkeys(values, missing)
+        missing_value = Unavailable("this nvidia-ml-py lacks the field id")
+        self._results_by_call |= dict.fromkeys(values, missing_value)
         available = [
             field_value for field_value in values if hasattr(self.lib, field_value.identifier)
         ]
@@ -156,8 +158,10 @@ class Reader:
         ]
         values = self.attempt(lambda: self.lib.nvmlDeviceGetFieldValues(self.handle, ids))
         for index, field_value in enumerate(batch):
-            failed = isinstance(values, Unavailable)
-            self._results_by_call[field_value] = values if failed else self._value(values[index])
+            is_unavailable = isinstance(values, Unavailable)
+            self._results_by_call[field_value] = (
+                values if is_unavailable else self._value(values[index])
+            )
 
     def _value(self, value: Any) -> Any:
         if value.nvmlReturn:

@@ -25,8 +25,8 @@ def cpu_ranges(masks: Iterable[int]) -> str:
         64 * index + bit for index, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1
     }
     starts = sorted(cpu for cpu in cpus if cpu - 1 not in cpus)
-    ends = sorted(cpu for cpu in cpus if cpu + 1 not in cpus)
-    pairs = zip(starts, ends, strict=True)
+    last_cpus = sorted(cpu for cpu in cpus if cpu + 1 not in cpus)
+    pairs = zip(starts, last_cpus, strict=True)
     return ",".join(f"{start}-{end}" if end > start else str(start) for start, end in pairs)
 
 
@@ -39,8 +39,8 @@ def _divide_by_1000(value: float) -> float:
     return value / 1000
 
 
-def _cluster_uuid(raw: Iterable[int]) -> str:
-    return str(uuid.UUID(bytes=bytes(byte & 0xFF for byte in raw)))
+def _cluster_uuid(uuid_bytes: Iterable[int]) -> str:
+    return str(uuid.UUID(bytes=bytes(byte & 0xFF for byte in uuid_bytes)))
 
 
 _CONVERSION_BY_UNIT: Mapping[str, Convert] = {
@@ -96,7 +96,7 @@ def _call(field: NvmlField) -> Call | FieldValue:
 
 
 def _conversion(field: NvmlField) -> Convert:
-    name, result_part = field.info.name, field.part
+    name, result_part = field.info.name, field.result_part
     convert = _CONVERSION_BY_NAME.get(name) or _CONVERSION_BY_UNIT.get(
         field.info.unit, _decode_text
     )

@@ -204,16 +204,19 @@ def _device_facts(answer: dict[str, Any]) -> Iterator[DeviceFacts]:
 
 
 def _device_fields(device: dict[str, Any]) -> Iterator[tuple[str, Field]]:
-    raw = device["attributes"]
+    attribute_values = device["attributes"]
     yield "name", _convert_field(device["name"], str)
     yield "usable_memory_bytes", _convert_field(device["memory"], int)
-    major, minor = raw.get("75"), raw.get("76")
+    major, minor = attribute_values.get("75"), attribute_values.get("76")
     if isinstance(major, int) and isinstance(minor, int):
         capability = Capability(major, minor)
         yield "compute_capability", str(capability)
         yield "architecture", capability.architecture
     for attribute in attributes():
-        yield attribute.name, _attribute_value(attribute, raw.get(str(attribute.number)))
+        yield (
+            attribute.name,
+            _attribute_value(attribute, attribute_values.get(str(attribute.number))),
+        )
 
 
 def _attribute_value(attribute: Attribute, value: Any) -> Field:

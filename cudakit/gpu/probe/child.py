@@ -77,7 +77,7 @@ class Driver:
         return (text.value or b"unknown error").decode(errors="replace")
 
 
-def answer(attribute_numbers: list[int]) -> dict[str, Any]:
+def query_driver(attribute_numbers: list[int]) -> dict[str, Any]:
     """Query the driver, its devices and peers. ``attribute_numbers`` are the device attributes to read."""
     try:
         driver = Driver()
@@ -159,7 +159,7 @@ def main(seconds: str, *attribute_numbers: str) -> None:
     signal.alarm(int(seconds))
     pipe = os.dup(1)
     os.dup2(2, 1)
-    text = json.dumps(answer([int(number) for number in attribute_numbers]))
+    text = json.dumps(query_driver([int(number) for number in attribute_numbers]))
     with open(pipe, "w", encoding="utf-8") as stream:
         stream.write(text)
 

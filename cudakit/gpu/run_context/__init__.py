@@ -99,12 +99,16 @@ def _effective_variables(
     """Return the environment variables, on a simulated machine with its recorded device selection."""
     if not machine.simulated or isinstance(cuda, Unavailable):
         return variables
-    recorded = {
+    recorded_variables = {
         "CUDA_VISIBLE_DEVICES": cuda.visible_devices,
         "CUDA_DEVICE_ORDER": cuda.device_order,
     }
-    other_variables = {name: value for name, value in variables.items() if name not in recorded}
-    return other_variables | {name: value for name, value in recorded.items() if value is not None}
+    other_variables = {
+        name: value for name, value in variables.items() if name not in recorded_variables
+    }
+    return other_variables | {
+        name: value for name, value in recorded_variables.items() if value is not None
+    }
 
 
 def _versions(

@@ -63,7 +63,7 @@ def read_software(
 
 def installed_packages(search_path: Iterable[str]) -> Iterator[Distribution]:
     """Yield the packages on a search path such as sys.path, in its order."""
-    for directory in dict.fromkeys(os.path.abspath(part) for part in search_path):
+    for directory in dict.fromkeys(os.path.abspath(path) for path in search_path):
         try:
             names = sorted(os.listdir(directory))
         except OSError:

@@ -73,8 +73,10 @@ def algorithms(gemm: Gemm) -> tuple[Algorithm, ...]:
 def rejection_reason(algorithm: Algorithm, settings: GemmSettings) -> str:
     """Return the reason why settings exclude an algorithm, or ""."""
     if algorithm.workspace_bytes > settings.workspace_bytes:
-        required, limit = algorithm.workspace_bytes, settings.workspace_bytes
-        return f"needs {format_bytes(required)} of workspace, {format_bytes(limit)} is allowed"
+        required_bytes, limit = algorithm.workspace_bytes, settings.workspace_bytes
+        return (
+            f"needs {format_bytes(required_bytes)} of workspace, {format_bytes(limit)} is allowed"
+        )
     if settings.deterministic and algorithm.reduction == _IN_PLACE:
         return "is not deterministic: the order of its additions varies"
     return ""

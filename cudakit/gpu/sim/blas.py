@@ -89,21 +89,21 @@ class SimBlas:
         """Prepare a GEMM. Raises Unsupported for an unknown or excluded algorithm."""
         self._check_gemm(gemm)
         if algorithm is not None:
-            selected = self._select(gemm, settings, algorithm)
+            selected_algorithm = self._select(gemm, settings, algorithm)
         else:
-            selected = self._algorithms_by_estimate(gemm, settings)[0]
+            selected_algorithm = self._algorithms_by_estimate(gemm, settings)[0]
         reported_algorithm = (
-            Unavailable(_ALGORITHM_NOT_REPORTED) if self.library == "cublas" else selected
+            Unavailable(_ALGORITHM_NOT_REPORTED) if self.library == "cublas" else selected_algorithm
         )
         described_settings = _describe_settings(
-            settings, selected, is_user_choice=algorithm is not None
+            settings, selected_algorithm, is_user_choice=algorithm is not None
         )
         return SimGemm(
             self._memory,
             self._kernels,
             self._cache,
             gemm,
-            selected,
+            selected_algorithm,
             reported_algorithm,
             described_settings,
         )
@@ -135,15 +135,22 @@ class SimBlas:
         rates = rates_of(self._context.facts, gemm.dtype)
         return sort_by_estimate(gemm, self._allowed_algorithms(gemm, settings), rates)
 
-    def _select(self, gemm: Gemm, settings: GemmSettings, requested: Algorithm) -> Algorithm:
+    def _select(
+        self, gemm: Gemm, settings: GemmSettings, requested_algorithm: Algorithm
+    ) -> Algorithm:
         """Return the algorithm with these parameters, ignoring their workspace size."""
         self._check_can_select()
         for candidate in algorithms(gemm):
-            if replace(candidate, workspace_bytes=requested.workspace_bytes) == requested:
+            if (
+                replace(candidate, workspace_bytes=requested_algorithm.workspace_bytes)
+                == requested_algorithm
+            ):
                 if reason := rejection_reason(candidate, settings):
                     raise Unsupported(f"algorithm {candidate.id} {reason}", hint=_ALGORITHM_HINT)
                 return candidate
-        raise Unsupported(f"no such algorithm for this GEMM: {requested}", hint=_ALGORITHM_HINT)
+        raise Unsupported(
+            f"no such algorithm for this GEMM: {requested_algorithm}", hint=_ALGORITHM_HINT
+        )
 
     def _check_gemm(self, gemm: Gemm) -> None:
         self._check_open()
@@ -172,7 +179,7 @@ class SimGemm:
         kernels: SimKernels,
         cache: ResultCache,
         gemm: Gemm,
-        selected: Algorithm,
+        algorithm: Algorithm,
         reported_algorithm: Algorithm | Unavailable,
         settings: Mapping[str, str],
     ) -> None:
@@ -182,14 +189,14 @@ class SimGemm:
         self._gemm = gemm
         self._name = f"sim_gemm_{gemm.dtype}_{gemm.layout}"
         self._cache = cache
-        self._grid = (count_blocks(gemm, selected), 1, 1)
+        self._grid = (count_blocks(gemm, algorithm), 1, 1)
         rates = rates_of(memory.context.facts, gemm.dtype)
         self._busy_ns = excess_over_memory_ns(
-            gemm, selected, rates, memory.context.costs.memory_bytes_per_s
+            gemm, algorithm, rates, memory.context.costs.memory_bytes_per_s
         )
-        self._workspace_bytes = selected.workspace_bytes
+        self._workspace_bytes = algorithm.workspace_bytes
         self._workspace = (
-            memory.malloc(selected.workspace_bytes) if selected.workspace_bytes else Ptr(0)
+            memory.malloc(algorithm.workspace_bytes) if algorithm.workspace_bytes else Ptr(0)
         )
         self._closed = False
 
@@ -236,10 +243,10 @@ def _step_bytes(matrix: Matrix) -> int:
 
 
 def _describe_settings(
-    settings: GemmSettings, selected: Algorithm, *, is_user_choice: bool
+    settings: GemmSettings, algorithm: Algorithm, *, is_user_choice: bool
 ) -> Mapping[str, str]:
     workspace, limit = (
-        format_bytes(selected.workspace_bytes),
+        format_bytes(algorithm.workspace_bytes),
         format_bytes(settings.workspace_bytes),
     )
     not_simulated = "not simulated: every sum is rounded once"
@@ -282,7 +289,7 @@ def _check_int8(gemm: Gemm) -> None:
     """Raise Unsupported unless a GEMM meets the requirements of int8 (cuBLAS Library, "cublasLtMatmul")."""
     if gemm.epilogue != "none":
         raise Unsupported(
-            f"int8 supports only epilogue none, {gemm.epilogue} was requested",
+            f"int8 supports only epilogue none, but {gemm.epilogue} was requested",
             hint="use epilogue none",
         )
     _check_alignment(gemm, _INT8_ALIGNMENT_BYTES)

@@ -85,8 +85,10 @@ class Sim(Device):
             "memory_free_bytes": free_bytes,
             "memory_used_bytes": self.heap.capacity_bytes - free_bytes,
         }
-        selected = {name: value for name, value in fields.items() if not names or name in names}
-        return Telemetry(self.clock.now_ns, selected)
+        selected_fields = {
+            name: value for name, value in fields.items() if not names or name in names
+        }
+        return Telemetry(self.clock.now_ns, selected_fields)
 
     def blas(self, library: Library = "cublaslt") -> Blas:
         """Open a simulated BLAS library. Raises Unsupported unless it is cublas or cublaslt."""

@@ -168,29 +168,29 @@ class SimIpc:
                 raise Unsupported(
                     "the memory was created without a shareable handle and cannot be exported"
                 )
-            exported = DescriptorHandle(self._process, number, number)
-            self.registry.descriptors[exported] = physical
+            exported_handle = DescriptorHandle(self._process, number, number)
+            self.registry.descriptors[exported_handle] = physical
         physical.retain()
-        return exported
+        return exported_handle
 
     @driver_call
-    def revoke(self, exported: ShareableHandle) -> None:
-        self._revoke(exported)
+    def revoke(self, handle: ShareableHandle) -> None:
+        self._revoke(handle)
 
     @driver_call
-    def import_backing(self, exported: ShareableHandle) -> Backing:
-        if isinstance(exported, FabricHandle):
-            physical = self.registry.fabric.get(exported.data)
+    def import_backing(self, handle: ShareableHandle) -> Backing:
+        if isinstance(handle, FabricHandle):
+            physical = self.registry.fabric.get(handle.data)
             if physical is None or not physical.references:
                 raise cuda_error(
                     Status.INVALID_VALUE, detail="the exporting process has freed the memory"
                 )
             return self._virtual.backing_of(physical)
-        if exported.process not in self.registry.alive:
-            raise file_descriptors.ended_error(exported.process)
-        physical = self.registry.descriptors.get(exported)
+        if handle.process not in self.registry.alive:
+            raise file_descriptors.ended_error(handle.process)
+        physical = self.registry.descriptors.get(handle)
         if physical is None:
-            raise file_descriptors.closed_error(exported)
+            raise file_descriptors.closed_error(handle)
         return self._virtual.backing_of(physical)
 
     def close(self) -> None:
@@ -198,9 +198,9 @@ class SimIpc:
         self.registry.alive.discard(self._process)
         for ptr in [*self._handles]:
             self._invalidate_handle(ptr)
-        for exported in [*self.registry.descriptors]:
-            if exported.process == self._process:
-                self._revoke(exported)
+        for exported_handle in [*self.registry.descriptors]:
+            if exported_handle.process == self._process:
+                self._revoke(exported_handle)
         for handle, region in self.open_mappings.values():
             self._remove_mapping(handle, region)
         self.open_mappings.clear()
@@ -227,8 +227,8 @@ class SimIpc:
         if allocation is not None:
             allocation.mappings.remove(region)
 
-    def _revoke(self, exported: ShareableHandle) -> None:
-        if isinstance(exported, DescriptorHandle):
-            physical = self.registry.descriptors.pop(exported, None)
+    def _revoke(self, exported_handle: ShareableHandle) -> None:
+        if isinstance(exported_handle, DescriptorHandle):
+            physical = self.registry.descriptors.pop(exported_handle, None)
             if physical is not None:
                 physical.release()

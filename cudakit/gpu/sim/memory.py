@@ -269,8 +269,8 @@ class SimMemory:
         return self._heap.copy_span(ptr, size_bytes, "a copy reads").gather()
 
     def _fill(self, ptr: int, value: int, size_bytes: int) -> Outcome:
-        for part in self._heap.copy_span(ptr, size_bytes, "a fill writes").parts:
-            part[:] = value
+        for region_bytes in self._heap.copy_span(ptr, size_bytes, "a fill writes").parts:
+            region_bytes[:] = value
         return Outcome(self.context.costs.device_memory_ns(size_bytes))
 
 

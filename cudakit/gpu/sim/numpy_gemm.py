@@ -97,11 +97,11 @@ def _round_mantissa(fp32_values: npt.NDArray[Any], mantissa_bits: int) -> npt.ND
     """Round fp32 to fewer mantissa bits, ties to even; clear the remaining bits."""
     dropped_bits = np.uint32(_FP32_MANTISSA_BITS - mantissa_bits)
     bits = fp32_values.view(np.uint32)
-    odd = (bits >> dropped_bits) & np.uint32(1)
+    is_odd = (bits >> dropped_bits) & np.uint32(1)
     below_half = (np.uint32(1) << (dropped_bits - np.uint32(1))) - np.uint32(1)
     quiet_nan = bits | np.uint32(1 << (_FP32_MANTISSA_BITS - 1))
-    rounded = np.where(np.isnan(fp32_values), quiet_nan, bits + below_half + odd)
-    return (rounded >> dropped_bits) << dropped_bits
+    rounded_bits = np.where(np.isnan(fp32_values), quiet_nan, bits + below_half + is_odd)
+    return (rounded_bits >> dropped_bits) << dropped_bits
 
 
 class ResultCache:
@@ -138,8 +138,8 @@ def _digest(*operands: Bits) -> bytes:
 
 def _gelu(values: Floats) -> Floats:
     """Return GELU in its tanh approximation, as cuBLAS does (cuBLAS Library, "cublasLtEpilogue_t")."""
-    inner = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
-    result: Floats = 0.5 * values * (1 + np.tanh(inner))
+    tanh_argument = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
+    result: Floats = 0.5 * values * (1 + np.tanh(tanh_argument))
     return result
 
 

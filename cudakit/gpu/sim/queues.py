@@ -104,7 +104,10 @@ class Queues:
         """Return the tasks that a new task of a stream depends on."""
         if queue is self.legacy:
             blocking = (
-                task for other in self.other_queues if other.is_blocking for task in other.tail
+                task
+                for blocking_queue in self.other_queues
+                if blocking_queue.is_blocking
+                for task in blocking_queue.tail
             )
             return _prune_finished([*queue.tail, *self._destroyed_tails, *blocking])
         if queue.is_blocking:

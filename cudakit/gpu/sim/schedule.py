@@ -31,7 +31,7 @@ class Clock:
     def advance(self, nanoseconds: int) -> None:
         self.now_ns += max(nanoseconds, 0)
 
-    def reach(self, time_ns: int) -> None:
+    def advance_to(self, time_ns: int) -> None:
         """Advance to a time, unless it has passed."""
         self.now_ns = max(self.now_ns, time_ns)
 
@@ -146,12 +146,12 @@ class Schedule:
         for task in tasks:
             while not task.done and self.fault is None:
                 self._run_next()
-            self._clock.reach(task.end_ns)
+            self._clock.advance_to(task.end_ns)
 
     def wait_for_all(self) -> None:
         """Run all tasks, and advance the host time to their end."""
         self.wait(list(self._unfinished.values()))
-        self._clock.reach(self._end_ns)
+        self._clock.advance_to(self._end_ns)
 
     def _run_next(self) -> None:
         if self._finish_polls():

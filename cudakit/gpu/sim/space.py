@@ -51,14 +51,14 @@ class Space:
     """The regions of a device, by address. Addresses are never reused, to detect use after free."""
 
     def __init__(self) -> None:
-        self._next = _FIRST_ADDRESS
+        self._next_address = _FIRST_ADDRESS
         self._begins: list[int] = []
         self._regions: dict[int, Region] = {}
 
     def reserve(self, size_bytes: int, alignment_bytes: int) -> int:
         """Reserve an unused address range; return its begin."""
-        begin = round_up(self._next, alignment_bytes)
-        self._next = begin + size_bytes + _GAP_BYTES
+        begin = round_up(self._next_address, alignment_bytes)
+        self._next_address = begin + size_bytes + _GAP_BYTES
         return begin
 
     def add(self, region: Region) -> None:
@@ -108,9 +108,9 @@ class Span:
     def scatter(self, content: Bytes) -> None:
         """Write bytes to the regions."""
         offset = 0
-        for part in self.parts:
-            part[:] = content[offset : offset + len(part)]
-            offset += len(part)
+        for region_bytes in self.parts:
+            region_bytes[:] = content[offset : offset + len(region_bytes)]
+            offset += len(region_bytes)
 
 
 def span(regions: list[Region], begin: int, size_bytes: int) -> Span:

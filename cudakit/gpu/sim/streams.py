@@ -134,14 +134,14 @@ class SimStreams:
     @contextmanager
     def relaxed(self) -> Iterator[None]:
         """Allow calls of this thread that its own captures in progress would reject."""
-        thread, relaxed = self.context.thread, self._relaxed
-        nested = thread in relaxed
-        relaxed.add(thread)
+        thread, relaxed_threads = self.context.thread, self._relaxed
+        is_nested = thread in relaxed_threads
+        relaxed_threads.add(thread)
         try:
             yield
         finally:
-            if not nested:
-                relaxed.discard(thread)
+            if not is_nested:
+                relaxed_threads.discard(thread)
 
     def checked_queue(self, stream: Stream) -> Queue:
         """Return the queue of a stream for new work. LEGACY invalidates captures of blocking streams."""

@@ -110,8 +110,8 @@ class SimVirtualMemory:
 
     @driver_call
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
-        mapped = list(self._mappings(ptr, size_bytes))
-        for region, physical in mapped:
+        mapping_addresses = list(self._mappings(ptr, size_bytes))
+        for region, physical in mapping_addresses:
             self._heap.space.remove(region)
             del self.mapped[region.begin], self.peer_access[region.begin]
             physical.release()
@@ -133,8 +133,8 @@ class SimVirtualMemory:
 
     def close(self) -> None:
         """Release all mappings and references."""
-        mapped = (physical for _, physical in self.mapped.values())
-        for physical in [*mapped, *self.backings.clear()]:
+        physical_memories = (physical for _, physical in self.mapped.values())
+        for physical in [*physical_memories, *self.backings.clear()]:
             physical.release()
         self.mapped.clear()
 

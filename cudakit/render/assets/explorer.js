@@ -9,7 +9,7 @@ const REQUIRED_APIS = ["DecompressionStream", "ResizeObserver", "PointerEvent"];
  * Draw all explorers of a kind with draw(views, arrays, facts, index).
  *
  * `views` is the element to fill, `index` counts the explorers of this kind on the page. What draw() returns
- * becomes the property `explorer` of the element.
+ * becomes the property `explorer` of the element, which then sends the event "explorer-ready".
  */
 export function drawExplorers(kind, draw) {
   for (const [index, element] of document.querySelectorAll(`.explorer[data-kind="${kind}"]`).entries()) {
@@ -28,4 +28,5 @@ async function drawExplorer(element, index, draw) {
   const arrays = await unpackArrays(described, element.querySelector("script.explorer-data").textContent.trim());
   element.explorer = draw(element.querySelector(".explorer-views"), arrays, facts, index);
   element.dataset.ready = "true";
+  element.dispatchEvent(new CustomEvent("explorer-ready", { bubbles: true }));
 }

@@ -49,12 +49,13 @@ export class CallTree {
   }
 }
 
-/** A flame graph of a call tree. colorOf(node, colors) returns the color of a box; describe(node) returns lines for its tooltip. */
+/** A flame graph of a call tree. colorOf(node, colors) returns the color of a box; describe(node) returns lines for its tooltip. The graph is at least `fewestRows` rows high. */
 export class FlameGraph {
-  constructor(tree, tooltip, { colorOf = null, describe = () => [] } = {}) {
+  constructor(tree, tooltip, { colorOf = null, describe = () => [], fewestRows = 8 } = {}) {
     this.tree = tree;
     this.tooltip = tooltip;
     this.describe = describe;
+    this.fewestRows = fewestRows;
     this.colorOf = colorOf || ((node, colors) => colors.bands[hashOf(tree.texts[tree.frame[node]]) % colors.bands.length]);
     this.root = 0;
     this.boxes = [];
@@ -77,7 +78,7 @@ export class FlameGraph {
   redraw() {
     this.boxes = [];
     if (this.total[this.root]) this.#place(this.root, 0, 0, this.element.clientWidth || 800);
-    this.surface.height = Math.max(8, ...this.boxes.map((box) => box.top / ROW + 1)) * ROW;
+    this.surface.height = Math.max(this.fewestRows, ...this.boxes.map((box) => box.top / ROW + 1)) * ROW;
     this.surface.redraw();
   }
 
@@ -109,13 +110,18 @@ export class FlameGraph {
   }
 
   #drawBox(context, { node, left, top, width }, colors) {
-    const text = node ? this.tree.texts[this.tree.frame[node]] : "all memory";
+    const text = node ? this.tree.texts[this.tree.frame[node]] : this.#rootText();
     context.fillStyle = node ? this.colorOf(node, colors) : colors.line;
     context.globalAlpha = 0.55;
     context.fillRect(left, top, Math.max(width - 1, 0.5), ROW - 1);
     context.globalAlpha = 1;
     context.fillStyle = colors.ink;
     if (width > 24) context.fillText(fitted(context, text, width - 8), left + 4, top + ROW / 2);
+  }
+
+  #rootText() {
+    const withoutStack = this.selfAmounts[0];
+    return withoutStack ? `all memory, ${formatBytes(withoutStack)} of it without a call stack` : "all memory";
   }
 
   #boxAt(event) {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from importlib.resources import files
 
-from cudakit.document import Document, Explorer, Section, walk
+from cudakit.document import Document, Explorer, Note, Section, walk
 from cudakit.render.html.explorer import joined_script
 from cudakit.render.html.nodes import Place, columns_of, draw_nodes, is_empty
 from cudakit.render.markup import Markup, element, escape
@@ -16,17 +16,16 @@ _NEWLINE = Markup("\n")
 
 
 def render(document: Document, *, footer: str = "") -> str:
-    """Return a document as a page without external references, and without scripts unless it has Explorers.
+    """Return a document as a page without external references.
 
-    ``footer`` says how the page was made.
+    The page has scripts only if the document has Explorers, or settings to copy. ``footer`` says how the page
+    was made.
 
     The content-security policy allows only the stylesheet and the scripts of the page, by their hashes (CSP
     Level 3, section 2.3.1), so that no text of the document can load, run or restyle anything.
     """
     style = files("cudakit.render").joinpath("assets/page.css").read_text(encoding="utf-8")
-    explorers = [node for node in walk(document.nodes) if isinstance(node, Explorer)]
-    kinds = sorted({(node.kind, node.package) for node in explorers})
-    scripts = [joined_script(kind, package) for kind, package in kinds]
+    scripts = [joined_script(name, package) for name, package in sorted(set(_scripts(document)))]
     page = element(
         "html",
         _head(document.title, style, scripts),
@@ -35,6 +34,15 @@ def render(document: Document, *, footer: str = "") -> str:
         lang="en",
     )
     return f"<!DOCTYPE html>\n{page}\n"
+
+
+def _scripts(document: Document) -> Iterator[tuple[str, str]]:
+    """Yield the scripts that the nodes of a document need: the name and the package of each."""
+    for node in walk(document.nodes):
+        if isinstance(node, Explorer):
+            yield node.kind, node.package
+        elif isinstance(node, Note) and node.settings:
+            yield "copy_settings", "cudakit.render"
 
 
 def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:

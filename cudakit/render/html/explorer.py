@@ -104,7 +104,8 @@ def joined_script(name: str, package: str) -> str:
     """
     modules: dict[str, str] = {}
     _collect(name, package, modules)
-    return '"use strict";\n' + "".join(modules.values())
+    # In a block, the names of a script do not collide with those of the other scripts of a page.
+    return '"use strict";\n{\n' + "".join(modules.values()) + "}\n"
 
 
 def _collect(name: str, package: str, modules: dict[str, str]) -> None:

@@ -108,8 +108,25 @@ def _note(note: Note) -> Markup:
     badge = element("span", SYMBOLS[note.level], class_="badge", aria_hidden="true")
     level = element("strong", LEVELS[note.level])
     hints = (element("span", remedy, class_="hint") for remedy in note.remedies)
-    sentence = element("div", level, " ", element("span", note.text), *hints)
+    items = [element("li", line) for line in note.evidence]
+    sentence = element(
+        "div",
+        level,
+        " ",
+        element("span", note.text),
+        *hints,
+        element("ul", *items, class_="evidence") if items else None,
+        _settings(note.settings),
+    )
     return element("div", badge, sentence, class_=f"note {note.level}")
+
+
+def _settings(settings: str) -> Markup | None:
+    """Return settings with a button that the script copy_settings.js shows, and that copies them."""
+    if not settings:
+        return None
+    button = element("button", "copy", type="button", hidden=True)
+    return element("div", element("code", settings), button, class_="settings")
 
 
 def _facts(facts: Facts) -> Markup:

@@ -46,6 +46,15 @@ def _device_memory(torch: "Any") -> "dict[str, list[float]]":
     return facts
 
 
+def _split_name(path: str) -> "tuple[str, str]":
+    """Return the path without its suffix, and the suffix: two of a compressed file, such as ``.pkl.gz``."""
+    stem, suffix = os.path.splitext(path)
+    if suffix == ".gz":
+        stem, inner_suffix = os.path.splitext(stem)
+        suffix = inner_suffix + suffix
+    return stem, suffix
+
+
 def _do_nothing() -> None:
     pass
 
@@ -59,7 +68,7 @@ class History:
     """
 
     def __init__(self, path: str, spool: "Spool", supervisor: int, recorder: "Any" = None) -> None:
-        self._stem, self._suffix = os.path.splitext(path)
+        self._stem, self._suffix = _split_name(path)
         self._spool = spool
         self._recorder = recorder
         self._main_pid = os.getpid() if os.getppid() == supervisor else 0
@@ -121,12 +130,12 @@ class History:
             self._recorder.mark("end of the program")
 
     def _save(self, suffix: str) -> None:
-        stem, extension = os.path.splitext(self._path)
+        stem, extension = _split_name(self._path)
         path = f"{stem}{suffix}{extension}"
         # A random name and mode "x": another user could place a symbolic link at a predictable name.
         partial = f"{path}.{os.urandom(8).hex()}.part"
         try:
-            self._write(partial)
+            self._write(partial, compressed=path.endswith(".gz"))
             os.replace(partial, path)
         except BaseException:
             if os.path.exists(partial):
@@ -134,14 +143,16 @@ class History:
             raise
         self._spool.report("snapshots", path)
 
-    def _write(self, path: str) -> None:
+    def _write(self, path: str, *, compressed: bool) -> None:
         """Write a snapshot with the memory and the limit of each device in its settings."""
+        import gzip
         import pickle
 
         snapshot = self._torch.cuda.memory._snapshot()
         settings = snapshot.setdefault("allocator_settings", {})
         self._spool.attempt(lambda: settings.update(_device_memory(self._torch)))
-        with open(path, "xb") as file:
+        # Level 6 is the default of the gzip program. A higher one takes several times longer.
+        with gzip.open(path, "xb", 6) if compressed else open(path, "xb") as file:
             pickle.dump(snapshot, file)
 
     def _claim_path(self) -> None:

@@ -141,7 +141,7 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
 
 def _refuse_loaded_cuda(library: str) -> None:
     """Raise RuntimeError if CUDA is loaded already: the Sanitizer API has then missed earlier calls."""
-    if library and (loaded := _mapped(b"/libcuda.so")):
+    if library and (loaded := _mapped_path(b"/libcuda.so")):
         raise RuntimeError(f"CUDA was loaded before recording could start: {loaded}")
 
 
@@ -205,7 +205,7 @@ def _module(name: str, path: str) -> "Any":
     return module
 
 
-def _mapped(name: bytes) -> str:
+def _mapped_path(name: bytes) -> str:
     """Return the path of a mapped file whose path contains ``name``, or an empty string."""
     with open("/proc/self/maps", "rb") as maps:
         paths = (line.split(maxsplit=5)[-1].strip() for line in maps if name in line)

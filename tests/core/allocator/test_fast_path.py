@@ -42,7 +42,7 @@ STREAMS = (0, LEGACY, 11, 12)
 CAPACITY = 256 * MIB
 
 
-def made_slow(allocator: CachingAllocator) -> CachingAllocator:
+def always_slow(allocator: CachingAllocator) -> CachingAllocator:
     """Make every call of an allocator take the slow path."""
     slow = SlowPath(allocator, allocator._state, allocator._oom)
 
@@ -70,7 +70,7 @@ class FastAndSlow:
         fast = CachingAllocator(self.devices[0], native=native, **options)
         self.allocators = (
             fast,
-            made_slow(CachingAllocator(self.devices[1], native=False, **options)),
+            always_slow(CachingAllocator(self.devices[1], native=False, **options)),
         )
 
     def alloc(self, size: Any, *stream: int) -> int:
@@ -454,7 +454,7 @@ class SlowPair(Pair):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        made_slow(self.allocator)
+        always_slow(self.allocator)
 
 
 def test_slow_path_equals_the_model() -> None:

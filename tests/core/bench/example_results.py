@@ -40,8 +40,8 @@ NVML_FIELDS: Mapping[str, Field] = {
     "mig_mode": Unavailable("not supported by this device"),
 }
 VERSIONS = {"driver": "580.159.04", "CUDA": "13.0", "cublas": "13.1.0", "cudakit": "0.1.0"}
-PASSED_VERIFICATION = Verification(True, 2.1e-3, 1e-2, "float64, 64 rows")
-FAILED_VERIFICATION = Verification(False, 0.7, 1e-2, "float64, 64 rows")
+PASSED_VERIFICATION = Verification(True, 2.1e-3, 1e-2, "an fp64 computation of 64 rows")
+FAILED_VERIFICATION = Verification(False, 0.7, 1e-2, "an fp64 computation of 64 rows")
 
 
 def facts(**changes: Field) -> DeviceFacts:

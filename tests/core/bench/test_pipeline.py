@@ -57,9 +57,7 @@ def test_result_records_environment_method_and_limit() -> None:
 
 def test_case_larger_than_memory_is_rejected_before_allocation() -> None:
     with closing(Sim(capacity_bytes=8 << 20)) as gpu:
-        with pytest.raises(
-            InputError, match="memory operation=copy size_bytes=4194304 needs"
-        ) as error:
+        with pytest.raises(InputError, match=r"memory copy 4\.00 MiB needs") as error:
             run(MemorySpec(sizes_bytes=(1 << 20, 4 << 20)), gpu)
         assert gpu.memory_info().free_bytes == 8 << 20
 
@@ -135,7 +133,7 @@ def test_warning_of_several_cases_appears_once() -> None:
 
 @pytest.mark.parametrize(
     ("hot_cases", "suffix"),
-    [(0, ""), (1, " (2 cases, first copy size_bytes=6291456)")],
+    [(0, ""), (1, " (2 cases, first copy 6.00 MiB)")],
 )
 def test_deviation_of_some_cases_names_the_first(hot_cases: int, suffix: str) -> None:
     rotated = Method("isolated", "rotate")

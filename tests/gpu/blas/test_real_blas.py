@@ -54,19 +54,19 @@ class Operands:
 class Bench:
     """A GEMM on a device: operands, expected and actual result."""
 
-    def __init__(self, gpu: Gpu, gemm: Gemm, owned: ExitStack) -> None:
-        self.gpu, self.gemm, self._owned = gpu, gemm, owned
+    def __init__(self, gpu: Gpu, gemm: Gemm, cleanup: ExitStack) -> None:
+        self.gpu, self.gemm, self._cleanup = gpu, gemm, cleanup
         self.stream: Stream = gpu.stream(blocking=False)
-        owned.callback(gpu.destroy_stream, self.stream)
+        cleanup.callback(gpu.destroy_stream, self.stream)
         random = np.random.default_rng(3)
         a, b = (self._values(random, matrix) for matrix in (gemm.a, gemm.b))
         bias = random.integers(-2, 3, gemm.m).astype(np.float64)
         self.expected = _expected(gemm, a, b, bias)
         self.operands = Operands(
-            a=self._put(_stored(a, gemm.a), gemm.a.element),
-            b=self._put(_stored(b, gemm.b), gemm.b.element),
-            d=self._put(np.zeros(gemm.d.elements), gemm.d.element),
-            bias=self._put(bias, gemm.bias),
+            a=self._upload(_stored(a, gemm.a), gemm.a.element),
+            b=self._upload(_stored(b, gemm.b), gemm.b.element),
+            d=self._upload(np.zeros(gemm.d.elements), gemm.d.element),
+            bias=self._upload(bias, gemm.bias),
         )
 
     def check(self, product: GemmPlan) -> None:
@@ -91,10 +91,10 @@ class Bench:
         shape = (matrix.batch, matrix.rows, matrix.columns)
         return random.integers(-2, 3, shape).astype(np.float64)
 
-    def _put(self, values: npt.NDArray[np.float64], element: Element) -> Ptr:
+    def _upload(self, values: npt.NDArray[np.float64], element: Element) -> Ptr:
         octets = encode(values, element).tobytes()
         address, pinned = self.gpu.malloc(len(octets)), self.gpu.host_malloc(len(octets))
-        self._owned.callback(self.gpu.free, address)
+        self._cleanup.callback(self.gpu.free, address)
         self.gpu.host_view(pinned, len(octets))[:] = octets
         self.gpu.copy(address, pinned, len(octets), self.stream)
         self.gpu.sync_stream(self.stream)
@@ -119,7 +119,7 @@ def gpu() -> Iterator[Gpu]:
 
 
 @pytest.fixture
-def owned() -> Iterator[ExitStack]:
+def cleanup() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
 
@@ -154,10 +154,10 @@ def lt(opened: Callable[[Library], Blas]) -> Blas:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DATA_TYPES)
 def test_gemm_matches_numpy(
-    gpu: Gpu, blas: Blas, owned: ExitStack, dtype: str, layout: str, epilogue: str
+    gpu: Gpu, blas: Blas, cleanup: ExitStack, dtype: str, layout: str, epilogue: str
 ) -> None:
     gemm = Gemm(dtype=dtype, m=M, n=N, k=K, layout=layout, epilogue=epilogue)
-    _check_or_skip(gpu, blas, owned, gemm)
+    _check_or_skip(gpu, blas, cleanup, gemm)
 
 
 @pytest.mark.parametrize(
@@ -165,23 +165,23 @@ def test_gemm_matches_numpy(
 )
 @pytest.mark.parametrize("dtype", DATA_TYPES)
 def test_every_output_is_right(
-    gpu: Gpu, blas: Blas, owned: ExitStack, dtype: str, output: str
+    gpu: Gpu, blas: Blas, cleanup: ExitStack, dtype: str, output: str
 ) -> None:
     if output and output not in {element.name for element in DATA_TYPES[dtype].outputs}:
         pytest.skip("not of this data type")
     for accumulate in DATA_TYPES[dtype].accumulators:
         gemm = Gemm(dtype=dtype, m=M, n=N, k=K, output=output, accumulate=accumulate)
-        _check_or_skip(gpu, blas, owned, gemm)
+        _check_or_skip(gpu, blas, cleanup, gemm)
 
 
 @pytest.mark.parametrize(("batch", "padding"), [(3, 0), (1, 16), (3, 16)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DATA_TYPES)
 def test_batches_and_padding_are_right(
-    gpu: Gpu, blas: Blas, owned: ExitStack, dtype: str, layout: str, batch: int, padding: int
+    gpu: Gpu, blas: Blas, cleanup: ExitStack, dtype: str, layout: str, batch: int, padding: int
 ) -> None:
     gemm = Gemm(dtype=dtype, m=M, n=N, k=K, layout=layout, batch=batch, padding=padding)
-    _check_or_skip(gpu, blas, owned, gemm)
+    _check_or_skip(gpu, blas, cleanup, gemm)
 
 
 @pytest.mark.parametrize(
@@ -196,44 +196,44 @@ def test_batches_and_padding_are_right(
 )
 @pytest.mark.parametrize("dtype", DATA_TYPES)
 def test_settings_do_not_change_integer_results(
-    gpu: Gpu, blas: Blas, owned: ExitStack, dtype: str, settings: GemmSettings
+    gpu: Gpu, blas: Blas, cleanup: ExitStack, dtype: str, settings: GemmSettings
 ) -> None:
-    _check_or_skip(gpu, blas, owned, Gemm(dtype=dtype, m=M, n=N, k=K), settings)
+    _check_or_skip(gpu, blas, cleanup, Gemm(dtype=dtype, m=M, n=N, k=K), settings)
 
 
 @pytest.mark.parametrize("dtype", MUST_WORK)
 def test_common_gemm_is_refused_by_no_library(
-    gpu: Gpu, blas: Blas, owned: ExitStack, dtype: str
+    gpu: Gpu, blas: Blas, cleanup: ExitStack, dtype: str
 ) -> None:
     if dtype == "bf16" and blas.library == "cupy":
         pytest.skip("only with ml_dtypes, and tried elsewhere")
-    bench = Bench(gpu, Gemm(dtype=dtype, m=M, n=N, k=K), owned)
-    bench.check(_ready(blas, bench.gemm, owned))
+    bench = Bench(gpu, Gemm(dtype=dtype, m=M, n=N, k=K), cleanup)
+    bench.check(_ready(blas, bench.gemm, cleanup))
 
 
 @pytest.mark.parametrize("dtype", DATA_TYPES)
 def test_cublaslt_has_every_type_on_hopper(
-    gpu: Gpu, lt: Blas, owned: ExitStack, dtype: str
+    gpu: Gpu, lt: Blas, cleanup: ExitStack, dtype: str
 ) -> None:
     if gpu.facts().fields.get("compute_capability") != "9.0":
         pytest.skip("not a Hopper")
-    bench = Bench(gpu, Gemm(dtype=dtype, m=M, n=N, k=K), owned)
-    bench.check(_ready(lt, bench.gemm, owned))
+    bench = Bench(gpu, Gemm(dtype=dtype, m=M, n=N, k=K), cleanup)
+    bench.check(_ready(lt, bench.gemm, cleanup))
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cublaslt_has_every_epilogue_of_bf16(
-    gpu: Gpu, lt: Blas, owned: ExitStack, layout: str, epilogue: str
+    gpu: Gpu, lt: Blas, cleanup: ExitStack, layout: str, epilogue: str
 ) -> None:
     gemm = Gemm(dtype="bf16", m=M, n=N, k=K, layout=layout, epilogue=epilogue)
-    bench = Bench(gpu, gemm, owned)
-    bench.check(_ready(lt, gemm, owned))
+    bench = Bench(gpu, gemm, cleanup)
+    bench.check(_ready(lt, gemm, cleanup))
 
 
-def test_captured_gemm_can_be_replayed(gpu: Gpu, blas: Blas, owned: ExitStack) -> None:
-    bench = Bench(gpu, Gemm(dtype="fp16", m=M, n=N, k=K), owned)
-    product = _ready(blas, bench.gemm, owned)
+def test_captured_gemm_can_be_replayed(gpu: Gpu, blas: Blas, cleanup: ExitStack) -> None:
+    bench = Bench(gpu, Gemm(dtype="fp16", m=M, n=N, k=K), cleanup)
+    product = _ready(blas, bench.gemm, cleanup)
     bench.check(product)
     gpu.capture_begin(bench.stream)
     if blas.library == "cupy":
@@ -243,9 +243,9 @@ def test_captured_gemm_can_be_replayed(gpu: Gpu, blas: Blas, owned: ExitStack) -
         return
     product.enqueue(bench.operands, bench.stream)
     graph = gpu.capture_end(bench.stream)
-    owned.callback(gpu.destroy_graph, graph)
+    cleanup.callback(gpu.destroy_graph, graph)
     executable = gpu.instantiate(graph)
-    owned.callback(gpu.destroy_graph_exec, executable)
+    cleanup.callback(gpu.destroy_graph_exec, executable)
     bench.poison()
     gpu.graph_launch(executable, bench.stream)
     gpu.sync_stream(bench.stream)
@@ -254,23 +254,23 @@ def test_captured_gemm_can_be_replayed(gpu: Gpu, blas: Blas, owned: ExitStack) -
 
 @pytest.mark.parametrize("dtype", DATA_TYPES)
 def test_heuristic_algorithm_is_rebuilt_from_numbers(
-    gpu: Gpu, lt: Blas, owned: ExitStack, dtype: str
+    gpu: Gpu, lt: Blas, cleanup: ExitStack, dtype: str
 ) -> None:
-    bench = Bench(gpu, Gemm(dtype=dtype, m=512, n=512, k=512), owned)
+    bench = Bench(gpu, Gemm(dtype=dtype, m=512, n=512, k=512), cleanup)
     proposed = lt.heuristics(bench.gemm, USUAL, 16)
     assert proposed
     assert lt.prepare(bench.gemm, USUAL).algorithm == proposed[0]
     for algorithm in proposed:
-        product = _ready(lt, bench.gemm, owned, algorithm)
+        product = _ready(lt, bench.gemm, cleanup, algorithm)
         assert _configuration(product.algorithm) == _configuration(algorithm)
         bench.check(product)
 
 
 @pytest.mark.parametrize("dtype", DATA_TYPES)
 def test_every_yielded_configuration_is_correct(
-    gpu: Gpu, lt: Blas, owned: ExitStack, dtype: str
+    gpu: Gpu, lt: Blas, cleanup: ExitStack, dtype: str
 ) -> None:
-    bench = Bench(gpu, Gemm(dtype=dtype, m=256, n=256, k=128), owned)
+    bench = Bench(gpu, Gemm(dtype=dtype, m=256, n=256, k=128), cleanup)
     algorithms = list(islice(lt.algorithms(bench.gemm, USUAL), 2000))
     assert len(algorithms) > 10
     assert len(set(algorithms)) == len(algorithms)
@@ -288,11 +288,13 @@ def test_heuristic_algorithms_are_among_all_algorithms(lt: Blas) -> None:
     assert any(_configuration(listed) in configurations for listed in proposed)
 
 
-def test_deterministic_gemm_is_bitwise_reproducible(gpu: Gpu, blas: Blas, owned: ExitStack) -> None:
+def test_deterministic_gemm_is_bitwise_reproducible(
+    gpu: Gpu, blas: Blas, cleanup: ExitStack
+) -> None:
     settings = GemmSettings(deterministic=True)
-    bench = Bench(gpu, Gemm(dtype="fp32", m=M, n=N, k=16 * K), owned)
+    bench = Bench(gpu, Gemm(dtype="fp32", m=M, n=N, k=16 * K), cleanup)
     try:
-        product = owned.enter_context(closing(blas.prepare(bench.gemm, settings)))
+        product = cleanup.enter_context(closing(blas.prepare(bench.gemm, settings)))
     except Unsupported as error:
         pytest.skip(error.message)
     results = []
@@ -302,30 +304,30 @@ def test_deterministic_gemm_is_bitwise_reproducible(gpu: Gpu, blas: Blas, owned:
     assert len(set(results)) == 1
 
 
-def test_torch_settings_are_restored(gpu: Gpu, owned: ExitStack) -> None:
+def test_torch_settings_are_restored(gpu: Gpu, cleanup: ExitStack) -> None:
     torch = pytest.importorskip("torch")
     before = torch.get_float32_matmul_precision(), torch.cuda.current_stream()
-    bench = Bench(gpu, Gemm(dtype="tf32", m=M, n=N, k=K), owned)
+    bench = Bench(gpu, Gemm(dtype="tf32", m=M, n=N, k=K), cleanup)
     with closing(gpu.blas("torch")) as blas:
-        bench.check(_ready(blas, bench.gemm, owned))
+        bench.check(_ready(blas, bench.gemm, cleanup))
         after = torch.get_float32_matmul_precision(), torch.cuda.current_stream()
     assert after == before
 
 
 def _check_or_skip(
-    gpu: Gpu, blas: Blas, owned: ExitStack, gemm: Gemm, settings: GemmSettings = USUAL
+    gpu: Gpu, blas: Blas, cleanup: ExitStack, gemm: Gemm, settings: GemmSettings = USUAL
 ) -> None:
     try:
-        product = owned.enter_context(closing(blas.prepare(gemm, settings)))
-        Bench(gpu, gemm, owned).check(product)
+        product = cleanup.enter_context(closing(blas.prepare(gemm, settings)))
+        Bench(gpu, gemm, cleanup).check(product)
     except Unsupported as error:
         pytest.skip(error.message)
 
 
 def _ready(
-    blas: Blas, gemm: Gemm, owned: ExitStack, algorithm: Algorithm | None = None
+    blas: Blas, gemm: Gemm, cleanup: ExitStack, algorithm: Algorithm | None = None
 ) -> GemmPlan:
-    return owned.enter_context(closing(blas.prepare(gemm, USUAL, algorithm)))
+    return cleanup.enter_context(closing(blas.prepare(gemm, USUAL, algorithm)))
 
 
 def _configuration(algorithm: Algorithm | Unavailable) -> Algorithm:

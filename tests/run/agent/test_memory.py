@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 from pathlib import Path
@@ -66,14 +67,19 @@ def snapshot_path(tmp_path: Path) -> Path:
 
 
 def run(
-    snapshot_path: Path, code: str, *, follow: bool = True, **variables: str
+    snapshot_path: Path,
+    code: str,
+    *,
+    file: str = "out.pkl",
+    follow: bool = True,
+    **variables: str,
 ) -> tuple[Outcome, list[Notice]]:
     notices: list[Notice] = []
     (snapshot_path / "s.py").write_text(code)
     completed = supervised(
         ["s.py"],
         cwd=snapshot_path,
-        settings=Settings(memory=Path("out.pkl"), follow=follow),
+        settings=Settings(memory=Path(file), follow=follow),
         notify=notices.append,
         **{"PYTHONPATH": str(snapshot_path / "lib"), **variables},
     )
@@ -85,7 +91,9 @@ def saved(snapshot_path: Path) -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    snapshot: dict[str, Any] = pickle.loads(path.read_bytes())  # noqa: S301
+    content = path.read_bytes()
+    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    snapshot: dict[str, Any] = pickle.loads(content)  # noqa: S301
     return snapshot
 
 
@@ -106,6 +114,13 @@ def test_snapshot_is_saved_at_the_first_out_of_memory_only(snapshot_path: Path) 
 
     assert saved(snapshot_path) == {"out-oom.pkl": "recorded,a", "out.pkl": "recorded,a,b"}
     assert [Path(notice.text).name for notice in notices] == ["out-oom.pkl", "out.pkl"]
+
+
+def test_snapshot_with_suffix_gz_is_compressed(snapshot_path: Path) -> None:
+    run(snapshot_path, USES + "torch._C.fail()", file="out.pkl.gz", RANK="2")
+
+    names = {"out-rank002.pkl.gz", "out-rank002-oom.pkl.gz"}
+    assert saved(snapshot_path) == dict.fromkeys(names, "recorded,a")
 
 
 def test_older_observer_name_is_supported(snapshot_path: Path) -> None:

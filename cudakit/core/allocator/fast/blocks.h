@@ -157,13 +157,13 @@ static void insert_block(struct free_blocks *self, struct block *block)
         link = is_before(*link, block) ? &(*link)->child[1] : &(*link)->child[0];
     /* Split the subtree at `link` into the children of this block. `end` are the links where the smaller and the
      * larger blocks continue. */
-    struct block *rest = *link, **end[2] = {&block->child[0], &block->child[1]};
+    struct block *subtree = *link, **end[2] = {&block->child[0], &block->child[1]};
     set_link(link, block);
-    while (rest) {
-        bool is_smaller = is_before(rest, block);
-        set_link(end[!is_smaller], rest);
-        end[!is_smaller] = &rest->child[is_smaller];
-        rest = rest->child[is_smaller];
+    while (subtree) {
+        bool is_smaller = is_before(subtree, block);
+        set_link(end[!is_smaller], subtree);
+        end[!is_smaller] = &subtree->child[is_smaller];
+        subtree = subtree->child[is_smaller];
     }
     *end[0] = *end[1] = NULL;
 }

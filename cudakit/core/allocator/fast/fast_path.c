@@ -76,7 +76,7 @@ struct fast_path {
 static void count(const struct fast_path *self, struct counters *counters, enum counter_index index,
                   long long change)
 {
-    const struct counters *other = counters == self->small ? self->large : self->small;
+    const struct counters *other_counters = counters == self->small ? self->large : self->small;
     struct counter *counter = &counters->values[index];
     long long *peak = &self->total->values[index].peak;
     counter->current += change;
@@ -84,7 +84,7 @@ static void count(const struct fast_path *self, struct counters *counters, enum 
         return;
     counter->sum += change;
     counter->peak = Py_MAX(counter->peak, counter->current);
-    *peak = Py_MAX(*peak, counter->current + other->values[index].current);
+    *peak = Py_MAX(*peak, counter->current + other_counters->values[index].current);
 }
 
 /* Count an allocated block (sign 1) or a freed block (sign -1). */
@@ -106,32 +106,32 @@ static void count_split(const struct fast_path *self, const struct block *block,
 /* Shrink a block to a size. The rest becomes a free block, for which the spare block is used. */
 static void split(struct fast_path *self, struct block *block, long long size)
 {
-    struct block *rest = self->spare, *after = block->next;
-    bool is_whole = !after && !block->prev;
+    struct block *rest_block = self->spare, *next_block = block->next;
+    bool is_whole = !next_block && !block->prev;
     self->spare = NULL;
-    rest->ptr = block->ptr + size;
-    rest->size = block->size - size;
-    rest->requested = block->requested; /* size of the last request, as in PyTorch's inactive blocks */
-    rest->event_count = 0;
-    rest->mapped = true;
-    rest->free_blocks = (struct free_blocks *)Py_NewRef(block->free_blocks);
-    rest->segment_stack = block->segment_stack;
+    rest_block->ptr = block->ptr + size;
+    rest_block->size = block->size - size;
+    rest_block->requested = block->requested; /* size of the last request, as in PyTorch's inactive blocks */
+    rest_block->event_count = 0;
+    rest_block->mapped = true;
+    rest_block->free_blocks = (struct free_blocks *)Py_NewRef(block->free_blocks);
+    rest_block->segment_stack = block->segment_stack;
     block->segment_stack = NULL;
-    rest->prev = (struct block *)Py_NewRef(block);
-    rest->next = after; /* takes over the reference of block->next */
-    if (after)
-        Py_SETREF(after->prev, (struct block *)Py_NewRef(rest));
-    block->next = (struct block *)Py_NewRef(rest);
+    rest_block->prev = (struct block *)Py_NewRef(block);
+    rest_block->next = next_block; /* takes over the reference of block->next */
+    if (next_block)
+        Py_SETREF(next_block->prev, (struct block *)Py_NewRef(rest_block));
+    block->next = (struct block *)Py_NewRef(rest_block);
     block->size = size;
-    count_split(self, block, is_whole, is_whole ? rest->size : -size);
-    insert_block(block->free_blocks, rest);
+    count_split(self, block, is_whole, is_whole ? rest_block->size : -size);
+    insert_block(block->free_blocks, rest_block);
 }
 
 /* Allocate a block that was removed from its tree, and split it if the rest is large enough. */
 static void alloc_found_block(struct fast_path *self, struct block *block, long long size, long long requested)
 {
-    long long rest = block->size - size;
-    if (size <= MAX_SMALL_BYTES ? rest >= SMALLEST_BLOCK : rest > LARGE_SLACK)
+    long long rest_bytes = block->size - size;
+    if (size <= MAX_SMALL_BYTES ? rest_bytes >= SMALLEST_BLOCK : rest_bytes > LARGE_SLACK)
         split(self, block, size);
     else if (block->prev || block->next)
         count_split(self, block, -1, -block->size);
@@ -143,14 +143,14 @@ static void alloc_found_block(struct fast_path *self, struct block *block, long 
 /* Merge the next block into a block; return the absorbed block with the reference of self->next. */
 static struct block *absorb_next(struct block *self)
 {
-    struct block *absorbed = self->next, *after = absorbed->next;
+    struct block *absorbed = self->next, *next_block = absorbed->next;
     self->size += absorbed->size;
-    self->next = after; /* takes over the reference of absorbed->next */
+    self->next = next_block; /* takes over the reference of absorbed->next */
     absorbed->next = NULL;
     Py_CLEAR(absorbed->prev); /* not the last reference to `self`, because the caller holds one */
-    if (after) {
-        after->prev = (struct block *)Py_NewRef(self);
-        Py_DECREF(absorbed); /* reference of after->prev; not the last one, because the caller gets one */
+    if (next_block) {
+        next_block->prev = (struct block *)Py_NewRef(self);
+        Py_DECREF(absorbed); /* reference of next_block->prev; not the last one, because the caller gets one */
     }
     return absorbed;
 }
@@ -166,24 +166,24 @@ static bool take_adjacent(struct free_blocks *free, struct block *adjacent)
 static void free_block(struct fast_path *self, struct block *block, struct block *absorbed[2])
 {
     struct free_blocks *free = block->free_blocks;
-    struct block *before = block->prev, *after = block->next;
+    struct block *previous_block = block->prev, *next_block = block->next;
     int count_change = 0; /* changes of the number and the size of free blocks by merging */
     long long size_change = 0;
     block->allocated = false;
     block->stack = NULL;
     count_block(self, block, -1);
-    if (take_adjacent(free, after)) {
+    if (take_adjacent(free, next_block)) {
         count_change--;
-        size_change -= after->size;
-        Py_DECREF(after); /* reference of the tree; not the last one, because block->next has one */
+        size_change -= next_block->size;
+        Py_DECREF(next_block); /* reference of the tree; not the last one, because block->next has one */
         absorbed[0] = absorb_next(block);
     }
-    if (take_adjacent(free, before)) { /* insert_block below takes over the reference of the tree */
+    if (take_adjacent(free, previous_block)) { /* insert_block below takes over the reference of the tree */
         count_change--;
-        size_change -= before->size;
-        before->requested = block->requested;
-        absorbed[1] = absorb_next(before);
-        block = before;
+        size_change -= previous_block->size;
+        previous_block->requested = block->requested;
+        absorbed[1] = absorb_next(previous_block);
+        block = previous_block;
     } else {
         Py_INCREF(block);
     }

@@ -163,8 +163,8 @@ class CachingHostAllocator:
             block = self._memory.live.get(ptr)
             if block is None:
                 raise InvalidPointer(f"nothing pinned is allocated at {ptr:#x}")
-            uses = block.stream_uses = block.stream_uses or {}
-            uses[stream_number(stream)] = None
+            stream_uses = block.stream_uses = block.stream_uses or {}
+            stream_uses[stream_number(stream)] = None
 
     def empty_cache(self) -> None:
         """Release all cached memory without waiting for any stream.

@@ -86,7 +86,7 @@ class HostMemory:
         pool = self.pools.pool_of_request(stream)
         if pool.is_private or not self.settings.pinned_use_background_threads:
             pool.pending.process()
-        size = self._sizes.rounded(size_bytes)
+        size = self._sizes.round_size(size_bytes)
         block = self._get_free_block(pool, size)
         if block is None:
             block = self._obtain(pool, size, stack, retries=retries)
@@ -149,10 +149,10 @@ class HostMemory:
         With ``waits``, wait for the pending frees of private pools without holders. Raises CudaError for the
         first block that the driver refuses to free.
         """
-        released = self._release_cached_blocks(self.default, stack)
+        released_bytes = self._release_cached_blocks(self.default, stack)
         for pool in self.pools.unheld():
-            released += self._release_private_pool(pool, stack, waits=waits)
-        return released
+            released_bytes += self._release_private_pool(pool, stack, waits=waits)
+        return released_bytes
 
     def close(self) -> None:
         """Wait for pending frees, and release all blocks that are neither allocated nor kept for graphs."""
@@ -242,11 +242,11 @@ class HostMemory:
 
     def _release_cached_blocks(self, pool: HostPool, stack: RawStack | None) -> int:
         """Release all cached blocks of a pool; return their bytes. Raises CudaError at the first failure."""
-        released = 0
+        released_bytes = 0
         for block in [block for block in pool.free_blocks() if self._is_releasable(block)]:
             self._release_block(block, stack)
-            released += block.size
-        return released
+            released_bytes += block.size
+        return released_bytes
 
     def _release_private_pool(
         self, pool: HostPool, stack: RawStack | None, *, waits: bool = False
@@ -262,14 +262,14 @@ class HostMemory:
             pool.pending.synchronize()
         else:
             pool.pending.process()
-        released = self._release_cached_blocks(pool, stack)
+        released_bytes = self._release_cached_blocks(pool, stack)
         for block in [block for block in pool.free_blocks() if self._is_reserved(block)]:
             block.free_blocks.remove(block)
             block.free_blocks = self.default.reserve.free_blocks(NO_STREAM)
             block.free_blocks.add(block)
         if not pool.in_use:
             self.pools.drop(pool)
-        return released
+        return released_bytes
 
     def _take_reserve(self, size_bytes: int) -> None:
         """Take the reserve from the driver. Raises OutOfPinnedMemory, CudaError."""

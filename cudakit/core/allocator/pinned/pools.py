@@ -93,7 +93,7 @@ class Pow2Sizes:
         limits = settings.pinned_max_round_threshold_bytes, settings.pinned_max_cached_size_bytes
         self._max_rounded_bytes = min((n for n in limits if n is not None), default=UNLIMITED)
 
-    def rounded(self, size_bytes: int) -> int:
+    def round_size(self, size_bytes: int) -> int:
         if size_bytes > self._max_rounded_bytes:
             return -(-size_bytes // ALIGNMENT) * ALIGNMENT
         return 1 << bin_of(size_bytes)
@@ -112,7 +112,7 @@ class BestFitSizes:
     def configure(self, settings: Settings) -> None:
         pass
 
-    def rounded(self, size_bytes: int) -> int:
+    def round_size(self, size_bytes: int) -> int:
         return rounded(size_bytes)
 
     def segment_bytes(self, size: int) -> int:

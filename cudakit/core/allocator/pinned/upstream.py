@@ -167,15 +167,15 @@ class HostStats:
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value (torch.cuda.reset_peak_host_memory_stats)."""
-        for stat in self._all():
+        for stat in self._all_statistics():
             stat.reset_peak()
 
     def reset_sums(self) -> None:
         """Set every sum to 0 (torch.cuda.reset_accumulated_host_memory_stats)."""
-        for stat in self._all():
+        for stat in self._all_statistics():
             stat.reset_sums()
 
-    def _all(self) -> list[Stat | Duration]:
+    def _all_statistics(self) -> list[Stat | Duration]:
         active = [stat for pair in self.active.values() for stat in pair]
         durations = [self.alloc_time, self.free_time]
         return [self.allocations, self.allocated_bytes, *active, *durations]

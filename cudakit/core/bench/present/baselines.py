@@ -8,11 +8,11 @@ from statistics import median
 
 import numpy as np
 
-from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.labels import short_labels
 from cudakit.core.bench.present.lanes import MAX_LANES, WIDTH, Lane, Mark, draw_lanes, omitted_lanes
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import ci_over_rounds
+from cudakit.core.bench.workload import CUDAKIT
 from cudakit.document import Array, Column, Columns, Node, Ratio, Section, Table, Text, Value, View
 from cudakit.document.axis import Axis, tight_axis
 from cudakit.document.picture import Figure, dots, shape, stretch_shapes, to_units

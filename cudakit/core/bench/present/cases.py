@@ -8,7 +8,6 @@ from functools import partial
 from statistics import median
 from typing import Literal, TypeVar
 
-from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.labels import (
     axis_title,
     axis_value,
@@ -22,7 +21,7 @@ from cudakit.core.bench.present.baselines import (
 )
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
-from cudakit.core.bench.workload import Axis
+from cudakit.core.bench.workload import CUDAKIT, Axis
 from cudakit.document import Column, Rate, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 

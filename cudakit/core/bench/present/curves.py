@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.labels import (
     DIMENSIONS,
     axis_names,
@@ -18,6 +17,7 @@ from cudakit.core.bench.labels import (
 from cudakit.core.bench.present.columns import limit_s, number
 from cudakit.core.bench.present.sweep import draw_sweep
 from cudakit.core.bench.result import CaseResult, GraphCosts
+from cudakit.core.bench.workload import CUDAKIT
 from cudakit.document import Array, Chart, Columns, Node, Section, Series, View
 from cudakit.units import Unavailable
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.environment import Environment
 from cudakit.core.bench.labels import axis_names, format_axis, short_labels, varying_axes
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.result import BenchResult, CaseResult
+from cudakit.core.bench.workload import CUDAKIT
 from cudakit.document import Facts, Text, Value
 from cudakit.units import Unavailable, format_bytes, format_seconds
 
@@ -92,6 +92,7 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
         text = describe_method(
             [case.method for case in cases_of_method],
             cudakit_names=_first_varying_values(cases_of_method),
+            called_library=_called_library(cases_of_method),
         )
         rows.append(
             (
@@ -106,10 +107,16 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     return rows
 
 
-def describe_method(methods: Sequence[Method], *, cudakit_names: Sequence[str] = ()) -> str:
+def describe_method(
+    methods: Sequence[Method],
+    *,
+    cudakit_names: Sequence[str] = (),
+    called_library: str = CUDAKIT,
+) -> str:
     """Describe methods that differ only in their numbers: differing numbers are printed as ranges.
 
     ``cudakit_names`` are the names of the interleaved workloads if cudakit runs them all, without a baseline.
+    ``called_library`` is the library that cudakit calls.
     """
     first_method = methods[0]
     warmup = _range(
@@ -129,9 +136,18 @@ def describe_method(methods: Sequence[Method], *, cudakit_names: Sequence[str] =
         rounds = _range([method.rounds for method in methods], str)
         description_parts.append(f"{rounds} rounds, each with new buffers")
     names = list(dict.fromkeys(name for method in methods for name in method.interleaved))
-    if names := list(cudakit_names) if names == [CUDAKIT] else names:
-        description_parts.append(f"interleaved: {', '.join(names)}")
+    if names == [CUDAKIT]:
+        names = list(cudakit_names)
+    names = [called_library if name == CUDAKIT else name for name in names]
+    if names:
+        description_parts.append(f"interleaved samples of {', '.join(names)}")
     return "; ".join(description_parts)
+
+
+def _called_library(cases: Sequence[CaseResult]) -> str:
+    """Return the library that cudakit calls in the first case with one, such as cublaslt."""
+    libraries = (str(case.settings.get("library", "")) for case in cases if case.library == CUDAKIT)
+    return next((library.split()[0] for library in libraries if library), CUDAKIT)
 
 
 def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:

@@ -26,7 +26,7 @@ _BREAK_EVEN_COLUMNS = (
     Column("break-even", "number"),
 )
 _STEPS_CAPTION = (
-    "Fit: time of a step = fixed + per node x number of nodes. Max error: the largest relative deviation of "
+    "Fit: time of a step = fixed + per node × number of nodes. Max error: the largest relative deviation of "
     "a measured time from the fit."
 )
 _BREAK_EVENS_CAPTION = (

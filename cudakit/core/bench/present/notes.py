@@ -36,7 +36,7 @@ def _error_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     for case in cases:
         if isinstance(case.median_s, Unavailable) and not case.is_unsupported:
             label = describe_subset([case], cases)
-            yield Note("error", f"{label}: {case.median_s.reason}; no time is reported.")
+            yield Note("error", f"{label}: {case.median_s.reason}. No time is reported.")
 
 
 def _not_run_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
@@ -59,7 +59,9 @@ def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
         if has_energy and case.operations and isinstance(case.energy_j, Unavailable):
             reasons.setdefault(("energy", case.energy_j.reason), []).append(case)
     for (figure, reason), affected_cases in reasons.items():
-        yield Note("info", f"No {figure} for {describe_subset(affected_cases, cases)}: {reason}.")
+        has_all = len(affected_cases) == len(cases) > 1
+        subset = "any case" if has_all else describe_subset(affected_cases, cases)
+        yield Note("info", f"No {figure} for {subset}: {reason}.")
 
 
 def _warning_notes(result: BenchResult) -> Iterator[Note]:
@@ -81,7 +83,9 @@ def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     if wrong_count or not verified_count:
         return
     if verified_count == len(cases):
-        verified_cases = "1 case" if verified_count == 1 else f"all {verified_count} cases"
+        verified_cases = {1: "the case", 2: "both cases"}.get(
+            verified_count, f"all {verified_count} cases"
+        )
         yield Note("ok", f"Results verified for {verified_cases}.")
         return
     not_run_count = sum(case.is_unsupported for case in cases)

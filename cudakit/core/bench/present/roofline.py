@@ -8,13 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from cudakit.core.bench.case import CUDAKIT
 from cudakit.core.bench.labels import short_labels
 from cudakit.core.bench.present.baselines import baseline_libraries
 from cudakit.core.bench.present.cases import rate
 from cudakit.core.bench.present.columns import number
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.roofline import Limit
+from cudakit.core.bench.workload import CUDAKIT
 from cudakit.document import Array, Column, Columns, Node, Rate, Ratio, Section, Table, Text, View
 from cudakit.document.axis import Axis, log_axis
 from cudakit.document.picture import (

@@ -65,7 +65,11 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
     names = point_columns.text["line"]
     limits = list(_draw_limits(curves, x, y)) if shows_rate else []
     paths = (path for i, label in enumerate(names) for path in _paths(curves, i, label, x, y))
-    fitted = "" if shows_rate or np.isnan(curves.fit).all() else "; lines: fixed + per node * nodes"
+    fitted = (
+        ""
+        if shows_rate or np.isnan(curves.fit).all()
+        else "; lines: fixed + per node × number of nodes"
+    )
     title = ", ".join(filter(None, ("Rate" if shows_rate else "Time", panel))) + fitted
     x_title = axis_title(name).replace("=", " = ")
     return Plot(

@@ -41,7 +41,8 @@ _COLUMNS = (
 _CAPTION = (
     "Gain: time saved by the fastest algorithm compared with the library's default, with a "
     f"{1 - 2 * FALSE_POSITIVE_RATE:.0%} CI. An algorithm replaces the default if CI low is above 0 and the "
-    f"gain is at least {MIN_GAIN:.0%}."
+    f"gain is at least {MIN_GAIN:.0%}. Measured: the number of algorithms that were measured, of "
+    "those that the library lists."
 )
 
 
@@ -62,9 +63,9 @@ def present_tuned(
 
 
 def describe_gemm(gemm: Gemm) -> str:
-    """Describe a GEMM: ``bf16 8192 x 8192 x 4096 tn``, and parameters that differ from their defaults."""
+    """Describe a GEMM: ``bf16 8192×8192×4096 tn``, and parameters that differ from their defaults."""
     axes = gemm_axes(gemm)
-    sizes = " x ".join(str(axes.pop(name)) for name in ("m", "n", "k"))
+    sizes = "×".join(str(axes.pop(name)) for name in ("m", "n", "k"))
     title = f"{axes.pop('dtype')} {sizes} {axes.pop('layout')}"
     return ", ".join([title, *(f"{name} {value}" for name, value in axes.items())])
 

@@ -39,7 +39,7 @@ _UNBLOCKED = (
     "samples include launch gaps, because an environment variable prevents the use of the blocker"
 )
 _NOT_REPORTED = Unavailable("the device does not report this property")
-_NO_FINAL = Unavailable("no other algorithm was fast enough to be measured again")
+_NO_FINAL = Unavailable("in the search, no other algorithm was as fast as the default")
 _TOO_FEW = Unavailable("too few samples for a confidence interval")
 _NO_SAMPLE = Unavailable("no other algorithm was measured")
 
@@ -205,7 +205,7 @@ class _Session:
             warmup_s=0.0 if self._gpu.simulated else method.warmup_s,
             blocker=method.blocker and not self._unblocked,
             seed=self._spec.seed,
-            interleaved=("other algorithms",),
+            interleaved=("all algorithms",),
         )
 
 

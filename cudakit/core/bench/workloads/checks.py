@@ -76,7 +76,9 @@ def check_linear(factors: Sequence[float]) -> Check:
         )
         detail = f"{unwritten} of {word_count} values were never written" if unwritten else ""
         error = float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
-        return verification(error, _ROUNDING, f"fp64, {len(indices)} values", detail)
+        return verification(
+            error, _ROUNDING, f"an fp64 computation of {len(indices)} values", detail
+        )
 
     return check
 

@@ -107,7 +107,8 @@ class Checker:
         expected: Floats,
         sums: Floats,
     ) -> Verification:
-        reference = f"fp64 in {len(sample.rows)} rows and {len(sample.columns)} columns"
+        rows, columns = len(sample.rows), len(sample.columns)
+        reference = f"an fp64 computation of {rows} rows and {columns} columns"
         norm, error = (
             float(np.linalg.norm(values)) for values in (expected, computed_values - expected)
         )

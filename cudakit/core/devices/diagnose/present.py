@@ -53,7 +53,11 @@ def report(result: DoctorResult, *, show_all: bool = False, selected: bool = Fal
         nodes += _variables_line(result.variables)
     if not (show_all or selected):
         nodes += _self_test_line(result)
-    return Document(_title(result), (*nodes, _summary(result, show_all=show_all or selected)))
+    summary = _summary(result, show_all=show_all or selected)
+    has_sections = any(isinstance(node, Section) for node in nodes)
+    return Document(
+        _title(result), (*nodes, Section("Summary", (summary,)) if has_sections else summary)
+    )
 
 
 def paste(result: DoctorResult) -> Document:
@@ -72,9 +76,8 @@ def paste(result: DoctorResult) -> Document:
     )
     sections_with_nodes = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
     variables = _variables_section(result.variables)
-    return Document(
-        _title(result), (*sections_with_nodes, *variables, _summary(result, show_all=True))
-    )
+    summary = Section("Summary", (_summary(result, show_all=True),))
+    return Document(_title(result), (*sections_with_nodes, *variables, summary))
 
 
 # --- title and summary -----------------------------------------------------------------------------
@@ -102,8 +105,9 @@ def _summary(result: DoctorResult, *, show_all: bool) -> Note:
         f"{count_of(len(result.checks), 'check')}: {counts['fail']} failed, "
         f"{count_of(counts['warn'], 'warning')}, {counts['ok']} passed{unknown_text}"
     )
-    problem = next(iter(_problems(result)), None)
-    advice = [f"cudakit explain {problem.id} explains this check"] if problem else []
+    ids = [check.id for check in _problems(result)]
+    checks = "this check" if len(ids) == 1 else "these checks"
+    advice = [f"cudakit explain {' '.join(ids)} explains {checks}"] if ids else []
     advice += [] if show_all else ["cudakit doctor --all lists every check"]
     return Note(_LEVELS[result.status], text, tuple(advice))
 

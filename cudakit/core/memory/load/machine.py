@@ -7,56 +7,22 @@ values, so that only text is ever hashed. The standard library's ``pickletools``
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
+
+from cudakit.core.memory.load.arguments import convert_argument
+from cudakit.core.memory.load.frequent import PUSH, PUSH_OPCODES, PUSHES, Memo, PushedValues
 
 _MAX_PROTOCOL = 5
 _STOP = ord(".")
 
 # The opcodes of Machine._run_frequent.
 _MEMOIZE, _MARK, _EMPTY_LIST, _EMPTY_DICT = 0x94, ord("("), ord("]"), ord("}")
-# Opcodes that push a value of the memo or an integer of at most 64 bits: four of five in a snapshot.
-_PUSH_PATTERN = rb"h.|j.{4}|K.|J.{4}|M..|\x8a(?:%b)" % b"|".join(
-    b"\\x%02x.{%d}" % (n, n) for n in range(1, 10)
-)
-_PUSH = re.compile(_PUSH_PATTERN, re.DOTALL)
-# Consecutive pushes. The limit bounds the work that is repeated for a missing memo entry.
-_PUSHES = re.compile(rb"(?:%b){1,256}" % _PUSH_PATTERN, re.DOTALL)
-_PUSH_OPCODES = frozenset(b"hjKJM\x8a")
-_MAX_STORED_VALUES = 1 << 17
-_LONG1, _BININT, _UNSIGNED_INTEGERS = 0x8A, ord("J"), b"KM"
 
 
 class PickleRejected(ValueError):
     """Raised for a rejected file; the arguments are a reason word and the offset of the opcode."""
-
-
-class _PushedValues(dict[bytes, Any]):
-    """The value that each opcode with its argument pushes, for the opcodes of _PUSH_PATTERN.
-
-    The first values are stored, so that they must be cleared if a memo entry is replaced. Raises KeyError for
-    a memo entry that was not stored.
-    """
-
-    def __init__(self, memo: dict[int, Any]) -> None:
-        self._memo = memo
-
-    def __missing__(self, push: bytes) -> Any:
-        opcode = push[0]
-        value: Any
-        if opcode == _LONG1:
-            value = int.from_bytes(push[2:], "little", signed=True)
-        elif opcode == _BININT:
-            value = int.from_bytes(push[1:], "little", signed=True)
-        else:
-            value = int.from_bytes(push[1:], "little")
-            if opcode not in _UNSIGNED_INTEGERS:
-                value = self._memo[value]
-        if len(self) < _MAX_STORED_VALUES:
-            self[push] = value
-        return value
 
 
 class Machine:
@@ -68,8 +34,8 @@ class Machine:
         self._opcode_at = 0
         self._stack: list[Any] = []
         self._metastack: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
-        self._pushed_values = _PushedValues(self._memo)
+        self._memo = Memo()
+        self._pushed_values = PushedValues(self._memo)
 
     def run(self) -> Any:
         """Return the value of the pickle. Raises PickleRejected."""
@@ -93,28 +59,25 @@ class Machine:
         pushed_value = self._pushed_values.__getitem__
         while True:
             opcode = data[position]
-            if opcode in _PUSH_OPCODES:
-                pushes = _PUSHES.match(data, position)
+            if opcode in PUSH_OPCODES:
+                pushes = PUSHES.match(data, position)
                 if pushes is None:  # truncated
                     break
                 end = pushes.end()
                 try:
-                    stack += list(map(pushed_value, _PUSH.findall(data, position, end)))
+                    stack += list(map(pushed_value, PUSH.findall(data, position, end)))
                 except KeyError:  # not stored in the memo
                     break
                 position = end
+            elif opcode == _EMPTY_DICT:
+                position = memo.push_dicts(data, position, stack)
             elif opcode == _MEMOIZE and stack:
-                index = len(memo)
-                if index in memo:
+                if memo.put(memo.count, stack[-1]):
                     self._pushed_values.clear()
-                memo[index] = stack[-1]
                 position += 1
             elif opcode == _MARK:
                 self._metastack.append(stack)
                 stack = []
-                position += 1
-            elif opcode == _EMPTY_DICT:
-                stack.append({})
                 position += 1
             elif opcode == _EMPTY_LIST:
                 stack.append([])
@@ -209,12 +172,11 @@ class Machine:
         # A file of N bytes stores at most N values.
         if index >= self._position:
             raise self._rejected("memo_index")
-        if index in self._memo:
+        if self._memo.put(index, value):
             self._pushed_values.clear()
-        self._memo[index] = value
 
     def memoize(self) -> None:
-        self.put(len(self._memo))
+        self.put(self._memo.count)
 
     def get(self, index: int) -> None:
         try:
@@ -337,62 +299,3 @@ _OPCODES: dict[bytes, _Step] = {
 _STEPS: tuple[_Step, ...] = tuple(
     _OPCODES.get(bytes([opcode]), Machine.reject_opcode) for opcode in range(256)
 )
-
-
-# The limit of Python's int() (sys.int_info.default_max_str_digits), whose time grows faster than the
-# number of digits.
-_MAX_DIGITS = 4300
-
-_DECIMAL = re.compile(rb"-?[0-9]+")
-_UNSIGNED_DECIMAL = re.compile(rb"[0-9]+")
-
-
-def convert_argument(opcode: int, raw: bytes) -> bool | int | float | str:
-    """Return the value of an opcode's argument, for both machines. ``raw`` is a line or the bytes of a text.
-
-    Raises ValueError if the argument is invalid.
-    """
-    match chr(opcode):
-        case "I" if raw in (b"00", b"01"):
-            return raw == b"01"
-        case "I":
-            return _parse_integer(raw, _DECIMAL)
-        case "L":
-            return _parse_integer(raw.removesuffix(b"L"), _DECIMAL)
-        case "g" | "p":
-            return _parse_integer(raw, _UNSIGNED_DECIMAL)
-        case "F":
-            return _parse_float(raw)
-        case "V":
-            return _decode_printable(raw, "raw-unicode-escape")
-        case "S":
-            return _parse_quoted(raw)
-        case "T" | "U":
-            return _decode_printable(raw, "latin-1")
-        case _:
-            return _decode_printable(raw, "utf-8")
-
-
-def _parse_integer(raw: bytes, pattern: re.Pattern[bytes]) -> int:
-    if len(raw) > _MAX_DIGITS or not pattern.fullmatch(raw):
-        raise ValueError("not an integer")
-    return int(raw)
-
-
-def _parse_float(raw: bytes) -> float:
-    if len(raw) > _MAX_DIGITS:
-        raise ValueError("not a number")
-    return float(raw)
-
-
-def _parse_quoted(raw: bytes) -> str:
-    # Python 2 wrote quoted texts with escapes, which are not decoded here.
-    if len(raw) < 2 or raw[:1] not in (b"'", b'"') or raw[-1] != raw[0]:
-        raise ValueError("not a quoted text")
-    return _decode_printable(raw[1:-1], "latin-1")
-
-
-def _decode_printable(raw: bytes, codec: str) -> str:
-    """Decode a text; invalid bytes and lone surrogates become escapes, which any encoder accepts."""
-    text = raw.decode(codec, "backslashreplace")
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cudakit.core.memory.load._pickled import PickledTree
+from cudakit.core.memory.load.arguments import convert_argument
 from cudakit.core.memory.load.limits import MAX_KEYS, Budget
-from cudakit.core.memory.load.machine import convert_argument
 from cudakit.core.memory.load.tree import Handles, check_subtree, keys_error, kind_error
 from cudakit.core.memory.snapshot import Ids, Ints, Mask
 

@@ -28,6 +28,9 @@ _T = TypeVar("_T")
 # A call stack is a list of dictionaries: two levels. Nodes below this depth are compared by identity.
 _INTERN_DEPTH = 4
 
+# Number of arrays of handles whose nodes are stored: the trace entries, one of their columns, and one more.
+_MAX_RECENT_ROWS = 3
+
 
 class Tree(Protocol):
     """A parsed file. Every method raises SnapshotError if a node is of the wrong kind.
@@ -96,9 +99,9 @@ class ObjectTree:
 
     def __init__(self, root: object, budget: Budget) -> None:
         self._objects: list[Any] = [None, root]
-        # Most queries are about the rows of the query before.
-        self._last_handles: Handles | None = None
-        self._last_rows: list[Any] = []
+        # Arrays of handles with their nodes, by the id of the array. Most queries are about the same
+        # dictionaries as an earlier query, or about the result of the query before.
+        self._recent_rows: dict[int, tuple[Handles, list[Any]]] = {}
         self.budget = budget
 
     @property
@@ -147,6 +150,8 @@ class ObjectTree:
         if n_missing:
             is_missing = (value is _MISSING for value in values)
             handles[np.fromiter(is_missing, np.bool_, len(values))] = 0
+        else:
+            self._store_rows(handles, values)
         return handles
 
     def integers(self, handles: Handles) -> tuple[Ints, Mask]:
@@ -181,10 +186,16 @@ class ObjectTree:
 
     def _rows(self, handles: Handles) -> list[Any]:
         """Return the nodes of handles; None for handle 0."""
-        if handles is not self._last_handles:
-            self._last_handles = handles
-            self._last_rows = list(map(self._objects.__getitem__, handles.tolist()))
-        return self._last_rows
+        _, rows = self._recent_rows.pop(id(handles), (handles, None))
+        if rows is None:
+            rows = list(map(self._objects.__getitem__, handles.tolist()))
+        self._store_rows(handles, rows)
+        return rows
+
+    def _store_rows(self, handles: Handles, rows: list[Any]) -> None:
+        self._recent_rows[id(handles)] = handles, rows
+        if len(self._recent_rows) > _MAX_RECENT_ROWS:
+            del self._recent_rows[next(iter(self._recent_rows))]
 
     def _add(self, objects: list[Any]) -> Handles:
         start = len(self._objects)

@@ -14,7 +14,7 @@ from cudakit.document import Document, Node, Note, Section
 def report(result: MemoryResult, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
     devices = result.devices
-    overview = (summary.overview(devices),) if len(devices) > 1 else ()
+    overview = (summary.overview(devices), page.all_devices(devices)) if len(devices) > 1 else ()
     device_nodes = per_device(
         (f"{device.file}: {device_name(device)}", _sections(device, top)) for device in devices
     )

@@ -30,6 +30,9 @@ from cudakit.document import (
 )
 from cudakit.units import Unavailable, format_bytes, format_ratio
 
+# Growth is a percentage up to this ratio of after to before, which is 1,000%, and a factor beyond it.
+_MAX_PERCENT_RATIO = 11
+
 
 def report(result: DiffResult, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
@@ -76,9 +79,17 @@ def _change_text(moment: MomentDiff) -> str:
     bytes_after = moment.after.state.requested_bytes
     if bytes_before == bytes_after:
         return f"unchanged ({format_bytes(bytes_after)})"
-    share = f" ({format_ratio(abs(bytes_after / bytes_before - 1))})" if bytes_before else ""
     direction = "more" if bytes_after > bytes_before else "less"
-    return f"{format_bytes(abs(bytes_after - bytes_before))}{share} {direction}"
+    change = format_bytes(abs(bytes_after - bytes_before))
+    if not bytes_before:
+        return f"{change} {direction}"
+    if bytes_after / bytes_before > _MAX_PERCENT_RATIO:
+        return f"{change} {direction} ({_factor_text(bytes_before, bytes_after)} as much)"
+    return f"{change} ({format_ratio(abs(bytes_after / bytes_before - 1))}) {direction}"
+
+
+def _factor_text(before: int, after: int) -> str:
+    return f"{round(after / before):,} times"
 
 
 def _totals_table(device: DeviceDiff) -> Table:
@@ -109,7 +120,11 @@ def _totals_table(device: DeviceDiff) -> Table:
 
 
 def _growth_value(before: int, after: int) -> Value:
-    return Ratio(after / before - 1) if before else Unavailable("no memory was in use before")
+    if not before:
+        return Unavailable("no memory was in use before")
+    if after / before > _MAX_PERCENT_RATIO:
+        return Text(_factor_text(before, after))
+    return Ratio(after / before - 1)
 
 
 def _moment_sections(device: DeviceDiff, top: int) -> Iterator[Section]:

@@ -72,6 +72,41 @@ def _arrays(device: DeviceMemory) -> Mapping[str, Array]:
     }
 
 
+def all_devices(devices: Sequence[DeviceMemory]) -> Explorer:
+    """Return one interactive view of the memory of all devices over time."""
+    return Explorer("memory_devices", _PACKAGE, lambda: _devices_data(devices))
+
+
+def _devices_data(devices: Sequence[DeviceMemory]) -> ExplorerData:
+    """Return the reduced curves of each device; arrays of device 0 are ``event0``, ``time0`` and so on."""
+    arrays: dict[str, Array] = {}
+    facts = []
+    for i, device in enumerate(devices):
+        timeline, trace = device.timeline, device.trace
+        times = non_decreasing(trace.events.time_us)
+        first_us = int(times[0]) if len(times) else 0
+        first_events = np.array(timeline.event, np.int64)
+        arrays |= {
+            # Event -1 becomes 0, so that no number is negative.
+            f"event{i}": first_events + 1,
+            f"time{i}": times[np.maximum(first_events, 0)] - first_us if len(times) else times,
+            f"requested{i}": np.array(timeline.requested_bytes, np.int64),
+            f"reserved{i}": np.array(timeline.reserved_bytes, np.int64),
+        }
+        facts.append(
+            {
+                "name": _cut_text(f"{device.file}: {device_name(device)}"),
+                "events": len(trace.events),
+                "has_times": device.snapshot.has_times,
+                "first_us": first_us,
+                "last_us": int(times[-1]) if len(times) else 0,
+                "failures": [oom.event for oom in device.ooms],
+                "failure_times": [(oom.time_us or first_us) - first_us for oom in device.ooms],
+            }
+        )
+    return ExplorerData(arrays, {"devices": facts})
+
+
 def difference(device: DeviceDiff) -> Explorer:
     """Return the interactive flame graph of the changes between two snapshots."""
     return Explorer("memory_difference", _PACKAGE, lambda: _difference_data(device))

@@ -8,6 +8,7 @@ from dataclasses import fields
 import numpy as np
 
 from cudakit.core.memory.analyze.call_sites import site_name
+from cudakit.core.memory.present.evidence import evidence, recommended_settings
 from cudakit.core.memory.present.rows import (
     NO_STACK,
     device_name,
@@ -40,8 +41,8 @@ from cudakit.units import format_bytes, format_count, format_ratio
 def answer(device: DeviceMemory) -> Iterator[Note]:
     """Yield three notes: the state, the cause, and the action."""
     yield _state(device)
-    yield Note("info", _cause(device))
-    yield Note("info", f"Action: {_action(device)}")
+    yield Note("info", _cause(device), evidence=evidence(device))
+    yield Note("info", f"Action: {_action(device)}", settings=recommended_settings(device))
 
 
 def _state(device: DeviceMemory) -> Note:
@@ -233,7 +234,7 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
         )
         yield Note(
             "info",
-            "Causes, the deepest first:",
+            "Causes, the root cause first:",
             remedies=tuple(map(_cause_line, oom.causes)),
         )
         yield Note("info", "Actions, the most useful first:", remedies=oom.remedies)

@@ -6,9 +6,11 @@ Format: torch/csrc/cuda/memory_snapshot.cpp of torch 2.15. Viewers ignore keys t
 from __future__ import annotations
 
 import gc
+import gzip
 import io
 import os
 import pickle
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,14 +57,17 @@ def build_snapshot(
 def read_snapshot(path: Path) -> Snapshot:
     """Read a snapshot that PyTorch wrote.
 
-    Raises SnapshotError for a file that cannot be read, or contains anything but builtin types.
+    A file with the suffix ``.gz`` is decompressed. Raises SnapshotError for a file that cannot be read, or
+    contains anything but builtin types.
     """
     # The garbage collector would run often while millions of containers are created, and double the time.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        snapshot = _Unpickler(io.BytesIO(path.read_bytes())).load()
-    except (OSError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        snapshot = _Unpickler(io.BytesIO(content)).load()
+    except (OSError, zlib.error, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise SnapshotError(f"cannot read {path}: {error}") from error
     finally:
         if was_enabled:
@@ -73,16 +78,30 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
-    """Write a snapshot; replace an existing file atomically. Raises OSError."""
+    """Write a snapshot, compressed if the suffix is ``.gz``; replace an existing file atomically.
+
+    Raises OSError.
+    """
     # The name is random and the mode is "x", because another user could place a symbolic link at a
     # predictable name.
     temporary_path = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with temporary_path.open("xb") as file:
+        # Level 6 is the default of the gzip program. A higher one takes several times longer.
+        with (
+            gzip.open(temporary_path, "xb", 6)
+            if path.suffix == ".gz"
+            else temporary_path.open("xb") as file
+        ):
             pickle.dump(snapshot, file, protocol=4)
         temporary_path.replace(path)
     finally:
         temporary_path.unlink(missing_ok=True)
+
+
+def extended_stem(path: Path, text: str) -> Path:
+    """Insert a text before the suffix of a path; before ``.pkl.gz``, not only before ``.gz``."""
+    suffix = "".join(path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:])
+    return path.with_name(f"{path.name.removesuffix(suffix)}{text}{suffix}")
 
 
 class _Unpickler(pickle.Unpickler):

@@ -14,14 +14,16 @@ from cudakit.units import capitalized, format_count
 def report(result: SanitizeResult, *, top: int = 20) -> Document:
     """Return the report with the first ``top`` races, or with all races if ``top`` is 0."""
     shown_races = result.races if top == 0 else result.races[:top]
-    nodes: list[Node] = list(_incomplete(result))
+    nodes: list[Node] = list(_incomplete_notes(result))
     nodes += [
         races.race_section(race, number, several_processes=len(result.processes) > 1)
         for number, race in enumerate(shown_races, start=1)
     ]
-    omitted = len(result.races) - len(shown_races)
-    if omitted:
-        omitted_races = "1 more race is" if omitted == 1 else f"{omitted:,} more races are"
+    omitted_count = len(result.races) - len(shown_races)
+    if omitted_count:
+        omitted_races = (
+            "1 more race is" if omitted_count == 1 else f"{omitted_count:,} more races are"
+        )
         nodes.append(Note("info", f"{omitted_races} not shown"))
     notes = tuple(coverage.notes(result))
     return Document(title(result), (*nodes, Section("Coverage", notes)) if nodes else notes)
@@ -34,13 +36,13 @@ def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
     notes_on_races = map(races.race_note, result.races)
     return (
         capitalized(verdict),
-        *_incomplete(result),
+        *_incomplete_notes(result),
         *notes_on_races,
         *coverage.recorder_notes(result),
     )
 
 
-def _incomplete(result: SanitizeResult) -> Iterator[Note]:
+def _incomplete_notes(result: SanitizeResult) -> Iterator[Note]:
     for reason in result.incomplete:
         yield Note("error", capitalized(reason))
 

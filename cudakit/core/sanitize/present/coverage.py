@@ -16,12 +16,13 @@ NOTHING_RECORDED = "no GPU work was recorded, so nothing was checked"
 
 def notes(result: SanitizeResult) -> Iterator[Note]:
     """Yield notes on the recorded work, then on all that was not recorded, analyzed or shown."""
-    yield from _recorded(result)
+    yield from _recorded_notes(result)
     yield from recorder_notes(result)
     yield from _unknown_launches(result.coverage.launches_unknown)
     yield from _without_call_site(result.coverage)
     yield from _gaps(result)
     yield from _suppressed(result)
+    yield from _baseline(result)
     if result.coverage.suspected:
         yield _possible_races(result.coverage.suspected)
     if result.simulated:
@@ -45,7 +46,7 @@ def nothing_recorded(result: SanitizeResult) -> str:
     return f"{NOTHING_RECORDED}{reason}"
 
 
-def _recorded(result: SanitizeResult) -> Iterator[Note]:
+def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
     if is_empty(result):
         if result.no_gpu_work:
             yield Note("warn", capitalized(result.no_gpu_work))
@@ -82,8 +83,8 @@ def _accesses(coverage: Coverage) -> list[str]:
 
 
 def _total_accesses(coverage: Coverage) -> int:
-    recorded = coverage.accesses_exact + coverage.accesses_summary + coverage.accesses_merged
-    return recorded + coverage.accesses_assumed + coverage.accesses_uncertain
+    recorded_count = coverage.accesses_exact + coverage.accesses_summary + coverage.accesses_merged
+    return recorded_count + coverage.accesses_assumed + coverage.accesses_uncertain
 
 
 def _exactness(coverage: Coverage) -> Iterator[Note]:
@@ -101,12 +102,12 @@ def _exactness(coverage: Coverage) -> Iterator[Note]:
         format_count(coverage.launches_exact),
         _count_with_noun("kernel launch", kernels),
     )
-    have = "has" if kernels == 1 else "have"
-    yield Note("info", f"{exact} of {launches}{nodes} {have} exact accesses{memory}")
+    verb = "has" if kernels == 1 else "have"
+    yield Note("info", f"{exact} of {launches}{nodes} {verb} exact accesses{memory}")
     if coverage.launches_whole_tensor:
         stores = format_count(coverage.launches_whole_tensor)
         yield Note(
-            "info", f"{stores} of these store to a part of a tensor that is not known exactly"
+            "info", f"{stores} of these launches write a part of a tensor that is not known exactly"
         )
 
 
@@ -119,18 +120,19 @@ def _unknown_launches(count: int) -> Iterator[Note]:
 def _without_call_site(coverage: Coverage) -> Iterator[Note]:
     if count := coverage.launches_without_call_site:
         launches = _count_with_noun("kernel launch", coverage.launches)
-        have = "has" if count == 1 else "have"
-        yield Note("info", f"{format_count(count)} of {launches} {have} no Python call stack")
+        verb = "has" if count == 1 else "have"
+        yield Note("info", f"{format_count(count)} of {launches} {verb} no Python call stack")
 
 
 def _gaps(result: SanitizeResult) -> Iterator[Note]:
+    """Yield one note on all events that were not analyzed, the first kinds by name."""
     gaps = list(result.gaps.items())
-    for event, count in gaps[:_MAX_LISTED_GAPS]:
-        yield Note("warn", f"Not analyzed: {event} ({_occurrences(count)})")
+    kinds = [f"{event} ({_occurrences(count)})" for event, count in gaps[:_MAX_LISTED_GAPS]]
     if other_gaps := gaps[_MAX_LISTED_GAPS:]:
         occurrences = _occurrences(sum(count for _, count in other_gaps))
-        kinds = _count_with_noun("other kind", len(other_gaps))
-        yield Note("warn", f"Not analyzed: {kinds} of events ({occurrences})")
+        kinds.append(f"{_count_with_noun('other kind', len(other_gaps))} of events ({occurrences})")
+    if kinds:
+        yield Note("warn", f"Not analyzed: {_join_words(kinds)}")
 
 
 def _suppressed(result: SanitizeResult) -> Iterator[Note]:
@@ -140,6 +142,17 @@ def _suppressed(result: SanitizeResult) -> Iterator[Note]:
             source = f"{suppressed.pattern} ({suppressed.origin})"
             occurrences = _occurrences(suppressed.count)
             yield Note("info", f"{races} suppressed by {source}, found {occurrences}")
+
+
+def _baseline(result: SanitizeResult) -> Iterator[Note]:
+    if use := result.baseline:
+        occurrences = f", found {_occurrences(use.count)}" if use.count else ""
+        races = _count_with_noun("race", len(use.races))
+        verb = "is" if len(use.races) == 1 else "are"
+        text = f"{races} of the baseline {use.path} {verb} not reported{occurrences}"
+        if use.absent:
+            text += f"; {format_count(use.absent)} more did not occur"
+        yield Note("info", text)
 
 
 def _possible_races(count: int) -> Note:
@@ -158,8 +171,8 @@ def _nonzero_counts(*named_counts: tuple[str, int]) -> list[str]:
     return [_count_with_noun(name, count) for name, count in named_counts if count]
 
 
-def _join_words(items: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
+def _join_words(phrases: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(phrases[:-1]), *phrases[-1:])))
 
 
 def _count_with_noun(name: str, count: int) -> str:

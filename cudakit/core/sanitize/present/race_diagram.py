@@ -56,12 +56,16 @@ def _steps(race: FoundRace) -> Iterator[Step]:
 def _sync_steps(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
     recorded_label, lane, wait_label = {
         SyncKind.EVENT: ("event record", later, "wait for the event"),
-        SyncKind.HOST: ("all work so far", _HOST, "host wait"),
-        SyncKind.DEFAULT_STREAM: ("all work so far", later, "implicit wait of the default stream"),
+        SyncKind.HOST: ("awaited up to here", _HOST, "host wait"),
+        SyncKind.DEFAULT_STREAM: (
+            "awaited up to here",
+            later,
+            "implicit wait of the default stream",
+        ),
     }[sync.kind]
-    recorded = Step(earlier, sync.recorded_seq, recorded_label, call_site(sync.recorded_stack))
-    yield recorded
-    yield Step(lane, sync.waited_seq, wait_label, call_site(sync.waited_stack), after=recorded)
+    record_step = Step(earlier, sync.recorded_seq, recorded_label, call_site(sync.recorded_stack))
+    yield record_step
+    yield Step(lane, sync.waited_seq, wait_label, call_site(sync.waited_stack), after=record_step)
 
 
 def _operation(side: Side, lane: str, after: Step | None = None) -> Step:
@@ -212,7 +216,7 @@ def _free_steps(lanes: Sequence[int], i: int) -> float:
 
 
 def _draw_lane(name: str, top: int) -> Shape:
-    middle = top + _BOX_HEIGHT / 2
+    lane_center = top + _BOX_HEIGHT / 2
     label = shape(
         "text",
         name,
@@ -220,10 +224,12 @@ def _draw_lane(name: str, top: int) -> Shape:
         max_length=_MAX_LANE_NAME_LENGTH,
         class_="tick end",
         x=-12,
-        y=middle,
+        y=lane_center,
         dy="0.32em",
     )
-    return shape("g", label, shape("line", class_="grid", x1=0, x2="100%", y1=middle, y2=middle))
+    return shape(
+        "g", label, shape("line", class_="grid", x1=0, x2="100%", y1=lane_center, y2=lane_center)
+    )
 
 
 def _draw_box(call: _Call) -> Shape:

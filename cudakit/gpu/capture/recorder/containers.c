@@ -7,12 +7,12 @@ void *array_reserve(void *items, size_t *capacity, size_t count, size_t item_byt
 {
     if (count <= *capacity)
         return items;
-    size_t larger = *capacity ? *capacity : first_capacity;
-    while (larger < count)
-        larger *= 2;
-    void *resized_items = realloc(items, larger * item_bytes);
+    size_t new_capacity = *capacity ? *capacity : first_capacity;
+    while (new_capacity < count)
+        new_capacity *= 2;
+    void *resized_items = realloc(items, new_capacity * item_bytes);
     if (resized_items)
-        *capacity = larger;
+        *capacity = new_capacity;
     return resized_items;
 }
 
@@ -38,25 +38,25 @@ uint32_t hash_table_get(const hash_table *table, uint64_t key)
 /* Double the number of slots. Return 0, or -1 if no memory is left. */
 static int grow(hash_table *table)
 {
-    hash_table larger = {NULL, NULL, table->slot_count ? table->slot_count * 2 : MIN_SLOT_COUNT, 0};
-    larger.keys = calloc(larger.slot_count, sizeof *larger.keys);
-    larger.values = calloc(larger.slot_count, sizeof *larger.values);
-    if (!larger.keys || !larger.values) {
-        free(larger.keys);
-        free(larger.values);
+    hash_table new_table = {NULL, NULL, table->slot_count ? table->slot_count * 2 : MIN_SLOT_COUNT, 0};
+    new_table.keys = calloc(new_table.slot_count, sizeof *new_table.keys);
+    new_table.values = calloc(new_table.slot_count, sizeof *new_table.values);
+    if (!new_table.keys || !new_table.values) {
+        free(new_table.keys);
+        free(new_table.values);
         return -1;
     }
     for (size_t i = 0; i < table->slot_count; i++) {
         if (table->keys[i] && table->values[i]) { /* skip removed keys */
-            size_t slot = find_slot(&larger, table->keys[i]);
-            larger.keys[slot] = table->keys[i];
-            larger.values[slot] = table->values[i];
-            larger.used_slots++;
+            size_t slot = find_slot(&new_table, table->keys[i]);
+            new_table.keys[slot] = table->keys[i];
+            new_table.values[slot] = table->values[i];
+            new_table.used_slots++;
         }
     }
     free(table->keys);
     free(table->values);
-    *table = larger;
+    *table = new_table;
     return 0;
 }
 

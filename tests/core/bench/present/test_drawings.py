@@ -186,7 +186,7 @@ def test_sweep_of_latencies_draws_time() -> None:
 def test_sweep_draws_fit_and_points() -> None:
     picture = render_figure(timed(fit=2.0))
 
-    assert picture.one("figcaption").words == "Time; lines: fixed + per node * nodes"
+    assert picture.one("figcaption").words == "Time; lines: fixed + per node × number of nodes"
     (curve,) = curves(picture)
     marks = picture.one("svg", "plot").one("path", "scatter")
     assert all(y < mark for (_, y), (_, mark) in zip(points(curve), points(marks), strict=True))

@@ -83,12 +83,12 @@ def test_interleaved_libraries_and_steps_are_named() -> None:
     ]
     with_baselines = replace(HOT, interleaved=("cudakit", "torch", "cupy"))
 
-    assert describe_methods(*steps)[0].endswith("; interleaved: replay, eager")
+    assert describe_methods(*steps)[0].endswith("; interleaved samples of replay, eager")
     assert describe_methods(gemm(method=with_baselines))[0].endswith(
-        "; interleaved: cudakit, torch, cupy"
+        "; interleaved samples of cudakit, torch, cupy"
     )
-    description = describe_method([replace(HOT, interleaved=("other algorithms",))])
-    assert description.endswith("; interleaved: other algorithms")
+    description = describe_method([replace(HOT, interleaved=("all algorithms",))])
+    assert description.endswith("; interleaved samples of all algorithms")
     assert "interleaved" not in describe_methods(gemm(method=interleaved_method))[0]
 
 

@@ -135,8 +135,8 @@ def test_wrong_values_are_an_error() -> None:
     document = present(result(gemm(verification=FAILED_VERIFICATION), gemm(4096)))
     message = notes(document)
 
-    assert message[0].startswith("error: 8192³: wrong results: relative error 0.7")
-    assert message[0].endswith("; no time is reported.")
+    assert message[0].startswith("error: 8192³: wrong results: the relative error is 0.7")
+    assert message[0].endswith(". No time is reported.")
     assert not any(line.startswith("ok") for line in message)
 
 

@@ -33,8 +33,8 @@ def test_tuning_report_on_terminal(golden: Golden) -> None:
 
 
 def test_gemm_description_omits_defaults() -> None:
-    assert describe_gemm(GEMM) == "bf16 8192 x 4096 x 1024 tn"
-    assert describe_gemm(SMALL) == "fp16 64 x 64 x 64 nn, epilogue bias"
+    assert describe_gemm(GEMM) == "bf16 8192×4096×1024 tn"
+    assert describe_gemm(SMALL) == "fp16 64×64×64 nn, epilogue bias"
 
 
 def test_gemms_that_keep_default_are_faint() -> None:

@@ -63,7 +63,7 @@ def test_summary_counts_and_names_worst_check(machine: Machine) -> None:
 
     assert last.level == "error"
     assert last.text.startswith("37 checks: 1 failed, 1 warning, ")
-    assert last.remedies[0] == "cudakit explain CK005 explains this check"
+    assert last.remedies[0] == "cudakit explain CK005 CK020 explains these checks"
 
 
 def test_summary_counts_checks_that_could_not_be_made(machine: Machine) -> None:
@@ -136,7 +136,7 @@ def test_pasted_report_has_versions_devices_and_evidence(machine: Machine) -> No
     document = present.paste(diagnose(wrong))
 
     titles = [node.title for node in document.nodes if isinstance(node, Section)]
-    assert titles == ["Versions", "GPUs", "Problems", "Passed"]
+    assert titles == ["Versions", "GPUs", "Problems", "Passed", "Summary"]
     assert any(isinstance(node, Facts) for node in section(document, "Passed").nodes)
 
 
@@ -146,4 +146,4 @@ def test_pasted_report_has_no_empty_sections(machine: Machine) -> None:
     document = present.paste(diagnose(bare, only=("CK020",)))
 
     titles = [node.title for node in document.nodes if isinstance(node, Section)]
-    assert titles == ["Versions", "Passed"]
+    assert titles == ["Versions", "Passed", "Summary"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,14 @@ def test_report_of_a_diff_equals_the_golden_file(golden: Callable[[str, str], No
     golden("memviz-diff-100.txt", read(document, 100))
 
 
+def test_growth_of_a_diff_beyond_1000_percent_is_a_factor() -> None:
+    before, after = load("tests/data/leak.pkl.gz"), load("examples/memory/kv_cache.pkl.gz")
+    text = read(present_diff.report(diff(before, after, MemorySpec()), top=1), 100)
+
+    assert "136 GiB more (2,453 times as much) at the peak" in text
+    assert re.search(r"reserved at end +76\.0 MiB +124 GiB +\+124 GiB +1,676 times\n", text)
+
+
 def test_out_of_memory_is_the_first_section() -> None:
     titles = [
         node.title
@@ -98,11 +107,12 @@ def test_call_sites_with_one_call_stack_each_are_listed_once() -> None:
     assert tables == {"tests/data/leak.pkl.gz": [1], "tests/data/oom.pkl.gz": [2]}
 
 
-def test_page_of_several_devices_has_an_explorer_for_each() -> None:
+def test_page_of_several_devices_has_an_explorer_for_each_and_one_for_all() -> None:
     result = examined("tests/data/pools.pkl.gz", "tests/data/leak.pkl.gz")
     page = html.render(report(result))
 
-    assert page.count('class="explorer"') == len(result.devices) == 2
+    assert page.count('class="explorer" data-kind="memory"') == len(result.devices) == 2
+    assert page.count('class="explorer" data-kind="memory_devices"') == 1
 
 
 def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
@@ -113,6 +123,25 @@ def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
     assert state == "1 call stack holds 1.95 MiB more after each step."
     assert "record_snapshots.py:96 _forgotten" in cause
     assert action.startswith("Action: find the reference")
+
+
+def evidence_of(name: str) -> tuple[str, ...]:
+    cause = report(examined(name)).nodes[1]
+    assert isinstance(cause, Note)
+    return cause.evidence
+
+
+def test_evidence_of_an_answer_has_the_figures_of_the_sections_below() -> None:
+    assert evidence_of("tests/data/oom.pkl.gz")[0] == (
+        "requested 96.0 MiB; free on the device 136 GiB; free in segments 104 MiB;"
+        " largest free block 12.0 MiB"
+    )
+    (leaking,) = examined("tests/data/leak.pkl.gz").devices
+    growth = evidence_of("tests/data/leak.pkl.gz")
+    assert len(growth) == len(leaking.leaks[:3])
+    assert all("per step" in line for line in growth)
+    call_sites = evidence_of("tests/data/train.pkl.gz")
+    assert [line.split(":")[0] for line in call_sites] == ["next at the peak"] * 2
 
 
 def test_report_of_a_consistent_file_says_that_trace_and_state_agree() -> None:

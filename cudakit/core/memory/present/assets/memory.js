@@ -206,6 +206,12 @@ class MemoryExplorer {
     this.show(first + share * (last - first), last - first);
   }
 
+  /** Set the cursor to the last event at or before a time, in microseconds after the first event. */
+  showTime(us) {
+    const axis = (this.axes.time ||= new Axis(this.model, "time"));
+    this.state.set({ cursor: axis.eventAt(us) });
+  }
+
   /** Pick an allocation, or none (-1), and set the cursor. */
   pick(allocation, cursor = this.state.get("cursor")) {
     this.state.set({ allocation, cursor });

@@ -2,7 +2,7 @@
 
 /** The place of the x axis in a view: converts between pixels, positions on the axis and events. */
 export class TimeScale {
-  constructor(app, left = 72, right = 8) {
+  constructor(app, left = 96, right = 8) {
     this.app = app;
     this.left = left;
     this.right = right;

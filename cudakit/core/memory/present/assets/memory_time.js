@@ -97,6 +97,7 @@ export class TimeView {
     };
     for (const value of ticks(0, this.top, 5, 2)) drawTick(formatBytes(value), this.#y(value));
     for (const share of [0, 1]) drawTick(`${share * 100}%`, shareY(share));
+    context.fillText("fragmentation", this.scale.left - 8, shareY(0.5));
     context.textAlign = "center";
     context.textBaseline = "top";
     const values = ticks(first, last, Math.max(2, width / 130), 10);

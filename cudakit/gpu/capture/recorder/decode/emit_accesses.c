@@ -33,39 +33,39 @@ static const uint8_t RECORD_MODE_OF[CK_MODES] = {
     [CK_ATOMIC] = MODE_READ | MODE_WRITE | MODE_ATOMIC,
 };
 
-static void flush(emitter *out)
+static void flush(emitter *writer)
 {
-    if (!out->buffered_count)
+    if (!writer->buffered_count)
         return;
     pthread_mutex_lock(&recorder_lock);
-    spool_records(record_buffer, out->buffered_count);
+    spool_records(record_buffer, writer->buffered_count);
     pthread_mutex_unlock(&recorder_lock);
-    out->buffered_count = 0;
+    writer->buffered_count = 0;
 }
 
-static record *append(emitter *out, const record *launch_record, uint16_t kind)
+static record *append(emitter *writer, const record *launch_record, uint16_t kind)
 {
-    if (out->buffered_count == BUFFERED_RECORDS)
-        flush(out);
-    record *rec = record_buffer + out->buffered_count++;
+    if (writer->buffered_count == BUFFERED_RECORDS)
+        flush(writer);
+    record *rec = record_buffer + writer->buffered_count++;
     *rec = *launch_record;
     rec->kind = kind;
     memset(rec->kind_fields, 0, sizeof rec->kind_fields);
     return rec;
 }
 
-static bool is_lost(const emitter *out, uint32_t launch)
+static bool is_lost(const emitter *writer, uint32_t launch)
 {
-    if (out->attribution_lost)
+    if (writer->attribution_lost)
         return true;
-    return out->copy->top.header.lost_launches && out->copy->lost_bits[launch / 32] >> (launch & 31) & 1;
+    return writer->copy->top.header.lost_launches && writer->copy->lost_bits[launch / 32] >> (launch & 31) & 1;
 }
 
 /* Append an access of the current launch. The caller sets ``mode`` and ``precision``. */
-static record *append_access(emitter *out, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
+static record *append_access(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
-    const record *launch_record = &out->launches[out->next_launch].template_record;
-    record *rec = append(out, launch_record, KIND_ACCESS);
+    const record *launch_record = &writer->launches[writer->next_launch].template_record;
+    record *rec = append(writer, launch_record, KIND_ACCESS);
     rec->access.lo = lo;
     rec->access.hi = lo + (count - 1) * stride + bytes;
     rec->access.stride_bytes = count > 1 ? (int64_t)stride : 0;
@@ -76,36 +76,36 @@ static record *append_access(emitter *out, uint64_t lo, uint64_t bytes, uint64_t
 
 static void append_store_row(void *context, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
-    emitter *out = context;
-    record *rec = append_access(out, lo, bytes, stride, count);
-    rec->access.mode = out->stores->maps[out->next_store].mode;
+    emitter *writer = context;
+    record *rec = append_access(writer, lo, bytes, stride, count);
+    rec->access.mode = writer->stores->maps[writer->next_store].mode;
     rec->access.precision = PRECISION_SUMMARY;
 }
 
 /* Append the tensors that the current launch stores to through tensor maps. */
-static void emit_stores(emitter *out)
+static void emit_stores(emitter *writer)
 {
-    const tma_store_set *stores = out->stores;
-    for (; out->next_store < stores->count && stores->maps[out->next_store].launch <= out->next_launch;
-         out->next_store++)
-        if (!out->attribution_lost && !stores->maps[out->next_store].is_load)
-            tma_store_rows(stores->maps + out->next_store, append_store_row, out);
+    const tma_store_set *stores = writer->stores;
+    for (; writer->next_store < stores->count && stores->maps[writer->next_store].launch <= writer->next_launch;
+         writer->next_store++)
+        if (!writer->attribution_lost && !stores->maps[writer->next_store].is_load)
+            tma_store_rows(stores->maps + writer->next_store, append_store_row, writer);
 }
 
 /* Write the stores and the ACCESSED records of the launches before index ``before``. */
-static void finish_launches(emitter *out, uint32_t before)
+static void finish_launches(emitter *writer, uint32_t before)
 {
-    for (; out->next_launch < before; out->next_launch++) {
-        const arena_launch *launch = out->launches + out->next_launch;
+    for (; writer->next_launch < before; writer->next_launch++) {
+        const arena_launch *launch = writer->launches + writer->next_launch;
         if (!launch->template_record.kind)
             continue;
-        bool is_lost_launch = is_lost(out, out->next_launch);
-        out->lost_launches += is_lost_launch;
-        emit_stores(out);
-        record *rec = append(out, &launch->template_record, KIND_ACCESSED);
+        bool is_lost_launch = is_lost(writer, writer->next_launch);
+        writer->lost_launches += is_lost_launch;
+        emit_stores(writer);
+        record *rec = append(writer, &launch->template_record, KIND_ACCESSED);
         rec->accessed.node = launch->template_record.access.node;
         rec->accessed.exact = !is_lost_launch && !launch->is_incomplete;
-        out->piece_count = 0;
+        writer->piece_count = 0;
     }
 }
 
@@ -117,49 +117,49 @@ static bool can_coalesce(const record *rec, const access_range *range, uint64_t 
 
 static void emit_range(void *context, const access_range *range)
 {
-    emitter *out = context;
-    if (range->launch >= out->launch_count || range->mode == CK_SYNC)
+    emitter *writer = context;
+    if (range->launch >= writer->launch_count || range->mode == CK_SYNC)
         return; /* accesses at system scope are to synchronization variables, not to data */
-    finish_launches(out, range->launch);
+    finish_launches(writer, range->launch);
     uint64_t hi = range->lo + (range->count - 1) * range->stride + range->bytes;
-    if (!out->launches[range->launch].template_record.kind || out->attribution_lost || hi <= LOWEST_ADDRESS)
+    if (!writer->launches[range->launch].template_record.kind || writer->attribution_lost || hi <= LOWEST_ADDRESS)
         return;
-    record *last_record = out->buffered_count ? record_buffer + out->buffered_count - 1 : NULL;
-    if (++out->piece_count > MAX_PIECES && last_record && can_coalesce(last_record, range, hi)) {
+    record *last_record = writer->buffered_count ? record_buffer + writer->buffered_count - 1 : NULL;
+    if (++writer->piece_count > MAX_PIECES && last_record && can_coalesce(last_record, range, hi)) {
         last_record->access.hi = hi;
         last_record->access.precision = PRECISION_MERGED;
         last_record->access.stride_bytes = 0;
         last_record->access.count = 0;
         return;
     }
-    record *rec = append_access(out, range->lo, range->bytes, range->stride, range->count);
+    record *rec = append_access(writer, range->lo, range->bytes, range->stride, range->count);
     rec->access.mode = RECORD_MODE_OF[range->mode];
     rec->access.precision = PRECISION_EXACT;
 }
 
 static void mark_lost(void *context, uint32_t launch)
 {
-    emitter *out = context;
-    if (launch >= out->launch_count)
+    emitter *writer = context;
+    if (launch >= writer->launch_count)
         return;
-    if (!out->copy->top.header.lost_launches++)
-        memset(out->copy->lost_bits, 0, sizeof out->copy->lost_bits);
-    out->copy->lost_bits[launch / 32] |= 1u << (launch & 31);
+    if (!writer->copy->top.header.lost_launches++)
+        memset(writer->copy->lost_bits, 0, sizeof writer->copy->lost_bits);
+    writer->copy->lost_bits[launch / 32] |= 1u << (launch & 31);
 }
 
 /* Mark launches as lost whose stores cannot be determined. A launch that loads through each of its tensor maps stores
  * through an unknown map, or through one of these maps as well. */
-static void mark_unknown_stores_lost(emitter *out)
+static void mark_unknown_stores_lost(emitter *writer)
 {
-    const tma_store *maps = out->stores->maps;
-    for (size_t i = 0, next_group; i < out->stores->count; i = next_group) {
+    const tma_store *maps = writer->stores->maps;
+    for (size_t i = 0, next_group; i < writer->stores->count; i = next_group) {
         bool has_store_map = false;
-        for (next_group = i; next_group < out->stores->count && maps[next_group].launch == maps[i].launch;
+        for (next_group = i; next_group < writer->stores->count && maps[next_group].launch == maps[i].launch;
              next_group++)
             has_store_map = has_store_map || !maps[next_group].is_load;
         if (!has_store_map)
-            mark_lost(out, maps[i].launch);
-        out->launches_with_unknown_stores += !has_store_map;
+            mark_lost(writer, maps[i].launch);
+        writer->launches_with_unknown_stores += !has_store_map;
     }
 }
 
@@ -170,25 +170,26 @@ void emit_accesses(arena_copy *copy, const arena_launch *launches, uint32_t coun
     const size_t maps = header->requested_maps < CK_MAX_MAPS ? header->requested_maps : CK_MAX_MAPS;
     const size_t boxes = header->requested_boxes < CK_MAX_BOXES ? header->requested_boxes : CK_MAX_BOXES;
     attribution_lost = !tma_stores_resolve(stores, copy->maps, maps, copy->boxes, boxes) || attribution_lost;
-    emitter out = {.copy = copy,
-                   .launches = launches,
-                   .launch_count = count,
-                   .stores = stores,
-                   .attribution_lost = attribution_lost};
-    mark_unknown_stores_lost(&out);
+    emitter writer = {.copy = copy,
+                      .launches = launches,
+                      .launch_count = count,
+                      .stores = stores,
+                      .attribution_lost = attribution_lost};
+    mark_unknown_stores_lost(&writer);
     page_set *pages = &copy->pages;
     if (!tma_boxes_expand(copy->maps, copy->top.header.requested_maps, copy->boxes,
-                          copy->top.header.requested_boxes, pages, mark_lost, &out) ||
-        !pages_to_ranges(pages->pages, pages->bitmaps, pages->count, emit_range, &out))
-        out.attribution_lost = true;
-    finish_launches(&out, count);
-    flush(&out);
+                          copy->top.header.requested_boxes, pages, mark_lost, &writer) ||
+        !pages_to_ranges(pages->pages, pages->bitmaps, pages->count, emit_range, &writer))
+        writer.attribution_lost = true;
+    finish_launches(&writer, count);
+    flush(&writer);
     pthread_mutex_lock(&recorder_lock);
-    if (out.launches_with_unknown_stores)
+    if (writer.launches_with_unknown_stores)
         record_gaps("launch with lost accesses: store through an unknown tensor map",
-                    out.launches_with_unknown_stores);
-    if (out.lost_launches > out.launches_with_unknown_stores)
-        record_gaps("launch with lost accesses: arena full", out.lost_launches - out.launches_with_unknown_stores);
+                    writer.launches_with_unknown_stores);
+    if (writer.lost_launches > writer.launches_with_unknown_stores)
+        record_gaps("launch with lost accesses: arena full",
+                    writer.lost_launches - writer.launches_with_unknown_stores);
     pthread_mutex_unlock(&recorder_lock);
 }
 

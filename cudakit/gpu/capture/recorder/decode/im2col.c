@@ -125,11 +125,11 @@ static bool join_channels(im2col_run *run, const im2col_run *next)
 
 static size_t join_runs(im2col_run *runs, size_t count, bool (*join)(im2col_run *, const im2col_run *))
 {
-    size_t used = 0;
+    size_t joined_count = 0;
     for (size_t i = 0; i < count; i++)
-        if (!used || !join(runs + used - 1, runs + i))
-            runs[used++] = runs[i];
-    return used;
+        if (!joined_count || !join(runs + joined_count - 1, runs + i))
+            runs[joined_count++] = runs[i];
+    return joined_count;
 }
 
 /* --- rows -------------------------------------------------------------------------------------- */

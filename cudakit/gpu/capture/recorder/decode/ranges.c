@@ -148,12 +148,12 @@ static void add_bits(range_writer *writer, uint64_t word, uint64_t base, unsigne
         unsigned zeros = (unsigned)__builtin_ctzll(word);
         word >>= zeros;
         position += zeros;
-        unsigned ones = ~word ? (unsigned)__builtin_ctzll(~word) : 64;
-        add_piece(writer, base + ((uint64_t)position << shift), base + ((uint64_t)(position + ones) << shift));
-        if (ones == 64)
+        unsigned run_bits = ~word ? (unsigned)__builtin_ctzll(~word) : 64;
+        add_piece(writer, base + ((uint64_t)position << shift), base + ((uint64_t)(position + run_bits) << shift));
+        if (run_bits == 64)
             return;
-        word >>= ones;
-        position += ones;
+        word >>= run_bits;
+        position += run_bits;
     }
 }
 
@@ -193,9 +193,9 @@ static size_t merge_same_key(const page_source *source, sort_entry *pages, size_
         } else if (is_full(source, pages[i].page)) {
             *last = pages[i];
         } else if (!is_full(source, last->page)) {
-            uint64_t *merged = bitmap_of(source, last->page), *added = bitmap_of(source, pages[i].page);
+            uint64_t *target_bits = bitmap_of(source, last->page), *added_bits = bitmap_of(source, pages[i].page);
             for (size_t word = 0; word < WORDS; word++)
-                merged[word] |= added[word];
+                target_bits[word] |= added_bits[word];
         }
     }
     return page_count;

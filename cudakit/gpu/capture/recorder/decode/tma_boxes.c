@@ -5,7 +5,7 @@
 
 /* --- boxes to bytes --------------------------------------------------------------------------- */
 
-/* Advance ``at`` and the address ``begin`` to the next row of a box. Return false after the last row. */
+/* Advance ``row_index`` and the address ``begin`` to the next row of a box. Return false after the last row. */
 static bool next_row(const box_extent *box, uint32_t row_index[MAX_RANK], uint64_t *begin)
 {
     for (unsigned i = 1; i < MAX_RANK && box->counts[i]; i++) {

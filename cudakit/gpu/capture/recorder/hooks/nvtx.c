@@ -183,15 +183,15 @@ static const char *message(const nvtx_attributes *event, char out[MAX_UTF8_BYTES
 
 static void domain_mark_ex(const interned_text *domain, const nvtx_attributes *event)
 {
-    char converted[MAX_UTF8_BYTES];
+    char utf8_text[MAX_UTF8_BYTES];
     if (is_recording())
-        range_mark(message(event, converted), domain_name(domain));
+        range_mark(message(event, utf8_text), domain_name(domain));
 }
 
 static int domain_range_push_ex(const interned_text *domain, const nvtx_attributes *event)
 {
-    char converted[MAX_UTF8_BYTES];
-    return is_recording() ? range_push(message(event, converted), domain_name(domain)) : -1;
+    char utf8_text[MAX_UTF8_BYTES];
+    return is_recording() ? range_push(message(event, utf8_text), domain_name(domain)) : -1;
 }
 
 static int domain_range_pop(const interned_text *domain)
@@ -201,8 +201,8 @@ static int domain_range_pop(const interned_text *domain)
 
 static uint64_t domain_range_start_ex(const interned_text *domain, const nvtx_attributes *event)
 {
-    char converted[MAX_UTF8_BYTES];
-    return is_recording() ? range_start(message(event, converted), domain_name(domain)) : 0;
+    char utf8_text[MAX_UTF8_BYTES];
+    return is_recording() ? range_start(message(event, utf8_text), domain_name(domain)) : 0;
 }
 
 static void domain_range_end(const interned_text *domain, uint64_t number)
@@ -220,9 +220,9 @@ static const interned_text *domain_register_string_a(const interned_text *domain
 
 static const interned_text *domain_register_string_w(const interned_text *domain, const wchar_t *text)
 {
-    char converted[MAX_UTF8_BYTES];
+    char utf8_text[MAX_UTF8_BYTES];
     (void)domain;
-    return intern(utf8(text, converted));
+    return intern(utf8(text, utf8_text));
 }
 
 static const interned_text *domain_create_a(const char *name)
@@ -232,8 +232,8 @@ static const interned_text *domain_create_a(const char *name)
 
 static const interned_text *domain_create_w(const wchar_t *name)
 {
-    char converted[MAX_UTF8_BYTES];
-    return intern(utf8(name, converted));
+    char utf8_text[MAX_UTF8_BYTES];
+    return intern(utf8(name, utf8_text));
 }
 
 /* --- functions of NVTX for the default domain ------------------------------------------------------ */
@@ -253,8 +253,8 @@ static void mark_a(const char *name)
 
 static void mark_w(const wchar_t *name)
 {
-    char converted[MAX_UTF8_BYTES];
-    mark_a(utf8(name, converted));
+    char utf8_text[MAX_UTF8_BYTES];
+    mark_a(utf8(name, utf8_text));
 }
 
 static uint64_t range_start_ex(const nvtx_attributes *event)
@@ -269,8 +269,8 @@ static uint64_t range_start_a(const char *name)
 
 static uint64_t range_start_w(const wchar_t *name)
 {
-    char converted[MAX_UTF8_BYTES];
-    return range_start_a(utf8(name, converted));
+    char utf8_text[MAX_UTF8_BYTES];
+    return range_start_a(utf8(name, utf8_text));
 }
 
 static void end_range(uint64_t number)
@@ -290,8 +290,8 @@ static int range_push_a(const char *name)
 
 static int range_push_w(const wchar_t *name)
 {
-    char converted[MAX_UTF8_BYTES];
-    return range_push_a(utf8(name, converted));
+    char utf8_text[MAX_UTF8_BYTES];
+    return range_push_a(utf8(name, utf8_text));
 }
 
 static int pop_range(void)

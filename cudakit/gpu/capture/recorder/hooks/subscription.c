@@ -118,29 +118,29 @@ static void format_error(const char *failed_call, int result, char *error, size_
 /* Subscribe callbacks. Return 0, or the result code of the first failure. */
 static int enable(const callback *callbacks, size_t count)
 {
-    int failed = 0;
-    for (const callback *each = callbacks; each < callbacks + count && !failed; each++)
-        failed = each->cbid ? sanitizer.enable_callback(1, subscriber, each->domain, each->cbid)
-                            : sanitizer.enable_domain(1, subscriber, each->domain);
-    return failed;
+    int result = 0;
+    for (const callback *subscribed = callbacks; subscribed < callbacks + count && !result; subscribed++)
+        result = subscribed->cbid ? sanitizer.enable_callback(1, subscriber, subscribed->domain, subscribed->cbid)
+                                  : sanitizer.enable_domain(1, subscriber, subscribed->domain);
+    return result;
 }
 
 /* Subscribe all callbacks; with ``memory_only``, only those of memory. Return 0, or the result code of the first failure. */
 static int enable_callbacks(bool memory_only)
 {
-    int failed = enable(MEMORY_CALLBACKS, sizeof MEMORY_CALLBACKS / sizeof *MEMORY_CALLBACKS);
-    if (failed || memory_only)
-        return failed;
-    failed = enable(WORK_CALLBACKS, sizeof WORK_CALLBACKS / sizeof *WORK_CALLBACKS);
-    if (patching_is_enabled() && !failed)
-        failed = enable(PATCH_CALLBACKS, sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS);
+    int result = enable(MEMORY_CALLBACKS, sizeof MEMORY_CALLBACKS / sizeof *MEMORY_CALLBACKS);
+    if (result || memory_only)
+        return result;
+    result = enable(WORK_CALLBACKS, sizeof WORK_CALLBACKS / sizeof *WORK_CALLBACKS);
+    if (patching_is_enabled() && !result)
+        result = enable(PATCH_CALLBACKS, sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS);
     /* A library rejects the ids of functions that are newer than the library. A driver of the same release does not
      * have these functions either, so the error is ignored. */
-    for (size_t i = 0; i < sizeof SUBSCRIBED_CBIDS / sizeof *SUBSCRIBED_CBIDS && !failed; i++) {
-        int result = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, SUBSCRIBED_CBIDS[i]);
-        failed = SUBSCRIBED_CBIDS[i] <= NEWEST_KNOWN_CBID ? result : 0;
+    for (size_t i = 0; i < sizeof SUBSCRIBED_CBIDS / sizeof *SUBSCRIBED_CBIDS && !result; i++) {
+        int call_result = sanitizer.enable_callback(1, subscriber, DOMAIN_DRIVER_API, SUBSCRIBED_CBIDS[i]);
+        result = SUBSCRIBED_CBIDS[i] <= NEWEST_KNOWN_CBID ? call_result : 0;
     }
-    return failed;
+    return result;
 }
 
 /* --- forks and exits -------------------------------------------------------------------------- */
@@ -192,15 +192,15 @@ bool subscription_begin(const char *library, bool memory_only, char *error, size
     }
     if (!load_sanitizer_library(library, error, error_bytes))
         return false;
-    int failed = sanitizer.subscribe(&subscriber, on_callback, NULL);
-    if (failed) {
-        format_error("another tool may be attached to CUDA; sanitizerSubscribe", failed, error, error_bytes);
+    int result = sanitizer.subscribe(&subscriber, on_callback, NULL);
+    if (result) {
+        format_error("another tool may be attached to CUDA; sanitizerSubscribe", result, error, error_bytes);
         return false;
     }
     is_subscribed = true;
-    failed = enable_callbacks(memory_only);
-    if (failed) {
-        format_error("sanitizerEnableCallback", failed, error, error_bytes);
+    result = enable_callbacks(memory_only);
+    if (result) {
+        format_error("sanitizerEnableCallback", result, error, error_bytes);
         subscription_end();
         return false;
     }

@@ -48,11 +48,11 @@ int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t memory_kind)
     while (index + overlapping < allocation_count && allocations[index + overlapping].lo < end)
         overlapping++;
     remove_range(index, overlapping);
-    allocation *resized =
+    allocation *new_allocations =
         array_reserve(allocations, &allocation_capacity, allocation_count + 1, sizeof *allocations, 1024);
-    if (!resized)
+    if (!new_allocations)
         return -1;
-    allocations = resized;
+    allocations = new_allocations;
     memmove(allocations + index + 1, allocations + index, (allocation_count - index) * sizeof *allocations);
     allocations[index] = (allocation){address, end, memory_kind};
     allocation_count++;

@@ -40,18 +40,18 @@ static void add_edge(graph_structure *structure, uint32_t before, uint32_t after
 static void query_work(graph_structure *structure, graph_node *node)
 {
     const driver_functions *driver = structure->driver;
-    int failed = 0;
+    int result = 0;
     switch (node->type) {
-    case NODE_KERNEL: failed = driver->cuGraphKernelNodeGetParams_v2(node->handle, &node->kernel); break;
-    case NODE_MEMCPY: failed = driver->cuGraphMemcpyNodeGetParams(node->handle, &node->copy); break;
-    case NODE_MEMSET: failed = driver->cuGraphMemsetNodeGetParams(node->handle, &node->fill); break;
-    case NODE_MEM_ALLOC: failed = driver->cuGraphMemAllocNodeGetParams(node->handle, &node->alloc); break;
-    case NODE_MEM_FREE: failed = driver->cuGraphMemFreeNodeGetParams(node->handle, &node->freed); break;
+    case NODE_KERNEL: result = driver->cuGraphKernelNodeGetParams_v2(node->handle, &node->kernel); break;
+    case NODE_MEMCPY: result = driver->cuGraphMemcpyNodeGetParams(node->handle, &node->copy); break;
+    case NODE_MEMSET: result = driver->cuGraphMemsetNodeGetParams(node->handle, &node->fill); break;
+    case NODE_MEM_ALLOC: result = driver->cuGraphMemAllocNodeGetParams(node->handle, &node->alloc); break;
+    case NODE_MEM_FREE: result = driver->cuGraphMemFreeNodeGetParams(node->handle, &node->freed); break;
     case NODE_CONDITIONAL: structure->has_conditional = true; break;
     }
-    if (failed)
+    if (result)
         node->type = NODE_EMPTY;
-    structure->failed |= failed != 0;
+    structure->failed |= result != 0;
 }
 
 static void query_graph(graph_structure *structure, CUgraph graph, uint32_t begin_node, uint32_t end_node);

@@ -35,7 +35,7 @@ static uint64_t operand_address(const memcpy3d_operand *operand)
 
 typedef struct {
     record node_record;
-    record *out;
+    record *accesses; /* ACCESS records of the node */
     size_t count;
 } node_writer;
 
@@ -44,7 +44,7 @@ static void write_access(node_writer *writer, uint64_t lo, size_t row_bytes, siz
 {
     if (!lo || !row_bytes || !rows || writer->count == MAX_ACCESSES)
         return;
-    record *access = writer->out + writer->count++;
+    record *access = writer->accesses + writer->count++;
     *access = writer->node_record;
     access->kind = KIND_ACCESS;
     memset(access->kind_fields, 0, sizeof access->kind_fields);
@@ -81,9 +81,9 @@ static void write_accesses(node_writer *writer, const graph_node *node)
     switch (node->type) {
     case NODE_KERNEL:
         writer->count = kernels_find_pointers(node->layout, node->kernel.kernelParams, node->kernel.extra,
-                                              &writer->node_record, writer->out, MAX_ACCESSES);
+                                              &writer->node_record, writer->accesses, MAX_ACCESSES);
         for (size_t i = 0; i < writer->count; i++)
-            writer->out[i].access.node = writer->node_record.node.node;
+            writer->accesses[i].access.node = writer->node_record.node.node;
         break;
     case NODE_MEMCPY:
         write_copy_operand(writer, &node->copy.src, &node->copy, MODE_READ);
@@ -142,10 +142,11 @@ static node_maps *node_maps_get(uint64_t key)
     uint32_t id = hash_table_get(&node_map_ids, key);
     if (id)
         return all_node_maps + id - 1;
-    node_maps *larger = array_reserve(all_node_maps, &node_map_capacity, node_map_count + 1, sizeof *larger, 64);
-    if (!larger)
+    node_maps *new_maps =
+        array_reserve(all_node_maps, &node_map_capacity, node_map_count + 1, sizeof *new_maps, 64);
+    if (!new_maps)
         return NULL;
-    all_node_maps = larger;
+    all_node_maps = new_maps;
     if (hash_table_put(&node_map_ids, key, (uint32_t)node_map_count + 1))
         return NULL;
     all_node_maps[node_map_count] = (node_maps){NULL, 0};
@@ -349,10 +350,10 @@ void graphs_node_captured(CUstream stream)
     if (!graphs_is_capturing() || !driver)
         return;
     this_thread.in_recorder_call = true;
-    int failed =
+    int result =
         driver->cuStreamGetCaptureInfo_v3(stream, &status, &capture_id, &graph, &last_nodes, &edges, &count);
     this_thread.in_recorder_call = false;
-    if (failed || status != 1 || count != 1)
+    if (result || status != 1 || count != 1)
         return;
     call_site stack;
     call_site_read(&stack);

@@ -30,7 +30,7 @@ typedef struct {
 
 typedef struct __attribute__((packed)) {
     char tag[4];
-    uint32_t items;
+    uint32_t item_count;
     uint64_t bytes;
 } block_header;
 
@@ -93,15 +93,15 @@ static char *map_file(const char *path, size_t bytes, int *error_number)
         return NULL;
     /* Allocate the disk space now: a full disk is an error here, but a SIGBUS in the user's program later. */
     *error_number = posix_fallocate(file, 0, (off_t)bytes);
-    void *mapped = MAP_FAILED;
+    void *mapped_file = MAP_FAILED;
     if (!*error_number) {
-        mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        *error_number = mapped == MAP_FAILED ? errno : 0;
+        mapped_file = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        *error_number = mapped_file == MAP_FAILED ? errno : 0;
     }
     close(file);
     if (*error_number)
         unlink(path);
-    return *error_number ? NULL : mapped;
+    return *error_number ? NULL : mapped_file;
 }
 
 /* Build the path of the next segment. After exec, segments of the previous program exist under the same process id. */
@@ -118,16 +118,16 @@ static void name_segment(char *path, size_t bytes)
 static char *map_file_that_fits(const char *path, size_t *bytes)
 {
     int error_number = ENOSPC;
-    char *mapped = NULL;
+    char *mapped_file = NULL;
     size_t attempted_bytes = SEGMENT_BYTES;
-    for (; !mapped && attempted_bytes >= MIN_SEGMENT_BYTES &&
+    for (; !mapped_file && attempted_bytes >= MIN_SEGMENT_BYTES &&
            (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG);
          attempted_bytes /= 2) {
-        mapped = map_file(path, attempted_bytes, &error_number);
+        mapped_file = map_file(path, attempted_bytes, &error_number);
         *bytes = attempted_bytes;
     }
     errno = error_number;
-    return mapped;
+    return mapped_file;
 }
 
 /* Delete the directory after its reader was killed. It contains only files of cudakit. */
@@ -206,7 +206,7 @@ static int begin_segment(void)
 }
 
 /* Append a block so that a reader sees all of it or nothing. Return 0, or -1 with errno set. */
-static int append(const char *tag, uint32_t items, const void *payload, size_t bytes)
+static int append(const char *tag, uint32_t item_count, const void *payload, size_t bytes)
 {
     size_t block_bytes = sizeof(block_header) + bytes;
     if ((!segment || end_offset + block_bytes > segment_bytes) && begin_segment())
@@ -215,7 +215,7 @@ static int append(const char *tag, uint32_t items, const void *payload, size_t b
         errno = ENOSPC;
         return -1;
     }
-    block_header header = {{tag[0], tag[1], tag[2], tag[3]}, items, bytes};
+    block_header header = {{tag[0], tag[1], tag[2], tag[3]}, item_count, bytes};
     memcpy(segment + end_offset, &header, sizeof header);
     memcpy(segment + end_offset + sizeof header, payload, bytes);
     end_offset += block_bytes;
@@ -281,10 +281,11 @@ static uint32_t find_string(const char *text, size_t length, uint64_t *key)
 /* Store a string that was just written. If no memory is left, the string is not stored, and is written again at its next use. */
 static void store_string(const char *text, size_t length, uint64_t key, uint32_t id)
 {
-    written_string *larger = array_reserve(strings, &string_capacity, stored_count + 1, sizeof *strings, 1024);
-    if (!larger)
+    written_string *new_strings =
+        array_reserve(strings, &string_capacity, stored_count + 1, sizeof *strings, 1024);
+    if (!new_strings)
         return;
-    strings = larger;
+    strings = new_strings;
     char *copy = strndup(text, length);
     if (!copy)
         return;

@@ -1,0 +1,74 @@
+"""The evidence for the answer of a report, and the settings that it recommends. Only pages show them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from cudakit.core.memory.analyze.call_sites import site_name
+from cudakit.core.memory.present.rows import NO_STACK, moment_name
+from cudakit.core.memory.result import DeviceMemory, DiffRow, Leak, Oom
+from cudakit.core.memory.verdict import replays_sentence
+from cudakit.units import format_bytes, format_count, format_ratio
+
+_MAX_ITEMS = 3
+
+
+def evidence(device: DeviceMemory) -> tuple[str, ...]:
+    """Return the figures that support the cause: sizes, replays, growth, or the largest call sites."""
+    if device.ooms:
+        return tuple(_failure(device.ooms[-1]))
+    if device.leaks:
+        return tuple(_growth(leak, device.steps.count) for leak in device.leaks[:_MAX_ITEMS])
+    if device.steps.rising:
+        return tuple(map(_rise, device.steps.site_growth[:_MAX_ITEMS]))
+    # The cause names the largest call site.
+    lines = device.lines[1:_MAX_ITEMS]
+    return tuple(
+        f"next {moment_name(device)}: {NO_STACK if line.frame is None else site_name(line.frame)},"
+        f" {format_bytes(line.bytes)} ({format_ratio(line.share)})"
+        for line in lines
+    )
+
+
+def recommended_settings(device: DeviceMemory) -> str:
+    """Return the recommended settings as the assignment of a shell variable; "" if none is recommended."""
+    variable = device.snapshot.calls.settings_variable
+    for oom in device.ooms[-1:]:
+        for replayed in oom.replays:
+            if replayed.recommended and replayed.settings is not None:
+                return f"{variable}={shlex.quote(replayed.settings)}"
+    return ""
+
+
+def _failure(oom: Oom) -> Iterator[str]:
+    yield (
+        f"requested {format_bytes(oom.size_bytes)}; free on the device"
+        f" {format_bytes(oom.device_free_bytes)}; free in segments {format_bytes(oom.free_bytes)}; largest"
+        f" free block {format_bytes(oom.largest_hole_bytes)}"
+    )
+    yield from (f"another cause: {cause.sentence}" for cause in oom.causes[1:])
+    helpful_changes = [replayed.change for replayed in oom.replays if replayed.helps]
+    if sentence := replays_sentence(oom):
+        yield sentence.removesuffix(".")
+    elif helpful_changes:
+        yield (
+            f"of {format_count(len(oom.replays))} changes that were replayed, {len(helpful_changes)} let the"
+            f" request succeed: {', '.join(helpful_changes)}"
+        )
+
+
+def _growth(leak: Leak, steps: int) -> str:
+    site = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
+    return (
+        f"{site}: from {format_bytes(leak.growth[0])} to {format_bytes(leak.growth[-1])} over"
+        f" {format_count(steps)} moments between steps, {format_bytes(leak.bytes_per_step)} per step"
+    )
+
+
+def _rise(row: DiffRow) -> str:
+    site = site_name(row.stack[row.site]) if row.stack else NO_STACK
+    return (
+        f"{site}: {format_bytes(row.before_bytes)} at the peak of the first step,"
+        f" {format_bytes(row.after_bytes)} at the peak of the last one"
+    )

@@ -1,0 +1,388 @@
+"""Write a profile as a Perfetto trace: the messages of perfetto/protos/perfetto/trace in their wire format.
+
+Each stream of a device and each thread has a track. A span is two TrackEvents, its begin and its end. Names
+and call stacks are interned: written once, and referred to by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.exports.protobuf import (
+    Bytes2D,
+    beside,
+    bytes_field,
+    constant,
+    fixed64_column,
+    interleaved,
+    message_column,
+    number_column,
+    number_field,
+    text_field,
+)
+from cudakit.core.profile.exports.texts import call_path, call_site, printable
+from cudakit.core.profile.exports.timeline import (
+    Column,
+    Timeline,
+    WorkKind,
+    first_time,
+    timeline,
+)
+from cudakit.core.profile.exports.tracks import (
+    HostSource,
+    HostTracks,
+    device_names,
+    distinct_rows,
+    host_tracks,
+    work_tracks,
+)
+from cudakit.trace.kinds import EventKind
+
+# Numbers of fields in trace_packet.proto, track_event.proto, track_descriptor.proto and interned_data.proto.
+_TRACE_PACKET: Final = 1
+_TIMESTAMP: Final = 8
+_SEQUENCE_ID: Final = 10
+_TRACK_EVENT: Final = 11
+_INTERNED_DATA: Final = 12
+_SEQUENCE_FLAGS: Final = 13
+_TRACK_DESCRIPTOR: Final = 60
+
+_STATE_CLEARED: Final = 1  # SEQ_INCREMENTAL_STATE_CLEARED
+_NEEDS_STATE: Final = 2  # SEQ_NEEDS_INCREMENTAL_STATE
+
+_BEGIN, _END, _INSTANT = 1, 2, 3  # types of TrackEvents
+_EVENT_TYPE: Final = 9
+_EVENT_TRACK: Final = 11
+_EVENT_CATEGORY: Final = 3
+_EVENT_NAME: Final = 10
+_EVENT_ANNOTATION: Final = 4
+_EVENT_FLOW: Final = 47
+_EVENT_LAST_FLOW: Final = 48
+
+_CATEGORIES, _NAMES, _ANNOTATION_NAMES, _STRINGS = 1, 2, 3, 29  # fields of InternedData
+
+# Number of spans that are encoded at once, which bounds the memory of the export.
+_BLOCK_SPANS = 1 << 16
+_SEQUENCE = 1
+_CATEGORY_NAMES = ("kernel", "gpu_memcpy", "gpu_memset", "user_annotation", "cuda_api", "cuda_sync")
+_FIRST_HOST_CATEGORY = 3  # number of categories of GPU work
+_ANNOTATIONS = ("stream", "correlation", "call site", "call stack", "grid", "block", "bytes")
+
+
+def write_perfetto_trace(activities: Sequence[Activities], file: BinaryIO) -> None:
+    """Write the profiles of processes as one Perfetto trace, in pieces of bounded size."""
+    timelines = [timeline(process) for process in activities]
+    base_ns = first_time(timelines)
+    interned = _Interned()
+    uuids = count(1)
+    file.write(_state_cleared())
+    for index, process in enumerate(timelines):
+        for packets in _Process(
+            process, base_ns, interned, uuids, flow_offset=index << 32
+        ).packets():
+            file.write(packets)
+
+
+def _packet(*fields: bytes) -> bytes:
+    content = b"".join((number_field(_SEQUENCE_ID, _SEQUENCE), *fields))
+    return bytes_field(_TRACE_PACKET, content)
+
+
+def _state_cleared() -> bytes:
+    """Return the first packet, which defines the names of categories and annotations."""
+    data = b"".join(
+        bytes_field(kind, number_field(1, number) + text_field(2, name))
+        for kind, names in ((_CATEGORIES, _CATEGORY_NAMES), (_ANNOTATION_NAMES, _ANNOTATIONS))
+        for number, name in enumerate(names, 1)
+    )
+    return _packet(
+        number_field(_SEQUENCE_FLAGS, _STATE_CLEARED | _NEEDS_STATE),
+        bytes_field(_INTERNED_DATA, data),
+    )
+
+
+class _Interned:
+    """The numbers of interned names and strings, and the packets that define them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._new: list[bytes] = []
+
+    def numbers(self, kind: int, texts: Sequence[str]) -> Column:
+        """Return the number of each text; kinds are fields of InternedData."""
+        return np.array([self._number(kind, printable(text)) for text in texts], np.uint64)
+
+    def _number(self, kind: int, text: str) -> int:
+        number = self._numbers.get((kind, text))
+        if number is None:
+            number = self._numbers[kind, text] = len(self._numbers) + 1
+            self._new.append(bytes_field(kind, number_field(1, number) + text_field(2, text)))
+        return number
+
+    def packets(self) -> Iterator[bytes]:
+        """Yield the packets that define the numbers that are new since the last call."""
+        new, self._new = self._new, []
+        for first in range(0, len(new), 1000):
+            yield _packet(
+                number_field(_SEQUENCE_FLAGS, _NEEDS_STATE),
+                bytes_field(_INTERNED_DATA, b"".join(new[first : first + 1000])),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Uuids:
+    """The identifiers of the tracks of a process."""
+
+    work: Column  # GPU work by index of the track
+    host: Column  # host calls by index of the track
+
+
+class _Process:
+    """Encodes the tracks and events of one process."""
+
+    def __init__(
+        self,
+        process: Timeline,
+        base_ns: int,
+        interned: _Interned,
+        uuids: count[int],
+        *,
+        flow_offset: int,
+    ) -> None:
+        self._timeline = process
+        self._base_ns = base_ns
+        self._interned = interned
+        self._flow_offset = flow_offset
+        self._next_uuid = uuids
+        self._work = work_tracks(process)
+        self._host = host_tracks(process)
+        self._strings: dict[str, Column] = {}
+
+    def packets(self) -> Iterator[bytes]:
+        """Yield the packets of the process."""
+        uuids, descriptors = self._descriptors()
+        yield from descriptors
+        self._names = self._interned.numbers(_NAMES, self._timeline.names)
+        stacks = self._timeline.stacks
+        self._sites = self._interned.numbers(_STRINGS, [call_site(stack) for stack in stacks])
+        self._stacks = self._interned.numbers(
+            _STRINGS, [" ▸ ".join(call_path(stack)) for stack in stacks]
+        )
+        yield from self._interned.packets()
+        for rows in _row_blocks(np.arange(len(self._timeline.work.start_ns))):
+            encoded = self._work_packets(rows, uuids)
+            yield from self._interned.packets()
+            yield encoded
+        yield from self._host_packets(uuids)
+        yield from self._mark_packets(uuids)
+
+    # --- tracks ------------------------------------------------------------------------------------
+
+    def _descriptors(self) -> tuple[_Uuids, list[bytes]]:
+        pid = self._timeline.process
+        packets: list[bytes] = []
+
+        def describe(*fields: bytes, parent: int = 0) -> int:
+            uuid = next(self._next_uuid)
+            parent_field = number_field(5, parent) if parent else b""
+            content = b"".join((number_field(1, uuid), parent_field, *fields))
+            packets.append(_packet(bytes_field(_TRACK_DESCRIPTOR, content)))
+            return uuid
+
+        process = describe(
+            bytes_field(3, number_field(1, pid) + text_field(6, f"process {pid}")),
+            text_field(2, f"process {pid}"),
+        )
+        simulated = " (simulated)" if self._timeline.simulated else ""
+        devices = {
+            device: describe(text_field(2, printable(f"{name} of process {pid}{simulated}")))
+            for device, name in device_names(self._timeline).items()
+        }
+        work = [
+            describe(text_field(2, printable(track.name)), parent=devices[track.group])
+            for track in self._work.tracks
+        ]
+        host = [
+            describe(text_field(2, printable(track.name)), parent=process)
+            for track in self._host.tracks
+        ]
+        return _Uuids(np.array(work, np.uint64), np.array(host, np.uint64)), packets
+
+    # --- events ------------------------------------------------------------------------------------
+
+    def _work_packets(self, rows: Column, uuids: _Uuids) -> bytes:
+        """Return begin and end of GPU work in its order, because Perfetto sorts events by time stably."""
+        kinds = self._timeline.work.kind[rows]
+        rows_by_kind = [(kind, np.flatnonzero(kinds == kind)) for kind in WorkKind]
+        encoded = [
+            self._spans_of_kind(kind, rows[selected], uuids)
+            for kind, selected in rows_by_kind
+            if len(selected)
+        ]
+        return interleaved(np.argsort(np.argsort(kinds, kind="stable")), *encoded)
+
+    def _spans_of_kind(self, kind: WorkKind, rows: Column, uuids: _Uuids) -> Bytes2D:
+        """Return begin and end of each piece of work of a kind, next to each other."""
+        work = self._timeline.work
+        tracks = number_column(_EVENT_TRACK, uuids.work[self._work.track[rows]])
+        fields = [
+            tracks,
+            constant(number_field(_EVENT_CATEGORY, kind + 1)),
+            number_column(_EVENT_NAME, self._names[work.name[rows]]),
+            _annotation("stream", work.stream[rows]),
+            _annotation("correlation", work.correlation[rows]),
+            _text_annotation("call site", self._sites[work.site[rows]]),
+            _text_annotation("call stack", self._stacks[work.site[rows]]),
+        ]
+        if kind is WorkKind.KERNEL:
+            records = self._timeline.activities.of(EventKind.KERNEL_RUN)[work.record[rows]]
+            fields += [
+                _text_annotation(name, self._dimensions(records[name]))
+                for name in ("grid", "block")
+            ]
+        else:
+            fields.append(_annotation("bytes", work.size_bytes[rows]))
+        flows = self._flow_offset + work.correlation[rows].astype(np.uint64)
+        fields.append(fixed64_column(_EVENT_LAST_FLOW, flows))
+        return beside(
+            self._events(_BEGIN, work.start_ns[rows], *fields),
+            self._events(_END, work.end_ns[rows], tracks),
+        )
+
+    def _dimensions(self, sizes: Column) -> Column:
+        """Return the interned text of the sizes of a grid or of a thread block, such as "8 × 1 × 1"."""
+        first, number = distinct_rows(*(sizes[:, axis] for axis in range(3)))
+        texts = [" × ".join(map(str, row)) for row in sizes[first].tolist()]
+        return self._interned.numbers(_STRINGS, texts)[number]
+
+    def _host_packets(self, uuids: _Uuids) -> Iterator[bytes]:
+        """Yield the events of ranges, API calls and waits, for each track in the order of their nesting."""
+        host = self._host
+        for track in range(len(host.tracks)):
+            rows = np.flatnonzero(host.track == track)
+            begins, ends = self._host_events(host, rows, uuids)
+            order = _nesting_order(host.start_ns[rows], host.end_ns[rows])
+            for first in range(0, len(order), _BLOCK_SPANS):
+                part = order[first : first + _BLOCK_SPANS]
+                begin_rows, end_rows = part[part < len(rows)], part[part >= len(rows)] - len(rows)
+                # The part refers to rows of all begins and ends; number the rows of this part alone.
+                number = np.empty(len(part), np.int64)
+                number[part < len(rows)] = np.arange(len(begin_rows))
+                number[part >= len(rows)] = len(begin_rows) + np.arange(len(end_rows))
+                yield interleaved(number, begins[begin_rows], ends[end_rows])
+
+    def _host_events(
+        self, host: HostTracks, rows: Column, uuids: _Uuids
+    ) -> tuple[Bytes2D, Bytes2D]:
+        """Return the begin and the end of each host span."""
+        timeline = self._timeline
+        tables = (timeline.ranges, timeline.calls, timeline.waits)
+        names = np.zeros(len(rows), np.uint64)
+        correlation = np.zeros(len(rows), np.uint64)
+        site = np.zeros(len(rows), np.int64)
+        for source in HostSource:
+            selected = host.source[rows] == source
+            table_rows = host.row[rows][selected]
+            names[selected] = self._names[tables[source].name[table_rows]]
+            if source is HostSource.CALL:
+                correlation[selected] = timeline.calls.correlation[table_rows]
+                site[selected] = timeline.calls.site[table_rows]
+        tracks = number_column(_EVENT_TRACK, uuids.host[host.track[rows]])
+        category = host.source[rows].astype(np.uint64) + _FIRST_HOST_CATEGORY + 1
+        fields = (
+            tracks,
+            number_column(_EVENT_CATEGORY, category),
+            number_column(_EVENT_NAME, names),
+            _annotation("correlation", correlation),
+            _text_annotation("call site", self._sites[site]),
+            fixed64_column(
+                _EVENT_FLOW, self._flows(correlation, host.source[rows], host.row[rows])
+            ),
+        )
+        return (
+            self._events(_BEGIN, host.start_ns[rows], *fields),
+            self._events(_END, host.end_ns[rows], tracks),
+        )
+
+    def _flows(self, correlation: Column, source: Column, row: Column) -> Column:
+        """Return the number of the arrow from each span: that of the work which an API call started.
+
+        A span without such work gets a number that no work has, and so no arrow.
+        """
+        starts_work = np.zeros(len(self._timeline.calls.start_ns), np.bool_)
+        call = self._timeline.work.call
+        starts_work[call[call >= 0]] = True
+        is_call = source == HostSource.CALL
+        has_arrow = np.zeros(len(row), np.bool_)
+        has_arrow[is_call] = starts_work[row[is_call]]
+        without_work = np.uint64(1 << 63) + np.arange(len(row), dtype=np.uint64)
+        return np.where(has_arrow, self._flow_offset + correlation, without_work)
+
+    def _mark_packets(self, uuids: _Uuids) -> Iterator[bytes]:
+        marks = self._timeline.marks
+        uuid_of_thread = {
+            track.number: int(uuid)
+            for track, uuid in zip(self._host.tracks, uuids.host.tolist(), strict=True)
+            if not track.lane
+        }
+        tracks = np.array([uuid_of_thread.get(t, 0) for t in marks.thread.tolist()], np.uint64)
+        for rows in _row_blocks(np.flatnonzero(tracks)):
+            events = self._events(
+                _INSTANT,
+                marks.start_ns[rows],
+                number_column(_EVENT_TRACK, tracks[rows]),
+                number_column(_EVENT_NAME, self._names[marks.name[rows]]),
+            )
+            yield events.tobytes()
+
+    def _events(self, event_type: int, times: Column, *fields: Bytes2D) -> Bytes2D:
+        """Return a packet with a TrackEvent for each time."""
+        return message_column(
+            _TRACE_PACKET,
+            constant(
+                number_field(_SEQUENCE_ID, _SEQUENCE) + number_field(_SEQUENCE_FLAGS, _NEEDS_STATE)
+            ),
+            number_column(_TIMESTAMP, times - self._base_ns),
+            message_column(_TRACK_EVENT, constant(number_field(_EVENT_TYPE, event_type)), *fields),
+        )
+
+
+def _annotation(name: str, values: Column) -> Bytes2D:
+    """Return a DebugAnnotation with a number."""
+    number = _ANNOTATIONS.index(name) + 1
+    return message_column(
+        _EVENT_ANNOTATION, constant(number_field(1, number)), number_column(3, values)
+    )
+
+
+def _text_annotation(name: str, numbers: Column) -> Bytes2D:
+    """Return a DebugAnnotation with an interned string."""
+    number = _ANNOTATIONS.index(name) + 1
+    return message_column(
+        _EVENT_ANNOTATION, constant(number_field(1, number)), number_column(17, numbers)
+    )
+
+
+def _row_blocks(rows: Column) -> Iterator[Column]:
+    return (rows[first : first + _BLOCK_SPANS] for first in range(0, len(rows), _BLOCK_SPANS))
+
+
+def _nesting_order(start: Column, end: Column) -> Column:
+    """Return the order of the begins (items 0 to n - 1) and ends (items n to 2n - 1) of nested spans.
+
+    Spans are sorted by start, outer spans first. Of events at the same time, ends of earlier spans come
+    first, the innermost first; then begins, the outermost first. The end of a span without duration follows
+    its begin directly.
+    """
+    number = np.arange(len(start))
+    is_empty = start == end
+    times = np.concatenate([start, end])
+    is_late = np.concatenate([np.ones(len(start), np.bool_), is_empty])
+    place = np.concatenate([2 * number, np.where(is_empty, 2 * number + 1, -number)])
+    return np.lexsort((place, is_late, times))

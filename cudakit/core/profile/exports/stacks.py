@@ -1,0 +1,109 @@
+"""Write the GPU time of call stacks: for speedscope, and as collapsed stacks for flame graph tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+import numpy as np
+
+from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.exports.texts import NO_STACK, cached, frame_text, printable
+from cudakit.core.profile.exports.timeline import Timeline, timeline
+from cudakit.core.profile.exports.tracks import distinct_rows
+from cudakit.trace.trace_file import Frame
+
+# Identifies the file format (speedscope, src/lib/file-format-spec.ts); no program downloads it.
+_SPEEDSCOPE_FORMAT = "https://www.speedscope.app/file-format-schema.json"
+
+
+def write_collapsed(activities: Sequence[Activities], file: BinaryIO) -> None:
+    """Write collapsed stacks (Brendan Gregg's FlameGraph): ``outer;inner;kernel nanoseconds`` in each line.
+
+    In a frame ``;`` becomes ``:``. If there are several processes, the first frame of a stack is the process.
+    """
+    for process in activities:
+        prefix = f"process {process.process};" if len(activities) > 1 else ""
+        for line in _collapsed_lines(timeline(process)):
+            file.write(f"{prefix}{line}\n".encode())
+
+
+def _collapsed_lines(process: Timeline) -> Iterator[str]:
+    stacks = cached(lambda site: _joined(process.stacks[site]))
+    names = cached(lambda name: _collapsed_label(process.names[name]))
+    for site, name, duration_ns in stack_times(process):
+        yield f"{stacks(site)};{names(name)} {duration_ns}"
+
+
+def _joined(stack: Sequence[Frame]) -> str:
+    return ";".join(_collapsed_label(frame_text(frame)) for frame in reversed(stack)) or NO_STACK
+
+
+def _collapsed_label(text: str) -> str:
+    return printable(text).replace(";", ":")
+
+
+def stack_times(process: Timeline) -> Iterator[tuple[int, int, int]]:
+    """Yield each distinct (site, name) of GPU work and its GPU time in ns, first occurrence first."""
+    work = process.work
+    if not len(work.start_ns):
+        return
+    first, number = distinct_rows(work.site, work.name)
+    durations = work.end_ns - work.start_ns
+    # Sums of integers as floating-point numbers are exact below 2**53 ns, which is 104 days.
+    totals = np.bincount(number, durations, len(first)).astype(np.int64)
+    order = np.argsort(first)
+    yield from zip(
+        work.site[first][order].tolist(),
+        work.name[first][order].tolist(),
+        totals[order].tolist(),
+        strict=True,
+    )
+
+
+def write_speedscope(activities: Sequence[Activities], file: BinaryIO) -> None:
+    """Write a speedscope file: for each process, call stacks with their kernels, weighted by GPU time."""
+    frames: dict[Frame, int] = {}
+    profiles = [_profile(timeline(process), frames) for process in activities]
+    content = {
+        "$schema": _SPEEDSCOPE_FORMAT,
+        "shared": {"frames": [_speedscope_frame(frame) for frame in frames]},
+        "profiles": profiles,
+        "name": "GPU time by call stack",
+        "activeProfileIndex": 0,
+        "exporter": "cudakit",
+    }
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+    for text in encoder.iterencode(content):
+        file.write(text.encode())
+    file.write(b"\n")
+
+
+def _speedscope_frame(frame: Frame) -> dict[str, object]:
+    described: dict[str, object] = {"name": printable(frame.function) or "?"}
+    if frame.file:
+        described["file"] = printable(frame.file)
+    if frame.line:
+        described["line"] = frame.line
+    return described
+
+
+def _profile(process: Timeline, frames: dict[Frame, int]) -> dict[str, object]:
+    samples: list[list[int]] = []
+    weights: list[int] = []
+    for site, name, duration_ns in stack_times(process):
+        stack = process.stacks[site] or (Frame(NO_STACK, "", 0),)
+        path = (*reversed(stack), Frame(process.names[name], "", 0))
+        samples.append([frames.setdefault(frame, len(frames)) for frame in path])
+        weights.append(duration_ns)
+    simulated = " (simulated)" if process.simulated else ""
+    return {
+        "type": "sampled",
+        "name": f"process {process.process}{simulated}",
+        "unit": "nanoseconds",
+        "startValue": 0,
+        "endValue": sum(weights),
+        "samples": samples,
+        "weights": weights,
+    }

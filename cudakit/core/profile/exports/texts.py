@@ -1,0 +1,88 @@
+"""Texts of exports: names without control characters, frames, call sites and JSON strings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from cudakit.trace.trace_file import Frame, Stack
+
+# Number of rows that are formatted at once, which bounds the memory of an export.
+BLOCK_ROWS = 4096
+# Number of characters to which a name is cut. Names of C++ templates have thousands of characters.
+_MAX_CHARACTERS = 4000
+
+_LIBRARY = re.compile(
+    r"""(?:^|/)(?:site-packages|dist-packages)/   # installed packages
+    | /lib/python3[.\d]*/                         # the standard library
+    | ^<(?!stdin>|string>|ipython)                # generated code, unless a person typed it
+    | ^$                                          # a frame without a file
+    """,
+    re.VERBOSE,
+)
+
+NO_STACK = "no call stack recorded"
+
+TextOfIndex: TypeAlias = Callable[[int], str]
+
+
+def printable(text: str) -> str:
+    r"""Return untrusted text in one line, with escape sequences for all characters that cannot be printed.
+
+    They include control characters, bidirectional overrides, and lone surrogates, which UTF-8 cannot encode.
+    """
+    text = text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def quoted(text: str) -> str:
+    """Return untrusted text as a JSON string, without escaped surrogate pairs, which Perfetto rejects."""
+    return json.dumps(printable(text), ensure_ascii=False)
+
+
+def frame_text(frame: Frame) -> str:
+    """Return a frame as "train.py:12 step"."""
+    location = f"{frame.file}:{frame.line}" if frame.line else frame.file
+    return f"{location} {frame.function}".strip()
+
+
+def call_site(stack: Stack) -> str:
+    """Return the innermost frame outside installed packages and the standard library, as text."""
+    if not stack:
+        return NO_STACK
+    own_frames = (frame for frame in stack if not _LIBRARY.search(frame.file))
+    return frame_text(next(own_frames, stack[0]))
+
+
+def call_path(stack: Stack) -> list[str]:
+    """Return the frames of a call stack as texts, the outermost first."""
+    return [frame_text(frame) for frame in reversed(stack)] or [NO_STACK]
+
+
+def cached(text_of: Callable[[int], str]) -> TextOfIndex:
+    """Return a function that computes the text of each index once."""
+    texts: dict[int, str] = {}
+
+    def text(index: int) -> str:
+        if index not in texts:
+            texts[index] = text_of(index)
+        return texts[index]
+
+    return text
+
+
+def quoted_items(items: Sequence[str]) -> TextOfIndex:
+    """Return a function from an index of a sequence to the item as a JSON string."""
+    return cached(lambda index: quoted(items[index]))
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """Yield slices that divide ``count`` rows into blocks."""
+    return (slice(first, first + BLOCK_ROWS) for first in range(0, count, BLOCK_ROWS))

@@ -1,0 +1,120 @@
+"""Assign GPU work and host spans to the tracks of a trace viewer: one for each stream and for each thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from cudakit.core.profile.exports.lanes import flat_lanes, nested_lanes
+from cudakit.core.profile.exports.timeline import Column, Spans, Timeline
+from cudakit.trace.kinds import EventKind
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """A row of a trace viewer, whose spans do not overlap, or nest if it is of a thread."""
+
+    name: str
+    group: int  # number of the device, or the number of the thread; 0 for ranges of the process
+    number: int  # number of the stream or thread
+    lane: int  # number of the lane: 0 for the first track of a stream or thread
+
+
+class HostSource(IntEnum):
+    """The table of a Timeline that has a host span."""
+
+    RANGE = 0
+    CALL = 1
+    WAIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTracks:
+    """The track of each piece of GPU work of a Timeline."""
+
+    tracks: Sequence[Track]
+    track: Column
+
+
+@dataclass(frozen=True, slots=True)
+class HostTracks:
+    """The ranges, API calls and waits of a Timeline, sorted by start, outer spans first."""
+
+    tracks: Sequence[Track]
+    track: Column
+    source: Column  # a HostSource
+    row: Column  # row in the table of the source
+    start_ns: Column
+    end_ns: Column
+
+
+def distinct_rows(*columns: Column) -> tuple[Column, Column]:
+    """Return the first index of each distinct row of the columns, and the distinct row of each row."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, value_number = np.unique(column, return_inverse=True)
+        number = number * max(len(values), 1) + value_number.reshape(-1)
+        _, number = np.unique(number, return_inverse=True)
+        number = number.reshape(-1)
+    _, first = np.unique(number, return_index=True)
+    return first, number
+
+
+def work_tracks(timeline: Timeline) -> WorkTracks:
+    """Return one track for each device and stream; work that overlaps other work gets sibling tracks."""
+    work = timeline.work
+    _, stream = distinct_rows(work.device, work.stream)
+    lane = flat_lanes(stream, work.start_ns, work.end_ns)
+    first, track = distinct_rows(work.device, work.stream, lane)
+    rows = zip(
+        work.device[first].tolist(), work.stream[first].tolist(), lane[first].tolist(), strict=True
+    )
+    tracks = [
+        Track(_with_lane(f"stream {stream}", lane), device, stream, lane)
+        for device, stream, lane in rows
+    ]
+    return WorkTracks(tracks, track)
+
+
+def host_tracks(timeline: Timeline) -> HostTracks:
+    """Return one track for each thread; spans that do not nest get sibling tracks."""
+    tables: tuple[Spans, ...] = (timeline.ranges, timeline.calls, timeline.waits)
+    start = np.concatenate([table.start_ns for table in tables])
+    end = np.concatenate([table.end_ns for table in tables])
+    thread = np.concatenate([table.thread.astype(np.uint64) for table in tables])
+    source = np.repeat(np.arange(len(tables)), [len(table.start_ns) for table in tables])
+    row = np.concatenate([np.arange(len(table.start_ns)) for table in tables])
+    # Of spans with the same times, a range contains a call, and a call contains a wait.
+    order = np.lexsort((source, -end, start))
+    start, end, thread, source, row = (
+        column[order] for column in (start, end, thread, source, row)
+    )
+    _, thread_number = distinct_rows(thread)
+    lane = nested_lanes(thread_number, start, end)
+    first, track = distinct_rows(thread, lane)
+    tracks = [
+        Track(_with_lane(_thread_name(thread), lane), thread, thread, lane)
+        for thread, lane in zip(thread[first].tolist(), lane[first].tolist(), strict=True)
+    ]
+    return HostTracks(tracks, track, source.astype(np.uint8), row, start, end)
+
+
+def _thread_name(thread: int) -> str:
+    return f"thread {thread}" if thread else "ranges of the process"
+
+
+def _with_lane(name: str, lane: int) -> str:
+    return f"{name} · lane {lane + 1}" if lane else name
+
+
+def device_names(timeline: Timeline) -> dict[int, str]:
+    """Return a name for each device that has work or properties: "GPU 0 (NVIDIA H200)"."""
+    devices = sorted(set(np.unique(timeline.work.device).tolist()))
+    names = {device: f"GPU {device}" for device in devices}
+    for record in timeline.activities.of(EventKind.DEVICE_INFO):
+        device, name = int(record["device"]), timeline.names[int(record["name"])]
+        names[device] = f"GPU {device} ({name})" if name else f"GPU {device}"
+    return names

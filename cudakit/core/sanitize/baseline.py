@@ -1,0 +1,112 @@
+"""Baselines: files of known races, which later runs do not report (``cudakit.sanitize.baseline/1``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from cudakit.core.sanitize.names import is_backward, is_program_frame
+from cudakit.core.sanitize.result import BaselineUse, FoundRace, KnownRace, KnownSide, Side
+from cudakit.document import Frame
+from cudakit.errors import InputError
+from cudakit.serialize import Mismatch, from_plain, to_plain
+
+_HINT = "write a baseline with: cudakit run --sanitize --write-baseline FILE ..."
+_MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The known races of a program."""
+
+    schema: ClassVar[str] = "cudakit.sanitize.baseline/1"
+    races: tuple[KnownRace, ...]
+
+
+class BaselineMatcher:
+    """Finds the races that a baseline has. ``root`` is the directory that its paths are relative to."""
+
+    def __init__(self, path: str, baseline: Baseline, *, root: Path) -> None:
+        self._path = path
+        self._baseline = baseline
+        self._races = frozenset(baseline.races)
+        self._root = root
+
+    def find(self, race: FoundRace) -> KnownRace | None:
+        """Return the race of the baseline that equals a race, or None."""
+        known = identify(race, root=self._root)
+        return known if known in self._races else None
+
+    def use(self, occurred: Iterable[KnownRace], count: int) -> BaselineUse:
+        """Return how a run used the baseline. ``count`` is the number of occurrences of its races."""
+        races = tuple(sorted(set(occurred), key=_sort_key))
+        return BaselineUse(self._path, races, count, len(self._races) - len(races))
+
+
+def identify(race: FoundRace, *, root: Path) -> KnownRace:
+    """Return what a race has in common with the same race in other runs and checkouts.
+
+    That is its kind and, for each side, the operation and the functions of the program that led to it. Line
+    numbers are left out, so that a change elsewhere in a file does not make a known race new.
+    """
+    return KnownRace(
+        race.kind, _identify_side(race.current, root), _identify_side(race.previous, root)
+    )
+
+
+def _identify_side(side: Side, root: Path) -> KnownSide:
+    program = [frame for frame in side.stack if is_program_frame(frame)]
+    # Without a frame of the program, the frames of libraries tell the race from others.
+    return KnownSide(
+        side.operation,
+        is_backward(side.stack),
+        tuple(_location(frame, root) for frame in program or side.stack),
+    )
+
+
+def _location(frame: Frame, root: Path) -> str:
+    path = Path(frame.filename)
+    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else frame.filename
+    return f"{name}:{frame.name}"
+
+
+def load_baseline(path: str) -> Baseline:
+    """Read a baseline. Raises InputError if the file is missing, damaged or of another version."""
+    try:
+        with Path(path).open("rb") as file:  # can be endless: a pipe or a device
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise InputError(f"{path} is larger than {_MAX_BYTES >> 20} MiB", hint=_HINT)
+        document = json.loads(content.decode("utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the baseline {path}: {error.strerror}", hint=_HINT) from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not a baseline: it is not JSON", hint=_HINT) from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != Baseline.schema:
+        found = "no schema" if schema is None else f"the schema {schema!r}"
+        raise InputError(f"{path} has {found}; expected {Baseline.schema!r}", hint=_HINT)
+    try:
+        return from_plain(Baseline, document)
+    except Mismatch as mismatch:
+        raise InputError(f"{path} is damaged: {mismatch}", hint=_HINT) from None
+
+
+def format_baseline(
+    races: Iterable[FoundRace], use: BaselineUse | None = None, *, root: Path
+) -> str:
+    """Return a baseline as JSON: these races, and those that occurred of an earlier baseline.
+
+    The order depends on the races alone, so that a file under version control changes only with them.
+    """
+    known = {identify(race, root=root) for race in races} | set(use.races if use else ())
+    baseline = Baseline(tuple(sorted(known, key=_sort_key)))
+    return json.dumps(to_plain(baseline), indent=2, ensure_ascii=False) + "\n"
+
+
+def _sort_key(race: KnownRace) -> tuple[object, ...]:
+    sides = (race.current, race.previous)
+    return (str(race.kind), *((side.calls, side.operation, side.is_backward) for side in sides))
