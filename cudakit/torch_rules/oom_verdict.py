@@ -163,8 +163,12 @@ def _pending_verdict(failed: FailedRequest) -> Verdict:
 
 
 def _fragmentation_verdict(failed: FailedRequest) -> Verdict:
-    on_device = not failed.is_limited and failed.own_free_bytes < failed.size_bytes
-    device = f" and {format_bytes(failed.device_free_bytes)} on the device" if on_device else ""
+    reports_device_memory = not failed.is_limited and failed.own_free_bytes < failed.size_bytes
+    device = (
+        f" and {format_bytes(failed.device_free_bytes)} on the device"
+        if reports_device_memory
+        else ""
+    )
     return Verdict(
         "fragmentation",
         f"{format_bytes(failed.own_free_bytes)} is free in the segments that can serve the request{device},"

@@ -106,7 +106,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """The additions to the report on a terminal: history, view and keys."""
+    """The state that only the report on a terminal shows: history, view and keys."""
 
     history: History
     view: WatchView

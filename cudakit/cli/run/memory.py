@@ -208,12 +208,12 @@ def _sentence(limit_passed: LimitPassed, limit_bytes: int) -> str:
 
 
 def _call_site_text(limit_passed: LimitPassed) -> str:
-    in_program = [
+    program_frames = [
         frame
         for frame in limit_passed.stack
         if frame.file and not any(directory in frame.file for directory in _LIBRARIES)
     ]
-    frame = next(iter(in_program or limit_passed.stack), None)
+    frame = next(iter(program_frames or limit_passed.stack), None)
     return f" at {frame.file}:{frame.line} in {frame.function}" if frame else ""
 
 

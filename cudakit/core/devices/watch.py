@@ -34,7 +34,7 @@ class WatchView:
     sort: str = "index"  # name of the value by which devices are sorted
     pattern: str = ""  # text that a device's name or one of its processes must contain
     processes: bool = False  # whether processes are shown
-    editing: bool = False  # whether keys are added to the pattern
+    editing: bool = False  # whether pressed keys are added to the pattern
 
     def press(self, key: str) -> WatchView:
         """Return the view after a key. Raises Quit for "q"."""

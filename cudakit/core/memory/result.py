@@ -197,7 +197,7 @@ class Oom:
     short_bytes: int  # bytes missing even with all free memory
     fit: Fit
     limited: bool  # whether a limit of the process, not the device, rejected the request
-    verdict: str  # "limit", "cache", "pending", "fragmentation", "pool", "capacity"
+    verdict: str  # reason: "limit", "cache", "pending", "fragmentation", "pool", "capacity"
     sentence: str
     remedies: tuple[str, ...]  # remedies; those of the first cause come first
     stack: tuple[Frame, ...]

@@ -133,7 +133,7 @@ class Annotation:
     """The start or end of a named range, such as one of ``record_function``."""
 
     name: str
-    start: bool
+    is_start: bool
     device: int
     time_us: int
 
@@ -157,5 +157,5 @@ class Snapshot:
     @property
     def calls(self) -> AllocatorCalls:
         """The names of the calls of the allocator that wrote this file: PyTorch's or cudakit's."""
-        by_cudakit = any(name.startswith("cudakit_") for name in self.settings)
-        return CUDAKIT_CALLS if by_cudakit else PYTORCH_CALLS
+        is_of_cudakit = any(name.startswith("cudakit_") for name in self.settings)
+        return CUDAKIT_CALLS if is_of_cudakit else PYTORCH_CALLS

@@ -44,8 +44,8 @@ def _not_run_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     for case in cases:
         if case.is_unsupported and isinstance(case.median_s, Unavailable):
             reasons.setdefault(case.median_s.reason, []).append(case)
-    for reason, not_run in reasons.items():
-        yield Note("info", f"Not run: {describe_subset(not_run, cases)}: {reason}.")
+    for reason, cases_not_run in reasons.items():
+        yield Note("info", f"Not run: {describe_subset(cases_not_run, cases)}: {reason}.")
 
 
 def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:

@@ -96,7 +96,7 @@ def tune(
         {key: result for key, result in earlier_results.items() if _is_complete(result)},
         progress,
     )
-    not_repeated = {
+    results_to_keep = {
         key: result for key, result in earlier_results.items() if key not in session.gemms
     }
     return Tuned(
@@ -105,7 +105,7 @@ def tune(
         complete=is_complete,
         machine=machine,
         warnings=(_UNBLOCKED,) if unblocked else (),
-        gemms=(*not_repeated.values(), *session.gemms.values()),
+        gemms=(*results_to_keep.values(), *session.gemms.values()),
         untuned=tuple(session.untuned),
     )
 

@@ -38,7 +38,7 @@ def _factories(spec: AllocSpec) -> dict[str, AllocatorFactory]:
 
 
 def _case(spec: AllocSpec, workload: Alloc) -> Case:
-    on_device = workload.allocator != "pinned"
+    is_on_device = workload.allocator != "pinned"
     # Allocators that cache freed blocks keep two: one for the stream of the samples, one for the default
     # stream of the check.
     may_cache = workload.allocator not in DRIVER_ALLOCATORS
@@ -46,8 +46,8 @@ def _case(spec: AllocSpec, workload: Alloc) -> Case:
         workload,
         spec.method("call", "hot"),
         size_bytes=workload.size_bytes,
-        buffers=int(on_device) + int(may_cache),
-        host_bytes=0 if on_device else workload.size_bytes,
+        buffers=int(is_on_device) + int(may_cache),
+        host_bytes=0 if is_on_device else workload.size_bytes,
     )
 
 

@@ -29,10 +29,10 @@ def allocations(result: MemoryResult) -> Document:
 
     Raises UsageError if the call stacks of all rows are much longer than the snapshot.
     """
-    by_snapshot: dict[int, list[DeviceMemory]] = {}
+    devices_by_snapshot: dict[int, list[DeviceMemory]] = {}
     for device in result.devices:
-        by_snapshot.setdefault(id(device.snapshot), []).append(device)
-    columns_by_snapshot = [_allocation_columns(devices) for devices in by_snapshot.values()]
+        devices_by_snapshot.setdefault(id(device.snapshot), []).append(device)
+    columns_by_snapshot = [_allocation_columns(devices) for devices in devices_by_snapshot.values()]
     return Document("allocations", (_join_columns(columns_by_snapshot),))
 
 

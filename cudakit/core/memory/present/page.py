@@ -234,7 +234,7 @@ def _ranges(
     )
     for annotation in annotations[:_MAX_ANNOTATIONS]:
         event = int(np.searchsorted(times, annotation.time_us))
-        if annotation.start:
+        if annotation.is_start:
             open_ranges.append((annotation.name, event))
         elif index := _last_index(open_ranges, annotation.name):
             name, start = open_ranges.pop(index - 1)

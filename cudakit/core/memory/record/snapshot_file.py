@@ -237,15 +237,15 @@ class _Writer:
 
     def _segment(self, segment: Segment) -> dict[str, Any]:
         blocks = list(self._blocks(segment))
-        in_use = [block for block in blocks if block["state"] == "active_allocated"]
-        used_bytes = sum(block["size"] for block in in_use)
+        blocks_in_use = [block for block in blocks if block["state"] == "active_allocated"]
+        used_bytes = sum(block["size"] for block in blocks_in_use)
         return {
             "device": segment.device,
             "address": segment.address,
             "total_size": segment.size_bytes,
             "allocated_size": used_bytes,
             "active_size": used_bytes,
-            "requested_size": sum(block["requested_size"] for block in in_use),
+            "requested_size": sum(block["requested_size"] for block in blocks_in_use),
             "stream": segment.stream,
             "segment_type": "large",
             "segment_pool_id": POOL_IDS.get(segment.pool, (0, 0)),

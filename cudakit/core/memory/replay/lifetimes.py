@@ -46,8 +46,10 @@ class Lifetimes:
 
 def sorted_by_address(event: Ints, address: Addresses, step: Codes, size: Ints) -> LifetimeSteps:
     """Sort steps, which are in order of time, by address; keeps the order of time per address."""
-    by_address = _address_order(address)
-    return LifetimeSteps(event[by_address], address[by_address], step[by_address], size[by_address])
+    address_order = _address_order(address)
+    return LifetimeSteps(
+        event[address_order], address[address_order], step[address_order], size[address_order]
+    )
 
 
 def split_into_lifetimes(steps: LifetimeSteps) -> Lifetimes:
@@ -100,7 +102,7 @@ class Contradictions:
         0  # allocations that are freed, or live at the end, without an alloc event
     )
     lost_frees: int = (
-        0  # blocks whose address is allocated again, or free at the end, without a free
+        0  # blocks without a free event whose address is allocated again, or free at the end
     )
     lost_requests: int = 0  # frees that completed without a request
     sizes: int = 0  # allocations whose events have different sizes

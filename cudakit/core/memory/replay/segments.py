@@ -158,9 +158,9 @@ def _plain_segments(
         begin=lifetimes.begin,
         end=np.where(lifetimes.complete >= 0, lifetimes.complete, n_events),
     )
-    without_events = np.setdiff1d(np.flatnonzero(~segments.expandable), final_index)
+    untraced_segments = np.setdiff1d(np.flatnonzero(~segments.expandable), final_index)
     return _merged_by_address(
-        traced_segments, take(_final_lifetimes(segments, n_events), without_events)
+        traced_segments, take(_final_lifetimes(segments, n_events), untraced_segments)
     )
 
 
@@ -185,8 +185,8 @@ def _contradictions(
     repeated = ((lifetimes.begin < 0) & ~lifetimes.is_oldest) | (
         (lifetimes.complete < 0) & ~lifetimes.is_newest
     )
-    at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
-    differs_at_end = lifetimes.is_newest & (at_end != (lifetimes.complete < 0))
+    exists_at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
+    differs_at_end = lifetimes.is_newest & (exists_at_end != (lifetimes.complete < 0))
     resized = (lifetimes.begin >= 0) & (lifetimes.complete >= 0)
     resized &= steps.size[lifetimes.first] != steps.size[lifetimes.last]
     lasts_to_end = final_index >= 0

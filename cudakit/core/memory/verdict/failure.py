@@ -51,8 +51,8 @@ class Failure:
     @property
     def available_bytes(self) -> int:
         """Largest memory that the allocator could reserve if nothing else used the device."""
-        by_libraries = sum(size for _, size in self.libraries)
-        reachable = self.request.reserved_bytes + self.request.device_free_bytes + by_libraries
+        library_bytes = sum(size for _, size in self.libraries)
+        reachable = self.request.reserved_bytes + self.request.device_free_bytes + library_bytes
         return reachable if self.device_total is None else max(self.device_total, reachable)
 
     @property
@@ -168,9 +168,9 @@ def _usable_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
         return is_usable
     # Before torch 2.12 events do not name the pool. If a free block of the default pool is large enough, the
     # request was made in a private pool.
-    in_default_pool = is_usable & ~is_private
-    default_fits = _largest_size(layout.free_size[in_default_pool[layout.free_segment]]) >= size
-    return is_usable & is_private if default_fits and is_private.any() else in_default_pool
+    is_in_default_pool = is_usable & ~is_private
+    default_fits = _largest_size(layout.free_size[is_in_default_pool[layout.free_segment]]) >= size
+    return is_usable & is_private if default_fits and is_private.any() else is_in_default_pool
 
 
 def _largest_after_pending(layout: Layout, is_usable_segment: Mask) -> int:

@@ -78,13 +78,13 @@ def growth(failure: Failure) -> Cause | None:
     larger_rows = [
         (_larger_bytes(row), row) for row in rows if row.before_count and row.after_count
     ]
-    by_size = sum(size for size, _ in larger_rows)
-    by_count = sum(
+    growth_by_size = sum(size for size, _ in larger_rows)
+    growth_by_count = sum(
         (row.after_count - row.before_count) * row.before_bytes // row.before_count
         for _, row in larger_rows
         if row.after_count > row.before_count
     )
-    if by_size < max(by_count, _MIN_SHARE * failure.needed_bytes):
+    if growth_by_size < max(growth_by_count, _MIN_SHARE * failure.needed_bytes):
         return None
     _, row = max(larger_rows, key=lambda pair: pair[0])
     growth_bytes = int(peaks[-1] - peaks[0])
@@ -146,11 +146,11 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
     allocations, event = failure.replayed.allocations, failure.event
     if len(failure.steps):
         return None
-    in_trace = (allocations.begin >= 0) & (allocations.begin < event)
+    is_in_trace = (allocations.begin >= 0) & (allocations.begin < event)
     n_stacks = len(failure.stacks.snapshot.stacks)
-    is_live = in_trace & (allocations.end >= event)
+    is_live = is_in_trace & (allocations.end >= event)
     live_blocks = np.bincount(allocations.stack[is_live], minlength=n_stacks)
-    never_freed = live_blocks == np.bincount(allocations.stack[in_trace], minlength=n_stacks)
+    never_freed = live_blocks == np.bincount(allocations.stack[is_in_trace], minlength=n_stacks)
     live_bytes = np.bincount(
         allocations.stack[is_live], weights=allocations.size[is_live], minlength=n_stacks
     )
@@ -284,8 +284,8 @@ def _free_in_private_pools(failure: Failure, ids: Ints) -> int:
     The pool of a CUDA graph is released with the graph, which lives as long as the blocks.
     """
     layout = failure.layout
-    in_stacks = np.isin(failure.replayed.allocations.stack[layout.allocation], ids)
-    pools = np.unique(layout.segments.pool[layout.block_segment[in_stacks]])
+    is_of_stacks = np.isin(failure.replayed.allocations.stack[layout.allocation], ids)
+    pools = np.unique(layout.segments.pool[layout.block_segment[is_of_stacks]])
     is_freed_with_blocks = np.isin(layout.segments.pool[layout.free_segment], pools[pools != 0])
     return int(layout.free_size[is_freed_with_blocks].sum())
 

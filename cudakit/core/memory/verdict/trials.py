@@ -170,13 +170,13 @@ def _until_failure(program: Program) -> Program:
 def _limit_bytes(
     failure: Failure, recording: Recording, program: Program, settings: Settings
 ) -> int | None:
-    by_libraries = sum(
+    library_bytes = sum(
         size for _, size in failure.libraries
     )  # the replay also allocates this memory
     if not failure.request.is_limited:
-        return failure.request.reserved_bytes + by_libraries + failure.request.device_free_bytes
+        return failure.request.reserved_bytes + library_bytes + failure.request.device_free_bytes
     if failure.device_total and failure.memory_fraction:
-        return int(failure.memory_fraction * failure.device_total) + by_libraries
+        return int(failure.memory_fraction * failure.device_total) + library_bytes
     limit = limit_of(recording, program, settings)
     return None if limit is None else limit.bytes
 
@@ -198,18 +198,18 @@ def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator
 
 def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
     request = failure.request
-    by_libraries = sum(
+    library_bytes = sum(
         size for _, size in failure.libraries
     )  # the replay also allocates this memory
     if request.is_limited:
         highest_reserved = int(failure.replayed.curves.reserved[: failure.event + 1].max())
         limit = max(request.reserved_bytes + request.needed_bytes, highest_reserved)
         text = f"a limit of {format_bytes(limit)}"
-        limit_bytes = limit + by_libraries
+        limit_bytes = limit + library_bytes
         yield Change(text, None, settings, cause="process_limit", limit_bytes=limit_bytes)
     elif is_shared(failure):
         text = f"the {format_bytes(failure.outside_bytes)} outside this allocator"
-        limit_bytes = failure.available_bytes + by_libraries
+        limit_bytes = failure.available_bytes + library_bytes
         yield Change(text, None, settings, cause="other_processes", limit_bytes=limit_bytes)
 
 

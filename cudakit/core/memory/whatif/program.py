@@ -201,8 +201,11 @@ def _waited_frees(allocations: Allocations, events: Events) -> npt.NDArray[np.in
 
 
 def _frees_have_stacks(allocations: Allocations, events: Events) -> bool:
-    in_trace = (allocations.begin != BEFORE_TRACE) & (allocations.free_requested < len(events))
-    alloc_events, free_events = allocations.begin[in_trace], allocations.free_requested[in_trace]
+    is_in_trace = (allocations.begin != BEFORE_TRACE) & (allocations.free_requested < len(events))
+    alloc_events, free_events = (
+        allocations.begin[is_in_trace],
+        allocations.free_requested[is_in_trace],
+    )
     return bool((events.stack[alloc_events] != events.stack[free_events]).any())
 
 
