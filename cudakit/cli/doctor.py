@@ -54,7 +54,7 @@ _CHECK_OPTIONS = option_group(
         type=Value(_check_ids, _parse_ids, is_list=True),
         default=(),
         metavar="ID,...",
-        help="Run only these checks.",
+        help="Run only these checks, for example CK005,CK012.",
     ),
     option(
         "--skip",

@@ -328,7 +328,7 @@ def test_unknown_option_names_the_help_of_the_command(name: str, place: Place) -
 
     assert done.exit_code == (125 if name == "run" else 2)
     assert "--frobnicate" in done.stderr
-    assert f"hint: cudakit {name} --help" in done.stderr
+    assert f"hint: see cudakit {name} --help" in done.stderr
 
 
 # --- promises of README and the docs ---------------------------------------------------------------

@@ -182,9 +182,9 @@ def run(
     The program is a Python script, -m MODULE, -c CODE or any other command. All later arguments are those of
     the program. Standard input and output belong to the program; the report goes to standard error.
 
-    The exit code is that of the program. If that is 0, the exit code is 1 for races, for an incomplete
-    recording, and with --fail-on limit for a process that passed --limit. The exit code is 125 if cudakit
-    fails before the program starts, 126 if the program cannot be executed, 127 if the program is not found.
+    The exit code is that of the program. If that is 0, the exit code is 1 if there are races, if the
+    recording is incomplete or, with --fail-on limit, if a process passed --limit. The exit code is 125 if
+    cudakit fails before the program starts, 126 if the program cannot be executed, 127 if it is not found.
 
     \b
     cudakit run --sanitize train.py --epochs 1

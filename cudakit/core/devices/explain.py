@@ -142,9 +142,11 @@ def _similar_names(term: str, topics: Sequence[Topic]) -> list[str]:
     topic_by_spelling = {
         name.upper(): topic for topic in topics for name in (topic.name, *topic.other_names)
     }
-    similar_spellings = get_close_matches(
-        term, topic_by_spelling, n=3, cutoff=0.75
-    ) or get_close_matches(f"CUDA_ERROR_{term}", topic_by_spelling, n=3, cutoff=0.8)
+    # A term such as ILEGAL_ADDRESS may lack the prefix of CUDA's errors.
+    topic_by_spelling |= {
+        name.removeprefix("CUDA_ERROR_"): topic for name, topic in topic_by_spelling.items()
+    }
+    similar_spellings = get_close_matches(term, topic_by_spelling, n=3, cutoff=0.75)
     return list(dict.fromkeys(topic_by_spelling[spelling].name for spelling in similar_spellings))
 
 
@@ -198,7 +200,7 @@ def _xids() -> Iterator[Topic]:
 
 def _checks() -> Iterator[Topic]:
     for check in checks_by_id().values():
-        action = f"cudakit doctor --only {check.id} runs this check"
+        action = f"run this check: cudakit doctor --only {check.id}"
         number = int(check.id.removeprefix("CK"))
         yield Topic(
             "check", check.id, number, (), check.title, check.explanation, "", action, "cudakit"

@@ -50,6 +50,7 @@ class Peak:
     highest_active_bytes: int
     highest_reserved_bytes: int
     ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
+    last_mark: str = ""  # name of the last NVTX mark before; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,7 @@ class Oom:
     # Empty: the failure is not the last one, or a replay with the recorded settings does not fail.
     replays: tuple[ReplayedRemedy, ...] = ()
     ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
+    last_mark: str = ""  # name of the last NVTX mark before; empty: none
 
 
 @dataclass(frozen=True, slots=True)

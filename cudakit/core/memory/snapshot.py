@@ -139,6 +139,15 @@ class Annotation:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A named point in time: an NVTX mark that ``run --memory`` recorded."""
+
+    name: str
+    device: int
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One file: devices, and the tables that their columns point into."""
 
@@ -151,6 +160,7 @@ class Snapshot:
     texts: tuple[str, ...]  # texts[0] is ""
     pools: tuple[tuple[int, int], ...]  # pools[0] is (0, 0), the default pool
     annotations: tuple[Annotation, ...] = ()
+    marks: tuple[Mark, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     has_times: bool = True
 

@@ -143,7 +143,7 @@ def build_patch(
         raise EnvironmentUnusable(
             "ptxas, which assembles the device patch, was not found"
             " in Python packages (nvidia-cuda-nvcc, torch, triton), CUDA_HOME, PATH or /usr/local/cuda*",
-            hint=_INSTALL_PTXAS.format(_dotted(compiler)),
+            hint=_INSTALL_PTXAS.format(_version_text(compiler)),
         )
     ptx = _compile_ptx(nvrtc, options)
     assembler, image = _assemble(assemblers, ptx, f"sm_{number}", compiler)
@@ -163,19 +163,19 @@ def _assemble(
             errors.append(f"{assembler}: {str(error).splitlines()[0]}")
     raise EnvironmentUnusable(
         f"no installed ptxas can assemble the device patch for {target}: {'; '.join(errors)}",
-        hint=_INSTALL_PTXAS.format(_dotted(compiler)),
+        hint=_INSTALL_PTXAS.format(_version_text(compiler)),
     )
 
 
 def _cache_key(
     compiler: tuple[int, int], assembler: Assembler, number: int, options: Sequence[str]
 ) -> str:
-    tools = f"NVRTC {_dotted(compiler)} PTX {_PTX_VERSION} ptxas {_dotted(assembler.version)} -astoolspatch"
+    versions = f"NVRTC {_version_text(compiler)} PTX {_PTX_VERSION} ptxas {_version_text(assembler.version)}"
     text = "\0".join(text for _, text in _sources())
-    return cache_key(tools, f"sm_{number}", (*_OPTIONS, *options), text)
+    return cache_key(f"{versions} -astoolspatch", f"sm_{number}", (*_OPTIONS, *options), text)
 
 
-def _dotted(version: Sequence[int]) -> str:
+def _version_text(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
 
 

@@ -120,7 +120,7 @@ def _version(library: Library) -> tuple[int, ...]:
 def _installed_libraries(paths: SearchPaths) -> Iterator[Library]:
     for directory in _unique_directories(map(Path, paths.packages)):
         yield from _libraries_in(directory, _LIBRARY_IN_PACKAGES)
-    for toolkit in _unique_directories(_toolkits(paths)):
+    for toolkit in _unique_directories(_toolkit_directories(paths)):
         yield from _libraries_in(toolkit, _LIBRARY_IN_TOOLKIT)
 
 
@@ -129,7 +129,7 @@ def _libraries_in(directory: Path, pattern: str) -> Iterator[Library]:
         yield Library(path, _library_version(path))
 
 
-def _toolkits(paths: SearchPaths) -> Iterator[Path]:
+def _toolkit_directories(paths: SearchPaths) -> Iterator[Path]:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if path := paths.environment.get(name):
             yield Path(path)

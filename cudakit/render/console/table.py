@@ -116,6 +116,12 @@ def _total_lines(
     return lines
 
 
+def _is_right_aligned(column: Column, width: int) -> bool:
+    """Return whether a column is of numbers; a column that is too narrow for its bars has only numbers."""
+    has_bars = column.kind == "bar" and width - _FIGURE_WIDTH - 1 >= _MIN_BAR_WIDTH
+    return column.kind == "number" or (column.kind == "bar" and not has_bars)
+
+
 def _join_cells(
     columns: Sequence[Column], cells: Mapping[int, list[Text]], widths: Mapping[int, int]
 ) -> list[Text]:
@@ -126,7 +132,7 @@ def _join_cells(
             pad(
                 cells[index][line_number].copy() if line_number < len(cells[index]) else Text(),
                 width,
-                right=columns[index].kind == "number",
+                right=_is_right_aligned(columns[index], width),
             )
             for index, width in widths.items()
         ]

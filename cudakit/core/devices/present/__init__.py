@@ -160,7 +160,7 @@ _ACTIVITY_COLUMNS: list[tuple[Column, _Cell]] = [
 ]
 _POWER_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
-    (Column("power", "text"), _power),
+    (Column("power", "number"), _power),
 ]
 # On a narrow terminal the last column is dropped first.
 _CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))
@@ -217,7 +217,7 @@ def processes(devices: Sequence[Device]) -> Iterator[Node]:
     for device in devices:
         if isinstance(device.processes, Unavailable):
             yield Note(
-                "info", f"{short_label(device)}: processes unknown: {device.processes.reason}"
+                "info", f"{short_label(device)}: processes not available: {device.processes.reason}"
             )
     yield from _missing_values(
         [process for device in devices_with_processes for process in _processes(device)]

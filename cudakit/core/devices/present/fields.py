@@ -15,6 +15,7 @@ from cudakit.document import (
     Count,
     Document,
     Facts,
+    Note,
     Rate,
     Seconds,
     Section,
@@ -125,7 +126,8 @@ def listing(fields: Iterable[FieldInfo]) -> Document:
     sections = (
         Section(capitalized(name), (Facts(tuple(rows)),)) for name, rows in rows_by_group.items()
     )
-    return Document("Fields of a device", tuple(sections))
+    source = Note("info", "In parentheses: the function or package that the value comes from.")
+    return Document("Fields of a device", (source, *sections))
 
 
 def _is_number(field: FieldInfo) -> bool:

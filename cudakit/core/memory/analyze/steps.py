@@ -125,6 +125,16 @@ def open_ranges_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> tuple[
     return ranges.names()
 
 
+def last_mark_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> str:
+    """Return the name of the last mark before an event; the empty text if there is none."""
+    if event < 0 or not snapshot.has_times:
+        return ""
+    time_us = non_decreasing(trace.events.time_us)[event]
+    marks = [m for m in snapshot.marks if m.device == trace.device and m.time_us <= time_us]
+    marks.sort(key=lambda mark: mark.time_us)
+    return marks[-1].name if marks else ""
+
+
 def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     """Return the name of the annotation that marks steps, and the moments between steps.
 

@@ -29,6 +29,9 @@ from cudakit.trace.trace_file import Stack
 Snapshot: TypeAlias = dict[str, Any]
 _FrameDict: TypeAlias = dict[str, Any]
 
+# The key of NVTX marks; core/memory/load/schema.py reads it.
+MARKS_KEY = "cudakit_marks"
+
 _BEGINS = ("segment_alloc", "segment_map")
 _RANGE_END_ACTIONS = ("segment_free", "segment_unmap")
 # The innermost frame of the call stacks of autograd's threads; core/sanitize/names.py has the same name.
@@ -51,6 +54,7 @@ def build_snapshot(
     writer.add_devices(result, torch_ranges)
     writer.add_pinned(result, torch_ranges)
     writer.add_ranges(result)
+    writer.add_marks(result)
     return result
 
 
@@ -188,6 +192,17 @@ class _Writer:
             isinstance(annotation.get("time_us"), int) for annotation in all_annotations
         ):
             all_annotations.sort(key=itemgetter("time_us"))
+
+    def add_marks(self, result: Snapshot) -> None:
+        """Add the marks to every device that has a trace, under a key that PyTorch does not have."""
+        devices = [number for number, trace in enumerate(result["device_traces"]) if trace]
+        marks = [
+            {"name": mark.name, "device": device, "time_us": self.unix_us(mark.time_ns)}
+            for mark in self.memory.marks
+            for device in devices
+        ]
+        if marks:
+            result[MARKS_KEY] = marks
 
     def frames(self, stack: Stack) -> list[_FrameDict]:
         """Return a call stack, innermost frame first. Equal stacks share their frames."""

@@ -14,7 +14,7 @@ import numpy as np
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.moments import state_at, time_of
 from cudakit.core.memory.analyze.step_peaks import StepHistory
-from cudakit.core.memory.analyze.steps import open_ranges_at
+from cudakit.core.memory.analyze.steps import last_mark_at, open_ranges_at
 from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.result import Cause, Oom, ReplayedRemedy
@@ -92,6 +92,7 @@ def _explain(
         stream=failure.stream,
         pool=failure.pool,
         ranges=open_ranges_at(snapshot, trace, failure.event),
+        last_mark=last_mark_at(snapshot, trace, failure.event),
         device_total_bytes=failure.device_total,
         causes=causes,
         replays=replays,

@@ -11,7 +11,7 @@ from core.memory.load import files
 from core.memory.load.files import LARGE, MIB, SMALL, event, frame
 from core.memory.load.reading import TOP, Loader, Refused, only, said, untraced
 
-from cudakit.core.memory.snapshot import Annotation, SegmentKind
+from cudakit.core.memory.snapshot import Annotation, Mark, SegmentKind
 
 
 def test_annotations_and_settings_equal_the_file(loaded: Loader) -> None:
@@ -89,6 +89,18 @@ def test_annotation_numbers_stored_as_text_are_read(loaded: Loader) -> None:
     snapshot = loaded(files.snapshot(external_annotations=[annotation]))
     assert snapshot.annotations == (
         Annotation("step", is_start=True, device=1, time_us=1_700_000_000_000_000),
+    )
+
+
+def test_marks_are_read_and_those_without_time_are_ignored(loaded: Loader) -> None:
+    marks = [
+        {"name": "warm-up ended", "device": 1, "time_us": 5},
+        {"name": "no time", "device": 0},
+        {"name": 7, "time_us": 6},
+    ]
+    assert loaded(untraced(cudakit_marks=marks)).marks == (
+        Mark("warm-up ended", device=1, time_us=5),
+        Mark("", device=0, time_us=6),
     )
 
 

@@ -26,8 +26,8 @@ typedef struct {
     uint32_t cbid;
 } callback;
 
-/* Callbacks that are subscribed in every recording. A recording of memory alone subscribes to nothing else, so that other calls of the
- * program cost nothing. */
+/* Callbacks that are subscribed in every recording. A recording of memory alone subscribes to nothing else, so that
+ * other calls of the program cost nothing. */
 static const callback MEMORY_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED}, {DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING},
     {DOMAIN_RESOURCE, RESOURCE_DEVICE_ALLOC},    {DOMAIN_RESOURCE, RESOURCE_DEVICE_FREE},
@@ -125,7 +125,8 @@ static int enable(const callback *callbacks, size_t count)
     return result;
 }
 
-/* Subscribe all callbacks; with ``memory_only``, only those of memory. Return 0, or the result code of the first failure. */
+/* Subscribe all callbacks; with ``memory_only``, only those of memory. Return 0, or the result code of the first
+ * failure. */
 static int enable_callbacks(bool memory_only)
 {
     int result = enable(MEMORY_CALLBACKS, sizeof MEMORY_CALLBACKS / sizeof *MEMORY_CALLBACKS);

@@ -57,8 +57,8 @@ static uint32_t name_id(const char *name)
 
 /* --- records ------------------------------------------------------------------------------------ */
 
-/* Record the begin of a range. ``number`` is the number from range_start(), or 0 for a range of a thread. The lock is held.
- */
+/* Record the begin of a range. ``number`` is the number from range_start(), or 0 for a range of a thread. The lock
+ * is held. / */
 static void write_push(uint32_t name, uint32_t domain, uint64_t number, bool is_copy)
 {
     record rec = record_begin(KIND_RANGE_PUSH, 0, 0, 0);
@@ -69,8 +69,8 @@ static void write_push(uint32_t name, uint32_t domain, uint64_t number, bool is_
     record_append(&rec);
 }
 
-/* Record the end of a range: the range with this number, or for 0 the innermost range of the calling thread. The lock is
- * held. */
+/* Record the end of a range: the range with this number, or for 0 the innermost range of the calling thread. The
+ * lock is held. */
 static void write_pop(uint32_t domain, uint64_t number)
 {
     record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);

@@ -31,8 +31,8 @@ void range_mark(const char *name, const char *domain);
  * such a thread, write copies of these ranges for it. The lock is held. */
 void ranges_copy_to_backward_thread(void);
 
-/* End all copies: the backward pass has ended, or a second one begins. With two passes, it is unknown for which of them a
- * thread works. The lock is held. */
+/* End all copies: the backward pass has ended, or a second one begins. With two passes, it is unknown for which of
+ * them a thread works. The lock is held. */
 void ranges_end_copies(void);
 
 /* Forget the names and copies: a forked process has its own trace. */

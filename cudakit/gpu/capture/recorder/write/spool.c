@@ -278,7 +278,8 @@ static uint32_t find_string(const char *text, size_t length, uint64_t *key)
     return 0;
 }
 
-/* Store a string that was just written. If no memory is left, the string is not stored, and is written again at its next use. */
+/* Store a string that was just written. If no memory is left, the string is not stored, and is written again at its
+ * next use. */
 static void store_string(const char *text, size_t length, uint64_t key, uint32_t id)
 {
     written_string *new_strings =
