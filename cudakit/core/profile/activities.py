@@ -117,7 +117,7 @@ class _Tables:
         self.stacks: dict[Stack, int] = {(): 0}
         self._string_indices: dict[int, list[int]] = defaultdict(
             list
-        )  # string ids by number of the trace
+        )  # indices here, by number of the trace
         self._stack_indices: dict[int, list[int]] = defaultdict(list)
 
     def renumber(self, batch: Batch) -> tuple[_Index, _Index]:
