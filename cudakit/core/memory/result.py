@@ -198,7 +198,7 @@ class Oom:
     short_bytes: int  # bytes missing even with all free memory
     fit: Fit  # free memory that the request could use, by kind
     limited: bool  # whether a limit of the process, not the device, rejected the request
-    verdict: str  # "limit", "cache", "pending", "fragmentation", "pool", "capacity"
+    verdict: str  # reason: "limit", "cache", "pending", "fragmentation", "pool", "capacity"
     sentence: str  # description of the failure and its first cause
     remedies: tuple[str, ...]  # remedies; those of the first cause come first
     stack: tuple[Frame, ...]  # call stack of the request, innermost frame first

@@ -83,7 +83,7 @@ def _state(device: DeviceMemory) -> Note:
 
 
 _MAX_SHOWN_RANGES = 3
-_MAX_NAME_LENGTH = 60  # of an annotation or a mark
+_MAX_NAME_LENGTH = 60  # maximum length of the name of an annotation or a mark
 
 
 def in_annotation(event: Oom | Peak) -> str:
