@@ -67,7 +67,7 @@ RESULTS = {
         "doctor --explain ID --json",
         "cudakit.core.devices.explain:CheckExplanation",
     ),
-    "explain-json.md": ("explain TERM --json", "cudakit.core.devices.explain:Explained"),
+    "explain-json.md": ("explain TERM --json", "cudakit.core.devices.explain:Explanation"),
     "run-json.md": (
         "run --sanitize -o FILE.json",
         "cudakit.core.sanitize.result:SanitizeResult",

@@ -154,7 +154,7 @@ class RunSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _PreparedRun:
     command: Command
     settings: Settings
     monitor: Monitor
@@ -226,25 +226,25 @@ def run_program(spec: RunSpec) -> int:
     try:
         with ExitStack() as stack:
             with errors_before_start(as_json=spec.output.json):
-                prepared = _prepare(spec, stack)
-            monitor = prepared.monitor
+                prepared_run = _prepare(spec, stack)
+            monitor = prepared_run.monitor
             status = supervise(
-                prepared.command,
-                settings=prepared.settings,
-                consume=prepared.consume,
-                notify=prepared.notify,
+                prepared_run.command,
+                settings=prepared_run.settings,
+                consume=prepared_run.consume,
+                notify=prepared_run.notify,
                 stopping=monitor.stopping,
             )
-            code = _report_findings(spec, prepared, shell_status(status))
+            code = _report_findings(spec, prepared_run, shell_status(status))
     except Exception as error:
         if not status:
             raise
         # The program's status is more important than the failure to write the report.
         code = report_error(error, json_to=standard_error if spec.output.json else None)
-    return code if monitor.stopped or not status else end_like_program(status)
+    return code if monitor.is_stopped or not status else end_like_program(status)
 
 
-def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
+def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     """Check the options and the environment, and open the output files."""
     command = resolve(spec.words, python=spec.python)
     monitor = Monitor(
@@ -266,7 +266,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     settings = Settings(sanitize=spec.sanitize, memory=path, follow=not spec.no_follow)
     if spec.profile:
         settings = _add_profile(settings, spec, command, monitor)
-    if spec.sanitize and (ready_recorder := _ready(spec, command, monitor)):
+    if spec.sanitize and (ready_recorder := _prepare_recorder(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
         ready_recorder, reason = add_device_patches(ready_recorder, spec.accesses, patches)
         if reason:
@@ -281,7 +281,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
             )
             settings = replace(settings, **options)
     profile = ProfileMonitor() if spec.profile else None
-    return _Prepared(command, settings, monitor, memory, profile, outputs, log, new_baseline)
+    return _PreparedRun(command, settings, monitor, memory, profile, outputs, log, new_baseline)
 
 
 def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: Monitor) -> Settings:
@@ -303,7 +303,7 @@ def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: M
     return replace(settings, profile=times, **ready.settings())
 
 
-def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
+def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
     """Return the recorder's settings; None without CUDA, or if --on-missing accepts that."""
     outcome = preflight(command.python)
     if isinstance(outcome, Ready):
@@ -323,12 +323,12 @@ def _has_device() -> bool:
     return device_count() > 0
 
 
-def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
+def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int) -> int:
     """Print and write the findings; return 1 for races or an incomplete result."""
-    monitor = prepared.monitor
-    passed_limit = _report_memory(spec, prepared) and spec.fail_on == "limit"
-    if prepared.profile:
-        _report_profile(spec, prepared, prepared.profile, exit_status)
+    monitor = prepared_run.monitor
+    passed_limit = _report_memory(spec, prepared_run) and spec.fail_on == "limit"
+    if prepared_run.profile:
+        _report_profile(spec, prepared_run, prepared_run.profile, exit_status)
     if not spec.sanitize:
         for note in monitor.notes:
             _warn(note)
@@ -337,38 +337,38 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
     result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
     races, stderr = race_report(result), standard_error()
     try:
-        prepared.outputs.write(races)
+        prepared_run.outputs.write(races)
     except EnvironmentUnusable:
         # All findings are printed, because no file contains them.
         stderr.write(races.text("txt", stderr))
         raise
     finally:
-        if prepared.log:
-            prepared.log.finish(result, quiet=spec.output.quiet or spec.output.json)
-    prepared.new_baseline.write(result)
+        if prepared_run.log:
+            prepared_run.log.finish(result, quiet=spec.output.quiet or spec.output.json)
+    prepared_run.new_baseline.write(result)
     if passed_limit:
         return ExitCode.FINDINGS
     return exit_code(result, races_are_accepted=spec.write_baseline is not None)
 
 
 def _report_profile(
-    spec: RunSpec, prepared: _Prepared, profile: ProfileMonitor, exit_status: int
+    spec: RunSpec, prepared_run: _PreparedRun, profile: ProfileMonitor, exit_status: int
 ) -> None:
     """Print how much work of GPUs was recorded."""
     _warn(f"{count_gpu_work(profile.activities())} kernels, copies and memsets were recorded")
-    if prepared.log:
-        outcome = Outcome(exit_status=exit_status, notes=tuple(prepared.monitor.notes))
-        prepared.log.complete(outcome, quiet=spec.output.quiet or spec.output.json)
+    if prepared_run.log:
+        outcome = Outcome(exit_status=exit_status, notes=tuple(prepared_run.monitor.notes))
+        prepared_run.log.complete(outcome, quiet=spec.output.quiet or spec.output.json)
 
 
-def _report_memory(spec: RunSpec, prepared: _Prepared) -> bool:
+def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:
     """Write the memory snapshots and name them; return whether a process passed the limit."""
-    if prepared.memory is None:
+    if prepared_run.memory is None:
         return False
-    files = prepared.memory.finish()
+    files = prepared_run.memory.finish()
     if spec.output.json:
         for sentence in files.limits_passed:
-            prepared.monitor.add_note(sentence)
+            prepared_run.monitor.add_note(sentence)
     else:
         for sentence in files.limits_passed:
             _warn(sentence)

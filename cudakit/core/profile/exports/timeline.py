@@ -82,7 +82,7 @@ class Spans:
 
     start_ns: Column
     end_ns: Column  # never before the start
-    thread: Column  # 0 for a range of the process, which no thread contains
+    thread: Column  # thread number; 0 for a range of the process, which no thread contains
     name: Column  # index of ``Timeline.names``
 
 
