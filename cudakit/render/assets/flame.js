@@ -49,9 +49,15 @@ export class CallTree {
   }
 }
 
-/** A flame graph of a call tree. colorOf(node, colors) returns the color of a box; describe(node) returns lines for its tooltip. */
+/**
+ * A flame graph of a call tree. colorOf(node, colors) returns the color of a box; describe(node) returns lines for
+ * its tooltip; format(amount) returns an amount as text; rootText is the text of the root.
+ */
 export class FlameGraph {
-  constructor(tree, tooltip, { colorOf = null, describe = () => [] } = {}) {
+  constructor(tree, tooltip, { colorOf = null, describe = () => [], format = formatBytes, rootText = "all memory", emptyText = "No memory." } = {}) {
+    this.format = format;
+    this.rootText = rootText;
+    this.emptyText = emptyText;
     this.tree = tree;
     this.tooltip = tooltip;
     this.describe = describe;
@@ -103,13 +109,13 @@ export class FlameGraph {
     context.textAlign = "left";
     if (!this.boxes.length) {
       context.fillStyle = colors.muted;
-      context.fillText("No memory.", 8, 20);
+      context.fillText(this.emptyText, 8, 20);
     }
     for (const box of this.boxes) this.#drawBox(context, box, colors);
   }
 
   #drawBox(context, { node, left, top, width }, colors) {
-    const text = node ? this.tree.texts[this.tree.frame[node]] : "all memory";
+    const text = node ? this.tree.texts[this.tree.frame[node]] : this.rootText;
     context.fillStyle = node ? this.colorOf(node, colors) : colors.line;
     context.globalAlpha = 0.55;
     context.fillRect(left, top, Math.max(width - 1, 0.5), ROW - 1);
@@ -134,8 +140,8 @@ export class FlameGraph {
     const box = this.#boxAt(event);
     if (!box) return this.tooltip.hide();
     const { node } = box;
-    const [name, file, line] = node ? this.tree.frames[this.tree.frame[node]] : ["all memory", "", 0];
-    const amounts = `total ${formatBytes(this.total[node])} (${formatShare(this.total[node] / this.total[0])}) · self ${formatBytes(this.selfAmounts[node])}`;
+    const [name, file, line] = node ? this.tree.frames[this.tree.frame[node]] : [this.rootText, "", 0];
+    const amounts = `total ${this.format(this.total[node])} (${formatShare(this.total[node] / this.total[0])}) · self ${this.format(this.selfAmounts[node])}`;
     const fileText = file ? [line ? `${file}:${line}` : file] : [];
     this.tooltip.show(event, [name, ...fileText, amounts, ...this.describe(node)]);
   }
