@@ -75,9 +75,9 @@ def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> 
         return ExitCode.BROKEN_PIPE
     converted = _as_cudakit_error(error)
     if not (json_to and _write_json(converted, json_to)):
-        click.echo(f"cudakit: error: {_short(converted.message, _LONGEST_MESSAGE)}", err=True)
+        click.echo(f"cudakit: error: {_shorten(converted.message, _LONGEST_MESSAGE)}", err=True)
         if converted.hint:
-            click.echo(f"hint: {_short(converted.hint, _LONGEST_HINT)}", err=True)
+            click.echo(f"hint: {_shorten(converted.hint, _LONGEST_HINT)}", err=True)
     return converted.exit_code
 
 
@@ -94,7 +94,7 @@ def _write_json(error: CudakitError, target: Callable[[], Output]) -> bool:
     return True
 
 
-def _short(text: str, limit: int) -> str:
+def _shorten(text: str, limit: int) -> str:
     from cudakit.render.escape import shorten
 
     return shorten(printable(text), limit)
@@ -113,6 +113,9 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
     match error:
         case CudakitError():
             return error
+        case click.NoSuchOption():
+            similar = click.NoSuchOption(error.option_name, possibilities=_similar_options(error))
+            return UsageError(_as_message(similar.format_message()), hint=_help_hint(error))
         case click.ClickException():
             return UsageError(_as_message(error.format_message()), hint=_help_hint(error))
         case MemoryError():
@@ -136,9 +139,17 @@ def _as_message(text: str) -> str:
     return (message[:1].lower() + message[1:]).removesuffix(".")
 
 
+def _similar_options(error: click.NoSuchOption) -> list[str]:
+    """Return click's suggestions whose names are similar without the leading dashes too."""
+    from difflib import get_close_matches
+
+    names = {option.lstrip("-"): option for option in error.possibilities or ()}
+    return [names[name] for name in get_close_matches(error.option_name.lstrip("-"), names)]
+
+
 def _help_hint(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
-    return f"{context.command_path if context else 'cudakit'} --help"
+    return f"see {context.command_path if context else 'cudakit'} --help"
 
 
 def _print_traceback(error: BaseException) -> None:

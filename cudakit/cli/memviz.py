@@ -108,7 +108,7 @@ _VIEW_OPTIONS = option_group(
         help="Show one device only: 0, cuda:0, or host (pinned memory).",
     ),
     option(
-        "--stream", type=int, metavar="N", help="Show one stream only: its number in the report."
+        "--stream", type=int, metavar="N", help="Show only stream N, as numbered in the report."
     ),
     option(
         "--pool",
@@ -195,9 +195,10 @@ def memviz(
 ) -> int:
     """Explain GPU memory from a snapshot: failed allocations, largest call sites, fragmentation, leaks.
 
-    SNAPSHOT is a file of cudakit run --memory or torch.cuda.memory._dump_snapshot(): pickle or JSON, plain,
-    .gz or .zst; - is standard input. Several files, such as the ranks of a job, are compared. Nothing in a
-    file is executed. The exit code is 0 whatever the report finds; --fail-on makes it 1 if memory grew.
+    SNAPSHOT is a file that cudakit run --memory or torch.cuda.memory._dump_snapshot() wrote: pickle or JSON,
+    plain, .gz or .zst; - is standard input. Several files, such as the ranks of a job, are compared. Nothing
+    in a file is executed. The exit code is 0 even if the report finds a problem; with --fail-on, it is 1 if
+    memory grew.
 
     \b
     cudakit memviz snapshot.pkl
@@ -239,7 +240,7 @@ def _show(
     with open_outputs(options) as outputs:
         result = analyze(_load(files, quiet=options.quiet), spec, new_allocator)
         exports = {
-            export_format: partial(_exported, export_format, result) for export_format in _EXPORTS
+            export_format: partial(_export, export_format, result) for export_format in _EXPORTS
         }
         outputs.write(
             Report(
@@ -331,7 +332,7 @@ def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> Non
         )
 
 
-def _exported(export_format: str, result: MemoryResult) -> Text:
+def _export(export_format: str, result: MemoryResult) -> Text:
     from cudakit.core.memory.present import exports
     from cudakit.render import collapsed, csv, perfetto, speedscope
 

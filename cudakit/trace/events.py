@@ -371,7 +371,7 @@ class KernelRun:
     kind: ClassVar[EventKind] = EventKind.KERNEL_RUN
     stream: U32
     name: Text
-    correlation: U32  # of the API call that launched the kernel or its graph
+    correlation: U32  # id of the API call that launched the kernel or its graph
     start_ns: I64
     end_ns: I64
     graph_node: U64 = 0  # number of the graph node; 0 for a kernel outside of graphs
@@ -390,7 +390,7 @@ class CopyRun:
     start_ns: I64
     end_ns: I64
     size_bytes: U64
-    correlation: U32 = 0  # of the API call that started the copy or launched its graph
+    correlation: U32 = 0  # id of the API call that started the copy or launched its graph
     peer_device: I16 = -1  # the other device of a copy between two devices; -1 for other copies
     direction: Direction = Direction.DEVICE_TO_DEVICE
     source_memory: MemoryKind = MemoryKind.UNKNOWN
@@ -407,7 +407,7 @@ class FillRun:
     start_ns: I64
     end_ns: I64
     size_bytes: U64
-    correlation: U32 = 0  # of the API call that started the memset or launched its graph
+    correlation: U32 = 0  # id of the API call that started the memset or launched its graph
     graph_node: U64 = 0  # number of the graph node; 0 for a memset outside of graphs
 
 
@@ -420,7 +420,7 @@ class Synchronization:
     start_ns: I64
     end_ns: I64
     synchronization: SynchronizationType = SynchronizationType.UNKNOWN
-    correlation: U32 = 0  # of the API call
+    correlation: U32 = 0  # id of the API call
     event: U32 = 0  # number of the event that was waited for; 0 for a stream or context
 
 

@@ -15,6 +15,7 @@ from invocation import run_cli
 from playwright.sync_api import Browser
 
 from cudakit.core.memory.analyze import MemorySpec, analyze
+from cudakit.core.memory.analyze.diff import diff
 from cudakit.core.memory.load import load
 from cudakit.core.memory.present import report
 from cudakit.core.memory.replay import Replay, replay
@@ -424,14 +425,25 @@ def test_page_of_a_comparison_draws_what_grew_and_what_shrank(
     open_page: OpenPage, tmp_path: Path
 ) -> None:
     page = tmp_path / "diff.html"
-    run = run_cli(
-        "memviz", DATA / "leak.pkl.gz", "--diff", DATA / "train.pkl.gz", "-q", "-f", "-o", page
-    )
+    before, after = DATA / "train_python.pkl.gz", DATA / "oom.pkl.gz"
+    run = run_cli("memviz", after, "--diff", before, "-q", "-f", "-o", page)
     assert run.exit_code == 0
+    (compared,) = diff(load(before), load(after), MemorySpec()).devices
     opened = open_page(page)
-    assert opened.messages == []
-    assert "Grown by" in opened.page.locator(".explorer").inner_text()
+    for moment, result in (("peak", compared.peak), ("end", compared.end)):
+        opened.page.locator(".explorer select").select_option(moment)
+        wait_until_drawn(opened)
+        totals = evaluate(
+            opened,
+            "() => Object.values(document.querySelector('.explorer').explorer.graphs)"
+            ".map(graph => graph.total[0])",
+        )
+        grown = sum(row.change_bytes for row in (*result.grown, *result.appeared))
+        shrunk = sum(-row.change_bytes for row in (*result.shrunk, *result.vanished))
+        assert totals == [grown, shrunk]
     assert count_colors(opened, ".explorer canvas") > 3
+    assert evaluate(opened, "() => location.hash") == "#moment=end"
+    assert opened.messages == []
 
 
 HOSTILE = (

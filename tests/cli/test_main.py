@@ -53,7 +53,7 @@ def test_unknown_command_is_a_usage_error_of_two_lines(cli: Cli) -> None:
     assert (run.exit_code, run.stdout) == (2, "")
     error, hint = run.stderr.splitlines()
     assert error.startswith("cudakit: error: no such command 'memory'")
-    assert hint == "hint: cudakit --help"
+    assert hint == "hint: see cudakit --help"
 
 
 def test_unknown_option_names_itself(cli: Cli) -> None:

@@ -283,13 +283,16 @@ with nvtx.annotate("step 7"), nvtx.annotate("backward", domain="mine"):
     kept = cupy.pool.malloc(8 << 20)
 nvtx.push_range("cub::DeviceScan", domain="CCCL")
 nvtx.pop_range(domain="CCCL")
+nvtx.mark("library call", domain="NCCL")
+nvtx.mark("warm-up ended")
 epoch = nvtx.start_range("epoch")
 small = weights()
+nvtx.mark("after the peak")
 nvtx.end_range(epoch)
 """
 
 
-def test_nvtx_ranges_are_annotations_and_name_the_peak(run: Runner) -> None:
+def test_nvtx_ranges_and_marks_are_recorded_and_name_the_peak(run: Runner) -> None:
     recorded = run(NVTX)
     snapshot = recorded.snapshot()
     entries = [(each["name"], each["stage"]) for each in snapshot["external_annotations"]]
@@ -300,6 +303,11 @@ def test_nvtx_ranges_are_annotations_and_name_the_peak(run: Runner) -> None:
         ("epoch", "START"), ("epoch", "END"),
     ]  # fmt: skip
     assert device.peak.ranges == ("epoch",)
+    assert [each["name"] for each in snapshot["cudakit_marks"]] == [
+        "warm-up ended",
+        "after the peak",
+    ]
+    assert device.peak.last_mark == "warm-up ended"
     assert recorded.notes == []
 
 

@@ -3,62 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from markup_tree import Node, read
 
-from cudakit.document import Array, Chart, Marker, Series
+from cudakit.document import Chart, Marker, Series
 from cudakit.render.svg.chart import chart
-from cudakit.render.svg.thin import thin_curve
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-
-
-# --- thinning
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 10**4), st.integers(-50, 50)), min_size=1, max_size=300),
-    st.integers(1, 30),
-)
-def test_thinning_keeps_the_extremes_of_every_column_in_two_points_each(
-    points: list[tuple[int, int]], columns: int
-) -> None:
-    x, y = np.array(sorted(points), float).T
-    low, high = 0.0, 10.0**4
-    points = thin_curve(x, y, low=low, high=high, columns=columns)
-    assert len(points.x) <= 2 * columns + 2
-    for column in range(columns):
-        inside, left = (_in_column(xs, column, columns, high) for xs in (x, points.x))
-        if inside.any():
-            assert points.y[left].min() == y[inside].min()
-            assert points.y[left].max() == y[inside].max()
-    assert (np.diff(points.x) >= 0).all()
-
-
-def _in_column(x: Array, column: int, columns: int, high: float) -> Array:
-    columns_of_x: Array = np.clip(x * (columns / high), 0, columns - 1).astype(int)
-    return columns_of_x == column
-
-
-def test_value_over_empty_columns_is_the_last_before_them() -> None:
-    x = np.append(np.linspace(0, 1, 9), 100)
-    y = np.array([5, 9, 1, 9, 7, 7, 7, 7, 7, 2])
-    points = thin_curve(x, y, low=0, high=100, columns=4)
-    assert points.y.tolist() == [5, 9, 1, 7, 2]
-
-
-def test_nan_and_infinity_interrupt_a_curve() -> None:
-    y = np.array([1, np.nan, 2, 3, np.inf, np.inf, 4])
-    points = thin_curve(np.arange(7), y, low=0, high=6, columns=100)
-    assert points.y.tolist() == [1, 2, 3, 4]
-    assert points.starts.tolist() == [True, True, False, True]
-
-
-def test_curve_that_is_out_of_order_is_sorted() -> None:
-    points = thin_curve(np.array([3, 1, 2]), np.array([30, 10, 20]), low=1, high=3, columns=9)
-    assert points.y.tolist() == [10, 20, 30]
 
 
 # --- charts
@@ -85,10 +35,23 @@ def test_curve_without_steps_has_straight_lines() -> None:
     assert path(draw_shape(curve(step=False))) == "M0 1000L1200 0L2400 500"
 
 
-def test_million_points_become_a_path_of_a_few_kilobytes() -> None:
-    x = np.arange(10**6)
-    y = np.random.default_rng(0).integers(0, 10**11, len(x))
-    assert len(chart(Chart("t", x, (Series("a", y),)))) < 40_000
+def drawn_path(x: list[float], y: list[float]) -> str:
+    series = (Series("a", np.array(y), step=False),)
+    return path(draw_shape(Chart("t", np.array(x), series, y_unit="count")))
+
+
+def test_nan_and_infinity_interrupt_a_curve() -> None:
+    nan, infinity = float("nan"), float("inf")
+    drawn = drawn_path([0, 1, 2, 3, 4, 5, 6], [1, nan, 2, 3, infinity, infinity, 4])
+    assert drawn == "M0 750M800 500L1200 250M2400 0"
+
+
+def test_curve_that_is_out_of_order_is_sorted() -> None:
+    assert drawn_path([3, 1, 2], [4, 0, 2]) == "M0 1000L1200 500L2400 0"
+
+
+def test_value_too_large_to_draw_is_left_out() -> None:
+    assert drawn_path([0, 1, 2], [0, 1e308, 4]) == "M0 1000M2400 0"
 
 
 def test_chart_without_data_has_a_sentence() -> None:

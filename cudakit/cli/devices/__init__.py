@@ -62,7 +62,7 @@ def devices(
     """List GPUs with their CUDA, NVML and PCI indices and current state.
 
     CUDA, NVML (nvidia-smi) and PCI number devices differently: the report shows all three, and also the
-    devices that CUDA_VISIBLE_DEVICES hides. Changes nothing and creates no CUDA context.
+    devices that CUDA_VISIBLE_DEVICES hides. The command changes nothing and creates no CUDA context.
 
     With --watch on a terminal, the report has bars, a history of one minute, and keys: s sorts, / filters, p
     shows processes, q quits.
@@ -71,7 +71,7 @@ def devices(
     cudakit devices --processes --topology
     cudakit devices --watch 1
     cudakit devices --fields name,power_draw_w --format csv
-    CUDA_VISIBLE_DEVICES=$(cudakit devices --select --min-free-mem 10GiB) python train.py
+    CUDA_VISIBLE_DEVICES=$(cudakit devices --select) python train.py
     """
     if watch and (view.long or view.topology or spec):
         raise click.UsageError("--watch cannot be combined with --long, --topology or --select")

@@ -43,7 +43,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class Explanation:
     """The explanations of the terms of one command."""
 
     schema: ClassVar[str] = "cudakit.explain/1"
@@ -61,7 +61,7 @@ class CheckExplanation:
     explanation: str
 
 
-def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explained:
+def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explanation:
     """Return the topics that terms name: a name, ``700``, ``Xid 79`` or ``CK012``, in any case.
 
     ``words`` are those of the command line: "Xid", "79", "700" are two terms. A plain number is a CUDA error,
@@ -76,10 +76,10 @@ def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explained:
         term = " ".join(terms) if unknown_terms == terms else unknown_terms[0]
         raise UsageError(f"no explanation for {term!r}", hint=_suggestion(term.upper(), topics))
     distinct_topics = dict.fromkeys(itertools.chain.from_iterable(topics_by_term.values()))
-    return Explained(" ".join(terms), tuple(distinct_topics))
+    return Explanation(" ".join(terms), tuple(distinct_topics))
 
 
-def check_explanation(result: Explained) -> CheckExplanation | None:
+def check_explanation(result: Explanation) -> CheckExplanation | None:
     """Return the explanation that ``doctor --explain`` writes if the only topic is a check, else None."""
     (topic, *other_topics) = result.topics
     if other_topics or topic.kind != "check":
@@ -122,7 +122,9 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
         return f"checks are {id_ranges()}"
     term = _ABBREVIATIONS.get(spelling, spelling)
     similar_names = (
-        _misspelled(term, topics) or _beginning_with(term, topics) or _with_words(term, topics)
+        _similar_names(term, topics)
+        or _topics_beginning_with(term, topics)
+        or _topics_with_words(term, topics)
     )
     if 0 < len(similar_names) <= _MAX_SUGGESTIONS + 1:
         return f"did you mean {one_of(similar_names)}?"
@@ -135,22 +137,24 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
     )
 
 
-def _misspelled(term: str, topics: Sequence[Topic]) -> list[str]:
+def _similar_names(term: str, topics: Sequence[Topic]) -> list[str]:
     """Return the names of at most three topics whose spelling differs from the term in few characters."""
     topic_by_spelling = {
         name.upper(): topic for topic in topics for name in (topic.name, *topic.other_names)
     }
-    similar_spellings = get_close_matches(
-        term, topic_by_spelling, n=3, cutoff=0.75
-    ) or get_close_matches(f"CUDA_ERROR_{term}", topic_by_spelling, n=3, cutoff=0.8)
+    # A term such as ILEGAL_ADDRESS may lack the prefix of CUDA's errors.
+    topic_by_spelling |= {
+        name.removeprefix("CUDA_ERROR_"): topic for name, topic in topic_by_spelling.items()
+    }
+    similar_spellings = get_close_matches(term, topic_by_spelling, n=3, cutoff=0.75)
     return list(dict.fromkeys(topic_by_spelling[spelling].name for spelling in similar_spellings))
 
 
-def _beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
+def _topics_beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
     return [topic.name for topic in topics if term and topic.name.upper().startswith(term)]
 
 
-def _with_words(term: str, topics: Sequence[Topic]) -> list[str]:
+def _topics_with_words(term: str, topics: Sequence[Topic]) -> list[str]:
     """Return the names of the topics whose name or meaning contains the beginning of each word of the term.
 
     A number in the term must be the topic's code.
@@ -196,7 +200,7 @@ def _xids() -> Iterator[Topic]:
 
 def _checks() -> Iterator[Topic]:
     for check in checks_by_id().values():
-        action = f"cudakit doctor --only {check.id} runs this check"
+        action = f"run this check: cudakit doctor --only {check.id}"
         number = int(check.id.removeprefix("CK"))
         yield Topic(
             "check", check.id, number, (), check.title, check.explanation, "", action, "cudakit"
@@ -272,7 +276,7 @@ NCCL | 7 | ncclInProgress | a nonblocking call has not finished |
 # --- the report ------------------------------------------------------------------------------------
 
 
-def report(result: Explained) -> Document:
+def report(result: Explanation) -> Document:
     """Return the explanations; several topics get a section each."""
     if len(result.topics) == 1:
         return Document(_title(result.topics[0]), tuple(_nodes(result.topics[0])))

@@ -82,5 +82,5 @@ def _group(attribute: Attribute) -> str:
     if attribute.name.startswith("maximum_"):
         return "textures and surfaces"
     if attribute.name.startswith(("pci_", "gpu_pci_")):
-        return "place"
+        return "location"
     return "abilities" if attribute.unit == "bool" else "compute"

@@ -50,6 +50,7 @@ class Peak:
     highest_active_bytes: int
     highest_reserved_bytes: int
     ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
+    last_mark: str = ""  # name of the last NVTX mark before; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ class Oom:
     short_bytes: int  # bytes missing even with all free memory
     fit: Fit
     limited: bool  # whether a limit of the process, not the device, rejected the request
-    verdict: str  # "limit", "cache", "pending", "fragmentation", "pool", "capacity"
+    verdict: str  # reason: "limit", "cache", "pending", "fragmentation", "pool", "capacity"
     sentence: str
     remedies: tuple[str, ...]  # remedies; those of the first cause come first
     stack: tuple[Frame, ...]
@@ -209,6 +210,7 @@ class Oom:
     # Empty: the failure is not the last one, or a replay with the recorded settings does not fail.
     replays: tuple[ReplayedRemedy, ...] = ()
     ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
+    last_mark: str = ""  # name of the last NVTX mark before; empty: none
 
 
 @dataclass(frozen=True, slots=True)

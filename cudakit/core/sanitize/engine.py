@@ -110,11 +110,11 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
         hi=access.hi,
         graph=call.graph,
         node=call.node,
-        ranges=tuple(_ranges(call, strings)),
+        ranges=tuple(_open_ranges(call, strings)),
     )
 
 
-def _ranges(call: Call, strings: Sequence[str]) -> Iterator[NamedRange]:
+def _open_ranges(call: Call, strings: Sequence[str]) -> Iterator[NamedRange]:
     """Yield the NVTX ranges that were open at a call, outermost first."""
     for open_range in reversed(list(call.innermost_range or ())):
         yield NamedRange(strings[open_range.name], strings[open_range.domain])

@@ -126,11 +126,13 @@ def _explain_streams(code: str, current: Side, previous: Side) -> str:
             "a": "the stream of the earlier operation",
             "b": "the stream of the later operation",
         }
-    meanings = [f"{letter} is {name}" for letter, name in streams.items() if _uses(code, letter)]
+    meanings = [
+        f"{letter} is {name}" for letter, name in streams.items() if _uses_stream(code, letter)
+    ]
     return f", where {' and '.join(meanings)}" if meanings else ""
 
 
-def _uses(code: str, stream_letter: str) -> bool:
+def _uses_stream(code: str, stream_letter: str) -> bool:
     return re.search(rf"\b{stream_letter}[.,)]", code) is not None
 
 

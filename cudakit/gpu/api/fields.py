@@ -85,7 +85,7 @@ inforom_power_version - nvmlDeviceGetInforomVersion(NVML_INFOROM_POWER) Version 
 gsp_firmware_version - nvmlDeviceGetGspFirmwareVersion Version of the GSP firmware
 gsp_firmware bool nvmlDeviceGetGspFirmwareMode[0] Whether the GSP firmware is in use
 gpm bool nvmlGpmQueryDeviceSupport.isSupportedDevice Whether GPM activity metrics are supported
-[place]
+[location]
 pci_device_id hex nvmlDeviceGetPciInfo.pciDeviceId PCI device and vendor id
 pci_subsystem_id hex nvmlDeviceGetPciInfo.pciSubSystemId PCI subsystem id
 bus - nvmlDeviceGetBusType Bus type

@@ -17,13 +17,16 @@ from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.capture.installed import Assembler, AssemblerError, SearchPaths, find_assemblers
 from cudakit.gpu.capture.preflight import Ready
 from cudakit.gpu.compile import Nvrtc
-from cudakit.gpu.compile_cache import CompileCache, cache_key, user_cache
+from cudakit.gpu.compile_cache import CompileCache, Label, cache_key, user_cache
 from cudakit.gpu.nvml import Nvml, open_nvml
 from cudakit.units import Unavailable
 
 Accesses: TypeAlias = Literal["exact", "arguments"]
 Capability: TypeAlias = tuple[int, int]
 Build: TypeAlias = Callable[[Capability, SearchPaths], bytes]
+
+# Name of the patch in the list of cached images.
+PATCH = "device patch of run --sanitize"
 
 _SOURCES = Path(__file__).parent / "patch"
 # The oldest architecture that NVRTC 13 supports: ptxas can assemble its PTX for any newer architecture.
@@ -143,12 +146,13 @@ def build_patch(
         raise EnvironmentUnusable(
             "ptxas, which assembles the device patch, was not found"
             " in Python packages (nvidia-cuda-nvcc, torch, triton), CUDA_HOME, PATH or /usr/local/cuda*",
-            hint=_INSTALL_PTXAS.format(_dotted(compiler)),
+            hint=_INSTALL_PTXAS.format(_version_text(compiler)),
         )
     ptx = _compile_ptx(nvrtc, options)
     assembler, image = _assemble(assemblers, ptx, f"sm_{number}", compiler)
     if cache:
-        cache.keep(keys[assembler], image)
+        tools = f"NVRTC {_version_text(compiler)}, ptxas {_version_text(assembler.version)}"
+        cache.keep(keys[assembler], image, Label(PATCH, f"sm_{number}", tools))
     return image
 
 
@@ -163,19 +167,19 @@ def _assemble(
             errors.append(f"{assembler}: {str(error).splitlines()[0]}")
     raise EnvironmentUnusable(
         f"no installed ptxas can assemble the device patch for {target}: {'; '.join(errors)}",
-        hint=_INSTALL_PTXAS.format(_dotted(compiler)),
+        hint=_INSTALL_PTXAS.format(_version_text(compiler)),
     )
 
 
 def _cache_key(
     compiler: tuple[int, int], assembler: Assembler, number: int, options: Sequence[str]
 ) -> str:
-    tools = f"NVRTC {_dotted(compiler)} PTX {_PTX_VERSION} ptxas {_dotted(assembler.version)} -astoolspatch"
+    versions = f"NVRTC {_version_text(compiler)} PTX {_PTX_VERSION} ptxas {_version_text(assembler.version)}"
     text = "\0".join(text for _, text in _sources())
-    return cache_key(tools, f"sm_{number}", (*_OPTIONS, *options), text)
+    return cache_key(f"{versions} -astoolspatch", f"sm_{number}", (*_OPTIONS, *options), text)
 
 
-def _dotted(version: Sequence[int]) -> str:
+def _version_text(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
 
 

@@ -75,7 +75,7 @@ class Reader:
     """Calls NVML for one device and caches the results."""
 
     lib: Any  # the module pynvml, or a replacement with the same functions
-    handle: Any  # the device
+    handle: Any  # NVML's handle of the device
     reasons: Mapping[int, str] = field(default_factory=dict)  # texts that replace those in _REASONS
     lost: bool = False  # whether a call reported that the GPU has fallen off the bus
     _results_by_call: dict[Call | FieldValue, Any] = field(default_factory=dict)

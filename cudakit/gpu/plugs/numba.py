@@ -1,4 +1,4 @@
-"""An allocator in Numba, by its External Memory Management interface (numba-cuda's documentation, "EMM")."""
+"""A memory manager for Numba that allocates from an allocator (numba-cuda's documentation, "EMM")."""
 
 from __future__ import annotations
 

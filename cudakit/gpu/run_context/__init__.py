@@ -96,7 +96,7 @@ def _common_facts(machine: Machine, variables: Mapping[str, str], files: Files) 
 def _effective_variables(
     machine: Machine, cuda: CudaView | Unavailable, variables: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the environment variables, on a simulated machine with its recorded device selection."""
+    """Return the environment variables. A simulated machine replaces those that select CUDA devices."""
     if not machine.simulated or isinstance(cuda, Unavailable):
         return variables
     recorded_variables = {

@@ -92,10 +92,10 @@ def _shared_memory_bytes(files: Files) -> int | Unavailable:
 
 def read_limits() -> Limits:
     """Return the soft limits of this process."""
-    return Limits(_limit(resource.RLIMIT_AS), _limit(resource.RLIMIT_MEMLOCK))
+    return Limits(_soft_limit(resource.RLIMIT_AS), _soft_limit(resource.RLIMIT_MEMLOCK))
 
 
-def _limit(kind: int) -> int | None:
+def _soft_limit(kind: int) -> int | None:
     soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 

@@ -73,7 +73,7 @@ def installed_packages(search_path: Iterable[str]) -> Iterator[Distribution]:
             if dot and suffix in ("dist-info", "egg-info"):
                 package, _, version_part = stem.partition("-")
                 version = version_part.partition("-py")[0] or _metadata_version(directory, name)
-                yield Distribution(_normalized(package), version, directory)
+                yield Distribution(_normalized_name(package), version, directory)
 
 
 def _metadata_version(directory: str, name: str) -> str:
@@ -85,7 +85,7 @@ def _metadata_version(directory: str, name: str) -> str:
     return ""
 
 
-def _normalized(name: str) -> str:
+def _normalized_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

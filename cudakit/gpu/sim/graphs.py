@@ -99,7 +99,7 @@ class SimGraphs:
     def graph_launch(self, graph: GraphExec, stream: Stream) -> None:
         executable, queue = self._executables[graph], self._streams.checked_queue(stream)
         if queue.capture:
-            self._inline(queue, queue.capture, executable)
+            self._append_captured(queue, queue.capture, executable)
             return
         tasks = self._enqueue_nodes(queue, executable)
         body = trace_events.GraphLaunch(queue.number, executable.graph, graph)
@@ -182,7 +182,7 @@ class SimGraphs:
         queue.tail = executable.last_launch = (end,)
         return tasks
 
-    def _inline(self, queue: Queue, capture: Capture, executable: _Executable) -> None:
+    def _append_captured(self, queue: Queue, capture: Capture, executable: _Executable) -> None:
         """Append the nodes of a launched graph to the captured graph."""
         begin, copies = queue.nodes, dict[Node, Node]()
         for node in executable.nodes:

@@ -47,7 +47,9 @@ def multiply(gemm: Gemm, a: Bits, b: Bits, bias: Bits | None = None) -> Bits:
     another. ``bias`` has m elements.
     """
     with np.errstate(all="ignore"):  # overflow and NaN are results, as on a device
-        sums = _sums(_factors(gemm, a, gemm.a), _factors(gemm, b, gemm.b), gemm.layout)
+        sums = _multiply_transposed(
+            _decode_factors(gemm, a, gemm.a), _decode_factors(gemm, b, gemm.b), gemm.layout
+        )
         values = decode(round_to(sums, ELEMENTS[gemm.accumulate]), ELEMENTS[gemm.accumulate])
         if bias is not None:
             values = values + decode(bias, gemm.bias)
@@ -78,14 +80,14 @@ def round_to(values: Floats, element: Element) -> Bits:
     return bits
 
 
-def _factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
+def _decode_factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
     """Decode the matrices of a batch in their stored, transposed form; round tf32 like tensor cores."""
     if gemm.dtype == "tf32":
         columns = _round_mantissa(columns, _TF32_MANTISSA_BITS).view(np.float32)
     return decode(columns, matrix.element).reshape(matrix.batch, matrix.columns, matrix.rows)
 
 
-def _sums(a: Floats, b: Floats, layout: str) -> Floats:
+def _multiply_transposed(a: Floats, b: Floats, layout: str) -> Floats:
     """Return the transposed products: op(B)ᵀ op(A)ᵀ, from factors stored transposed."""
     first = b if layout[1] == "n" else b.swapaxes(1, 2)
     second = a if layout[0] == "n" else a.swapaxes(1, 2)

@@ -50,17 +50,18 @@ export class CallTree {
 }
 
 /**
- * A flame graph of a call tree. colorOf(node, colors) returns the color of a box; describe(node) returns lines for
- * its tooltip; format(amount) returns an amount as text; rootText is the text of the root.
+ * A flame graph of a call tree. colorOf(node, colors) returns the color of a box; describe(node) returns lines for its
+ * tooltip; format(amount) returns an amount as text; `subject` names the amounts. The graph is at least `fewestRows`
+ * rows high.
  */
 export class FlameGraph {
-  constructor(tree, tooltip, { colorOf = null, describe = () => [], format = formatBytes, rootText = "all memory", emptyText = "No memory." } = {}) {
+  constructor(tree, tooltip, { colorOf = null, describe = () => [], format = formatBytes, subject = "memory", fewestRows = 8 } = {}) {
     this.format = format;
-    this.rootText = rootText;
-    this.emptyText = emptyText;
+    this.subject = subject;
     this.tree = tree;
     this.tooltip = tooltip;
     this.describe = describe;
+    this.fewestRows = fewestRows;
     this.colorOf = colorOf || ((node, colors) => colors.bands[hashOf(tree.texts[tree.frame[node]]) % colors.bands.length]);
     this.root = 0;
     this.boxes = [];
@@ -83,7 +84,7 @@ export class FlameGraph {
   redraw() {
     this.boxes = [];
     if (this.total[this.root]) this.#place(this.root, 0, 0, this.element.clientWidth || 800);
-    this.surface.height = Math.max(8, ...this.boxes.map((box) => box.top / ROW + 1)) * ROW;
+    this.surface.height = Math.max(this.fewestRows, ...this.boxes.map((box) => box.top / ROW + 1)) * ROW;
     this.surface.redraw();
   }
 
@@ -109,19 +110,24 @@ export class FlameGraph {
     context.textAlign = "left";
     if (!this.boxes.length) {
       context.fillStyle = colors.muted;
-      context.fillText(this.emptyText, 8, 20);
+      context.fillText(`No ${this.subject}.`, 8, 20);
     }
     for (const box of this.boxes) this.#drawBox(context, box, colors);
   }
 
   #drawBox(context, { node, left, top, width }, colors) {
-    const text = node ? this.tree.texts[this.tree.frame[node]] : this.rootText;
+    const text = node ? this.tree.texts[this.tree.frame[node]] : this.#rootText();
     context.fillStyle = node ? this.colorOf(node, colors) : colors.line;
     context.globalAlpha = 0.55;
     context.fillRect(left, top, Math.max(width - 1, 0.5), ROW - 1);
     context.globalAlpha = 1;
     context.fillStyle = colors.ink;
     if (width > 24) context.fillText(fitted(context, text, width - 8), left + 4, top + ROW / 2);
+  }
+
+  #rootText() {
+    const withoutStack = this.selfAmounts[0];
+    return `all ${this.subject}${withoutStack ? `, ${this.format(withoutStack)} of it without a call stack` : ""}`;
   }
 
   #boxAt(event) {
@@ -140,7 +146,7 @@ export class FlameGraph {
     const box = this.#boxAt(event);
     if (!box) return this.tooltip.hide();
     const { node } = box;
-    const [name, file, line] = node ? this.tree.frames[this.tree.frame[node]] : [this.rootText, "", 0];
+    const [name, file, line] = node ? this.tree.frames[this.tree.frame[node]] : ["all memory", "", 0];
     const amounts = `total ${this.format(this.total[node])} (${formatShare(this.total[node] / this.total[0])}) · self ${this.format(this.selfAmounts[node])}`;
     const fileText = file ? [line ? `${file}:${line}` : file] : [];
     this.tooltip.show(event, [name, ...fileText, amounts, ...this.describe(node)]);

@@ -130,16 +130,13 @@ def _settings(settings: str) -> Markup | None:
 
 
 def _facts(facts: Facts) -> Markup:
+    """Return labelled values: short ones as cards, and one below the other if one of them is long."""
     pairs = (
-        element(
-            "div",
-            element("dt", label),
-            element("dd", fact(value)),
-            class_="wide" if _is_long(value) else None,
-        )
+        element("div", element("dt", label), element("dd", fact(value)))
         for label, value in facts.rows
     )
-    return element("dl", *pairs, class_="facts")
+    has_long_value = any(_is_long(value) for _, value in facts.rows)
+    return element("dl", *pairs, class_="facts list" if has_long_value else "facts")
 
 
 def _is_long(value: Value) -> bool:

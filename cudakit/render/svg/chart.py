@@ -1,27 +1,29 @@
-"""Render charts as plots of curves."""
+"""Render charts as plots of curves. Every point is drawn: charts have at most some thousand points."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from cudakit.document import Array, Chart, Series
 from cudakit.document.axis import Axis, rounded_axis, tight_axis
-from cudakit.document.picture import Plot, PlotKey, series_class, shape, stretched
+from cudakit.document.picture import Plot, PlotKey, series_class, shape, stretch_shapes
 from cudakit.render.markup import Markup, element
 from cudakit.render.svg.plot import plot
-from cudakit.render.svg.thin import finite, thin_curve
 from cudakit.render.values import format_y
 
-# A wide page has 1,200 pixel columns; the curve keeps the extremes of each. Coordinates are half pixels.
-_COLUMNS = 1200
-_WIDTH = 2 * _COLUMNS
+# Coordinates are half pixels of a page of 1,200 pixels.
+_WIDTH = 2400
 _HEIGHT = 1000
+
+# The difference of two larger values may overflow to infinity. Measured values are much smaller.
+_LARGEST = 1e300
 
 
 def chart(node: Chart) -> Markup:
     """Return the series as curves over a common x axis. NaN interrupts a curve."""
-    heights = [finite(series.y) for series in node.series]
-    x_range = _range(finite(node.x))
+    heights = [_finite(series.y) for series in node.series]
+    x_range = _range(_finite(node.x))
     y_range = _range(np.concatenate(heights) if heights else node.x)
     if x_range is None or y_range is None:
         return element("p", f"{node.title or 'Chart'}: no data", class_="muted")
@@ -37,7 +39,7 @@ def chart(node: Chart) -> Markup:
         node.title,
         x,
         y,
-        shapes=(stretched(paths, width=_WIDTH, height=_HEIGHT),),
+        shapes=(stretch_shapes(paths, width=_WIDTH, height=_HEIGHT),),
         legend=tuple(keys) if len(keys) > 1 else (),
         description=f"line chart: {named}",
         x_label=node.x_label,
@@ -46,14 +48,27 @@ def chart(node: Chart) -> Markup:
 
 
 def _curve(series: Series, node: Chart, x: Axis, y: Axis) -> str:
-    points = thin_curve(node.x, series.y, low=x.low, high=x.high, columns=_COLUMNS)
-    x_units = _round(x.shares(points.x) * _WIDTH)
-    y_units = _round((1 - y.shares(points.y)) * _HEIGHT)
-    line_format = "H{0}V{1}" if series.step else "L{0} {1}"
+    """Return the path of a curve. Values that are not finite interrupt it."""
+    order = np.argsort(node.x, kind="stable")
+    points_x, points_y = _finite(node.x)[order], _finite(series.y)[order]
+    is_finite = np.isfinite(points_x) & np.isfinite(points_y)
+    # A point starts a new line if values before it are missing.
+    gaps = np.cumsum(~is_finite)[is_finite]
+    starts = np.diff(gaps, prepend=-1) != 0
+    across = _round(x.shares(points_x[is_finite]) * _WIDTH)
+    down = _round((1 - y.shares(points_y[is_finite])) * _HEIGHT)
+    join = "H{0}V{1}" if series.step else "L{0} {1}"
     return "".join(
-        ("M{0} {1}" if is_start else line_format).format(x_unit, y_unit)
-        for x_unit, y_unit, is_start in zip(x_units, y_units, points.starts, strict=True)
+        ("M{0} {1}" if is_start else join).format(left, top)
+        for left, top, is_start in zip(across, down, starts, strict=True)
     )
+
+
+def _finite(values: Array) -> npt.NDArray[np.float64]:
+    """Return values as floats; those that cannot be drawn become NaN."""
+    floats = np.asarray(values, dtype=np.float64)
+    drawable = np.abs(floats) <= _LARGEST
+    return floats if drawable.all() else np.where(drawable, floats, np.nan)
 
 
 def _round(positions: Array) -> list[int]:
@@ -67,5 +82,5 @@ def _range(values: Array) -> tuple[float, float] | None:
 
 
 def _key(series: Series, node: Chart) -> PlotKey:
-    y_range = _range(finite(series.y))
+    y_range = _range(_finite(series.y))
     return PlotKey(series.name, f"max {format_y(node, y_range[1])}" if y_range else "no data")

@@ -163,7 +163,7 @@ def test_checkpoint_is_refused_if_other_streams_use_a_freed_block(
     assert layout(pool) == used_layout
 
 
-def test_deferred_frees_are_settled_before_a_checkpoint(allocator: CachingAllocator) -> None:
+def test_deferred_frees_are_recorded_before_a_checkpoint(allocator: CachingAllocator) -> None:
     pool = MemPool(allocator)
     with allocator.capture(pool):
         ptr = allocator.alloc(512)

@@ -186,7 +186,7 @@ def joined(rows: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-class Decoded(ctypes.Structure):
+class DecodedTensorMap(ctypes.Structure):
     """tensor_map of tensor_maps.h."""
 
     _fields_ = (
@@ -204,8 +204,8 @@ class Decoded(ctypes.Structure):
     )
 
 
-def decode(library: ctypes.CDLL, encoded: bytes) -> Decoded | None:
-    decoded = Decoded()
+def decode(library: ctypes.CDLL, encoded: bytes) -> DecodedTensorMap | None:
+    decoded = DecodedTensorMap()
     is_known = library.tensor_map_decode(
         (ctypes.c_uint64 * 8).from_buffer_copy(encoded), ctypes.byref(decoded)
     )

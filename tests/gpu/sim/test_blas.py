@@ -235,13 +235,13 @@ def test_old_device_error_lists_supported_types() -> None:
     [
         (
             make_gemm("fp8_e4m3", layout="nn"),
-            "only layout tn on compute capability 9.0, nn was requested",
+            "only layout tn on compute capability 9.0, but nn was requested",
         ),
         (make_gemm("fp8_e5m2", m=44), "columns of a multiple of 16 B; columns of D have 44"),
         (make_gemm("fp8_e5m2", padding=8), "columns of a multiple of 16 B"),
         (make_gemm("int8", k=66), "columns of a multiple of 4 B; columns of A have 66"),
-        (make_gemm("int8", epilogue="relu"), "only epilogue none, relu was requested"),
-        (make_gemm("fp16", accumulate="fp16", output="fp32"), "needs output fp16, fp32 was"),
+        (make_gemm("int8", epilogue="relu"), "only epilogue none, but relu was requested"),
+        (make_gemm("fp16", accumulate="fp16", output="fp32"), "needs output fp16, but fp32 was"),
     ],
 )
 def test_unsupported_error_has_request(sim: Sim, gemm: Gemm, reason: str) -> None:

@@ -185,7 +185,8 @@ static struct block *remove_block(struct block *block)
     return block;
 }
 
-/* Append the blocks of a subtree with at least a size to a list, in sorted order; -1 with an exception on failure. */
+/* Append the blocks of a subtree with at least a size to a list, in sorted order; return -1 with an exception on
+ * failure. */
 static int append_from(const struct block *block, long long size, PyObject *list)
 {
     for (; block; block = block->child[1])

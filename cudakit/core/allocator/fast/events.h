@@ -63,7 +63,8 @@ static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
-/* Append an event; false with an exception if no memory is left. Dropping the oldest event may run a finalizer. */
+/* Append an event; return false with an exception if no memory is left. Dropping the oldest event may run a
+ * finalizer. */
 static bool append_event(struct events *self, struct event event)
 {
     if (self->count == self->length && self->length < self->maxlen) {

@@ -293,7 +293,8 @@ static PyObject *call_slow(PyObject *call, PyObject *const *args, Py_ssize_t nar
                 : PyErr_Format(PyExc_RuntimeError, "the allocator was garbage-collected");
 }
 
-/* Allocate the best fit of the default pool, and return its address. NULL without an exception: nothing fits. */
+/* Allocate the best fit of the default pool, and return its address. Returns NULL without an exception if no block
+ * fits. */
 static PyObject *alloc_best_fit(struct fast_path *self, PyObject *stream, long long requested, PyObject *stack)
 {
     long long size = (requested + SMALLEST_BLOCK - 1) & -SMALLEST_BLOCK;
@@ -331,7 +332,7 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
     return ptr ? ptr : call_slow(self->slow_alloc, args, nargs, kwnames);
 }
 
-/* Return the live block at an address. NULL without an exception: only the slow path can free the address. */
+/* Return the live block at an address; NULL without an exception if only the slow path can free the address. */
 static struct block *find_freeable(const struct fast_path *self, PyObject *ptr, PyObject *stream)
 {
     struct block *block = (struct block *)PyDict_GetItemWithError(self->live, ptr);

@@ -115,7 +115,7 @@ class Tuned:
     def algorithms_for(
         self, machine: TunedMachine, settings: GemmSettings | None = None
     ) -> Mapping[Gemm, Algorithm]:
-        """Return the algorithms that are faster than the default, with these settings or, for None, with any.
+        """Return the algorithms that are faster than the default; ``settings`` None selects all settings.
 
         Raises InputError if they were tuned on another machine.
         """

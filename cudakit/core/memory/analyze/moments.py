@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudakit.core.memory.analyze.steps import open_ranges_at
+from cudakit.core.memory.analyze.steps import last_mark_at, open_ranges_at
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.replay.allocations import Curves
 from cudakit.core.memory.replay.layout import Layout, live_at
@@ -55,6 +55,7 @@ def peak_of(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
         highest_active_bytes=int(curves.active.max()),
         highest_reserved_bytes=int(curves.reserved.max()),
         ranges=open_ranges_at(snapshot, trace, moment - 1),
+        last_mark=last_mark_at(snapshot, trace, moment - 1),
     )
 
 

@@ -29,6 +29,7 @@ from cudakit.core.memory.snapshot import (
     DeviceTrace,
     Events,
     Ints,
+    Mark,
     Mask,
     Segments,
     Snapshot,
@@ -38,6 +39,8 @@ from cudakit.torch_rules.settings import flag_of_device
 
 # c10::DeviceIndex is a signed number of 8 bits.
 _MAX_DEVICES = 128
+# The key of NVTX marks; core/memory/record/snapshot_file.py writes it.
+_MARKS_KEY = "cudakit_marks"
 _PARTS = ("segments", "device_traces", "host_segments", "host_traces")
 
 
@@ -52,7 +55,7 @@ def build(tree: Tree, *, source: str, file_format: str, size_bytes: int) -> Snap
     devices = _device_traces(tree, tables, parts, _overflow_flag(tree, parts, settings))
     devices += _host_traces(tree, tables, parts)
     tables.spend_stacks(devices)
-    annotations = _annotations(tree, tables, parts)
+    annotations, marks = _annotations(tree, tables, parts), _marks(tree, tables, parts)
     return Snapshot(
         source=source,
         format=file_format,
@@ -63,6 +66,7 @@ def build(tree: Tree, *, source: str, file_format: str, size_bytes: int) -> Snap
         texts=tuple(tables.texts),
         pools=tables.pools,
         annotations=annotations,
+        marks=marks,
         settings=settings,
         has_times=any(bool(device.events.time_us.any()) for device in devices),
     )
@@ -170,6 +174,19 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
             names, stages.tolist(), devices.tolist(), times.tolist(), strict=True
         )
     )
+
+
+def _marks(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Mark, ...]:
+    """Return the marks that ``run --memory`` recorded; entries without a time are ignored."""
+    handles = _list_part(tree, parts, _MARKS_KEY)
+    tree.budget.spend_rows(len(handles))
+    times, has_time = tree.integers(tree.column(handles, "time_us"))
+    handles, times = handles[has_time], times[has_time]
+    names = tables.text_ids(tree.column(handles, "name")).tolist()
+    devices, _ = tree.integers(tree.column(handles, "device"))
+    texts = tuple(tables.texts)
+    rows = zip(names, devices.tolist(), times.tolist(), strict=True)
+    return tuple(Mark(texts[name], device, time) for name, device, time in rows)
 
 
 def _parse_numbers(tree: Tree, handles: Handles) -> tuple[Ints, Mask]:

@@ -17,7 +17,7 @@ from cudakit.core.memory.present.rows import (
     stack_value,
     table,
 )
-from cudakit.core.memory.result import Cause, DeviceMemory, Oom, State
+from cudakit.core.memory.result import Cause, DeviceMemory, Oom, Peak, State
 from cudakit.core.memory.verdict import replays_sentence
 from cudakit.document import (
     Bytes,
@@ -56,7 +56,7 @@ def _state(device: DeviceMemory) -> Note:
         return Note(
             "error",
             f"Allocating {format_bytes(oom.size_bytes)} failed on {device_name(device)} at event"
-            f" {format_count(oom.event)}{in_annotation(oom.ranges)} ({pool_name(oom.pool)} pool,"
+            f" {format_count(oom.event)}{in_annotation(oom)} ({pool_name(oom.pool)} pool,"
             f" stream {oom.stream}): {format_bytes(oom.state.active_bytes)} in use,"
             f" {format_bytes(oom.state.reserved_bytes)} reserved,"
             f" {format_bytes(oom.device_free_bytes)}{_of_device(oom)} free.{suffix}",
@@ -72,7 +72,7 @@ def _state(device: DeviceMemory) -> Note:
             f"Without a trace, only the end is known: {requested} requested, {reserved} reserved.",
         )
     sizes = (
-        f"peak {format_bytes(peak.requested_bytes)} requested{in_annotation(peak.ranges)},"
+        f"peak {format_bytes(peak.requested_bytes)} requested{in_annotation(peak)},"
         f" {format_bytes(peak.highest_reserved_bytes)} reserved"
     )
     if device.steps.rising:
@@ -83,19 +83,23 @@ def _state(device: DeviceMemory) -> Note:
 
 
 _MAX_SHOWN_RANGES = 3
-_MAX_RANGE_NAME_LENGTH = 60
+_MAX_NAME_LENGTH = 60  # maximum length of the name of an annotation or a mark
 
 
-def in_annotation(ranges: tuple[str, ...]) -> str:
-    """Return the innermost annotations of an event: `` in annotation 'step 7 / backward'``, or ``""``."""
-    if not ranges:
-        return ""
-    names = [
-        name if len(name) <= _MAX_RANGE_NAME_LENGTH else f"{name[: _MAX_RANGE_NAME_LENGTH - 1]}…"
-        for name in ranges[-_MAX_SHOWN_RANGES:]
-    ]
-    outer_names = ["…"] if len(ranges) > len(names) else []
-    return f" in annotation '{' / '.join(outer_names + names)}'"
+def in_annotation(event: Oom | Peak) -> str:
+    """Return the innermost annotations of an event, and the last mark before the event; ``""`` without any.
+
+    For example: `` in annotation 'step 7 / backward' after mark 'warm-up ended'``.
+    """
+    names = [_shortened(name) for name in event.ranges[-_MAX_SHOWN_RANGES:]]
+    outer_names = ["…"] if len(event.ranges) > len(names) else []
+    annotation_text = f" in annotation '{' / '.join(outer_names + names)}'" if names else ""
+    mark_text = f" after mark '{_shortened(event.last_mark)}'" if event.last_mark else ""
+    return annotation_text + mark_text
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[: _MAX_NAME_LENGTH - 1]}…"
 
 
 def _of_device(oom: Oom) -> str:
@@ -350,7 +354,7 @@ def _totals_caption(device: DeviceMemory) -> str:
     caption = "The peak is the moment with the most requested memory"
     if device.events:
         after = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
-        caption += f", {after}{in_annotation(peak.ranges)}; the last event is {device.events - 1:,}"
+        caption += f", {after}{in_annotation(peak)}; the last event is {device.events - 1:,}"
     caption += "."
     if peak.allocated_is_derived:
         caption += " Sizes marked ~ were computed by the allocator's rules, not recorded."

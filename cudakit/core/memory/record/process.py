@@ -16,7 +16,7 @@ from cudakit.trace.trace_file import Stack
 
 # Number of events that are kept for each device; the agent sets the same limit for PyTorch's history.
 MAX_EVENTS = 200_000
-_MAX_RANGES = 100_000  # number of ranges that are kept for each process
+_MAX_RANGES = 100_000  # number of ranges, and of marks, that are kept for each process
 
 # Fields of trace records that this module does not read.
 _UNUSED_FIELDS = ("seq", "context", "kind")
@@ -57,15 +57,24 @@ class NamedRange:
         return self.domain == OWN_DOMAIN and self.name == BACKWARD_RANGE
 
 
+@dataclass(frozen=True, slots=True)
+class NamedMark:
+    """An NVTX mark: a named point in time."""
+
+    name: str
+    time_ns: int
+
+
 @dataclass(slots=True)
 class ProcessMemory:
-    """The memory of one process, and its named ranges.
+    """The memory of one process, and its named ranges and marks.
 
     ``has_ended`` is True after the mark at the moment of the final snapshot; later records are ignored.
     """
 
     model: MemoryModel = field(default_factory=lambda: MemoryModel(max_entries=MAX_EVENTS))
     ranges: deque[NamedRange] = field(default_factory=lambda: deque(maxlen=_MAX_RANGES))
+    marks: deque[NamedMark] = field(default_factory=lambda: deque(maxlen=_MAX_RANGES))
     has_ended: bool = False
     has_run_out_of_memory: bool = False
     # Called when a pool first runs out of memory, before later records are applied.
@@ -79,9 +88,10 @@ class ProcessMemory:
         return self.model.is_empty and not self.ranges
 
     def forget_ended_ranges(self) -> None:
-        """Forget the ranges that have ended, because a new recording begins."""
+        """Forget the marks, and the ranges that have ended, because a new recording begins."""
         open_ranges = [open_range for ranges in self._open_ranges.values() for open_range in ranges]
         self.ranges.clear()
+        self.marks.clear()
         self.ranges += sorted(open_ranges, key=lambda open_range: open_range.begin_ns)
 
     def feed(self, batch: Batch) -> None:
@@ -155,7 +165,7 @@ class ProcessMemory:
     ) -> None:
         domain, time_ns = strings[fields["domain"]], fields["time_ns"]
         if kind == EventKind.MARK:
-            self.has_ended = domain == OWN_DOMAIN and strings[fields["name"]] == END_MARK
+            self._mark(strings[fields["name"]], domain, time_ns)
             return
         # Autograd's threads have copies of the ranges of the thread that called ``backward()``.
         if fields.get("is_copy") or domain in LIBRARY_DOMAINS:
@@ -172,6 +182,12 @@ class ProcessMemory:
             open_ranges.pop().end_ns = time_ns
             if not open_ranges:
                 del self._open_ranges[nesting_key]
+
+    def _mark(self, name: str, domain: str, time_ns: int) -> None:
+        if domain == OWN_DOMAIN:
+            self.has_ended = name == END_MARK
+        elif domain not in LIBRARY_DOMAINS:
+            self.marks.append(NamedMark(name, time_ns))
 
 
 def _rows(records: Records, kind: int) -> list[dict[str, int]]:

@@ -14,7 +14,7 @@ import numpy as np
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.moments import state_at, time_of
 from cudakit.core.memory.analyze.step_peaks import StepHistory
-from cudakit.core.memory.analyze.steps import open_ranges_at
+from cudakit.core.memory.analyze.steps import last_mark_at, open_ranges_at
 from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.result import Cause, Oom, ReplayedRemedy
@@ -76,22 +76,23 @@ def _explain(
     return Oom(
         event=failure.event,
         time_us=time_of(snapshot, trace, failure.event),
-        size_bytes=request.size,
-        device_free_bytes=request.device_free,
+        size_bytes=request.size_bytes,
+        device_free_bytes=request.device_free_bytes,
         state=state_at(failure.replayed, failure.layout, failure.event),
         largest_hole_bytes=int(failure.layout.free_size.max(initial=0)),
-        free_bytes=request.free,
-        short_bytes=request.short,
+        free_bytes=request.free_bytes,
+        short_bytes=request.short_bytes,
         fit=request.fit,
-        limited=request.limited,
+        limited=request.is_limited,
         verdict=verdict,
-        sentence=f"Allocating {format_bytes(request.size)} failed: {causes[0].sentence}.",
+        sentence=f"Allocating {format_bytes(request.size_bytes)} failed: {causes[0].sentence}.",
         remedies=_remedies(causes, replays, request.calls),
         stack=failure.stacks.frames(failure.stack),
         site=failure.stacks.site(failure.stack),
         stream=failure.stream,
         pool=failure.pool,
         ranges=open_ranges_at(snapshot, trace, failure.event),
+        last_mark=last_mark_at(snapshot, trace, failure.event),
         device_total_bytes=failure.device_total,
         causes=causes,
         replays=replays,

@@ -23,7 +23,7 @@ class Track:
     name: str
     group: int  # number of the device, or the number of the thread; 0 for ranges of the process
     number: int  # number of the stream or thread
-    lane: int  # 0 for the first track of a stream or thread
+    lane: int  # number of the lane: 0 for the first track of a stream or thread
 
 
 class HostSource(IntEnum):

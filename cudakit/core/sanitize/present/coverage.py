@@ -18,13 +18,13 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
     """Yield notes on the recorded work, then on all that was not recorded, analyzed or shown."""
     yield from _recorded_notes(result)
     yield from recorder_notes(result)
-    yield from _unknown_launches(result.coverage.launches_unknown)
+    yield from _unknown_launch_notes(result.coverage.launches_unknown)
     yield from _without_call_site(result.coverage)
-    yield from _gaps(result)
-    yield from _suppressed(result)
-    yield from _baseline(result)
+    yield from _gap_notes(result)
+    yield from _suppression_notes(result)
+    yield from _baseline_notes(result)
     if result.coverage.suspected:
-        yield _possible_races(result.coverage.suspected)
+        yield _possible_race_note(result.coverage.suspected)
     if result.simulated:
         yield Note("info", "Simulated device: no GPU was used")
 
@@ -63,12 +63,14 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
     analyzed = f"{_count_with_noun('event', gaps)} not analyzed" if gaps else "all events analyzed"
     yield Note("info", f"Recorded {_join_words(work) or 'no work'}{processes}; {analyzed}")
     # If all accesses are exact, the note on the number of launches with exact accesses is enough.
-    if (accesses := _accesses(coverage)) and coverage.accesses_exact < _total_accesses(coverage):
+    if (accesses := _access_phrases(coverage)) and coverage.accesses_exact < _total_accesses(
+        coverage
+    ):
         yield Note("info", f"Accesses of kernels: {', '.join(accesses)}")
-    yield from _exactness(coverage)
+    yield from _exactness_notes(coverage)
 
 
-def _accesses(coverage: Coverage) -> list[str]:
+def _access_phrases(coverage: Coverage) -> list[str]:
     return [
         f"{format_count(count)} {precision}"
         for precision, count in (
@@ -87,7 +89,7 @@ def _total_accesses(coverage: Coverage) -> int:
     return recorded_count + coverage.accesses_assumed + coverage.accesses_uncertain
 
 
-def _exactness(coverage: Coverage) -> Iterator[Note]:
+def _exactness_notes(coverage: Coverage) -> Iterator[Note]:
     """Yield the number of launches with exact accesses, and the device memory that recording used."""
     kernels = coverage.launches_exact + coverage.launches_assumed + coverage.launches_unknown
     if not kernels:
@@ -111,7 +113,7 @@ def _exactness(coverage: Coverage) -> Iterator[Note]:
         )
 
 
-def _unknown_launches(count: int) -> Iterator[Note]:
+def _unknown_launch_notes(count: int) -> Iterator[Note]:
     if count:
         launches = _count_with_noun("kernel launch", count)
         yield Note("warn", f"Accesses of {launches} are unknown: the arguments were not recorded")
@@ -124,7 +126,7 @@ def _without_call_site(coverage: Coverage) -> Iterator[Note]:
         yield Note("info", f"{format_count(count)} of {launches} {verb} no Python call stack")
 
 
-def _gaps(result: SanitizeResult) -> Iterator[Note]:
+def _gap_notes(result: SanitizeResult) -> Iterator[Note]:
     """Yield one note on all events that were not analyzed, the first kinds by name."""
     gaps = list(result.gaps.items())
     kinds = [f"{event} ({_occurrences(count)})" for event, count in gaps[:_MAX_LISTED_GAPS]]
@@ -135,7 +137,7 @@ def _gaps(result: SanitizeResult) -> Iterator[Note]:
         yield Note("warn", f"Not analyzed: {_join_words(kinds)}")
 
 
-def _suppressed(result: SanitizeResult) -> Iterator[Note]:
+def _suppression_notes(result: SanitizeResult) -> Iterator[Note]:
     for suppressed in result.suppressed:
         if suppressed.races:
             races = _count_with_noun("race", suppressed.races)
@@ -144,18 +146,18 @@ def _suppressed(result: SanitizeResult) -> Iterator[Note]:
             yield Note("info", f"{races} suppressed by {source}, found {occurrences}")
 
 
-def _baseline(result: SanitizeResult) -> Iterator[Note]:
+def _baseline_notes(result: SanitizeResult) -> Iterator[Note]:
     if use := result.baseline:
         occurrences = f", found {_occurrences(use.count)}" if use.count else ""
         races = _count_with_noun("race", len(use.races))
-        verb = "is" if len(use.races) == 1 else "are"
-        text = f"{races} of the baseline {use.path} {verb} not reported{occurrences}"
+        text = f"Not reported: {races} of the baseline {use.path}{occurrences}"
         if use.absent:
-            text += f"; {format_count(use.absent)} more did not occur"
+            absent_races = _count_with_noun("other race", use.absent)
+            text += f"; {absent_races} of the baseline did not occur"
         yield Note("info", text)
 
 
-def _possible_races(count: int) -> Note:
+def _possible_race_note(count: int) -> Note:
     conflicts = _count_with_noun("possible conflict", count)
     verb = "is" if count == 1 else "are"
     return Note(

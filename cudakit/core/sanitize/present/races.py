@@ -113,7 +113,9 @@ def _heading(race: FoundRace, number: int) -> str:
 def race_note(race: FoundRace) -> Note:
     """Return the sentence of a race with its remedies, and the finding for structured formats."""
     sides_by_order = (("later", race.current), ("earlier", race.previous))
-    locations = [(f"{order}: {_operation(side)}", _stack(side)) for order, side in sides_by_order]
+    locations = [
+        (f"{order}: {_operation_text(side)}", _stack(side)) for order, side in sides_by_order
+    ]
     if race.memory:
         locations.append(("allocated", Stack(race.memory.stack, race.memory.site)))
     finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(locations), race.count)
@@ -125,17 +127,17 @@ def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, V
     on_two_devices = race.current.device != race.previous.device
     for order, side in (("earlier", race.previous), ("later", race.current)):
         device = f" of cuda:{side.device}" if on_two_devices else ""
-        yield order, Text(f"{_operation(side)}{device}; {describe_access(side, race.memory)}")
+        yield order, Text(f"{_operation_text(side)}{device}; {describe_access(side, race.memory)}")
         yield "called at", _stack(side)
-    yield "both access", Text(_bytes(race))
+    yield "both access", Text(_bytes_text(race))
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
-    yield from _memory(race)
+    yield from _memory_facts(race)
     yield "last wait", Text(_last_wait(race))
     if several_processes:
         yield "process", Text(str(race.process))
 
 
-def _operation(side: Side) -> str:
+def _operation_text(side: Side) -> str:
     node = f" (node {side.node} of graph {side.graph})" if side.graph else ""
     return f"{side.operation}{node} on {side.stream}{in_range(side.ranges)}"
 
@@ -144,7 +146,7 @@ def _stack(side: Side) -> Stack:
     return Stack(side.stack, side.site)
 
 
-def _bytes(race: FoundRace) -> str:
+def _bytes_text(race: FoundRace) -> str:
     caveat = (
         "; possibly fewer: adjacent ranges were merged to save memory" if race.approximate else ""
     )
@@ -152,7 +154,7 @@ def _bytes(race: FoundRace) -> str:
     return f"{format_bytes(race.size_bytes)} at {location}{caveat}"
 
 
-def _memory(race: FoundRace) -> Iterator[tuple[str, Value]]:
+def _memory_facts(race: FoundRace) -> Iterator[tuple[str, Value]]:
     memory = race.memory
     if memory is None:
         yield "memory", Unavailable("not allocated by CUDA, or allocated before recording began")

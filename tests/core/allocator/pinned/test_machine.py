@@ -36,14 +36,14 @@ class AgainstModel(RuleBasedStateMachine):
     live: Bundle[int] = Bundle("live")
 
     @initialize(
-        splits=strategies.booleans(), most_cached=strategies.sampled_from([None, 0, 3 * MIB])
+        splits=strategies.booleans(), max_cached=strategies.sampled_from([None, 0, 3 * MIB])
     )
-    def begin(self, splits: bool, most_cached: int | None) -> None:
+    def begin(self, splits: bool, max_cached: int | None) -> None:
         self.host, model_host = Host(CAPACITY), Host(CAPACITY)
         self.pool = CachingHostAllocator(
-            self.host, Settings(pinned_max_cached_size_bytes=most_cached), splits=splits
+            self.host, Settings(pinned_max_cached_size_bytes=max_cached), splits=splits
         )
-        self.model = Model(model_host, splits=splits, most_cached=most_cached)
+        self.model = Model(model_host, splits=splits, most_cached=max_cached)
 
     @rule(target=live, size=SIZES)
     def alloc(self, size: int) -> Any:

@@ -142,7 +142,7 @@ def test_hidden_device_is_faint_with_reason() -> None:
 
     first = document.nodes[0]
     assert isinstance(first, Table)
-    assert first.faint == {0}
+    assert first.faint_rows == {0}
     assert notes(document) == [Note("info", "nvml:0: hidden by CUDA_VISIBLE_DEVICES=1")]
 
 
@@ -238,7 +238,7 @@ def test_missing_processes_have_a_reason() -> None:
     )
 
     devices_found = section(report(read_devices(machine, processes=True)), "Processes")
-    assert devices_found.nodes[1] == Note("info", "cuda:0: processes unknown: no permission")
+    assert devices_found.nodes[1] == Note("info", "cuda:0: processes not available: no permission")
 
 
 def matrices(view: Any, *links: Link) -> tuple[Any, ...]:
@@ -369,7 +369,7 @@ def test_table_of_fields_has_reasons_and_faint_rows() -> None:
     assert isinstance(node, Table)
     assert [column.kind for column in node.columns] == ["text", "number"]
     assert isinstance(node.rows[0][0], Unavailable)
-    assert node.faint == {0}
+    assert node.faint_rows == {0}
 
 
 def test_list_of_fields_explains_each_field_once() -> None:

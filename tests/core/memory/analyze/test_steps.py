@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle, islice, pairwise
 
 from core.memory import builders
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 
 from cudakit.core.memory.analyze.steps import (
     active_annotation,
+    last_mark_at,
     non_decreasing,
     open_ranges_at,
     step_moments,
 )
-from cudakit.core.memory.snapshot import Annotation
+from cudakit.core.memory.snapshot import Annotation, Mark
 from cudakit.torch_rules.actions import Action
 
 BASE = 0x7F00_0000_0000
@@ -245,3 +247,17 @@ def test_open_ranges_are_those_around_the_time_of_the_event() -> None:
     found = [open_ranges_at(snapshot, trace, event) for event in (-1, 4, 7, 12, 25)]
 
     assert found == [(), ("epoch",), ("epoch", "step", "forward"), ("epoch", "step"), ("epoch",)]
+
+
+def test_last_mark_is_the_newest_before_the_event_on_its_device() -> None:
+    trace = builders.trace(QUIET)
+    marks = (
+        Mark("second", 0, START_US + 9),
+        Mark("first", 0, START_US + 5),
+        Mark("other device", 1, START_US + 10),
+    )
+    snapshot = replace(builders.snapshot(trace), marks=marks)
+
+    names = [last_mark_at(snapshot, trace, event) for event in (-1, 4, 5, 8, 9, 25)]
+
+    assert names == ["", "", "first", "first", "second", "second"]

@@ -273,6 +273,15 @@ def nested_annotations(size: int) -> bytes:
     return snapshot(device_traces=items(items(*events)), external_annotations=items(*ranges))
 
 
+def marks(size: int) -> bytes:
+    entries = (
+        pairs(name=text(f"mark {i}"), device=number(0), time_us=number(i))
+        for i in range(size // 60)
+    )
+    event = _alloc(LARGE, time_us=number(5))
+    return snapshot(device_traces=items(items(event)), cudakit_marks=items(*entries))
+
+
 def annotation_times_as_texts(size: int) -> bytes:
     shared = kept(items(b"K\x01" * (size // 4)), _FIRST_FREE)
     entries = (
@@ -390,7 +399,7 @@ _SHAPES: tuple[Callable[[int], bytes], ...] = (
     many_blocks, one_stack_for_all_devices, nested_stacks, distinct_frames,
     frames_and_stacks_of_128_devices, one_deep_stack_in_many_events, one_long_name_in_many_events,
     one_long_name_in_many_stacks, many_pools, pools_of_large_numbers, one_large_pool, annotations,
-    nested_annotations, annotation_times_as_texts, empty_lists_in_settings, many_settings, many_keys,
+    nested_annotations, marks, annotation_times_as_texts, empty_lists_in_settings, many_settings, many_keys,
     distinct_keys_in_events, streams, steps, failures, failures_of_128_devices,
     failures_between_allocations, failures_that_do_not_recur, large_numbers, lists_in_lists,
     empty_dictionaries, json_empty_dictionaries, json_events, json_lists, json_small_dictionaries,

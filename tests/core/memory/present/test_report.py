@@ -15,6 +15,7 @@ from cudakit.core.memory.analyze.diff import diff
 from cudakit.core.memory.load import load
 from cudakit.core.memory.present import diff as present_diff
 from cudakit.core.memory.present import report, summary_report
+from cudakit.core.memory.present.summary import in_annotation
 from cudakit.core.memory.result import MemoryResult
 from cudakit.core.memory.snapshot import take
 from cudakit.document import Document, Note, Section, Stack, Table, walk
@@ -205,3 +206,23 @@ def test_steps_with_rising_peaks_contradict_no_other_sentence() -> None:
     assert "No call stack grows" not in text
     assert "No call stack holds more memory after each step" in text
     assert "but the peak of each step rises from 578 MiB to 2.60 GiB over 6 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("ranges", "mark", "text"),
+    [
+        ((), "", ""),
+        (("step 7",), "", " in annotation 'step 7'"),
+        ((), "loaded", " after mark 'loaded'"),
+        (
+            ("a", "b", "c", "d"),
+            "m" * 61,
+            f" in annotation '… / b / c / d' after mark '{'m' * 59}…'",
+        ),
+    ],
+)
+def test_peak_names_innermost_annotations_and_last_mark(
+    ranges: tuple[str, ...], mark: str, text: str
+) -> None:
+    (device,) = examined("tests/data/leak.pkl.gz").devices
+    assert in_annotation(replace(device.peak, ranges=ranges, last_mark=mark)) == text

@@ -12,7 +12,7 @@ import pytest
 import cudakit
 from cudakit.core.memory.record.limit import LimitPassed, find_limit_passed
 from cudakit.core.memory.record.pools import POOL_IDS
-from cudakit.core.memory.record.process import NamedRange, ProcessMemory
+from cudakit.core.memory.record.process import NamedMark, NamedRange, ProcessMemory
 from cudakit.core.memory.record.snapshot_file import (
     build_snapshot,
     read_snapshot,
@@ -171,6 +171,14 @@ def test_ranges_become_annotations(memory: ProcessMemory) -> None:
         ("step", "START", 12_000), ("backward pass", "START", 18_000),
         ("backward pass", "END", 30_000), ("step", "END", 50_000),
     ]  # fmt: skip
+
+
+def test_marks_have_their_own_key_so_that_other_viewers_ignore_them(memory: ProcessMemory) -> None:
+    assert "cudakit_marks" not in built(memory, torch_snapshot())
+    memory.marks.append(NamedMark("warm-up ended", 12 * MS))
+
+    (mark,) = built(memory, torch_snapshot())["cudakit_marks"]
+    assert mark == {"name": "warm-up ended", "device": 0, "time_us": 12_000}
 
 
 def test_trace_is_cut_where_the_other_one_lost_events(memory: ProcessMemory) -> None:

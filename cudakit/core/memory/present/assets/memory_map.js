@@ -5,13 +5,15 @@ import { Surface, formatBytes, pixelOf } from "./canvas.js";
 import { AddressSpace } from "./memory_addresses.js";
 import { TimeScale, addTimeGestures } from "./memory_gestures.js";
 
+const HEIGHT = Math.round(Math.min(Math.max(420, innerHeight * 0.35), 900)); // in pixels
+
 export class MapView {
   constructor(app) {
     this.app = app;
     this.scale = new TimeScale(app);
     this.space = new AddressSpace(app.model);
     this.positions = Float64Array.from(app.model.address, (address) => this.space.position(address));
-    this.surface = new Surface(420, "Addresses over time", (...parts) => this.#draw(...parts));
+    this.surface = new Surface(HEIGHT, "Addresses over time", (...parts) => this.#draw(...parts));
     this.element = this.surface.element;
     addTimeGestures(app, this.surface, this.scale, {
       selectsWindow: false,

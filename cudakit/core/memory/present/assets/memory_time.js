@@ -5,9 +5,9 @@ import { CurveSampler } from "./memory_bands.js";
 import { TimeScale, addTimeGestures } from "./memory_gestures.js";
 
 // Heights in pixels: the space above the plot, the plot, the space between the plots, the plot of fragmentation, the
-// x axis, and a lane.
+// x axis, and a lane. Large windows have a larger plot.
 const TOP = 8;
-const PLOT = 230;
+const PLOT = Math.round(Math.min(Math.max(230, innerHeight * 0.19), 520));
 const GAP = 16;
 const SHARES = 44;
 const AXIS = 22;

@@ -120,7 +120,7 @@ export class WorkList {
 export class FlameView {
   constructor(app) {
     this.app = app;
-    this.graph = new FlameGraph(app.model.tree, app.tooltip, { format: formatNanoseconds, rootText: "all GPU time", emptyText: "No GPU time." });
+    this.graph = new FlameGraph(app.model.tree, app.tooltip, { format: formatNanoseconds, subject: "GPU time" });
     this.title = make("span", { class: "muted" });
     this.element = make("div", {}, make("div", { class: "view-bar" }, this.title), this.graph.element);
   }

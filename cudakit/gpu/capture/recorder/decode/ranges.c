@@ -25,8 +25,8 @@ static uint64_t sort_key_of(uint64_t key)
 #define DIGIT_BITS 11
 #define DIGITS (1u << DIGIT_BITS)
 
-/* Compute the index at which each digit starts in the sorted array. Return false if all pages have the same digit, so that
- * they need not be sorted by it. */
+/* Compute the index at which each digit starts in the sorted array. Return false if all pages have the same digit,
+ * so that they need not be sorted by it. */
 static bool find_digit_starts(const sort_entry *pages, size_t count, unsigned shift, size_t starts[DIGITS])
 {
     memset(starts, 0, DIGITS * sizeof *starts);

@@ -35,8 +35,8 @@ typedef struct {
     uint32_t counts[MAX_RANK];
 } box_extent;
 
-/* Decode a tensor map that cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col has encoded. Return false if the encoding is
- * unknown or the elements are smaller than a byte. */
+/* Decode a tensor map that cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col has encoded. Return false if the
+ * encoding is unknown or the elements are smaller than a byte. */
 bool tensor_map_decode(const ck_u64 content[CK_MAP_WORDS], tensor_map *map);
 
 /* Compute the end address of the tensor; false on overflow. */
@@ -63,8 +63,8 @@ typedef struct {
 bool im2col_run_compute(const tensor_map *map, const int32_t coordinates[MAX_RANK], uint32_t offset_bits,
                         im2col_run *run);
 
-/* Mark the bytes of runs as accessed. Reorders and joins ``runs``, whose maps are indices of ``maps`` plus 1. Return false if
- * no memory is left. */
+/* Mark the bytes of runs as accessed. Reorders and joins ``runs``, whose maps are indices of ``maps`` plus 1. Return
+ * false if no memory is left. */
 bool im2col_write_runs(page_writer *writer, im2col_run *runs, size_t count, const tensor_map *maps);
 
 /* --- boxes --------------------------------------------------------------------------------------- */
@@ -96,8 +96,8 @@ typedef struct {
     size_t count, capacity;
 } tma_store_set;
 
-/* Add the tensor maps among the parameters of a kernel. Return false if there are none, or no memory is left. The lock is
- * held. */
+/* Add the tensor maps among the parameters of a kernel. Return false if there are none, or no memory is left. The
+ * lock is held. */
 struct kernel_layout;
 bool tma_stores_add(tma_store_set *set, uint32_t launch, uint8_t mode, const struct kernel_layout *layout,
                     void **parameters, void **extra);
@@ -105,8 +105,8 @@ bool tma_stores_add(tma_store_set *set, uint32_t launch, uint8_t mode, const str
 /* Add copies of tensor maps for another launch. Return false if ``count`` is 0, or no memory is left. */
 bool tma_stores_copy(tma_store_set *set, uint32_t launch, uint8_t mode, const tma_store *maps, size_t count);
 
-/* Set ``is_load`` of the maps that their launch loads through, and sort the maps by launch. Return false if no memory is
- * left. */
+/* Set ``is_load`` of the maps that their launch loads through, and sort the maps by launch. Return false if no
+ * memory is left. */
 bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count, const ck_box *boxes,
                         size_t box_count);
 

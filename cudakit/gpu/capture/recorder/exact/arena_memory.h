@@ -48,11 +48,13 @@ typedef struct {
     size_t box_capacity;
 } arena_copy;
 
-/* Allocate and clear an arena with 2^entries_log2 entries and a quarter as many pages. Return false if no memory is left. */
+/* Allocate and clear an arena with 2^entries_log2 entries and a quarter as many pages. Return false if no memory is
+ * left. */
 bool arena_create(arena_memory *arena, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2);
 void arena_free(arena_memory *arena);
 
-/* Copy the header and the markers, or the whole arena, to the host. Return false if a copy fails or no memory is left. */
+/* Copy the header and the markers, or the whole arena, to the host. Return false if a copy fails or no memory is
+ * left. */
 bool arena_copy_top(const arena_memory *arena, arena_top *top);
 bool arena_copy_all(const arena_memory *arena, arena_copy *copy);
 
@@ -110,8 +112,8 @@ bool arena_streams_complete(const arena_streams *streams, const arena_top *top);
  * stream. Calls CUDA: the lock is not held, the reader lock is. */
 void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only_stream);
 
-/* Synchronize with all streams that have no marker. Return false if a synchronization fails. Calls CUDA: the lock is not
- * held, the reader lock is. */
+/* Synchronize with all streams that have no marker. Return false if a synchronization fails. Calls CUDA: the lock is
+ * not held, the reader lock is. */
 bool arena_streams_wait_unmarked(arena_streams *streams);
 
 #endif

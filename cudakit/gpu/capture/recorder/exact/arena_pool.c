@@ -190,8 +190,8 @@ static launch_arena *unused_arena(arena_pool *pool)
     return NULL;
 }
 
-/* Retire the current arena and continue with the unused one. Return false if no arena is unused, or no memory is left. The
- * reader lock is held. */
+/* Retire the current arena and continue with the unused one. Return false if no arena is unused, or no memory is
+ * left. The reader lock is held. */
 static bool replace_current(arena_pool *pool)
 {
     launch_arena *next_arena = unused_arena(pool);

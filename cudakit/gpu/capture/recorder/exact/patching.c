@@ -89,8 +89,8 @@ static int *context_state(CUcontext context)
     return &contexts[context_count++].state;
 }
 
-/* Load the patch into a context before its first module is patched. Return false if there is no patch for the device. The
- * patching lock is held. */
+/* Load the patch into a context before its first module is patched. Return false if there is no patch for the
+ * device. The patching lock is held. */
 static bool load_patch(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);

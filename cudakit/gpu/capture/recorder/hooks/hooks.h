@@ -22,8 +22,8 @@ void tracing_begin(void);
 /* Start or stop recording the calls of NVTX. */
 void nvtx_enable(bool enable);
 
-/* Make NVTX load this library in the process and its children. Return NULL, or the path of another library that the user
- * has chosen and that is loaded instead. Call it before the program uses NVTX. */
+/* Make NVTX load this library in the process and its children. Return NULL, or the path of another library that the
+ * user has chosen and that is loaded instead. Call it before the program uses NVTX. */
 const char *nvtx_inject(void);
 
 /* Handle a callback of the Sanitizer API. */
@@ -54,8 +54,9 @@ void pools_record_mark(const char *name, int skipped_frames);
 /* Handle the creation or destruction of memory, contexts, streams and modules. */
 void on_resource(uint32_t cbid, const void *data);
 
-/* Enqueue a marker before a host function of the program: a host function of the recorder, which records that the
- * stream has reached this point. Called at the entry of the program's call. Calls CUDA: the lock is not held. */
+/* Enqueue a marker before a host function of the program. The marker is a host function of the recorder; it records
+ * that the stream has reached this point. Called at the entry of the program's call. Calls CUDA: the lock is not
+ * held. */
 void host_calls_enqueue_marker(CUcontext context, CUstream stream);
 
 #endif

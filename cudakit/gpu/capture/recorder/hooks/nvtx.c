@@ -362,7 +362,8 @@ const char *nvtx_inject(void)
     return NULL;
 }
 
-/* Replace the NVTX functions of the caller. NVTX calls this function; after a result of 0, NVTX disables its functions. */
+/* Replace the NVTX functions of the caller. NVTX calls this function; after a result of 0, NVTX disables its
+ * functions. */
 EXPORTED int InitializeInjectionNvtx2(const void *(*get_export_table)(uint32_t table))
 {
     const nvtx_callbacks *callbacks = get_export_table ? get_export_table(TABLE_CALLBACKS) : NULL;
@@ -372,8 +373,8 @@ EXPORTED int InitializeInjectionNvtx2(const void *(*get_export_table)(uint32_t t
            replace_functions(callbacks, MODULE_CORE2, CORE2, sizeof CORE2 / sizeof *CORE2);
 }
 
-/* Newer versions of NVTX call this function for payloads and counters, which are not recorded. Without this function, the
- * Python package nvtx uses no domains. */
+/* Newer versions of NVTX call this function for payloads and counters, which are not recorded. Without this
+ * function, the Python package nvtx uses no domains. */
 EXPORTED int InitializeInjectionNvtxExtension(const void *module)
 {
     (void)module;

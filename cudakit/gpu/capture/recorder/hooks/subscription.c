@@ -13,6 +13,7 @@
 #include "model/ids.h"
 #include "model/kernels.h"
 #include "model/ranges.h"
+#include "profile/window.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 #include "write/spool.h"
@@ -26,8 +27,8 @@ typedef struct {
     uint32_t cbid;
 } callback;
 
-/* Callbacks that are subscribed in every recording. A recording of memory alone subscribes to nothing else, so that other calls of the
- * program cost nothing. */
+/* Callbacks that are subscribed in every recording. A recording of memory alone subscribes to nothing else, so that
+ * other calls of the program cost nothing. */
 static const callback MEMORY_CALLBACKS[] = {
     {DOMAIN_RESOURCE, RESOURCE_CONTEXT_CREATED}, {DOMAIN_RESOURCE, RESOURCE_CONTEXT_DESTROYING},
     {DOMAIN_RESOURCE, RESOURCE_DEVICE_ALLOC},    {DOMAIN_RESOURCE, RESOURCE_DEVICE_FREE},
@@ -125,7 +126,8 @@ static int enable(const callback *callbacks, size_t count)
     return result;
 }
 
-/* Subscribe all callbacks; with ``memory_only``, only those of memory. Return 0, or the result code of the first failure. */
+/* Subscribe all callbacks; with ``memory_only``, only those of memory. Return 0, or the result code of the first
+ * failure. */
 static int enable_callbacks(bool memory_only)
 {
     int result = enable(MEMORY_CALLBACKS, sizeof MEMORY_CALLBACKS / sizeof *MEMORY_CALLBACKS);
@@ -166,6 +168,7 @@ static void after_fork_in_child(void)
     kernels_clear();
     ids_clear();
     exact_clear();
+    profile_forked();
 }
 
 /* Exit handlers run in reverse order of registration. This handler is registered after the library is loaded, so that
@@ -210,6 +213,7 @@ bool subscription_begin(const char *library, bool memory_only, char *error, size
 
 void subscription_end(void)
 {
+    profile_end();
     if (!is_subscribed && !is_tracing)
         return;
     nvtx_enable(false);

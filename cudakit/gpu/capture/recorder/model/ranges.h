@@ -2,6 +2,7 @@
 #ifndef CK_RANGES_H
 #define CK_RANGES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* More open ranges of one thread are recorded, but autograd's threads do not get a copy of them. */
@@ -11,6 +12,7 @@
 typedef struct {
     struct {
         uint32_t name, domain; /* text ids */
+        bool is_profiled;      /* the process is profiled while the range is open (profile/window.h) */
     } ranges[MAX_OPEN_RANGES];
     uint32_t count;
 } open_ranges;
@@ -31,8 +33,8 @@ void range_mark(const char *name, const char *domain);
  * such a thread, write copies of these ranges for it. The lock is held. */
 void ranges_copy_to_backward_thread(void);
 
-/* End all copies: the backward pass has ended, or a second one begins. With two passes, it is unknown for which of them a
- * thread works. The lock is held. */
+/* End all copies: the backward pass has ended, or a second one begins. With two passes, it is unknown for which of
+ * them a thread works. The lock is held. */
 void ranges_end_copies(void);
 
 /* Forget the names and copies: a forked process has its own trace. */

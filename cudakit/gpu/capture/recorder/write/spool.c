@@ -278,7 +278,8 @@ static uint32_t find_string(const char *text, size_t length, uint64_t *key)
     return 0;
 }
 
-/* Store a string that was just written. If no memory is left, the string is not stored, and is written again at its next use. */
+/* Store a string that was just written. If no memory is left, the string is not stored, and is written again at its
+ * next use. */
 static void store_string(const char *text, size_t length, uint64_t key, uint32_t id)
 {
     written_string *new_strings =
@@ -331,6 +332,17 @@ uint32_t spool_stack(const spool_frame *frames, uint32_t depth)
     if (append("stak", 1, payload, sizeof(uint32_t) * (1 + 3 * depth)))
         return 0;
     return ++stack_count;
+}
+
+void spool_notice(const char *kind, const char *line)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%d.%s", directory, (int)getpid(), kind);
+    FILE *file = fopen(path, "ae");
+    if (!file)
+        return; /* the reader has ended */
+    fprintf(file, "%s\n", line);
+    fclose(file);
 }
 
 uint64_t spool_lost(int *error_number)
