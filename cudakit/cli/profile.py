@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +28,9 @@ from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
     from cudakit.core.profile.activities import Activities
+    from cudakit.core.profile.analysis import DeviceGaps
     from cudakit.core.profile.result import ProfileResult
+    from cudakit.trace.run_log import Outcome
 
 # Formats that need the activities of a run, which a saved result does not have.
 ACTIVITY_FORMATS = ("csv", "trace.json", "trace.json.gz", "pftrace", "speedscope.json", "collapsed")
@@ -118,12 +121,12 @@ def profile(
         raise click.UsageError("--fail-on slower needs --diff")
     with open_outputs(output) as outputs:
         load = partial(_load, step_range=step_range, quiet=output.quiet)
-        result, activities = load(file)
-        _refuse_exports(output, activities)
+        loaded = load(file)
+        _refuse_exports(output, loaded)
         if bench is not None:
-            result = with_limits(result, bench)
+            loaded = replace(loaded, result=with_limits(loaded.result, bench))
         if before is None:
-            outputs.write(profile_report(result, activities, top=top, by=by))
+            outputs.write(loaded.report(top=top, by=by))
             return ExitCode.OK
         from cudakit.core.profile.diff import compare
         from cudakit.core.profile.present import diff as present_diff
@@ -133,33 +136,64 @@ def profile(
                 "a comparison cannot be written as a timeline",
                 hint=f"leave out --diff, or use {', '.join(COMMON_FORMATS)}",
             )
-        diff = compare(load(before)[0], result)
+        diff = compare(load(before).result, loaded.result)
         outputs.write(Report(result=diff, document=lambda: present_diff.report(diff, top=top)))
     growth = diff.slowest_growth()
     is_slower = limit is not None and growth is not None and growth > limit
     return ExitCode.FINDINGS if is_slower else ExitCode.OK
 
 
-def profile_report(
-    result: ProfileResult,
-    activities: Sequence[Activities] | None,
-    *,
-    top: int = 10,
-    by: Literal["kernel", "line", "range"] | None = None,
-) -> Report:
-    """Return the report of a profile in every format; ``activities`` are None for a saved result."""
-    from cudakit.core.profile.exports import WRITERS
-    from cudakit.core.profile.present import report as present
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A result, and the recorded activities that it is the result of; a saved result has none."""
 
-    writers = {
-        suffix: partial(writer, activities) for suffix, writer in WRITERS.items() if activities
-    }
-    return Report(
-        result=result,
-        document=lambda: present.report(result, top=top, by=by),
-        writers=writers,
-        brief=lambda: present.brief(result),
+    result: ProfileResult
+    activities: Sequence[Activities] = ()
+    gaps: Sequence[DeviceGaps] = ()
+
+    def report(
+        self, *, top: int = 10, by: Literal["kernel", "line", "range"] | None = None
+    ) -> Report:
+        """Return the report in every format; those of the timeline need activities."""
+        from cudakit.core.profile.exports import WRITERS
+        from cudakit.core.profile.present import report as present
+        from cudakit.render import html
+
+        has_timeline = bool(self.activities)
+        writers = {
+            suffix: partial(writer, self.activities)
+            for suffix, writer in WRITERS.items()
+            if has_timeline
+        }
+        return Report(
+            result=self.result,
+            document=lambda: present.report(self.result, top=top, by=by),
+            exports={
+                "html": lambda: html.render(present.page(self.result, self.activities, self.gaps))
+            }
+            if has_timeline
+            else {},
+            writers=writers,
+            brief=lambda: present.brief(self.result),
+        )
+
+
+def analyzed(
+    activities: Sequence[Activities], outcome: Outcome, *, step_range: str | None = None
+) -> Profile:
+    """Return the profile of recorded activities, with kernel names in readable form."""
+    from cudakit.core.profile.analysis import ProfileSpec, analyze
+    from cudakit.gpu.demangle import demangle
+
+    analysis = analyze(
+        activities,
+        ProfileSpec(step_range),
+        demangle=demangle,
+        exit_status=outcome.exit_status,
+        notes=outcome.notes,
+        incomplete=outcome.incomplete,
     )
+    return Profile(analysis.result, activities, analysis.gaps)
 
 
 def with_limits(result: ProfileResult, bench: str) -> ProfileResult:
@@ -167,8 +201,6 @@ def with_limits(result: ProfileResult, bench: str) -> ProfileResult:
 
     Raises UsageError if the bench has no large copies.
     """
-    from dataclasses import replace
-
     from cudakit.core.bench.load import load_result
     from cudakit.core.profile.diff import MIN_COPY_BYTES, compare_rates
 
@@ -188,13 +220,9 @@ def with_limits(result: ProfileResult, bench: str) -> ProfileResult:
     return replace(result, limits=compare_rates(result, rates))
 
 
-def _load(
-    file: str, *, step_range: str | None, quiet: bool
-) -> tuple[ProfileResult, Sequence[Activities] | None]:
-    """Return the result of a file, and the activities if the file is a log."""
-    from cudakit.core.profile.analysis import ProfileSpec, analyze
+def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:
+    """Read a saved result or a log."""
     from cudakit.core.profile.load import is_saved_result, load_log, load_result
-    from cudakit.gpu.demangle import demangle
 
     path = Path(file)
     if is_saved_result(path):
@@ -202,26 +230,19 @@ def _load(
             raise UsageError(
                 "--step-range needs a log", hint="write one: cudakit run --profile --log FILE"
             )
-        return load_result(path), None
+        return Profile(load_result(path))
     with progress_line(quiet=quiet) as progress:
         recorded = load_log(path, progress)
-        result = analyze(
-            recorded.activities,
-            ProfileSpec(step_range),
-            demangle=demangle,
-            exit_status=recorded.outcome.exit_status,
-            notes=recorded.outcome.notes,
-            incomplete=recorded.outcome.incomplete,
-        )
-    return result, recorded.activities
+        return analyzed(recorded.activities, recorded.outcome, step_range=step_range)
 
 
 def _activity_formats(output: OutputOptions) -> list[str]:
     return [path for path in output.paths if path.lower().endswith(ACTIVITY_FORMATS)]
 
 
-def _refuse_exports(output: OutputOptions, activities: Sequence[Activities] | None) -> None:
-    if activities is None and (paths := _activity_formats(output)):
+def _refuse_exports(output: OutputOptions, loaded: Profile) -> None:
+    """Raise UsageError for a timeline of a saved result."""
+    if not loaded.activities and (paths := _activity_formats(output)):
         raise UsageError(
             f"{paths[0]} needs a log: a saved result has no timeline",
             hint="write one: cudakit run --profile --log FILE PROGRAM",

@@ -31,7 +31,7 @@ from cudakit.core.profile.steps import (
     steady_bounds,
     steps_of_device,
 )
-from cudakit.core.profile.timeline import Timeline, WorkKind, timeline
+from cudakit.core.profile.timeline import Timeline, WorkKind, first_time, timeline
 from cudakit.core.profile.waits import host_waits
 from cudakit.trace.kinds import EventKind
 
@@ -48,6 +48,23 @@ class ProfileSpec:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceGaps:
+    """The gaps between the work of a process on a device."""
+
+    process: int
+    device: int
+    gaps: Gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The result of an analysis, and the gaps in which devices were idle."""
+
+    result: ProfileResult
+    gaps: tuple[DeviceGaps, ...]
+
+
 def analyze(
     activities: Sequence[Activities],
     spec: ProfileSpec | None = None,
@@ -56,7 +73,7 @@ def analyze(
     exit_status: int | None = None,
     notes: Sequence[str] = (),
     incomplete: Sequence[str] = (),
-) -> ProfileResult:
+) -> Analysis:
     """Return where the GPU time of all processes went.
 
     ``demangle`` returns the readable form of a kernel's name. ``notes`` and ``incomplete`` are sentences
@@ -64,27 +81,36 @@ def analyze(
     """
     spec = spec or ProfileSpec()
     timelines = [timeline(process) for process in activities]
-    gaps: Counter[str] = Counter()
-    for process in activities:
-        rows = process.of(EventKind.GAP)
-        for reason, count in zip(rows["reason"].tolist(), rows["count"].tolist(), strict=True):
-            gaps[process.strings[reason]] += count
-    starts = [start for one in timelines if (start := one.first_ns()) is not None]
-    origin = min(starts, default=0)
-    devices = [
-        device for one in timelines for device in _Process(one, spec, demangle, origin).devices()
+    lost = _lost_events(activities)
+    analyzed = [
+        device
+        for one in timelines
+        for device in _Process(one, spec, demangle, first_time(timelines)).devices()
     ]
-    return ProfileResult(
+    devices = [device for device, _ in analyzed]
+    result = ProfileResult(
         exit_status=exit_status,
         simulated=any(process.simulated for process in activities),
         devices=tuple(devices),
-        findings=find(devices, is_lossy=bool(gaps or incomplete)),
+        findings=find(devices, is_lossy=bool(lost or incomplete)),
         straggler=match_collectives(timelines),
         limits=(),
-        gaps=dict(gaps),
+        gaps=lost,
         notes=tuple(notes),
         incomplete=tuple(incomplete),
     )
+    gaps = (DeviceGaps(device.process, device.device, gaps) for device, gaps in analyzed)
+    return Analysis(result, tuple(gaps))
+
+
+def _lost_events(activities: Sequence[Activities]) -> dict[str, int]:
+    """Return the reasons why events are missing, with the numbers of events."""
+    lost: Counter[str] = Counter()
+    for process in activities:
+        rows = process.of(EventKind.GAP)
+        for reason, count in zip(rows["reason"].tolist(), rows["count"].tolist(), strict=True):
+            lost[process.strings[reason]] += count
+    return dict(lost)
 
 
 class _Process:
@@ -105,8 +131,8 @@ class _Process:
         }
         self._ranges, self._range_path = self._work_ranges()
 
-    def devices(self) -> Iterator[Device]:
-        """Yield the analysis of each device that has work."""
+    def devices(self) -> Iterator[tuple[Device, Gaps]]:
+        """Yield the analysis of each device that has work, and its gaps."""
         for device in np.unique(self._timeline.work.device).tolist():
             yield self._device(device)
 
@@ -122,7 +148,7 @@ class _Process:
         )
         return ranges, path
 
-    def _device(self, device: int) -> Device:
+    def _device(self, device: int) -> tuple[Device, Gaps]:
         work = self._timeline.work
         rows = np.flatnonzero(work.device == device)
         first_ns, last_ns = int(work.start_ns[rows[0]]), int(work.end_ns[rows].max())
@@ -152,7 +178,7 @@ class _Process:
         collective_time = table.intervals(kernels[is_collective])
         copy_time = table.intervals(table.of_kind(WorkKind.COPY))
         window_start, window_end = self._window(first_ns, last_ns)
-        return Device(
+        analyzed = Device(
             process=self._timeline.process,
             device=device,
             name=name,
@@ -174,6 +200,7 @@ class _Process:
             streams=tables.streams(table) if len(table.rows) else (),
             waits=host_waits(self._timeline, self._call_cause, division.gaps, start_ns, end_ns),
         )
+        return analyzed, division.gaps
 
     def _device_facts(self, device: int) -> tuple[str, int]:
         """Return the name and the number of multiprocessors of a device, if they were recorded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from cudakit.core.profile.activities import Activities, ActivityCollector
 from cudakit.trace.events import (
@@ -24,6 +25,7 @@ from cudakit.trace.events import (
 )
 from cudakit.trace.kinds import Direction, MemoryKind, SynchronizationType
 from cudakit.trace.layout import pack
+from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Frame, Stack
 
@@ -143,6 +145,13 @@ class Program:
     def activities(self) -> Activities:
         """Return the activities of the program."""
         return activities_of(self)[0]
+
+    def write_log(self, path: Path, *, simulated: bool = False) -> None:
+        """Write the trace as a log of ``run --profile --log``."""
+        with path.open("wb") as file:
+            log = LogWriter(file)
+            log.add(self.batch(simulated=simulated))
+            log.finish(Outcome(exit_status=0))
 
     def _run(self, stream: int, device: int, duration_ns: int, after_ns: int) -> tuple[int, int]:
         start = max(self.now_ns, self.stream_end_ns[device, stream], after_ns)

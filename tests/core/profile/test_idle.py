@@ -14,7 +14,7 @@ from cudakit.trace.kinds import Direction, MemoryKind
 
 
 def _device(program: Program) -> Device:
-    (device,) = analyze([program.activities()]).devices
+    (device,) = analyze([program.activities()]).result.devices
     return device
 
 
@@ -165,7 +165,7 @@ def test_causes_add_up_to_the_idle_time(actions: list[tuple[str, int]]) -> None:
     program = Program()
     for action, duration in actions:
         _PERFORM[action](program, duration)
-    for device in analyze([program.activities()]).devices:
+    for device in analyze([program.activities()]).result.devices:
         _assert_exact(device.recorded)
         _assert_exact(device.measured)
         for step in device.steps.steps:

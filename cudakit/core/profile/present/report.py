@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias, TypeVar
 
+from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.analysis import DeviceGaps
 from cudakit.core.profile.findings import place
+from cudakit.core.profile.host_time import IdleCause
+from cudakit.core.profile.present.page import DeviceIdle, Idle, explorer
 from cudakit.core.profile.result import (
     Collective,
     Copies,
@@ -62,6 +67,8 @@ CAUSES = {
     "not_started_ns": ("before the first work", "no work had been enqueued yet"),
     "ended_ns": ("after the last work", "no more work was enqueued"),
 }
+# The columns of the causes in ``Gaps.by_cause_ns``, in the order of ``CAUSES``.
+_CAUSE_COLUMNS = [IdleCause[field.removesuffix("_ns").upper()] for field in CAUSES]
 _DIRECTIONS = {
     Direction.HOST_TO_DEVICE: "host to device",
     Direction.DEVICE_TO_HOST: "device to host",
@@ -87,6 +94,31 @@ def report(result: ProfileResult, *, top: int = 10, by: TableName | None = None)
         nodes += [_overview(result), *_straggler(result), *sections]
     nodes += _limit_table(result)
     return Document(title(result), tuple(nodes))
+
+
+def page(
+    result: ProfileResult, activities: Sequence[Activities], gaps: Sequence[DeviceGaps]
+) -> Document:
+    """Return the report with all rows and the interactive views, for an HTML page."""
+    idle = Idle(
+        tuple(name for name, _ in CAUSES.values()),
+        tuple(
+            DeviceIdle(
+                one.process,
+                one.device,
+                one.gaps.start_ns,
+                one.gaps.end_ns,
+                one.gaps.by_cause_ns[:, _CAUSE_COLUMNS],
+            )
+            for one in gaps
+        ),
+    )
+    document = report(result, top=0)
+    first_table = next(
+        (i for i, node in enumerate(document.nodes) if not isinstance(node, Note)), 0
+    )
+    before, after = document.nodes[:first_table], document.nodes[first_table:]
+    return replace(document, nodes=(*before, explorer(activities, idle), *after))
 
 
 def brief(result: ProfileResult) -> tuple[str | Note, ...]:
