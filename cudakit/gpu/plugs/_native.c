@@ -57,8 +57,8 @@ static void load_driver(void)
 #undef X
 }
 
-/* Make the primary context of a device, which PyTorch uses, current in this thread. False if the driver is missing or
- * fails. */
+/* Make the primary context of a device, which PyTorch uses, current in this thread. Return false if the driver is missing
+ * or fails. */
 static bool push_context(int ordinal, int *device)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
