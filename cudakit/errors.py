@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 def one_of(names: Sequence[str]) -> str:
     """Join the alternatives in a hint: ``a``, ``a or b``, ``a, b or c``."""
-    *all_but_last, last_name = names
-    return f"{', '.join(all_but_last)} or {last_name}" if all_but_last else last_name
+    *earlier_names, last_name = names
+    return f"{', '.join(earlier_names)} or {last_name}" if earlier_names else last_name
 
 
 class CudakitError(Exception):

@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{_MARKER}: fail this test if its CUDA streams race")
     config.pluginmanager.register(_Summary(), f"{_NAME}-summary")
     if config.getoption("--cuda-sanitize") and not _distributes_tests(config):
-        _start(config, every_test=True)
+        _start_recording(config, every_test=True)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -83,7 +83,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     is_marked = any(item.get_closest_marker(_MARKER) for item in session.items)
     if is_marked and not config.pluginmanager.has_plugin(_NAME) and not _distributes_tests(config):
-        _start(config, every_test=False)
+        _start_recording(config, every_test=False)
 
 
 def _distributes_tests(config: pytest.Config) -> bool:
@@ -92,7 +92,7 @@ def _distributes_tests(config: pytest.Config) -> bool:
     return distributes and not hasattr(config, "workerinput")
 
 
-def _start(config: pytest.Config, *, every_test: bool) -> None:
+def _start_recording(config: pytest.Config, *, every_test: bool) -> None:
     from cudakit.errors import CudakitError
 
     try:

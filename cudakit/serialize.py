@@ -161,23 +161,27 @@ class Mismatch(ValueError):
     """A plain value does not fit the annotation of its field. The message has the path of the value."""
 
 
-def from_plain(kind: type[_T], plain: object, location: str = "", *, strict: bool = False) -> _T:
+def from_plain(
+    kind: type[_T], plain_value: object, location: str = "", *, strict: bool = False
+) -> _T:
     """Return the dataclass instance that ``to_plain`` converted, with or without inline reasons.
 
     A field whose key is missing gets its default value. Unknown keys are ignored, so that files of newer
     versions can be read; with ``strict``, they raise Mismatch. Raises Mismatch with the path of the first
     wrong value.
     """
-    if not isinstance(plain, dict):
-        raise _mismatch(location, "an object", plain)
+    if not isinstance(plain_value, dict):
+        raise _mismatch(location, "an object", plain_value)
     members = _hinted_fields(kind)
     known_keys = {_json_name(field) for field, _ in members} | {_REASONS}
-    unknown_keys = sorted(plain.keys() - known_keys) if strict else ()
+    unknown_keys = sorted(plain_value.keys() - known_keys) if strict else ()
     if unknown_keys:
         raise Mismatch(f"{location or 'the file'} has an unknown key {unknown_keys[0]!r}")
-    reasons = plain.get(_REASONS)
+    reasons = plain_value.get(_REASONS)
     reader = _Reader(reasons if isinstance(reasons, dict) else {}, strict)
-    return kind(**{f.name: reader.read_member(f, hint, plain, location) for f, hint in members})
+    return kind(
+        **{f.name: reader.read_member(f, hint, plain_value, location) for f, hint in members}
+    )
 
 
 @cache
@@ -207,51 +211,57 @@ class _Reader:
         self._strict = strict
 
     def read_member(
-        self, field: Field[Any], hint: Any, plain: Mapping[str, object], location: str
+        self, field: Field[Any], hint: Any, plain_value: Mapping[str, object], location: str
     ) -> Any:
         name = _json_name(field)
         path = f"{location}.{name}" if location else str(name)
-        if name is not None and name in plain:
-            return self._value(hint, plain[name], path, name)
+        if name is not None and name in plain_value:
+            return self._value(hint, plain_value[name], path, name)
         if field.default is not MISSING:
             return field.default
         if field.default_factory is not MISSING:
             return field.default_factory()
         raise Mismatch(f"{path} is missing")
 
-    def _value(self, hint: Any, plain: object, location: str, path: str) -> object:
+    def _value(self, hint: Any, plain_value: object, location: str, path: str) -> object:
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
-            return self._one_of(arguments, plain, location, path)
+            return self._read_union(arguments, plain_value, location, path)
         if origin is Literal:
-            if plain not in arguments:
-                raise _mismatch(location, " or ".join(map(repr, arguments)), plain)
-            return plain
+            if plain_value not in arguments:
+                raise _mismatch(location, " or ".join(map(repr, arguments)), plain_value)
+            return plain_value
         if origin is tuple:
-            return self._tuple(arguments, plain, location, path)
+            return self._read_tuple(arguments, plain_value, location, path)
         if isinstance(origin, type) and issubclass(origin, Mapping):
-            return self._mapping(arguments[1], plain, location, path)
+            return self._read_mapping(arguments[1], plain_value, location, path)
         if is_dataclass(hint) and isinstance(hint, type):
-            return from_plain(hint, plain, location, strict=self._strict)
-        return _read_scalar(hint, plain, location)
+            return from_plain(hint, plain_value, location, strict=self._strict)
+        return _read_scalar(hint, plain_value, location)
 
-    def _one_of(self, kinds: tuple[Any, ...], plain: object, location: str, path: str) -> object:
-        if plain is None:
-            return self._null(kinds, location, path)
-        if Unavailable in kinds and isinstance(plain, dict) and plain.keys() == {_REASONS}:
-            return Unavailable(_read_scalar(str, plain[_REASONS], location))
+    def _read_union(
+        self, kinds: tuple[Any, ...], plain_value: object, location: str, path: str
+    ) -> object:
+        if plain_value is None:
+            return self._read_null(kinds, location, path)
+        if (
+            Unavailable in kinds
+            and isinstance(plain_value, dict)
+            and plain_value.keys() == {_REASONS}
+        ):
+            return Unavailable(_read_scalar(str, plain_value[_REASONS], location))
         problems = []
         # The type of the value is tried first, so that an integer stays an int if int and float are allowed.
-        for kind in sorted(kinds, key=lambda kind: kind is not type(plain)):
+        for kind in sorted(kinds, key=lambda kind: kind is not type(plain_value)):
             if kind not in (Unavailable, types.NoneType):
                 try:
-                    return self._value(kind, plain, location, path)
+                    return self._value(kind, plain_value, location, path)
                 except Mismatch as problem:
                     problems.append(problem)
         # The type whose problem has the longest path fits the value best, so its problem is reported.
         raise max(problems, key=lambda problem: str(problem).count("."))
 
-    def _null(self, kinds: tuple[Any, ...], location: str, path: str) -> Unavailable | None:
+    def _read_null(self, kinds: tuple[Any, ...], location: str, path: str) -> Unavailable | None:
         reason = self._reasons.get(path)
         if Unavailable in kinds and (reason is not None or types.NoneType not in kinds):
             return Unavailable(str(reason) if reason is not None else "the file gives no reason")
@@ -259,46 +269,54 @@ class _Reader:
             return None
         raise _mismatch(location, "a value", None)
 
-    def _tuple(
-        self, kinds: tuple[Any, ...], plain: object, location: str, path: str
+    def _read_tuple(
+        self, kinds: tuple[Any, ...], plain_value: object, location: str, path: str
     ) -> tuple[object, ...]:
-        if not isinstance(plain, list):
-            raise _mismatch(location, "a list", plain)
+        if not isinstance(plain_value, list):
+            raise _mismatch(location, "a list", plain_value)
         if len(kinds) == 2 and kinds[1] is Ellipsis:
-            if kinds[0] is float and set(map(type, plain)) <= {float, int}:
+            if kinds[0] is float and set(map(type, plain_value)) <= {float, int}:
                 # A fast path for long lists of numbers. The code below reports an OverflowError with its
                 # path.
                 with suppress(OverflowError):
-                    return tuple(map(float, plain))
-            kinds = (kinds[0],) * len(plain)
-        if len(kinds) != len(plain):
-            raise _mismatch(location, f"a list of {len(kinds)}", plain)
+                    return tuple(map(float, plain_value))
+            kinds = (kinds[0],) * len(plain_value)
+        if len(kinds) != len(plain_value):
+            raise _mismatch(location, f"a list of {len(kinds)}", plain_value)
         return tuple(
             self._value(kind, item, f"{location}[{i}]", f"{path}[{i}]")
-            for i, (kind, item) in enumerate(zip(kinds, plain, strict=True))
+            for i, (kind, item) in enumerate(zip(kinds, plain_value, strict=True))
         )
 
-    def _mapping(self, kind: Any, plain: object, location: str, path: str) -> dict[str, object]:
-        if not isinstance(plain, dict):
-            raise _mismatch(location, "an object", plain)
+    def _read_mapping(
+        self, kind: Any, plain_value: object, location: str, path: str
+    ) -> dict[str, object]:
+        if not isinstance(plain_value, dict):
+            raise _mismatch(location, "an object", plain_value)
         return {
             name: self._value(kind, item, f"{location}.{name}", f"{path}.{name}")
-            for name, item in plain.items()
+            for name, item in plain_value.items()
         }
 
 
-def _read_scalar(kind: Any, plain: object, location: str) -> Any:
+def _read_scalar(kind: Any, plain_value: object, location: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
-        if isinstance(plain, str) and plain.upper() in kind.__members__:
-            return kind[plain.upper()]
-        raise _mismatch(location, " or ".join(name.lower() for name in kind.__members__), plain)
-    if kind is float and isinstance(plain, (int, float)) and not isinstance(plain, bool):
+        if isinstance(plain_value, str) and plain_value.upper() in kind.__members__:
+            return kind[plain_value.upper()]
+        raise _mismatch(
+            location, " or ".join(name.lower() for name in kind.__members__), plain_value
+        )
+    if (
+        kind is float
+        and isinstance(plain_value, (int, float))
+        and not isinstance(plain_value, bool)
+    ):
         # JSON has no infinity and no NaN.
-        if abs(plain) <= sys.float_info.max:
-            return float(plain)
-    elif type(plain) is kind:
-        return plain
-    raise _mismatch(location, _TYPE_NAMES.get(kind, str(kind)), plain)
+        if abs(plain_value) <= sys.float_info.max:
+            return float(plain_value)
+    elif type(plain_value) is kind:
+        return plain_value
+    raise _mismatch(location, _TYPE_NAMES.get(kind, str(kind)), plain_value)
 
 
 _TYPE_NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}

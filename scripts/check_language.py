@@ -88,7 +88,14 @@ NAMES = {
     r"test_\w+_(?:is|are)_(?:told|said|meant)\w*": "is_reported, is_printed",
 }
 
+PACKAGE_NAMES = {
+    r"^_*(?:own|told|said|kept|given|taken|wanted|meant|heard|found|whole|ours|theirs|mine"
+    r"|things?|stuff|giver|taker|those|vain)$": "the object that it refers to",
+}
+"""Names in the package that say nothing about the object. Tests may use them for local values."""
+
 ATTRIBUTE_STARTS = {
+    r'^"[^"]*"$': "a noun first, then the example",
     r"^(?:of|in|at|by|as|from|for|per|such as|and|uncompressed|includes)\b": "a noun first",
     r"^(?:None|null|-?\d+)(?=:| if\b| until\b| for\b)": "a noun first, then the meaning of None",
 }
@@ -146,6 +153,7 @@ PHRASES = compile_words(METAPHORS | DIALECT, re.IGNORECASE)
 NAME_WORDS = compile_words(METAPHORS, re.IGNORECASE)
 SENTENCE_STARTS = [(re.compile(pattern), replacement) for pattern, replacement in STARTS.items()]
 NAME_PATTERNS = [(re.compile(pattern), replacement) for pattern, replacement in NAMES.items()]
+PACKAGE_NAME_PATTERNS = [(re.compile(pattern), plain) for pattern, plain in PACKAGE_NAMES.items()]
 ATTRIBUTE_PATTERNS = [
     (re.compile(pattern, re.IGNORECASE), plain) for pattern, plain in ATTRIBUTE_STARTS.items()
 ]
@@ -299,10 +307,12 @@ def findings_in(
     """Yield the findings in the texts of one file."""
     for text in texts:
         rules = rules_of(text)
+        if text.is_name and path.startswith("cudakit/"):
+            rules = rules + PACKAGE_NAME_PATTERNS
         words = name_words(text.words) if text.is_name else text.words
         for pattern, replacement in rules:
             for match in pattern.finditer(
-                text.words if (pattern, replacement) in NAME_PATTERNS else words
+                text.words if (pattern, replacement) not in NAME_WORDS else words
             ):
                 word = match[0].strip(".:; ")
                 if not is_exception(path, word, exceptions):

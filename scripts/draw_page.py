@@ -17,7 +17,7 @@ from typing import Literal
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZE = {"width": 1280, "height": 1060}
+SIZE = {"width": 1280, "height": 1400}
 
 
 def draw(browser: Browser, example: str, tab: str, scheme: Literal["light", "dark"]) -> None:

@@ -42,6 +42,7 @@ NOTICE = "<!-- Written by scripts/docs; edit the code instead. -->"
 
 # The command line that prints the JSON document, and the dataclass of the document, by page.
 RESULTS = {
+    "cache-json.md": ("cache show --json", "cudakit.core.cache:CacheResult"),
     "bench-json.md": ("bench NAME --json", "cudakit.core.bench.result:BenchResult"),
     "bench-suite-json.md": ("bench suite --json", "cudakit.core.bench.health:SuiteResult"),
     "bench-tuned-json.md": (
@@ -66,7 +67,7 @@ RESULTS = {
         "doctor --explain ID --json",
         "cudakit.core.devices.explain:CheckExplanation",
     ),
-    "explain-json.md": ("explain TERM --json", "cudakit.core.devices.explain:Explained"),
+    "explain-json.md": ("explain TERM --json", "cudakit.core.devices.explain:Explanation"),
     "run-json.md": (
         "run --sanitize -o FILE.json",
         "cudakit.core.sanitize.result:SanitizeResult",

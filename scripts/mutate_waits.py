@@ -199,17 +199,17 @@ def outcome(traces: list[Batch]) -> Outcome:
         records, never_read_count = reordered(trace.records)
         trace_result = unordered_accesses(unpack(records, trace.strings))
         brute_force.pairs.extend(trace_result.pairs)
-        brute_force.doubts.update(trace_result.doubts)
-        brute_force.doubts.update({NEVER_READ: never_read_count} if never_read_count else {})
+        brute_force.uncertainties.update(trace_result.uncertainties)
+        brute_force.uncertainties.update({NEVER_READ: never_read_count} if never_read_count else {})
     return compare_reports(race_logs.analyze(traces), brute_force)
 
 
 def compare_reports(result: SanitizeResult, brute_force: UnorderedPairs) -> Outcome:
     reported = findings(result)
-    doubts = "; ".join(f"{count} x {reason}" for reason, count in brute_force.doubts.items())
+    doubts = "; ".join(f"{count} x {reason}" for reason, count in brute_force.uncertainties.items())
     if reported:
         sides = f"{reported[0].current.operation} after {reported[0].previous.operation}"
-        is_confirmed = brute_force.pairs or brute_force.doubts
+        is_confirmed = brute_force.pairs or brute_force.uncertainties
         return Outcome("reported" if is_confirmed else "ALARM", sides)
     if brute_force.pairs:
         first, second = brute_force.pairs[0]

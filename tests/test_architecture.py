@@ -39,6 +39,7 @@ PACKAGES = {
     "serialize": {"units"},
     "gpu": {"trace", "serialize", "units", "errors"},
     "kernels": {"gpu.api", "errors"},
+    "core.cache": FEATURE,
     "core.devices": FEATURE,
     "core.allocator": FEATURE,
     "core.memory": FEATURE,

@@ -64,12 +64,12 @@ class CachingAllocator(DeviceAllocator):
             raise InputError(f"a front cache of {front_cache} blocks", hint="leave front_cache out")
         # Parsed before a context is created, so that invalid settings create none.
         parsed_settings = _parse_settings(settings)
-        gpu, ordinal, owned = _open_device(device)
+        gpu, ordinal, owns_device = _open_device(device)
         super().__init__(
             gpu,
             parsed_settings,
             device=ordinal,
-            owned=owned,
+            owned=owns_device,
             shares=_shares_pages(),
         )
         if _is_caching_off():

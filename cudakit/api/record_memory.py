@@ -110,7 +110,7 @@ class _Session:
         self._history = history
         if sys.modules.get("torch") is not None:
             self._start_history()
-        with self._drained():
+        with self._drain_recorder():
             self._memory.model.forget_entries()
             self._memory.model.max_entries = max_entries
             self._memory.forget_ended_ranges()
@@ -133,7 +133,7 @@ class _Session:
         """Return a snapshot of the memory in use. This method changes ``torch``, PyTorch's snapshot."""
         if self.source.hooks:
             self.source.hooks.profile_jax()
-        with self._drained():
+        with self._drain_recorder():
             while self._jax_messages:
                 time_ns, arrays = arrays_of_message(self._jax_messages.pop(0))
                 self._memory.model.replace_blocks(JAX, arrays, time_ns)
@@ -143,7 +143,7 @@ class _Session:
         offset_ns = time.time_ns() - time.monotonic_ns()
         return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch=torch)
 
-    def _drained(self) -> Any:
+    def _drain_recorder(self) -> Any:
         """Return a context in which all recorded events have been passed to ``_feed``."""
         return self.source.recording.drained() if self.source.recording else nullcontext()
 

@@ -22,6 +22,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "cudakit.cli.bench:bench",
         "How fast is this GPU, and did that change?",
     ),
+    "cache": (
+        "cudakit.cli.cache:cache",
+        "Show, clear or fill the cache of compiled kernels.",
+    ),
     "completion": (
         "cudakit.cli.completion:completion",
         "Print or install shell completion for bash, zsh or fish.",
@@ -60,7 +64,7 @@ ENVIRONMENT = (
     ("CUDAKIT_ALLOC_CONF", "allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"),
     ("CUDAKIT_PTXAS", "path of the ptxas that run --sanitize uses"),
     ("CUDAKIT_SANITIZER_LIBRARY", "path of libsanitizer-public.so, for run --sanitize"),
-    ("XDG_CACHE_HOME", "directory for compiled device code (default: ~/.cache)"),
+    ("CUDAKIT_CACHE_DIR", "directory for compiled kernels (default: ~/.cache/cudakit)"),
     ("CUDAKIT_DEBUG=1", "print the traceback of an error"),
 )
 

@@ -51,14 +51,14 @@ _CHECK_OPTIONS = option_group(
     "Checks",
     option(
         "--only",
-        type=Value(_check_ids, _parse_ids, many=True),
+        type=Value(_check_ids, _parse_ids, is_list=True),
         default=(),
         metavar="ID,...",
         help="Run only these checks, for example CK005,CK012.",
     ),
     option(
         "--skip",
-        type=Value(_check_ids, _parse_ids, many=True),
+        type=Value(_check_ids, _parse_ids, is_list=True),
         default=(),
         metavar="ID,...",
         help="Skip these checks.",
@@ -139,7 +139,7 @@ def doctor(
     if explained_id is not None:
         return explain_terms((explained_id,), output, for_doctor=True)
     from cudakit.core.devices.diagnose import diagnose, present, selected_ids
-    from cudakit.core.devices.diagnose.redact import redacted
+    from cudakit.core.devices.diagnose.redact import redact_value
 
     selected_ids(only, skip, deep=deep)  # reports an unknown id before the long work
     with open_outputs(output) as outputs:
@@ -157,7 +157,7 @@ def doctor(
         )
         result = diagnose(context, only=only, skip=skip, deep=deep)
         if for_issue:
-            result = redacted(result, _identity(context))
+            result = redact_value(result, _identity(context))
         document = partial(present.report, show_all=show_all, selected=bool(only))
         layout = present.paste if for_issue else document
         outputs.write(Report(result=result, document=lambda: layout(result)))

@@ -75,9 +75,9 @@ def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> 
         return ExitCode.BROKEN_PIPE
     converted = _as_cudakit_error(error)
     if not (json_to and _write_json(converted, json_to)):
-        click.echo(f"cudakit: error: {_short(converted.message, _LONGEST_MESSAGE)}", err=True)
+        click.echo(f"cudakit: error: {_shorten(converted.message, _LONGEST_MESSAGE)}", err=True)
         if converted.hint:
-            click.echo(f"hint: {_short(converted.hint, _LONGEST_HINT)}", err=True)
+            click.echo(f"hint: {_shorten(converted.hint, _LONGEST_HINT)}", err=True)
     return converted.exit_code
 
 
@@ -94,7 +94,7 @@ def _write_json(error: CudakitError, target: Callable[[], Output]) -> bool:
     return True
 
 
-def _short(text: str, limit: int) -> str:
+def _shorten(text: str, limit: int) -> str:
     from cudakit.render.escape import shorten
 
     return shorten(printable(text), limit)

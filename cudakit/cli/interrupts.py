@@ -31,7 +31,7 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
             is_pending = False
             raise KeyboardInterrupt
 
-    if not _is_ours():
+    if not _can_install_handler():
         yield deliver
         return
     signal.signal(signal.SIGINT, hold)
@@ -41,7 +41,7 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _is_ours() -> bool:
+def _can_install_handler() -> bool:
     return (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler

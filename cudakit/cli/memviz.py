@@ -240,7 +240,7 @@ def _show(
     with open_outputs(options) as outputs:
         result = analyze(_load(files, quiet=options.quiet), spec, new_allocator)
         exports = {
-            export_format: partial(_exported, export_format, result) for export_format in _EXPORTS
+            export_format: partial(_export, export_format, result) for export_format in _EXPORTS
         }
         outputs.write(
             Report(
@@ -332,7 +332,7 @@ def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> Non
         )
 
 
-def _exported(export_format: str, result: MemoryResult) -> Text:
+def _export(export_format: str, result: MemoryResult) -> Text:
     from cudakit.core.memory.present import exports
     from cudakit.render import collapsed, csv, perfetto, speedscope
 

@@ -169,11 +169,11 @@ class Value(click.ParamType[Any]):
         choices: Sequence[str] | Callable[[], Iterable[str]] | str = (),
         parse: Callable[[str], Any] = str,
         *,
-        many: bool = False,
+        is_list: bool = False,
     ) -> None:
         self._choices = choices
         self._parse = parse
-        self._many = many
+        self._is_list = is_list
 
     def convert(
         self,
@@ -192,7 +192,7 @@ class Value(click.ParamType[Any]):
     ) -> list[CompletionItem]:
         """Offer the choices that begin with the incomplete word, or with the part after its last comma."""
         earlier_text, comma, last_value = (
-            incomplete.rpartition(",") if self._many else ("", "", incomplete)
+            incomplete.rpartition(",") if self._is_list else ("", "", incomplete)
         )
         earlier_values = earlier_text.split(",")
         return [

@@ -176,7 +176,7 @@ def _mode(target: Path, *, name: str) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unwritable(name, error) from error
+        raise _unwritable_error(name, error) from error
 
 
 def _refuse_unusable(mode: int | None, *, name: str, force: bool) -> None:
@@ -200,10 +200,10 @@ def _create(path: Path, stream_kind: Literal["b", "t"], *, name: str) -> IO[Any]
             return path.open(f"{mode}b")
         return path.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n")
     except OSError as error:
-        raise _unwritable(name, error) from error
+        raise _unwritable_error(name, error) from error
 
 
-def _unwritable(name: str, error: OSError) -> UsageError:
+def _unwritable_error(name: str, error: OSError) -> UsageError:
     return UsageError(
         f"cannot write {name}: {error.strerror}",
         hint="create its directory, or choose another file",

@@ -130,12 +130,12 @@ class Outputs:
         self,
         options: OutputOptions,
         files: Sequence[tuple[str, Output]],
-        opened: ExitStack,
+        open_files: ExitStack,
         terminal: Callable[[], Output],
     ) -> None:
         self._options = options
         self._files = files
-        self._opened = opened
+        self._open_files = open_files
         self._terminal = terminal
         # The formats to write to the terminal; with --quiet or files only if the options ask for it.
         terminal_formats = [
@@ -155,7 +155,7 @@ class Outputs:
         """
         for suffix, file in self._files:
             file.write(report.text(suffix, file))
-        self._opened.close()
+        self._open_files.close()
         for suffix in self._on_terminal:
             terminal = self._terminal()
             terminal.write(report.text(suffix, terminal))
@@ -170,7 +170,7 @@ class Outputs:
 
     def close(self) -> None:
         """Complete the files, and name them on standard error."""
-        self._opened.close()
+        self._open_files.close()
         # A JSON document on standard error must be alone there.
         is_json_on_stderr = self._options.json and self._terminal is standard_error
         if not (self._options.quiet or is_json_on_stderr):

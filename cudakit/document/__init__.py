@@ -75,9 +75,9 @@ class Text:
 class Frame:
     """One frame of a call stack; ``line`` 0 means unknown (C++ without debug information)."""
 
-    name: str
-    filename: str
-    line: int
+    name: str  # function
+    filename: str  # path of the source file
+    line: int  # line number; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class Stack:
     """A call stack, innermost frame first; empty means that none was recorded.
 
     ``site`` is the index of the call site, the innermost frame outside of libraries: the frame to show if
-    only one fits. ``distinct`` is the index of the frame that distinguishes the stack from others that would
-    look alike in its table; None: no others.
+    only one fits. ``distinct_index`` is the index of the frame that distinguishes the stack from others
+    of its table that look alike; None if there are no others.
     """
 
     frames: tuple[Frame, ...]
     site: int = 0
-    distinct: int | None = None
+    distinct_index: int | None = None
 
 
 Value: TypeAlias = (
@@ -122,15 +122,15 @@ class Column:
 class Table:
     """Rows of values; ``total_row`` comes last, ``caption`` is a sentence below the table.
 
-    A cell of a ``bar`` column is a Ratio, drawn as a bar and its number. ``faint`` has the indices of rows in
-    a muted style, for example GPUs that CUDA does not see.
+    A cell of a ``bar`` column is a Ratio, drawn as a bar and its number. ``faint_rows`` has the indices of
+    rows in a muted style, for example GPUs that CUDA does not see.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
     caption: str = ""
     total_row: tuple[Value, ...] | None = None
-    faint: frozenset[int] = frozenset()
+    faint_rows: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +260,12 @@ Node: TypeAlias = Facts | Table | Tree | Chart | Note | Columns | View | Explore
 class Document:
     """The report of one command.
 
-    A terminal shows ``closing`` at the end of a report that is longer than the screen: a repeated summary.
+    ``closing_nodes`` repeat the summary at the end of a report that is longer than the terminal.
     """
 
     title: str
     nodes: tuple[Node, ...]
-    closing: tuple[Node, ...] = ()
+    closing_nodes: tuple[Node, ...] = ()
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -171,7 +171,7 @@ def _labels(unit: Unit, step: float, amount_unit: str) -> Callable[[float], str]
         case "count":
             return lambda value: format_count(round(value))
         case "ratio":
-            return lambda value: f"{_plain(value * 100)}%"
+            return lambda value: f"{_plain_number(value * 100)}%"
         case "rate":
             return partial(_rate_label, amount_unit=amount_unit)
         case "seconds":
@@ -187,19 +187,19 @@ def _seconds_labels(step: float) -> Callable[[float], str]:
     """Return the labels of ticks that are ``step`` seconds apart, all in one unit."""
     units = (_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us")
     size, name = next((unit for unit in units if step >= unit[0] * (1 - 1e-9)), (1e-9, "ns"))
-    return lambda value: f"{_plain(value / size)} {name}"
+    return lambda value: f"{_plain_number(value / size)} {name}"
 
 
 def _rate_label(value: float, amount_unit: str = "") -> str:
     return format_rate(value, amount_unit) if value else "0"
 
 
-def _plain(number: float) -> str:
+def _plain_number(number: float) -> str:
     return f"{number:.10g}"
 
 
 _LOG_LABELS: Final[Mapping[LogUnit, Callable[[float], str]]] = {
-    "bytes": lambda value: _bytes_label(value) if value >= 1 else f"{_plain(value)} B",
+    "bytes": lambda value: _bytes_label(value) if value >= 1 else f"{_plain_number(value)} B",
     "seconds": format_seconds,
     "count": lambda value: f"{value:,.10g}",
     "rate": _rate_label,

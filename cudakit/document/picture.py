@@ -27,7 +27,7 @@ _DASHES = 3
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An SVG element; a string in ``children`` is a label, cut to ``longest`` characters.
+    """An SVG element; a string in ``children`` is a label, cut to ``max_length`` characters.
 
     ``attributes`` are those of SVG, with ``_`` for ``-`` and ``class_`` for ``class``. An attribute that is
     None is left out. ``title`` is the tooltip.
@@ -37,7 +37,7 @@ class Shape:
     children: tuple[Shape | str, ...]
     attributes: Mapping[str, Attribute]
     title: str | None = None
-    longest: int = LONGEST_LABEL
+    max_length: int = LONGEST_LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ def shape(
     kind: ShapeKind,
     *children: Shape | str,
     title: str | None = None,
-    longest: int = LONGEST_LABEL,
+    max_length: int = LONGEST_LABEL,
     **attributes: Attribute,
 ) -> Shape:
     """Return a Shape."""
-    return Shape(kind, children, attributes, title, longest)
+    return Shape(kind, children, attributes, title, max_length)
 
 
-def stretched(shapes: Iterable[Shape], *, width: int, height: int) -> Shape:
+def stretch_shapes(shapes: Iterable[Shape], *, width: int, height: int) -> Shape:
     """Return shapes with coordinates in ``width`` by ``height`` units, scaled to the surrounding area."""
     return shape(
         "svg",
@@ -147,7 +147,14 @@ def stretched(shapes: Iterable[Shape], *, width: int, height: int) -> Shape:
 def name_beside(name: str, *, y: float) -> Shape:
     """Return the name at the left of a picture, cut to 14 characters."""
     return shape(
-        "text", name, title=name, longest=_LONGEST_NAME, class_="tick end", x=-8, y=y, dy="0.32em"
+        "text",
+        name,
+        title=name,
+        max_length=_LONGEST_NAME,
+        class_="tick end",
+        x=-8,
+        y=y,
+        dy="0.32em",
     )
 
 

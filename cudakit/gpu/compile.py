@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from cudakit.errors import CudaError, MissingDependency
-from cudakit.gpu.compile_cache import CompileCache, cache_key
+from cudakit.gpu.compile_cache import CompileCache, Label, cache_key
+
+_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(")
 
 
 def compile_cuda(
@@ -31,7 +34,8 @@ def compile_cuda(
     image = cache.get(key)
     if image is None:
         image = nvrtc.compile(source, image_kind, options)
-        cache.keep(key, image)
+        compiler = "NVRTC {}.{}".format(*nvrtc.version)
+        cache.keep(key, image, Label(", ".join(_KERNEL.findall(source)), target, compiler))
     return image
 
 

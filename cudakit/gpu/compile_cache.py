@@ -1,7 +1,8 @@
 """A cache of compiled kernels on disk.
 
-The file name is a hash of compiler, target, options and source; the content is a SHA-256 checksum followed by
-the image. Read and write errors are ignored: an unreadable image is compiled again.
+The file name is a hash of compiler, target, options and source. The content is a SHA-256 checksum, the label
+of the image in JSON on one line, and the image. Read and write errors are ignored: an unreadable image is
+compiled again.
 
 Images run on the GPU, so an image is read only if no other user can have written it: its directory and its
 file belong to this user, are no symbolic links, and are not writable by the group or by others.
@@ -9,48 +10,123 @@ file belong to this user, are no symbolic links, and are not writable by the gro
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
-_FORMAT = "cudakit compiled kernels 1"  # format version, part of each key
+_FORMAT = "cudakit compiled kernels 2"  # format version, part of each key
 _DIGEST_BYTES = 32
 _SUFFIX = ".image"
-# Maximum number of images, because programs may generate any number of sources.
-_MAX_FILES = 512
+_TEMPORARY = "tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The content of an image, for people who list the cache."""
+
+    kernels: str  # names of the kernels, separated by commas
+    target: str  # architecture of the image, such as "sm_90"
+    compiler: str  # compiler and its version, such as "NVRTC 13.0"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedImage:
+    """An image in the cache."""
+
+    label: Label
+    size_bytes: int  # size of the file
+    written_ns: int  # time of the last write, in nanoseconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class CompileCache:
-    """Compiled images by key, in a directory that is created at the first write."""
+    """Compiled images by key, in a directory that is created at the first write.
+
+    The number and the total size of the images are limited, because programs may generate any number of
+    sources. Above a limit, the oldest images are deleted.
+    """
 
     directory: Path
+    max_images: int = 512
+    max_bytes: int = 256 << 20
 
     def get(self, key: str) -> bytes | None:
         """Return an image; None if it is missing or damaged, or if another user can have written it."""
         try:
             with self._open_directory() as directory:
-                # A pipe would block without O_NONBLOCK.
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                with open(os.open(_file_name(key), flags, dir_fd=directory), "rb") as file:
-                    _check_owner(file.fileno(), stat.S_IFREG)
-                    content = file.read()
-        except OSError:
+                return _read(directory, _file_name(key))[1]
+        except (OSError, ValueError):
             return None
-        digest, image = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-        return image if image and sha256(image).digest() == digest else None
 
-    def keep(self, key: str, image: bytes) -> None:
-        """Store an image atomically, and delete the oldest images above the limit."""
+    def keep(self, key: str, image: bytes, label: Label) -> None:
+        """Store an image atomically, and delete the oldest images above the limits."""
+        content = json.dumps(asdict(label)).encode() + b"\n" + image
         with suppress(OSError):
             _make_private_directories(self.directory)
             with self._open_directory() as directory:
-                _write_atomically(directory, _file_name(key), sha256(image).digest() + image)
-                _delete_oldest(directory)
+                _write_atomically(directory, _file_name(key), sha256(content).digest() + content)
+                self._delete_oldest(directory)
+
+    def images(self) -> tuple[list[CachedImage], int]:
+        """Return the images, newest first, and the number of files that are not usable.
+
+        Raises PermissionError if another user can have written in the directory. A missing directory is an
+        empty cache.
+        """
+        images: list[CachedImage] = []
+        unusable = 0
+        try:
+            with self._open_directory() as directory:
+                for name in _names(directory):
+                    try:
+                        label, _ = _read(directory, name)
+                        status = os.stat(name, dir_fd=directory)
+                        images.append(CachedImage(label, status.st_size, status.st_mtime_ns))
+                    except (OSError, ValueError):
+                        unusable += 1
+        except FileNotFoundError:
+            pass
+        return sorted(images, key=lambda image: -image.written_ns), unusable
+
+    def clear(self) -> tuple[int, int]:
+        """Delete all images, and files that an interrupted write left; return their number and size in bytes.
+
+        Raises PermissionError if another user can have written in the directory.
+        """
+        count = size_bytes = 0
+        try:
+            with self._open_directory() as directory:
+                for name in os.listdir(directory):
+                    if name.endswith(_SUFFIX) or name.startswith(_TEMPORARY):
+                        with suppress(FileNotFoundError):
+                            size_bytes += os.stat(
+                                name, dir_fd=directory, follow_symlinks=False
+                            ).st_size
+                            os.unlink(name, dir_fd=directory)
+                            count += 1
+        except FileNotFoundError:
+            pass
+        return count, size_bytes
+
+    def _delete_oldest(self, directory: int) -> None:
+        files = []
+        for name in _names(directory):
+            with suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                files.append((status.st_mtime_ns, status.st_size, name))
+        files.sort(reverse=True)
+        total_bytes = 0
+        for number, (_, size_bytes, name) in enumerate(files):
+            total_bytes += size_bytes
+            # The newest image stays, however large it is.
+            if number >= self.max_images or (number and total_bytes > self.max_bytes):
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory)
 
     @contextmanager
     def _open_directory(self) -> Iterator[int]:
@@ -62,6 +138,27 @@ class CompileCache:
             yield directory
         finally:
             os.close(directory)
+
+
+def _read(directory: int, name: str) -> tuple[Label, bytes]:
+    """Return the label and the image of a file.
+
+    Raises ValueError if it is damaged, OSError if it is missing or another user can have written it.
+    """
+    # A pipe would block without O_NONBLOCK.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(name, flags, dir_fd=directory), "rb") as file:
+        _check_owner(file.fileno(), stat.S_IFREG)
+        digest, content = file.read(_DIGEST_BYTES), file.read()
+    if sha256(content).digest() != digest:
+        raise ValueError("the checksum is wrong")
+    line, _, image = content.partition(b"\n")
+    fields = json.loads(line)
+    return Label(fields["kernels"], fields["target"], fields["compiler"]), image
+
+
+def _names(directory: int) -> list[str]:
+    return [name for name in os.listdir(directory) if name.endswith(_SUFFIX)]
 
 
 def _file_name(key: str) -> str:
@@ -87,7 +184,7 @@ def _make_private_directories(path: Path) -> None:
 
 
 def _write_atomically(directory: int, name: str, content: bytes) -> None:
-    partial = f"tmp{os.getpid()}-{os.urandom(8).hex()}"
+    partial = f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(partial, flags, 0o600, dir_fd=directory)
     try:
@@ -99,15 +196,6 @@ def _write_atomically(directory: int, name: str, content: bytes) -> None:
         raise
 
 
-def _delete_oldest(directory: int) -> None:
-    names = [name for name in os.listdir(directory) if name.endswith(_SUFFIX)]
-    if len(names) > _MAX_FILES:
-        names.sort(key=lambda name: os.stat(name, dir_fd=directory).st_mtime_ns)
-        for name in names[:-_MAX_FILES]:
-            with suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=directory)
-
-
 def cache_key(compiler: str, target: str, options: Sequence[str], source: str) -> str:
     """Return the cache key of a compilation."""
     key_parts = (_FORMAT, compiler, target, *options, source)
@@ -117,7 +205,12 @@ def cache_key(compiler: str, target: str, options: Sequence[str], source: str) -
 
 
 def user_cache(variables: Mapping[str, str]) -> CompileCache | None:
-    """Return the cache in the user's XDG cache directory; None if there is no home directory."""
+    """Return the cache in ``CUDAKIT_CACHE_DIR``, or else in the user's XDG cache directory.
+
+    Without both variables and without a home directory there is no cache, and the result is None.
+    """
+    if directory := variables.get("CUDAKIT_CACHE_DIR", ""):
+        return CompileCache(Path(directory).absolute() / "kernels")
     cache_home = variables.get("XDG_CACHE_HOME", "")
     if os.path.isabs(cache_home):  # the XDG Base Directory Specification ignores relative paths
         return CompileCache(Path(cache_home) / "cudakit" / "kernels")

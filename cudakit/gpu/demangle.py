@@ -9,7 +9,7 @@ from functools import cache
 # numpy's extension modules link this library.
 _LIBRARY = "libstdc++.so.6"
 
-# Longer than any kernel name in practice.
+# Maximum length of a name to demangle; kernel names are shorter in practice.
 _MAX_LENGTH = 64 * 1024
 
 

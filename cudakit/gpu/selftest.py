@@ -26,8 +26,8 @@ DEFAULT_SECONDS = 120
 _STEPS = ("context", "compile", "kernel", "copy")
 _VALUE_COUNT = 1 << 20  # one thread each: several waves on every device
 _SEED = 0x9E3779B9
-_ROUNDS = 64  # iterations of the loop in _SOURCE
-_SOURCE = """
+_ROUNDS = 64  # iterations of the loop in SOURCE
+SOURCE = """
 extern "C" __global__ void hash_values(unsigned *out, unsigned count, unsigned seed) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
@@ -109,7 +109,7 @@ def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
 
     def compile_for() -> Iterator[str]:
         for gpu in gpus:
-            images.append(gpu.compile(_SOURCE))
+            images.append(gpu.compile(SOURCE))
             yield f"{format_bytes(len(images[-1]))} of machine code"
 
     def run() -> Iterator[str]:

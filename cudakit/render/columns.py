@@ -37,11 +37,11 @@ def decoder(texts: Iterable[str], *, unknown: str) -> Texts:
     table = np.array([*texts, unknown], dtype=object)
     last_index = len(table) - 1
 
-    def decoded(ids: Array) -> list[str]:
+    def decode(ids: Array) -> list[str]:
         index = ids.astype(np.int64)
         texts: list[str] = table[
             np.where((index >= 0) & (index < last_index), index, last_index)
         ].tolist()
         return texts
 
-    return decoded
+    return decode

@@ -37,8 +37,8 @@ _BEGINNING = re.compile(r"^(\d*)([-+=.)])")
 
 def render(document: Document) -> str:
     """Return a Document as Markdown; all of its text is escaped."""
-    parts = (f"# {_escape(document.title)}", *_nodes(document.nodes, level=2))
-    return "\n\n".join(parts) + "\n"
+    blocks = (f"# {_escape(document.title)}", *_nodes(document.nodes, level=2))
+    return "\n\n".join(blocks) + "\n"
 
 
 def _nodes(nodes: Sequence[Node], level: int) -> Iterator[str]:

@@ -36,13 +36,13 @@ def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
     is left out, True has no value. Raises ValueError for attributes that the content-security policy of the
     page forbids: ``style``, event handlers and external links.
     """
-    opening = tag + "".join(_attribute(key, value) for key, value in attributes.items())
+    opening_tag = tag + "".join(_attribute(key, value) for key, value in attributes.items())
     if tag in _VOID:
-        return Markup(f"<{opening}>")
+        return Markup(f"<{opening_tag}>")
     content = join(children)
     if tag in _SHAPES and not content:
-        return Markup(f"<{opening}/>")
-    return Markup(f"<{opening}>{content}</{tag}>")
+        return Markup(f"<{opening_tag}/>")
+    return Markup(f"<{opening_tag}>{content}</{tag}>")
 
 
 def join(children: Iterable[Child]) -> Markup:

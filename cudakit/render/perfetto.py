@@ -63,9 +63,9 @@ def _has_slices(columns: Columns) -> bool:
     return columns.arrays.keys() >= _SLICE_ARRAYS and "name" in columns.text
 
 
-def _file(objects: Iterable[str]) -> Iterator[str]:
+def _file(json_objects: Iterable[str]) -> Iterator[str]:
     yield '{"displayTimeUnit":"ms","traceEvents":['
-    for number, text in enumerate(objects):
+    for number, text in enumerate(json_objects):
         yield f",\n{text}" if number else f"\n{text}"
     yield "\n]}\n"
 
@@ -99,11 +99,11 @@ def _markers(chart: Chart) -> Iterator[_Event]:
     for marker in sorted(chart.markers, key=lambda marker: marker.x):
         if not math.isfinite(marker.x):
             continue
-        at_ns = _nanoseconds(np.array([marker.x]), _per_x(chart))
+        time_ns = _nanoseconds(np.array([marker.x]), _per_x(chart))
         label = _quote(marker.label)
         yield (
-            int(at_ns[0]),
-            f'{{"ph":"i","ts":{_times(at_ns)[0]},"pid":{_PID},"tid":{_PID},"s":"p",'
+            int(time_ns[0]),
+            f'{{"ph":"i","ts":{_times(time_ns)[0]},"pid":{_PID},"tid":{_PID},"s":"p",'
             f'"name":{label},"args":{{"level":"{marker.level}"}}}}',
         )
 
@@ -112,23 +112,23 @@ def _counters(chart: Chart) -> Iterator[Iterator[_Event]]:
     for series in chart.series:
         name = f"{chart.title} · {series.name}" if chart.title else series.name
         finite_indices = np.flatnonzero(np.isfinite(chart.x) & np.isfinite(series.y))
-        at_ns = _nanoseconds(chart.x[finite_indices], _per_x(chart))
-        time_order = np.argsort(at_ns, kind="stable")
-        at_ns, y = at_ns[time_order], series.y[finite_indices][time_order]
+        time_ns = _nanoseconds(chart.x[finite_indices], _per_x(chart))
+        time_order = np.argsort(time_ns, kind="stable")
+        time_ns, y = time_ns[time_order], series.y[finite_indices][time_order]
         changed_indices = np.flatnonzero(np.append(True, y[1:] != y[:-1])[: len(y)])
-        yield _counter_events(name, chart.y_unit, at_ns[changed_indices], y[changed_indices])
+        yield _counter_events(name, chart.y_unit, time_ns[changed_indices], y[changed_indices])
 
 
 def _per_x(chart: Chart) -> int:
     return 1_000_000_000 if chart.x_unit == "seconds" else 1_000
 
 
-def _counter_events(name: str, unit: str, at_ns: Array, y: Array) -> Iterator[_Event]:
+def _counter_events(name: str, unit: str, time_ns: Array, y: Array) -> Iterator[_Event]:
     event_prefix = f'{{"ph":"C","ts":%s,"pid":{_PID},"name":{_quote(name).replace("%", "%%")}'
     template = f'{event_prefix},"args":{{"{unit}":%s}}}}'
     for block in _blocks(len(y)):
-        texts = zip(_times(at_ns[block]), _numbers(y[block]), strict=True)
-        yield from zip(at_ns[block].tolist(), map(template.__mod__, texts), strict=True)
+        texts = zip(_times(time_ns[block]), _numbers(y[block]), strict=True)
+        yield from zip(time_ns[block].tolist(), map(template.__mod__, texts), strict=True)
 
 
 # --- spans ----------------------------------------------------------------------------------------
@@ -232,27 +232,27 @@ def _blocks(count: int) -> Iterator[slice]:
     return (slice(start, start + _BLOCK_ROWS) for start in range(0, count, _BLOCK_ROWS))
 
 
-def _nanoseconds(times: Array, per_unit: int) -> Array:
-    """Convert times in units of ``per_unit`` nanoseconds to int64, clipped to the limit."""
+def _nanoseconds(times: Array, ns_per_unit: int) -> Array:
+    """Convert times in units of ``ns_per_unit`` nanoseconds to int64, clipped to the limit."""
     if times.dtype.kind == "f":
-        rounded_ns = np.rint(times.astype(np.float64) * per_unit)
+        rounded_ns = np.rint(times.astype(np.float64) * ns_per_unit)
         return np.clip(rounded_ns, -_LIMIT_NS, _LIMIT_NS).astype(np.int64)
-    limit = _LIMIT_NS // per_unit
-    return np.clip(times.astype(np.int64), -limit, limit) * per_unit
+    limit = _LIMIT_NS // ns_per_unit
+    return np.clip(times.astype(np.int64), -limit, limit) * ns_per_unit
 
 
-def _times(at_ns: Array) -> list[str]:
+def _times(time_ns: Array) -> list[str]:
     # Add a tenth of a nanosecond: Perfetto multiplies a double by 1000 and truncates 1.001 us to 1000 ns.
-    return [text + "1" if "." in text else text for text in _durations(at_ns)]
+    return [text + "1" if "." in text else text for text in _durations(time_ns)]
 
 
 def _durations(span_ns: Array) -> list[str]:
     """Format nanoseconds as microseconds, with three decimals unless they are integers."""
-    whole_us, rest_ns = np.divmod(np.abs(span_ns), 1_000)
-    if not rest_ns.any():
+    whole_us, remainder_ns = np.divmod(np.abs(span_ns), 1_000)
+    if not remainder_ns.any():
         return list(map(str, (span_ns // 1_000).tolist()))
     parts_of_durations = zip(
-        (span_ns < 0).tolist(), whole_us.tolist(), rest_ns.tolist(), strict=True
+        (span_ns < 0).tolist(), whole_us.tolist(), remainder_ns.tolist(), strict=True
     )
     return [
         f"{'-' if is_negative else ''}{us}.{ns:03d}" if ns else f"{'-' if is_negative else ''}{us}"

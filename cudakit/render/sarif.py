@@ -105,11 +105,11 @@ def _location(frame: Frame, root: str) -> _Object:
     if frame.name:
         location["logicalLocations"] = [{"fullyQualifiedName": frame.name, "kind": "function"}]
     if frame.filename and not frame.filename.startswith("<"):
-        location["physicalLocation"] = _physical(frame, root)
+        location["physicalLocation"] = _physical_location(frame, root)
     return location
 
 
-def _physical(frame: Frame, root: str) -> _Object:
+def _physical_location(frame: Frame, root: str) -> _Object:
     physical: _Object = {"artifactLocation": _artifact(frame.filename, root)}
     if frame.line > 0:
         physical["region"] = {"startLine": frame.line}

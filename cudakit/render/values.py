@@ -65,16 +65,18 @@ def leaf(stack: Stack) -> Frame | None:
     """
     if not stack.frames:
         return None
-    is_inside = stack.distinct is not None and stack.distinct < max(stack.site, 0)
-    frame = stack.frames[stack.distinct if is_inside and stack.distinct is not None else 0]
+    is_inside = stack.distinct_index is not None and stack.distinct_index < max(stack.site, 0)
+    frame = stack.frames[
+        stack.distinct_index if is_inside and stack.distinct_index is not None else 0
+    ]
     return None if frame == site(stack) else frame
 
 
 def distinct_caller(stack: Stack) -> Frame | None:
     """Return the caller of the call site that distinguishes the stack from others; None if none does."""
-    if stack.distinct is None or stack.distinct <= max(stack.site, 0):
+    if stack.distinct_index is None or stack.distinct_index <= max(stack.site, 0):
         return None
-    return stack.frames[stack.distinct]
+    return stack.frames[stack.distinct_index]
 
 
 def format_frame(frame: Frame) -> str:

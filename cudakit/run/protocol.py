@@ -16,6 +16,18 @@ from cudakit.gpu.capture.installed import is_recorder
 AGENT = Path(__file__).parent / "agent" / "path"
 # The library that NVTX loads at its first call.
 _NVTX_TOOL = "NVTX_INJECTION64_PATH"
+# The library that the CUDA driver loads at the first use of CUDA.
+_CUDA_TOOL = "CUDA_INJECTION64_PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """The times in which each process is profiled."""
+
+    delay: float = 0.0  # seconds from the first use of CUDA until the profile begins
+    duration: float = 0.0  # seconds from then until the profile ends; 0 for the end of the process
+    range: str = ""  # name of the NVTX range in which a process is profiled; empty for any time
+    paused: bool = False  # whether the profile waits for a call of cudaProfilerStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,8 @@ class Settings:
 
     sanitize: bool = False  # whether to record GPU work, also on simulated devices
     memory: Path | None = None  # path of memory snapshots; None to record no memory
+    profile: ProfileSettings | None = None  # None to record no profile
+    cupti: str = ""  # path of CUPTI's library; empty to record no profile
     library: str = ""  # path of the Sanitizer API's library; empty to record no calls of CUDA
     recorder: str = ""  # path of the native recorder; empty to record simulated devices only
     # Paths of the extensions that read Python stacks, by sys.implementation.cache_tag.
@@ -61,10 +75,9 @@ def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
     variables = {
         name: environment[name] for name in environment if not name.startswith("CUDAKIT_SPOOL")
     }
-    if is_recorder(
-        variables.get(_NVTX_TOOL, "")
-    ):  # the other supervisor's recorder set the variable
-        del variables[_NVTX_TOOL]
+    for name in (_NVTX_TOOL, _CUDA_TOOL):
+        if is_recorder(variables.get(name, "")):  # the other supervisor's recorder set the variable
+            del variables[name]
     if "PYTHONPATH" in variables:
         paths = variables["PYTHONPATH"].split(os.pathsep)
         variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != str(AGENT))

@@ -62,7 +62,7 @@ class StreamPool:
     """The memory for requests of one pool, one size class and one stream; no other request can use it."""
 
     pool: PoolId
-    small: bool
+    is_small: bool
     stream: int
     reserved_bytes: int
     free_bytes: int
@@ -103,7 +103,7 @@ class OomReport:
     segment_bytes: int  # Size of the segment that was requested from the device.
     stream: int
     pool: PoolId
-    small: bool
+    is_small: bool
     device_free_bytes: int
     device_total_bytes: int
     limit_bytes: int | None  # Maximum of reserved bytes; None: no limit.
@@ -116,9 +116,9 @@ class OomReport:
     stream_pools: tuple[StreamPool, ...]  # Sorted by free bytes, the most first.
     pins: tuple[Pin, ...]  # Sorted by free bytes of the segment, the most first.
     # Pairs of a stream and the bytes of freed blocks that wait for it.
-    awaited: tuple[tuple[int, int], ...] = ()
-    capturing: bool = False  # Whether a capture prevented waiting and releasing memory.
-    rejected: bool = False  # Whether throw_on_cudamalloc_oom rejected the request.
+    bytes_by_awaited_stream: tuple[tuple[int, int], ...] = ()
+    is_capturing: bool = False  # Whether a capture prevented waiting and releasing memory.
+    is_rejected: bool = False  # Whether throw_on_cudamalloc_oom rejected the request.
     # The bytes of the address range of an expandable segment; None: segments are not expandable.
     range_bytes: int | None = None
     reserve_class: str = ""  # Class of the stream, which selects the size of the address range.
@@ -137,16 +137,16 @@ class OomReport:
         return max(unallocated - self.pending_bytes, 0)
 
     @property
-    def limited(self) -> bool:
+    def is_limited(self) -> bool:
         """Whether the limit rejected the request although the device had enough memory."""
         return self.limit_bytes is not None and self.device_free_bytes >= self.segment_bytes
 
     @property
     def own_pool(self) -> StreamPool:
         """The stream pool that can serve the request."""
-        key = self.pool, self.small, self.stream
+        key = self.pool, self.is_small, self.stream
         for stream_pool in self.stream_pools:
-            if (stream_pool.pool, stream_pool.small, stream_pool.stream) == key:
+            if (stream_pool.pool, stream_pool.is_small, stream_pool.stream) == key:
                 return stream_pool
         return StreamPool(*key, 0, 0, 0)
 

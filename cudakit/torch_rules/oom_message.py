@@ -111,7 +111,7 @@ def _requests_served(stream_pool: StreamPool) -> str:
         if stream_pool.pool == DEFAULT_POOL
         else f", pool {stream_pool.pool[0]},{stream_pool.pool[1]}"
     )
-    return f"{'small' if stream_pool.small else 'large'}, stream {stream_pool.stream:#x}{pool}"
+    return f"{'small' if stream_pool.is_small else 'large'}, stream {stream_pool.stream:#x}{pool}"
 
 
 def _pin_lines(pin: Pin) -> Iterator[str]:

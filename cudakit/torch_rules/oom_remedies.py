@@ -31,7 +31,7 @@ def remedies(report: OomReport) -> tuple[str, ...]:
 
 def describe_stream_pool(stream_pool: StreamPool) -> str:
     """Describe a stream pool: size class, private pool and stream."""
-    kind = "small" if stream_pool.small else "large"
+    kind = "small" if stream_pool.is_small else "large"
     pool = (
         ""
         if stream_pool.pool == DEFAULT_POOL
@@ -42,17 +42,17 @@ def describe_stream_pool(stream_pool: StreamPool) -> str:
 
 def _timing_remedies(r: OomReport) -> Iterator[str]:
     cached = sum(stream_pool.releasable_bytes for stream_pool in r.stream_pools)
-    if r.capturing and (cached or r.pending_bytes):
+    if r.is_capturing and (cached or r.pending_bytes):
         yield (
             f"during a capture {format_bytes(cached + r.pending_bytes)} of cached or pending memory cannot be"
             " released: run the code once before the capture, then call empty_cache()"
         )
-    if r.rejected and cached:
+    if r.is_rejected and cached:
         yield (
             f"without throw_on_cudamalloc_oom:True {format_bytes(cached)} of cached memory would have been"
             " released first"
         )
-    for stream, waiting in r.awaited:
+    for stream, waiting in r.bytes_by_awaited_stream:
         if waiting >= r.block_bytes:
             yield (
                 f"{format_bytes(waiting)} was freed but waits for stream {stream:#x}: synchronize that stream"
@@ -75,7 +75,7 @@ def _address_remedies(r: OomReport) -> Iterator[str]:
 
 def _limit_remedies(r: OomReport) -> Iterator[str]:
     needed_bytes = r.reserved_bytes + r.segment_bytes
-    if r.limited and r.limit_bytes is not None:
+    if r.is_limited and r.limit_bytes is not None:
         share = math.ceil(100 * needed_bytes / r.device_total_bytes) / 100
         yield (
             f"raise the memory fraction to {min(share, 1.0):.2f}: the device has free memory, but the limit"
@@ -85,7 +85,7 @@ def _limit_remedies(r: OomReport) -> Iterator[str]:
     usable_bytes = r.device_free_bytes
     if r.limit_bytes is not None:
         usable_bytes = min(usable_bytes, r.limit_bytes - r.reserved_bytes)
-    if not r.small and min_segment_bytes <= usable_bytes < r.segment_bytes:
+    if not r.is_small and min_segment_bytes <= usable_bytes < r.segment_bytes:
         segment_mb = max(min_segment_bytes // MIB, 12)
         yield (
             f"the request fits, but a segment of {format_bytes(r.segment_bytes)} does not:"

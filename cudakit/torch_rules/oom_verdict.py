@@ -52,53 +52,53 @@ class FailedRequest:
     "Own" free blocks are those in the request's pool, size class and stream, which can serve the request.
     """
 
-    size: int
-    device_free: int
-    reserved: int
-    active: int  # blocks in use and pending free
-    free: int  # bytes in free blocks of all pools
-    own_free: int  # bytes in own free blocks
-    own_largest: int  # the largest own free block
-    later_largest: int  # the largest own free block once pending frees are complete
-    other_largest: int  # the largest free block of other pools, size classes and streams
-    releasable: int  # bytes in segments without a block in use
-    releasable_private: int  # the part of ``releasable`` in private pools
-    pending: int  # bytes in blocks that are pending free
-    expandable: bool  # whether expandable segments are in use
-    split_limited: bool  # whether max_split_size_mb is set
+    size_bytes: int
+    device_free_bytes: int
+    reserved_bytes: int
+    active_bytes: int  # blocks in use and pending free
+    free_bytes: int  # bytes in free blocks of all pools
+    own_free_bytes: int  # bytes in own free blocks
+    own_largest_bytes: int  # the largest own free block
+    later_largest_bytes: int  # the largest own free block once pending frees are complete
+    other_largest_bytes: int  # the largest free block of other pools, size classes and streams
+    releasable_bytes: int  # bytes in segments without a block in use
+    releasable_private_bytes: int  # the part of ``releasable_bytes`` in private pools
+    pending_bytes: int  # bytes in blocks that are pending free
+    is_expandable: bool  # whether expandable segments are in use
+    is_split_limited: bool  # whether max_split_size_mb is set
     calls: AllocatorCalls = PYTORCH_CALLS
 
     @property
-    def needed(self) -> int:
+    def needed_bytes(self) -> int:
         """The size of the new segment that the request needed."""
-        return segment_size(self.size)
+        return segment_size(self.size_bytes)
 
     @property
-    def limited(self) -> bool:
+    def is_limited(self) -> bool:
         """Whether a limit of the process rejected the request although the device had enough memory."""
-        return self.device_free >= self.needed
+        return self.device_free_bytes >= self.needed_bytes
 
     @property
-    def usable(self) -> int:
+    def usable_bytes(self) -> int:
         """Bytes that the process could still get from the device."""
-        return 0 if self.limited else self.device_free
+        return 0 if self.is_limited else self.device_free_bytes
 
     @property
-    def short(self) -> int:
+    def short_bytes(self) -> int:
         """Bytes that are missing even if all free memory could be used."""
-        return max(self.size - self.free - self.usable, 0)
+        return max(self.size_bytes - self.free_bytes - self.usable_bytes, 0)
 
     @property
     def fit(self) -> Fit:
         """The single changes that would each have let the request succeed."""
         return fit_of(
-            block_bytes=self.size,
-            segment_bytes=self.needed,
-            usable_bytes=self.usable,
-            releasable_bytes=self.releasable,
-            own_free_bytes=self.own_free,
-            largest_other_bytes=self.other_largest,
-            largest_later_bytes=self.later_largest,
+            block_bytes=self.size_bytes,
+            segment_bytes=self.needed_bytes,
+            usable_bytes=self.usable_bytes,
+            releasable_bytes=self.releasable_bytes,
+            own_free_bytes=self.own_free_bytes,
+            largest_other_bytes=self.other_largest_bytes,
+            largest_later_bytes=self.later_largest_bytes,
         )
 
 
@@ -120,36 +120,38 @@ def verdict_of(failed: FailedRequest) -> Verdict:
         return _pending_verdict(failed)
     if fit.without_holes:
         return _fragmentation_verdict(failed)
-    if fit.in_another_pool or not failed.short:
+    if fit.in_another_pool or not failed.short_bytes:
         return _pool_verdict(failed)
-    return Verdict("limit" if failed.limited else "capacity", "")
+    return Verdict("limit" if failed.is_limited else "capacity", "")
 
 
 def _cache_verdict(failed: FailedRequest) -> Verdict:
     remedies = []
-    if failed.releasable_private:
+    if failed.releasable_private_bytes:
         remedies.append(
             "delete CUDA graphs and MemPools that are no longer used: the empty segments of a private"
             " pool are released only with the pool"
         )
-    if failed.releasable > failed.releasable_private:
+    if failed.releasable_bytes > failed.releasable_private_bytes:
         remedies.append(
             f"call {failed.calls.empty_cache} before this allocation; during graph capture no memory"
             " can be released"
         )
     reason = (
-        f"{format_bytes(failed.releasable)} is in empty segments that were not released to the device"
+        f"{format_bytes(failed.releasable_bytes)} is in empty segments that were not released to the device"
         " (cache)"
     )
     return Verdict("cache", reason, "; ".join(remedies))
 
 
 def _pending_verdict(failed: FailedRequest) -> Verdict:
-    if failed.own_largest < failed.size:
-        reason = f"{format_bytes(failed.pending)} was freed, but other streams may still use it"
+    if failed.own_largest_bytes < failed.size_bytes:
+        reason = (
+            f"{format_bytes(failed.pending_bytes)} was freed, but other streams may still use it"
+        )
     else:
         reason = (
-            f"a block of {format_bytes(failed.own_largest)} became free only after the search for a"
+            f"a block of {format_bytes(failed.own_largest_bytes)} became free only after the search for a"
             " free block, when other streams had finished with it"
         )
     return Verdict(
@@ -161,18 +163,22 @@ def _pending_verdict(failed: FailedRequest) -> Verdict:
 
 
 def _fragmentation_verdict(failed: FailedRequest) -> Verdict:
-    on_device = not failed.limited and failed.own_free < failed.size
-    device = f" and {format_bytes(failed.device_free)} on the device" if on_device else ""
+    reports_device_memory = not failed.is_limited and failed.own_free_bytes < failed.size_bytes
+    device = (
+        f" and {format_bytes(failed.device_free_bytes)} on the device"
+        if reports_device_memory
+        else ""
+    )
     return Verdict(
         "fragmentation",
-        f"{format_bytes(failed.own_free)} is free in the segments that can serve the request{device},"
-        f" but the largest free block is {format_bytes(failed.own_largest)} (fragmentation)",
+        f"{format_bytes(failed.own_free_bytes)} is free in the segments that can serve the request{device},"
+        f" but the largest free block is {format_bytes(failed.own_largest_bytes)} (fragmentation)",
     )
 
 
 def _pool_verdict(failed: FailedRequest) -> Verdict:
     return Verdict(
         "pool",
-        f"{format_bytes(failed.free - failed.own_free)} is free in segments of other pools, streams or"
-        " size classes, which cannot serve the request (pool)",
+        f"{format_bytes(failed.free_bytes - failed.own_free_bytes)} is free in segments of other pools,"
+        " streams or size classes, which cannot serve the request (pool)",
     )

@@ -58,11 +58,11 @@ class Reserve:
 class SettingRefused(InputError):
     """The value of a setting is invalid."""
 
-    def __init__(self, field: str, seen: str, right: str) -> None:
-        super().__init__(f"{field} is {seen}; it must be {right}")
+    def __init__(self, field: str, value_text: str, valid_values: str) -> None:
+        super().__init__(f"{field} is {value_text}; it must be {valid_values}")
         self.field = field
-        self.seen = seen
-        self.right = right
+        self.value_text = value_text
+        self.valid_values = valid_values
 
 
 @dataclass(frozen=True, slots=True)

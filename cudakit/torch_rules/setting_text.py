@@ -85,7 +85,7 @@ class _Cursor:
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = iter(tokens)
         self.current = next(self._tokens)
-        self._previous = self.current
+        self._previous_token = self.current
 
     def entry(self) -> Entry:
         key = self.word("the name of a setting")
@@ -122,11 +122,11 @@ class _Cursor:
     def separator(self, sign: str) -> None:
         if self.current.text != sign:
             raise self.current.error(
-                f"expected {sign!r} after {self._previous.shown}, found {self.current.shown}"
+                f"expected {sign!r} after {self._previous_token.shown}, found {self.current.shown}"
             )
         self.take()
 
     def take(self) -> Token:
-        self._previous = self.current
+        self._previous_token = self.current
         self.current = next(self._tokens, self.current)
-        return self._previous
+        return self._previous_token

@@ -238,7 +238,7 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
     except SettingRefused as invalid:
         entry = entries[invalid.field]
         raise entry.value.error(
-            f"{entry.key.text} is {invalid.seen}; it must be {invalid.right}"
+            f"{entry.key.text} is {invalid.value_text}; it must be {invalid.valid_values}"
         ) from None
 
 
@@ -282,9 +282,9 @@ def recorded_settings(recorded_values: Mapping[str, Any]) -> Settings:
     threshold = recorded_values.get("garbage_collection_threshold")
     if isinstance(threshold, float):
         settings = with_changes(settings, {"garbage_collection_threshold": threshold})
-    by_mib = recorded_values.get("roundup_power2_divisions")
-    if isinstance(by_mib, dict):
-        slots = tuple(by_mib.get(str(1 << slot), 0) for slot in range(DIVISION_SLOTS))
+    divisions_by_mib = recorded_values.get("roundup_power2_divisions")
+    if isinstance(divisions_by_mib, dict):
+        slots = tuple(divisions_by_mib.get(str(1 << slot), 0) for slot in range(DIVISION_SLOTS))
         settings = with_changes(settings, {"roundup_power2_divisions": slots})
     return settings
 

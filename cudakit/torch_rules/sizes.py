@@ -85,11 +85,11 @@ def rounded_array(
     """Round up each request of an array, as ``rounded`` does."""
     import numpy as np  # the allocator does not need numpy
 
-    without_division = np.maximum(
+    rounded_to_block = np.maximum(
         -(-sizes_bytes // SMALLEST_BLOCK) * SMALLEST_BLOCK, SMALLEST_BLOCK
     )
     if not any(divisions):
-        return without_division
+        return rounded_to_block
     log2 = np.floor(np.log2(np.maximum(sizes_bytes, 1))).astype(np.int64)
     slots = np.clip(log2 + 1 - _FIRST_SLOT_BITS, 0, len(divisions) - 1)
     divisions_of_sizes = np.array(divisions, np.int64)[slots]
@@ -97,4 +97,4 @@ def rounded_array(
     step = np.maximum(power // np.maximum(divisions_of_sizes, 1), 1)
     next_step = np.where(sizes_bytes == power, sizes_bytes, -(-sizes_bytes // step) * step)
     is_divided = (divisions_of_sizes > 1) & (sizes_bytes > SMALLEST_BLOCK * divisions_of_sizes)
-    return np.where(is_divided, next_step, without_division)
+    return np.where(is_divided, next_step, rounded_to_block)

@@ -34,6 +34,8 @@ LINES = {
     "bench launch": ["--gpu", "sim", "--calls", "launch"],
     "bench memory": ["--gpu", "sim", "--sizes", "64KiB", "--operations", "copy"],
     "bench suite": ["--gpu", "sim", "--quick"],
+    "cache clear": [],
+    "cache show": [],
     "devices": ["--gpu", "sim"],
     "doctor": ["--gpu", "sim"],
     "explain": ["700"],
@@ -42,10 +44,12 @@ LINES = {
     "sanitize": [LOG],
 }
 # Commands without a report.
-WITHOUT_REPORT = {"completion"}
+WITHOUT_REPORT = {"completion", "cache warm"}
 SCHEMAS = {
     "bench compare": "cudakit.bench.compare/1",
     "bench suite": "cudakit.suite/1",
+    "cache clear": "cudakit.cache/1",
+    "cache show": "cudakit.cache/1",
     "devices": "cudakit.devices/1",
     "doctor": "cudakit.doctor/1",
     "explain": "cudakit.explain/1",
@@ -112,6 +116,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDAKIT_CACHE_DIR", str(tmp_path / "cache"))
     for name in (SAVED, LOG):
         shutil.copy(saved / name, tmp_path)
     return Place(tmp_path)
@@ -163,7 +168,15 @@ def test_every_command_that_opens_a_gpu_can_simulate_it() -> None:
         if any("--gpu" in option.opts for option in options_of(command))
     }
 
-    assert offering == set(LINES) - {"bench compare", "explain", "memviz", "run", "sanitize"}
+    assert offering == set(LINES) - {
+        "bench compare",
+        "cache clear",
+        "cache show",
+        "explain",
+        "memviz",
+        "run",
+        "sanitize",
+    }
 
 
 def test_every_shown_option_has_a_help_and_is_in_a_group() -> None:

@@ -59,15 +59,6 @@ def test_compile_error_has_log() -> None:
     assert 'kernels.cu(3): error: identifier "missing" is undefined' in caught.value.message
 
 
-@needs_nvrtc
-def test_options_are_passed_to_compiler() -> None:
-    source = "#ifndef WANTED\n#error not defined\n#endif\n"
-
-    compile_cuda(source, (9, 0), options=["-DWANTED"])
-    with pytest.raises(CudaError, match="not defined"):
-        compile_cuda(source, (9, 0))
-
-
 @pytest.mark.skipif(has_nvrtc(), reason="needs a machine without NVRTC")
 def test_missing_nvrtc_hint_is_install_command() -> None:
     with pytest.raises(MissingDependency) as caught:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from contract.kernels import SOURCE
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.gpu.compile import compile_cuda
-from cudakit.gpu.compile_cache import CompileCache, cache_key, user_cache
+from cudakit.gpu.compile_cache import CompileCache, Label, cache_key, user_cache
+
+LABEL = Label("add", "sm_90", "NVRTC 13.0")
 
 
 @pytest.fixture
@@ -19,14 +22,14 @@ def cache(tmp_path: Path) -> CompileCache:
 
 
 def test_stored_image_is_returned(cache: CompileCache) -> None:
-    cache.keep("a", b"\x7fELF machine code")
+    cache.keep("a", b"\x7fELF machine code", LABEL)
 
     assert cache.get("a") == b"\x7fELF machine code"
     assert cache.get("b") is None
 
 
 def test_damaged_file_is_ignored(cache: CompileCache) -> None:
-    cache.keep("a", b"machine code")
+    cache.keep("a", b"machine code", LABEL)
     (path,) = cache.directory.iterdir()
 
     for content in (b"", path.read_bytes()[:-1], path.read_bytes() + b"x", b"\0" * 40):
@@ -38,7 +41,7 @@ def test_impossible_directory_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     cache = CompileCache(tmp_path / "file" / "kernels")
 
-    cache.keep("a", b"machine code")
+    cache.keep("a", b"machine code", LABEL)
 
     assert cache.get("a") is None
 
@@ -48,14 +51,14 @@ def test_read_only_directory_is_ignored(cache: CompileCache) -> None:
     cache.directory.mkdir(parents=True)
     cache.directory.chmod(0o500)
 
-    cache.keep("a", b"machine code")
+    cache.keep("a", b"machine code", LABEL)
 
     assert cache.get("a") is None
 
 
 def _stored(cache: CompileCache) -> Path:
     """Store an image under the key "a", and return its file."""
-    cache.keep("a", b"machine code")
+    cache.keep("a", b"machine code", LABEL)
     assert cache.get("a") == b"machine code"
     return cache.directory / "a.image"
 
@@ -71,7 +74,7 @@ def test_image_writable_by_others_is_ignored(cache: CompileCache, mode: int) -> 
 def test_directory_writable_by_others_is_ignored(cache: CompileCache, mode: int) -> None:
     image = _stored(cache)
     cache.directory.chmod(mode)
-    cache.keep("b", b"machine code")
+    cache.keep("b", b"machine code", LABEL)
 
     assert cache.get("a") is None
     assert [*cache.directory.iterdir()] == [image]
@@ -98,7 +101,7 @@ def test_symbolic_link_to_a_directory_is_ignored(cache: CompileCache, tmp_path: 
     _stored(cache)
     cache.directory.rename(tmp_path / "kernels")
     cache.directory.symlink_to(tmp_path / "kernels")
-    cache.keep("b", b"machine code")
+    cache.keep("b", b"machine code", LABEL)
 
     assert cache.get("a") is None
     assert not (tmp_path / "kernels" / "b.image").exists()
@@ -123,8 +126,8 @@ def test_new_directories_are_private_whatever_the_umask(cache: CompileCache) -> 
 
 
 def test_nothing_but_images_is_left_behind(cache: CompileCache) -> None:
-    cache.keep("a", b"one")
-    cache.keep("a", b"two")
+    cache.keep("a", b"one", LABEL)
+    cache.keep("a", b"two", LABEL)
 
     assert [path.name for path in cache.directory.iterdir()] == ["a.image"]
     assert cache.get("a") == b"two"
@@ -137,7 +140,7 @@ def test_oldest_images_are_deleted(cache: CompileCache) -> None:
         path.write_bytes(b"old")
         os.utime(path, ns=(number, number))
 
-    cache.keep("new", b"image")
+    cache.keep("new", b"image", LABEL)
 
     remaining_names = {path.stem for path in cache.directory.iterdir()}
     assert remaining_names == {"new", *map(str, range(9, 520))}
@@ -166,9 +169,59 @@ def test_cache_directory_follows_xdg(tmp_path: Path) -> None:
 def test_compiled_source_is_not_compiled_again(cache: CompileCache) -> None:
     image = compile_cuda(SOURCE, (9, 0), cache=cache)
     (path,) = cache.directory.iterdir()
-    cache.keep(path.stem, b"what the cache has")
+    cache.keep(path.stem, b"what the cache has", LABEL)
 
     assert image.startswith(b"\x7fELF")
     assert compile_cuda(SOURCE, (9, 0), cache=cache) == b"what the cache has"
     assert compile_cuda(SOURCE, (8, 0), cache=cache).startswith(b"\x7fELF")
-    assert compile_cuda(SOURCE, (9, 0), cache=cache, options=["-lineinfo"]).startswith(b"\x7fELF")
+
+
+def test_cache_directory_can_be_chosen(tmp_path: Path) -> None:
+    variables = {"CUDAKIT_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": "/elsewhere"}
+
+    assert user_cache(variables) == CompileCache(tmp_path / "kernels")
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12), limit=st.integers(1, 2000))
+def test_size_of_the_cache_is_limited_but_the_newest_image_stays(
+    sizes: list[int], limit: int
+) -> None:
+    with TemporaryDirectory() as directory:
+        cache = CompileCache(Path(directory) / "kernels", max_images=8, max_bytes=limit)
+        for number, size in enumerate(sizes):
+            cache.keep(str(number), b"x" * size, LABEL)
+            os.utime(cache.directory / f"{number}.image", ns=(number, number))
+        cache.keep("last", b"x", LABEL)
+        images, unusable = cache.images()
+
+        assert unusable == 0
+        assert len(images) <= 8
+        assert len(images) == 1 or sum(image.size_bytes for image in images) <= limit
+        assert cache.get("last") == b"x"
+
+
+def test_images_are_listed_with_their_labels(cache: CompileCache) -> None:
+    cache.keep("a", b"image", LABEL)
+    (cache.directory / "damaged.image").write_bytes(b"\0" * 40)
+
+    (image,), unusable = cache.images()
+
+    assert (image.label, unusable) == (LABEL, 1)
+    assert image.size_bytes == (cache.directory / "a.image").stat().st_size
+
+
+def test_cleared_cache_is_empty_and_other_files_stay(cache: CompileCache) -> None:
+    cache.keep("a", b"image", LABEL)
+    (cache.directory / "tmp123-abc").write_bytes(b"half of an image")
+    (cache.directory / "notes.txt").write_text("not an image")
+
+    count, size_bytes = cache.clear()
+
+    assert count == 2
+    assert size_bytes > 16
+    assert [path.name for path in cache.directory.iterdir()] == ["notes.txt"]
+
+
+def test_cache_that_was_never_written_is_empty(cache: CompileCache) -> None:
+    assert cache.images() == ([], 0)
+    assert cache.clear() == (0, 0)

@@ -79,7 +79,7 @@ def test_picture_replaces_the_fallback_of_its_view() -> None:
 
 
 def test_long_label_is_cut_and_its_tooltip_is_whole() -> None:
-    text = read(draw_shape(shape("text", "x" * 50, title="x" * 50, longest=10))).one("text")
+    text = read(draw_shape(shape("text", "x" * 50, title="x" * 50, max_length=10))).one("text")
 
     assert text.one("title").words == "x" * 50
     assert text.text == "x" * 9 + "…"

@@ -338,7 +338,7 @@ def test_empty_table_has_a_sentence() -> None:
 
 def test_faint_row_is_muted() -> None:
     rows = ((Text("shown"),), (Text("hidden"),))
-    table_ = body(Table((Column("device"),), rows, faint=frozenset({1}))).one("tbody")
+    table_ = body(Table((Column("device"),), rows, faint_rows=frozenset({1}))).one("tbody")
 
     assert [row.words for row in table_.all("tr", "muted")] == ["hidden"]
 

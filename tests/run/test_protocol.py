@@ -54,6 +54,8 @@ def test_agent_settings_are_passed_in_the_environment(tmp_path: Path) -> None:
         "spool": str(tmp_path),
         "sanitize": True,
         "memory": str(Path.cwd() / "out.pkl"),
+        "profile": None,
+        "cupti": "",
         "library": "/lib.so",
         "recorder": "/rec.so",
         "frames": {"cpython-312": "/f.so"},

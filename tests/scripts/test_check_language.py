@@ -35,6 +35,7 @@ def words(path: Path, source: str) -> list[tuple[int, str]]:
         ("pool: int = 0  # None: not recorded\n", [(1, "None")]),
         ("self.devices = []  # by index\n", [(1, "by")]),
         ("exact: bool  # trace and final state agree\n", [(1, "trace")]),
+        ('version: str  # "580.65.06"\n', [(1, '"580.65.06"')]),
     ],
 )
 def test_dialect_in_python_is_reported(
@@ -55,12 +56,21 @@ def test_dialect_in_python_is_reported(
         "message = f'{room}'\n",
         "exact: bool  # whether trace and final state agree\n",
         "pool: int = 0  # pool of the request; None: not recorded\n",
+        'version: str  # version of the driver: "580.65.06"\n',
+        "told = seen\n",
         "end = start  # by default\n",
         "value: bool = f()  # noqa: FBT001\n",
     ],
 )
 def test_plain_words_and_uses_of_a_name_are_not_reported(tmp_path: Path, source: str) -> None:
     assert words(tmp_path / "some.py", source) == []
+
+
+def test_vague_names_are_reported_in_the_package_only() -> None:
+    texts = list(check_language.python_texts("def told(kept_blocks): ...\n"))
+    findings = check_language.findings_in("cudakit/some.py", texts)
+    assert [finding.word for finding in findings] == ["told"]
+    assert list(check_language.findings_in("tests/some.py", texts)) == []
 
 
 def test_dialect_in_c_is_reported(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ REPORT = OomReport(
     segment_bytes=2 * GIB,
     stream=0,
     pool=(0, 0),
-    small=False,
+    is_small=False,
     device_free_bytes=1 * GIB,
     device_total_bytes=80 * GIB,
     limit_bytes=None,
@@ -103,7 +103,7 @@ def test_processes_are_deduplicated_and_few_are_named() -> None:
             "raise the memory fraction to 0.53: the device has free memory, but the limit is 41.0 GiB",
         ),
         (
-            {"awaited": ((0xC, 2 * GIB), (0xD, 1 * GIB))},
+            {"bytes_by_awaited_stream": ((0xC, 2 * GIB), (0xD, 1 * GIB))},
             "2.00 GiB was freed but waits for stream 0xc",
         ),
         (
@@ -127,11 +127,14 @@ def test_processes_are_deduplicated_and_few_are_named() -> None:
             "a free block of 3.00 GiB was not used: raise max_split_size_mb",
         ),
         (
-            {"capturing": True, "pending_bytes": 5 * GIB},
+            {"is_capturing": True, "pending_bytes": 5 * GIB},
             "during a capture 5.00 GiB of cached or pending memory",
         ),
         (
-            {"rejected": True, "stream_pools": (replace(STREAM_CACHE, releasable_bytes=2 * GIB),)},
+            {
+                "is_rejected": True,
+                "stream_pools": (replace(STREAM_CACHE, releasable_bytes=2 * GIB),),
+            },
             "without throw_on_cudamalloc_oom:True 2.00 GiB",
         ),
         (

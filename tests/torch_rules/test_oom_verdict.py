@@ -12,20 +12,20 @@ from cudakit.torch_rules.sizes import MIB
 
 # A request of 30 MiB; 50 of the device's 64 MiB are reserved and in use.
 FULL = FailedRequest(
-    size=30 * MIB,
-    device_free=14 * MIB,
-    reserved=50 * MIB,
-    active=50 * MIB,
-    free=0,
-    own_free=0,
-    own_largest=0,
-    later_largest=0,
-    other_largest=0,
-    releasable=0,
-    releasable_private=0,
-    pending=0,
-    expandable=False,
-    split_limited=False,
+    size_bytes=30 * MIB,
+    device_free_bytes=14 * MIB,
+    reserved_bytes=50 * MIB,
+    active_bytes=50 * MIB,
+    free_bytes=0,
+    own_free_bytes=0,
+    own_largest_bytes=0,
+    later_largest_bytes=0,
+    other_largest_bytes=0,
+    releasable_bytes=0,
+    releasable_private_bytes=0,
+    pending_bytes=0,
+    is_expandable=False,
+    is_split_limited=False,
 )
 
 
@@ -48,12 +48,12 @@ def test_fit_of_each_change_needs_exactly_the_missing_bytes() -> None:
     ("changes", "code"),
     [
         ({}, "capacity"),
-        ({"device_free": 40 * MIB}, "limit"),
-        ({"releasable": 16 * MIB}, "cache"),
-        ({"later_largest": 30 * MIB}, "pending"),
-        ({"own_free": 16 * MIB, "free": 16 * MIB}, "fragmentation"),
-        ({"other_largest": 30 * MIB}, "pool"),
-        ({"free": 16 * MIB}, "pool"),
+        ({"device_free_bytes": 40 * MIB}, "limit"),
+        ({"releasable_bytes": 16 * MIB}, "cache"),
+        ({"later_largest_bytes": 30 * MIB}, "pending"),
+        ({"own_free_bytes": 16 * MIB, "free_bytes": 16 * MIB}, "fragmentation"),
+        ({"other_largest_bytes": 30 * MIB}, "pool"),
+        ({"free_bytes": 16 * MIB}, "pool"),
     ],
 )
 def test_verdict_names_the_change_that_helps(changes: dict[str, int], code: str) -> None:
@@ -61,15 +61,15 @@ def test_verdict_names_the_change_that_helps(changes: dict[str, int], code: str)
 
 
 def test_shortage_counts_usable_device_memory() -> None:
-    assert FULL.short == 16 * MIB
-    assert replace(FULL, free=20 * MIB).short == 0
-    limited = replace(FULL, device_free=40 * MIB)
-    assert limited.limited
-    assert limited.short == 30 * MIB
+    assert FULL.short_bytes == 16 * MIB
+    assert replace(FULL, free_bytes=20 * MIB).short_bytes == 0
+    limited = replace(FULL, device_free_bytes=40 * MIB)
+    assert limited.is_limited
+    assert limited.short_bytes == 30 * MIB
 
 
 def test_verdict_of_a_limited_process_is_the_change_that_needs_no_limit() -> None:
-    found = verdict_of(replace(FULL, device_free=40 * MIB, releasable=30 * MIB))
+    found = verdict_of(replace(FULL, device_free_bytes=40 * MIB, releasable_bytes=30 * MIB))
     assert found.code == "cache"
     assert "30.0 MiB is in empty segments" in found.reason
 
@@ -77,11 +77,11 @@ def test_verdict_of_a_limited_process_is_the_change_that_needs_no_limit() -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {"device_free": 40 * MIB},
-        {"releasable": 16 * MIB},
-        {"own_free": 16 * MIB, "free": 16 * MIB},
-        {"other_largest": 30 * MIB},
-        {"later_largest": 30 * MIB},
+        {"device_free_bytes": 40 * MIB},
+        {"releasable_bytes": 16 * MIB},
+        {"own_free_bytes": 16 * MIB, "free_bytes": 16 * MIB},
+        {"other_largest_bytes": 30 * MIB},
+        {"later_largest_bytes": 30 * MIB},
     ],
 )
 def test_remedies_for_cudakits_allocator_name_no_call_of_pytorch(changes: dict[str, int]) -> None:

@@ -36,7 +36,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 def name_list(choices: str | Sequence[str] | Callable[[], Iterable[str]]) -> Value:
     """Return the type of a comma-separated list of names, completed from ``choices``."""
-    return Value(choices, parse_names, many=True)
+    return Value(choices, parse_names, is_list=True)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

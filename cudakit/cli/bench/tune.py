@@ -182,7 +182,7 @@ def _search(
         # The validators are checked before the long search, so that an impossible export is reported at once.
         validators = _validators(tuning, device, run_context) if tuning.export_path else None
         tuned = search(
-            spec, device, limits, progress, earlier=earlier_tuned, run_context=run_context
+            spec, device, limits, progress, earlier_tuned=earlier_tuned, run_context=run_context
         )
     return tuned, torch_csv(tuned, validators) if validators else None
 
@@ -219,7 +219,7 @@ def _report(tuned: Tuned, output: OutputOptions, torch_csv: TorchCsv | None) -> 
 
     json_paths = [target.path for target in output.targets if target.path.lower().endswith(".json")]
     return Report(
-        result=tuned, document=lambda: present_tuned(tuned, files=json_paths, exported=torch_csv)
+        result=tuned, document=lambda: present_tuned(tuned, files=json_paths, torch_csv=torch_csv)
     )
 
 

@@ -146,10 +146,12 @@ def alloc(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import AllocSpec
 
-    return AllocSpec(others={"caching": _caching}, **passed_options(**options), **effort)
+    return AllocSpec(
+        other_allocators={"caching": _caching_allocator}, **passed_options(**options), **effort
+    )
 
 
-def _caching(gpu: Gpu) -> Allocator:
+def _caching_allocator(gpu: Gpu) -> Allocator:
     from cudakit.core.allocator.allocator import CachingAllocator
     from cudakit.core.allocator.upstream import GpuUpstream
 

@@ -150,7 +150,7 @@ _VIEW_OPTIONS = option_group(
     option(
         "--fields",
         "names",
-        type=Value(_field_names, _parse_names, many=True),
+        type=Value(_field_names, _parse_names, is_list=True),
         default=(),
         metavar="NAME,...",
         help="Show only these fields; --list-fields lists them.",

@@ -81,8 +81,8 @@ class _Session:
             writer.show(result, self._live, is_first=is_first)
 
     @property
-    def _live(self) -> Live:
-        return Live(self.history, self.view, keys=self.wait_for_keys is not None)
+    def _live(self) -> LiveState:
+        return LiveState(self.history, self.view, keys=self.wait_for_keys is not None)
 
     def wait(self, seconds: float) -> None:
         """Wait, and process each key immediately. Raises Quit for "q" and if the terminal is closed."""
@@ -105,8 +105,8 @@ class _Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """The additions to the report on a terminal: history, view and keys."""
+class LiveState:
+    """The state that only the report on a terminal shows: history, view and keys."""
 
     history: History
     view: WatchView
@@ -123,14 +123,14 @@ class Writer:
     selected_fields: tuple[FieldInfo, ...]  # fields of --fields; empty for the full report
     _lines_above: int = 0  # number of lines of the last text, if it is on a terminal
 
-    def show(self, result: DevicesResult, live: Live, *, is_first: bool = True) -> None:
+    def show(self, result: DevicesResult, live: LiveState, *, is_first: bool = True) -> None:
         """Write a result; on a terminal it replaces the last one. ``is_first`` adds the header of CSV."""
         if self._is_live:
             self.redraw(result, live)
         else:
             self._replace(self._text(result, is_first=is_first))
 
-    def redraw(self, result: DevicesResult, live: Live) -> None:
+    def redraw(self, result: DevicesResult, live: LiveState) -> None:
         """Rewrite the last report, on a terminal only."""
         if self._is_live:
             from cudakit.core.devices.present.live import live_report
@@ -138,7 +138,7 @@ class Writer:
             # The user may have resized the terminal.
             width = terminal_width(self.target.stream)
             page = live_report(
-                self._shown(result), live.history, live.view, width=width, keys=live.keys
+                self._arrange(result), live.history, live.view, width=width, keys=live.keys
             )
             report = Report(result=result, document=lambda: page)
             target = replace(self.target, width=width)
@@ -149,11 +149,11 @@ class Writer:
         is_report = self.output_format == "txt" and not self.selected_fields
         return is_report and is_capable_terminal(self.target.stream)
 
-    def _shown(self, result: DevicesResult) -> DevicesResult:
+    def _arrange(self, result: DevicesResult) -> DevicesResult:
         return replace(result, devices=filter_devices(result, self.view.ids))
 
     def _text(self, result: DevicesResult, *, is_first: bool) -> str:
-        report = report_of(self._shown(result), self.view, self.selected_fields, watching=True)
+        report = report_of(self._arrange(result), self.view, self.selected_fields, watching=True)
         if self.output_format == "json":
             from cudakit.render import json
 

@@ -1,4 +1,4 @@
-"""``cudakit run``: run a program, and find its races or record its GPU memory."""
+"""``cudakit run``: run a program, and find its races, profile it or record its GPU memory."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from cudakit.cli.options import (
     with_options,
 )
 
+MAX_SECONDS = 1e9  # about 30 years
 FORMATS = ("json", "html", "sarif", "md", "txt")
 
 
@@ -80,11 +81,13 @@ HOST_THREADS = option(
 _RECORD_OPTIONS = option_group(
     "What to record",
     option("--sanitize", is_flag=True, help="Find races between CUDA streams."),
+    option("--profile", is_flag=True, help="Find where the time of the GPU goes."),
     option(
         "--log",
         type=FILE,
         metavar="FILE",
-        help="With --sanitize: write the log of the run to FILE, for cudakit sanitize.",
+        help="With --sanitize or --profile: write the log of the run to FILE, for cudakit sanitize or "
+        "cudakit profile.",
     ),
     option(
         "--memory",
@@ -114,6 +117,32 @@ _RECORD_OPTIONS = option_group(
         type=click.Choice(["limit"]),
         metavar="limit",
         help="Exit with 1 if a process passed --limit.",
+    ),
+)
+_PROFILE_TIMES = option_group(
+    "Times to profile",
+    option(
+        "--delay",
+        type=click.FloatRange(min=0, max=MAX_SECONDS),
+        metavar="SECONDS",
+        help="Begin the profile this time after the first use of CUDA.",
+    ),
+    option(
+        "--duration",
+        type=click.FloatRange(min=0, min_open=True, max=MAX_SECONDS),
+        metavar="SECONDS",
+        help="End the profile this time after its begin.  [default: at the end of the program]",
+    ),
+    option(
+        "--range",
+        "range_name",
+        metavar="NAME",
+        help="Profile only while an NVTX range NAME is open.",
+    ),
+    option(
+        "--paused",
+        is_flag=True,
+        help="Begin the profile when the program calls cudakit.profiler.start() or cudaProfilerStart.",
     ),
 )
 _PROGRAM = option_group(
@@ -159,7 +188,7 @@ _RACES = option_group(
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options((*_RECORD_OPTIONS, *_PROGRAM, *_RACES), command)
+    return with_options((*_RECORD_OPTIONS, *_PROFILE_TIMES, *_PROGRAM, *_RACES), command)
 
 
 @click.command(cls=Launcher, context_settings={"allow_interspersed_args": False})
@@ -177,7 +206,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 def run(
     *, module: bool, code: bool, words: tuple[str, ...], output: OutputOptions, **options: Any
 ) -> int:
-    """Run a program and find the races between its CUDA streams, or record its GPU memory.
+    """Run a program and find its races between CUDA streams, profile it, or record its GPU memory.
 
     The program is a Python script, -m MODULE, -c CODE or any other command. All later arguments are those of
     the program. Standard input and output belong to the program; the report goes to standard error.
@@ -191,6 +220,8 @@ def run(
     cudakit run --sanitize -o races.json -o races.html -m package.train
     cudakit run --sanitize --suppress 'kernel:nccl*' --stop-on-first train.py
     cudakit run --sanitize --log races.log train.py && cudakit sanitize races.log
+    cudakit run --profile train.py
+    cudakit run --profile --delay 30 --duration 10 -o profile.html train.py
     cudakit run --memory train.py && cudakit memviz cudakit-memory.pickle
     cudakit run --memory --limit 20GiB --fail-on limit train.py
     """

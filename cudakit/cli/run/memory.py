@@ -79,8 +79,8 @@ class MemoryMonitor:
         paths = list(dict.fromkeys([*self._oom_paths, *self._torch_paths]))
         limits_passed: list[str] = []
         unread = set(self._torch_paths)
-        for (process, chain), memory in self._processes.items():
-            path = self._path_of(process, chain)
+        for (process, trace_number), memory in self._processes.items():
+            path = self._path_of(process, trace_number)
             if memory.is_empty:
                 continue
             unread.discard(path)
@@ -92,21 +92,21 @@ class MemoryMonitor:
             limits_passed += self._check_limit(self._read(path), 0)
         return MemoryFiles(tuple(paths), tuple(dict.fromkeys(limits_passed)))
 
-    def _memory_of(self, process: int, chain: int) -> ProcessMemory:
+    def _memory_of(self, process: int, trace_number: int) -> ProcessMemory:
         from cudakit.core.memory.record.process import ProcessMemory
 
-        if (process, chain) not in self._processes:
-            memory = self._processes[process, chain] = ProcessMemory()
-            memory.on_out_of_memory = lambda: self._keep_oom(process, chain)
-        return self._processes[process, chain]
+        if (process, trace_number) not in self._processes:
+            memory = self._processes[process, trace_number] = ProcessMemory()
+            memory.on_out_of_memory = lambda: self._keep_oom(process, trace_number)
+        return self._processes[process, trace_number]
 
-    def _keep_oom(self, process: int, chain: int) -> None:
+    def _keep_oom(self, process: int, trace_number: int) -> None:
         """Build the snapshot of the moment when a pool ran out of memory."""
         from cudakit.core.memory.record.snapshot_file import build_snapshot
 
-        memory = self._processes[process, chain]
+        memory = self._processes[process, trace_number]
         snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=None)
-        self._unwritten_ooms.append((process, chain, snapshot))
+        self._unwritten_ooms.append((process, trace_number, snapshot))
         if self._paths[process]:
             self._write_ooms()
 
@@ -114,18 +114,18 @@ class MemoryMonitor:
         """Write the snapshots of out-of-memory errors; the agent has reported the path of its process."""
         from cudakit.core.memory.record.snapshot_file import extended_stem
 
-        for process, chain, snapshot in self._unwritten_ooms:
-            path = Path(self._path_of(process, chain))
+        for process, trace_number, snapshot in self._unwritten_ooms:
+            path = Path(self._path_of(process, trace_number))
             oom_path = extended_stem(path, "-oom")
             if self._write_file(snapshot, oom_path):
                 self._oom_paths.append(str(oom_path))
         self._unwritten_ooms.clear()
 
-    def _path_of(self, process: int, chain: int) -> str:
+    def _path_of(self, process: int, trace_number: int) -> str:
         """Return the path that the agent of a process chose; without one, a name with the PID."""
         paths = self._paths[process]
         if paths:
-            return paths[min(chain, len(paths) - 1)]
+            return paths[min(trace_number, len(paths) - 1)]
         from cudakit.core.memory.record.snapshot_file import extended_stem
 
         return str(extended_stem(self._path, f"-{process}").absolute())
@@ -134,23 +134,25 @@ class MemoryMonitor:
         from cudakit.core.memory.record.jax_profile import arrays_of_message
         from cudakit.core.memory.record.pools import JAX
 
-        chains = [chain for process, chain in self._processes if process == notice.process]
-        chain = max(chains, default=0)
+        trace_numbers = [
+            trace_number for process, trace_number in self._processes if process == notice.process
+        ]
+        trace_number = max(trace_numbers, default=0)
         try:
             time_ns, arrays = arrays_of_message(notice.text)
         except InputError as error:
             self._add_note(error.message)
             return
-        self._memory_of(notice.process, chain).model.replace_blocks(JAX, arrays, time_ns)
+        self._memory_of(notice.process, trace_number).model.replace_blocks(JAX, arrays, time_ns)
 
     def _add_to_torch_file(self, process: int, path: str) -> None:
-        chains = [chain for pid, chain in self._processes if pid == process]
-        memory = self._processes[process, max(chains)] if chains else None
+        trace_numbers = [trace_number for pid, trace_number in self._processes if pid == process]
+        memory = self._processes[process, max(trace_numbers)] if trace_numbers else None
         if memory is not None and not memory.is_empty:
             self._write(memory, path, has_torch=True)
 
     def _write(self, memory: ProcessMemory, path: str, *, has_torch: bool) -> dict[str, Any] | None:
-        """Write the snapshot of a process; return None, with a note, if that is impossible."""
+        """Write the snapshot of a process. If that is impossible, add a note and return None."""
         from cudakit.core.memory.record.snapshot_file import build_snapshot
 
         torch = self._read(path) if has_torch else None
@@ -160,7 +162,7 @@ class MemoryMonitor:
         return snapshot if self._write_file(snapshot, Path(path)) else None
 
     def _write_file(self, snapshot: dict[str, Any], path: Path) -> bool:
-        """Write a snapshot; return False, with a note, if that is impossible."""
+        """Write a snapshot. If that is impossible, add a note and return False."""
         from cudakit.core.memory.record.snapshot_file import write_snapshot
 
         try:
@@ -206,12 +208,12 @@ def _sentence(limit_passed: LimitPassed, limit_bytes: int) -> str:
 
 
 def _call_site_text(limit_passed: LimitPassed) -> str:
-    in_program = [
+    program_frames = [
         frame
         for frame in limit_passed.stack
         if frame.file and not any(directory in frame.file for directory in _LIBRARIES)
     ]
-    frame = next(iter(in_program or limit_passed.stack), None)
+    frame = next(iter(program_frames or limit_passed.stack), None)
     return f" at {frame.file}:{frame.line} in {frame.function}" if frame else ""
 
 

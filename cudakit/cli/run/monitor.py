@@ -32,7 +32,7 @@ class Monitor:
         stop_on_first: bool,
         accept_unrecorded: bool,
     ) -> None:
-        self.stopped = False
+        self.is_stopped = False
         self._stop_requested = self._unrecorded = False
         self._failure: Exception | None = None
         self._notes: Counter[str] = Counter()
@@ -59,7 +59,7 @@ class Monitor:
 
     def stopping(self) -> None:
         """Record that the program was still running when it was stopped."""
-        self.stopped = True
+        self.is_stopped = True
 
     def notify(self, notice: Notice) -> None:
         """Consume a message of an agent."""
@@ -104,7 +104,7 @@ class Monitor:
         return self._detector.result(
             self._report,
             exit_status=exit_status,
-            stopped=self.stopped,
+            stopped=self.is_stopped,
             notes=self.notes,
             incomplete=incomplete,
             no_gpu_work=no_gpu_work,

@@ -18,6 +18,12 @@ from cudakit.cli.output import open_binary_file, printable, standard_error
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
 from cudakit.cli.run.monitor import Monitor
+from cudakit.cli.run.profile import (
+    ProfileMonitor,
+    check_profile,
+    count_gpu_work,
+    profile_settings,
+)
 from cudakit.cli.run.race_report import (
     BaselineFile,
     exit_code,
@@ -44,6 +50,7 @@ class RunSpec:
 
     words: tuple[str, ...]
     sanitize: bool
+    profile: bool
     memory: bool
     output: OutputOptions
     show: Literal["likely", "possible"]
@@ -62,17 +69,28 @@ class RunSpec:
     fail_on: Literal["limit"] | None
     python: str | None
     no_follow: bool
+    delay: float | None
+    duration: float | None
+    range_name: str | None
+    paused: bool
 
     def __post_init__(self) -> None:
-        if not self.sanitize and not self.memory:
+        if not self.sanitize and not self.memory and not self.profile:
             raise UsageError(
                 "nothing to record",
-                hint="--sanitize finds races, --memory records GPU memory",
+                hint="--profile finds where GPU time goes, --sanitize finds races,"
+                " --memory records GPU memory",
             )
-        if (self.output.targets or self.output.json) and not self.sanitize:
+        if (self.output.targets or self.output.json) and not (self.sanitize or self.profile):
             raise UsageError(
-                "-o and --json write the races that --sanitize finds",
-                hint="add --sanitize; --memory writes its result with --snapshot FILE",
+                "-o and --json write the races that --sanitize finds, or the profile of --profile",
+                hint="add --sanitize or --profile; --memory writes its result with --snapshot FILE",
+            )
+        self._check_profile_options()
+        if self.log is not None and not self.sanitize and not self.profile:
+            raise UsageError(
+                "--log needs --sanitize or --profile",
+                hint="add --sanitize or --profile, or remove --log",
             )
         if not self.sanitize and (options := self._race_options()):
             verb = "needs" if len(options) == 1 else "need"
@@ -92,10 +110,37 @@ class RunSpec:
             raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
         refuse_duplicates([*self.output.paths, *filter(None, [self.log, self.write_baseline])])
 
+    def _check_profile_options(self) -> None:
+        """Raise UsageError if --profile is combined with options that exclude it, or is missing."""
+        is_passed_by_option = {
+            "--delay": self.delay is not None,
+            "--duration": self.duration is not None,
+            "--range": self.range_name is not None,
+            "--paused": self.paused,
+        }
+        options = [option for option, is_passed in is_passed_by_option.items() if is_passed]
+        if options and not self.profile:
+            verb = "needs" if len(options) == 1 else "need"
+            raise UsageError(
+                f"{' and '.join(options)} {verb} --profile",
+                hint=f"add --profile, or remove {' and '.join(options)}",
+            )
+        if self.profile and self.sanitize:
+            raise UsageError(
+                "--profile and --sanitize exclude each other: a process can use either NVIDIA's CUPTI or its"
+                " Sanitizer API",
+                hint="run the program twice: once with --sanitize, once with --profile",
+            )
+        if self.profile and self.memory and not self.no_driver:
+            raise UsageError(
+                "--profile with --memory needs --no-driver: a process can use either NVIDIA's CUPTI or its"
+                " Sanitizer API",
+                hint="add --no-driver, which records memory by the hooks of libraries only",
+            )
+
     def _race_options(self) -> list[str]:
         """List the options on races that were passed."""
         is_passed_by_option = {
-            "--log": self.log,
             "--show": self.show == "possible",
             "--suppress": self.suppress,
             "--baseline": self.baseline,
@@ -103,17 +148,18 @@ class RunSpec:
             "--accesses": self.accesses,
             "--host-threads": self.host_threads == "strict",
             "--stop-on-first": self.stop_on_first,
-            "--require-gpu": self.require_gpu,
+            "--require-gpu": self.require_gpu and not self.profile,
         }
         return [option for option, is_passed in is_passed_by_option.items() if is_passed]
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _PreparedRun:
     command: Command
     settings: Settings
     monitor: Monitor
     memory: MemoryMonitor | None
+    profile: ProfileMonitor | None
     outputs: Outputs
     log: _Log | None
     new_baseline: BaselineFile
@@ -124,6 +170,8 @@ class _Prepared:
             self.log.add(batch)
         if self.memory:
             self.memory.consume(batch)
+        if self.profile:
+            self.profile.consume(batch)
         return self.settings.sanitize and self.monitor.consume(batch)
 
     def notify(self, notice: Notice) -> None:
@@ -154,12 +202,19 @@ class _Log:
                 self._failure = error
 
     def finish(self, result: SanitizeResult, *, quiet: bool) -> None:
+        """Complete the file with the outcome of a race check, and name it.
+
+        Raises EnvironmentUnusable if it cannot be written.
+        """
+        names = (field.name for field in fields(Outcome))
+        self.complete(Outcome(**{name: getattr(result, name) for name in names}), quiet=quiet)
+
+    def complete(self, outcome: Outcome, *, quiet: bool) -> None:
         """Complete the file, and name it. Raises EnvironmentUnusable if it cannot be written."""
         if self._failure:
             reason = f"cannot write {self._path}: {self._failure.strerror}"
             raise EnvironmentUnusable(reason) from self._failure
-        names = (field.name for field in fields(Outcome))
-        self._writer.finish(Outcome(**{name: getattr(result, name) for name in names}))
+        self._writer.finish(outcome)
         self._open_file.close()
         if not quiet:
             click.echo(f"Wrote {printable(self._path)}", err=True)
@@ -171,25 +226,25 @@ def run_program(spec: RunSpec) -> int:
     try:
         with ExitStack() as stack:
             with errors_before_start(as_json=spec.output.json):
-                prepared = _prepare(spec, stack)
-            monitor = prepared.monitor
+                prepared_run = _prepare(spec, stack)
+            monitor = prepared_run.monitor
             status = supervise(
-                prepared.command,
-                settings=prepared.settings,
-                consume=prepared.consume,
-                notify=prepared.notify,
+                prepared_run.command,
+                settings=prepared_run.settings,
+                consume=prepared_run.consume,
+                notify=prepared_run.notify,
                 stopping=monitor.stopping,
             )
-            code = _report_findings(spec, prepared, shell_status(status))
+            code = _report_findings(spec, prepared_run, shell_status(status))
     except Exception as error:
         if not status:
             raise
         # The program's status is more important than the failure to write the report.
         code = report_error(error, json_to=standard_error if spec.output.json else None)
-    return code if monitor.stopped or not status else end_like_program(status)
+    return code if monitor.is_stopped or not status else end_like_program(status)
 
 
-def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
+def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     """Check the options and the environment, and open the output files."""
     command = resolve(spec.words, python=spec.python)
     monitor = Monitor(
@@ -209,7 +264,9 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         monitor.add_note("CUDA_LAUNCH_BLOCKING is set: it hides races, which are reported anyway")
     settings = Settings(sanitize=spec.sanitize, memory=path, follow=not spec.no_follow)
-    if spec.sanitize and (ready_recorder := _ready(spec, command, monitor)):
+    if spec.profile:
+        settings = _add_profile(settings, spec, command, monitor)
+    if spec.sanitize and (ready_recorder := _prepare_recorder(spec, command, monitor)):
         patches = Path(stack.enter_context(TemporaryDirectory(prefix="cudakit-")))
         ready_recorder, reason = add_device_patches(ready_recorder, spec.accesses, patches)
         if reason:
@@ -223,10 +280,30 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _Prepared:
                 command.python, monitor.add_note, use_driver=not spec.no_driver
             )
             settings = replace(settings, **options)
-    return _Prepared(command, settings, monitor, memory, outputs, log, new_baseline)
+    profile = ProfileMonitor() if spec.profile else None
+    return _PreparedRun(command, settings, monitor, memory, profile, outputs, log, new_baseline)
 
 
-def _ready(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
+def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: Monitor) -> Settings:
+    """Return the settings with those of the profile, if the program can be profiled."""
+    ready = check_profile(
+        command.python,
+        has_device=_has_device,
+        refuse=spec.on_missing == "refuse",
+        add_note=lambda note: monitor.add_note(note, unrecorded=True),
+    )
+    if ready is None:
+        return settings
+    times = profile_settings(
+        delay=spec.delay,
+        duration=spec.duration,
+        range_name=spec.range_name,
+        is_paused=spec.paused,
+    )
+    return replace(settings, profile=times, **ready.settings())
+
+
+def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
     """Return the recorder's settings; None without CUDA, or if --on-missing accepts that."""
     outcome = preflight(command.python)
     if isinstance(outcome, Ready):
@@ -246,10 +323,12 @@ def _has_device() -> bool:
     return device_count() > 0
 
 
-def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> int:
+def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int) -> int:
     """Print and write the findings; return 1 for races or an incomplete result."""
-    monitor = prepared.monitor
-    passed_limit = _report_memory(spec, prepared) and spec.fail_on == "limit"
+    monitor = prepared_run.monitor
+    passed_limit = _report_memory(spec, prepared_run) and spec.fail_on == "limit"
+    if prepared_run.profile:
+        _report_profile(spec, prepared_run, prepared_run.profile, exit_status)
     if not spec.sanitize:
         for note in monitor.notes:
             _warn(note)
@@ -258,28 +337,38 @@ def _report_findings(spec: RunSpec, prepared: _Prepared, exit_status: int) -> in
     result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
     races, stderr = race_report(result), standard_error()
     try:
-        prepared.outputs.write(races)
+        prepared_run.outputs.write(races)
     except EnvironmentUnusable:
         # All findings are printed, because no file contains them.
         stderr.write(races.text("txt", stderr))
         raise
     finally:
-        if prepared.log:
-            prepared.log.finish(result, quiet=spec.output.quiet or spec.output.json)
-    prepared.new_baseline.write(result)
+        if prepared_run.log:
+            prepared_run.log.finish(result, quiet=spec.output.quiet or spec.output.json)
+    prepared_run.new_baseline.write(result)
     if passed_limit:
         return ExitCode.FINDINGS
     return exit_code(result, races_are_accepted=spec.write_baseline is not None)
 
 
-def _report_memory(spec: RunSpec, prepared: _Prepared) -> bool:
+def _report_profile(
+    spec: RunSpec, prepared_run: _PreparedRun, profile: ProfileMonitor, exit_status: int
+) -> None:
+    """Print how much work of GPUs was recorded."""
+    _warn(f"{count_gpu_work(profile.activities())} kernels, copies and memsets were recorded")
+    if prepared_run.log:
+        outcome = Outcome(exit_status=exit_status, notes=tuple(prepared_run.monitor.notes))
+        prepared_run.log.complete(outcome, quiet=spec.output.quiet or spec.output.json)
+
+
+def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:
     """Write the memory snapshots and name them; return whether a process passed the limit."""
-    if prepared.memory is None:
+    if prepared_run.memory is None:
         return False
-    files = prepared.memory.finish()
+    files = prepared_run.memory.finish()
     if spec.output.json:
         for sentence in files.limits_passed:
-            prepared.monitor.add_note(sentence)
+            prepared_run.monitor.add_note(sentence)
     else:
         for sentence in files.limits_passed:
             _warn(sentence)

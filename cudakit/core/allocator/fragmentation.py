@@ -114,7 +114,7 @@ def _sum_stream_pools(segments: list[StreamPool]) -> StreamPool:
     first = segments[0]
     return StreamPool(
         first.pool,
-        first.small,
+        first.is_small,
         first.stream,
         reserved_bytes=sum(segment.reserved_bytes for segment in segments),
         free_bytes=sum(segment.free_bytes for segment in segments),
@@ -175,7 +175,7 @@ def report_of(
         segment_bytes=request.segment_bytes,
         stream=request.stream,
         pool=request.pool.id,
-        small=request.pool.small,
+        is_small=request.pool.small,
         device_free_bytes=info.free_bytes,
         device_total_bytes=info.total_bytes,
         limit_bytes=engine.limit_bytes if engine.is_limited else None,
@@ -189,9 +189,11 @@ def report_of(
         expandable_segments=engine.settings.expandable_segments,
         stream_pools=stream_pools,
         pins=_pins(engine.segments.values(), request.segment_bytes // _MIN_FREE_DIVISOR),
-        awaited=tuple(sorted(awaited_bytes(awaited_blocks).items(), key=lambda pair: -pair[1])),
-        capturing=capturing,
-        rejected=rejected,
+        bytes_by_awaited_stream=tuple(
+            sorted(awaited_bytes(awaited_blocks).items(), key=lambda pair: -pair[1])
+        ),
+        is_capturing=capturing,
+        is_rejected=rejected,
         range_bytes=_reserve_bytes(engine, request, info.total_bytes),
         reserve_class=engine.stream_classes.get(request.stream, ""),
     )

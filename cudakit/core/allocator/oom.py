@@ -214,7 +214,7 @@ class OomChain:
             if self._query is not None:
                 report = replace(report, processes=_processes(self._query))
             saver = [self._snapshot_saver] if self._snapshot_saver else []
-            observers = self._rejection_observers if report.rejected else self._observers + saver
+            observers = self._rejection_observers if report.is_rejected else self._observers + saver
             notes = [
                 note for observer in list(observers) if (note := _call_observer(observer, report))
             ]

@@ -73,7 +73,7 @@ class Segments(dict[int, Segment]):
         segment.number = self._last
         super().__setitem__(ptr, segment)
 
-    def at(self, ptr: int) -> Segment | None:
+    def find(self, ptr: int) -> Segment | None:
         """Return the segment that contains an address, or None."""
         for segment in self.values():
             if segment.ptr <= ptr < segment.ptr + segment.size:

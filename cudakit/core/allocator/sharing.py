@@ -125,7 +125,7 @@ class Sharing:
 
     def _find_live_block(self, ptr: int) -> Block | None:
         """Return the live block that contains an address, or None."""
-        segment = self._state.engine.segments.at(ptr)
+        segment = self._state.engine.segments.find(ptr)
         if segment is None:
             return None
         block = next(block for block in reversed(segment.blocks()) if block.ptr <= ptr)

@@ -206,7 +206,7 @@ class AllocatorState:
 
     def describe_invalid_pointer(self, ptr: int) -> str:
         """Describe an address at which no live allocation begins. The caller holds the guard."""
-        segment = self.engine.segments.at(ptr)
+        segment = self.engine.segments.find(ptr)
         if segment is None:
             return "it belongs to no segment of this allocator, or its segment was released"
         block = next(block for block in reversed(segment.blocks()) if block.ptr <= ptr)

@@ -1,4 +1,4 @@
-"""Compare two runs: a verdict on each case, from the CIs of its times and cycles. Pure.
+"""Compare two runs: a verdict on each case, from the CIs of its times and cycles.
 
 A case is faster or slower if the 95% CIs of both medians are disjoint, in time and in cycles: a lower clock
 changes times, but not cycles. Each CI extends at least 0.5% to both sides, because the medians of runs on one
@@ -48,9 +48,9 @@ class CaseComparison:
     """The change of one case between two runs."""
 
     name: str  # Name of the bench.
-    axes: Mapping[str, Axis]
+    axes: Mapping[str, Axis]  # parameters that identify the case
     library: str = field(metadata={"json": "contender"})
-    verdict: Verdict
+    verdict: Verdict  # result of the comparison
     before_s: float | Unavailable  # Median time in the earlier run.
     after_s: float | Unavailable  # Median time in the later run.
     change: float | Unavailable  # Relative change of the median: 0.05 is 5% slower.
@@ -165,19 +165,19 @@ class FailOn:
 
 def parse_fail_on(text: str) -> FailOn:
     """Parse ``slower``, ``slower:5%``, ``faster:0.1`` or ``ambiguous``; raises UsageError for other text."""
-    word, colon, threshold = text.strip().partition(":")
+    word, colon, threshold_text = text.strip().partition(":")
     invalid = UsageError(
         f"--fail-on {text!r} is not valid",
         hint=f"choose from {', '.join(_FAILING)}, each with an optional change: slower:5%",
     )
-    if word not in _FAILING or (colon and not threshold):
+    if word not in _FAILING or (colon and not threshold_text):
         raise invalid
     try:
-        ratio = parse_ratio(threshold) if threshold else 0.0
+        ratio = parse_ratio(threshold_text) if threshold_text else 0.0
     except ValueError:
         raise invalid from None
-    if ratio > 1 and not threshold.endswith("%"):
-        raise UsageError(f"--fail-on {text!r} is ambiguous", hint=f"write {word}:{threshold}%")
+    if ratio > 1 and not threshold_text.endswith("%"):
+        raise UsageError(f"--fail-on {text!r} is ambiguous", hint=f"write {word}:{threshold_text}%")
     return FailOn(_FAILING[word], ratio)
 
 
@@ -185,23 +185,23 @@ def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
     for case, run in ((before, "before"), (after, "after")):
         if isinstance(case.median_s, Unavailable):
             return Verdict.AMBIGUOUS, f"{run}: {case.median_s.reason}"
-    in_time = _verdict_from_intervals(
+    time_verdict = _verdict_from_intervals(
         _interval(before.samples_s, before.rounds), _interval(after.samples_s, after.rounds)
     )
-    if in_time is Verdict.AMBIGUOUS:
+    if time_verdict is Verdict.AMBIGUOUS:
         return (
-            in_time,
+            time_verdict,
             "the confidence intervals overlap, but a median is outside of the other interval",
         )
-    if in_time is Verdict.SAME or not (before.sm_clock_hz and after.sm_clock_hz):
-        return in_time, ""
-    in_cycles = _verdict_from_intervals(
+    if time_verdict is Verdict.SAME or not (before.sm_clock_hz and after.sm_clock_hz):
+        return time_verdict, ""
+    cycles_verdict = _verdict_from_intervals(
         _interval(before.cycles, before.rounds), _interval(after.cycles, after.rounds)
     )
-    if in_cycles is in_time:
-        return in_time, ""
-    verdict_in_cycles = "the same" if in_cycles is Verdict.SAME else in_cycles.value
-    return Verdict.AMBIGUOUS, f"{in_time.value} in time, {verdict_in_cycles} in cycles"
+    if cycles_verdict is time_verdict:
+        return time_verdict, ""
+    verdict_in_cycles = "the same" if cycles_verdict is Verdict.SAME else cycles_verdict.value
+    return Verdict.AMBIGUOUS, f"{time_verdict.value} in time, {verdict_in_cycles} in cycles"
 
 
 def _verdict_from_intervals(before: _Interval | None, after: _Interval | None) -> Verdict:

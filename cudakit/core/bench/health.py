@@ -100,13 +100,13 @@ class Band:
     warn_above: float | None
     source: Source  # Origin of the expected value.
 
-    def health_of(self, measured: float) -> Health:
+    def health_of(self, measured_value: float) -> Health:
         """Return the health of a measured value."""
         sign = 1 if self.unit == "s" else -1  # longer times and lower rates are worse
-        if sign * measured > sign * self.fail:
+        if sign * measured_value > sign * self.fail:
             return "fail"
-        is_too_high = self.warn_above is not None and measured > self.warn_above
-        return "warn" if is_too_high or sign * measured > sign * self.warn else "pass"
+        is_too_high = self.warn_above is not None and measured_value > self.warn_above
+        return "warn" if is_too_high or sign * measured_value > sign * self.warn else "pass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,11 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SkippedBench:
     """A bench that could not be run."""
 
     what: str  # Name of the bench: "gemm".
-    reason: str
+    reason: str  # reason why it was left out
     remedy: str  # Command that installs the missing package.
 
 
@@ -141,17 +141,17 @@ class SuiteResult:
     """The result of a health check: whether a GPU is as fast as expected of its model."""
 
     schema: ClassVar[str] = "cudakit.suite/1"
-    simulated: bool
+    simulated: bool  # whether a simulated device did the work
     quick: bool  # Whether --quick was given.
     health: Health | Unavailable  # Health of the worst figure.
     causes: tuple[str, ...]  # Likely causes of warnings and failures.
     figures: tuple[Figure, ...]  # Figures in the order measured.
-    left_out: tuple[LeftOut, ...]  # Benches that could not be run.
+    left_out: tuple[SkippedBench, ...]  # Benches that could not be run.
     bench: BenchResult  # The measurement, of schema cudakit.bench/1.
 
 
 def assess(
-    result: BenchResult, *, quick: bool, left_out: Iterable[LeftOut] = (), fields: Fields
+    result: BenchResult, *, quick: bool, left_out: Iterable[SkippedBench] = (), fields: Fields
 ) -> SuiteResult:
     """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""
     figures = tuple(map(figure, result.results))

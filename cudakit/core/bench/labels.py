@@ -18,7 +18,7 @@ _COUNTED_AXES = ("nodes",)
 _TITLES = {"kind": "node type"}
 
 
-class Labelled(Protocol):
+class LabelledCase(Protocol):
     """A case that a label can name: a result, or a comparison of two results."""
 
     @property
@@ -29,12 +29,12 @@ class Labelled(Protocol):
     def library(self) -> str: ...
 
 
-def axis_names(cases: Sequence[Labelled]) -> list[str]:
+def axis_names(cases: Sequence[LabelledCase]) -> list[str]:
     """Return the axes of all cases, in the order of first appearance."""
     return list(dict.fromkeys(name for case in cases for name in case.axes))
 
 
-def varying_axes(cases: Sequence[Labelled]) -> list[str]:
+def varying_axes(cases: Sequence[LabelledCase]) -> list[str]:
     """Return the axes whose values differ between cases; all axes of a single case."""
     names = axis_names(cases)
     if len(cases) < 2:
@@ -42,7 +42,7 @@ def varying_axes(cases: Sequence[Labelled]) -> list[str]:
     return [name for name in names if len({case.axes.get(name) for case in cases}) > 1]
 
 
-def describe_common_axes(cases: Sequence[Labelled]) -> str:
+def describe_common_axes(cases: Sequence[LabelledCase]) -> str:
     """Return the axes that have one value in all cases: ``dtype bf16, layout nn``."""
     varying = set(varying_axes(cases))
     return ", ".join(
@@ -53,7 +53,7 @@ def describe_common_axes(cases: Sequence[Labelled]) -> str:
 
 
 def short_labels(
-    cases: Sequence[Labelled], *, omitted_axes: Collection[str] = (), library: bool = True
+    cases: Sequence[LabelledCase], *, omitted_axes: Collection[str] = (), library: bool = True
 ) -> list[str]:
     """Return for each case a label of the axes that vary: ``bf16 8192³ by torch``.
 
@@ -68,7 +68,7 @@ def short_labels(
     return [_label(case, names, bench=has_several_benches, library=library) for case in cases]
 
 
-def full_label(case: Labelled) -> str:
+def full_label(case: LabelledCase) -> str:
     """Return a label of all axes of a case: ``gemm 8192³ bf16 tn``."""
     return _label(case, list(case.axes), bench=True, library=True)
 
@@ -87,18 +87,18 @@ def workload_label(workload: Workload) -> str:
     return full_label(_LabelledWorkload(workload.name, workload.axes))
 
 
-def describe_subset(subset: Sequence[Labelled], cases: Sequence[Labelled]) -> str:
+def describe_subset(described_cases: Sequence[LabelledCase], cases: Sequence[LabelledCase]) -> str:
     """Return the first labels of a subset of cases and the number of others, or ``all 18 cases``."""
-    if len(subset) == len(cases) > 1:
+    if len(described_cases) == len(cases) > 1:
         return "both cases" if len(cases) == 2 else f"all {len(cases)} cases"
     labels = dict(zip(map(id, cases), short_labels(cases), strict=True))
-    return first_few([labels[id(case)] for case in subset])
+    return first_few([labels[id(case)] for case in described_cases])
 
 
 def first_few(names: Sequence[str], count: int = 3, separator: str = ", ") -> str:
     """Join the first ``count`` names, and append the number of others."""
-    remark = f" and {len(names) - count} more" if len(names) > count else ""
-    return separator.join(names[:count]) + remark
+    remaining_text = f" and {len(names) - count} more" if len(names) > count else ""
+    return separator.join(names[:count]) + remaining_text
 
 
 def count_cases(count: int) -> str:
@@ -106,7 +106,7 @@ def count_cases(count: int) -> str:
     return "1 case" if count == 1 else f"{count} cases"
 
 
-def is_square(case: Labelled) -> bool:
+def is_square(case: LabelledCase) -> bool:
     """Return whether m, n and k of a GEMM are equal."""
     sizes = [case.axes.get(name) for name in DIMENSIONS]
     return sizes[0] is not None and len(set(sizes)) == 1
@@ -132,7 +132,7 @@ def axis_title(name: str) -> str:
     return _TITLES.get(name) or name.removesuffix("_bytes").replace("_", " ")
 
 
-def _label(case: Labelled, axes: Sequence[str], *, bench: bool, library: bool) -> str:
+def _label(case: LabelledCase, axes: Sequence[str], *, bench: bool, library: bool) -> str:
     # For the calls "launch" and "launch-to-start", the name of the call contains the name of the bench.
     names_bench = str(case.axes.get("call", "")).startswith(case.name)
     label_parts = [case.name] if bench and not names_bench else []
@@ -146,7 +146,7 @@ def _label(case: Labelled, axes: Sequence[str], *, bench: bool, library: bool) -
     return " ".join(label_parts) or case.name
 
 
-def _format_dimensions(case: Labelled) -> str:
+def _format_dimensions(case: LabelledCase) -> str:
     if is_square(case):
         return f"{case.axes['m']}³"
     return "×".join(str(case.axes[name]) for name in DIMENSIONS)

@@ -45,7 +45,7 @@ _NO_SAMPLES = "all samples were discarded, so there is no time"
 Outcome: TypeAlias = Measurement | UnsupportedCase | None
 
 
-class _Measured(NamedTuple):
+class _MeasuredCase(NamedTuple):
     case: Case
     implementation: Implementation
     outcome: Outcome
@@ -80,7 +80,7 @@ def run(
     run_context = run_context or RunContext()
     check_fit(cases, gpu.memory_info().free_bytes, run_context.host.available_bytes)
     machine = Machine(gpu.simulated, gpu.facts(), run_context)
-    measured_cases: list[_Measured] = []
+    measured_cases: list[_MeasuredCase] = []
     is_complete = False
     try:
         with closing(Timer(gpu)) as timer:
@@ -91,7 +91,7 @@ def run(
                 )
                 case_progress = sub_progress(progress, index, len(cases))
                 outcomes = measure_case(timer, libraries, method, progress=case_progress)
-                measured_cases += map(_Measured, [case] * len(libraries), libraries, outcomes)
+                measured_cases += map(_MeasuredCase, [case] * len(libraries), libraries, outcomes)
                 if any(measured_case.interrupted for measured_case in measured_cases):
                     break
             else:
@@ -101,12 +101,14 @@ def run(
             raise
     results = _summarize(machine, measured_cases, is_complete=is_complete)
     warnings = tuple(result_warnings(results, _deviations(measured_cases)))
-    costs = graph_costs(results)
-    return BenchResult(gpu.simulated, spec.bench, begin_ns, is_complete, warnings, results, costs)
+    costs_of_graphs = graph_costs(results)
+    return BenchResult(
+        gpu.simulated, spec.bench, begin_ns, is_complete, warnings, results, costs_of_graphs
+    )
 
 
 def _summarize(
-    machine: Machine, measured_cases: Sequence[_Measured], *, is_complete: bool
+    machine: Machine, measured_cases: Sequence[_MeasuredCase], *, is_complete: bool
 ) -> tuple[CaseResult, ...]:
     """Return the results of all implementations. Raises UnsupportedCase if none is supported."""
     unsupported = [
@@ -126,7 +128,7 @@ def _summarize(
     return results
 
 
-def _deviations(measured_cases: Sequence[_Measured]) -> Mapping[str, Sequence[str]]:
+def _deviations(measured_cases: Sequence[_MeasuredCase]) -> Mapping[str, Sequence[str]]:
     """Return the deviations from the method, each with the titles of its cases."""
     titles: dict[str, dict[str, None]] = {}
     for measured_case in measured_cases:

@@ -13,7 +13,13 @@ from cudakit.core.bench.method import Method
 from cudakit.core.bench.sample_work import BufferRotation
 from cudakit.core.bench.timer import SampleWork, Timer
 from cudakit.core.bench.verify import verify
-from cudakit.core.bench.workload import Axis, Configured, Prepared, UnsupportedCase, Workload
+from cudakit.core.bench.workload import (
+    Axis,
+    ConfiguredWorkload,
+    Prepared,
+    UnsupportedCase,
+    Workload,
+)
 from cudakit.errors import Unsupported
 from cudakit.units import Unavailable
 
@@ -34,7 +40,7 @@ class WorkloadRun:
         self.title = workload_label(workload)
         self.timer, self.workload, self.prepared, self.method = timer, workload, prepared, method
         self.settings: Mapping[str, Axis] = (
-            dict(prepared.settings) if isinstance(prepared, Configured) else {}
+            dict(prepared.settings) if isinstance(prepared, ConfiguredWorkload) else {}
         )
         self.is_blocked = method.blocker and method.clock == "device"
         self.timeouts = 0  # Number of timeouts of the blocking kernel.

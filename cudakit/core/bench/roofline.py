@@ -116,9 +116,9 @@ class Limit:
 
     bound: Literal["arithmetic", "memory", "link"]  # The term that takes longest.
     datasheet_s: float  # Lower bound with the SMs at the datasheet's clock.
-    datasheet_clock_hz: float | Unavailable
+    datasheet_clock_hz: float | Unavailable  # SM clock of the datasheet.
     measured_s: float | Unavailable  # Lower bound with the SMs at the measured clock.
-    measured_clock_hz: float | Unavailable
+    measured_clock_hz: float | Unavailable  # Median SM clock of the samples.
     operations_per_s: float | Unavailable  # Arithmetic peak at the datasheet's clock.
     bytes_per_s: float | Unavailable  # Peak bandwidth of the device memory.
     link_bytes_per_s: float | Unavailable  # Peak bandwidth of the link in one direction.
@@ -153,7 +153,7 @@ def limit(
             return seconds
         terms_s[name] = seconds
     return Limit(
-        bound=_longest(terms_s),
+        bound=_longest_term(terms_s),
         datasheet_s=max(terms_s.values()),
         datasheet_clock_hz=clock,
         measured_s=_bound_at_clock(terms_s, clock, measured_clock_hz),
@@ -272,7 +272,7 @@ def _time(amount: float, per_second: float | Unavailable) -> float | Unavailable
     return per_second if isinstance(per_second, Unavailable) else amount / per_second
 
 
-def _longest(terms: Mapping[str, float]) -> Literal["arithmetic", "memory", "link"]:
+def _longest_term(terms: Mapping[str, float]) -> Literal["arithmetic", "memory", "link"]:
     if terms["arithmetic"] >= max(terms["memory"], terms["link"]):
         return "arithmetic"
     return "memory" if terms["memory"] >= terms["link"] else "link"

@@ -20,12 +20,12 @@ class BufferRotation:
         self.sets = sets
         self.runs = 0
         self._enqueue = enqueue
-        self._next = 0
+        self._next_set = 0
         self._next_at_complete = 0
 
     def run(self, stream: Stream) -> None:
         """Enqueue an execution on the next buffer set."""
-        self._enqueue(stream, self._next % self.sets)
+        self._enqueue(stream, self._next_set % self.sets)
         self.advance(1)
 
     def run_many(self, stream: Stream, count: int) -> None:
@@ -35,24 +35,24 @@ class BufferRotation:
 
     def repeat(self, stream: Stream) -> None:
         """Enqueue an execution on the same buffer set as the previous execution."""
-        self._enqueue(stream, (self._next - 1) % self.sets)
+        self._enqueue(stream, (self._next_set - 1) % self.sets)
         self.runs += 1
 
     def capture(self, stream: Stream, count: int) -> None:
         """Enqueue executions that a graph captures; call ``advance`` after each launch of the graph."""
         for number in range(count):
-            self._enqueue(stream, (self._next + number) % self.sets)
+            self._enqueue(stream, (self._next_set + number) % self.sets)
 
     def advance(self, count: int) -> None:
         """Count executions that were enqueued."""
-        self._next += count
+        self._next_set += count
         self.runs += count
 
     def complete(self, stream: Stream) -> None:
         """Enqueue executions until every buffer set was used since the previous call."""
-        while self._next - self._next_at_complete < self.sets:
+        while self._next_set - self._next_at_complete < self.sets:
             self.run(stream)
-        self._next_at_complete = self._next
+        self._next_at_complete = self._next_set
 
 
 def make_sample_work(

@@ -176,20 +176,20 @@ class LaunchSpec(Spec):
 class AllocSpec(Spec):
     """Options of ``cudakit bench alloc``.
 
-    ``others`` are the factories of allocators that are not the driver's, by name.
+    ``other_allocators`` are the factories of allocators that are not the driver's, by name.
     """
 
     bench: ClassVar[str] = "alloc"
 
     allocators: tuple[str, ...] | None = None  # Names of allocators; None: all allocators.
-    others: Mapping[str, AllocatorFactory] = field(default_factory=dict)
+    other_allocators: Mapping[str, AllocatorFactory] = field(default_factory=dict)
     sizes_bytes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
         if self.allocators is not None:
-            _check_names("allocator", self.allocators, (*DRIVER_ALLOCATORS, *self.others))
-        if duplicates := sorted(set(self.others) & set(DRIVER_ALLOCATORS)):
+            _check_names("allocator", self.allocators, (*DRIVER_ALLOCATORS, *self.other_allocators))
+        if duplicates := sorted(set(self.other_allocators) & set(DRIVER_ALLOCATORS)):
             raise InputError(f"{duplicates[0]!r} is already the name of a driver allocator")
         _check_sizes(self.sizes_bytes, 1)
 

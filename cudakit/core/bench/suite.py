@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.health import LeftOut, SuiteResult, assess
+from cudakit.core.bench.health import SkippedBench, SuiteResult, assess
 from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import no_progress, run
 from cudakit.core.bench.plan import plan_cases
@@ -78,12 +78,12 @@ def check_health(
     return assess(result, quick=spec.quick, left_out=left_out, fields={**nvml_fields, **telemetry})
 
 
-def missing_libraries(gpu: Gpu) -> tuple[LeftOut, ...]:
+def missing_libraries(gpu: Gpu) -> tuple[SkippedBench, ...]:
     """Return the benches whose library is missing, with the command that installs it."""
     try:
         gpu.blas("cublaslt").close()
     except MissingDependency as error:
-        return (LeftOut("gemm", error.message, error.hint),)
+        return (SkippedBench("gemm", error.message, error.hint),)
     return ()
 
 

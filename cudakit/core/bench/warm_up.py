@@ -56,7 +56,7 @@ def _settle(run: WorkloadRun, progress: Progress) -> None:
         is_over = state.add(reading, run.timer.now_s() - begin_s)
         if not is_over:
             progress(f"{run.title}: warming up", state.elapsed_s / state.max_s)
-    run.warmup_s, run.is_settled = state.elapsed_s, state.settled
+    run.warmup_s, run.is_settled = state.elapsed_s, state.is_settled
 
 
 class SteadyState:
@@ -67,7 +67,7 @@ class SteadyState:
     """
 
     def __init__(self, min_s: float, max_s: float | None = None) -> None:
-        self.settled = not min_s
+        self.is_settled = not min_s
         self.max_s = max_warmup_s(min_s) if max_s is None else max_s
         self.elapsed_s = 0.0
         self.readings: list[Reading] = []
@@ -80,12 +80,12 @@ class SteadyState:
         self._times.append(elapsed_s)
         self.elapsed_s = elapsed_s
         is_due = elapsed_s >= self._next_check_s and len(self.readings) >= _MIN_READINGS
-        if not self.settled and is_due:
+        if not self.is_settled and is_due:
             self._next_check_s = elapsed_s * _CHECK_GROWTH
-            self.settled = self._is_settled()
-        return self.settled or elapsed_s >= self.max_s
+            self.is_settled = self._has_stable_half()
+        return self.is_settled or elapsed_s >= self.max_s
 
-    def _is_settled(self) -> bool:
+    def _has_stable_half(self) -> bool:
         """Return whether times and clocks are stable over the second half of the warm-up."""
         half_s = self.elapsed_s / 2
         half_index = next(i for i, time_s in enumerate(self._times) if time_s >= half_s)

@@ -86,7 +86,7 @@ class Prepared(Protocol):
 
 
 @runtime_checkable
-class Configured(Protocol):
+class ConfiguredWorkload(Protocol):
     """A prepared workload with settings that the result records."""
 
     @property

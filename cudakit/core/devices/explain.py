@@ -34,7 +34,7 @@ class Topic:
     )
     name: str  # name, such as "CUDA_ERROR_ILLEGAL_ADDRESS", "Xid 79" or "CK012"
     code: int | None  # number of the error, Xid or check; null for an environment variable
-    other_names: tuple[str, ...]
+    other_names: tuple[str, ...]  # other names of the term
     meaning: str  # meaning of an error, statement that a check tests, or effect of a variable
     explanation: str  # background in paragraphs; empty if there is none
     causes: str  # typical causes; empty if there are none
@@ -43,7 +43,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class Explanation:
     """The explanations of the terms of one command."""
 
     schema: ClassVar[str] = "cudakit.explain/1"
@@ -61,7 +61,7 @@ class CheckExplanation:
     explanation: str
 
 
-def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explained:
+def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explanation:
     """Return the topics that terms name: a name, ``700``, ``Xid 79`` or ``CK012``, in any case.
 
     ``words`` are those of the command line: "Xid", "79", "700" are two terms. A plain number is a CUDA error,
@@ -76,10 +76,10 @@ def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explained:
         term = " ".join(terms) if unknown_terms == terms else unknown_terms[0]
         raise UsageError(f"no explanation for {term!r}", hint=_suggestion(term.upper(), topics))
     distinct_topics = dict.fromkeys(itertools.chain.from_iterable(topics_by_term.values()))
-    return Explained(" ".join(terms), tuple(distinct_topics))
+    return Explanation(" ".join(terms), tuple(distinct_topics))
 
 
-def check_explanation(result: Explained) -> CheckExplanation | None:
+def check_explanation(result: Explanation) -> CheckExplanation | None:
     """Return the explanation that ``doctor --explain`` writes if the only topic is a check, else None."""
     (topic, *other_topics) = result.topics
     if other_topics or topic.kind != "check":
@@ -122,7 +122,9 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
         return f"checks are {id_ranges()}"
     term = _ABBREVIATIONS.get(spelling, spelling)
     similar_names = (
-        _misspelled(term, topics) or _beginning_with(term, topics) or _with_words(term, topics)
+        _similar_names(term, topics)
+        or _topics_beginning_with(term, topics)
+        or _topics_with_words(term, topics)
     )
     if 0 < len(similar_names) <= _MAX_SUGGESTIONS + 1:
         return f"did you mean {one_of(similar_names)}?"
@@ -135,7 +137,7 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
     )
 
 
-def _misspelled(term: str, topics: Sequence[Topic]) -> list[str]:
+def _similar_names(term: str, topics: Sequence[Topic]) -> list[str]:
     """Return the names of at most three topics whose spelling differs from the term in few characters."""
     topic_by_spelling = {
         name.upper(): topic for topic in topics for name in (topic.name, *topic.other_names)
@@ -148,11 +150,11 @@ def _misspelled(term: str, topics: Sequence[Topic]) -> list[str]:
     return list(dict.fromkeys(topic_by_spelling[spelling].name for spelling in similar_spellings))
 
 
-def _beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
+def _topics_beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
     return [topic.name for topic in topics if term and topic.name.upper().startswith(term)]
 
 
-def _with_words(term: str, topics: Sequence[Topic]) -> list[str]:
+def _topics_with_words(term: str, topics: Sequence[Topic]) -> list[str]:
     """Return the names of the topics whose name or meaning contains the beginning of each word of the term.
 
     A number in the term must be the topic's code.
@@ -274,7 +276,7 @@ NCCL | 7 | ncclInProgress | a nonblocking call has not finished |
 # --- the report ------------------------------------------------------------------------------------
 
 
-def report(result: Explained) -> Document:
+def report(result: Explanation) -> Document:
     """Return the explanations; several topics get a section each."""
     if len(result.topics) == 1:
         return Document(_title(result.topics[0]), tuple(_nodes(result.topics[0])))

@@ -51,7 +51,7 @@ class MatchedDevice:
 def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[MatchedDevice, ...]:
     """Return NVML's devices in NVML's order, each with its CUDA device, then the devices of CUDA only."""
     nvml_devices = list(nvml.devices) if isinstance(nvml, NvmlView) else []
-    cuda_devices = list(_with_hidden(cuda)) if isinstance(cuda, CudaView) else []
+    cuda_devices = list(_devices_with_hidden_flag(cuda)) if isinstance(cuda, CudaView) else []
     matched_devices = []
     for device in nvml_devices:
         cuda_device_and_hidden = next(
@@ -80,7 +80,7 @@ def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[M
     )
 
 
-def _with_hidden(cuda_view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
+def _devices_with_hidden_flag(cuda_view: CudaView) -> Iterator[tuple[DeviceFacts, bool]]:
     """Yield each device of CUDA, and whether CUDA_VISIBLE_DEVICES hides it."""
     yield from ((device, False) for device in cuda_view.devices)
     yield from ((device, True) for device in cuda_view.hidden)

@@ -89,8 +89,10 @@ class DevicesResult:
     @property
     def visible(self) -> tuple[Device, ...]:
         """The visible devices, by CUDA index."""
-        with_index = [device for device in self.devices if isinstance(device.cuda_index, int)]
-        return tuple(sorted(with_index, key=lambda device: int(str(device.cuda_index))))
+        devices_with_index = [
+            device for device in self.devices if isinstance(device.cuda_index, int)
+        ]
+        return tuple(sorted(devices_with_index, key=lambda device: int(str(device.cuda_index))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,15 +73,15 @@ def _is_pci_address(selector: str, device: Device) -> bool:
 
 def label(device: Device) -> str:
     """Return all names of a device: ``cuda:0 = nvml:1 = GPU-8c2e... (NVIDIA H200)``."""
-    parts = []
+    names = []
     if isinstance(device.cuda_index, int):
-        parts.append(f"cuda:{device.cuda_index}")
+        names.append(f"cuda:{device.cuda_index}")
     if isinstance(device.nvml_index, int) and device.parent is None:
-        parts.append(f"nvml:{device.nvml_index}")
+        names.append(f"nvml:{device.nvml_index}")
     if isinstance(device.uuid, str):
-        parts.append(device.uuid)
+        names.append(device.uuid)
     name = "" if isinstance(device.name, Unavailable) else f" ({device.name})"
-    return " = ".join(parts) + name
+    return " = ".join(names) + name
 
 
 def short_label(device: Device) -> str:

@@ -29,12 +29,12 @@ class Quit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WatchView:
-    """The settings of the view. Each key returns the next view."""
+    """The settings of the report on a terminal; a pressed key gives a new view."""
 
     sort: str = "index"  # name of the value by which devices are sorted
     pattern: str = ""  # text that a device's name or one of its processes must contain
     processes: bool = False  # whether processes are shown
-    editing: bool = False  # whether keys are added to the pattern
+    editing: bool = False  # whether pressed keys are added to the pattern
 
     def press(self, key: str) -> WatchView:
         """Return the view after a key. Raises Quit for "q"."""

@@ -105,12 +105,13 @@ def take(arrays: _Arrays, index: npt.NDArray[Any] | slice) -> _Arrays:
     return type(arrays)(*(getattr(arrays, field.name)[index] for field in fields(arrays)))
 
 
-def concatenated(first: _Arrays, second: _Arrays) -> _Arrays:
+def concatenate_arrays(first_arrays: _Arrays, second_arrays: _Arrays) -> _Arrays:
     """Concatenate every array of two dataclasses of one type."""
     array_pairs = (
-        (getattr(first, field.name), getattr(second, field.name)) for field in fields(first)
+        (getattr(first_arrays, field.name), getattr(second_arrays, field.name))
+        for field in fields(first_arrays)
     )
-    return type(first)(*map(np.concatenate, array_pairs))
+    return type(first_arrays)(*map(np.concatenate, array_pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class Annotation:
     """The start or end of a named range, such as one of ``record_function``."""
 
     name: str
-    start: bool
+    is_start: bool
     device: int
     time_us: int
 
@@ -166,5 +167,5 @@ class Snapshot:
     @property
     def calls(self) -> AllocatorCalls:
         """The names of the calls of the allocator that wrote this file: PyTorch's or cudakit's."""
-        by_cudakit = any(name.startswith("cudakit_") for name in self.settings)
-        return CUDAKIT_CALLS if by_cudakit else PYTORCH_CALLS
+        is_of_cudakit = any(name.startswith("cudakit_") for name in self.settings)
+        return CUDAKIT_CALLS if is_of_cudakit else PYTORCH_CALLS

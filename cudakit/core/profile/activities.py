@@ -115,7 +115,9 @@ class _Tables:
     def __init__(self) -> None:
         self.strings: dict[str, int] = {}
         self.stacks: dict[Stack, int] = {(): 0}
-        self._string_indices: dict[int, list[int]] = defaultdict(list)  # by number of the trace
+        self._string_indices: dict[int, list[int]] = defaultdict(
+            list
+        )  # indices here, by number of the trace
         self._stack_indices: dict[int, list[int]] = defaultdict(list)
 
     def renumber(self, batch: Batch) -> tuple[_Index, _Index]:

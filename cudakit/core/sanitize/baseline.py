@@ -87,8 +87,8 @@ def load_baseline(path: str) -> Baseline:
         raise InputError(f"{path} is not a baseline: it is not JSON", hint=_HINT) from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != Baseline.schema:
-        found = "no schema" if schema is None else f"the schema {schema!r}"
-        raise InputError(f"{path} has {found}; expected {Baseline.schema!r}", hint=_HINT)
+        schema_text = "no schema" if schema is None else f"the schema {schema!r}"
+        raise InputError(f"{path} has {schema_text}; expected {Baseline.schema!r}", hint=_HINT)
     try:
         return from_plain(Baseline, document)
     except Mismatch as mismatch:
@@ -102,8 +102,8 @@ def format_baseline(
 
     The order depends on the races alone, so that a file under version control changes only with them.
     """
-    known = {identify(race, root=root) for race in races} | set(use.races if use else ())
-    baseline = Baseline(tuple(sorted(known, key=_sort_key)))
+    known_races = {identify(race, root=root) for race in races} | set(use.races if use else ())
+    baseline = Baseline(tuple(sorted(known_races, key=_sort_key)))
     return json.dumps(to_plain(baseline), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -105,7 +105,7 @@ class StreamOrder:
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._streams.values())
 
-    def has(self, number: int) -> bool:
+    def has_stream(self, number: int) -> bool:
         return number in self._streams
 
     def stream(self, call: Call) -> Stream:
@@ -275,11 +275,11 @@ class SyncTracker:
         return len(self._events) + len(self._memory_words)
 
     def create_stream(self, call: Call, flag: int) -> None:
-        if not self._stream_order.has(call.stream):
+        if not self._stream_order.has_stream(call.stream):
             self._stream_order.create(call.stream, StreamFlag(flag), call.context)
 
     def destroy_stream(self, call: Call) -> None:
-        if self._stream_order.has(call.stream):
+        if self._stream_order.has_stream(call.stream):
             self._stream_order.destroy(self._stream_order.stream(call))
 
     def record_event(self, call: Call, event: int) -> None:

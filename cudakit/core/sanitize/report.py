@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from cudakit.core.sanitize.baseline import BaselineMatcher
 from cudakit.core.sanitize.hints import fix, remedies, sentence, why_not_covered
+from cudakit.core.sanitize.known_issues import known_issue
 from cudakit.core.sanitize.names import (
     Demangle,
     call_site,
@@ -82,6 +83,7 @@ class RaceDecoder:
             last_sync=self._last_sync(race.last_sync, current, previous),
             approximate=race.approximate,
             process=self.process,
+            known_issue=known_issue(current, previous),
         )
 
     def side(self, operation: Operation) -> Side:
@@ -175,7 +177,7 @@ class Report:
         self._demangle = demangle
         self._races: dict[_Key, FoundRace] = {}
         self._suppressed: dict[_Key, int] = {}  # index of the suppression of each suppressed race
-        self._known: dict[_Key, KnownRace] = {}  # races that the baseline has
+        self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
         self._counts: Counter[_Key] = Counter()
         self._occurrences_by_process: Counter[int] = Counter()
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
@@ -244,7 +246,7 @@ class Report:
         if key not in self._counts:
             self._add_new(key, decoder.decode(race))
         self._counts[key] += 1
-        if key in self._suppressed or key in self._known:
+        if key in self._suppressed or key in self._known_races:
             return False
         self._occurrences_by_process[decoder.process] += 1
         if _is_better_example(race, self._races[key]):
@@ -257,8 +259,8 @@ class Report:
             if suppression.covers(reported.current, reported.previous):
                 self._suppressed[key] = number
                 return
-        if self._baseline and (known := self._baseline.find(reported)):
-            self._known[key] = known
+        if self._baseline and (known_race := self._baseline.find(reported)):
+            self._known_races[key] = known_race
         else:
             self._races[key] = reported
 
@@ -296,8 +298,8 @@ class Report:
     def _baseline_use(self) -> BaselineUse | None:
         if self._baseline is None:
             return None
-        count = sum(self._counts[key] for key in self._known)
-        return self._baseline.use(self._known.values(), count)
+        count = sum(self._counts[key] for key in self._known_races)
+        return self._baseline.use(self._known_races.values(), count)
 
 
 def _sort_key(reported: FoundRace) -> tuple[int, ...]:
@@ -354,7 +356,9 @@ def _race_text(race: FoundRace) -> str:
         lines += _with_stack(line, memory)
     if race.last_sync:
         lines.append(f"  sync:    {race.last_sync.sentence}")
-    return "\n".join([*lines, f"  fix:     {race.hint}"])
+    if issue := race.known_issue:
+        lines.append(f"  known:   {issue.title} ({issue.reference})")
+    return "\n".join([*lines, f"  fix:     {issue.advice if issue else race.hint}"])
 
 
 def _operation_lines(label: str, side: Side) -> list[str]:

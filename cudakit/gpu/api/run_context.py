@@ -23,20 +23,19 @@ class Host:
     """The operating system and CPU. Unknown text fields are ""."""
 
     cpu: str = ""  # model name
-    system: str = ""  # "Linux"
-    kernel: str = ""  # release: "6.8.0-60-generic"
-    distribution: str = ""  # "Ubuntu 24.04.3 LTS"
-    distribution_id: str = ""  # "ubuntu"
+    system: str = ""  # name of the operating system: "Linux"
+    kernel: str = ""  # release of the kernel: "6.8.0-60-generic"
+    distribution: str = ""  # name of the distribution: "Ubuntu 24.04.3 LTS"
+    distribution_id: str = ""  # id of the distribution: "ubuntu"
     container: str = ""  # container runtime: "docker"; "" outside containers
-    is_wsl: bool = (
-        False  # whether this is the Windows Subsystem for Linux, with the GPU behind /dev/dxg
-    )
+    # Whether this is the Windows Subsystem for Linux, with the GPU behind /dev/dxg.
+    is_wsl: bool = False
     is_jetson: bool = False  # whether this is a Tegra system, whose GPU is not a PCI device
     secure_boot: bool = False  # whether the kernel loads only signed modules
     overcommit_memory: str = ""  # vm.overcommit_memory
     infiniband: tuple[str, ...] = ()  # names of adapters
     available_bytes: int | Unavailable = NOT_QUERIED  # memory available without swapping
-    shared_memory_bytes: int | Unavailable = _NOT_GATHERED  # size of SHARED_MEMORY
+    shared_memory_bytes: int | Unavailable = _NOT_GATHERED  # size of the file system SHARED_MEMORY
 
     def summary(self) -> dict[str, str]:
         """Return the host facts that results record, without unknown values."""
@@ -48,7 +47,7 @@ class Host:
 class KernelModule:
     """The loaded NVIDIA kernel module."""
 
-    version: str  # "580.65.06"
+    version: str  # version of the driver: "580.65.06"
     is_open: bool  # whether the module is the open-source variant
 
 
@@ -65,7 +64,7 @@ class DeviceNode:
 class PciGpu:
     """An NVIDIA GPU on the PCI bus."""
 
-    address: str  # "0000:65:00.0"
+    address: str  # PCI address: "0000:65:00.0"
     driver: str  # bound kernel driver, "" if none
     is_gone: bool  # whether the GPU has fallen off the bus: its registers read as all ones
 

@@ -75,5 +75,5 @@ ShareableHandle: TypeAlias = DescriptorHandle | FabricHandle
 class IpcHandle:
     """The IPC handle of a cuMemAlloc allocation, and an offset into the allocation."""
 
-    data: bytes  # CUipcMemHandle
+    data: bytes  # content of a CUipcMemHandle
     offset_bytes: int

@@ -17,13 +17,16 @@ from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.capture.installed import Assembler, AssemblerError, SearchPaths, find_assemblers
 from cudakit.gpu.capture.preflight import Ready
 from cudakit.gpu.compile import Nvrtc
-from cudakit.gpu.compile_cache import CompileCache, cache_key, user_cache
+from cudakit.gpu.compile_cache import CompileCache, Label, cache_key, user_cache
 from cudakit.gpu.nvml import Nvml, open_nvml
 from cudakit.units import Unavailable
 
 Accesses: TypeAlias = Literal["exact", "arguments"]
 Capability: TypeAlias = tuple[int, int]
 Build: TypeAlias = Callable[[Capability, SearchPaths], bytes]
+
+# Name of the patch in the list of cached images.
+PATCH = "device patch of run --sanitize"
 
 _SOURCES = Path(__file__).parent / "patch"
 # The oldest architecture that NVRTC 13 supports: ptxas can assemble its PTX for any newer architecture.
@@ -148,7 +151,8 @@ def build_patch(
     ptx = _compile_ptx(nvrtc, options)
     assembler, image = _assemble(assemblers, ptx, f"sm_{number}", compiler)
     if cache:
-        cache.keep(keys[assembler], image)
+        tools = f"NVRTC {_version_text(compiler)}, ptxas {_version_text(assembler.version)}"
+        cache.keep(keys[assembler], image, Label(PATCH, f"sm_{number}", tools))
     return image
 
 

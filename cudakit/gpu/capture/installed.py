@@ -118,9 +118,9 @@ def _version(library: Library) -> tuple[int, ...]:
 
 
 def _installed_libraries(paths: SearchPaths) -> Iterator[Library]:
-    for directory in _unique_directories(map(Path, paths.packages)):
+    for directory in unique_directories(map(Path, paths.packages)):
         yield from _libraries_in(directory, _LIBRARY_IN_PACKAGES)
-    for toolkit in _unique_directories(_toolkit_directories(paths)):
+    for toolkit in unique_directories(toolkit_directories(paths)):
         yield from _libraries_in(toolkit, _LIBRARY_IN_TOOLKIT)
 
 
@@ -129,7 +129,8 @@ def _libraries_in(directory: Path, pattern: str) -> Iterator[Library]:
         yield Library(path, _library_version(path))
 
 
-def _toolkit_directories(paths: SearchPaths) -> Iterator[Path]:
+def toolkit_directories(paths: SearchPaths) -> Iterator[Path]:
+    """Yield the directories in which a CUDA toolkit may be installed."""
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if path := paths.environment.get(name):
             yield Path(path)
@@ -137,7 +138,8 @@ def _toolkit_directories(paths: SearchPaths) -> Iterator[Path]:
         yield from paths.root.glob(pattern)
 
 
-def _unique_directories(paths: Iterable[Path]) -> Iterator[Path]:
+def unique_directories(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield each existing directory once."""
     return iter(dict.fromkeys(path.resolve() for path in paths if path.is_dir()))
 
 

@@ -94,17 +94,19 @@ def preflight(python: str | None, *, paths: SearchPaths | None = None) -> Ready 
 
 
 def _find_files(python: str, paths: SearchPaths) -> Ready:
-    _refuse_other_tools(paths.environment)
+    refuse_other_tools(paths.environment)
     _refuse_old_driver(paths.root)
-    packages = [] if python == sys.executable else _search_path(python, paths.environment)
+    packages = [] if python == sys.executable else search_path(python, paths.environment)
     paths = replace(paths, packages=(*paths.packages, *packages))
     recorder, library = find_recorder(paths), find_sanitizer_library(paths)
     check_structures(_try_recorder(python, paths.environment, recorder, library), library)
     return Ready(library.path, library.version, recorder, find_frame_readers(paths), packages)
 
 
-def _refuse_other_tools(environment: Mapping[str, str]) -> None:
-    if tool := environment.get(_INJECTION_VARIABLE):
+def refuse_other_tools(environment: Mapping[str, str]) -> None:
+    """Raise EnvironmentUnusable if the environment attaches another tool to CUDA programs."""
+    tool = environment.get(_INJECTION_VARIABLE)
+    if tool and not is_recorder(tool):
         raise _other_tool_error(_INJECTION_VARIABLE, f"loads {tool} into CUDA programs")
     for name in _PRELOAD_VARIABLES:
         value = environment.get(name, "")
@@ -122,21 +124,30 @@ def _other_tool_error(variable: str, effect: str) -> EnvironmentUnusable:
     )
 
 
-def _refuse_old_driver(root: Path) -> None:
+def driver_version(root: Path) -> tuple[str, int] | None:
+    """Return the version of the driver and its first number.
+
+    Returns None if there is no driver, which a program without CUDA does not need, or its version is hidden.
+    """
     try:
         text = (root / _DRIVER).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return  # there is no driver, which a program without CUDA does not need, or its version is hidden
+        return None
     version = _DRIVER_VERSION.search(text)
-    if version and int(version[2]) < _OLDEST_DRIVER:
+    return (version[1], int(version[2])) if version else None
+
+
+def _refuse_old_driver(root: Path) -> None:
+    version = driver_version(root)
+    if version and version[1] < _OLDEST_DRIVER:
         raise EnvironmentUnusable(
-            f"driver {version[1]} is too old: it does not report CUDA events",
+            f"driver {version[0]} is too old: it does not report CUDA events",
             hint=f"install driver {_OLDEST_DRIVER} or newer",
         )
 
 
-def _search_path(python: str, environment: Mapping[str, str]) -> list[str]:
-    """Return the search path of the program's interpreter."""
+def search_path(python: str, environment: Mapping[str, str]) -> list[str]:
+    """Return the search path of the program's interpreter. Raises EnvironmentUnusable."""
     result = _run_json([python, str(_TRIAL_SCRIPT)], environment)
     version = ".".join(map(str, result["version"]))
     if result["name"] != "cpython" or tuple(result["version"]) < _OLDEST_PYTHON:
@@ -151,8 +162,7 @@ def _try_recorder(
     python: str, environment: Mapping[str, str], recorder: Path, library: Library
 ) -> Mapping[str, Layout]:
     """Try the recorder in a separate process, and return the struct layouts that it was compiled with."""
-    command = [python, "-I", "-S", str(_TRIAL_SCRIPT), str(recorder), str(library.path)]
-    result = _run_json(command, environment)
+    result = try_library(python, environment, recorder, library.path)
     if "error" in result:
         raise EnvironmentUnusable(
             f"the recorder does not work with {library}: {result['error']}",
@@ -160,6 +170,17 @@ def _try_recorder(
         )
     layouts: Mapping[str, Layout] = result["offsets"]
     return layouts
+
+
+def try_library(
+    python: str, environment: Mapping[str, str], recorder: Path, *arguments: Path | str
+) -> dict[str, Any]:
+    """Load NVIDIA's library in a separate process; return the result of ``try_recorder.py``.
+
+    Raises EnvironmentUnusable if the process fails.
+    """
+    words = map(str, (_TRIAL_SCRIPT, recorder, *arguments))
+    return _run_json([python, "-I", "-S", *words], environment)
 
 
 def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:

@@ -33,6 +33,46 @@ def attribute_backward(recorder: "Any", *, ranges: bool = False) -> None:
             setattr(module, _RUN_BACKWARD, wrapped_function)
 
 
+def mark_steps(recorder: "Any") -> None:
+    """Record a mark "optimizer step" after each step of an optimizer of torch.
+
+    Does nothing in torch 1 and older, which has no hooks for all optimizers.
+    """
+    module = sys.modules.get("torch.optim.optimizer")
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    is_compiling = getattr(sys.modules.get("torch.compiler"), "is_compiling", None)
+    if register is None:
+        return
+
+    def mark_step(*_: object) -> None:
+        # While torch.compile traces the optimizer, the hook must not become a part of the compiled code.
+        if is_compiling is None or not is_compiling():
+            recorder.mark("optimizer step", 1)
+
+    register(mark_step)
+
+
+def watch_profiler(report: "Callable[[str], None]") -> None:
+    """Report once that the program uses torch.profiler, which takes the records of GPU work.
+
+    CUPTI delivers its records to the client that asked last.
+    """
+    profiler: Any = sys.modules.get("torch.autograd.profiler")
+    enable = getattr(profiler, "_enable_profiler", None)
+    if enable is None:
+        return
+
+    def enable_and_report(*args: object, **keyword_arguments: object) -> object:
+        profiler._enable_profiler = enable
+        report(
+            "the program used torch.profiler: GPU work while it was active may be missing in the profile of"
+            " cudakit, and in that of torch"
+        )
+        return enable(*args, **keyword_arguments)
+
+    profiler._enable_profiler = enable_and_report
+
+
 def after_torch_import(action: "Callable[[], None]") -> None:
     """Run an action after the import of torch; at once if torch is already imported."""
     after_import("torch", action)

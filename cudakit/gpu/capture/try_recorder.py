@@ -1,7 +1,8 @@
 """Try the recorder in a separate process before the program starts; run as a script.
 
 Without arguments, the script describes its interpreter. With the paths of the recorder and of NVIDIA's
-library, it loads both and subscribes once, so that failures happen here and not in the program. It imports
+Sanitizer API, it loads both and subscribes once, so that failures happen here and not in the program; with
+the path of CUPTI and the word "profile", it does the same with CUPTI. It imports
 only the standard library, because it runs in the program's interpreter. The last line of the output is the
 result: a JSON object.
 """
@@ -21,10 +22,15 @@ def describe_interpreter() -> dict[str, Any]:
     return {"name": name, "version": sys.version_info[:3], "packages": sys.path}
 
 
-def try_recorder(recorder: str, library: str) -> dict[str, Any]:
-    """Return the struct layouts that the recorder was compiled with, or the error if it does not work."""
+def try_recorder(recorder: str, library: str, purpose: str) -> dict[str, Any]:
+    """Return the error if the recorder does not work with a library.
+
+    Otherwise return the struct layouts that the recorder was compiled with, or the version of CUPTI.
+    """
     try:
         module = _load(recorder)
+        if purpose == "profile":
+            return {"version": module.check_profile(library)}
         module.check(library)
     except (ImportError, OSError, RuntimeError) as error:
         return {"error": str(error)}
@@ -40,9 +46,9 @@ def _load(path: str) -> Any:
     return module
 
 
-def main(recorder: str = "", library: str = "") -> None:
+def main(recorder: str = "", library: str = "", purpose: str = "sanitize") -> None:
     """Print the result in a line of its own: start-up files of the user may have printed text."""
-    result = try_recorder(recorder, library) if recorder else describe_interpreter()
+    result = try_recorder(recorder, library, purpose) if recorder else describe_interpreter()
     os.write(1, f"\n{json.dumps(result)}\n".encode())
 
 

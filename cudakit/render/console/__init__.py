@@ -63,7 +63,7 @@ def render(
     title = [Text(line, theme.TITLE) for line in wrap(escape(document.title), width)]
     lines = [*title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
     if height is not None and len(lines) > height:
-        closing_lines = _stack_nodes(document.closing, width, level=1)
+        closing_lines = _stack_nodes(document.closing_nodes, width, level=1)
         lines += [Text(), Text("─" * width, theme.FAINT), *closing_lines] if closing_lines else []
     for line in lines:
         line.truncate(width, overflow="ellipsis")

@@ -60,7 +60,7 @@ class Curve:
     series: Series
     heights: Heights
     pen: Pen = _EMPTY_PEN
-    same_as: str = ""  # name of an earlier series that has the same cells
+    coinciding_name: str = ""  # name of an earlier series that has the same cells
 
 
 def curves(chart: Chart, plane: Plane) -> list[Curve]:
@@ -70,9 +70,11 @@ def curves(chart: Chart, plane: Plane) -> list[Curve]:
         maxima = column_maxima(chart.x, series.y, columns=plane.columns, step=series.step)
         heights = plane.scaled(maxima)
         coinciding = _coinciding_curve(heights, result, plane)
-        result.append(Curve(series, heights, same_as=coinciding.series.name if coinciding else ""))
+        result.append(
+            Curve(series, heights, coinciding_name=coinciding.series.name if coinciding else "")
+        )
     pens = map(Pen, _LINES, theme.SERIES)
-    return [curve if curve.same_as else replace(curve, pen=next(pens)) for curve in result]
+    return [curve if curve.coinciding_name else replace(curve, pen=next(pens)) for curve in result]
 
 
 def picture(drawn_curves: Sequence[Curve], plane: Plane) -> list[Text]:
@@ -82,7 +84,7 @@ def picture(drawn_curves: Sequence[Curve], plane: Plane) -> list[Text]:
         tops = [
             (float(curve.heights[column]) * plane.rows, curve.pen)
             for curve in reversed(drawn_curves)
-            if not (curve.same_as or math.isnan(curve.heights[column]))
+            if not (curve.coinciding_name or math.isnan(curve.heights[column]))
         ]
         for height, pen in sorted(tops, key=lambda top: -top[0]):
             row = min(max(math.ceil(height) - 1, 0), plane.rows - 1)
@@ -103,15 +105,15 @@ def legend(chart: Chart, drawn_curves: Sequence[Curve], width: int) -> list[Text
     """Return lines with the name and the highest value of each curve."""
     lines: list[Text] = []
     for entry in [
-        _legend_entry(chart, curve, width) for curve in drawn_curves if not curve.same_as
+        _legend_entry(chart, curve, width) for curve in drawn_curves if not curve.coinciding_name
     ]:
         if lines and lines[-1].cell_len + len(_LEGEND_GAP) + entry.cell_len <= width:
             lines[-1].append(_LEGEND_GAP).append_text(entry)
         else:
             lines.append(entry)
-    remarks = [_remark(chart, curve) for curve in drawn_curves if curve.same_as]
-    not_drawn = ", ".join(escape(series.name) for series in chart.series[MAX_CURVES:])
-    remarks += [f"Not drawn: {not_drawn}."] if not_drawn else []
+    remarks = [_remark(chart, curve) for curve in drawn_curves if curve.coinciding_name]
+    undrawn_names = ", ".join(escape(series.name) for series in chart.series[MAX_CURVES:])
+    remarks += [f"Not drawn: {undrawn_names}."] if undrawn_names else []
     return lines + [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
 
 
@@ -120,8 +122,8 @@ def _coinciding_curve(
 ) -> Curve | None:
     for curve in earlier_curves:
         distance = np.abs(curve.heights - heights)
-        same_gaps = bool(np.all(np.isnan(curve.heights) == np.isnan(heights)))
-        if same_gaps and not curve.same_as and not np.any(distance * plane.rows >= 1):
+        has_same_gaps = bool(np.all(np.isnan(curve.heights) == np.isnan(heights)))
+        if has_same_gaps and not curve.coinciding_name and not np.any(distance * plane.rows >= 1):
             return curve
     return None
 
@@ -135,7 +137,7 @@ def _legend_entry(chart: Chart, curve: Curve, width: int) -> Text:
 
 
 def _remark(chart: Chart, curve: Curve) -> str:
-    name, drawn_name = escape(curve.series.name), escape(curve.same_as)
+    name, drawn_name = escape(curve.series.name), escape(curve.coinciding_name)
     return f"{name}, max {_highest(chart, curve)}, is too close to {drawn_name} to be drawn."
 
 

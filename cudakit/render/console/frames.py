@@ -53,10 +53,10 @@ def callers(stack: Stack) -> list[str]:
 def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     """Format a stack in ``width`` columns: call site, innermost frame, and the callers that fit."""
     if not stack.frames:
-        return _cut(Text(NO_STACK, theme.FAINT), width)
+        return _cut_line(Text(NO_STACK, theme.FAINT), width)
     forms = list(_forms(stack, width))
     fitting_form = next((form for form in forms if cell_len(form) <= width), forms[-1])
-    line = _cut(Text(fitting_form), width)
+    line = _cut_line(Text(fitting_form), width)
     for caller in callers(stack) if with_callers and not distinct_caller(stack) else ():
         if line.cell_len + cell_len(_CALLED_FROM + caller) > width:
             break
@@ -72,7 +72,7 @@ def _forms(stack: Stack, width: int) -> Iterator[str]:
     site_text, short_site = _frame_forms(site(stack))
     if caller := distinct_caller(stack):
         caller_text, short_caller = _frame_forms(caller)
-        is_direct = stack.distinct == max(stack.site, 0) + 1
+        is_direct = stack.distinct_index == max(stack.site, 0) + 1
         arrow = _CALLED_FROM if is_direct else f"{_CALLED_FROM}… "
         for leaf_form in dict.fromkeys((*_leaf_forms(stack), "")):
             yield f"{site_text}{leaf_form}{arrow}{caller_text}"
@@ -84,7 +84,7 @@ def _forms(stack: Stack, width: int) -> Iterator[str]:
     yield from (short_site + leaf_form for leaf_form in leaf_forms[1:])
     if cell_len(short_site) + _MIN_LEAF_WIDTH <= width < cell_len(short_site + leaf_forms[-1]):
         yield cut(short_site + leaf_forms[-1], width)
-    if stack.distinct is not None:
+    if stack.distinct_index is not None:
         # Without the function, so that stacks of one call site still differ.
         yield escape(format_place(site(stack))).rpartition("/")[2] + leaf_forms[-1]
     yield site_text
@@ -107,13 +107,13 @@ def _leaf_forms(stack: Stack) -> tuple[str, ...]:
     full_text, short_text = _frame_forms(frame)
     # Stacks that differ in this frame differ in its line at least.
     shortest = [f"… {escape(frame.name)}"]
-    if stack.distinct is not None and frame.line:
+    if stack.distinct_index is not None and frame.line:
         place = escape(format_place(Frame("", frame.filename.rpartition("/")[2], frame.line)))
         shortest = [f"…/{place}", f"…:{frame.line}"]
     return tuple(f" ({form})" for form in dict.fromkeys((full_text, short_text, *shortest)))
 
 
-def _cut(line: Text, width: int) -> Text:
+def _cut_line(line: Text, width: int) -> Text:
     line.truncate(max(width, 1), overflow="ellipsis")
     return line
 

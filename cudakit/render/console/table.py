@@ -29,12 +29,12 @@ _GAP = 2
 _Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
 # The order in which columns shrink: first headers wrap, then stacks lose their callers, then bars shrink to
 # their number, then stacks are cut after the call site, and finally text wraps.
-_SHRINK_ORDER: tuple[tuple[_Kind, Literal["enough", "least"]], ...] = (
-    ("number", "least"),
-    ("stack", "enough"),
-    ("bar", "least"),
-    ("stack", "least"),
-    ("text", "least"),
+_SHRINK_ORDER: tuple[tuple[_Kind, Literal["width_without_callers", "min_width"]], ...] = (
+    ("number", "min_width"),
+    ("stack", "width_without_callers"),
+    ("bar", "min_width"),
+    ("stack", "min_width"),
+    ("text", "min_width"),
 )
 # The order in which columns are hidden if their minimum widths do not fit; of each kind, the rightmost is
 # hidden first.
@@ -58,7 +58,7 @@ def table_lines(table: Table, width: int) -> list[Text]:
     lines = [*_header(table.columns, widths), rule]
     for number, row in enumerate(table.rows):
         row_lines = _row(table.columns, row, widths, width)
-        lines += _make_faint(row_lines) if number in table.faint else row_lines
+        lines += _make_faint(row_lines) if number in table.faint_rows else row_lines
     if not table.rows:
         lines.append(Text("(none)", theme.FAINT))
     if table.total_row is not None:
@@ -107,10 +107,10 @@ def _total_lines(
     columns: Sequence[Column], row: Sequence[Value], widths: Mapping[int, int], width: int
 ) -> list[Text]:
     # A total is 100%, so its bar would always be full.
-    plain = [
+    total_cells = [
         replace(column, kind="number") if column.kind == "bar" else column for column in columns
     ]
-    lines = _row(plain, row, widths, width)
+    lines = _row(total_cells, row, widths, width)
     for line in lines:
         line.stylize_before(theme.TOTAL)
     return lines
@@ -159,9 +159,9 @@ class _ColumnWidths:
     """The widths of a column in cells."""
 
     kind: _Kind
-    natural: int  # every cell fits on one line
-    enough: int  # every cell fits on one line if stacks omit their callers
-    least: int  # the column is hidden if it would be narrower
+    natural_width: int  # every cell fits on one line
+    width_without_callers: int  # every cell fits on one line if stacks omit their callers
+    min_width: int  # the column is hidden if it would be narrower
 
 
 def _fit_widths(column_widths: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
@@ -169,7 +169,7 @@ def _fit_widths(column_widths: Sequence[_ColumnWidths], width: int) -> dict[int,
     visible_indices = _visible_columns(column_widths, width)
     available_width = width - _GAP * (len(visible_indices) - 1)
     widths = {
-        index: min(column_widths[index].natural, available_width) for index in visible_indices
+        index: min(column_widths[index].natural_width, available_width) for index in visible_indices
     }
     for kind, min_width in _SHRINK_ORDER:
         members = [index for index in visible_indices if column_widths[index].kind == kind]
@@ -187,7 +187,7 @@ def _visible_columns(column_widths: Sequence[_ColumnWidths], width: int) -> list
         visible_indices, key=lambda index: (_HIDE_ORDER.index(column_widths[index].kind), -index)
     )
     for index in hide_order[:-1]:
-        if sum(column_widths[i].least + _GAP for i in visible_indices) - _GAP <= width:
+        if sum(column_widths[i].min_width + _GAP for i in visible_indices) - _GAP <= width:
             break
         visible_indices.remove(index)
     return visible_indices
@@ -225,8 +225,8 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
     return _ColumnWidths(
         column.kind,
         natural,
-        enough=max(enough_width, min(natural, min_width[column.kind])),
-        least=min(natural, min_width[column.kind]),
+        width_without_callers=max(enough_width, min(natural, min_width[column.kind])),
+        min_width=min(natural, min_width[column.kind]),
     )
 
 

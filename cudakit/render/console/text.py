@@ -121,7 +121,7 @@ def _words(text: str, width: int) -> Iterator[str]:
 
 def _break_word(word: str, width: int) -> list[str]:
     """Cut a word into pieces of at most ``width`` cells: after ``/``, or between the words of a name."""
-    pieces = []
+    word_pieces = []
     while cell_len(word) > width:
         fitting_part = chop_cells(word, width)[0]
         if "/" in fitting_part:
@@ -130,9 +130,9 @@ def _break_word(word: str, width: int) -> list[str]:
             match.end() for match in _PART_OF_NAME.finditer(fitting_part + word[len(fitting_part)])
         ]:
             fitting_part = fitting_part[: part_ends[-1]]
-        pieces.append(fitting_part)
+        word_pieces.append(fitting_part)
         word = word[len(fitting_part) :]
-    return [*pieces, word]
+    return [*word_pieces, word]
 
 
 def format_value(value: Value) -> str:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from cudakit.document import Document, Explorer, Note, Section, walk
-from cudakit.render.html.explorer import joined
+from cudakit.render.html.explorer import joined_script
 from cudakit.render.html.nodes import Place, columns_of, draw_nodes, is_empty
 from cudakit.render.markup import Markup, element, escape
 
@@ -25,7 +25,7 @@ def render(document: Document, *, footer: str = "") -> str:
     Level 3, section 2.3.1), so that no text of the document can load, run or restyle anything.
     """
     style = files("cudakit.render").joinpath("assets/page.css").read_text(encoding="utf-8")
-    scripts = [joined(name, package) for name, package in sorted(set(_scripts(document)))]
+    scripts = [joined_script(name, package) for name, package in sorted(set(_scripts(document)))]
     page = element(
         "html",
         _head(document.title, style, scripts),
@@ -46,7 +46,7 @@ def _scripts(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
-    parts = (
+    head_elements = (
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=_policy(style, scripts)),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -56,7 +56,7 @@ def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
         element("title", title),
         element("style", Markup(style)),
     )
-    return element("head", *(line for part in parts for line in (_NEWLINE, part)), _NEWLINE)
+    return element("head", *(line for part in head_elements for line in (_NEWLINE, part)), _NEWLINE)
 
 
 def _policy(style: str, scripts: Sequence[str]) -> str:

@@ -94,7 +94,7 @@ def _kind(values: npt.NDArray[Any]) -> str:
 
 
 @cache
-def joined(name: str, package: str) -> str:
+def joined_script(name: str, package: str) -> str:
     """Return a module and all modules that it imports as one script, imported modules first.
 
     Modules are in the folder ``assets`` of the package, or of ``cudakit.render`` if all pages share them.

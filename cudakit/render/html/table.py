@@ -22,7 +22,7 @@ def table(node: Table) -> Markup:
     rows = (
         line
         for number, row in enumerate(node.rows)
-        for line in (_NEWLINE, _row(node.columns, row, is_faint=number in node.faint))
+        for line in (_NEWLINE, _row(node.columns, row, is_faint=number in node.faint_rows))
     )
     total = node.total_row
     grid = element(

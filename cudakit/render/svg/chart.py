@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from cudakit.document import Array, Chart, Series
 from cudakit.document.axis import Axis, rounded_axis, tight_axis
-from cudakit.document.picture import Plot, PlotKey, series_class, shape, stretched
+from cudakit.document.picture import Plot, PlotKey, series_class, shape, stretch_shapes
 from cudakit.render.markup import Markup, element
 from cudakit.render.svg.plot import plot
 from cudakit.render.values import format_y
@@ -39,7 +39,7 @@ def chart(node: Chart) -> Markup:
         node.title,
         x,
         y,
-        shapes=(stretched(paths, width=_WIDTH, height=_HEIGHT),),
+        shapes=(stretch_shapes(paths, width=_WIDTH, height=_HEIGHT),),
         legend=tuple(keys) if len(keys) > 1 else (),
         description=f"line chart: {named}",
         x_label=node.x_label,

@@ -10,7 +10,7 @@ def draw_shape(shape: Shape) -> Markup:
     """Return a shape with its children; labels and tooltips are escaped."""
     title = None if shape.title is None else element("title", shape.title)
     children = (
-        escape(child, limit=shape.longest) if isinstance(child, str) else draw_shape(child)
+        escape(child, limit=shape.max_length) if isinstance(child, str) else draw_shape(child)
         for child in shape.children
     )
     return element(shape.kind, title, *children, **shape.attributes)

@@ -160,11 +160,11 @@ def _place_markers(markers: Sequence[Marker], axis: Axis) -> list[_PlacedMarker]
     """
     finite_markers = sorted((marker for marker in markers if isfinite(marker.x)), key=lambda m: m.x)
     unplaced = [_place_marker(marker, axis) for marker in finite_markers[:_MAX_MARKERS]]
-    from_right = [
+    left_markers = [
         placed_marker for placed_marker in reversed(unplaced) if placed_marker.extends_left
     ]
     placed_markers: list[_PlacedMarker] = []
-    for placed_marker in from_right + [
+    for placed_marker in left_markers + [
         placed_marker for placed_marker in unplaced if not placed_marker.extends_left
     ]:
         lines = [

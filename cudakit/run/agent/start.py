@@ -35,7 +35,7 @@ def start(directory: str) -> None:
         spool.attempt(lambda: remove_from_environment(directory))
     recorders: list[Any] = []
     if settings["recorder"]:
-        notice_kind = "unrecorded" if settings["sanitize"] else "failed"
+        notice_kind = "unrecorded" if settings["sanitize"] or settings["cupti"] else "failed"
         spool.attempt(lambda: recorders.append(record(settings, spool)), notice_kind)
     if settings["memory"]:
         spool.attempt(lambda: record_memory(settings, spool, *recorders))
@@ -125,10 +125,12 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
         )
     ranges = bool(settings["memory"])
     spool.attempt(lambda: attribute_backward(recorder, spool, ranges=ranges))
+    if settings["cupti"]:
+        profile(settings, recorder, spool)
     import atexit
 
     atexit.register(delete_if_abandoned, settings["spool"])
-    if patches:
+    if patches or settings["cupti"]:
         # This handler runs before ``delete_if_abandoned``. An exit handler in C would be too late, because
         # CUDA may be unloaded then.
         atexit.register(recorder.finish)
@@ -137,6 +139,20 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     if not settings["follow"]:
         os.register_at_fork(after_in_child=recorder.stop)
     return recorder
+
+
+def profile(settings: "dict[str, Any]", recorder: "Any", spool: "Spool") -> None:
+    """Profile this process from its first use of CUDA. Raises RuntimeError if another tool is attached."""
+    other_tool = recorder.profile(settings["cupti"], **settings["profile"])
+    if other_tool:
+        raise RuntimeError(f"CUDA_INJECTION64_PATH attaches another tool: {other_tool}")
+    torch = _load_torch_import()
+    torch.after_torch_import(lambda: spool.attempt(lambda: torch.mark_steps(recorder)))
+    torch.after_torch_import(
+        lambda: spool.attempt(
+            lambda: torch.watch_profiler(lambda text: spool.report("failed", text))
+        )
+    )
 
 
 def _refuse_loaded_cuda(library: str) -> None:

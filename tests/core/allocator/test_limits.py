@@ -221,7 +221,7 @@ def test_oom_report_lists_where_the_memory_is() -> None:
 
     report = caught.value.report
     assert report is not None
-    assert {(s.stream, s.small, s.free_bytes) for s in report.stream_pools} == {
+    assert {(s.stream, s.is_small, s.free_bytes) for s in report.stream_pools} == {
         (0, True, 2 * MIB - 1024),
         (0, False, 11 * MIB),
         (12, False, 11 * MIB),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.health import LeftOut
+from cudakit.core.bench.health import SkippedBench
 from cudakit.core.bench.suite import SuiteSpec, check_health, suite_cases
 from cudakit.core.bench.workload import Verification
 from cudakit.errors import CudaError, MissingDependency
@@ -111,7 +111,7 @@ def test_suite_without_cublas_runs_other_benches() -> None:
         suite_result = check_health(SuiteSpec(quick=True), gpu)
 
     assert suite_result.left_out == (
-        LeftOut(
+        SkippedBench(
             "gemm",
             "cublaslt is not installed, and multiplying needs it",
             "pip install 'nvmath-python>=1.0,<2'",

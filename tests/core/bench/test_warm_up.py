@@ -22,7 +22,7 @@ def test_steady_device_settles_at_minimum_time() -> None:
     steady_state = SteadyState(0.25)
 
     assert warm_up_until_end(steady_state, [Reading(1e-3, 1.9e9)]) == pytest.approx(0.25, abs=0.02)
-    assert steady_state.settled
+    assert steady_state.is_settled
 
 
 def test_warming_device_settles_later() -> None:
@@ -30,7 +30,7 @@ def test_warming_device_settles_later() -> None:
     steady_state = SteadyState(0.25)
 
     assert warm_up_until_end(steady_state, falling) > 0.7
-    assert steady_state.settled
+    assert steady_state.is_settled
 
 
 def test_falling_clock_delays_settling() -> None:
@@ -38,7 +38,7 @@ def test_falling_clock_delays_settling() -> None:
     steady_state = SteadyState(0.25)
 
     assert warm_up_until_end(steady_state, falling) > 0.7
-    assert steady_state.settled
+    assert steady_state.is_settled
 
 
 def test_warm_up_without_settling_ends_at_limit() -> None:
@@ -46,7 +46,7 @@ def test_warm_up_without_settling_ends_at_limit() -> None:
     steady_state = SteadyState(0.25)
 
     assert warm_up_until_end(steady_state, rising) == pytest.approx(3.0, abs=0.02)
-    assert not steady_state.settled
+    assert not steady_state.is_settled
     assert len(steady_state.readings) == pytest.approx(300, abs=1)
 
 
@@ -60,14 +60,14 @@ def test_warm_up_of_few_long_runs_ends_unsettled() -> None:
     steady_state = SteadyState(0.25)
 
     assert warm_up_until_end(steady_state, [Reading(2.0)], step_s=2.0) == 4.0
-    assert not steady_state.settled
+    assert not steady_state.is_settled
 
 
 def test_warm_up_of_zero_takes_one_reading() -> None:
     steady_state = SteadyState(0.0)
 
     assert steady_state.add(Reading(1e-3), 0.001)
-    assert steady_state.settled
+    assert steady_state.is_settled
 
 
 def test_drift_compares_medians_of_halves() -> None:

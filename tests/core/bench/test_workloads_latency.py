@@ -123,7 +123,7 @@ def test_allocators_of_factories_are_measured() -> None:
         bump = FixedAddress(gpu, gpu.malloc(1 << 20))
         others: Mapping[str, AllocatorFactory] = {"bump": lambda _: bump}
         names = ("driver", "bump")
-        spec = AllocSpec(allocators=names, others=others, sizes_bytes=(4096,))
+        spec = AllocSpec(allocators=names, other_allocators=others, sizes_bytes=(4096,))
         result = run(spec, gpu)
 
     assert [case.axes["allocator"] for case in result.results] == ["driver", "bump"]
@@ -135,12 +135,14 @@ def test_allocators_of_factories_are_measured() -> None:
 
 def test_name_of_driver_allocator_is_rejected() -> None:
     with closing(Sim()) as gpu, pytest.raises(InputError, match="'pinned' is already the name"):
-        AllocSpec(others={"pinned": lambda _: FixedAddress(gpu, Ptr(512))})
+        AllocSpec(other_allocators={"pinned": lambda _: FixedAddress(gpu, Ptr(512))})
 
 
 def test_unknown_allocator_is_rejected_with_choices() -> None:
     with pytest.raises(InputError) as caught:
-        AllocSpec(allocators=("mine",), others={"bump": lambda gpu: FixedAddress(gpu, Ptr(512))})
+        AllocSpec(
+            allocators=("mine",), other_allocators={"bump": lambda gpu: FixedAddress(gpu, Ptr(512))}
+        )
     assert "pinned, virtual, bump" in caught.value.hint
 
 

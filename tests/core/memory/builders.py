@@ -208,7 +208,7 @@ def torch_dict(made: Snapshot) -> dict[str, Any]:
         "external_annotations": [
             {
                 "name": annotation.name,
-                "stage": "START" if annotation.start else "END",
+                "stage": "START" if annotation.is_start else "END",
                 "device": annotation.device,
                 "time_us": annotation.time_us,
             }

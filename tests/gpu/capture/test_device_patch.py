@@ -210,7 +210,7 @@ def test_ptx_version_suits_old_assemblers(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nvrtc")
 def test_missing_assembler_error_has_install_hint(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnusable, match=r"ptxas, which .* is not installed") as error:
+    with pytest.raises(EnvironmentUnusable, match=r"ptxas, which .* was not found") as error:
         build_patch((9, 0), paths=search_only(tmp_path))
     assert error.value.hint.startswith("pip install 'nvidia-cuda-nvcc>=1")
 

@@ -76,7 +76,7 @@ def test_very_deep_stack_is_formatted_quickly() -> None:
 
 def test_distinct_frame_inside_the_call_site_keeps_its_line() -> None:
     inner = Frame("softmax", TORCH, 7)
-    stack = Stack((inner, Frame("linear", TORCH, 5560), SITE), site=2, distinct=1)
+    stack = Stack((inner, Frame("linear", TORCH, 5560), SITE), site=2, distinct_index=1)
     assert line(stack, 80) == "model/attention.py:97 forward (torch/nn/functional.py:5560 linear)"
     assert line(stack, 55) == "model/attention.py:97 forward (…/functional.py:5560)"
     assert line(stack, 48) == "model/attention.py:97 forward (…:5560)"
@@ -84,7 +84,7 @@ def test_distinct_frame_inside_the_call_site_keeps_its_line() -> None:
 
 
 def test_distinct_caller_is_shown_after_the_call_site() -> None:
-    distant, direct = (Stack(STACK.frames, site=1, distinct=index) for index in (3, 2))
+    distant, direct = (Stack(STACK.frames, site=1, distinct_index=index) for index in (3, 2))
     site = "model/attention.py:97 forward"
     assert line(distant, 92) == f"{site} (…/functional.py:5560 linear) ← … train/loop.py:214 step"
     assert line(distant, 56) == f"{site} ← … train/loop.py:214 step"

@@ -131,7 +131,7 @@ FAINT = Document(
         Table(
             (Column("device"), Column("memory", "number")),
             ((Text("shown"), Count(1)), (Text("hidden"), Count(2))),
-            faint=frozenset({1}),
+            faint_rows=frozenset({1}),
         ),
     ),
 )

@@ -15,7 +15,7 @@ from cudakit.core.bench.stats import ci_over_rounds
 from cudakit.core.bench.workload import CUDAKIT
 from cudakit.document import Array, Column, Columns, Node, Ratio, Section, Table, Text, Value, View
 from cudakit.document.axis import Axis, tight_axis
-from cudakit.document.picture import Figure, dots, shape, stretched, to_units
+from cudakit.document.picture import Figure, dots, shape, stretch_shapes, to_units
 from cudakit.units import Unavailable, format_ratio
 
 # Height of a lane in pixels, and in the units of the lane's drawing.
@@ -66,7 +66,7 @@ def ratio_to(
             case.name,
             case.axes,
         ):
-            return _relative(case, baseline_case)
+            return _rate_ratio(case, baseline_case)
     return Unavailable(f"{baseline} did not run this case")
 
 
@@ -109,7 +109,7 @@ def draw_relative_rates(columns: Sequence[Columns]) -> Figure:
     return Figure("lanes", (drawing, *omitted_remark), title)
 
 
-def _relative(case: CaseResult, baseline: CaseResult) -> RelativeRate | Unavailable:
+def _rate_ratio(case: CaseResult, baseline: CaseResult) -> RelativeRate | Unavailable:
     for result in (case, baseline):
         if isinstance(result.median_s, Unavailable):
             return result.median_s
@@ -156,7 +156,7 @@ def _lane(name: str, interval: Array, axis: Axis) -> Lane:
     bar = shape("path", class_="line s0", d=f"M{low_x} {y}H{high_x}M{low_x} 30V70M{high_x} 30V70")
     dot = shape("path", class_="scatter case s0", d=dots([median_x], [y]))
     remark = f"{interval[1]:.1%} ± {format_ratio(half_width)}"
-    return Lane(name, remark, stretched((bar, dot), width=WIDTH, height=_HEIGHT))
+    return Lane(name, remark, stretch_shapes((bar, dot), width=WIDTH, height=_HEIGHT))
 
 
 def _columns(baseline: str, rates: Sequence[tuple[str, RelativeRate]]) -> Columns:

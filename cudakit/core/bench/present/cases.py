@@ -62,7 +62,7 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
             for case in cases
         ),
         caption=_caption(cases),
-        faint=frozenset(i for i, case in enumerate(cases) if case.library != CUDAKIT),
+        faint_rows=frozenset(i for i, case in enumerate(cases) if case.library != CUDAKIT),
     )
 
 
@@ -222,9 +222,11 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
         rows=tuple(
             (
                 *(axis_value(name, value) for name, value in zip(column_names, key, strict=True)),
-                *(_step_time(by_count.get(count)) for count in node_counts),
+                *(_step_time(case_by_count.get(count)) for count in node_counts),
             )
-            for key, by_count in sorted(rows.items(), key=lambda row: graphs.index(row[0][:-1]))
+            for key, case_by_count in sorted(
+                rows.items(), key=lambda row: graphs.index(row[0][:-1])
+            )
         ),
         caption=_steps_caption(cases),
     )

@@ -75,8 +75,8 @@ def device_columns(environment: Environment) -> Columns:
         )
     for name, value in (
         ("multiprocessors", environment.multiprocessors),
-        ("sm_clock_max_hz", _multiplied(environment.sm_clock_max_mhz, 1e6)),
-        ("memory_clock_hz", _multiplied(environment.memory_clock_mhz, 1e6)),
+        ("sm_clock_max_hz", _multiply(environment.sm_clock_max_mhz, 1e6)),
+        ("memory_clock_hz", _multiply(environment.memory_clock_mhz, 1e6)),
         ("memory_bus_bits", environment.memory_bus_bits),
         ("memory_bytes", environment.memory_bytes),
         ("l2_bytes", environment.l2_bytes),
@@ -134,7 +134,7 @@ def _rate(case: CaseResult, amount: float) -> float:
     return number(case.per_second(amount)) if amount else np.nan
 
 
-def _multiplied(value: float | Unavailable, factor: float) -> float | Unavailable:
+def _multiply(value: float | Unavailable, factor: float) -> float | Unavailable:
     return value if isinstance(value, Unavailable) else value * factor
 
 

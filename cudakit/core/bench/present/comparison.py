@@ -55,7 +55,7 @@ def _table(comparison: Comparison) -> Table:
         caption=(f"All cases: {common_axes}. " if common_axes else "")
         + "Change of the median time with its 95% CI. In cycles: change of the median time"
         " multiplied by the SM clock.",
-        faint=frozenset(i for i, case in enumerate(cases) if case.verdict is Verdict.SAME),
+        faint_rows=frozenset(i for i, case in enumerate(cases) if case.verdict is Verdict.SAME),
     )
 
 
@@ -86,9 +86,9 @@ def _notes(comparison: Comparison) -> Iterator[Note]:
     for case in comparison.cases:
         if case.reason:
             reasons.setdefault((case.reason, _clock_direction(case)), []).append(case)
-    for (reason, direction), cases in reasons.items():
+    for (reason, clock_direction), cases in reasons.items():
         titles = first_few([labels[id(case)] for case in cases], separator="; ")
-        yield Note("warn", f"{titles}: {reason}{_describe_clock_change(direction, cases)}.")
+        yield Note("warn", f"{titles}: {reason}{_describe_clock_change(clock_direction, cases)}.")
     labels_by_reason: dict[str, list[str]] = {}
     for case in comparison.cases:
         if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
@@ -111,12 +111,12 @@ def _clock_direction(case: CaseComparison) -> str:
     return "lower" if case.clock_change < 0 else "higher"
 
 
-def _describe_clock_change(direction: str, cases: Sequence[CaseComparison]) -> str:
-    if not direction:
+def _describe_clock_change(clock_direction: str, cases: Sequence[CaseComparison]) -> str:
+    if not clock_direction:
         return ""
     changes = sorted(
         abs(case.clock_change) for case in cases if not isinstance(case.clock_change, Unavailable)
     )
     lowest, highest = (f"{change * 100:.1f}%" for change in (changes[0], changes[-1]))
     amount = lowest if lowest == highest else f"{lowest} to {highest}"
-    return f", because the SM clock was {amount} {direction}"
+    return f", because the SM clock was {amount} {clock_direction}"

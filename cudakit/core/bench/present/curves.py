@@ -36,7 +36,7 @@ class _Line:
     """Cases that differ in one axis only, sorted along it."""
 
     name: str
-    points: tuple[CaseResult, ...]
+    cases: tuple[CaseResult, ...]
     colour: int  # Index of the colour: equal for the same work in all libraries.
     library: int  # Index of the library: 0 is cudakit.
 
@@ -137,16 +137,16 @@ def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
 def _columns(
     title: str, name: str, lines: Sequence[_Line], graphs: Sequence[GraphCosts]
 ) -> Columns:
-    points = [(index, line, case) for index, line in enumerate(lines) for case in line.points]
-    cases = [case for _, _, case in points]
+    indexed_cases = [(index, line, case) for index, line in enumerate(lines) for case in line.cases]
+    cases = [case for _, _, case in indexed_cases]
     no_interval = (np.nan, np.nan)
     intervals = [no_interval if isinstance(c.ci95_s, Unavailable) else c.ci95_s for c in cases]
     return Columns(
         f"sweep {title}",
         {
-            "line": np.array([index for index, _, _ in points], np.int64),
-            "colour": np.array([line.colour for _, line, _ in points], np.int64),
-            "library": np.array([line.library for _, line, _ in points], np.int64),
+            "line": np.array([index for index, _, _ in indexed_cases], np.int64),
+            "colour": np.array([line.colour for _, line, _ in indexed_cases], np.int64),
+            "library": np.array([line.library for _, line, _ in indexed_cases], np.int64),
             name: _floats(_position(case, name) for case in cases),
             "median_s": _floats(number(case.median_s) for case in cases),
             "ci95_low_s": _floats(low for low, _ in intervals),
@@ -178,7 +178,7 @@ def _unit(cases: Sequence[CaseResult]) -> str:
 
 def _chart(name: str, lines: Sequence[_Line]) -> Chart:
     """Return a chart for terminal and Markdown: of the % of peak if all cases have one, else of the time."""
-    cases = [case for line in lines for case in line.points]
+    cases = [case for line in lines for case in line.cases]
     positions = sorted({_position(case, name) for case in cases})
     shows_percent_of_peak = not any(isinstance(case.ratio_to_limit, Unavailable) for case in cases)
     is_logarithmic = positions[0] > 0 and positions[-1] / positions[0] >= _MIN_LOG_RATIO
@@ -203,7 +203,7 @@ def _heights(line: _Line, name: str, positions: list[float], *, percent_of_peak:
     """Return the height of a line at each position, NaN where the line has no point."""
     heights = {
         _position(case, name): number(case.ratio_to_limit if percent_of_peak else case.median_s)
-        for case in line.points
+        for case in line.cases
     }
     return _floats(heights.get(position, np.nan) for position in positions)
 

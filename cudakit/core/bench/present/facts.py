@@ -68,7 +68,7 @@ def _describe_library(case: CaseResult) -> str:
     settings = case.settings
     library = " ".join(str(settings[name]) for name in ("library", "version") if name in settings)
     workspace_bytes = settings.get("workspace_bytes")
-    parts = [
+    description_parts = [
         library,
         *(
             [f"workspace up to {format_bytes(workspace_bytes)}"]
@@ -77,7 +77,7 @@ def _describe_library(case: CaseResult) -> str:
         ),
         *([str(settings["asked"])] if settings.get("asked") else []),
     ]
-    return ", ".join(parts)
+    return ", ".join(description_parts)
 
 
 def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
@@ -124,7 +124,7 @@ def describe_method(
         lambda s: format_seconds(s, pad=True) if s else "0 s",
     )
     executions = _range([method.executions for method in methods], str)
-    parts = [
+    description_parts = [
         _MODES[first_method.mode].format(n=_with_noun(executions, "execution")),
         _CACHES[first_method.cache].format(
             sets=_range([method.buffer_sets for method in methods], str)
@@ -134,14 +134,14 @@ def describe_method(
     ]
     if any(method.rounds > 1 for method in methods):
         rounds = _range([method.rounds for method in methods], str)
-        parts.append(f"{rounds} rounds, each with new buffers")
+        description_parts.append(f"{rounds} rounds, each with new buffers")
     names = list(dict.fromkeys(name for method in methods for name in method.interleaved))
     if names == [CUDAKIT]:
         names = list(cudakit_names)
     names = [called_library if name == CUDAKIT else name for name in names]
     if names:
-        parts.append(f"interleaved samples of {', '.join(names)}")
-    return "; ".join(parts)
+        description_parts.append(f"interleaved samples of {', '.join(names)}")
+    return "; ".join(description_parts)
 
 
 def _called_library(cases: Sequence[CaseResult]) -> str:
@@ -219,7 +219,7 @@ def _gpu_state(case: CaseResult) -> str:
     moment = case.environment.after or case.environment.before
     if moment is None:
         return ""
-    parts = [
+    state_parts = [
         f"{amount:.0f} {unit}"
         for amount, unit in (
             (moment.temperature_c, "°C"),
@@ -230,5 +230,5 @@ def _gpu_state(case: CaseResult) -> str:
     ]
     limit = case.environment.power_limit_w
     if not isinstance(limit, Unavailable):
-        parts.append(f"power limit {limit:.0f} W")
-    return ", ".join(parts)
+        state_parts.append(f"power limit {limit:.0f} W")
+    return ", ".join(state_parts)

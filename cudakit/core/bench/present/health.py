@@ -98,7 +98,7 @@ def _table(suite: SuiteResult) -> Table:
         (*_MEASURED_COLUMNS, *_EXPECTED_COLUMNS, *_PEAK_COLUMNS, *_VERDICT_COLUMNS),
         rows,
         _CAPTION,
-        faint=unassessed,
+        faint_rows=unassessed,
     )
 
 

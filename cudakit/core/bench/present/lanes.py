@@ -78,9 +78,9 @@ def _lane_name(lane: Lane, top: int, height: int) -> Shape:
     middle_y = top + height / 2
     return shape(
         "g",
-        shape("text", lane.name, longest=_NAME_LETTERS, class_="name", x=0, y=middle_y - 3),
+        shape("text", lane.name, max_length=_NAME_LETTERS, class_="name", x=0, y=middle_y - 3),
         shape(
-            "text", lane.remark, longest=2 * _NAME_LETTERS, class_="remark", x=0, y=middle_y + 12
+            "text", lane.remark, max_length=2 * _NAME_LETTERS, class_="remark", x=0, y=middle_y + 12
         ),
         title=f"{lane.name}: {lane.remark}",
     )

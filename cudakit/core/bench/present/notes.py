@@ -44,8 +44,8 @@ def _not_run_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     for case in cases:
         if case.is_unsupported and isinstance(case.median_s, Unavailable):
             reasons.setdefault(case.median_s.reason, []).append(case)
-    for reason, not_run in reasons.items():
-        yield Note("info", f"Not run: {describe_subset(not_run, cases)}: {reason}.")
+    for reason, cases_not_run in reasons.items():
+        yield Note("info", f"Not run: {describe_subset(cases_not_run, cases)}: {reason}.")
 
 
 def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
@@ -78,21 +78,24 @@ def _warning_notes(result: BenchResult) -> Iterator[Note]:
 
 def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Report how many cases were verified, not run, and without results; the sum is the number of cases."""
-    verified = sum(case.verified for case in cases)
+    verified_count = sum(case.verified for case in cases)
     wrong_count = sum(isinstance(c.median_s, Unavailable) and not c.is_unsupported for c in cases)
-    if wrong_count or not verified:
+    if wrong_count or not verified_count:
         return
-    if verified == len(cases):
-        subject = {1: "the case", 2: "both cases"}.get(verified, f"all {verified} cases")
-        yield Note("ok", f"Results verified for {subject}.")
+    if verified_count == len(cases):
+        verified_cases = {1: "the case", 2: "both cases"}.get(
+            verified_count, f"all {verified_count} cases"
+        )
+        yield Note("ok", f"Results verified for {verified_cases}.")
         return
-    not_run = sum(case.is_unsupported for case in cases)
-    unverified = len(cases) - verified - not_run
-    other_counts = [f"{not_run} not run"] * bool(not_run) + [
-        f"{unverified} without results to verify"
-    ] * bool(unverified)
+    not_run_count = sum(case.is_unsupported for case in cases)
+    unverified_count = len(cases) - verified_count - not_run_count
+    other_counts = [f"{not_run_count} not run"] * bool(not_run_count) + [
+        f"{unverified_count} without results to verify"
+    ] * bool(unverified_count)
     yield Note(
-        "ok", f"Results verified for {verified} of {len(cases)} cases ({', '.join(other_counts)})."
+        "ok",
+        f"Results verified for {verified_count} of {len(cases)} cases ({', '.join(other_counts)}).",
     )
 
 

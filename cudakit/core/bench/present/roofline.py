@@ -26,7 +26,7 @@ from cudakit.document.picture import (
     polyline,
     series_class,
     shape,
-    stretched,
+    stretch_shapes,
     to_units,
 )
 from cudakit.units import Unavailable, format_rate
@@ -48,17 +48,17 @@ _ROOF_LABEL_GAP = 10
 class _Box:
     """The area of a label or a dot: x is a share of the plot's width, y is in pixels."""
 
-    left: float
-    right: float
-    middle: float
+    left_x: float
+    right_x: float
+    middle_y: float
 
     @property
     def is_inside(self) -> bool:
-        return self.left >= 0 and self.right <= 1
+        return self.left_x >= 0 and self.right_x <= 1
 
     def overlaps(self, other: _Box) -> bool:
-        is_apart = self.right <= other.left or other.right <= self.left
-        return not is_apart and abs(self.middle - other.middle) < _LINE_PIXELS
+        is_apart = self.right_x <= other.left_x or other.right_x <= self.left_x
+        return not is_apart and abs(self.middle_y - other.middle_y) < _LINE_PIXELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _PointLabel:
         return shape(
             "text",
             self.text,
-            longest=_MAX_LETTERS,
+            max_length=_MAX_LETTERS,
             class_="tick end outlined" if self.is_left else "tick outlined",
             x=percent(self.x_share),
             dx=-self.gap if self.is_left else self.gap,
@@ -146,7 +146,7 @@ def draw_roofline(columns: Sequence[Columns]) -> Plot:
     picture = _picture(cases_with_peak)
     title = "Rate by arithmetic intensity, below the roofline"
     roofs, cases = (
-        stretched(shapes_and_labels, width=_WIDTH, height=_HEIGHT)
+        stretch_shapes(shapes_and_labels, width=_WIDTH, height=_HEIGHT)
         for shapes_and_labels in (_draw_roofs(picture), _draw_cases(picture))
     )
     return Plot(

@@ -31,7 +31,7 @@ from cudakit.document.picture import (
     Shape,
     dots,
     shape,
-    stretched,
+    stretch_shapes,
     to_units,
 )
 from cudakit.units import format_seconds
@@ -135,7 +135,7 @@ def _lane(case: _Case, axis: Axis) -> Lane:
         _draw_dots(case, axis, is_inside),
         *_draw_medians(case, axis),
     )
-    return Lane(case.name, remark, stretched(shapes_of_lane, width=WIDTH, height=_HEIGHT))
+    return Lane(case.name, remark, stretch_shapes(shapes_of_lane, width=WIDTH, height=_HEIGHT))
 
 
 def _draw_intervals(case: _Case, axis: Axis) -> Iterator[Shape]:

@@ -19,7 +19,7 @@ from cudakit.document.picture import (
     polyline,
     series_class,
     shape,
-    stretched,
+    stretch_shapes,
     to_units,
 )
 
@@ -77,7 +77,7 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
         title,
         x,
         y,
-        shapes=(stretched([*limits, *paths], width=_WIDTH, height=_HEIGHT),),
+        shapes=(stretch_shapes([*limits, *paths], width=_WIDTH, height=_HEIGHT),),
         legend=tuple(_legend(curves, names, has_limits=bool(limits))),
         description=f"{title} along {x_title}:  {', '.join(names[:8])}",
         x_label=x_title,

@@ -40,8 +40,8 @@ def candidates(
             f"{blas.library} has no algorithm for this GEMM in {gemm.dtype}",
             hint="try another --layout, --padding or --workspace",
         )
-    recommended_first = _distinct(recommended)
-    offered = _distinct(blas.algorithms(gemm, settings, is_over))
+    recommended_first = _distinct_by_parameters(recommended)
+    offered = _distinct_by_parameters(blas.algorithms(gemm, settings, is_over))
     other_algorithms = [
         algorithm
         for parameters, algorithm in offered.items()
@@ -51,7 +51,7 @@ def candidates(
     return Candidates((*recommended_first.values(), *other_algorithms), not is_over())
 
 
-def _distinct(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:
+def _distinct_by_parameters(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:
     """Return the first algorithm with each combination of parameters, by these parameters."""
     distinct_algorithms: dict[Algorithm, Algorithm] = {}
     for algorithm in algorithms:

@@ -47,16 +47,16 @@ _CAPTION = (
 
 
 def present_tuned(
-    tuned: Tuned, *, files: Sequence[str] = (), exported: TorchCsv | None = None
+    tuned: Tuned, *, files: Sequence[str] = (), torch_csv: TorchCsv | None = None
 ) -> Document:
     """Return the report of a tuning: a row per GEMM, then notes, then the method.
 
-    ``files`` are the files that were written, ``exported`` is the content of the file for torch.
+    ``files`` are the files that were written, ``torch_csv`` is the content of the file for torch.
     """
     nodes: list[Node] = [_table(tuned.gemms)] if tuned.gemms else []
     nodes += [*_summary_notes(tuned, files), *_missing_gain_notes(tuned)]
     nodes += [*_wrong_value_notes(tuned), *_warning_notes(tuned)]
-    nodes += _torch_notes(exported)
+    nodes += _torch_notes(torch_csv)
     if tuned.gemms:
         nodes.append(_facts(tuned))
     return Document(_title(tuned), tuple(nodes))
@@ -91,7 +91,9 @@ def _table(results: Sequence[TunedGemm]) -> Table:
         _COLUMNS,
         tuple(map(_row, results)),
         caption=_CAPTION,
-        faint=frozenset(index for index, result in enumerate(results) if not result.significant),
+        faint_rows=frozenset(
+            index for index, result in enumerate(results) if not result.significant
+        ),
     )
 
 

@@ -18,7 +18,12 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from cudakit.core.bench.prepare import Progress
-from cudakit.core.bench.tuning.significance import MIN_GAIN, Final, is_median_above, median_or_inf
+from cudakit.core.bench.tuning.significance import (
+    MIN_GAIN,
+    FinalComparison,
+    is_median_above,
+    median_or_inf,
+)
 from cudakit.errors import InputError
 
 # Minimum value of --tune-iterations. Half of the samples are for the final, whose three finalists need 9
@@ -110,7 +115,7 @@ def search(
     limits: Limits,
     *,
     seed: int,
-    now: Callable[[], float],
+    now_s: Callable[[], float],
     begin_s: float | None = None,
     progress: Progress = lambda stage, fraction: None,  # noqa: ARG005
 ) -> Outcome:
@@ -120,9 +125,9 @@ def search(
     starts at ``begin_s``, by default now. ``progress`` is called before each round and may raise
     KeyboardInterrupt. After an interrupt the outcome is the default, unless the final has a winner already.
     """
-    begin_s = now() if begin_s is None else begin_s
+    begin_s = now_s() if begin_s is None else begin_s
     generator = random.Random(seed)  # noqa: S311 not for cryptography
-    state = _Search(trials, limits, generator, now, begin_s, progress)
+    state = _Search(trials, limits, generator, now_s, begin_s, progress)
     try:
         state.screen(range(1, count))
         state.halve()
@@ -139,7 +144,7 @@ class _Search:
     _trials: Trials
     _limits: Limits
     _random: random.Random
-    _now: Callable[[], float]
+    _now_s: Callable[[], float]
     _begin_s: float
     _progress: Progress
     stop_reason: StopReason = "complete"
@@ -148,7 +153,7 @@ class _Search:
     _samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _pool: list[int] = field(default_factory=list)  # The best candidates, the fastest first.
     _reserve: list[int] = field(default_factory=list)  # The best candidates that left the pool.
-    _final: Final = field(default_factory=Final)
+    _final: FinalComparison = field(default_factory=FinalComparison)
     _tried_count: int = 1
     _wrong_finalists: list[int] = field(default_factory=list)
 
@@ -189,7 +194,7 @@ class _Search:
 
     def run_final(self) -> None:
         """Measure the best correct candidates a fixed number of times."""
-        self._final = Final(self._find_finalists())
+        self._final = FinalComparison(self._find_finalists())
         finalists = self._final.finalists
         if not finalists:
             return
@@ -287,7 +292,7 @@ class _Search:
         return sorted(measured_candidates, key=lambda number: median_or_inf(self._ratios[number]))
 
     def _is_over(self, share: float) -> bool:
-        return self._now() - self._begin_s >= share * self._limits.time_s
+        return self._now_s() - self._begin_s >= share * self._limits.time_s
 
     @property
     def _max_samples(self) -> int:

@@ -49,7 +49,7 @@ def median_or_inf(ratios: Sequence[float]) -> float:
     return median(ratios) if ratios else float("inf")
 
 
-class Final:
+class FinalComparison:
     """The ratios of finalists to the default, measured after the finalists were chosen.
 
     Among thousands of algorithms, some are the fastest by chance. The final does not use the samples that

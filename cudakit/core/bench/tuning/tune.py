@@ -68,15 +68,15 @@ def tune(
     limits: Limits,
     progress: Progress = no_progress,
     *,
-    earlier: Tuned | None = None,
+    earlier_tuned: Tuned | None = None,
     run_context: RunContext | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Tuned:
-    """Search for the fastest algorithm of each GEMM, unless ``earlier`` has a complete search for it.
+    """Search for the fastest algorithm of each GEMM, unless ``earlier_tuned`` has a complete search for it.
 
     ``progress`` may raise KeyboardInterrupt: the result then has the searches so far. Raises UsageError for a
-    library other than cublaslt, InputError if a GEMM does not fit in memory or ``earlier`` is of another
-    machine, Unsupported if no GEMM can be tuned, and the errors of the device.
+    library other than cublaslt, InputError if a GEMM does not fit in memory or ``earlier_tuned`` is of
+    another machine, Unsupported if no GEMM can be tuned, and the errors of the device.
     """
     if spec.library != "cublaslt" or spec.baselines:
         raise UsageError(
@@ -90,22 +90,22 @@ def tune(
     session = _Session(spec, gpu, limits, unblocked=unblocked)
     cases = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
-    earlier_results = earlier.results_for(machine) if earlier else {}
-    complete = session.tune_all(
+    earlier_results = earlier_tuned.results_for(machine) if earlier_tuned else {}
+    is_complete = session.tune_all(
         cases,
         {key: result for key, result in earlier_results.items() if _is_complete(result)},
         progress,
     )
-    not_repeated = {
+    results_to_keep = {
         key: result for key, result in earlier_results.items() if key not in session.gemms
     }
     return Tuned(
         simulated=gpu.simulated,
         time_ns=begin_ns,
-        complete=complete,
+        complete=is_complete,
         machine=machine,
         warnings=(_UNBLOCKED,) if unblocked else (),
-        gemms=(*not_repeated.values(), *session.gemms.values()),
+        gemms=(*results_to_keep.values(), *session.gemms.values()),
         untuned=tuple(session.untuned),
     )
 
@@ -132,7 +132,7 @@ class _Session:
             with closing(Timer(self._gpu)) as timer:
                 for index, gemm in enumerate(gemms):
                     gemm_progress = sub_progress(progress, index, len(gemms))
-                    titled = _titled(gemm_progress, cases[gemm].title)
+                    titled = _prefix_stages(gemm_progress, cases[gemm].title)
                     if self._tune_gemm(timer, gemm, self._method(cases[gemm].method), titled):
                         return False
         except KeyboardInterrupt:
@@ -187,7 +187,7 @@ class _Session:
                 len(candidate_list.algorithms),
                 limits,
                 seed=spec.seed,
-                now=timer.now_s,
+                now_s=timer.now_s,
                 begin_s=begin_s,
                 progress=progress,
             )
@@ -209,7 +209,7 @@ class _Session:
         )
 
 
-def _titled(progress: Progress, title: str) -> Progress:
+def _prefix_stages(progress: Progress, title: str) -> Progress:
     """Return a Progress that prefixes every stage with a title."""
     return lambda stage, fraction: progress(f"{title}: {stage}", fraction)
 

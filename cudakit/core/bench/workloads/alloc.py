@@ -33,12 +33,12 @@ def alloc_cases(spec: AllocSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
 
 def _factories(spec: AllocSpec) -> dict[str, AllocatorFactory]:
     """Return the factories of the requested allocators by name."""
-    factories = {**_DRIVER_ALLOCATORS, **spec.others}
+    factories = {**_DRIVER_ALLOCATORS, **spec.other_allocators}
     return {name: factories[name] for name in spec.allocators or factories}
 
 
 def _case(spec: AllocSpec, workload: Alloc) -> Case:
-    on_device = workload.allocator != "pinned"
+    is_on_device = workload.allocator != "pinned"
     # Allocators that cache freed blocks keep two: one for the stream of the samples, one for the default
     # stream of the check.
     may_cache = workload.allocator not in DRIVER_ALLOCATORS
@@ -46,8 +46,8 @@ def _case(spec: AllocSpec, workload: Alloc) -> Case:
         workload,
         spec.method("call", "hot"),
         size_bytes=workload.size_bytes,
-        buffers=int(on_device) + int(may_cache),
-        host_bytes=0 if on_device else workload.size_bytes,
+        buffers=int(is_on_device) + int(may_cache),
+        host_bytes=0 if is_on_device else workload.size_bytes,
     )
 
 
@@ -110,12 +110,12 @@ class _DriverCalls:
         """Do nothing: no memory is cached."""
 
 
-def _synchronous(gpu: Gpu) -> Allocator:
+def _synchronous_allocator(gpu: Gpu) -> Allocator:
     """Return an allocator of device memory with cuMemAlloc."""
     return _DriverCalls(lambda size_bytes, _: gpu.malloc(size_bytes), lambda ptr, _: gpu.free(ptr))
 
 
-def _stream_ordered(gpu: Gpu) -> Allocator:
+def _stream_ordered_allocator(gpu: Gpu) -> Allocator:
     """Return an allocator of device memory from the driver's pool (cuMemAllocAsync).
 
     By default the pool releases its memory at a synchronization (CUDA Driver API,
@@ -124,7 +124,7 @@ def _stream_ordered(gpu: Gpu) -> Allocator:
     return _DriverCalls(gpu.malloc, gpu.free)
 
 
-def _pinned(gpu: Gpu) -> Allocator:
+def _pinned_allocator(gpu: Gpu) -> Allocator:
     """Return an allocator of pinned host memory (cuMemHostAlloc)."""
     return _DriverCalls(
         lambda size_bytes, _: gpu.host_malloc(size_bytes), lambda ptr, _: gpu.host_free(ptr)
@@ -166,9 +166,9 @@ class _VirtualMemory:
 
 _DRIVER_ALLOCATORS: MappingProxyType[str, AllocatorFactory] = MappingProxyType(
     {
-        "driver": _synchronous,
-        "stream-ordered": _stream_ordered,
-        "pinned": _pinned,
+        "driver": _synchronous_allocator,
+        "stream-ordered": _stream_ordered_allocator,
+        "pinned": _pinned_allocator,
         "virtual": _VirtualMemory,
     }
 )

@@ -64,9 +64,11 @@ def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
 def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
     kind = matrix_kind(gemm.dtype, fields)
     shape = {"shape": spec.shapes[gemm]} if gemm in spec.shapes else {}
-    default = GemmWorkload(gemm, spec.settings, spec.library, spec.fill, spec.algorithms.get(gemm))
+    default_workload = GemmWorkload(
+        gemm, spec.settings, spec.library, spec.fill, spec.algorithms.get(gemm)
+    )
     return Case(
-        default,
+        default_workload,
         _method(spec),
         Work(gemm.operations, kind, gemm.bytes_moved),
         other_buffer_bytes=_needed_bytes(spec, gemm),
@@ -99,12 +101,12 @@ def _describe_fitting_gemm(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str
     fitting_edge, failing_edge = 0, max(gemm.m, gemm.n, gemm.k)
     while failing_edge - fitting_edge > 1:
         tested_edge = (fitting_edge + failing_edge) // 2
-        fits = (
+        is_fitting = (
             _needed_bytes(spec, replace(gemm, m=tested_edge, n=tested_edge, k=tested_edge))
             <= usable_bytes
         )
         fitting_edge, failing_edge = (
-            (tested_edge, failing_edge) if fits else (fitting_edge, tested_edge)
+            (tested_edge, failing_edge) if is_fitting else (fitting_edge, tested_edge)
         )
     if not fitting_edge:
         return "a smaller --batch or --workspace"

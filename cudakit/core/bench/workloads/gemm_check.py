@@ -87,7 +87,7 @@ class Checker:
     def check(self, sets: OperandSets) -> Verification:
         """Check the finished outputs of all buffer sets, and return the worst verification."""
         sample = _Sample(self._gemm, self._compare, sets, self._seed)
-        results, sums = sample.computed(), sample.sums()
+        results, sums = sample.computed_values(), sample.sums()
         expected = epilogue(self._gemm, sums, sample.bias())
         write_errors = self._describe_write_errors(sets)
         return worst(
@@ -100,17 +100,24 @@ class Checker:
         self._cleanup.close()
 
     def _check_set(
-        self, sample: _Sample, write_errors: str, computed: Floats, expected: Floats, sums: Floats
+        self,
+        sample: _Sample,
+        write_errors: str,
+        computed_values: Floats,
+        expected: Floats,
+        sums: Floats,
     ) -> Verification:
         rows, columns = len(sample.rows), len(sample.columns)
         reference = f"an fp64 computation of {rows} rows and {columns} columns"
-        norm, error = (float(np.linalg.norm(values)) for values in (expected, computed - expected))
+        norm, error = (
+            float(np.linalg.norm(values)) for values in (expected, computed_values - expected)
+        )
         # A NaN among the values is an infinite error.
         error = error if np.isfinite(error) else inf
         if not norm:
             return verification(error, 0.0, reference, write_errors)
         tolerance = self._tolerance.relative_to_result(float(np.linalg.norm(sums)), norm)
-        detail = write_errors or sample.describe_outlier(computed, expected, tolerance)
+        detail = write_errors or sample.describe_outlier(computed_values, expected, tolerance)
         return verification(error / norm, tolerance, reference, detail)
 
     def _describe_write_errors(self, sets: OperandSets) -> str:
@@ -141,7 +148,7 @@ class _Sample:
             stratified_sample(count, lines, random) for count in (gemm.m, gemm.n)
         )
 
-    def computed(self) -> Floats:
+    def computed_values(self) -> Floats:
         """Return the sampled values of D."""
         return self._gather(self._sets.d, self._gemm.d, self.rows, self.columns)
 
@@ -171,20 +178,18 @@ class _Sample:
         values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
         return values.reshape(slab.sets, 1, -1, 1)
 
-    def describe_outlier(self, computed: Floats, expected: Floats, tolerance: float) -> str:
+    def describe_outlier(self, computed_values: Floats, expected: Floats, tolerance: float) -> str:
         """Describe the value of one buffer set with the largest error if rounding cannot explain it, else "".
 
         The arrays have the shape (matrices of a batch, rows, columns).
         """
         root_mean_square = float(np.sqrt(np.mean(expected**2)))
-        errors = np.abs(computed - expected)
+        errors = np.abs(computed_values - expected)
         index = np.unravel_index(int(np.argmax(errors)), errors.shape)
         if errors[index] <= _OUTLIER * tolerance * root_mean_square:
             return ""
         row, column = self.rows[index[1]], self.columns[index[2]]
-        return (
-            f"row {row}, column {column} is {computed[index]:.6g} instead of {expected[index]:.6g}"
-        )
+        return f"row {row}, column {column} is {computed_values[index]:.6g} instead of {expected[index]:.6g}"
 
     def _gather(self, slab: Slab, matrix: Matrix, rows: _Indices, columns: _Indices) -> Floats:
         """Read the intersection of rows and columns of a matrix."""

@@ -22,7 +22,7 @@ _REQUIRED_COLUMNS = _COLUMNS[:3]
 
 _CUBE_EDGES = tuple(512 << i for i in range(6))  # Values of m = n = k of the preset "cubes".
 # Default values of m = n = k. Simulated devices compute on the CPU, so their default is smaller.
-_DEFAULT = (1024, 4096, 8192)
+_DEFAULT_EDGES = (1024, 4096, 8192)
 _DEFAULT_SIMULATED = (256, 384, 512)
 # Numbers of tokens: 16 sequences that are decoded together, and a prompt of 4096 tokens.
 _TOKEN_COUNTS = (16, 4096)
@@ -43,21 +43,21 @@ class Shape:
 class _Model:
     """The sizes that determine the weight matrices of a transformer block."""
 
-    hidden: int
-    intermediate: int  # Width of the multilayer perceptron.
-    heads: int  # Number of attention heads.
-    key_heads: int  # Number of key-value heads.
+    hidden_size: int
+    intermediate_size: int  # Width of the multilayer perceptron.
+    head_count: int  # Number of attention heads.
+    key_head_count: int  # Number of key-value heads.
     gated: bool = True  # Whether the perceptron has a gate matrix.
 
     def layers(self) -> Mapping[str, tuple[int, int]]:
         """Return the number of output and input features of each matrix."""
-        head_size = self.hidden // self.heads
+        head_size = self.hidden_size // self.head_count
         up_name = "gate and up" if self.gated else "up"
         return {
-            "qkv": ((self.heads + 2 * self.key_heads) * head_size, self.hidden),
-            "attention output": (self.hidden, self.hidden),
-            up_name: (self.intermediate * (2 if self.gated else 1), self.hidden),
-            "down": (self.hidden, self.intermediate),
+            "qkv": ((self.head_count + 2 * self.key_head_count) * head_size, self.hidden_size),
+            "attention output": (self.hidden_size, self.hidden_size),
+            up_name: (self.intermediate_size * (2 if self.gated else 1), self.hidden_size),
+            "down": (self.hidden_size, self.intermediate_size),
         }
 
 
@@ -100,7 +100,7 @@ def preset(name: str) -> tuple[Shape, ...]:
 
 def default_shapes(*, simulated: bool) -> tuple[Shape, ...]:
     """Return the shapes that are measured if the user names none."""
-    return tuple(Shape(n, n, n) for n in (_DEFAULT_SIMULATED if simulated else _DEFAULT))
+    return tuple(Shape(n, n, n) for n in (_DEFAULT_SIMULATED if simulated else _DEFAULT_EDGES))
 
 
 def read_shapes(path: Path) -> tuple[Shape, ...]:

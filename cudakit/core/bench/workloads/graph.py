@@ -214,29 +214,29 @@ class _FirstUse(PreparedStep):
         self._uploads = uploads
         self._call = gpu.graph_upload if uploads else gpu.graph_launch
         self._graph = self.capture_nodes()
-        self._unused: list[GraphExec] = []
-        self._used: list[GraphExec] = []
+        self._unused_executables: list[GraphExec] = []
+        self._used_executables: list[GraphExec] = []
         self.cleanup.callback(gpu.destroy_graph, self._graph)
         self.cleanup.callback(self._destroy_executables)
         self._instantiate()
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
-        if not self._unused:
+        if not self._unused_executables:
             self._destroy_executables()
             self._instantiate()
-        self._used.append(self._unused.pop())
-        self._call(self._used[-1], stream)
+        self._used_executables.append(self._unused_executables.pop())
+        self._call(self._used_executables[-1], stream)
 
     def finish(self) -> None:
         if self._uploads:
-            self.run(self._used[-1])
+            self.run(self._used_executables[-1])
 
     def _instantiate(self) -> None:
         for _ in range(self.max_kept):
-            self._unused.append(self.gpu.instantiate(self._graph))
+            self._unused_executables.append(self.gpu.instantiate(self._graph))
 
     def _destroy_executables(self) -> None:
-        for executables in (self._used, self._unused):
+        for executables in (self._used_executables, self._unused_executables):
             while executables:
                 self.gpu.destroy_graph_exec(executables.pop())
 

@@ -49,8 +49,8 @@ def _group_by_graph(
     def graph_key(case: CaseResult) -> tuple[str, str]:
         return str(case.axes["topology"]), str(case.axes["kind"])
 
-    order = {key: i for i, key in enumerate(dict.fromkeys(map(graph_key, cases)))}
-    ordered_cases = sorted(cases, key=lambda case: order[graph_key(case)])
+    graph_order = {key: i for i, key in enumerate(dict.fromkeys(map(graph_key, cases)))}
+    ordered_cases = sorted(cases, key=lambda case: graph_order[graph_key(case)])
     return ((key, list(group)) for key, group in groupby(ordered_cases, graph_key))
 
 

@@ -12,7 +12,7 @@ from cudakit.kernels.bandwidth import WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
 
 # Number of parallel branches of a fork-join; further nodes extend the branches.
-BRANCHES = 8
+BRANCH_COUNT = 8
 # A node writes one of these bytes to all its memory, so that a fill node can write the same data as a kernel.
 BYTES = (0xF0, 0x0F)
 _WORDS = WIDTH_BYTES // 4
@@ -29,7 +29,7 @@ class Nodes:
         self.count = count
         self._gpu = gpu
         self._size_bytes = count * WIDTH_BYTES
-        branch_count = min(BRANCHES, count) if topology == "fork-join" else 1
+        branch_count = min(BRANCH_COUNT, count) if topology == "fork-join" else 1
         with ExitStack() as cleanup:
             self._enqueue_node = _KINDS[kind](gpu, cleanup)
             self._compare = cleanup.enter_context(closing(Compare(gpu)))

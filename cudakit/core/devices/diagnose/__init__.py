@@ -111,9 +111,9 @@ def selected_ids(
 
 def find_check(name: str) -> Check:
     """Return the check with an id such as CK005, ck5 or 5. Raises UsageError if no check has the id."""
-    by_id = checks_by_id()
+    check_by_id = checks_by_id()
     match = re.fullmatch(r"(?:CK)?0*(\d{1,3})", name.strip(), re.IGNORECASE)
-    check = by_id.get(f"CK{int(match[1]):03}") if match else None
+    check = check_by_id.get(f"CK{int(match[1]):03}") if match else None
     if check is None:
         raise UsageError(
             f"no check {name!r}",

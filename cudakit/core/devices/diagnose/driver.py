@@ -96,8 +96,8 @@ def _not_loaded(context: RunContext) -> Finding:
 
 
 def _module_missing(context: RunContext, evidence: dict[str, str]) -> Finding:
-    release = context.host.kernel or "?"
-    evidence["kernel"] = release
+    kernel_release = context.host.kernel or "?"
+    evidence["kernel"] = kernel_release
     if context.host.container:
         return fail(
             "the NVIDIA driver is not loaded on the host",
@@ -106,7 +106,7 @@ def _module_missing(context: RunContext, evidence: dict[str, str]) -> Finding:
         )
     if not context.driver.module_installed:
         return fail(
-            f"no NVIDIA kernel module is installed for kernel {release}",
+            f"no NVIDIA kernel module is installed for kernel {kernel_release}",
             evidence,
             *_install_fixes(context.host.distribution_id),
             "after a kernel update: sudo dkms autoinstall, or boot the previous kernel",
@@ -251,7 +251,7 @@ def _check_compat(context: RunContext, path: str, evidence: dict[str, str]) -> F
             evidence,
             _remove_from_path("compat"),
         )
-    if libcuda and module and as_numbers(libcuda) < as_numbers(module.version):
+    if libcuda and module and version_numbers(libcuda) < version_numbers(module.version):
         return warn(
             f"libcuda {libcuda} of cuda-compat is older than driver {module.version} and hides its CUDA",
             evidence,
@@ -325,7 +325,7 @@ def driver_cuda(context: RunContext) -> tuple[int, int] | None:
     return version if isinstance(version, tuple) else None
 
 
-def as_numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """Convert a version to a tuple of numbers, for comparisons: 580.65.06 to (580, 65, 6)."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 

@@ -161,7 +161,7 @@ def _check_requirement(
     return ok(requirement.name)
 
 
-# --- CK010 -----------------------------------------------------------------------------------------
+# --- CK010: compute capabilities ---------------------------------------------------------------------
 
 
 def architectures(context: RunContext) -> Finding:
@@ -252,7 +252,7 @@ def _capability_text(capability: _Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
-# --- CK011 and CK013 -------------------------------------------------------------------------------
+# --- CK011 and CK013: builds and conflicts -----------------------------------------------------------
 
 
 def framework_builds(context: RunContext) -> Finding:
@@ -262,16 +262,16 @@ def framework_builds(context: RunContext) -> Finding:
     contains the CUDA version of PyTorch's build; JAX needs the package jax-cuda12-plugin or
     jax-cuda13-plugin. The check imports neither.
     """
-    by_framework = {build.framework: build for build in require(context.software.builds)}
+    build_by_framework = {build.framework: build for build in require(context.software.builds)}
     installed = distributions(context)
     evidence = {
         f"{build.framework} {build.version}": _cuda_of_build(build)
-        for build in by_framework.values()
+        for build in build_by_framework.values()
     }
     problems = []
-    if "torch" in by_framework and by_framework["torch"].cuda is None:
-        problems.append(_torch_without_cuda(context, by_framework["torch"], evidence))
-    if "jax" in installed and not any(name.startswith("jax-cuda") for name in by_framework):
+    if "torch" in build_by_framework and build_by_framework["torch"].cuda is None:
+        problems.append(_torch_without_cuda(context, build_by_framework["torch"], evidence))
+    if "jax" in installed and not any(name.startswith("jax-cuda") for name in build_by_framework):
         problems.append(
             warn(
                 f"JAX {installed['jax'].version} has no CUDA plugin and runs on the CPU",
@@ -363,7 +363,7 @@ def _duplicate_packages(context: RunContext) -> Iterator[Finding]:
             )
 
 
-# --- CK012: libraries ------------------------------------------------------------------------------
+# --- CK012: libraries --------------------------------------------------------------------------------
 
 # The driver's own libraries, which CK004 and CK008 check.
 _DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-ml.so")

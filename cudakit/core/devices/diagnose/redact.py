@@ -35,7 +35,7 @@ class Identity:
     serials: tuple[str, ...] = ()
 
 
-def redacted(value: _T, identity: Identity) -> _T:
+def redact_value(value: _T, identity: Identity) -> _T:
     """Return a value with placeholders for UUIDs, serial numbers, host, user and home directories.
 
     The value is a text, or is composed of dataclasses, tuples and mappings.

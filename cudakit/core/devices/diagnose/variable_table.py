@@ -552,6 +552,7 @@ CUPY_CUDA_ARRAY_INTERFACE_EXPORT_VERSION 2: the stream of exported arrays is not
 [cudakit | cudakit documentation, reference page cudakit]
 CUDAKIT_ALLOC_CONF settings of cudakit's allocator; wins over PyTorch's two variables
 CUDAKIT_DEBUG errors of cudakit show a traceback
+CUDAKIT_CACHE_DIR directory of cudakit's cache of compiled kernels (default ~/.cache/cudakit)
 CUDAKIT_PTXAS ptxas that `cudakit run --sanitize` uses
 CUDAKIT_SANITIZER_LIBRARY Sanitizer API library that `cudakit run --sanitize` uses
 XDG_CACHE_HOME parent of cudakit's cache of compiled kernels (default ~/.cache)

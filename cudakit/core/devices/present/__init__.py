@@ -71,7 +71,7 @@ def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
         columns=tuple(column for column, _ in columns),
         rows=tuple(tuple(cell(device) for _, cell in columns) for device in devices),
         caption=_NO_SM_ACTIVITY if activity and any(map(_lacks_sm_activity, devices)) else "",
-        faint=frozenset(row for row, device in enumerate(devices) if device.hidden),
+        faint_rows=frozenset(row for row, device in enumerate(devices) if device.hidden),
     )
 
 
@@ -109,10 +109,10 @@ def _in_unit_of(used_bytes: Field, total_bytes: int, total_amount: float) -> str
 
 
 def _power(device: Device) -> Value:
-    draw, limit = device.field("power_draw_w"), device.field("power_limit_enforced_w")
-    if isinstance(draw, Unavailable) and isinstance(limit, Unavailable):
-        return draw
-    return Text(f"{_watts(draw)} / {_watts(limit)} W")
+    power_draw, power_limit = device.field("power_draw_w"), device.field("power_limit_enforced_w")
+    if isinstance(power_draw, Unavailable) and isinstance(power_limit, Unavailable):
+        return power_draw
+    return Text(f"{_watts(power_draw)} / {_watts(power_limit)} W")
 
 
 def _watts(value: Field) -> str:
@@ -160,7 +160,7 @@ _ACTIVITY_COLUMNS: list[tuple[Column, _Cell]] = [
 ]
 _POWER_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
-    (Column("power", "text"), _power),
+    (Column("power", "number"), _power),
 ]
 # On a narrow terminal the last column is dropped first.
 _CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))

@@ -83,12 +83,12 @@ def as_text(value: object) -> Value:
 
 def title(result: DevicesResult) -> str:
     """Return the title: real or simulated GPUs, and the driver."""
-    parts = ["Simulated GPUs" if result.simulated else "GPUs of this machine"]
+    title_parts = ["Simulated GPUs" if result.simulated else "GPUs of this machine"]
     if isinstance(result.driver_version, str):
-        parts.append(f"driver {result.driver_version}")
+        title_parts.append(f"driver {result.driver_version}")
     if not isinstance(result.cuda, Unavailable) and isinstance(result.cuda.version, str):
-        parts.append(f"CUDA {result.cuda.version}")
-    return ", ".join(parts)
+        title_parts.append(f"CUDA {result.cuda.version}")
+    return ", ".join(title_parts)
 
 
 # --- rows and columns ------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
         for device in result.devices
     )
     hidden_rows = frozenset(row for row, device in enumerate(result.devices) if device.hidden)
-    return Document(title(result), (Table(columns, rows, faint=hidden_rows),))
+    return Document(title(result), (Table(columns, rows, faint_rows=hidden_rows),))
 
 
 def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:

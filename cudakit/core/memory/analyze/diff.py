@@ -109,7 +109,9 @@ def _pair_devices(
 
 def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
     rows = sorted(_diff_rows(before.holders, after.holders), key=lambda row: -abs(row.change_bytes))
-    before_bytes, after_bytes = (side.moment.state.requested_bytes for side in (before, after))
+    before_bytes, after_bytes = (
+        holdings.moment.state.requested_bytes for holdings in (before, after)
+    )
     return MomentDiff(
         before=before.moment,
         after=after.moment,

@@ -76,10 +76,10 @@ def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ..
     group_of_segment = group_of_segment.reshape(-1)
     groups = []
     for index, (pool, stream, kind, expandable) in enumerate(distinct_keys.tolist()):
-        in_group = group_of_segment == index
+        is_in_group = group_of_segment == index
         reserved, free_bytes = (
-            int(segments.size[in_group].sum()),
-            int(free_by_segment[in_group].sum()),
+            int(segments.size[is_in_group].sum()),
+            int(free_by_segment[is_in_group].sum()),
         )
         groups.append(
             SegmentGroup(
@@ -87,11 +87,11 @@ def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ..
                 stream=stream,
                 kind=SegmentKind(kind).name.lower(),
                 expandable=bool(expandable),
-                segments=int(in_group.sum()),
+                segments=int(is_in_group.sum()),
                 reserved_bytes=reserved,
                 used_bytes=reserved - free_bytes,
                 free_bytes=free_bytes,
-                largest_hole_bytes=int(largest_free[in_group].max()),
+                largest_hole_bytes=int(largest_free[is_in_group].max()),
             )
         )
     return tuple(sorted(groups, key=lambda g: -g.reserved_bytes))

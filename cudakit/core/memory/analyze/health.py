@@ -23,20 +23,20 @@ def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
     # Allocations from before the trace that were freed in it cannot have a stack.
     can_have_stack = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
     stack = allocations.stack[can_have_stack]
-    without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
-    overflowed = _overflowed(trace, replayed)
+    share_without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
+    overflowed = _has_overflowed(trace, replayed)
     return Health(
         contradictions=contradictions,
         begins_complete=replayed.begins_complete,
         overflowed=overflowed,
-        without_stack=without_stack,
+        without_stack=share_without_stack,
         has_times=snapshot.has_times,
         warnings=trace.warnings,
-        advice=tuple(_advice(snapshot, trace, contradictions, without_stack, overflowed)),
+        advice=tuple(_advice(snapshot, trace, contradictions, share_without_stack, overflowed)),
     )
 
 
-def _overflowed(trace: DeviceTrace, replayed: Replay) -> bool | None:
+def _has_overflowed(trace: DeviceTrace, replayed: Replay) -> bool | None:
     if trace.overflowed is not None:
         return trace.overflowed
     if replayed.begins_complete:
@@ -48,7 +48,7 @@ def _advice(
     snapshot: Snapshot,
     trace: DeviceTrace,
     contradictions: Contradictions,
-    without_stack: float,
+    share_without_stack: float,
     overflowed: bool | None,
 ) -> Iterator[str]:
     calls = snapshot.calls
@@ -62,10 +62,10 @@ def _advice(
         yield "Old events were dropped from the trace: record with a larger max_entries."
     for action in _skipped_actions(trace, contradictions):
         yield f"The trace has no {action} events: record without skip_actions."
-    if without_stack > _MAX_SHARE_WITHOUT_STACK:
+    if share_without_stack > _MAX_SHARE_WITHOUT_STACK:
         yield (
-            f"{without_stack:.0%} of the allocations have no call stack, for example those of the backward"
-            f" pass, which runs in C++ threads: record with {calls.record_stacks}."
+            f"{share_without_stack:.0%} of the allocations have no call stack, for example those of the"
+            f" backward pass, which runs in C++ threads: record with {calls.record_stacks}."
         )
     if not snapshot.has_times:
         yield "The file has no times (PyTorch before 2.2): events are shown in order only."

@@ -68,11 +68,14 @@ def find_leaks(
     stacks: StackTable, allocations: Allocations, bounds: Ints, n_events: int
 ) -> tuple[Leak, ...]:
     """Return the growing call stacks, the fastest growth first."""
-    growing = growing_stacks(allocations, bounds, n_events)
+    growing_stack_data = growing_stacks(allocations, bounds, n_events)
     leaks = [
-        _leak(stacks, stack, live_bytes, count, growing.steps)
+        _leak(stacks, stack, live_bytes, count, growing_stack_data.steps)
         for stack, live_bytes, count in zip(
-            growing.ids.tolist(), growing.live_bytes, growing.counts, strict=True
+            growing_stack_data.ids.tolist(),
+            growing_stack_data.live_bytes,
+            growing_stack_data.counts,
+            strict=True,
         )
     ]
     return tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step))

@@ -44,10 +44,10 @@ def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | No
         if not function or _is_inner(function):
             return None
         line = lines[row]
-        in_function = line >= 0
-        if not in_function.any():  # only a damaged file has a frame with a negative line
+        is_in_function = line >= 0
+        if not is_in_function.any():  # only a damaged file has a frame with a negative line
             return None
-        index, row, line = index[in_function], row[in_function], line[in_function]
+        index, row, line = index[is_in_function], row[is_in_function], line[is_in_function]
         starts = _iteration_starts(line)
         if len(starts) >= min_iterations:
             name, path = function
@@ -75,13 +75,13 @@ def _busiest_function(
     The line is -1 for call stacks without this function.
     """
     n_frames = len(snapshot.frames)
-    in_frame = np.bincount(frames + 1, weights=count_by_stack, minlength=n_frames + 1)[1:]
-    by_function: dict[tuple[str, str], float] = {}
-    used_frames = np.flatnonzero(in_frame).tolist()
+    count_by_frame = np.bincount(frames + 1, weights=count_by_stack, minlength=n_frames + 1)[1:]
+    count_by_function: dict[tuple[str, str], float] = {}
+    used_frames = np.flatnonzero(count_by_frame).tolist()
     for frame in used_frames:
         key = snapshot.frames[frame].name, snapshot.frames[frame].filename
-        by_function[key] = by_function.get(key, 0) + float(in_frame[frame])
-    function = max(by_function, key=lambda key: by_function[key], default=None)
+        count_by_function[key] = count_by_function.get(key, 0) + float(count_by_frame[frame])
+    function = max(count_by_function, key=lambda key: count_by_function[key], default=None)
     line_of = np.full(n_frames + 1, -1, np.int64)  # the last item is for frame -1
     for frame in used_frames:
         if (snapshot.frames[frame].name, snapshot.frames[frame].filename) == function:

@@ -20,7 +20,7 @@ _MAX_COMPARED = 256
 _MAX_LISTED = 1000
 # A smaller rise of the peaks, as a share of the last peak, counts as noise.
 _MIN_RISE = 0.1
-# Share of the later steps whose peak must be the highest until then.
+# Minimum share of the steps in the second half whose peak exceeds all earlier peaks.
 _MIN_RECORDS = 0.2
 
 
@@ -72,11 +72,11 @@ def is_rising(peaks: Ints) -> bool:
         return False
     half_count, highest_so_far = len(peaks) // 2, np.maximum.accumulate(peaks)
     is_record = peaks[half_count:] > np.maximum(highest_so_far[half_count - 1 : -1], 1)
-    rise = int(peaks[half_count:].max() - highest_so_far[half_count - 1])
+    rise_bytes = int(peaks[half_count:].max() - highest_so_far[half_count - 1])
     last_jump = int(peaks[-1] - highest_so_far[-2])
     return bool(
         np.count_nonzero(is_record) >= max(2, _MIN_RECORDS * len(is_record))
-        and rise >= _MIN_RISE * peaks[-1]
+        and rise_bytes >= _MIN_RISE * peaks[-1]
         and last_jump <= 0.7 * (peaks[-1] - peaks.min())
         and peaks[-1] >= 0.9 * peaks.max()
     )
@@ -184,11 +184,11 @@ def live_totals_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints,
     ids, row = np.unique(allocations.stack, return_inverse=True)
     row = row.reshape(-1)
     # Live at a moment: begin < moment <= end. Add at the first such moment, subtract after the last.
-    first_live = np.searchsorted(moments, allocations.begin, side="right")
-    first_dead = np.searchsorted(moments, allocations.end, side="right")
+    first_live_moment = np.searchsorted(moments, allocations.begin, side="right")
+    first_dead_moment = np.searchsorted(moments, allocations.end, side="right")
     shape = len(ids), len(moments) + 1
     live_bytes, live_count = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
-    for moment_index, sign in ((first_live, 1), (first_dead, -1)):
+    for moment_index, sign in ((first_live_moment, 1), (first_dead_moment, -1)):
         cell_index = row * shape[1] + moment_index
         live_bytes += sign * np.bincount(
             cell_index, weights=allocations.size, minlength=len(live_bytes)

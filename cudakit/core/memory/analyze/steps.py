@@ -144,17 +144,21 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     if not snapshot.has_times:
         return "", np.zeros(0, np.int64)
     annotations = _annotations_of(snapshot, trace)
-    for ranges_by_name in (_numbered(annotations), _outermost(annotations), _by_name(annotations)):
+    for ranges_by_name in (
+        _group_numbered_ranges(annotations),
+        _group_outermost_ranges(annotations),
+        _group_by_name(annotations),
+    ):
         name = max(ranges_by_name, key=lambda key: len(ranges_by_name[key]), default="")
         ranges = ranges_by_name.get(name, [])
-        starts = [annotation.time_us for annotation in ranges if annotation.start]
-        if len(starts) >= _MIN_STEPS:
-            times = starts if ranges[-1].start else [*starts, ranges[-1].time_us]
+        start_times = [annotation.time_us for annotation in ranges if annotation.is_start]
+        if len(start_times) >= _MIN_STEPS:
+            times = start_times if ranges[-1].is_start else [*start_times, ranges[-1].time_us]
             return name, _moments_at(trace, times)
     return "", np.zeros(0, np.int64)
 
 
-def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
+def _group_numbered_ranges(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     """Group numbered ranges by name, without names whose numbers do not rise."""
     ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     numbers_by_name: defaultdict[str, list[int]] = defaultdict(list)
@@ -163,7 +167,7 @@ def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
         if digits := annotation.name[len(text) :]:
             name = f"{text.rstrip(_SEPARATORS)}#"
             ranges_by_name[name].append(annotation)
-            if annotation.start:
+            if annotation.is_start:
                 numbers_by_name[name].append(int(digits[-_MAX_DIGITS:]))
     return {
         name: ranges
@@ -172,7 +176,7 @@ def _numbered(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     }
 
 
-def _outermost(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
+def _group_outermost_ranges(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     """Group the outermost ranges by name."""
     ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     ranges = _OpenRanges()
@@ -184,7 +188,7 @@ def _outermost(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     return ranges_by_name
 
 
-def _by_name(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
+def _group_by_name(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     for annotation in annotations:
         ranges_by_name[annotation.name].append(annotation)
@@ -196,37 +200,39 @@ class _OpenRanges:
 
     def __init__(self) -> None:
         self._started = 0
-        self._names: dict[int, str] = {}  # open ranges by number
-        self._numbers: defaultdict[str, list[int]] = defaultdict(list)  # open ranges by name
-        self._by_age: deque[int] = (
+        self._name_by_number: dict[int, str] = {}  # open ranges by number
+        self._numbers_by_name: defaultdict[str, list[int]] = defaultdict(
+            list
+        )  # open ranges by name
+        self._numbers_by_age: deque[int] = (
             deque()
         )  # numbers of ranges by age; a closed range stays until it is first or last
 
     def apply(self, annotation: Annotation) -> None:
         """Open a range, or close the innermost one of its name, if any."""
-        if annotation.start:
-            self._names[self._started] = annotation.name
-            self._numbers[annotation.name].append(self._started)
-            self._by_age.append(self._started)
+        if annotation.is_start:
+            self._name_by_number[self._started] = annotation.name
+            self._numbers_by_name[annotation.name].append(self._started)
+            self._numbers_by_age.append(self._started)
             self._started += 1
-        elif self._numbers[annotation.name]:
-            del self._names[self._numbers[annotation.name].pop()]
+        elif self._numbers_by_name[annotation.name]:
+            del self._name_by_number[self._numbers_by_name[annotation.name].pop()]
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all open ranges, the oldest first."""
-        return tuple(self._names.values())
+        return tuple(self._name_by_number.values())
 
     def innermost(self) -> str:
         """Return the name of the youngest open range; "" if none is open."""
-        while self._by_age and self._by_age[-1] not in self._names:
-            self._by_age.pop()
-        return self._names[self._by_age[-1]] if self._by_age else ""
+        while self._numbers_by_age and self._numbers_by_age[-1] not in self._name_by_number:
+            self._numbers_by_age.pop()
+        return self._name_by_number[self._numbers_by_age[-1]] if self._numbers_by_age else ""
 
     def outermost(self) -> str:
         """Return the name of the oldest open range; "" if none is open."""
-        while self._by_age and self._by_age[0] not in self._names:
-            self._by_age.popleft()
-        return self._names[self._by_age[0]] if self._by_age else ""
+        while self._numbers_by_age and self._numbers_by_age[0] not in self._name_by_number:
+            self._numbers_by_age.popleft()
+        return self._name_by_number[self._numbers_by_age[0]] if self._numbers_by_age else ""
 
 
 def _moments_at(trace: DeviceTrace, times: list[int]) -> Ints:

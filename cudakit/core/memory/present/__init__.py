@@ -15,12 +15,12 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
     devices = result.devices
     overview = (summary.overview(devices), page.all_devices(devices)) if len(devices) > 1 else ()
-    parts = per_device(
+    device_nodes = per_device(
         (f"{device.file}: {device_name(device)}", _sections(device, top)) for device in devices
     )
     title = f"GPU memory of {files_name(result.files)}"
     closing_notes = _answers(result) if len(devices) == 1 else brief(result)
-    return Document(title, (*overview, *parts), closing=closing_notes)
+    return Document(title, (*overview, *device_nodes), closing_nodes=closing_notes)
 
 
 def summary_report(result: MemoryResult) -> Document:

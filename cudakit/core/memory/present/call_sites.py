@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.memory.present.rows import NO_STACK, limited, stack_value, steps_source
+from cudakit.core.memory.present.rows import NO_STACK, limited_table, stack_value, steps_source
 from cudakit.core.memory.present.summary import growth_sentence, rising_sentence
 from cudakit.core.memory.result import Churn, DeviceMemory, Facet
 from cudakit.document import Bytes, Count, Node, Note, Ratio, Seconds, Table, Text, Value
@@ -23,7 +23,7 @@ def memory_in_use(device: DeviceMemory, top: int) -> Iterator[Table]:
 
 def _lines(device: DeviceMemory, top: int) -> Table:
     """List the call sites that hold most memory."""
-    return limited(
+    return limited_table(
         (
             ("bytes", "number", lambda line: Bytes(line.bytes)),
             ("share", "bar", lambda line: Ratio(line.share)),
@@ -38,7 +38,7 @@ def _lines(device: DeviceMemory, top: int) -> Table:
 
 def _holders(device: DeviceMemory, top: int) -> Table:
     """List the call stacks that hold most memory."""
-    return limited(
+    return limited_table(
         (
             ("bytes", "number", lambda holder: Bytes(holder.bytes)),
             ("share", "bar", lambda holder: Ratio(holder.share)),
@@ -56,7 +56,7 @@ _PLURALS = {"category": "categories", "user metadata": "user metadata"}
 def facet_table(facet: Facet, top: int) -> Table:
     """List the values of a facet, such as annotations, that hold most memory."""
     name = facet.name.replace("_", " ")
-    return limited(
+    return limited_table(
         (
             ("bytes", "number", lambda group: Bytes(group.bytes)),
             ("share", "bar", lambda group: Ratio(group.share)),
@@ -91,7 +91,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
         yield Note("ok", f"No call stack grows from step to step. {compared}")
     if not device.leaks:
         return
-    yield limited(
+    yield limited_table(
         (
             ("per step", "number", lambda leak: Bytes(leak.bytes_per_step)),
             ("at last step", "number", lambda leak: Bytes(leak.bytes)),
@@ -105,7 +105,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
 
 def churn(device: DeviceMemory, top: int) -> Table:
     """List the call stacks that allocate most over the whole trace."""
-    return limited(
+    return limited_table(
         (
             ("allocated", "number", lambda row: Bytes(row.bytes)),
             ("share", "bar", lambda row: Ratio(row.share)),

@@ -7,7 +7,13 @@ from typing import Literal
 
 from cudakit.core.memory.analyze.call_sites import site_name
 from cudakit.core.memory.present import page
-from cudakit.core.memory.present.rows import device_name, limited, per_device, stack_value, table
+from cudakit.core.memory.present.rows import (
+    device_name,
+    limited_table,
+    per_device,
+    stack_value,
+    table,
+)
 from cudakit.core.memory.result import DeviceDiff, DiffResult, DiffRow, MomentDiff
 from cudakit.document import (
     Bytes,
@@ -30,7 +36,7 @@ _MAX_PERCENT_RATIO = 11
 
 def report(result: DiffResult, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
-    parts = per_device(
+    device_nodes = per_device(
         (
             device_name(device),
             (
@@ -42,7 +48,7 @@ def report(result: DiffResult, *, top: int = 10) -> Document:
         )
         for device in result.devices
     )
-    return Document(f"GPU memory: {result.before.name} → {result.after.name}", parts)
+    return Document(f"GPU memory: {result.before.name} → {result.after.name}", device_nodes)
 
 
 def _answer(device: DeviceDiff) -> Note:
@@ -88,8 +94,14 @@ def _factor_text(before: int, after: int) -> str:
 
 def _totals_table(device: DeviceDiff) -> Table:
     rows = [
-        (f"{amount} at {name}", *(getattr(side.state, f"{amount}_bytes") for side in sides))
-        for name, sides in (
+        (
+            f"{amount} at {name}",
+            *(
+                getattr(moment_of_side.state, f"{amount}_bytes")
+                for moment_of_side in moments_of_sides
+            ),
+        )
+        for name, moments_of_sides in (
             ("peak", (device.peak.before, device.peak.after)),
             ("end", (device.end.before, device.end.after)),
         )
@@ -126,7 +138,7 @@ def _change_tables(moment: MomentDiff, top: int) -> Iterator[Node]:
     for kind in ("grown", "appeared", "shrunk", "vanished"):
         rows: tuple[DiffRow, ...] = getattr(moment, kind)
         if rows:
-            yield limited(
+            yield limited_table(
                 (
                     (kind, "number", lambda row: Change(row.change_bytes)),
                     ("before", "number", lambda row: Bytes(row.before_bytes)),

@@ -29,11 +29,11 @@ def allocations(result: MemoryResult) -> Document:
 
     Raises UsageError if the call stacks of all rows are much longer than the snapshot.
     """
-    by_snapshot: dict[int, list[DeviceMemory]] = {}
+    devices_by_snapshot: dict[int, list[DeviceMemory]] = {}
     for device in result.devices:
-        by_snapshot.setdefault(id(device.snapshot), []).append(device)
-    parts = [_allocation_columns(devices) for devices in by_snapshot.values()]
-    return Document("allocations", (_join_columns(parts),))
+        devices_by_snapshot.setdefault(id(device.snapshot), []).append(device)
+    columns_by_snapshot = [_allocation_columns(devices) for devices in devices_by_snapshot.values()]
+    return Document("allocations", (_join_columns(columns_by_snapshot),))
 
 
 def flame(result: MemoryResult) -> Document:
@@ -126,19 +126,23 @@ def _event_times(device: DeviceMemory, event: Ints) -> Ints:
     return np.ma.masked_array(time, (event < 0) | (event >= n_events) | (not has_times))
 
 
-def _join_columns(parts: list[Columns]) -> Columns:
-    if len(parts) == 1:
-        return parts[0]
-    arrays: dict[str, list[npt.NDArray[np.generic]]] = {name: [] for name in parts[0].arrays}
-    text: dict[str, tuple[str, ...]] = dict.fromkeys(parts[0].text, ())
-    for part in parts:
-        for name, array in part.arrays.items():
+def _join_columns(columns_to_join: list[Columns]) -> Columns:
+    if len(columns_to_join) == 1:
+        return columns_to_join[0]
+    arrays: dict[str, list[npt.NDArray[np.generic]]] = {
+        name: [] for name in columns_to_join[0].arrays
+    }
+    text: dict[str, tuple[str, ...]] = dict.fromkeys(columns_to_join[0].text, ())
+    for part_columns in columns_to_join:
+        for name, array in part_columns.arrays.items():
             offset = len(text.get(name, ()))
             arrays[name].append(np.where(array < 0, -1, array + offset) if offset else array)
-        for name, values in part.text.items():
+        for name, values in part_columns.text.items():
             text[name] += values
     return Columns(
-        parts[0].name, {name: _concatenate(columns) for name, columns in arrays.items()}, text
+        columns_to_join[0].name,
+        {name: _concatenate(columns) for name, columns in arrays.items()},
+        text,
     )
 
 

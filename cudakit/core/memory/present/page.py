@@ -95,7 +95,7 @@ def _devices_data(devices: Sequence[DeviceMemory]) -> ExplorerData:
         }
         facts.append(
             {
-                "name": _cut(f"{device.file}: {device_name(device)}"),
+                "name": _cut_text(f"{device.file}: {device_name(device)}"),
                 "events": len(trace.events),
                 "has_times": device.snapshot.has_times,
                 "first_us": first_us,
@@ -142,7 +142,7 @@ def _difference_data(device: DeviceDiff) -> ExplorerData:
 
 
 def _frame_rows(frames: Iterable[Frame]) -> list[tuple[str, str, int]]:
-    return [(_cut(frame.name), _cut(frame.filename), frame.line) for frame in frames]
+    return [(_cut_text(frame.name), _cut_text(frame.filename), frame.line) for frame in frames]
 
 
 def _by_event(ids: Ids, source: Ints) -> Ids:
@@ -157,7 +157,7 @@ def _by_event(ids: Ids, source: Ints) -> Ids:
 
 def _segment_arrays(device: DeviceMemory) -> dict[str, Array]:
     history = device.replay.segments
-    segment_tables = (history.plain, history.mapped)
+    segment_tables = (history.plain_segments, history.mapped_ranges)
 
     def column(name: str) -> Array:
         return np.concatenate([getattr(table, name) for table in segment_tables])
@@ -209,8 +209,8 @@ def _facts(device: DeviceMemory) -> dict[str, Any]:
         "peak_event": device.replay.peak_moment() - 1,
         "shown_event": device.at.event,
         "frames": _frame_rows(snapshot.frames),
-        "texts": [_cut(text) for text in snapshot.texts],
-        "range_names": [_cut(name) for name in range_names],
+        "texts": [_cut_text(text) for text in snapshot.texts],
+        "range_names": [_cut_text(name) for name in range_names],
         "ranges": _ranges(snapshot, trace, range_names),
         "pools": [pool_name(pool) for pool in snapshot.pools],
         "kinds": [kind.name.lower() for kind in SegmentKind],
@@ -234,7 +234,7 @@ def _ranges(
     )
     for annotation in annotations[:_MAX_ANNOTATIONS]:
         event = int(np.searchsorted(times, annotation.time_us))
-        if annotation.start:
+        if annotation.is_start:
             open_ranges.append((annotation.name, event))
         elif index := _last_index(open_ranges, annotation.name):
             name, start = open_ranges.pop(index - 1)
@@ -254,5 +254,5 @@ def _last_index(open_ranges: list[tuple[str, int]], name: str) -> int:
     return 0
 
 
-def _cut(text: str) -> str:
+def _cut_text(text: str) -> str:
     return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}…"

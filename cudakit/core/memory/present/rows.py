@@ -52,9 +52,9 @@ def files_name(files: Sequence[FileFacts]) -> str:
     return files[0].name if len(files) == 1 else f"{len(files)} files"
 
 
-def per_device(parts: Iterable[tuple[str, Iterable[Node]]]) -> tuple[Node, ...]:
+def per_device(device_nodes: Iterable[tuple[str, Iterable[Node]]]) -> tuple[Node, ...]:
     """Return the nodes of a single device; for several devices, a section for each (name, nodes)."""
-    sections = tuple(Section(name, tuple(nodes)) for name, nodes in parts)
+    sections = tuple(Section(name, tuple(nodes)) for name, nodes in device_nodes)
     return sections[0].nodes if len(sections) == 1 else sections
 
 
@@ -82,7 +82,7 @@ def distinct_stacks(stacks: Sequence[Value]) -> list[Value]:
             if isinstance(stack, Stack)
         ]
         for number, stack in zip(row_numbers, similar_stacks, strict=True):
-            result[number] = replace(stack, distinct=_first_difference(stack, similar_stacks))
+            result[number] = replace(stack, distinct_index=_first_difference(stack, similar_stacks))
     return result
 
 
@@ -119,7 +119,7 @@ def table(
     )
 
 
-def limited(
+def limited_table(
     columns: Sequence[tuple[str, _Kind, Callable[[_T], Value]]],
     items: Sequence[_T],
     top: int,
@@ -128,11 +128,11 @@ def limited(
     caption: str = "",
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
-    listed = items if top == 0 else items[:top]
-    n_omitted, (singular, plural) = len(items) - len(listed), names
-    omitted = (
+    listed_items = items if top == 0 else items[:top]
+    n_omitted, (singular, plural) = len(items) - len(listed_items), names
+    omitted_note = (
         f"{n_omitted:,} more {singular if n_omitted == 1 else plural}: --top 0 shows all."
         if n_omitted
         else ""
     )
-    return table(columns, listed, " ".join(filter(None, (omitted, caption))))
+    return table(columns, listed_items, " ".join(filter(None, (omitted_note, caption))))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cudakit.core.memory.present.rows import limited, pool_name, stack_value, table
+from cudakit.core.memory.present.rows import limited_table, pool_name, stack_value, table
 from cudakit.core.memory.result import DeviceMemory, SegmentGroup
 from cudakit.document import Bytes, Count, Facts, Node, Table, Text
 from cudakit.units import format_bytes, format_ratio
@@ -16,7 +16,7 @@ _MAX_LISTED = 5  # segments in the layout of a terminal
 
 def segments(device: DeviceMemory, top: int) -> Table:
     """List the groups of segments: one per pool, stream and kind."""
-    return limited(
+    return limited_table(
         (
             ("pool", "text", lambda group: Text(pool_name(group.pool))),
             ("stream", "number", lambda group: Count(group.stream)),
@@ -57,7 +57,7 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
         )
     )
     if summary.pins:
-        yield limited(
+        yield limited_table(
             (
                 ("free", "number", lambda pin: Bytes(pin.pinned_bytes)),
                 ("unshared", "number", lambda pin: Bytes(pin.alone_bytes)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cudakit.core.memory.analyze.step_peaks import evenly_spaced
-from cudakit.core.memory.present.rows import limited, stack_value, steps_source, table
+from cudakit.core.memory.present.rows import limited_table, stack_value, steps_source, table
 from cudakit.core.memory.result import DeviceMemory
 from cudakit.document import Bytes, Change, Chart, Count, Node, Series
 from cudakit.units import format_count
@@ -26,8 +26,8 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
         ),
         x_label="step",
     )
-    listed = peaks if top == 0 else [peaks[i] for i in evenly_spaced(len(peaks), max(top, 2))]
-    n_omitted = len(peaks) - len(listed)
+    listed_peaks = peaks if top == 0 else [peaks[i] for i in evenly_spaced(len(peaks), max(top, 2))]
+    n_omitted = len(peaks) - len(listed_peaks)
     steps = "step" if n_omitted == 1 else "steps"
     yield table(
         (
@@ -38,12 +38,12 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             ("reserved", "number", lambda peak: Bytes(peak.reserved_bytes)),
             ("event of the peak", "number", lambda peak: Count(peak.peak_event)),
         ),
-        listed,
+        listed_peaks,
         (f"{format_count(n_omitted)} more {steps}: --top 0 shows all. " if n_omitted else "")
         + f"Requested memory; steps are found by {steps_source(device)}. Change: since the first step.",
     )
     if device.steps.site_growth:
-        yield limited(
+        yield limited_table(
             (
                 ("change", "number", lambda row: Change(row.change_bytes)),
                 ("first step", "number", lambda row: Bytes(row.before_bytes)),

@@ -83,7 +83,7 @@ def _state(device: DeviceMemory) -> Note:
 
 
 _MAX_SHOWN_RANGES = 3
-_MAX_NAME_LENGTH = 60  # of an annotation or a mark
+_MAX_NAME_LENGTH = 60  # maximum length of the name of an annotation or a mark
 
 
 def in_annotation(event: Oom | Peak) -> str:
@@ -103,7 +103,9 @@ def _shortened(name: str) -> str:
 
 
 def _of_device(oom: Oom) -> str:
-    return "" if oom.device_total_bytes is None else f" of {format_bytes(oom.device_total_bytes)}"
+    if oom.device_total_bytes is None:
+        return " of the device"
+    return f" of {format_bytes(oom.device_total_bytes)}"
 
 
 def rising_sentence(device: DeviceMemory) -> str:

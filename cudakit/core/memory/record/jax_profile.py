@@ -49,7 +49,7 @@ class Sample:
 def read_profile(compressed: bytes) -> list[Sample]:
     """Return the samples of a profile, gzip-compressed or not. Raises InputError if it is damaged."""
     try:
-        return _samples(_uncompressed(compressed))
+        return _samples(_decompress(compressed))
     except (LookupError, ValueError, zlib.error) as error:
         raise InputError(f"the memory profile of JAX cannot be read: {error}") from error
 
@@ -94,7 +94,7 @@ def _arrays(
     return arrays
 
 
-def _uncompressed(content: bytes) -> bytes:
+def _decompress(content: bytes) -> bytes:
     if content[:2] != b"\x1f\x8b":
         return content
     decompressor = zlib.decompressobj(wbits=31)
@@ -128,7 +128,7 @@ def _frames(
         if number == _LOCATION_LINES and isinstance(value, bytes):
             line = _integers(value)
             function, file = functions[line[_LINE_FUNCTION]]
-            frames.append(Frame(function, file, max(_signed(line.get(_LINE_NUMBER, 0)), 0)))
+            frames.append(Frame(function, file, max(_as_signed(line.get(_LINE_NUMBER, 0)), 0)))
     return _integers(location_message)[_ID], tuple(frames)
 
 
@@ -144,8 +144,8 @@ def _sample(
             labels[strings[label[_LABEL_KEY]]] = strings[label.get(_LABEL_TEXT, 0)]
         elif number in (_SAMPLE_LOCATIONS, _SAMPLE_VALUES):
             numbers_of_field = locations if number == _SAMPLE_LOCATIONS else values
-            numbers_of_field += _packed(value) if isinstance(value, bytes) else [value]
-    count, total_bytes = (*map(_signed, values), 0, 0)[:2]
+            numbers_of_field += _read_packed(value) if isinstance(value, bytes) else [value]
+    count, total_bytes = (*map(_as_signed, values), 0, 0)[:2]
     stack = tuple(frame for location in locations for frame in frames[location])
     return Sample(max(count, 0), max(total_bytes, 0), stack, labels)
 
@@ -180,7 +180,7 @@ def _integers(message: bytes) -> dict[int, int]:
     return {number: value for number, value in _fields(message) if isinstance(value, int)}
 
 
-def _packed(content: bytes) -> list[int]:
+def _read_packed(content: bytes) -> list[int]:
     """Return the numbers of a packed repeated field."""
     values, offset = [], 0
     while offset < len(content):
@@ -203,6 +203,6 @@ def _varint(content: bytes, offset: int) -> tuple[int, int]:
             raise ValueError("a number has more than 64 bits")
 
 
-def _signed(value: int) -> int:
+def _as_signed(value: int) -> int:
     """Return the signed number with the same 64 bits as an unsigned one."""
     return value - 2 * _SIGN_BIT if value >= _SIGN_BIT else value

@@ -123,7 +123,7 @@ class MemoryModel:
         segment = Segment(
             device=HOST if kind is AllocationKind.PINNED else device,
             address=address,
-            size_bytes=_rounded(size_bytes),
+            size_bytes=_rounded_size(size_bytes),
             requested_bytes=size_bytes,
             stream=stream,
             stack=stack,
@@ -154,7 +154,7 @@ class MemoryModel:
 
         For example, both Numba and RMM report a block that Numba allocates from RMM.
         """
-        rounded_bytes, requested_bytes = _rounded(size_bytes), requested_bytes or size_bytes
+        rounded_bytes, requested_bytes = _rounded_size(size_bytes), requested_bytes or size_bytes
         segment = self._segment_at(address)
         if segment is None:
             segment = Segment(
@@ -303,5 +303,5 @@ class MemoryModel:
         )
 
 
-def _rounded(size_bytes: int) -> int:
+def _rounded_size(size_bytes: int) -> int:
     return -(-size_bytes // _ROUND_BYTES) * _ROUND_BYTES

@@ -154,7 +154,7 @@ class _Writer:
         for device in devices:
             recorded_entries = self._entries(model, device, torch_ranges)
             recorded_overflow = device in model.overflowed and bool(recorded_entries)
-            traces[device], overflowed[device] = _merged(
+            traces[device], overflowed[device] = _merge_traces(
                 traces[device], recorded_entries, overflows=(overflowed[device], recorded_overflow)
             )
         result["trace_alloc_overflowed"] = overflowed
@@ -252,15 +252,15 @@ class _Writer:
 
     def _segment(self, segment: Segment) -> dict[str, Any]:
         blocks = list(self._blocks(segment))
-        in_use = [block for block in blocks if block["state"] == "active_allocated"]
-        used_bytes = sum(block["size"] for block in in_use)
+        blocks_in_use = [block for block in blocks if block["state"] == "active_allocated"]
+        used_bytes = sum(block["size"] for block in blocks_in_use)
         return {
             "device": segment.device,
             "address": segment.address,
             "total_size": segment.size_bytes,
             "allocated_size": used_bytes,
             "active_size": used_bytes,
-            "requested_size": sum(block["requested_size"] for block in in_use),
+            "requested_size": sum(block["requested_size"] for block in blocks_in_use),
             "stream": segment.stream,
             "segment_type": "large",
             "segment_pool_id": POOL_IDS.get(segment.pool, (0, 0)),
@@ -313,7 +313,7 @@ def _block(
     }
 
 
-def _merged(
+def _merge_traces(
     torch_entries: list[dict[str, Any]],
     recorded_entries: list[dict[str, Any]],
     *,
@@ -417,7 +417,7 @@ def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
     Autograd's threads have no Python frames. Memory that was allocated while two
     backward passes ran gets no call stack.
     """
-    passes = _Passes(writer)
+    passes = _BackwardPasses(writer)
     if passes.is_empty:
         return
     for device, trace in enumerate(snapshot.get("device_traces", [])):
@@ -433,7 +433,7 @@ def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
                     block["frames"] = list(frames_by_address.get(block.get("address"), []))
 
 
-class _Passes:
+class _BackwardPasses:
     """The backward passes of a process, for queries by time."""
 
     def __init__(self, writer: _Writer) -> None:

@@ -59,7 +59,7 @@ def replay(snapshot: Snapshot, trace: DeviceTrace) -> Replay:
         rows, split_into_lifetimes(rows), trace.blocks, len(trace.events)
     )
     allocations = allocations_of(snapshot, trace, segments, matched_lifetimes)
-    allocations = with_unsplit_sizes(snapshot, segments.plain, allocations)
+    allocations = with_unsplit_sizes(snapshot, segments.plain_segments, allocations)
     curves = curves_of(segments, allocations)
     return Replay(
         segments=segments,

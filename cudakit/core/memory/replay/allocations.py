@@ -99,10 +99,10 @@ def _pools(
 class Curves:
     """Bytes at every moment: arrays of n + 1 items, defined as in ``torch.cuda.memory_stats``."""
 
-    requested: Ints  # requested bytes, in use and pending free
-    allocated: Ints  # block sizes, until the free is requested
-    active: Ints  # block sizes, in use and pending free
-    reserved: Ints  # segments
+    requested: Ints  # requested bytes of blocks in use and pending free
+    allocated: Ints  # sizes of blocks, until the free is requested
+    active: Ints  # sizes of blocks in use and pending free
+    reserved: Ints  # sizes of segments
 
 
 def curves_of(segments: SegmentHistory, allocations: Allocations) -> Curves:

@@ -85,9 +85,9 @@ def _unsplit_sizes(blocks: Allocations, segments: SegmentLifetimes, *, max_split
 
 
 def _extend_blocks_before_trace(blocks: Allocations, size: Ints) -> Ints:
-    """Extend blocks from before the trace to a block that was later allocated up to 1 MiB after them."""
-    by_address = np.argsort(blocks.address, kind="stable")
-    address, begin_event = blocks.address[by_address], blocks.begin[by_address]
+    """Extend each block from before the trace to a block allocated later, up to 1 MiB behind its end."""
+    address_order = np.argsort(blocks.address, kind="stable")
+    address, begin_event = blocks.address[address_order], blocks.begin[address_order]
     for block in np.flatnonzero(blocks.begin == BEFORE_TRACE).tolist():
         stop = int(blocks.address[block]) + int(size[block])
         window = np.array([stop, stop + MAX_SMALL_BYTES + 1], np.uint64)

@@ -40,14 +40,16 @@ class Lifetimes:
     begin: Ints
     request: Ints
     complete: Ints
-    newest: Mask  # the last lifetime at its address
-    oldest: Mask  # the first lifetime at its address
+    is_newest: Mask  # the last lifetime at its address
+    is_oldest: Mask  # the first lifetime at its address
 
 
 def sorted_by_address(event: Ints, address: Addresses, step: Codes, size: Ints) -> LifetimeSteps:
     """Sort steps, which are in order of time, by address; keeps the order of time per address."""
-    by_address = _address_order(address)
-    return LifetimeSteps(event[by_address], address[by_address], step[by_address], size[by_address])
+    address_order = _address_order(address)
+    return LifetimeSteps(
+        event[address_order], address[address_order], step[address_order], size[address_order]
+    )
 
 
 def split_into_lifetimes(steps: LifetimeSteps) -> Lifetimes:
@@ -67,8 +69,8 @@ def split_into_lifetimes(steps: LifetimeSteps) -> Lifetimes:
         begin=_events_of_step(steps, lifetime, BEGIN, len(first_step)),
         request=_events_of_step(steps, lifetime, REQUEST, len(first_step)),
         complete=_events_of_step(steps, lifetime, COMPLETE, len(first_step)),
-        newest=np.append(is_oldest[1:], True)[: len(first_step)],
-        oldest=is_oldest,
+        is_newest=np.append(is_oldest[1:], True)[: len(first_step)],
+        is_oldest=is_oldest,
     )
 
 
@@ -96,12 +98,10 @@ def _address_order(address: Addresses) -> npt.NDArray[np.intp]:
 class Contradictions:
     """The number of contradictions between trace and final state, by kind."""
 
-    lost_allocations: int = (
-        0  # allocations that are freed, or live at the end, without an alloc event
-    )
-    lost_frees: int = (
-        0  # blocks whose address is allocated again, or free at the end, without a free
-    )
+    # Allocations that are freed, or live at the end, without an alloc event.
+    lost_allocations: int = 0
+    # Blocks without a free event whose address is allocated again, or free at the end.
+    lost_frees: int = 0
     lost_requests: int = 0  # frees that completed without a request
     sizes: int = 0  # allocations whose events have different sizes
     segments: int = 0  # segments that are allocated or freed twice, or differ from the final state
@@ -159,8 +159,8 @@ def match_final_blocks(
     live_blocks = live_blocks[np.argsort(blocks.address[live_blocks], kind="stable")]
     block, is_matched = _final_blocks(address, lifetimes, blocks, live_blocks)
     unfinished = lifetimes.complete < 0
-    missing_at_end = lifetimes.newest & unfinished & (block < 0)
-    overwritten = ~lifetimes.newest & unfinished
+    missing_at_end = lifetimes.is_newest & unfinished & (block < 0)
+    overwritten = ~lifetimes.is_newest & unfinished
     begin, n_missing_allocs = _begins(steps, lifetimes)
     end = np.where(unfinished, n_events, lifetimes.complete)
     end[overwritten] = steps.event[lifetimes.last[overwritten] + 1]
@@ -203,7 +203,7 @@ def _final_blocks(
         return block, np.zeros(len(address), np.bool_)
     index = np.minimum(np.searchsorted(blocks.address[live_blocks], address), len(live_blocks) - 1)
     is_matched = (
-        lifetimes.newest
+        lifetimes.is_newest
         & (lifetimes.complete < 0)
         & (blocks.address[live_blocks][index] == address)
     )
@@ -213,7 +213,7 @@ def _final_blocks(
 
 def _begins(steps: LifetimeSteps, lifetimes: Lifetimes) -> tuple[Ints, int]:
     """Return the first event of each lifetime, and the number of lost allocations."""
-    has_lost_alloc = (lifetimes.begin < 0) & ~lifetimes.oldest
+    has_lost_alloc = (lifetimes.begin < 0) & ~lifetimes.is_oldest
     begin = lifetimes.begin.copy()  # -1 is BEFORE_TRACE
     # The allocation came after the last free of the address; the earliest possible event is assumed.
     begin[has_lost_alloc] = steps.event[lifetimes.first[has_lost_alloc] - 1]
@@ -226,7 +226,9 @@ def _request_events(
     """Return the event of each free request, and the number of missing requests."""
     is_missing = lifetimes.request < 0
     # The first free of an address may have been requested before the trace.
-    before_trace = is_missing & (lifetimes.begin < 0) & lifetimes.oldest & (lifetimes.complete >= 0)
+    before_trace = (
+        is_missing & (lifetimes.begin < 0) & lifetimes.is_oldest & (lifetimes.complete >= 0)
+    )
     not_completed = is_missing & (lifetimes.complete < 0)
     request = np.where(is_missing, np.where(before_trace, BEFORE_TRACE, end), lifetimes.request)
     has_block = block >= 0
@@ -245,7 +247,7 @@ def _begins_of_unmatched(
     address: Addresses, lifetimes: Lifetimes, blocks: Blocks, unmatched: npt.NDArray[np.intp]
 ) -> tuple[Ints, int]:
     begin = np.full(len(unmatched), BEFORE_TRACE, np.int64)
-    newest_lifetimes = np.flatnonzero(lifetimes.newest)
+    newest_lifetimes = np.flatnonzero(lifetimes.is_newest)
     if not len(newest_lifetimes) or not len(unmatched):
         return begin, 0
     addresses = blocks.address[unmatched]

@@ -26,7 +26,7 @@ from cudakit.core.memory.snapshot import (
     Mask,
     SegmentKind,
     Segments,
-    concatenated,
+    concatenate_arrays,
     take,
 )
 from cudakit.torch_rules.actions import Action
@@ -61,28 +61,28 @@ class SegmentLifetimes:
 class SegmentHistory:
     """The reserved memory of a trace."""
 
-    final: Segments
+    final_segments: Segments
     # The event that allocated each final segment; BEFORE_TRACE for expandable segments.
     final_begin: Ints
-    plain: SegmentLifetimes  # segments that are not expandable
-    mapped: SegmentLifetimes  # mapped ranges of expandable segments; pool -1: unknown
+    plain_segments: SegmentLifetimes  # segments that are not expandable
+    mapped_ranges: SegmentLifetimes  # mapped ranges of expandable segments; pool -1: unknown
     reserved: Ints  # bytes at every moment: n + 1 items
     contradictions: int  # number of contradicting segment events
 
     def at(self, moment: int) -> SegmentLifetimes:
         """Return the segments at a moment, by address, as PyTorch reports them."""
-        return _merged_by_address(self.plain.at(moment), self.expandable_at(moment))
+        return _merged_by_address(self.plain_segments.at(moment), self.expandable_at(moment))
 
     def expandable_at(self, moment: int) -> SegmentLifetimes:
         """Return the expandable segments at a moment: adjacent mapped ranges, joined."""
-        return _joined_ranges(self.mapped.at(moment))
+        return _join_ranges(self.mapped_ranges.at(moment))
 
     def pool_at(self, address: Addresses, event: Ints) -> Ids:
         """Return the pool of the segment that contains each address at an event.
 
         The pool of a segment that is not in the final state is unknown and counts as the default pool.
         """
-        final = self.final
+        final = self.final_segments
         if not len(final):
             return np.zeros(len(address), np.int32)
         index = np.maximum(np.searchsorted(final.address, address, side="right") - 1, 0)
@@ -103,10 +103,10 @@ def segment_history(trace: DeviceTrace) -> SegmentHistory:
     final_begin[final_index[final_index >= 0]] = lifetimes.begin[final_index >= 0]
     ranges, contradictions = mapped_ranges(trace)
     return SegmentHistory(
-        final=trace.segments,
+        final_segments=trace.segments,
         final_begin=final_begin,
-        plain=_plain_segments(trace, steps, lifetimes, final_index),
-        mapped=_lifetimes_of(ranges),
+        plain_segments=_plain_segments(trace, steps, lifetimes, final_index),
+        mapped_ranges=_lifetimes_of(ranges),
         reserved=_reserved_curve(trace),
         contradictions=contradictions
         + _contradictions(trace.segments, steps, lifetimes, final_index),
@@ -130,7 +130,7 @@ def _final_segment_of(segments: Segments, steps: LifetimeSteps, lifetimes: Lifet
     if len(plain_segments):
         addresses = steps.address[lifetimes.first]
         index = np.minimum(np.searchsorted(address, addresses), len(plain_segments) - 1)
-        alive = lifetimes.newest & (lifetimes.complete < 0) & (address[index] == addresses)
+        alive = lifetimes.is_newest & (lifetimes.complete < 0) & (address[index] == addresses)
         final_index[alive] = plain_segments[index[alive]]
     return final_index
 
@@ -158,9 +158,9 @@ def _plain_segments(
         begin=lifetimes.begin,
         end=np.where(lifetimes.complete >= 0, lifetimes.complete, n_events),
     )
-    without_events = np.setdiff1d(np.flatnonzero(~segments.expandable), final_index)
+    untraced_segments = np.setdiff1d(np.flatnonzero(~segments.expandable), final_index)
     return _merged_by_address(
-        traced_segments, take(_final_lifetimes(segments, n_events), without_events)
+        traced_segments, take(_final_lifetimes(segments, n_events), untraced_segments)
     )
 
 
@@ -182,11 +182,11 @@ def _contradictions(
     segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final_index: Ints
 ) -> int:
     """Count segments that are allocated or freed twice, or that differ from the final state."""
-    repeated = ((lifetimes.begin < 0) & ~lifetimes.oldest) | (
-        (lifetimes.complete < 0) & ~lifetimes.newest
+    repeated = ((lifetimes.begin < 0) & ~lifetimes.is_oldest) | (
+        (lifetimes.complete < 0) & ~lifetimes.is_newest
     )
-    at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
-    differs_at_end = lifetimes.newest & (at_end != (lifetimes.complete < 0))
+    exists_at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
+    differs_at_end = lifetimes.is_newest & (exists_at_end != (lifetimes.complete < 0))
     resized = (lifetimes.begin >= 0) & (lifetimes.complete >= 0)
     resized &= steps.size[lifetimes.first] != steps.size[lifetimes.last]
     lasts_to_end = final_index >= 0
@@ -221,7 +221,7 @@ def _lifetimes_of(ranges: list[MappedRange]) -> SegmentLifetimes:
     )
 
 
-def _joined_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
+def _join_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
     """Join adjacent ranges of the same stream, pool and kind."""
     ranges = take(ranges, np.argsort(ranges.address, kind="stable"))
     if not len(ranges):
@@ -253,5 +253,5 @@ def _continues_previous(ranges: SegmentLifetimes, stop: Addresses) -> Mask:
 
 
 def _merged_by_address(plain: SegmentLifetimes, mapped: SegmentLifetimes) -> SegmentLifetimes:
-    segments = concatenated(plain, mapped)
+    segments = concatenate_arrays(plain, mapped)
     return take(segments, np.argsort(segments.address, kind="stable"))

@@ -60,7 +60,7 @@ def causes_of(failure: Failure, *, with_history: bool) -> tuple[Cause, ...]:
     is_main = (
         unusable is not None
         and unusable.sufficient
-        and unusable.bytes >= LARGE_FREE_SHARE * failure.request.reserved
+        and unusable.bytes >= LARGE_FREE_SHARE * failure.request.reserved_bytes
         and all(
             unusable.bytes > cause.bytes
             for function, cause in causes.items()
@@ -69,9 +69,9 @@ def causes_of(failure: Failure, *, with_history: bool) -> tuple[Cause, ...]:
     )
     ordered_causes = [unusable] if is_main and unusable is not None else []
     ordered_causes += sorted(causes.values(), key=lambda cause: not cause.sufficient)
-    by_id: dict[str, Cause] = {}
+    cause_by_id: dict[str, Cause] = {}
     for cause in ordered_causes:
-        by_id.setdefault(cause.id, cause)
-    if len(by_id) > 1:
-        by_id.pop("capacity", None)
-    return tuple(by_id.values())
+        cause_by_id.setdefault(cause.id, cause)
+    if len(cause_by_id) > 1:
+        cause_by_id.pop("capacity", None)
+    return tuple(cause_by_id.values())

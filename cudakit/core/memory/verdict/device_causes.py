@@ -21,7 +21,7 @@ _CONTEXT_BYTES, _CONTEXT_SHARE = 1536 * MIB, 0.04
 
 def request_too_large(failure: Failure) -> Cause | None:
     """Return evidence that the request alone is larger than all memory that the process could have."""
-    size, available_bytes = failure.request.size, failure.available
+    size, available_bytes = failure.request.size_bytes, failure.available_bytes
     if size <= available_bytes:
         return None
     owner = "the device has" if failure.device_total else "this process could have had at most"
@@ -39,19 +39,19 @@ def request_too_large(failure: Failure) -> Cause | None:
 def process_limit(failure: Failure) -> Cause | None:
     """Return evidence that a limit of this process refused the request although the device had memory."""
     request = failure.request
-    if not request.limited:
+    if not request.is_limited:
         return None
     limit = "a limit of this process"
     if failure.memory_fraction is not None:
         limit += f" ({failure.memory_fraction:.3g} of the device)"
     return Cause(
         "process_limit",
-        request.device_free,
+        request.device_free_bytes,
         sufficient=True,
         sentence=(
-            f"{limit} refused a new segment of {format_bytes(request.needed)}:"
-            f" {format_bytes(request.reserved)} was reserved, and {format_bytes(request.device_free)} of"
-            " the device was free"
+            f"{limit} refused a new segment of {format_bytes(request.needed_bytes)}:"
+            f" {format_bytes(request.reserved_bytes)} was reserved, and"
+            f" {format_bytes(request.device_free_bytes)} of the device was free"
         ),
         remedy=_raise_limit(failure),
     )
@@ -60,7 +60,7 @@ def process_limit(failure: Failure) -> Cause | None:
 def _raise_limit(failure: Failure) -> str:
     """Return the remedy of a limit: a new fraction, or a factor if the device size is unknown."""
     request = failure.request
-    needed_bytes = request.reserved + request.needed
+    needed_bytes = request.reserved_bytes + request.needed_bytes
     # Without a recorded fraction the limit is unknown, but it was at least the highest reserved memory.
     allowed_bytes = max(int(failure.replayed.curves.reserved[: failure.event + 1].max()), 1)
     if failure.device_total:
@@ -79,18 +79,18 @@ def _raise_limit(failure: Failure) -> str:
 
 def other_processes(failure: Failure) -> Cause | None:
     """Return evidence that other processes or libraries hold the missing memory."""
-    request, outside_bytes = failure.request, failure.outside
-    if request.limited or not is_shared(failure):
+    request, outside_bytes = failure.request, failure.outside_bytes
+    if request.is_limited or not is_shared(failure):
         return None
     return Cause(
         "other_processes",
         outside_bytes,
-        sufficient=outside_bytes + request.device_free >= request.needed,
+        sufficient=outside_bytes + request.device_free_bytes >= request.needed_bytes,
         sentence=(
             f"{format_bytes(outside_bytes)} of the device is in use outside this"
             f" allocator{_libraries(failure)};"
-            f" {format_bytes(request.reserved)} is reserved here and"
-            f" {format_bytes(request.device_free)} is free"
+            f" {format_bytes(request.reserved_bytes)} is reserved here and"
+            f" {format_bytes(request.device_free_bytes)} is free"
         ),
         remedy=(
             "free that memory: `cudakit devices` lists the processes, and `cudakit run --memory` the"
@@ -101,14 +101,14 @@ def other_processes(failure: Failure) -> Cause | None:
 
 def is_shared(failure: Failure) -> bool:
     """Return whether more memory is in use outside the allocator than a CUDA context takes."""
-    return failure.outside >= max(_CONTEXT_BYTES, _CONTEXT_SHARE * failure.available)
+    return failure.outside_bytes >= max(_CONTEXT_BYTES, _CONTEXT_SHARE * failure.available_bytes)
 
 
 def _libraries(failure: Failure) -> str:
     """Return the holders of the memory outside the allocator, as the end of a clause."""
     if not failure.libraries:
         return ", by other processes or other libraries of this process"
-    unattributed = failure.outside - sum(size for _, size in failure.libraries)
+    unattributed = failure.outside_bytes - sum(size for _, size in failure.libraries)
     holders = [
         f"{format_bytes(size)} by {name} in this process" for name, size in failure.libraries
     ]
@@ -128,15 +128,16 @@ _UNUSABLE_REMEDIES: Final = {
 def fragmentation(failure: Failure) -> Cause | None:
     """Return evidence that segments have free memory that the request cannot use."""
     request, verdict = failure.request, verdict_of(failure.request)
-    unusable = request.free + (request.pending if verdict.code == "pending" else 0)
+    unusable = request.free_bytes + (request.pending_bytes if verdict.code == "pending" else 0)
     is_sufficient = verdict.code not in ("limit", "capacity")
-    if not unusable or not (is_sufficient or unusable >= LARGE_FREE_SHARE * request.reserved):
+    if not unusable or not (is_sufficient or unusable >= LARGE_FREE_SHARE * request.reserved_bytes):
         return None
     reason = verdict.reason
     if not is_sufficient:
+        largest_bytes = max(request.own_largest_bytes, request.other_largest_bytes)
         reason = (
-            f"{format_bytes(request.free)} is free in segments, which is less than the request, and the"
-            f" largest free block is {format_bytes(max(request.own_largest, request.other_largest))}"
+            f"{format_bytes(request.free_bytes)} is free in segments, which is less than the request, and the"
+            f" largest free block is {format_bytes(largest_bytes)}"
         )
     remedy = verdict.remedy or _UNUSABLE_REMEDIES.get(
         verdict.code, _UNUSABLE_REMEDIES["fragmentation"]

@@ -39,9 +39,9 @@ class Failure:
     stacks: StackTable
 
     @property
-    def needed(self) -> int:
+    def needed_bytes(self) -> int:
         """Sum of the requested bytes in use at the failure and the failed request."""
-        return int(self.replayed.curves.requested[self.event]) + self.request.size
+        return int(self.replayed.curves.requested[self.event]) + self.request.size_bytes
 
     @property
     def earlier_peaks(self) -> Ints:
@@ -49,16 +49,16 @@ class Failure:
         return self.steps.peak[: max(self.steps.number_at(self.event), 0)]
 
     @property
-    def available(self) -> int:
+    def available_bytes(self) -> int:
         """Largest memory that the allocator could reserve if nothing else used the device."""
-        by_libraries = sum(size for _, size in self.libraries)
-        reachable = self.request.reserved + self.request.device_free + by_libraries
+        library_bytes = sum(size for _, size in self.libraries)
+        reachable = self.request.reserved_bytes + self.request.device_free_bytes + library_bytes
         return reachable if self.device_total is None else max(self.device_total, reachable)
 
     @property
-    def outside(self) -> int:
+    def outside_bytes(self) -> int:
         """Device memory in use outside this allocator; a lower bound if the device size is not recorded."""
-        return self.available - self.request.reserved - self.request.device_free
+        return self.available_bytes - self.request.reserved_bytes - self.request.device_free_bytes
 
 
 def failure_at(
@@ -137,20 +137,20 @@ def _failed_request(
     is_allocator_free = ~is_library[layout.free_segment]
     is_allocator_block = ~is_library[layout.block_segment]
     return FailedRequest(
-        size=int(events.size[event]),
-        device_free=int(events.address[event]),
-        reserved=int(segments.size[~is_library].sum()),
-        active=int(layout.block_size[is_allocator_block].sum()),
-        free=int(layout.free_size[is_allocator_free].sum()),
-        own_free=int(layout.free_size[is_usable].sum()),
-        own_largest=_largest(layout.free_size[is_usable]),
-        later_largest=_largest_after_pending(layout, is_usable_segment),
-        other_largest=_largest(layout.free_size[~is_usable & is_allocator_free]),
-        releasable=int(segments.size[is_empty].sum()),
-        releasable_private=int(segments.size[is_empty & (segments.pool != 0)].sum()),
-        pending=int(layout.block_size[layout.block_pending].sum()),
-        expandable=bool(segments.expandable.any()),
-        split_limited=snapshot.settings.get("max_split_size", -1) not in (-1, None),
+        size_bytes=int(events.size[event]),
+        device_free_bytes=int(events.address[event]),
+        reserved_bytes=int(segments.size[~is_library].sum()),
+        active_bytes=int(layout.block_size[is_allocator_block].sum()),
+        free_bytes=int(layout.free_size[is_allocator_free].sum()),
+        own_free_bytes=int(layout.free_size[is_usable].sum()),
+        own_largest_bytes=_largest_size(layout.free_size[is_usable]),
+        later_largest_bytes=_largest_after_pending(layout, is_usable_segment),
+        other_largest_bytes=_largest_size(layout.free_size[~is_usable & is_allocator_free]),
+        releasable_bytes=int(segments.size[is_empty].sum()),
+        releasable_private_bytes=int(segments.size[is_empty & (segments.pool != 0)].sum()),
+        pending_bytes=int(layout.block_size[layout.block_pending].sum()),
+        is_expandable=bool(segments.expandable.any()),
+        is_split_limited=snapshot.settings.get("max_split_size", -1) not in (-1, None),
         calls=snapshot.calls,
     )
 
@@ -168,9 +168,9 @@ def _usable_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
         return is_usable
     # Before torch 2.12 events do not name the pool. If a free block of the default pool is large enough, the
     # request was made in a private pool.
-    in_default_pool = is_usable & ~is_private
-    default_fits = _largest(layout.free_size[in_default_pool[layout.free_segment]]) >= size
-    return is_usable & is_private if default_fits and is_private.any() else in_default_pool
+    is_in_default_pool = is_usable & ~is_private
+    default_fits = _largest_size(layout.free_size[is_in_default_pool[layout.free_segment]]) >= size
+    return is_usable & is_private if default_fits and is_private.any() else is_in_default_pool
 
 
 def _largest_after_pending(layout: Layout, is_usable_segment: Mask) -> int:
@@ -192,8 +192,8 @@ def _largest_after_pending(layout: Layout, is_usable_segment: Mask) -> int:
     )
     is_adjacent = np.zeros(len(address_order), np.bool_)
     is_adjacent[1:] = (segment[1:] == segment[:-1]) & (offset[1:] == (offset + range_bytes)[:-1])
-    return _largest(np.bincount(np.cumsum(~is_adjacent), weights=range_bytes))
+    return _largest_size(np.bincount(np.cumsum(~is_adjacent), weights=range_bytes))
 
 
-def _largest(sizes: npt.NDArray[np.generic]) -> int:
+def _largest_size(sizes: npt.NDArray[np.generic]) -> int:
     return int(sizes.max(initial=0)) if len(sizes) else 0

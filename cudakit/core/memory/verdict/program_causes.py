@@ -43,7 +43,7 @@ def retained(failure: Failure) -> Cause | None:
         accumulates
     ]
     total = int(grown_bytes.sum()) + _free_in_private_pools(failure, ids)
-    if total < _MIN_SHARE * failure.request.active or not len(ids):
+    if total < _MIN_SHARE * failure.request.active_bytes or not len(ids):
         return None
     largest_stack = int(grown_bytes.argmax())
     n_steps = int(growing_stack_data.steps[-1] - growing_stack_data.steps[0])
@@ -51,7 +51,7 @@ def retained(failure: Failure) -> Cause | None:
     return Cause(
         "retained",
         total,
-        sufficient=total >= failure.request.short,
+        sufficient=total >= failure.request.short_bytes,
         sentence=(
             f"{format_bytes(total)} in {format_count(blocks)} blocks accumulated over"
             f" {format_count(n_steps)} steps and was not freed, most of it allocated at"
@@ -68,7 +68,7 @@ def retained(failure: Failure) -> Cause | None:
 
 def growth(failure: Failure) -> Cause | None:
     """Return evidence that the peaks of the steps rise because requests get larger."""
-    peaks = np.append(failure.earlier_peaks, failure.needed)
+    peaks = np.append(failure.earlier_peaks, failure.needed_bytes)
     if not is_rising(peaks):
         return None
     moment_before = failure.steps.peak_moment(len(peaks) // 4)
@@ -78,20 +78,20 @@ def growth(failure: Failure) -> Cause | None:
     larger_rows = [
         (_larger_bytes(row), row) for row in rows if row.before_count and row.after_count
     ]
-    by_size = sum(size for size, _ in larger_rows)
-    by_count = sum(
+    growth_by_size = sum(size for size, _ in larger_rows)
+    growth_by_count = sum(
         (row.after_count - row.before_count) * row.before_bytes // row.before_count
         for _, row in larger_rows
         if row.after_count > row.before_count
     )
-    if by_size < max(by_count, _MIN_SHARE * failure.needed):
+    if growth_by_size < max(growth_by_count, _MIN_SHARE * failure.needed_bytes):
         return None
     _, row = max(larger_rows, key=lambda pair: pair[0])
     growth_bytes = int(peaks[-1] - peaks[0])
     return Cause(
         "growth",
         growth_bytes,
-        sufficient=growth_bytes >= failure.request.short,
+        sufficient=growth_bytes >= failure.request.short_bytes,
         sentence=(
             f"the peak of each step rose from {format_bytes(int(peaks[0]))} to"
             f" {format_bytes(int(peaks[-1]))} (including the failed request) over"
@@ -113,10 +113,10 @@ def one_off_peak(failure: Failure) -> Cause | None:
     if not len(earlier_peaks):
         return None
     highest_before = int(earlier_peaks.max())
-    excess_bytes = failure.needed - highest_before
+    excess_bytes = failure.needed_bytes - highest_before
     if (
         excess_bytes < _MIN_EXCESS * highest_before
-        or excess_bytes < _MIN_SHARE * failure.request.active
+        or excess_bytes < _MIN_SHARE * failure.request.active_bytes
     ):
         return None
     moment_before = failure.steps.peak_moment(int(earlier_peaks.argmax()))
@@ -124,14 +124,14 @@ def one_off_peak(failure: Failure) -> Cause | None:
         failure.stacks, failure.replayed.allocations, moment_before, failure.event
     )
     stack, site = failure.stacks.frames(failure.stack), failure.stacks.site(failure.stack)
-    if rows and rows[0].change_bytes > failure.request.size:
+    if rows and rows[0].change_bytes > failure.request.size_bytes:
         stack, site = rows[0].stack, rows[0].site
     return Cause(
         "one_off_peak",
         excess_bytes,
-        sufficient=excess_bytes >= failure.request.short,
+        sufficient=excess_bytes >= failure.request.short_bytes,
         sentence=(
-            f"this step needs at least {format_bytes(failure.needed)}, and the {len(earlier_peaks):,}"
+            f"this step needs at least {format_bytes(failure.needed_bytes)}, and the {len(earlier_peaks):,}"
             f" {'step' if len(earlier_peaks) == 1 else 'steps'} before it needed at most"
             f" {format_bytes(highest_before)}; most of the difference is from {_frames_text(stack, site)}"
         ),
@@ -146,11 +146,11 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
     allocations, event = failure.replayed.allocations, failure.event
     if len(failure.steps):
         return None
-    in_trace = (allocations.begin >= 0) & (allocations.begin < event)
+    is_in_trace = (allocations.begin >= 0) & (allocations.begin < event)
     n_stacks = len(failure.stacks.snapshot.stacks)
-    is_live = in_trace & (allocations.end >= event)
+    is_live = is_in_trace & (allocations.end >= event)
     live_blocks = np.bincount(allocations.stack[is_live], minlength=n_stacks)
-    never_freed = live_blocks == np.bincount(allocations.stack[in_trace], minlength=n_stacks)
+    never_freed = live_blocks == np.bincount(allocations.stack[is_in_trace], minlength=n_stacks)
     live_bytes = np.bincount(
         allocations.stack[is_live], weights=allocations.size[is_live], minlength=n_stacks
     )
@@ -162,7 +162,7 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
     stack = int(live_bytes.argmax())
     latest_event = allocations.begin[is_live & (allocations.stack == stack)].max(initial=0)
     if (
-        live_bytes[stack] < 0.25 * failure.request.active
+        live_bytes[stack] < 0.25 * failure.request.active_bytes
         or not live_bytes[stack]
         or latest_event < 0.75 * event
     ):
@@ -171,7 +171,7 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
     return Cause(
         "retained",
         total,
-        sufficient=total >= failure.request.short,
+        sufficient=total >= failure.request.short_bytes,
         sentence=(
             f"{format_bytes(total)} in {int(live_blocks[stack]):,} blocks accumulated at"
             f" {_site_text(failure.stacks, stack)}, and none was freed"
@@ -198,7 +198,7 @@ def first_phase(failure: Failure) -> Cause | None:
         stack: snapshot.stacks[stack][::-1] for stack in np.flatnonzero(size).tolist() if stack
     }
     bytes_with_stack = sum(int(size[stack]) for stack in paths)
-    min_phase_bytes = _MIN_PHASE_SHARE * failure.needed
+    min_phase_bytes = _MIN_PHASE_SHARE * failure.needed_bytes
     for depth, frame in enumerate(snapshot.stacks[failure.stack][::-1]):
         paths = {
             stack: path
@@ -210,19 +210,21 @@ def first_phase(failure: Failure) -> Cause | None:
         bytes_in_phase = sum(int(size[stack]) for stack in paths)
         bytes_before = bytes_with_stack - bytes_in_phase
         if bytes_before >= min_phase_bytes:
-            return _phase_cause(failure, frame, bytes_in_phase + failure.request.size, bytes_before)
+            return _phase_cause(
+                failure, frame, bytes_in_phase + failure.request.size_bytes, bytes_before
+            )
     return None
 
 
 def _phase_cause(
     failure: Failure, frame: int, needed_bytes: int, bytes_before: int
 ) -> Cause | None:
-    if needed_bytes < _MIN_PHASE_SHARE * failure.needed:
+    if needed_bytes < _MIN_PHASE_SHARE * failure.needed_bytes:
         return None
     return Cause(
         "one_off_peak",
         needed_bytes,
-        sufficient=needed_bytes >= failure.request.short,
+        sufficient=needed_bytes >= failure.request.short_bytes,
         sentence=(
             f"{site_name(failure.stacks.snapshot.frames[frame])} needs at least"
             f" {format_bytes(needed_bytes)} more than the {format_bytes(bytes_before)}"
@@ -239,16 +241,17 @@ def capacity(failure: Failure) -> Cause | None:
     request = failure.request
     return Cause(
         "capacity",
-        request.short,
+        request.short_bytes,
         sufficient=True,
         sentence=(
-            f"the program needs this memory: {format_bytes(request.active)} was in use,"
-            f" {format_bytes(request.free)} was free in segments and {format_bytes(request.device_free)} on"
-            f" the device, {format_bytes(request.short)} less than needed; no growth from step to step and no"
+            f"the program needs this memory: {format_bytes(request.active_bytes)} was in use,"
+            f" {format_bytes(request.free_bytes)} was free in segments and"
+            f" {format_bytes(request.device_free_bytes)} on the device,"
+            f" {format_bytes(request.short_bytes)} less than needed; no growth from step to step and no"
             " single phase explains it"
         ),
         remedy=(
-            f"use at least {format_bytes(max(request.short, 0))} less at this moment: a smaller batch,"
+            f"use at least {format_bytes(max(request.short_bytes, 0))} less at this moment: a smaller batch,"
             " activation checkpointing, or less in the largest call sites (--at oom lists them)"
         ),
     )
@@ -281,8 +284,8 @@ def _free_in_private_pools(failure: Failure, ids: Ints) -> int:
     The pool of a CUDA graph is released with the graph, which lives as long as the blocks.
     """
     layout = failure.layout
-    in_stacks = np.isin(failure.replayed.allocations.stack[layout.allocation], ids)
-    pools = np.unique(layout.segments.pool[layout.block_segment[in_stacks]])
+    is_of_stacks = np.isin(failure.replayed.allocations.stack[layout.allocation], ids)
+    pools = np.unique(layout.segments.pool[layout.block_segment[is_of_stacks]])
     is_freed_with_blocks = np.isin(layout.segments.pool[layout.free_segment], pools[pools != 0])
     return int(layout.free_size[is_freed_with_blocks].sum())
 

@@ -51,11 +51,11 @@ class ReplayLimits:
     """Limits that bound the time of replays. Only files that are made to be slow reach the last two."""
 
     # Numbers of replayed events before the failure, tried in this order until the failure recurs.
-    events: tuple[int, ...] = (20_000, 60_000)
+    event_counts: tuple[int, ...] = (20_000, 60_000)
     # Maximum number of blocks in use at the first event. Every replay allocates these blocks first.
-    blocks_before: int = 20_000
+    max_blocks_before: int = 20_000
     # Maximum number of free blocks that one replay examines; see ``replay_request``.
-    searched_blocks: int = 2_000_000
+    max_searched_blocks: int = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ def _replay_changes(
     new_allocator: NewAllocator,
     limits: ReplayLimits,
 ) -> tuple[ReplayedRemedy, ...]:
-    for n_events in limits.events:
+    for n_events in limits.event_counts:
         recording = _recording_before(failure, snapshot, trace, n_events)
         settings = settings_of(recording)
         program = _until_failure(
             program_of(recording, garbage_collects=settings.garbage_collection_threshold > 0)
         )
-        if len(program.allocations_before) > limits.blocks_before:
+        if len(program.allocations_before) > limits.max_blocks_before:
             break
         limit_bytes = _limit_bytes(failure, recording, program, settings)
         retry = partial(_retry, recording, program, new_allocator, limit_bytes, limits)
@@ -127,7 +127,7 @@ def _retry(
         limit_bytes=change.limit_bytes or limit_bytes,
         addresses=recording.segment_addresses(),
         search_again=recording.snapshot.settings.get("cudakit_search_again") is True,
-        max_searched_blocks=limits.searched_blocks,
+        max_searched_blocks=limits.max_searched_blocks,
     )
 
 
@@ -170,13 +170,13 @@ def _until_failure(program: Program) -> Program:
 def _limit_bytes(
     failure: Failure, recording: Recording, program: Program, settings: Settings
 ) -> int | None:
-    by_libraries = sum(
+    library_bytes = sum(
         size for _, size in failure.libraries
     )  # the replay also allocates this memory
-    if not failure.request.limited:
-        return failure.request.reserved + by_libraries + failure.request.device_free
+    if not failure.request.is_limited:
+        return failure.request.reserved_bytes + library_bytes + failure.request.device_free_bytes
     if failure.device_total and failure.memory_fraction:
-        return int(failure.memory_fraction * failure.device_total) + by_libraries
+        return int(failure.memory_fraction * failure.device_total) + library_bytes
     limit = limit_of(recording, program, settings)
     return None if limit is None else limit.bytes
 
@@ -198,25 +198,25 @@ def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator
 
 def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
     request = failure.request
-    by_libraries = sum(
+    library_bytes = sum(
         size for _, size in failure.libraries
     )  # the replay also allocates this memory
-    if request.limited:
+    if request.is_limited:
         highest_reserved = int(failure.replayed.curves.reserved[: failure.event + 1].max())
-        limit = max(request.reserved + request.needed, highest_reserved)
+        limit = max(request.reserved_bytes + request.needed_bytes, highest_reserved)
         text = f"a limit of {format_bytes(limit)}"
-        limit_bytes = limit + by_libraries
+        limit_bytes = limit + library_bytes
         yield Change(text, None, settings, cause="process_limit", limit_bytes=limit_bytes)
     elif is_shared(failure):
-        text = f"the {format_bytes(failure.outside)} outside this allocator"
-        limit_bytes = failure.available + by_libraries
+        text = f"the {format_bytes(failure.outside_bytes)} outside this allocator"
+        limit_bytes = failure.available_bytes + library_bytes
         yield Change(text, None, settings, cause="other_processes", limit_bytes=limit_bytes)
 
 
 def _setting_changes(failure: Failure, settings: Settings) -> Iterator[tuple[str, str, object]]:
     if not settings.expandable_segments:
         yield "expandable_segments:True", "expandable_segments", True
-    split_mb = max(failure.request.size // MIB, _MIN_SPLIT_MB)
+    split_mb = max(failure.request.size_bytes // MIB, _MIN_SPLIT_MB)
     if settings.max_split_size_bytes is not None:
         yield "no max_split_size_mb", "max_split_size_bytes", None
     else:

@@ -86,12 +86,12 @@ def _traces_to_replay(
     pairs = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
     if device == HOST:
         raise UsageError("--what-if cannot replay pinned host memory", hint="remove --device host")
-    of_device = [
+    pairs_of_device = [
         pair
         for pair in pairs
         if pair[1].device == device or (device is None and pair[1].device >= 0)
     ]
-    if not of_device:
+    if not pairs_of_device:
         device_numbers = sorted({trace.device for _, trace in pairs if trace.device != HOST})
         raise UsageError(
             f"no device {device} in the snapshot"
@@ -99,13 +99,13 @@ def _traces_to_replay(
             else "no device in the snapshot",
             hint=f"devices: {', '.join(map(str, device_numbers)) or 'none'}",
         )
-    with_trace = [pair for pair in of_device if len(pair[1].events)]
-    if not with_trace:
+    pairs_with_trace = [pair for pair in pairs_of_device if len(pair[1].events)]
+    if not pairs_with_trace:
         raise SnapshotError(
-            f"{of_device[0][0].source}: the file has no trace to replay",
-            hint=f"record one: cudakit run --memory, or {of_device[0][0].calls.record_trace}",
+            f"{pairs_of_device[0][0].source}: the file has no trace to replay",
+            hint=f"record one: cudakit run --memory, or {pairs_of_device[0][0].calls.record_trace}",
         )
-    return with_trace
+    return pairs_with_trace
 
 
 def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:

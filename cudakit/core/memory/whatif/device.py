@@ -38,7 +38,7 @@ class ReplayDevice:
             self._recorded_addresses[size].append(address)
         self._events = 0
         self._positions: dict[int, tuple[int, int]] = {}  # stream and position of each event
-        self._recorded: defaultdict[int, int] = defaultdict(int)
+        self._event_counts: defaultdict[int, int] = defaultdict(int)
         self._completed: defaultdict[int, int] = defaultdict(int)
         self.pages = self
 
@@ -81,7 +81,7 @@ class ReplayDevice:
 
     def recorded_count(self, stream: int) -> int:
         """Return the number of events recorded on a stream."""
-        return self._recorded[stream]
+        return self._event_counts[stream]
 
     def event(self) -> Event:
         self._events += 1
@@ -91,8 +91,8 @@ class ReplayDevice:
         self._positions.pop(event, None)
 
     def record(self, event: Event, stream: int) -> None:
-        self._recorded[stream] += 1
-        self._positions[event] = stream, self._recorded[stream]
+        self._event_counts[stream] += 1
+        self._positions[event] = stream, self._event_counts[stream]
 
     def query_event(self, event: Event) -> bool:
         stream, position = self._positions[event]
@@ -105,7 +105,7 @@ class ReplayDevice:
         pass
 
     def sync(self) -> None:
-        self._completed.update(self._recorded)
+        self._completed.update(self._event_counts)
 
     def _use(self, size_bytes: int) -> None:
         if self._used_bytes + size_bytes > self._limit:

@@ -27,10 +27,10 @@ from cudakit.units import Unavailable, format_bytes, format_count
 
 def report(result: WhatIfResult) -> Document:
     """Return the report, the answer first."""
-    parts = per_device(
+    device_nodes = per_device(
         (f"{device.file}: cuda:{device.device}", _sections(device)) for device in result.devices
     )
-    return Document(f"GPU memory of {files_name(result.files)} under other settings", parts)
+    return Document(f"GPU memory of {files_name(result.files)} under other settings", device_nodes)
 
 
 def brief(result: WhatIfResult) -> tuple[Note, ...]:

@@ -44,7 +44,7 @@ class Recording:
 
     def segment_addresses(self) -> Iterator[tuple[int, int]]:
         """Yield the addresses and sizes of the segments in the order of their allocation."""
-        segments = self.history.segments.plain
+        segments = self.history.segments.plain_segments
         begin_order = np.argsort(segments.begin, kind="stable")
         return zip(
             segments.address[begin_order].tolist(), segments.size[begin_order].tolist(), strict=True
@@ -201,8 +201,11 @@ def _waited_frees(allocations: Allocations, events: Events) -> npt.NDArray[np.in
 
 
 def _frees_have_stacks(allocations: Allocations, events: Events) -> bool:
-    in_trace = (allocations.begin != BEFORE_TRACE) & (allocations.free_requested < len(events))
-    alloc_events, free_events = allocations.begin[in_trace], allocations.free_requested[in_trace]
+    is_in_trace = (allocations.begin != BEFORE_TRACE) & (allocations.free_requested < len(events))
+    alloc_events, free_events = (
+        allocations.begin[is_in_trace],
+        allocations.free_requested[is_in_trace],
+    )
     return bool((events.stack[alloc_events] != events.stack[free_events]).any())
 
 

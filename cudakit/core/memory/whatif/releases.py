@@ -88,7 +88,7 @@ def _first_of_request(
     release_and_request: tuple[int, int, int],
     known_to_fit: int,
 ) -> int:
-    """Return the first event that the request released; ``end_event`` if none.
+    """Return the first event in which the request released memory; ``end_event`` if there is none.
 
     ``release_and_request`` is the first event, the event after the last one, and the event of the request.
     """
@@ -99,21 +99,25 @@ def _first_of_request(
         return first_event if has_failed else end_event
     stack = events.stack[request]
     private = events.pool[release_events] > 0
-    by_program = release_events[(events.stack[release_events] != stack) | _before_default(private)]
-    first_of_request = int(by_program[-1]) + 1 if len(by_program) else first_event
+    releases_by_program = release_events[
+        (events.stack[release_events] != stack) | _is_before_default(private)
+    ]
+    first_of_request = int(releases_by_program[-1]) + 1 if len(releases_by_program) else first_event
     if has_failed or first_of_request == end_event:
         return first_of_request
     new_bytes = int(curves.reserved[request] - curves.reserved[end_event])
-    fitted_before = (
+    has_fitted_before = (
         new_bytes > 0 and int(curves.reserved[first_of_request]) + new_bytes <= known_to_fit
     )
     # Segments of a deleted MemPool have the stacks of their allocations, because no call released them.
-    of_deleted_pool = bool(private[release_events >= first_of_request].all())
+    is_of_deleted_pool = bool(private[release_events >= first_of_request].all())
     unknown_stack = stack == 0 and known_to_fit > 0
-    return end_event if unknown_stack or fitted_before or of_deleted_pool else first_of_request
+    return (
+        end_event if unknown_stack or has_fitted_before or is_of_deleted_pool else first_of_request
+    )
 
 
-def _before_default(private: Mask) -> Mask:
+def _is_before_default(private: Mask) -> Mask:
     """Mark private pools released before the default pool; a request releases the default pool first."""
     default_follows = np.logical_or.accumulate(~private[::-1])[::-1]
     mask: Mask = private & default_follows

@@ -120,7 +120,7 @@ class _Replay:
         self._ooms = 0
         self._refusals = 0  # number of refusals of the device up to the previous step
         self._searched_blocks = 0
-        self._at_peak: MemoryTotals | None = None  # totals at the peak of the recording
+        self._totals_at_peak: MemoryTotals | None = None  # totals at the peak of the recording
 
     def run(self) -> tuple[MemoryTotals, Shortage | None]:
         """Run all steps; return the memory in use at the start of the trace, and the shortage, if any."""
@@ -162,8 +162,8 @@ class _Replay:
         self, name: str, settings: Settings, limit_bytes: int | None, shortage: Shortage | None
     ) -> Outcome:
         statistics = self._allocator.statistics()
-        at_peak = self._at_peak or self._totals("current")
-        free_bytes = at_peak.reserved_bytes - at_peak.active_bytes
+        totals_at_peak = self._totals_at_peak or self._totals("current")
+        free_bytes = totals_at_peak.reserved_bytes - totals_at_peak.active_bytes
         return Outcome(
             name=name,
             settings=settings.as_text(),
@@ -171,7 +171,7 @@ class _Replay:
             peak=self._totals("peak"),
             end=self._totals("current"),
             fragmentation_bytes=free_bytes,
-            fragmentation=free_bytes / max(at_peak.reserved_bytes, 1),
+            fragmentation=free_bytes / max(totals_at_peak.reserved_bytes, 1),
             device_allocations=statistics["num_device_alloc"],
             device_frees=statistics["num_device_free"],
             retries=statistics["num_alloc_retries"],
@@ -188,14 +188,14 @@ class _Replay:
         self._allocator.reset_peaks()
         self._allocator.reset_sums()
         if self._program.peak_event < 0:
-            self._at_peak = self._totals("current")
+            self._totals_at_peak = self._totals("current")
         return self._totals("current")
 
     def _run_steps(self) -> None:
         for event, step, number in self._program.steps:
             self._run_step(event, step, number)
             if event == self._program.peak_event:
-                self._at_peak = self._totals("current")
+                self._totals_at_peak = self._totals("current")
 
     def _run_step(self, event: int, step: Step, number: int) -> None:
         match step:

@@ -36,7 +36,7 @@ from cudakit.core.profile.exports.tracks import (
 )
 from cudakit.trace.kinds import EventKind
 
-_SCHEMA_VERSION = 1  # of Kineto's traces
+_SCHEMA_VERSION = 1  # version of the schema of Kineto's traces
 _COMPRESSION_LEVEL = 3
 _CHUNK_CHARACTERS = 1 << 18
 # Sibling tracks have numbers from here on: they must differ from those of streams and threads.

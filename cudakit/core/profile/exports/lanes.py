@@ -67,7 +67,7 @@ def _flat(starts: list[int], ends: list[int]) -> list[int]:
 
 def _nested(starts: list[int], ends: list[int]) -> list[int]:
     """Return the lowest lane in which each span nests, or -1; spans are sorted by start, longest first."""
-    open_ends: list[list[int]] = []  # for each lane the ends of its open spans, the innermost last
+    open_ends: list[list[int]] = []  # ends of the open spans of each lane, the innermost last
     lanes = []
     for start, end in zip(starts, ends, strict=True):
         lane = -1

@@ -139,8 +139,8 @@ class _Interned:
 class _Uuids:
     """The identifiers of the tracks of a process."""
 
-    work: Column  # by index of the track
-    host: Column  # by index of the track
+    work: Column  # identifiers of the tracks of GPU work, by index of the track
+    host: Column  # identifiers of the tracks of host calls, by index of the track
 
 
 class _Process:

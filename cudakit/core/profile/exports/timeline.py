@@ -82,7 +82,7 @@ class Spans:
 
     start_ns: Column
     end_ns: Column  # never before the start
-    thread: Column  # 0 for a range of the process, which no thread contains
+    thread: Column  # thread number; 0 for a range of the process, which no thread contains
     name: Column  # index of ``Timeline.names``
 
 
@@ -194,14 +194,14 @@ def _host_calls(activities: Activities) -> HostCalls:
     )
 
 
-def _rows_by_number(numbers: Column, wanted: Column) -> Column:
-    """Return the first row of ``numbers`` that equals each item of ``wanted``; -1 if none does or it is 0."""
+def _rows_by_number(numbers: Column, searched_numbers: Column) -> Column:
+    """Return the first row of ``numbers`` that equals each searched number; -1 for none, or if it is 0."""
     if not len(numbers):
-        return np.full(len(wanted), -1, np.int64)
+        return np.full(len(searched_numbers), -1, np.int64)
     order = np.argsort(numbers, kind="stable")
-    place = np.minimum(np.searchsorted(numbers[order], wanted), len(numbers) - 1)
+    place = np.minimum(np.searchsorted(numbers[order], searched_numbers), len(numbers) - 1)
     row = order[place]
-    return np.where((numbers[row] == wanted) & (wanted != 0), row, -1)
+    return np.where((numbers[row] == searched_numbers) & (searched_numbers != 0), row, -1)
 
 
 def _waits(activities: Activities, calls: HostCalls, names: _Names) -> Waits:

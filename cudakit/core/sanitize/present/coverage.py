@@ -150,10 +150,10 @@ def _baseline_notes(result: SanitizeResult) -> Iterator[Note]:
     if use := result.baseline:
         occurrences = f", found {_occurrences(use.count)}" if use.count else ""
         races = _count_with_noun("race", len(use.races))
-        verb = "is" if len(use.races) == 1 else "are"
-        text = f"{races} of the baseline {use.path} {verb} not reported{occurrences}"
+        text = f"Not reported: {races} of the baseline {use.path}{occurrences}"
         if use.absent:
-            text += f"; {format_count(use.absent)} more did not occur"
+            absent_races = _count_with_noun("other race", use.absent)
+            text += f"; {absent_races} of the baseline did not occur"
         yield Note("info", text)
 
 

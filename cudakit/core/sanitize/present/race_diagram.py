@@ -221,7 +221,7 @@ def _draw_lane(name: str, top: int) -> Shape:
         "text",
         name,
         title=name,
-        longest=_MAX_LANE_NAME_LENGTH,
+        max_length=_MAX_LANE_NAME_LENGTH,
         class_="tick end",
         x=-12,
         y=lane_center,

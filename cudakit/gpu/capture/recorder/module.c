@@ -10,6 +10,8 @@
 #include "exact/patching.h"
 #include "hooks/hooks.h"
 #include "hooks/sanitizer_api.h"
+#include "profile/library.h"
+#include "profile/window.h"
 #include "write/call_sites.h"
 #include "write/record.h"
 #include "write/spool.h"
@@ -87,6 +89,7 @@ static PyObject *stop(PyObject *self, PyObject *unused)
     (void)self, (void)unused;
     is_started = false;
     Py_BEGIN_ALLOW_THREADS
+    profile_cancel();
     subscription_end();
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
@@ -104,16 +107,86 @@ static PyObject *read_all(PyObject *self, PyObject *unused)
 }
 
 PyDoc_STRVAR(finish_doc, "finish()\n--\n\n"
-                         "Write the accesses of all kernels so far, while CUDA still works. Accesses of\n"
-                         "later kernels are not recorded. To be called at the end of the program.");
+                         "Write the accesses of all kernels so far, while CUDA still works, and end the\n"
+                         "profile. Accesses of later kernels are not recorded. To be called at the end of\n"
+                         "the program.");
 
 static PyObject *finish(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
     Py_BEGIN_ALLOW_THREADS
     exact_finish();
+    profile_end();
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
+}
+
+/* Read the arguments of profile(); on failure return false with an exception set. */
+static bool parse_profile(PyObject *args, PyObject *keywords, profile_options *options, int *begins_now)
+{
+    static char *names[] = {"library", "delay", "duration", "range", "paused", "now", NULL};
+    int is_paused = 0;
+    options->range = "";
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "s|ddspp", names, &options->library, &options->delay_s,
+                                     &options->duration_s, &options->range, &is_paused, begins_now))
+        return false;
+    options->is_paused = is_paused;
+    return true;
+}
+
+PyDoc_STRVAR(profile_doc, "profile(library, delay=0, duration=0, range='', paused=False, now=False)\n--\n\n"
+                          "Record the kernels, copies, fills and synchronizations of this process with\n"
+                          "CUPTI, and the calls that start them. library is the path of libcupti.so.\n\n"
+                          "The profile begins at the first use of CUDA, or with now immediately, and ends\n"
+                          "with finish(). delay and duration are in seconds; duration 0 has no limit.\n"
+                          "With range, only the NVTX ranges of this name are recorded; with paused,\n"
+                          "nothing before a call of cudaProfilerStart. Call it after start(). Returns\n"
+                          "None, or the path of another library that CUDA_INJECTION64_PATH names: then\n"
+                          "the process is not profiled. Raises RuntimeError.");
+
+static PyObject *profile(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    profile_options options = {0};
+    int begins_now = 0;
+    bool has_begun = true;
+    char error[ERROR_BYTES];
+    (void)self;
+    if (!parse_profile(args, keywords, &options, &begins_now))
+        return NULL;
+    if (!begins_now)
+        return Py_BuildValue("z", profile_at_first_use(&options));
+    Py_BEGIN_ALLOW_THREADS
+    has_begun = profile_begin(&options, error, sizeof error);
+    Py_END_ALLOW_THREADS
+    if (!has_begun)
+        return raise_error(error);
+    Py_RETURN_NONE;
+}
+
+/* A subscriber that handles no callback. */
+static void ignore_callback(void *unused, int domain, uint32_t cbid, const void *data)
+{
+    (void)unused, (void)domain, (void)cbid, (void)data;
+}
+
+PyDoc_STRVAR(check_profile_doc, "check_profile(library)\n--\n\n"
+                                "Check that this process can be profiled: subscribe to CUPTI, and unsubscribe at\n"
+                                "once. Return the version of CUPTI. Raises RuntimeError.");
+
+static PyObject *check_profile(PyObject *self, PyObject *args)
+{
+    const char *library;
+    char error[ERROR_BYTES];
+    uint32_t version = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "s", &library))
+        return NULL;
+    CUpti_SubscriberHandle subscriber = library_subscribe(library, ignore_callback, error, sizeof error);
+    if (!subscriber)
+        return raise_error(error);
+    cupti.get_version(&version);
+    cupti.unsubscribe(subscriber);
+    return PyLong_FromUnsignedLong(version);
 }
 
 PyDoc_STRVAR(check_doc, "check(library)\n--\n\n"
@@ -375,6 +448,20 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, range_push.is_copy) X(record, range_pop.domain) X(record, range_pop.number) \
     X(record, range_pop.is_copy) \
     X(record, mark.name) X(record, mark.domain) \
+    X(record, api_call.function) X(record, api_call.correlation) X(record, api_call.start_ns) \
+    X(record, api_call.end_ns) X(record, api_call.size_bytes) \
+    X(record, kernel_run.name) X(record, kernel_run.correlation) X(record, kernel_run.start_ns) \
+    X(record, kernel_run.end_ns) X(record, kernel_run.graph_node) X(record, kernel_run.grid) \
+    X(record, kernel_run.block) X(record, kernel_run.registers) X(record, kernel_run.shared_bytes) \
+    X(record, copy_run.start_ns) X(record, copy_run.end_ns) X(record, copy_run.size_bytes) \
+    X(record, copy_run.correlation) X(record, copy_run.peer_device) X(record, copy_run.direction) \
+    X(record, copy_run.source_memory) X(record, copy_run.destination_memory) X(record, copy_run.graph_node) \
+    X(record, fill_run.start_ns) X(record, fill_run.end_ns) X(record, fill_run.size_bytes) \
+    X(record, fill_run.correlation) X(record, fill_run.graph_node) \
+    X(record, synchronization.start_ns) X(record, synchronization.end_ns) \
+    X(record, synchronization.synchronization) X(record, synchronization.correlation) \
+    X(record, synchronization.event) X(record, graph_node_site.graph_node) X(record, profile_window.is_open) \
+    X(record, device_info.name) X(record, device_info.multiprocessors) X(record, device_info.memory_bytes) \
     X(record, gap.reason) X(record, gap.count)
 /* clang-format on */
 
@@ -421,6 +508,8 @@ static PyMethodDef METHODS[] = {
     {"finish", finish, METH_NOARGS, finish_doc},
     {"stop", stop, METH_NOARGS, stop_doc},
     {"check", check, METH_VARARGS, check_doc},
+    {"profile", (PyCFunction)(void (*)(void))profile, METH_VARARGS | METH_KEYWORDS, profile_doc},
+    {"check_profile", check_profile, METH_VARARGS, check_profile_doc},
     {"counts", counts, METH_NOARGS, counts_doc},
     {"alloc", (PyCFunction)(void (*)(void))pool_alloc, METH_VARARGS | METH_KEYWORDS, alloc_doc},
     {"free", (PyCFunction)(void (*)(void))pool_free, METH_VARARGS | METH_KEYWORDS, free_doc},

@@ -28,6 +28,11 @@ void set_context_device(uint32_t context, CUdevice device)
         context_devices[context] = (int16_t)device;
 }
 
+int context_number_device(uint32_t context)
+{
+    return context < MAX_CONTEXTS ? context_devices[context] : 0;
+}
+
 int context_device(CUcontext context)
 {
     uint32_t id = context_id(context);

@@ -15,6 +15,7 @@
 #include "hooks/driver_api.h"
 #include "hooks/sanitizer_api.h"
 #include "model/ranges.h"
+#include "profile/window.h"
 #include "write/record.h"
 
 struct kernel_layout;
@@ -58,6 +59,7 @@ typedef struct {
     /* NVTX ranges. ``copy_generation`` is the generation of copies (model/ranges.c) that the thread already has. */
     open_ranges open_ranges;
     uint32_t copy_generation;
+    profiled_call profiled_call; /* call of the runtime or driver that is being profiled */
 } thread_state;
 
 extern __thread thread_state this_thread;
@@ -73,6 +75,9 @@ void set_context_device(uint32_t context, CUdevice device);
 
 /* Return the device of a context, or -1 if unknown. The lock is held. */
 int context_device(CUcontext context);
+
+/* Return the device of a context by its id, or 0 if it is unknown. The lock is held. */
+int context_number_device(uint32_t context);
 
 /* Append one record. The lock is held. */
 void record_append(const record *rec);

@@ -43,7 +43,7 @@ class AgainstModel(RuleBasedStateMachine):
         self.pool = CachingHostAllocator(
             self.host, Settings(pinned_max_cached_size_bytes=max_cached), splits=splits
         )
-        self.model = Model(model_host, splits=splits, max_cached=max_cached)
+        self.model = Model(model_host, splits=splits, most_cached=max_cached)
 
     @rule(target=live, size=SIZES)
     def alloc(self, size: int) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 from core.bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, result
 
-from cudakit.core.bench.health import LeftOut, SuiteResult, assess
+from cudakit.core.bench.health import SkippedBench, SuiteResult, assess
 from cudakit.core.bench.present.health import present_health
 from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import CaseResult
@@ -14,7 +14,7 @@ from cudakit.render import console, csv, html, markdown
 from cudakit.units import Unavailable
 
 Golden = Callable[[str, str], None]
-GEMM_NOT_RUN = LeftOut(
+GEMM_NOT_RUN = SkippedBench(
     "gemm", "nvmath-python is not installed", "pip install 'nvmath-python>=1.0,<2'"
 )
 

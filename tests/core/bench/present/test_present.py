@@ -120,7 +120,7 @@ def test_latency_has_neither_rate_nor_peak() -> None:
 def test_baseline_is_faint_and_has_relative_rate() -> None:
     report = table(present(AGAINST_TORCH))
 
-    assert report.faint == {1}
+    assert report.faint_rows == {1}
     assert "vs torch" in [column.name for column in report.columns]
 
 

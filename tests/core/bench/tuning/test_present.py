@@ -38,7 +38,7 @@ def test_gemm_description_omits_defaults() -> None:
 
 
 def test_gemms_that_keep_default_are_faint() -> None:
-    assert table(present_tuned(tuned(tuned_gemm(), untuned_gemm()))).faint == {1}
+    assert table(present_tuned(tuned(tuned_gemm(), untuned_gemm()))).faint_rows == {1}
 
 
 def test_tuning_without_gain_is_reported() -> None:
@@ -78,7 +78,7 @@ def test_warnings_of_tuning_are_shown(tuning: Tuned, level: str, message: str) -
 
 def test_torch_export_is_experimental_and_names_omissions() -> None:
     exported = TorchCsv((), ((SMALL, "it has padding"),))
-    document = present_tuned(tuned(tuned_gemm()), exported=exported)
+    document = present_tuned(tuned(tuned_gemm()), torch_csv=exported)
 
     assert any("experimental" in text for text in notes(document, "info"))
     assert any("it has padding" in text for text in notes(document, "warn"))

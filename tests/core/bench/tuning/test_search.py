@@ -16,7 +16,7 @@ MS = 1e-3
 
 
 def run(trials: Synthetic, limits: Limits = LONG, seed: int = 0) -> Outcome:
-    return search(trials, len(trials.times_s), limits, seed=seed, now=trials.now)
+    return search(trials, len(trials.times_s), limits, seed=seed, now_s=trials.now)
 
 
 @given(
@@ -162,7 +162,7 @@ def test_interrupted_search_returns_outcome_so_far(calls: int, winner: int) -> N
         if not calls_left:
             raise KeyboardInterrupt
 
-    outcome = search(trials, 4, LONG, seed=0, now=trials.now, progress=interrupt_later)
+    outcome = search(trials, 4, LONG, seed=0, now_s=trials.now, progress=interrupt_later)
 
     assert (outcome.stop_reason, outcome.winner) == ("interrupted", winner)
 

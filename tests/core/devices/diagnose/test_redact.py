@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.devices.diagnose import diagnose
 from cudakit.core.devices.diagnose.present import paste
-from cudakit.core.devices.diagnose.redact import _COMMON_NAMES, Identity, redacted
+from cudakit.core.devices.diagnose.redact import _COMMON_NAMES, Identity, redact_value
 from cudakit.render import console, json
 
 WHO = Identity(
@@ -25,33 +25,33 @@ between = st.text(string.ascii_letters + " /:=.,", max_size=20)
 def test_uuids_are_redacted_except_their_kind() -> None:
     text = "GPU-6f4890cf-4157-408d-4577-559bc7fea90e, MIG-GPU-6f4890cf/3/0 and GPU-6f48"
 
-    assert redacted(text, WHO) == "GPU-<uuid>, MIG-GPU-<uuid> and GPU-<uuid>"
+    assert redact_value(text, WHO) == "GPU-<uuid>, MIG-GPU-<uuid> and GPU-<uuid>"
 
 
 def test_host_user_home_and_serial_numbers_are_redacted() -> None:
     text = "gpu-box: /data/ada/venv and /home/bob/x, serial 1652826064062, GPU-BOX.LAB.EXAMPLE, ada"
 
-    assert redacted(text, WHO) == (
+    assert redact_value(text, WHO) == (
         "<host>: ~/venv and /home/<user>/x, serial <serial>, <host>, <user>"
     )
 
 
 def test_name_inside_word_is_not_redacted() -> None:
-    assert redacted("Canada, gpu-boxes", WHO) == "Canada, gpu-boxes"
+    assert redact_value("Canada, gpu-boxes", WHO) == "Canada, gpu-boxes"
 
 
 def test_common_names_are_not_redacted() -> None:
     nobody = Identity(hostname="localhost", user="root", home="/", serials=("0",))
 
-    assert redacted("localhost: root 0 /usr", nobody) == "localhost: root 0 /usr"
+    assert redact_value("localhost: root 0 /usr", nobody) == "localhost: root 0 /usr"
 
 
 @given(identifier=st.uuids(), prefix=st.sampled_from(["GPU-", "MIG-", ""]), around=between)
 def test_any_uuid_is_redacted(identifier: uuid.UUID, prefix: str, around: str) -> None:
     text = f"{around} {prefix}{identifier} {around}"
 
-    assert str(identifier) not in redacted(text, WHO)
-    assert str(identifier)[:8] not in redacted(text, WHO)
+    assert str(identifier) not in redact_value(text, WHO)
+    assert str(identifier)[:8] not in redact_value(text, WHO)
 
 
 @given(host=names, user=names, around=between)
@@ -59,7 +59,7 @@ def test_any_name_in_path_or_sentence_is_redacted(host: str, user: str, around: 
     who = Identity(hostname=f"{host}.cluster", user=user, home=f"/home/{user}")
     text = f"{around} /home/{user}/env on {host}.cluster, {host.upper()} as {user}; {around}"
 
-    expected_text = redacted(text, who).lower().replace("/", " ").replace(".", " ").split()
+    expected_text = redact_value(text, who).lower().replace("/", " ").replace(".", " ").split()
 
     assert not {host, f"{host},", user, f"{user};"} & set(expected_text)
 
@@ -69,7 +69,7 @@ def test_whole_result_is_redacted(machine: Machine) -> None:
         variables={"CUDA_INJECTION64_PATH": "/data/ada/libtool.so", "NCCL_TOPO_FILE": "gpu-box"},
         **both_views(gpu(0)),
     )
-    result = redacted(diagnose(named_machine), WHO)
+    result = redact_value(diagnose(named_machine), WHO)
 
     for text in (json.render(result), console.render(paste(result), width=60, color=False)):
         for secret in ("00112233-4455", "gpu-box", "/data/ada"):

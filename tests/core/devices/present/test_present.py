@@ -142,7 +142,7 @@ def test_hidden_device_is_faint_with_reason() -> None:
 
     first = document.nodes[0]
     assert isinstance(first, Table)
-    assert first.faint == {0}
+    assert first.faint_rows == {0}
     assert notes(document) == [Note("info", "nvml:0: hidden by CUDA_VISIBLE_DEVICES=1")]
 
 
@@ -369,7 +369,7 @@ def test_table_of_fields_has_reasons_and_faint_rows() -> None:
     assert isinstance(node, Table)
     assert [column.kind for column in node.columns] == ["text", "number"]
     assert isinstance(node.rows[0][0], Unavailable)
-    assert node.faint == {0}
+    assert node.faint_rows == {0}
 
 
 def test_list_of_fields_explains_each_field_once() -> None:

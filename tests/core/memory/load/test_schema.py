@@ -18,8 +18,8 @@ def test_annotations_and_settings_equal_the_file(loaded: Loader) -> None:
     snapshot = loaded(files.snapshot())
     begin = 1_700_000_000_000_000
     assert snapshot.annotations == (
-        Annotation("step 1", start=True, device=0, time_us=begin + 1),
-        Annotation("step 1", start=False, device=0, time_us=begin + 8),
+        Annotation("step 1", is_start=True, device=0, time_us=begin + 1),
+        Annotation("step 1", is_start=False, device=0, time_us=begin + 8),
     )
     assert snapshot.settings == files.snapshot()["allocator_settings"]
     assert snapshot.has_times
@@ -88,7 +88,7 @@ def test_annotation_numbers_stored_as_text_are_read(loaded: Loader) -> None:
     annotation = {"name": "step", "stage": "START", "device": "1", "time_us": "1700000000000000"}
     snapshot = loaded(files.snapshot(external_annotations=[annotation]))
     assert snapshot.annotations == (
-        Annotation("step", start=True, device=1, time_us=1_700_000_000_000_000),
+        Annotation("step", is_start=True, device=1, time_us=1_700_000_000_000_000),
     )
 
 
@@ -163,8 +163,8 @@ def test_annotation_without_stage_or_time_is_ignored(loaded: Loader) -> None:
         {},
     ]
     assert loaded(untraced(external_annotations=annotations)).annotations == (
-        Annotation("", start=False, device=0, time_us=5),
-        Annotation("", start=True, device=0, time_us=6),
+        Annotation("", is_start=False, device=0, time_us=5),
+        Annotation("", is_start=True, device=0, time_us=6),
     )
 
 

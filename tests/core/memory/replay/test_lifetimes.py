@@ -82,8 +82,8 @@ def test_oldest_and_newest_lifetime_of_each_address_are_marked() -> None:
     found: Lifetimes = split_into_lifetimes(
         ordered([(512, BEGIN), (0, BEGIN), (512, BEGIN), (512, BEGIN)])
     )
-    assert found.oldest.tolist() == [True, True, False, False]
-    assert found.newest.tolist() == [True, False, False, True]
+    assert found.is_oldest.tolist() == [True, True, False, False]
+    assert found.is_newest.tolist() == [True, False, False, True]
 
 
 def test_no_steps_give_no_lifetimes() -> None:

@@ -20,7 +20,7 @@ Row = tuple[int, ...]
 
 
 def plain_segments(trace: DeviceTrace) -> SegmentLifetimes:
-    return segment_history(trace).plain
+    return segment_history(trace).plain_segments
 
 
 def contradictions(trace: DeviceTrace) -> int:

@@ -118,15 +118,18 @@ def long_trace() -> Snapshot:
 def test_failure_that_recurs_only_with_more_events_is_replayed_from_further_back(
     long_trace: Snapshot,
 ) -> None:
-    assert replayed_remedies(long_trace, ReplayLimits(events=(1000,))) == ()
-    remedies = replayed_remedies(long_trace, ReplayLimits(events=(1000, 60_000)))
+    assert replayed_remedies(long_trace, ReplayLimits(event_counts=(1000,))) == ()
+    remedies = replayed_remedies(long_trace, ReplayLimits(event_counts=(1000, 60_000)))
     assert {replayed.helps for replayed in remedies} == {False, True}
     assert remedies == replayed_remedies(long_trace, ReplayLimits())
 
 
 def test_replay_with_too_many_blocks_before_it_is_not_begun(long_trace: Snapshot) -> None:
     assert (
-        replayed_remedies(long_trace, ReplayLimits(events=(5000, 60_000), blocks_before=10)) == ()
+        replayed_remedies(
+            long_trace, ReplayLimits(event_counts=(5000, 60_000), max_blocks_before=10)
+        )
+        == ()
     )
 
 
@@ -136,7 +139,7 @@ def test_replay_that_searches_too_many_blocks_ends() -> None:
     snapshot = gpu.snapshot()
 
     assert replayed_remedies(snapshot, ReplayLimits())
-    assert replayed_remedies(snapshot, ReplayLimits(searched_blocks=10)) == ()
+    assert replayed_remedies(snapshot, ReplayLimits(max_searched_blocks=10)) == ()
 
 
 def test_replays_of_settings_reserve_at_most_the_memory_of_the_device() -> None:

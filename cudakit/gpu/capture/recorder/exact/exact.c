@@ -309,7 +309,8 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
     executable_graph(executable, &executable_id, &kernels);
     uint64_t indices = kernels && executable_id < MAX_EXECUTABLES ? needed_indices(executable_id, kernels) : 0;
     pthread_mutex_unlock(&recorder_lock);
-    if (indices) /* 0 indices: every arena has too few, so there is no arena to wait for */
+    /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests none. */
+    if (indices)
         prepare_launch(context, space_signature(executable, kernels), 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
 }
 

@@ -13,6 +13,7 @@
 #include "model/ids.h"
 #include "model/kernels.h"
 #include "model/ranges.h"
+#include "profile/window.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 #include "write/spool.h"
@@ -167,6 +168,7 @@ static void after_fork_in_child(void)
     kernels_clear();
     ids_clear();
     exact_clear();
+    profile_forked();
 }
 
 /* Exit handlers run in reverse order of registration. This handler is registered after the library is loaded, so that
@@ -211,6 +213,7 @@ bool subscription_begin(const char *library, bool memory_only, char *error, size
 
 void subscription_end(void)
 {
+    profile_end();
     if (!is_subscribed && !is_tracing)
         return;
     nvtx_enable(false);

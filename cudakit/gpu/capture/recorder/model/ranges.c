@@ -1,9 +1,10 @@
 #include "model/ranges.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <string.h>
 
+#include "containers.h"
+#include "profile/window.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 #include "write/spool.h"
@@ -17,6 +18,8 @@
 
 static uint32_t name_count;        /* number of distinct names so far */
 static uint64_t last_range_number; /* number of the latest range that range_start() began */
+
+static hash_table profiled_range_numbers; /* numbers of the open ranges of the process that are profiled */
 
 /* The threads of the current backward pass that have copies of ranges, and the copied ranges. */
 static struct {
@@ -99,20 +102,26 @@ int range_push(const char *name, const char *domain)
     open_ranges *open = &this_thread.open_ranges;
     pthread_mutex_lock(&recorder_lock);
     uint32_t name_number = name_id(name), domain_number = name_id(domain);
+    const bool is_profiled = window_is_range(name) && open->count < MAX_OPEN_RANGES;
     const int depth = depth_in_domain(open, domain_number);
     write_push(name_number, domain_number, 0, false);
     if (open->count < MAX_OPEN_RANGES) {
         open->ranges[open->count].name = name_number;
         open->ranges[open->count].domain = domain_number;
+        open->ranges[open->count].is_profiled = is_profiled;
     }
     open->count++;
     pthread_mutex_unlock(&recorder_lock);
+    if (is_profiled)
+        window_range_began();
     return depth;
 }
 
-/* Remove the innermost open range of a domain. Return false if the domain has no open range. */
-static bool remove_range(open_ranges *open, uint32_t domain)
+/* Remove the innermost open range of a domain, and set whether it is profiled. Return false if the domain has no open
+ * range. */
+static bool remove_range(open_ranges *open, uint32_t domain, bool *is_profiled)
 {
+    *is_profiled = false;
     if (open->count > MAX_OPEN_RANGES) {
         open->count--;
         return true;
@@ -122,6 +131,7 @@ static bool remove_range(open_ranges *open, uint32_t domain)
         i--;
     if (!i)
         return false;
+    *is_profiled = open->ranges[i - 1].is_profiled;
     memmove(open->ranges + i - 1, open->ranges + i, (open->count - i) * sizeof *open->ranges);
     open->count--;
     return true;
@@ -131,11 +141,14 @@ int range_pop(const char *domain)
 {
     pthread_mutex_lock(&recorder_lock);
     const uint32_t domain_number = name_id(domain);
-    const bool is_open = remove_range(&this_thread.open_ranges, domain_number);
+    bool is_profiled;
+    const bool is_open = remove_range(&this_thread.open_ranges, domain_number, &is_profiled);
     const int depth = is_open ? depth_in_domain(&this_thread.open_ranges, domain_number) : -1;
     if (is_open)
         write_pop(domain_number, 0);
     pthread_mutex_unlock(&recorder_lock);
+    if (is_profiled)
+        window_range_ended();
     return depth;
 }
 
@@ -143,8 +156,11 @@ uint64_t range_start(const char *name, const char *domain)
 {
     pthread_mutex_lock(&recorder_lock);
     const uint64_t number = ++last_range_number;
+    const bool is_profiled = window_is_range(name) && !hash_table_put(&profiled_range_numbers, number, 1);
     write_push(name_id(name), name_id(domain), number, false);
     pthread_mutex_unlock(&recorder_lock);
+    if (is_profiled)
+        window_range_began();
     return number;
 }
 
@@ -153,7 +169,10 @@ void range_end(uint64_t number)
     pthread_mutex_lock(&recorder_lock);
     if (number && number <= last_range_number)
         write_pop(0, number);
+    const bool is_profiled = number && hash_table_remove(&profiled_range_numbers, number);
     pthread_mutex_unlock(&recorder_lock);
+    if (is_profiled)
+        window_range_ended();
 }
 
 void range_mark(const char *name, const char *domain)
@@ -208,6 +227,7 @@ void ranges_end_copies(void)
 void ranges_clear(void)
 {
     name_count = 0;
+    hash_table_clear(&profiled_range_numbers);
     copies.thread_count = 0;
     copies.generation++;
 }

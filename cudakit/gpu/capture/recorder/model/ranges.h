@@ -2,6 +2,7 @@
 #ifndef CK_RANGES_H
 #define CK_RANGES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* More open ranges of one thread are recorded, but autograd's threads do not get a copy of them. */
@@ -11,6 +12,7 @@
 typedef struct {
     struct {
         uint32_t name, domain; /* text ids */
+        bool is_profiled;      /* the process is profiled while the range is open (profile/window.h) */
     } ranges[MAX_OPEN_RANGES];
     uint32_t count;
 } open_ranges;

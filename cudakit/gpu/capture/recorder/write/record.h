@@ -32,6 +32,14 @@ enum {
     KIND_ACCESSED = 27,
     KIND_ARENAS = 28,
     KIND_OUT_OF_MEMORY = 29,
+    KIND_API_CALL = 30,
+    KIND_KERNEL_RUN = 31,
+    KIND_COPY_RUN = 32,
+    KIND_FILL_RUN = 33,
+    KIND_SYNCHRONIZATION = 34,
+    KIND_GRAPH_NODE_SITE = 35,
+    KIND_PROFILE_WINDOW = 36,
+    KIND_DEVICE_INFO = 37,
 };
 
 enum {
@@ -66,6 +74,8 @@ enum {
 };
 enum { FLAG_WAIT = 1, FLAG_WRITE = 2 };
 enum { PHASE_BEGIN = 1, PHASE_END = 2 };
+enum { MEMORY_KIND_MANAGED_STATIC = 7 }; /* largest kind of memory at one end of a copy */
+enum { SYNCHRONIZATION_CONTEXT = 4 };    /* largest type of synchronization */
 
 typedef struct {
     uint64_t seq;
@@ -154,6 +164,48 @@ typedef struct {
             uint64_t size_bytes, free_bytes;
             uint32_t pool; /* text id of the pool's name */
         } out_of_memory;
+        struct {
+            uint32_t function, correlation; /* function: text id */
+            int64_t start_ns, end_ns;
+            uint64_t size_bytes;
+        } api_call;
+        struct {
+            uint32_t name, correlation; /* name: text id */
+            int64_t start_ns, end_ns;
+            uint64_t graph_node;
+            uint32_t grid[3];
+            uint16_t block[3], registers;
+            uint32_t shared_bytes;
+        } kernel_run;
+        struct {
+            int64_t start_ns, end_ns;
+            uint64_t size_bytes;
+            uint32_t correlation;
+            int16_t peer_device;
+            uint8_t direction, source_memory, destination_memory;
+            uint64_t graph_node;
+        } copy_run;
+        struct {
+            int64_t start_ns, end_ns;
+            uint64_t size_bytes;
+            uint32_t correlation;
+            uint64_t graph_node;
+        } fill_run;
+        struct {
+            int64_t start_ns, end_ns;
+            uint8_t synchronization;
+            uint32_t correlation, event;
+        } synchronization;
+        struct {
+            uint64_t graph_node;
+        } graph_node_site;
+        struct {
+            uint8_t is_open;
+        } profile_window;
+        struct {
+            uint32_t name, multiprocessors; /* name: text id */
+            uint64_t memory_bytes;
+        } device_info;
         uint8_t kind_fields[56]; /* the fields of any kind, to clear them */
     };
 } record;

@@ -334,6 +334,17 @@ uint32_t spool_stack(const spool_frame *frames, uint32_t depth)
     return ++stack_count;
 }
 
+void spool_notice(const char *kind, const char *line)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%d.%s", directory, (int)getpid(), kind);
+    FILE *file = fopen(path, "ae");
+    if (!file)
+        return; /* the reader has ended */
+    fprintf(file, "%s\n", line);
+    fclose(file);
+}
+
 uint64_t spool_lost(int *error_number)
 {
     *error_number = loss_errno;

@@ -43,6 +43,9 @@ typedef struct {
 } spool_frame;
 uint32_t spool_stack(const spool_frame *frames, uint32_t depth);
 
+/* Append a line to the file ``PID.KIND`` in the directory: a message for the reader (cudakit/run/protocol.py). */
+void spool_notice(const char *kind, const char *line);
+
 /* Return the number of records that could not be written, and set ``error_number`` to the errno of the last
  * failure. */
 uint64_t spool_lost(int *error_number);

@@ -1,0 +1,234 @@
+"""``cudakit cache``: show, clear or fill the cache of compiled kernels."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from cudakit.cli.failure import ExitCode
+from cudakit.cli.options import Command, OutputOptions, option, output_options
+from cudakit.cli.progress import Progress, progress_line
+from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
+from cudakit.errors import CudakitError, EnvironmentUnusable, MissingDependency, UsageError
+
+if TYPE_CHECKING:
+    from cudakit.core.cache import CacheResult, Cleared, Warmed
+    from cudakit.gpu.compile_cache import CompileCache
+
+_ARCHITECTURE = re.compile(r"(?:sm_)?(\d{1,2})\.?(\d)")
+_HINT = "name architectures of CUDA: --arch sm_80 --arch sm_90"
+
+
+@click.group(invoke_without_command=True, no_args_is_help=False)
+@click.pass_context
+def cache(context: click.Context) -> None:
+    """Show, clear or fill the cache of compiled kernels.
+
+    Benchmarks and the race detector compile CUDA code for the GPU at hand and keep the result in
+    ~/.cache/cudakit, or in CUDAKIT_CACHE_DIR. Files that another user can have written are ignored.
+
+    \b
+    cudakit cache show
+    cudakit cache clear
+    cudakit cache warm --arch sm_80 --arch sm_90
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(ExitCode.USAGE)
+
+
+@cache.command(cls=Command)
+@output_options(COMMON_FORMATS)
+def show(*, output: OutputOptions) -> int:
+    """List the compiled kernels in the cache.
+
+    \b
+    cudakit cache show
+    cudakit cache show --json
+    """
+    compile_cache = _user_cache()
+    with open_outputs(output) as outputs:
+        outputs.write(_report(_result(compile_cache)))
+    return ExitCode.OK
+
+
+@cache.command(cls=Command)
+@output_options(COMMON_FORMATS)
+def clear(*, output: OutputOptions) -> int:
+    """Delete all compiled kernels from the cache.
+
+    \b
+    cudakit cache clear
+    """
+    from cudakit.core.cache import Cleared
+
+    compile_cache = _user_cache()
+    with open_outputs(output) as outputs:
+        with _os_errors_reported(compile_cache):
+            cleared = Cleared(*compile_cache.clear())
+        outputs.write(_report(_result(compile_cache, cleared=cleared)))
+    return ExitCode.OK
+
+
+@cache.command(cls=Command)
+@option(
+    "--arch",
+    metavar="ARCH",
+    multiple=True,
+    help="Architecture to compile for, such as sm_90. Repeatable.  [default: those of this machine's GPUs]",
+)
+@output_options(COMMON_FORMATS)
+def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
+    """Compile all kernels of cudakit ahead, for a container image or a first run without waiting.
+
+    This needs NVRTC, and for the race detector ptxas, but no GPU. The exit code is 1 if a source cannot
+    be compiled.
+
+    \b
+    cudakit cache warm
+    cudakit cache warm --arch sm_80 --arch sm_90
+    """
+    compile_cache = _user_cache()
+    capabilities = [_capability(text) for text in arch] or _capabilities_of_this_machine()
+    with open_outputs(output) as outputs:
+        with progress_line(quiet=output.quiet) as progress:
+            warmed = tuple(_warm(compile_cache, capabilities, progress))
+        outputs.write(_report(_result(compile_cache, warmed=warmed)))
+    return ExitCode.FINDINGS if any(target.failures for target in warmed) else ExitCode.OK
+
+
+# --- the cache
+
+
+def _user_cache() -> CompileCache:
+    """Return the cache of this user. Raises EnvironmentUnusable if there is no directory for it."""
+    from cudakit.gpu.compile_cache import user_cache
+
+    if compile_cache := user_cache(os.environ):
+        return compile_cache
+    raise EnvironmentUnusable(
+        "there is no home directory for the cache", hint="set CUDAKIT_CACHE_DIR to a directory"
+    )
+
+
+@contextmanager
+def _os_errors_reported(compile_cache: CompileCache) -> Iterator[None]:
+    """Raise EnvironmentUnusable for an error of the file system in the cache."""
+    try:
+        yield
+    except PermissionError as error:
+        raise EnvironmentUnusable(
+            f"the cache {compile_cache.directory} cannot be used: {error.strerror or error}",
+            hint="make it a directory that only you can write, or set CUDAKIT_CACHE_DIR to another one",
+        ) from error
+    except OSError as error:
+        raise EnvironmentUnusable(
+            f"the cache {compile_cache.directory} cannot be used: {error.strerror}",
+            hint="set CUDAKIT_CACHE_DIR to another directory",
+        ) from error
+
+
+def _result(
+    compile_cache: CompileCache,
+    *,
+    cleared: Cleared | None = None,
+    warmed: tuple[Warmed, ...] = (),
+) -> CacheResult:
+    from cudakit.core.cache import CacheResult, Image
+
+    with _os_errors_reported(compile_cache):
+        images, unusable = compile_cache.images()
+    return CacheResult(
+        directory=str(compile_cache.directory),
+        images=tuple(
+            Image(
+                image.label.kernels,
+                image.label.target,
+                image.label.compiler,
+                image.size_bytes,
+                datetime.fromtimestamp(image.written_ns // 10**9, UTC).isoformat(),
+            )
+            for image in images
+        ),
+        unusable=unusable,
+        size_bytes=sum(image.size_bytes for image in images),
+        max_images=compile_cache.max_images,
+        max_bytes=compile_cache.max_bytes,
+        cleared=cleared,
+        warmed=warmed,
+    )
+
+
+def _report(result: CacheResult) -> Report:
+    from cudakit.core.cache import report
+
+    return Report(result=result, document=lambda: report(result))
+
+
+# --- compilation ahead
+
+
+def _capability(text: str) -> tuple[int, int]:
+    """Return the compute capability of an architecture such as ``sm_90`` or ``9.0``."""
+    match = _ARCHITECTURE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not an architecture", hint=_HINT)
+    return int(match[1]), int(match[2])
+
+
+def _capabilities_of_this_machine() -> list[tuple[int, int]]:
+    from cudakit.gpu.capture.device_patch import device_capabilities
+
+    capabilities = sorted(device_capabilities())
+    if not capabilities:
+        raise UsageError("this machine has no GPU to compile for", hint=_HINT)
+    return capabilities
+
+
+def _warm(
+    compile_cache: CompileCache, capabilities: Sequence[tuple[int, int]], progress: Progress
+) -> Iterator[Warmed]:
+    """Compile all sources for each capability."""
+    from cudakit.core.cache import Warmed
+
+    builds = _builds(compile_cache)
+    for number, capability in enumerate(capabilities):
+        target = "sm_{}{}".format(*capability)
+        failed = defaultdict(list)  # names of the sources, by the reason
+        for index, (name, build) in enumerate(builds.items()):
+            done = (number + index / len(builds)) / len(capabilities)
+            progress(f"compiling {name} for {target}", done)
+            try:
+                build(capability)
+            except MissingDependency:
+                raise  # nothing can be compiled without NVRTC
+            except CudakitError as error:
+                failed[error.message.partition("\n")[0]].append(name)
+        failures = tuple(f"{', '.join(names)}: {reason}" for reason, names in failed.items())
+        count = len(builds) - sum(map(len, failed.values()))
+        yield Warmed(target, count, failures)
+
+
+def _builds(compile_cache: CompileCache) -> dict[str, Callable[[tuple[int, int]], bytes]]:
+    """Return a function for each source that compiles it for a compute capability."""
+    from cudakit.gpu import selftest
+    from cudakit.gpu.capture.device_patch import PATCH, build_patch
+    from cudakit.gpu.compile import compile_cuda
+    from cudakit.kernels import bandwidth, compare, fill, poison, spin, timestamp
+
+    modules = (bandwidth, compare, fill, poison, spin, timestamp, selftest)
+    builds: dict[str, Callable[[tuple[int, int]], bytes]] = {
+        module.__name__.rpartition(".")[2]: partial(
+            compile_cuda, module.SOURCE, cache=compile_cache
+        )
+        for module in modules
+    }
+    return builds | {PATCH: partial(build_patch, cache=compile_cache)}

@@ -1,0 +1,76 @@
+"""The profile of a program that ``run --profile`` records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cudakit.core.profile.activities import ActivityCollector
+from cudakit.gpu.capture.cupti import ProfileReady, preflight_profile
+from cudakit.run.protocol import ProfileSettings
+from cudakit.trace.kinds import EventKind
+
+if TYPE_CHECKING:
+    from cudakit.core.profile.activities import Activities
+    from cudakit.gpu.capture.preflight import Refusal
+    from cudakit.trace.spool import Batch
+
+# Kinds of events that are work of a GPU.
+_GPU_WORK = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
+
+
+class ProfileMonitor:
+    """Collects the activities of all processes of a program."""
+
+    def __init__(self) -> None:
+        self._collector = ActivityCollector()
+        self._failure: Exception | None = None
+
+    def consume(self, batch: Batch) -> None:
+        """Keep the records of a batch."""
+        if self._failure is None:
+            try:
+                self._collector.add(batch)
+            except Exception as failure:  # noqa: BLE001 must not disturb the program
+                self._failure = failure
+
+    def activities(self) -> list[Activities]:
+        """Return the activities of each process. Raises the first exception of ``consume``."""
+        if self._failure:
+            raise self._failure
+        return self._collector.activities()
+
+
+def count_gpu_work(activities: list[Activities]) -> int:
+    """Return the number of kernels, copies and memsets that ran."""
+    return sum(len(process.of(kind)) for process in activities for kind in _GPU_WORK)
+
+
+def check_profile(
+    python: str | None,
+    *,
+    has_device: Callable[[], bool],
+    refuse: bool,
+    add_note: Callable[[str], None],
+) -> ProfileReady | None:
+    """Return the files that a profile uses; None with a note if the program runs without a profile.
+
+    A program without a CUDA device is not refused. Raises EnvironmentUnusable with ``refuse``.
+    """
+    outcome: ProfileReady | Refusal = preflight_profile(python)
+    if isinstance(outcome, ProfileReady):
+        return outcome
+    if has_device():
+        if refuse:
+            raise outcome.error()
+        add_note(f"the program was not profiled: {outcome.message}; {outcome.hint}")
+    return None
+
+
+def profile_settings(
+    *, delay: float | None, duration: float | None, range_name: str | None, is_paused: bool
+) -> ProfileSettings:
+    """Return the settings of the agents from the options of the command line."""
+    return ProfileSettings(
+        delay=delay or 0.0, duration=duration or 0.0, range=range_name or "", paused=is_paused
+    )

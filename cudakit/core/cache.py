@@ -1,0 +1,120 @@
+"""The cache of compiled kernels: ``cudakit cache``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cudakit.document import Bytes, Column, Document, Facts, Node, Note, Table, Text
+from cudakit.units import format_bytes, format_count
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A compiled image in the cache."""
+
+    kernels: str  # names of the kernels, separated by commas
+    target: str  # architecture of the image, such as "sm_90"
+    compiler: str  # compiler and its version, such as "NVRTC 13.0"
+    size_bytes: int  # size of the file
+    written: str  # time of the last write in UTC, in the form of ISO 8601
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What ``cudakit cache clear`` deleted."""
+
+    files: int  # number of deleted files
+    size_bytes: int  # sum of their sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What ``cudakit cache warm`` did for one architecture."""
+
+    target: str  # architecture, such as "sm_90"
+    sources: int  # number of sources whose image is in the cache now
+    failures: tuple[str, ...]  # sources that could not be compiled, with the reasons
+
+
+@dataclass(frozen=True, slots=True)
+class CacheResult:
+    """The content of the cache, after an action if there was one."""
+
+    schema: ClassVar[str] = "cudakit.cache/1"
+    directory: str  # directory of the images
+    images: tuple[Image, ...]  # images, the newest first
+    unusable: int  # number of files that are damaged, or that another user can have written
+    size_bytes: int  # sum of the sizes of the images
+    max_images: int  # number of images above which the oldest are deleted
+    max_bytes: int  # sum of sizes above which the oldest are deleted
+    cleared: Cleared | None = None  # what was deleted; null unless the cache was cleared
+    warmed: tuple[Warmed, ...] = ()  # what was compiled, by architecture
+
+
+def report(result: CacheResult) -> Document:
+    """Return the content of the cache, after what was done to it."""
+    return Document(_title(result), tuple(_nodes(result)))
+
+
+def _title(result: CacheResult) -> str:
+    if cleared := result.cleared:
+        return f"Deleted {_files(cleared.files)}, {format_bytes(cleared.size_bytes)}"
+    if result.warmed:
+        names = ", ".join(f"{warmed.sources} for {warmed.target}" for warmed in result.warmed)
+        return f"Compiled kernels in the cache: {names}"
+    return f"{_images(len(result.images))}, {format_bytes(result.size_bytes)}"
+
+
+def _nodes(result: CacheResult) -> Iterator[Node]:
+    for warmed in result.warmed:
+        for failure in warmed.failures:
+            yield Note("error", f"{warmed.target}: {failure}")
+    limit = f"{format_count(result.max_images)} images, {format_bytes(result.max_bytes)}"
+    yield Facts((("directory", Text(result.directory)), ("limit", Text(limit))))
+    if result.unusable:
+        verb = "is" if result.unusable == 1 else "are"
+        yield Note(
+            "warn",
+            f"{_files(result.unusable)} {verb} damaged or writable by another user, and ignored",
+            remedies=("cudakit cache clear",),
+        )
+    if result.images and not result.warmed:
+        yield _table(result)
+
+
+def _table(result: CacheResult) -> Table:
+    return Table(
+        columns=(
+            Column("kernels", "text"),
+            Column("target", "text"),
+            Column("compiler", "text"),
+            Column("size", "number"),
+            Column("written", "text"),
+        ),
+        rows=tuple(
+            (
+                Text(_short(image.kernels)),
+                Text(image.target),
+                Text(image.compiler),
+                Bytes(image.size_bytes),
+                Text(image.written.replace("T", " ")[:16]),
+            )
+            for image in result.images
+        ),
+    )
+
+
+def _short(kernels: str) -> str:
+    """Return the first kernel and the number of the others."""
+    first, *others = kernels.split(", ")
+    return f"{first} and {len(others)} more" if others else first
+
+
+def _images(count: int) -> str:
+    return f"{format_count(count)} compiled image{'' if count == 1 else 's'}"
+
+
+def _files(count: int) -> str:
+    return f"{format_count(count)} file{'' if count == 1 else 's'}"

@@ -1,0 +1,395 @@
+#define _GNU_SOURCE
+#include "profile/activity.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "containers.h"
+#include "profile/library.h"
+#include "recorder.h"
+#include "write/spool.h"
+
+/* A buffer holds about 5,000 kernels. CUPTI holds a few buffers at a time; if it holds MAX_BUFFERS, it drops records. */
+#define BUFFER_BYTES ((size_t)1 << 20)
+#define MAX_BUFFERS 128
+#define MAX_IDLE_BUFFERS 8
+#define RECORDS_PER_LOCK 256 /* number of records that are written while the lock is held once */
+#define MAX_DEVICES 64
+#define DEVICE_NAME_BYTES 256
+
+/* CUdevice_attribute */
+enum { MULTIPROCESSOR_COUNT = 16 };
+
+static const int KINDS[] = {
+    ACTIVITY_CONCURRENT_KERNEL, ACTIVITY_MEMCPY, ACTIVITY_MEMCPY2, ACTIVITY_MEMSET, ACTIVITY_SYNCHRONIZATION,
+};
+
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the three variables below */
+static uint8_t *idle_buffers[MAX_IDLE_BUFFERS];
+static size_t idle_count, buffer_count; /* buffer_count includes the buffers that CUPTI holds */
+
+static hash_table name_ids; /* text ids by the address of a kernel's name, which CUPTI never frees; the lock */
+static uint64_t described_devices; /* bit i: the name of device i is in the trace; accessed atomically */
+
+/* --- buffers ------------------------------------------------------------------------------------ */
+
+/* Give CUPTI an empty buffer. Without one, CUPTI drops records and counts them. */
+static void on_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records)
+{
+    uint8_t *memory = NULL;
+    *max_records = 0; /* as many records as fit */
+    pthread_mutex_lock(&pool_lock);
+    if (idle_count)
+        memory = idle_buffers[--idle_count];
+    else if (buffer_count < MAX_BUFFERS && (memory = aligned_alloc(8, BUFFER_BYTES)))
+        buffer_count++;
+    pthread_mutex_unlock(&pool_lock);
+    *buffer = memory;
+    *size = memory ? BUFFER_BYTES : 0;
+}
+
+static void return_buffer(uint8_t *buffer)
+{
+    pthread_mutex_lock(&pool_lock);
+    if (idle_count < MAX_IDLE_BUFFERS) {
+        idle_buffers[idle_count++] = buffer;
+        buffer = NULL;
+    } else {
+        buffer_count--;
+    }
+    pthread_mutex_unlock(&pool_lock);
+    free(buffer);
+}
+
+/* --- translation of records --------------------------------------------------------------------- */
+
+/* Return the text id of a kernel's name. The lock is held. */
+static uint32_t name_id(const char *name)
+{
+    const uint64_t key = (uint64_t)(uintptr_t)name;
+    if (!name)
+        return 0;
+    uint32_t id = hash_table_get(&name_ids, key);
+    if (!id && (id = spool_text(name)))
+        hash_table_put(&name_ids, key, id);
+    return id;
+}
+
+/* Set the common fields of a record. Also store the device of the context, for records of API calls. */
+static void set_place(record *rec, uint16_t kind, uint32_t device, uint32_t context, uint32_t stream)
+{
+    rec->kind = kind;
+    rec->device = (int16_t)device;
+    rec->context = context;
+    rec->stream = stream;
+    set_context_device(context, (CUdevice)device);
+}
+
+static void translate_kernel(const CUpti_ActivityKernel *kernel, record *rec)
+{
+    set_place(rec, KIND_KERNEL_RUN, kernel->deviceId, kernel->contextId, kernel->streamId);
+    rec->kernel_run.name = name_id(kernel->name);
+    rec->kernel_run.correlation = kernel->correlationId;
+    rec->kernel_run.start_ns = (int64_t)kernel->start;
+    rec->kernel_run.end_ns = (int64_t)kernel->end;
+    rec->kernel_run.graph_node = kernel->graphNodeId;
+    rec->kernel_run.grid[0] = (uint32_t)kernel->gridX;
+    rec->kernel_run.grid[1] = (uint32_t)kernel->gridY;
+    rec->kernel_run.grid[2] = (uint32_t)kernel->gridZ;
+    rec->kernel_run.block[0] = (uint16_t)kernel->blockX;
+    rec->kernel_run.block[1] = (uint16_t)kernel->blockY;
+    rec->kernel_run.block[2] = (uint16_t)kernel->blockZ;
+    rec->kernel_run.registers = kernel->registersPerThread;
+    rec->kernel_run.shared_bytes = (uint32_t)(kernel->staticSharedMemory + kernel->dynamicSharedMemory);
+}
+
+static uint8_t direction_of(uint8_t copy_kind)
+{
+    switch (copy_kind) {
+    case MEMCPY_HTOD:
+    case MEMCPY_HTOA: return HOST_TO_DEVICE;
+    case MEMCPY_DTOH:
+    case MEMCPY_ATOH: return DEVICE_TO_HOST;
+    case MEMCPY_HTOH: return HOST_TO_HOST;
+    default: return DEVICE_TO_DEVICE;
+    }
+}
+
+/* Return the memory kind of CUPTI that the trace has too, or 0 for kinds of newer releases. */
+static uint8_t memory_kind(uint8_t kind)
+{
+    return kind <= MEMORY_KIND_MANAGED_STATIC ? kind : 0;
+}
+
+static void translate_copy(const CUpti_ActivityMemcpy *copy, record *rec)
+{
+    set_place(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
+    rec->copy_run.start_ns = (int64_t)copy->start;
+    rec->copy_run.end_ns = (int64_t)copy->end;
+    rec->copy_run.size_bytes = copy->bytes;
+    rec->copy_run.correlation = copy->correlationId;
+    rec->copy_run.peer_device = -1;
+    rec->copy_run.direction = direction_of(copy->copyKind);
+    rec->copy_run.source_memory = memory_kind(copy->srcKind);
+    rec->copy_run.destination_memory = memory_kind(copy->dstKind);
+    rec->copy_run.graph_node = copy->graphNodeId;
+}
+
+static void translate_peer_copy(const CUpti_ActivityMemcpyPtoP *copy, record *rec)
+{
+    const uint32_t peer = copy->srcDeviceId == copy->deviceId ? copy->dstDeviceId : copy->srcDeviceId;
+    set_place(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
+    rec->copy_run.start_ns = (int64_t)copy->start;
+    rec->copy_run.end_ns = (int64_t)copy->end;
+    rec->copy_run.size_bytes = copy->bytes;
+    rec->copy_run.correlation = copy->correlationId;
+    rec->copy_run.peer_device = (int16_t)peer;
+    rec->copy_run.direction = DEVICE_TO_DEVICE;
+    rec->copy_run.source_memory = memory_kind(copy->srcKind);
+    rec->copy_run.destination_memory = memory_kind(copy->dstKind);
+    rec->copy_run.graph_node = copy->graphNodeId;
+}
+
+static void translate_fill(const CUpti_ActivityMemset *fill, record *rec)
+{
+    set_place(rec, KIND_FILL_RUN, fill->deviceId, fill->contextId, fill->streamId);
+    rec->fill_run.start_ns = (int64_t)fill->start;
+    rec->fill_run.end_ns = (int64_t)fill->end;
+    rec->fill_run.size_bytes = fill->bytes;
+    rec->fill_run.correlation = fill->correlationId;
+    rec->fill_run.graph_node = fill->graphNodeId;
+}
+
+static void translate_synchronization(const CUpti_ActivitySynchronization *synchronization, record *rec)
+{
+    rec->kind = KIND_SYNCHRONIZATION;
+    rec->context = synchronization->contextId;
+    rec->device = (int16_t)context_number_device(synchronization->contextId);
+    rec->stream = synchronization->streamId == SYNCHRONIZATION_NO_VALUE ? 0 : synchronization->streamId;
+    rec->synchronization.start_ns = (int64_t)synchronization->start;
+    rec->synchronization.end_ns = (int64_t)synchronization->end;
+    rec->synchronization.synchronization =
+        synchronization->type >= 0 && synchronization->type <= SYNCHRONIZATION_CONTEXT
+            ? (uint8_t)synchronization->type
+            : 0;
+    rec->synchronization.correlation = synchronization->correlationId;
+    rec->synchronization.event =
+        synchronization->cudaEventId == SYNCHRONIZATION_NO_VALUE ? 0 : synchronization->cudaEventId;
+}
+
+/* Return the number of bytes that are read of a record, or 0 for a kind that is not recorded. */
+static size_t bytes_of_kind(int kind)
+{
+    switch (kind) {
+    case ACTIVITY_CONCURRENT_KERNEL: return sizeof(CUpti_ActivityKernel);
+    case ACTIVITY_MEMCPY: return sizeof(CUpti_ActivityMemcpy);
+    case ACTIVITY_MEMCPY2: return sizeof(CUpti_ActivityMemcpyPtoP);
+    case ACTIVITY_MEMSET: return sizeof(CUpti_ActivityMemset);
+    case ACTIVITY_SYNCHRONIZATION: return sizeof(CUpti_ActivitySynchronization);
+    default: return 0;
+    }
+}
+
+/* Translate a record of CUPTI; ``rec`` has common fields already. Return false if its start or end is missing, as CUPTI
+ * returns it for work that did not end. The lock is held. */
+static bool translate(const CUpti_Activity *activity, record *rec)
+{
+    uint64_t start, end;
+    switch (activity->kind) {
+    case ACTIVITY_CONCURRENT_KERNEL: translate_kernel((const void *)activity, rec); break;
+    case ACTIVITY_MEMCPY: translate_copy((const void *)activity, rec); break;
+    case ACTIVITY_MEMCPY2: translate_peer_copy((const void *)activity, rec); break;
+    case ACTIVITY_MEMSET: translate_fill((const void *)activity, rec); break;
+    default: translate_synchronization((const void *)activity, rec); break;
+    }
+    if (activity->kind == ACTIVITY_CONCURRENT_KERNEL) {
+        start = (uint64_t)rec->kernel_run.start_ns;
+        end = (uint64_t)rec->kernel_run.end_ns;
+    } else { /* the other kinds begin with their times */
+        start = (uint64_t)rec->copy_run.start_ns;
+        end = (uint64_t)rec->copy_run.end_ns;
+    }
+    return start && end >= start;
+}
+
+/* --- devices ------------------------------------------------------------------------------------ */
+
+/* Write the name and the properties of a device. Calls CUDA: the lock is not held. */
+static void describe_device(uint32_t number)
+{
+    const uint64_t bit = 1ull << number;
+    if (__atomic_fetch_or(&described_devices, bit, __ATOMIC_ACQ_REL) & bit)
+        return;
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    int (*get_name)(char *, int, CUdevice) = NULL;
+    int (*get_attribute)(int *, int, CUdevice) = NULL;
+    int (*get_memory)(size_t *, CUdevice) = NULL;
+    if (driver) {
+        *(void **)&get_name = dlsym(driver, "cuDeviceGetName");
+        *(void **)&get_attribute = dlsym(driver, "cuDeviceGetAttribute");
+        *(void **)&get_memory = dlsym(driver, "cuDeviceTotalMem_v2");
+    }
+    char name[DEVICE_NAME_BYTES] = "";
+    int multiprocessors = 0;
+    size_t memory_bytes = 0;
+    this_thread.in_recorder_call = true;
+    /* The handle of a device is its number (cuDeviceGet). A failed query leaves the value unchanged. */
+    if (get_name && get_attribute && get_memory) {
+        get_name(name, sizeof name - 1, (CUdevice)number);
+        get_attribute(&multiprocessors, MULTIPROCESSOR_COUNT, (CUdevice)number);
+        get_memory(&memory_bytes, (CUdevice)number);
+    }
+    this_thread.in_recorder_call = false;
+    pthread_mutex_lock(&recorder_lock);
+    record rec = record_begin(KIND_DEVICE_INFO, 0, 0, 0);
+    rec.device = (int16_t)number;
+    rec.device_info.name = spool_text(name);
+    rec.device_info.multiprocessors = multiprocessors > 0 ? (uint32_t)multiprocessors : 0;
+    rec.device_info.memory_bytes = memory_bytes;
+    record_append(&rec);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* --- completed buffers -------------------------------------------------------------------------- */
+
+typedef struct {
+    uint8_t *buffer;
+    size_t valid_bytes;
+    CUpti_Activity *activity;    /* the latest record; NULL before the first one */
+    uint64_t without_times, cut; /* number of records whose times are missing, and that exceed the buffer */
+} reading;
+
+/* Advance to the next record of a kind that is recorded. Return false at the end of the buffer. */
+static bool advance(reading *position)
+{
+    while (!cupti.next_record(position->buffer, position->valid_bytes, &position->activity)) {
+        const size_t offset = (size_t)((uint8_t *)position->activity - position->buffer);
+        if (offset > position->valid_bytes || position->valid_bytes - offset < sizeof(CUpti_Activity)) {
+            position->cut++;
+            return false;
+        }
+        const size_t bytes = bytes_of_kind(position->activity->kind);
+        if (!bytes)
+            continue;
+        if (position->valid_bytes - offset < bytes) {
+            position->cut++;
+            return false;
+        }
+        return true;
+    }
+    return false;
+}
+
+/* Write up to RECORDS_PER_LOCK records to the trace, and add their devices to ``devices``. Return false at the end of
+ * the buffer. */
+static bool write_records(reading *position, uint64_t *devices)
+{
+    static record records[RECORDS_PER_LOCK]; /* protected by the lock */
+    size_t count = 0;
+    bool has_more = true;
+    pthread_mutex_lock(&recorder_lock);
+    record common = record_begin(0, 0, 0, 0);
+    common.thread = 0;
+    while (count < RECORDS_PER_LOCK && (has_more = advance(position))) {
+        record *rec = records + count;
+        *rec = common;
+        if (!translate(position->activity, rec)) {
+            position->without_times++;
+            continue;
+        }
+        if (rec->device >= 0 && rec->device < MAX_DEVICES && rec->kind != KIND_SYNCHRONIZATION)
+            *devices |= 1ull << rec->device;
+        count++;
+    }
+    if (count)
+        spool_records(records, count);
+    pthread_mutex_unlock(&recorder_lock);
+    return has_more;
+}
+
+/* Record how many activities are missing. */
+static void record_missing(const reading *position, size_t dropped_count)
+{
+    if (!dropped_count && !position->without_times && !position->cut)
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    if (dropped_count)
+        record_gaps("GPU activities that CUPTI dropped, because its buffers were full", dropped_count);
+    if (position->without_times)
+        record_gaps("GPU activities without times, because they had not ended", position->without_times);
+    if (position->cut)
+        record_gaps("buffer of CUPTI with a damaged record: its later activities are not recorded", position->cut);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* Write the records of a buffer to the trace. CUPTI calls this function on any thread. */
+static void on_buffer_completed(CUcontext context, uint32_t stream, uint8_t *buffer, size_t size,
+                                size_t valid_bytes)
+{
+    (void)size;
+    if (!buffer)
+        return;
+    reading position = {buffer, valid_bytes < BUFFER_BYTES ? valid_bytes : BUFFER_BYTES, NULL, 0, 0};
+    uint64_t devices = 0;
+    while (position.valid_bytes && write_records(&position, &devices))
+        ;
+    size_t dropped_count = 0;
+    if (cupti.dropped_records(context, stream, &dropped_count))
+        dropped_count = 0;
+    record_missing(&position, dropped_count);
+    return_buffer(buffer);
+    for (uint32_t number = 0; number < MAX_DEVICES; number++)
+        if (devices >> number & 1)
+            describe_device(number);
+}
+
+/* Return the time of the trace's clock. */
+static uint64_t read_clock(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+int activity_prepare(void)
+{
+    const int result = cupti.register_timestamp(read_clock);
+    return result ? result : cupti.register_buffers(on_buffer_requested, on_buffer_completed);
+}
+
+int activity_enable(void)
+{
+    int result = 0;
+    for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS && !result; i++)
+        result = cupti.activity_enable(KINDS[i]);
+    if (result)
+        activity_disable();
+    return result;
+}
+
+void activity_disable(void)
+{
+    for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++)
+        cupti.activity_disable(KINDS[i]);
+}
+
+void activity_flush(bool forced)
+{
+    cupti.flush_all(forced ? ACTIVITY_FLUSH_FORCED : 0);
+}
+
+void activity_forget_names(void)
+{
+    hash_table_clear(&name_ids);
+}
+
+void activity_forked(void)
+{
+    pool_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    idle_count = buffer_count = 0;
+    described_devices = 0;
+    activity_forget_names();
+}

@@ -1,0 +1,28 @@
+/* The records of CUPTI about kernels, copies, fills and synchronizations, and their translation to records of the
+ * trace. */
+#ifndef CK_PROFILE_ACTIVITY_H
+#define CK_PROFILE_ACTIVITY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Make CUPTI use the recorder's buffers and clock. Return 0, or CUPTI's result code. Calls CUPTI: the lock is not
+ * held, as in all functions here. */
+int activity_prepare(void);
+
+/* Start recording. Return 0, or the result code of the first failure. */
+int activity_enable(void);
+
+/* Stop recording. Records of work that was enqueued before are still delivered. */
+void activity_disable(void);
+
+/* Write the completed records to the trace; with ``forced``, also those of work that is still running. */
+void activity_flush(bool forced);
+
+/* Remove the cached names: a module was unloaded, or the process was forked. The lock is held. */
+void activity_forget_names(void);
+
+/* Forget the buffers and names of the parent in the child of a fork. */
+void activity_forked(void);
+
+#endif

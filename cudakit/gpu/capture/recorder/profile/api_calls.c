@@ -1,0 +1,207 @@
+#define _GNU_SOURCE
+#include "profile/api_calls.h"
+
+#include <ctype.h>
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+#include "profile/library.h"
+#include "profile/window.h"
+#include "recorder.h"
+#include "write/call_sites.h"
+#include "write/spool.h"
+
+#define MAX_CALLBACKS 2048 /* callback ids of a domain; CUDA 13.0 has 523 and 807 */
+#define MAX_NAME_BYTES 128
+
+/* What a callback of a function is for. */
+typedef enum { ROLE_NONE, ROLE_WORK, ROLE_ALLOCATION, ROLE_START, ROLE_STOP } callback_role;
+
+/* Beginnings of the names of functions that enqueue or wait for work, or that free memory. */
+static const char *const WORK_PREFIXES[] = {
+    "cudaLaunchKernel",
+    "cudaLaunchCooperativeKernel",
+    "cudaGraphLaunch",
+    "cudaMemcpy",
+    "cudaMemset",
+    "cudaMemPrefetch",
+    "cudaFree",
+    "cudaHostRegister",
+    "cudaHostUnregister",
+    "cudaDeviceSynchronize",
+    "cudaThreadSynchronize",
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cudaStreamWaitEvent",
+    "cudaMallocPitch",
+    "cudaMalloc3D",
+    "cudaMallocArray",
+    "cuLaunch",
+    "cuGraphLaunch",
+    "cuMemcpy",
+    "cuMemset",
+    "cuMemPrefetch",
+    "cuMemFree",
+    "cuMemHostRegister",
+    "cuMemHostUnregister",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemRelease",
+    "cuMemAllocPitch",
+    "cuCtxSynchronize",
+    "cuStreamSynchronize",
+    "cuEventSynchronize",
+    "cuStreamWaitEvent",
+};
+
+/* Names of functions of which the second argument is the number of bytes to allocate. */
+static const char *const ALLOCATIONS[] = {
+    "cudaMalloc",      "cudaMallocHost",          "cudaHostAlloc",   "cudaMallocManaged",
+    "cudaMallocAsync", "cudaMallocFromPoolAsync", "cuMemAlloc",      "cuMemAllocHost",
+    "cuMemHostAlloc",  "cuMemAllocManaged",       "cuMemAllocAsync", "cuMemAllocFromPoolAsync",
+    "cuMemCreate",
+};
+
+/* Functions that run host code and enqueue no work of the GPU. */
+static const char *const EXCLUDED[] = {"cuLaunchHostFunc"};
+
+static uint8_t roles[CUPTI_DOMAIN_RESOURCE][MAX_CALLBACKS]; /* by domain and callback id */
+
+/* --- the recorded functions --------------------------------------------------------------------- */
+
+/* Copy the name of a function without the suffixes of its version and of its per-thread default stream, as programs
+ * write the name: "__cudaLaunchKernel_ptsz_v13000" becomes "cudaLaunchKernel". */
+static void plain_name(const char *name, char *plain)
+{
+    while (*name == '_')
+        name++;
+    size_t length = strnlen(name, MAX_NAME_BYTES - 1);
+    memcpy(plain, name, length);
+    plain[length] = 0;
+    for (char *suffix; (suffix = strrchr(plain, '_')) != NULL;) {
+        const bool is_version = suffix[1] == 'v' && isdigit((unsigned char)suffix[2]);
+        if (!is_version && strcmp(suffix, "_ptsz") != 0 && strcmp(suffix, "_ptds") != 0)
+            break;
+        *suffix = 0;
+    }
+}
+
+static bool is_among(const char *name, const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!strcmp(name, names[i]))
+            return true;
+    return false;
+}
+
+static callback_role role_of(const char *name)
+{
+    if (!strcmp(name, "cudaProfilerStart") || !strcmp(name, "cuProfilerStart"))
+        return ROLE_START;
+    if (!strcmp(name, "cudaProfilerStop") || !strcmp(name, "cuProfilerStop"))
+        return ROLE_STOP;
+    if (is_among(name, EXCLUDED, sizeof EXCLUDED / sizeof *EXCLUDED))
+        return ROLE_NONE;
+    if (is_among(name, ALLOCATIONS, sizeof ALLOCATIONS / sizeof *ALLOCATIONS))
+        return ROLE_ALLOCATION;
+    for (size_t i = 0; i < sizeof WORK_PREFIXES / sizeof *WORK_PREFIXES; i++)
+        if (!strncmp(name, WORK_PREFIXES[i], strlen(WORK_PREFIXES[i])))
+            return ROLE_WORK;
+    return ROLE_NONE;
+}
+
+void api_calls_find(void)
+{
+    for (int domain = CUPTI_DOMAIN_DRIVER; domain <= CUPTI_DOMAIN_RUNTIME; domain++) {
+        for (uint32_t cbid = 1; cbid < MAX_CALLBACKS; cbid++) {
+            const char *name = NULL;
+            char plain[MAX_NAME_BYTES];
+            roles[domain][cbid] = ROLE_NONE;
+            if (cupti.callback_name(domain, cbid, &name) || !name)
+                continue;
+            plain_name(name, plain);
+            roles[domain][cbid] = (uint8_t)role_of(plain);
+        }
+    }
+}
+
+/* Enable or disable the callbacks of functions with one of two roles. Return 0, or the result code of the first
+ * failure. */
+static int enable_roles(CUpti_SubscriberHandle subscriber, bool enable, callback_role first, callback_role second)
+{
+    int failed = 0;
+    for (int domain = CUPTI_DOMAIN_DRIVER; domain <= CUPTI_DOMAIN_RUNTIME; domain++)
+        for (uint32_t cbid = 1; cbid < MAX_CALLBACKS && !failed; cbid++)
+            if (roles[domain][cbid] == first || roles[domain][cbid] == second)
+                failed = cupti.enable_callback(enable, subscriber, domain, cbid);
+    return failed;
+}
+
+int api_calls_enable(CUpti_SubscriberHandle subscriber, bool enable)
+{
+    return enable_roles(subscriber, enable, ROLE_WORK, ROLE_ALLOCATION);
+}
+
+int api_calls_enable_control(CUpti_SubscriberHandle subscriber)
+{
+    return enable_roles(subscriber, true, ROLE_START, ROLE_STOP);
+}
+
+/* --- records ------------------------------------------------------------------------------------ */
+
+static int64_t monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Write the record of a call that ends now. The stack is read here and not at the entry: the Python frames of a thread
+ * do not change while it is inside a call. */
+static void record_call(const CUpti_CallbackData *data, callback_role role, int64_t start_ns)
+{
+    call_site stack;
+    char name[MAX_NAME_BYTES];
+    const int64_t end_ns = monotonic_ns();
+    plain_name(data->functionName ? data->functionName : "", name);
+    call_site_read(&stack);
+    pthread_mutex_lock(&recorder_lock);
+    record rec = record_begin(KIND_API_CALL, data->contextUid, 0, call_site_id(&stack));
+    rec.time_ns = start_ns;
+    rec.api_call.function = spool_text(name);
+    rec.api_call.correlation = data->correlationId;
+    rec.api_call.start_ns = start_ns;
+    rec.api_call.end_ns = end_ns;
+    if (role == ROLE_ALLOCATION && data->functionParams)
+        rec.api_call.size_bytes = ((const uint64_t *)data->functionParams)[1];
+    record_append_and_unlock(&rec);
+}
+
+void api_calls_on_callback(int domain, uint32_t cbid, const CUpti_CallbackData *data)
+{
+    profiled_call *call = &this_thread.profiled_call;
+    if (cbid >= MAX_CALLBACKS || this_thread.in_recorder_call)
+        return;
+    const callback_role role = (callback_role)roles[domain][cbid];
+    const bool is_entry = !data->callbackSite;
+    if (role == ROLE_START || role == ROLE_STOP) {
+        /* The runtime's function calls that of the driver, so that both report: the second report changes nothing. */
+        if (!is_entry)
+            window_pause(role == ROLE_STOP);
+        return;
+    }
+    const uint32_t generation = window_generation();
+    const bool is_inside_call = call->domain && call->generation == generation;
+    if (is_entry) {
+        if (!is_inside_call)
+            *call = (profiled_call){domain, data->correlationId, generation, monotonic_ns()};
+        return;
+    }
+    if (!is_inside_call || call->domain != domain || call->correlation != data->correlationId)
+        return;
+    call->domain = 0;
+    if (window_is_open())
+        record_call(data, role, call->start_ns);
+    window_detach_if_ended();
+}

@@ -1,0 +1,134 @@
+#include "profile/resources.h"
+
+#include <pthread.h>
+
+#include "containers.h"
+#include "hooks/driver_api.h"
+#include "profile/activity.h"
+#include "profile/library.h"
+#include "recorder.h"
+#include "write/call_sites.h"
+#include "write/spool.h"
+
+static const uint32_t CALLBACKS[] = {
+    CUPTI_RESOURCE_CONTEXT_CREATED,
+    CUPTI_RESOURCE_CONTEXT_DESTROY_STARTING,
+    CUPTI_RESOURCE_MODULE_UNLOAD_STARTING,
+    CUPTI_RESOURCE_GRAPHNODE_CREATED,
+    CUPTI_RESOURCE_GRAPHNODE_DESTROY_STARTING,
+    CUPTI_RESOURCE_GRAPHNODE_CLONED,
+};
+
+/* Id of the call site of each graph node, by the number of the node. A node without call site has the value NO_SITE,
+ * because value 0 means "no entry". Protected by the lock. */
+static hash_table node_sites;
+#define NO_SITE UINT32_MAX
+
+static bool has_graphs; /* accessed atomically */
+
+int resources_enable(CUpti_SubscriberHandle subscriber, bool enable)
+{
+    int failed = 0;
+    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS && !failed; i++)
+        failed = cupti.enable_callback(enable, subscriber, CUPTI_DOMAIN_RESOURCE, CALLBACKS[i]);
+    return failed;
+}
+
+/* Store the device of a new context, for records of API calls. */
+static void on_context_created(CUcontext context)
+{
+    uint32_t number, device;
+    if (cupti.context_id(context, &number) || cupti.device_id(context, &device))
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    set_context_device(number, (CUdevice)device);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static bool is_recorded_node(int type)
+{
+    return type == NODE_KERNEL || type == NODE_MEMCPY || type == NODE_MEMSET;
+}
+
+/* Write the call site of a node, and keep it for copies of the node. The lock is held. */
+static void record_site(uint64_t node, uint32_t site)
+{
+    hash_table_put(&node_sites, node, site ? site : NO_SITE);
+    record rec = record_begin(KIND_GRAPH_NODE_SITE, 0, 0, site);
+    rec.graph_node_site.graph_node = node;
+    record_append(&rec);
+}
+
+static void on_node_created(const CUpti_GraphData *graph)
+{
+    uint64_t node;
+    call_site stack;
+    if (!is_recorded_node(graph->nodeType) || cupti.graph_node_id(graph->node, &node) || !node)
+        return;
+    call_site_read(&stack);
+    pthread_mutex_lock(&recorder_lock);
+    record_site(node, call_site_id(&stack));
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* The nodes of an executable graph are copies of those of the captured graph, with numbers of their own. */
+static void on_node_cloned(const CUpti_GraphData *graph)
+{
+    uint64_t node, original;
+    if (!is_recorded_node(graph->nodeType) || cupti.graph_node_id(graph->node, &node) || !node ||
+        cupti.graph_node_id(graph->originalNode, &original))
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    const uint32_t site = hash_table_get(&node_sites, original);
+    if (site)
+        record_site(node, site == NO_SITE ? 0 : site);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void on_node_destroyed(const CUpti_GraphData *graph)
+{
+    uint64_t node;
+    if (!is_recorded_node(graph->nodeType) || cupti.graph_node_id(graph->node, &node) || !node)
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    hash_table_remove(&node_sites, node);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+void resources_on_callback(uint32_t cbid, const CUpti_ResourceData *data)
+{
+    const CUpti_GraphData *graph = data->resourceDescriptor;
+    switch (cbid) {
+    case CUPTI_RESOURCE_CONTEXT_CREATED: on_context_created(data->context); break;
+    case CUPTI_RESOURCE_CONTEXT_DESTROY_STARTING: activity_flush(false); break;
+    case CUPTI_RESOURCE_MODULE_UNLOAD_STARTING:
+        pthread_mutex_lock(&recorder_lock);
+        activity_forget_names();
+        pthread_mutex_unlock(&recorder_lock);
+        break;
+    case CUPTI_RESOURCE_GRAPHNODE_CREATED:
+        __atomic_store_n(&has_graphs, true, __ATOMIC_RELEASE);
+        if (graph)
+            on_node_created(graph);
+        break;
+    case CUPTI_RESOURCE_GRAPHNODE_CLONED:
+        if (graph)
+            on_node_cloned(graph);
+        break;
+    case CUPTI_RESOURCE_GRAPHNODE_DESTROY_STARTING:
+        if (graph)
+            on_node_destroyed(graph);
+        break;
+    }
+}
+
+bool resources_have_graphs(void)
+{
+    return __atomic_load_n(&has_graphs, __ATOMIC_ACQUIRE);
+}
+
+void resources_forked(void)
+{
+    hash_table_clear(&node_sites);
+    has_graphs = false;
+}

@@ -1,0 +1,452 @@
+#define _GNU_SOURCE
+#include "profile/window.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "profile/activity.h"
+#include "profile/api_calls.h"
+#include "profile/library.h"
+#include "profile/resources.h"
+#include "recorder.h"
+#include "write/spool.h"
+
+#define EXPORTED __attribute__((visibility("default")))
+#define INJECTION_VARIABLE "CUDA_INJECTION64_PATH"
+#define RANGE_BYTES 1024
+#define ERROR_BYTES 1024
+#define FLUSH_INTERVAL_NS 1000000000ll /* completed records are written at this interval */
+#define LOCK_TIMEOUT_S 1
+#define THREAD_TIMEOUT_S 2
+
+/* The options, as configured by profile_at_first_use() or profile_begin(). */
+static char library_path[PATH_MAX], range_name[RANGE_BYTES];
+static int64_t delay_ns, duration_ns;
+static bool is_configured;
+
+/* The state of the profile. A thread that changes it holds ``window_lock``, with which it calls CUPTI. Callbacks of CUPTI wait for
+ * this lock LOCK_TIMEOUT_S at most: its holder may be waiting for them. */
+static pthread_mutex_t window_lock = PTHREAD_MUTEX_INITIALIZER;
+static CUpti_SubscriberHandle subscriber; /* NULL before the profile begins and after it has ended */
+static bool is_open;           /* written with the lock, read atomically; activities and calls are recorded now */
+static bool is_paused;         /* by cudaProfilerStop, or until cudaProfilerStart */
+static int64_t begin_ns;       /* time from which the delay counts */
+static int64_t end_ns;         /* time at which the profile ends; 0 if it is not determined */
+static uint32_t generation;    /* number of times the window was opened; accessed atomically */
+static int open_range_count;   /* open ranges of the name; accessed atomically */
+static bool is_detach_pending; /* the next call of the program detaches CUPTI; accessed atomically */
+static bool exit_handler_is_registered;
+
+/* The thread that flushes records, and that opens and ends the window in time. */
+static pthread_t timer_thread;
+static bool has_timer_thread, timer_must_stop;
+static pthread_mutex_t timer_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t timer_condition = PTHREAD_COND_INITIALIZER;
+
+static int64_t monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Take the window lock. Return false after a timeout. */
+static bool lock_window(void)
+{
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += LOCK_TIMEOUT_S;
+    return !pthread_mutex_timedlock(&window_lock, &deadline);
+}
+
+/* --- open and close ----------------------------------------------------------------------------- */
+
+static void record_window(bool opens)
+{
+    pthread_mutex_lock(&recorder_lock);
+    record rec = record_begin(KIND_PROFILE_WINDOW, 0, 0, 0);
+    rec.profile_window.is_open = opens;
+    record_append(&rec);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+static void record_failure(const char *failed_call, int result)
+{
+    char reason[ERROR_BYTES];
+    library_describe_error(failed_call, result, reason, sizeof reason);
+    pthread_mutex_lock(&recorder_lock);
+    record_gap_detail("the profile could not begin: ", reason);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* Start recording. The window lock is held. */
+static void open_window(void)
+{
+    __atomic_fetch_add(&generation, 1, __ATOMIC_ACQ_REL);
+    const char *failed_call = "cuptiActivityEnable";
+    int result = activity_enable();
+    if (!result) {
+        failed_call = "cuptiEnableCallback";
+        result = api_calls_enable(subscriber, true);
+    }
+    if (result) {
+        activity_disable();
+        record_failure(failed_call, result);
+        is_paused = true;
+        return;
+    }
+    __atomic_store_n(&is_open, true, __ATOMIC_RELEASE);
+    record_window(true);
+    if (duration_ns && !end_ns)
+        end_ns = monotonic_ns() + duration_ns;
+}
+
+/* Stop recording. The window lock is held. */
+static void close_window(void)
+{
+    record_window(false);
+    api_calls_enable(subscriber, false);
+    activity_disable();
+    __atomic_store_n(&is_open, false, __ATOMIC_RELEASE);
+}
+
+/* Open or close the window, as the delay, the range and the calls of the program require. The window lock is held. */
+static void update_window(void)
+{
+    if (!subscriber)
+        return;
+    const bool is_in_range = !*range_name || __atomic_load_n(&open_range_count, __ATOMIC_ACQUIRE) > 0;
+    const bool opens = !is_paused && is_in_range && monotonic_ns() >= begin_ns + delay_ns;
+    if (opens && !is_open)
+        open_window();
+    else if (!opens && is_open)
+        close_window();
+}
+
+static void update_window_now(void)
+{
+    if (lock_window()) {
+        update_window();
+        pthread_mutex_unlock(&window_lock);
+    }
+}
+
+bool window_is_range(const char *name)
+{
+    return *range_name && !strcmp(name, range_name);
+}
+
+void window_range_began(void)
+{
+    if (__atomic_fetch_add(&open_range_count, 1, __ATOMIC_ACQ_REL) == 0)
+        update_window_now();
+}
+
+void window_range_ended(void)
+{
+    if (__atomic_fetch_sub(&open_range_count, 1, __ATOMIC_ACQ_REL) == 1)
+        update_window_now();
+}
+
+void window_pause(bool pause)
+{
+    if (lock_window()) {
+        is_paused = pause;
+        update_window();
+        pthread_mutex_unlock(&window_lock);
+    }
+}
+
+bool window_is_open(void)
+{
+    return __atomic_load_n(&is_open, __ATOMIC_ACQUIRE);
+}
+
+uint32_t window_generation(void)
+{
+    return __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
+}
+
+/* --- the end ------------------------------------------------------------------------------------ */
+
+/* Wait for the work of the context that is current to this thread, so that its records are complete. */
+static void synchronize_context(void)
+{
+    int (*get_current)(CUcontext *) = NULL, (*synchronize)(void) = NULL;
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    CUcontext context = NULL;
+    if (driver) {
+        *(void **)&get_current = dlsym(driver, "cuCtxGetCurrent");
+        *(void **)&synchronize = dlsym(driver, "cuCtxSynchronize");
+    }
+    if (!get_current || !synchronize)
+        return;
+    this_thread.in_recorder_call = true;
+    if (!get_current(&context) && context)
+        synchronize();
+    this_thread.in_recorder_call = false;
+}
+
+/* Stop all callbacks and records. Return the former subscriber, which the caller unsubscribes. The window lock is held.
+ */
+static CUpti_SubscriberHandle stop_recording(bool keep_callbacks)
+{
+    CUpti_SubscriberHandle former = subscriber;
+    if (!former)
+        return NULL;
+    if (is_open) {
+        record_window(false);
+        activity_disable();
+        if (!keep_callbacks)
+            api_calls_enable(former, false);
+        __atomic_store_n(&is_open, false, __ATOMIC_RELEASE);
+    }
+    resources_enable(former, false);
+    subscriber = NULL;
+    return former;
+}
+
+/* End the profile at the end of its duration. The instrumentation of CUPTI slows later work down as well, so CUPTI is
+ * detached, which must happen at the exit of a call of the program. It stays if the program has graphs: CUPTI does not
+ * support that executable graphs continue after it was detached (torch.profiler keeps it for the same reason). */
+static void end_in_time(void)
+{
+    activity_flush(false);
+    if (!lock_window())
+        return;
+    const bool detaches = is_open && !resources_have_graphs();
+    CUpti_SubscriberHandle former = stop_recording(detaches);
+    pthread_mutex_unlock(&window_lock);
+    if (!former)
+        return;
+    activity_flush(true);
+    if (detaches)
+        __atomic_store_n(&is_detach_pending, true, __ATOMIC_RELEASE);
+    else
+        cupti.unsubscribe(former);
+}
+
+void window_detach_if_ended(void)
+{
+    if (__atomic_load_n(&is_detach_pending, __ATOMIC_ACQUIRE) &&
+        __atomic_exchange_n(&is_detach_pending, false, __ATOMIC_ACQ_REL))
+        cupti.finalize();
+}
+
+/* --- the timer thread --------------------------------------------------------------------------- */
+
+/* Wait until a time, but until the next flush at most. Return false if the thread must stop. */
+static bool wait_until(int64_t wake_ns)
+{
+    const int64_t left_ns = wake_ns ? wake_ns - monotonic_ns() : FLUSH_INTERVAL_NS;
+    const int64_t wait_ns = left_ns < 0 ? 0 : left_ns < FLUSH_INTERVAL_NS ? left_ns : FLUSH_INTERVAL_NS;
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    const int64_t deadline_ns = deadline.tv_nsec + wait_ns;
+    deadline.tv_sec += deadline_ns / 1000000000;
+    deadline.tv_nsec = deadline_ns % 1000000000;
+    pthread_mutex_lock(&timer_lock);
+    int result = 0;
+    while (!timer_must_stop && result != ETIMEDOUT)
+        result = pthread_cond_timedwait(&timer_condition, &timer_lock, &deadline);
+    const bool goes_on = !timer_must_stop;
+    pthread_mutex_unlock(&timer_lock);
+    return goes_on;
+}
+
+/* Return the next time at which the window changes, or 0. The window lock is not held: the times change rarely. */
+static int64_t next_change_ns(void)
+{
+    const int64_t open_ns = begin_ns + delay_ns;
+    return delay_ns && !is_open && monotonic_ns() < open_ns ? open_ns : end_ns;
+}
+
+static void *run_timer(void *unused)
+{
+    (void)unused;
+    while (wait_until(next_change_ns())) {
+        if (end_ns && monotonic_ns() >= end_ns) {
+            end_in_time();
+            return NULL;
+        }
+        update_window_now();
+        activity_flush(false);
+    }
+    return NULL;
+}
+
+/* Start the timer thread, which blocks all signals: they belong to the threads of the program. */
+static void start_timer(void)
+{
+    sigset_t all, previous;
+    sigfillset(&all);
+    timer_must_stop = false;
+    pthread_sigmask(SIG_SETMASK, &all, &previous);
+    has_timer_thread = !pthread_create(&timer_thread, NULL, run_timer, NULL);
+    pthread_sigmask(SIG_SETMASK, &previous, NULL);
+}
+
+static void stop_timer(void)
+{
+    struct timespec deadline;
+    if (!has_timer_thread)
+        return;
+    has_timer_thread = false;
+    pthread_mutex_lock(&timer_lock);
+    timer_must_stop = true;
+    pthread_cond_signal(&timer_condition);
+    pthread_mutex_unlock(&timer_lock);
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += THREAD_TIMEOUT_S;
+    if (pthread_timedjoin_np(timer_thread, NULL, &deadline))
+        pthread_detach(timer_thread);
+}
+
+/* --- begin and end of the profile --------------------------------------------------------------- */
+
+static void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
+{
+    (void)unused;
+    switch (domain) {
+    case CUPTI_DOMAIN_DRIVER:
+    case CUPTI_DOMAIN_RUNTIME: api_calls_on_callback(domain, cbid, data); break;
+    case CUPTI_DOMAIN_RESOURCE: resources_on_callback(cbid, data); break;
+    }
+}
+
+/* Store the options. Returns false if a path or name is too long. */
+static bool configure(const profile_options *options)
+{
+    if (strlen(options->library) >= sizeof library_path || strlen(options->range) >= sizeof range_name)
+        return false;
+    strcpy(library_path, options->library);
+    strcpy(range_name, options->range);
+    delay_ns = (int64_t)(options->delay_s * 1e9);
+    duration_ns = (int64_t)(options->duration_s * 1e9);
+    is_paused = options->is_paused;
+    is_configured = true;
+    return true;
+}
+
+/* Subscribe, and open the window if it begins now. The window lock is held. */
+static bool subscribe(char *error, size_t error_bytes)
+{
+    CUpti_SubscriberHandle handle = library_subscribe(library_path, on_callback, error, error_bytes);
+    if (!handle)
+        return false;
+    api_calls_find();
+    const char *failed_call = "cuptiActivityRegisterCallbacks";
+    int result = activity_prepare();
+    if (!result) {
+        failed_call = "cuptiEnableCallback";
+        result = resources_enable(handle, true);
+    }
+    if (!result)
+        result = api_calls_enable_control(handle);
+    if (result) {
+        library_describe_error(failed_call, result, error, error_bytes);
+        cupti.unsubscribe(handle);
+        return false;
+    }
+    subscriber = handle;
+    begin_ns = monotonic_ns();
+    end_ns = 0;
+    update_window();
+    return true;
+}
+
+/* Begin the profile with the stored options. */
+static bool begin(char *error, size_t error_bytes)
+{
+    if (!lock_window()) {
+        snprintf(error, error_bytes, "the profile is beginning in another thread");
+        return false;
+    }
+    const bool is_first = !subscriber;
+    const bool has_begun = !is_first || subscribe(error, error_bytes);
+    pthread_mutex_unlock(&window_lock);
+    if (!has_begun || !is_first)
+        return has_begun;
+    /* Exit handlers run in reverse order. This one is registered after the library is loaded, so that it runs before the
+     * library's own. */
+    if (!exit_handler_is_registered)
+        exit_handler_is_registered = !atexit(profile_end);
+    start_timer();
+    return true;
+}
+
+bool profile_begin(const profile_options *options, char *error, size_t error_bytes)
+{
+    if (configure(options))
+        return begin(error, error_bytes);
+    snprintf(error, error_bytes, "a name in the options is too long");
+    return false;
+}
+
+const char *profile_at_first_use(const profile_options *options)
+{
+    char path[PATH_MAX];
+    Dl_info this_library;
+    if (!dladdr((const void *)profile_at_first_use, &this_library) || !realpath(this_library.dli_fname, path))
+        return NULL;
+    const char *other_tool = getenv(INJECTION_VARIABLE);
+    if (other_tool && *other_tool && strcmp(other_tool, path) != 0)
+        return other_tool;
+    if (configure(options))
+        setenv(INJECTION_VARIABLE, path, 1);
+    return NULL;
+}
+
+/* Begin the profile. The driver calls this function at the first use of CUDA. The result is always success, because CUDA
+ * works without a profile too. */
+EXPORTED int InitializeInjection(void)
+{
+    char error[ERROR_BYTES] = "";
+    if (!is_configured || begin(error, sizeof error))
+        return 1;
+    spool_notice("unrecorded", error);
+    return 1;
+}
+
+void profile_end(void)
+{
+    stop_timer();
+    if (!subscriber)
+        return;
+    synchronize_context();
+    activity_flush(false);
+    if (!lock_window())
+        return;
+    CUpti_SubscriberHandle former = stop_recording(false);
+    pthread_mutex_unlock(&window_lock);
+    if (!former)
+        return;
+    activity_flush(true);
+    cupti.unsubscribe(former);
+}
+
+void profile_cancel(void)
+{
+    profile_end();
+    if (is_configured)
+        unsetenv(INJECTION_VARIABLE);
+    is_configured = false;
+}
+
+void profile_forked(void)
+{
+    window_lock = timer_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    timer_condition = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    has_timer_thread = is_open = is_detach_pending = false;
+    subscriber = NULL;
+    open_range_count = 0;
+    activity_forked();
+    resources_forked();
+}

@@ -1,0 +1,89 @@
+"""``cudakit cache`` from end to end, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpu.test_compile import needs_nvrtc
+from invocation import Cli
+
+from cudakit.gpu.compile_cache import CompileCache, Label
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CUDAKIT_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kernels"
+
+
+def fill(directory: Path) -> None:
+    cache = CompileCache(directory)
+    cache.keep("a", b"image", Label("add, subtract", "sm_90", "NVRTC 13.0"))
+    cache.keep("b", b"other image", Label("add", "sm_80", "NVRTC 13.0"))
+
+
+def test_empty_cache_is_shown_with_its_directory_and_limit(directory: Path, cli: Cli) -> None:
+    done = cli("cache", "show", "--json")
+
+    result = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert (result["schema"], result["images"], result["size_bytes"]) == ("cudakit.cache/1", [], 0)
+    assert result["directory"] == str(directory)
+    assert result["max_bytes"] == 256 << 20
+
+
+def test_images_are_shown_by_kernel_and_target(directory: Path, cli: Cli) -> None:
+    fill(directory)
+
+    done = cli("cache", "show")
+
+    assert done.stdout.startswith("2 compiled images, ")
+    assert "add and 1 more" in done.stdout
+    assert "sm_80" in done.stdout
+
+
+def test_cleared_cache_is_empty(directory: Path, cli: Cli) -> None:
+    fill(directory)
+
+    done = cli("cache", "clear", "-q")
+    again = cli("cache", "clear", "-q")
+
+    assert (done.exit_code, again.exit_code) == (0, 0)
+    assert done.stdout.startswith("Deleted 2 files, ")
+    assert again.stdout == "Deleted 0 files, 0 B\n"
+    assert [*directory.iterdir()] == []
+
+
+def test_cache_that_others_can_write_is_refused(directory: Path, cli: Cli) -> None:
+    fill(directory)
+    directory.chmod(0o777)
+
+    shown, cleared = cli("cache", "show"), cli("cache", "clear")
+
+    assert (shown.exit_code, cleared.exit_code) == (3, 3)
+    assert "CUDAKIT_CACHE_DIR" in shown.stderr
+    assert len([*directory.iterdir()]) == 2
+
+
+@pytest.mark.usefixtures("directory")
+@pytest.mark.parametrize("architecture", ["x", "sm_", "9.0.0", "sm_9000"])
+def test_wrong_architecture_is_a_usage_error(architecture: str, cli: Cli) -> None:
+    done = cli("cache", "warm", "--arch", architecture)
+
+    assert done.exit_code == 2
+    assert architecture in done.stderr
+
+
+@needs_nvrtc
+@pytest.mark.usefixtures("directory")
+def test_warmed_cache_has_all_kernels_of_each_architecture(cli: Cli) -> None:
+    done = cli("cache", "warm", "--arch", "sm_80", "--arch", "9.0", "--json")
+    too_old = cli("cache", "warm", "--arch", "sm_30", "-q")
+
+    result = json.loads(done.stdout)
+    assert {image["target"] for image in result["images"]} == {"sm_80", "sm_90"}
+    assert [warmed["target"] for warmed in result["warmed"]] == ["sm_80", "sm_90"]
+    assert too_old.exit_code == 1
+    assert "sm_30" in too_old.stdout
