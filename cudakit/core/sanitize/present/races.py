@@ -120,10 +120,14 @@ def race_note(race: FoundRace) -> Note:
         locations.append(("allocated", Stack(race.memory.stack, race.memory.site)))
     finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(locations), race.count)
     level = _LEVELS[race.confidence]
-    return Note(level, capitalized(race.sentence), (race.hint, *race.remedies), finding)
+    # The program cannot order the streams of a library: what helps is the advice on its issue.
+    remedies = (race.known_issue.advice,) if race.known_issue else (race.hint, *race.remedies)
+    return Note(level, capitalized(race.sentence), remedies, finding)
 
 
 def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:
+    if issue := race.known_issue:
+        yield "known issue", Text(f"{issue.title}: {issue.reference}")
     on_two_devices = race.current.device != race.previous.device
     for order, side in (("earlier", race.previous), ("later", race.current)):
         device = f" of cuda:{side.device}" if on_two_devices else ""
