@@ -27,7 +27,8 @@ LOG = "races.log"
 PROFILE_LOG = "profile.log"
 SAVED_FILES = (SAVED, LOG, PROFILE_LOG)
 
-# A command line of each command that has a report; "saved.json" is a result of bench, "races.log" and "profile.log" of run.
+# A command line of each command that has a report; "saved.json" is a result of bench, "races.log"
+# is a log of run --sanitize, "profile.log" one of run --profile.
 LINES = {
     "bench alloc": ["--gpu", "sim", "--sizes", "4KiB", "--allocators", "driver"],
     "bench compare": [SAVED, SAVED],
