@@ -125,7 +125,7 @@ class ExpandableSegments:
     def _reserve(self, owner: PageOwner, request: Request) -> Block | None:
         """Reserve addresses for a request, and return their block; None if no addresses are left.
 
-        Also returns None if the request is larger than a reservation.
+        The result is None, too, if the request is larger than a reservation.
         """
         total_bytes = self._upstream.memory_info().total_bytes
         pool, stream = request.pool, request.stream

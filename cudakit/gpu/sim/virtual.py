@@ -17,7 +17,7 @@ from cudakit.gpu.sim.space import Bytes, Heap, Region, new_bytes
 from cudakit.trace.events import Alloc, Free
 from cudakit.trace.kinds import AllocationKind
 
-# Reported by cuMemGetAllocationGranularity on every device tested.
+# cuMemGetAllocationGranularity reports this size on every device tested.
 _GRANULARITY_BYTES = 2 << 20
 
 
