@@ -114,8 +114,8 @@ class ExpandableSegments:
         reserve_by_class = dict(settings.expandable_segments_reserve_by_class)
         default = settings.expandable_segments_reserve or _FULL
         class_reserve = reserve_by_class.get(self._stream_classes.get(stream, ""), default)
-        page = _page_bytes(settings, pool)
-        return -(-class_reserve.size_bytes(total_bytes) // page) * page
+        page_bytes = _page_bytes(settings, pool)
+        return -(-class_reserve.size_bytes(total_bytes) // page_bytes) * page_bytes
 
     def _find_start(self, owner: PageOwner, request: Request) -> Block | None:
         group = self._groups.get((request.pool, request.stream))
