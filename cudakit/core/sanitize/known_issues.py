@@ -14,14 +14,14 @@ _MAX_FRAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class _SidePattern:
-    """What one side of a known race looks like."""
+    """The pattern of one side of a known race."""
 
     file: str  # end of the path of a frame's file
     function: str  # last component of the name of that frame's function
     kernel: re.Pattern[str] | None = None  # pattern of the kernel; None for any operation
 
     def matches(self, side: Side) -> bool:
-        """Return whether a side looks like this."""
+        """Return whether a side matches the pattern."""
         if self.kernel and not (side.kernel and self.kernel.search(side.kernel)):
             return False
         return any(
@@ -51,7 +51,7 @@ _KNOWN_RACES: Sequence[_KnownRace] = (
             "cupy.fft.config.get_plan_cache().set_size(0)",
         ),
     ),
-    # Seen with torch 2.11: capture_begin() fills the seed on the capture stream, replay() on the current one
+    # torch 2.11: capture_begin() fills the seed on the capture stream, replay() on the current one
     # (CUDAGeneratorState::replay_prologue of aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
     _KnownRace(
         (
