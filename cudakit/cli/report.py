@@ -83,10 +83,14 @@ def _brief_line(sentence: str | Note) -> str:
 
 
 def _origin() -> str:
-    """Return the version and the command line, for the footer of a page."""
+    """Return the versions, the date and the command line, for the footer of a page."""
+    from datetime import UTC, datetime
     from importlib.metadata import version
+    from platform import python_version
 
-    return f"cudakit {version('cudakit')}: {shlex.join(['cudakit', *sys.argv[1:]])}"
+    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    versions = f"cudakit {version('cudakit')}, Python {python_version()}"
+    return f"{versions}, written {written}: {shlex.join(['cudakit', *sys.argv[1:]])}"
 
 
 def main_rows(document: Document) -> Iterator[str]:

@@ -75,9 +75,9 @@ class Text:
 class Frame:
     """One frame of a call stack; ``line`` 0 means unknown (C++ without debug information)."""
 
-    name: str
-    filename: str
-    line: int
+    name: str  # function
+    filename: str  # path of the source file
+    line: int  # line number; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,12 +44,10 @@ class Command:
 
     program: str  # path of the executable file
     argv: tuple[str, ...]  # arguments, after the name of the program
-    python: str | None = (
-        None  # path of the Python interpreter; None if the program is not run by Python
-    )
-    not_instrumented: str = (
-        ""  # reason why the agent does not start in the program; empty if it does
-    )
+    # Path of the Python interpreter; None if the program is not run by Python.
+    python: str | None = None
+    # Reason why the agent does not start in the program; empty if it does.
+    not_instrumented: str = ""
 
 
 def resolve(

@@ -282,9 +282,8 @@ class RangePush:
     kind: ClassVar[EventKind] = EventKind.RANGE_PUSH
     name: Text
     domain: Text = ""  # name of the NVTX domain; empty for the default domain
-    number: U64 = (
-        0  # number of a range of the process, which any thread may end; 0 for a range of the thread
-    )
+    # Number of a range of the process, which any thread may end; 0 for a range of the thread.
+    number: U64 = 0
     # Whether the range is a copy: autograd's thread gets the ranges of the thread that called ``backward()``.
     is_copy: Annotated[bool, "?"] = False
 

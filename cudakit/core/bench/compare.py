@@ -48,9 +48,9 @@ class CaseComparison:
     """The change of one case between two runs."""
 
     name: str  # Name of the bench.
-    axes: Mapping[str, Axis]
+    axes: Mapping[str, Axis]  # parameters that identify the case
     library: str = field(metadata={"json": "contender"})
-    verdict: Verdict
+    verdict: Verdict  # result of the comparison
     before_s: float | Unavailable  # Median time in the earlier run.
     after_s: float | Unavailable  # Median time in the later run.
     change: float | Unavailable  # Relative change of the median: 0.05 is 5% slower.

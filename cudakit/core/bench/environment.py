@@ -29,9 +29,9 @@ class Moment:
     time_ns: int  # Nanoseconds since 1970.
     # SM clock that NVML reports; the clock that kernels measure is more accurate.
     sm_clock_mhz: float | Unavailable
-    memory_clock_mhz: float | Unavailable
+    memory_clock_mhz: float | Unavailable  # Memory clock.
     temperature_c: float | Unavailable  # Temperature of the GPU core.
-    memory_temperature_c: float | Unavailable
+    memory_temperature_c: float | Unavailable  # Temperature of the memory.
     power_w: float | Unavailable  # Mean power of the last second.
     energy_j: float | Unavailable  # Energy consumed since the driver was loaded.
     clock_reasons: tuple[str, ...] | Unavailable  # Reasons why the clock is not higher.
@@ -43,20 +43,20 @@ class Moment:
 class Environment:
     """The conditions of a measurement apart from its options."""
 
-    simulated: bool
+    simulated: bool  # Whether the device is simulated.
     gpu: str | Unavailable  # Name of the GPU model.
-    uuid: str | Unavailable
-    pci_bus_id: str | Unavailable
-    compute_capability: str | Unavailable
+    uuid: str | Unavailable  # UUID of the GPU.
+    pci_bus_id: str | Unavailable  # PCI address of the GPU.
+    compute_capability: str | Unavailable  # Compute capability of the GPU.
     multiprocessors: int | Unavailable  # Number of SMs.
-    sm_clock_max_mhz: float | Unavailable
+    sm_clock_max_mhz: float | Unavailable  # Maximum SM clock.
     memory_clock_mhz: float | Unavailable  # Maximum memory clock.
-    memory_bus_bits: int | Unavailable
+    memory_bus_bits: int | Unavailable  # Width of the memory bus.
     memory_bytes: int | Unavailable  # Total device memory that CUDA reports.
-    l2_bytes: int | Unavailable
+    l2_bytes: int | Unavailable  # Size of the L2 cache.
     pcie: str | Unavailable  # Fastest PCIe link that GPU and slot support: "5.0 x16".
     power_limit_w: float | Unavailable  # Enforced power limit.
-    power_limit_default_w: float | Unavailable
+    power_limit_default_w: float | Unavailable  # Default power limit.
     # MIG, MPS, ECC, persistence and compute mode, by NVML field.
     modes: Mapping[str, Scalar | Unavailable]
     versions: Mapping[str, str]  # Versions of driver, CUDA, libraries, cudakit and Python.

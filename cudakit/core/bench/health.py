@@ -132,7 +132,7 @@ class SkippedBench:
     """A bench that could not be run."""
 
     what: str  # Name of the bench: "gemm".
-    reason: str
+    reason: str  # reason why it was left out
     remedy: str  # Command that installs the missing package.
 
 
@@ -141,7 +141,7 @@ class SuiteResult:
     """The result of a health check: whether a GPU is as fast as expected of its model."""
 
     schema: ClassVar[str] = "cudakit.suite/1"
-    simulated: bool
+    simulated: bool  # whether a simulated device did the work
     quick: bool  # Whether --quick was given.
     health: Health | Unavailable  # Health of the worst figure.
     causes: tuple[str, ...]  # Likely causes of warnings and failures.

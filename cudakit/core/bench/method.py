@@ -25,7 +25,7 @@ _MAX_WARMUP_S = 3.0
 class Rule:
     """The stopping rule of sampling: how many samples, and how long."""
 
-    min_samples: int = 10
+    min_samples: int = 10  # Minimum number of samples.
     min_time_s: float = 0.5  # Minimum time since the start of the first sample.
     precision: float = 0.01  # Maximum half-width of the 95% CI, relative to the median.
     timeout_s: float = 15.0  # Maximum time since the start of the first sample.
@@ -35,10 +35,10 @@ class Rule:
 class Method:
     """How the samples of one case are measured."""
 
-    mode: Mode
+    mode: Mode  # How a sample is timed.
     cache: Cache  # L2 state before each sample.
     warmup_s: float = 0.0  # Minimum or, in a result, actual duration of the warm-up.
-    rule: Rule = field(default_factory=Rule)
+    rule: Rule = field(default_factory=Rule)  # When sampling stops.
     blocker: bool = True  # Whether a blocking kernel hides the gaps between launches.
     # Number of rounds. Each has new buffers, because the addresses of buffers affect the speed.
     rounds: int = 1

@@ -30,13 +30,14 @@ class CaseResult:
     ratio_to_limit: float | Unavailable  # Share of the peak, at the measured clock if known.
     ratio_to_datasheet: float | Unavailable  # Share of the peak at the datasheet's clock.
     verified: bool  # Whether computed values were compared with a reference, and are correct.
+    # Comparison of the values with a reference; null for a case without values.
     verification: Verification | Unavailable
-    method: Method
-    environment: Environment
+    method: Method  # How the samples were measured.
+    environment: Environment  # Conditions of the measurement.
     sm_clock_hz: tuple[float, ...]  # Mean SM clock during each sample; empty if unknown.
     discarded: int  # Number of readings that were discarded.
     converged: bool  # Whether the stopping rule was met before the timeout.
-    statistics: Summary | Unavailable
+    statistics: Summary | Unavailable  # Summary of the samples; null without samples.
     operations: float  # Operations of one execution; 0 for a case without arithmetic.
     operation: str  # Unit of the operations: "FLOP" or "OP".
     bytes_moved: float  # Bytes that one execution reads and writes; 0 for a latency.
@@ -80,9 +81,9 @@ class CaseResult:
 class StepCost:
     """A linear fit of the time of a step: ``fixed_s + node_s * nodes``."""
 
-    step: str
-    fixed_s: float | Unavailable
-    node_s: float | Unavailable
+    step: str  # Name of the step.
+    fixed_s: float | Unavailable  # Time that does not depend on the number of nodes.
+    node_s: float | Unavailable  # Additional time per node.
     deviation: float | Unavailable  # Largest relative deviation of a measured time from the fit.
 
 
@@ -90,17 +91,17 @@ class StepCost:
 class BreakEven:
     """The number of replays after which a graph has saved the time of its creation."""
 
-    nodes: int
+    nodes: int  # Number of nodes of the graph.
     made_s: float | Unavailable  # Time to capture and instantiate the graph.
     saved_s: float | Unavailable  # Time that a replay saves compared with eager launches.
-    replays: float | Unavailable
+    replays: float | Unavailable  # Number of replays that save the creation time.
 
 
 @dataclass(frozen=True, slots=True)
 class GraphCosts:
     """The costs of graphs of one topology and one kind of node."""
 
-    topology: str
+    topology: str  # Topology of the graph: "chain" or "fork-join".
     kind: str  # Kind of the nodes.
     steps: tuple[StepCost, ...]  # Costs of the steps in the order measured.
     payoffs: tuple[BreakEven, ...]  # Break-even points by increasing number of nodes.
@@ -111,10 +112,10 @@ class BenchResult:
     """The result of one ``cudakit bench`` command on one device."""
 
     schema: ClassVar[str] = "cudakit.bench/1"
-    simulated: bool
+    simulated: bool  # Whether a simulated device did the work.
     bench: str  # Name of the bench: "gemm".
     time_ns: int  # Start of the run in nanoseconds since 1970.
     complete: bool  # False if the user interrupted the run.
     warnings: tuple[str, ...]  # Reasons to doubt the figures.
     results: tuple[CaseResult, ...]  # A result per case and library, in the order measured.
-    graphs: tuple[GraphCosts, ...] = ()
+    graphs: tuple[GraphCosts, ...] = ()  # Costs of graphs; empty for other benches.

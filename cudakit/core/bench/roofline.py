@@ -116,9 +116,9 @@ class Limit:
 
     bound: Literal["arithmetic", "memory", "link"]  # The term that takes longest.
     datasheet_s: float  # Lower bound with the SMs at the datasheet's clock.
-    datasheet_clock_hz: float | Unavailable
+    datasheet_clock_hz: float | Unavailable  # SM clock of the datasheet.
     measured_s: float | Unavailable  # Lower bound with the SMs at the measured clock.
-    measured_clock_hz: float | Unavailable
+    measured_clock_hz: float | Unavailable  # Median SM clock of the samples.
     operations_per_s: float | Unavailable  # Arithmetic peak at the datasheet's clock.
     bytes_per_s: float | Unavailable  # Peak bandwidth of the device memory.
     link_bytes_per_s: float | Unavailable  # Peak bandwidth of the link in one direction.

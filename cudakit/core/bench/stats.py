@@ -41,15 +41,15 @@ class Summary:
     """The distribution of the times of one case."""
 
     n: int  # Number of samples.
-    minimum_s: float
+    minimum_s: float  # Shortest sample.
     p5_s: float  # 5th percentile.
     q1_s: float  # First quartile.
-    median_s: float
+    median_s: float  # Median of the samples.
     q3_s: float  # Third quartile.
-    p95_s: float
-    p99_s: float
-    maximum_s: float
-    mean_s: float
+    p95_s: float  # 95th percentile.
+    p99_s: float  # 99th percentile.
+    maximum_s: float  # Longest sample.
+    mean_s: float  # Mean of the samples.
     stdev_s: float  # Sample standard deviation; 0 for one sample.
     mad_s: float  # Median absolute deviation, not scaled.
     ci95_s: tuple[float, float]  # 95% CI of the median.

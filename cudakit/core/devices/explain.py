@@ -34,7 +34,7 @@ class Topic:
     )
     name: str  # name, such as "CUDA_ERROR_ILLEGAL_ADDRESS", "Xid 79" or "CK012"
     code: int | None  # number of the error, Xid or check; null for an environment variable
-    other_names: tuple[str, ...]
+    other_names: tuple[str, ...]  # other names of the term
     meaning: str  # meaning of an error, statement that a check tests, or effect of a variable
     explanation: str  # background in paragraphs; empty if there is none
     causes: str  # typical causes; empty if there are none

@@ -116,9 +116,8 @@ class Race:
     hi: int
     current: Operation  # the operation that was enqueued later
     previous: Operation  # the operation that was enqueued earlier
-    allocation: Allocation | None = (
-        None  # the allocation with the bytes; None if it was not recorded
-    )
+    # The allocation with the bytes; None if it was not recorded.
+    allocation: Allocation | None = None
     last_sync: Sync | None = None  # the last synchronization of the streams; None if there was none
     approximate: bool = False  # whether the bytes are an upper bound, because ranges were merged
 
@@ -140,22 +139,18 @@ class Coverage:
 
     launches: int = 0  # kernel launches, without graph nodes
     launches_unknown: int = 0  # launches without any recorded access, graph nodes included
-    launches_exact: int = (
-        0  # launches with exact accesses, graph nodes and whole-tensor stores included
-    )
-    launches_whole_tensor: int = (
-        0  # launches that are exact except for stores to a part of a tensor
-    )
+    # Launches with exact accesses, graph nodes and whole-tensor stores included.
+    launches_exact: int = 0
+    # Launches that are exact except for stores to a part of a tensor.
+    launches_whole_tensor: int = 0
     launches_assumed: int = 0  # launches with assumed accesses, graph nodes included
     copies: int = 0  # copies, whose accesses are always exact
     fills: int = 0  # fills, whose accesses are always exact
     accesses_exact: int = 0  # exact accesses of kernels
-    accesses_summary: int = (
-        0  # stores of kernels through a tensor map, to an unknown part of the tensor
-    )
-    accesses_merged: int = (
-        0  # accesses of kernels in ranges that were merged, since there were too many
-    )
+    # Stores of kernels through a tensor map, to an unknown part of the tensor.
+    accesses_summary: int = 0
+    # Accesses of kernels in ranges that were merged, since there were too many.
+    accesses_merged: int = 0
     accesses_assumed: int = 0  # accesses assumed from a pointer argument of a kernel
     accesses_uncertain: int = 0  # accesses assumed from a pointer table, which may be stale
     graph_launches: int = 0  # launches of CUDA graphs

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from cudakit.core.sanitize.baseline import BaselineMatcher
 from cudakit.core.sanitize.hints import fix, remedies, sentence, why_not_covered
+from cudakit.core.sanitize.known_issues import known_issue
 from cudakit.core.sanitize.names import (
     Demangle,
     call_site,
@@ -82,6 +83,7 @@ class RaceDecoder:
             last_sync=self._last_sync(race.last_sync, current, previous),
             approximate=race.approximate,
             process=self.process,
+            known_issue=known_issue(current, previous),
         )
 
     def side(self, operation: Operation) -> Side:
@@ -354,7 +356,9 @@ def _race_text(race: FoundRace) -> str:
         lines += _with_stack(line, memory)
     if race.last_sync:
         lines.append(f"  sync:    {race.last_sync.sentence}")
-    return "\n".join([*lines, f"  fix:     {race.hint}"])
+    if issue := race.known_issue:
+        lines.append(f"  known:   {issue.title} ({issue.reference})")
+    return "\n".join([*lines, f"  fix:     {issue.advice if issue else race.hint}"])
 
 
 def _operation_lines(label: str, side: Side) -> list[str]:

@@ -69,6 +69,15 @@ class LastSync:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownIssue:
+    """A race in a library that its developers know."""
+
+    title: str  # description of the race
+    reference: str  # address of the issue, or the function of the library that races
+    advice: str  # what avoids the race until the library is fixed
+
+
+@dataclass(frozen=True, slots=True)
 class FoundRace:
     """A race. Races between the same two call sites are counted as one race."""
 
@@ -89,6 +98,7 @@ class FoundRace:
     )  # the last synchronization of the two streams; null if there was none
     approximate: bool  # whether the bytes are an upper bound, because ranges were merged
     process: int  # PID of the process of the described occurrence
+    known_issue: KnownIssue | None = None  # known issue of a library that the race looks like
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,16 +106,16 @@ class Gemm:
     default to those of the data type. Raises InputError for unknown names and sizes below 1.
     """
 
-    dtype: str
-    m: int
-    n: int
-    k: int
-    layout: Layout = "tn"
-    batch: int = 1
+    dtype: str  # data type of A and B
+    m: int  # rows of D
+    n: int  # columns of D
+    k: int  # length of the sums
+    layout: Layout = "tn"  # whether A and B are transposed: nn, nt, tn or tt
+    batch: int = 1  # number of GEMMs
     padding: int = 0  # elements added to the smallest leading dimension
-    epilogue: Epilogue = "none"
-    output: str = ""
-    accumulate: str = ""
+    epilogue: Epilogue = "none"  # operation fused into the GEMM
+    output: str = ""  # data type of D
+    accumulate: str = ""  # data type of the sums
 
     def __post_init__(self) -> None:
         _check_name("data type", self.dtype, DATA_TYPES)

@@ -28,9 +28,8 @@ class Host:
     distribution: str = ""  # name of the distribution: "Ubuntu 24.04.3 LTS"
     distribution_id: str = ""  # id of the distribution: "ubuntu"
     container: str = ""  # container runtime: "docker"; "" outside containers
-    is_wsl: bool = (
-        False  # whether this is the Windows Subsystem for Linux, with the GPU behind /dev/dxg
-    )
+    # Whether this is the Windows Subsystem for Linux, with the GPU behind /dev/dxg.
+    is_wsl: bool = False
     is_jetson: bool = False  # whether this is a Tegra system, whose GPU is not a PCI device
     secure_boot: bool = False  # whether the kernel loads only signed modules
     overcommit_memory: str = ""  # vm.overcommit_memory

@@ -60,9 +60,8 @@ class FieldValue:
 
     identifier: str
     scope: int = 0
-    read_alone: bool = (
-        False  # whether to read the value alone, because the driver omits it from batches
-    )
+    # Whether to read the value alone, because the driver omits it from batches.
+    read_alone: bool = False
 
 
 Convert: TypeAlias = Callable[[Any], Any]

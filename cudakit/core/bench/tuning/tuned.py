@@ -28,11 +28,11 @@ class TunedMachine:
     """The device and library for which algorithms were tuned."""
 
     gpu: str | Unavailable  # Name of the GPU model.
-    compute_capability: str | Unavailable
-    library: Library
-    library_version: str
-    driver: str | Unavailable = NOT_QUERIED
-    cudakit: str | Unavailable = NOT_QUERIED
+    compute_capability: str | Unavailable  # compute capability of the GPU
+    library: Library  # name of the library
+    library_version: str  # version of the library
+    driver: str | Unavailable = NOT_QUERIED  # version of the driver
+    cudakit: str | Unavailable = NOT_QUERIED  # version of cudakit
 
     def differences_from(self, other: TunedMachine) -> Iterator[str]:
         """Yield the differences that invalidate the algorithms or their ranking."""
@@ -50,7 +50,7 @@ class TunedMachine:
 class TunedGemm:
     """The result of the search for one GEMM."""
 
-    gemm: Gemm
+    gemm: Gemm  # the GEMM
     shape: str  # Name of the shape: "llama3-8b qkv", or "".
     settings: GemmSettings  # Settings, which restrict the algorithms.
     winner: Algorithm  # The default, unless another algorithm is significantly faster.
@@ -60,9 +60,10 @@ class TunedGemm:
     gain_interval: tuple[float, float] | Unavailable  # CI of the gain.
     # Median time of one execution by the default algorithm, in the same rounds as the winner.
     default_s: float | Unavailable
+    # 95% CI of the median time of the default algorithm.
     default_ci95_s: tuple[float, float] | Unavailable
-    winner_s: float | Unavailable
-    winner_ci95_s: tuple[float, float] | Unavailable
+    winner_s: float | Unavailable  # median time of the fastest algorithm
+    winner_ci95_s: tuple[float, float] | Unavailable  # 95% CI of this time
     verification: Verification  # Verification of the winner after the last sample.
     tried: int  # Number of algorithms that were measured.
     candidates: int  # Number of algorithms that the library listed.
@@ -70,8 +71,8 @@ class TunedGemm:
     wrong: tuple[Algorithm, ...]  # Finalists that computed wrong values.
     rounds: int  # Number of rounds of the final.
     stopped: StopReason  # Reason why the search ended: "complete", "time" or "interrupted".
-    limits: Limits
-    method: Method
+    limits: Limits  # limits of the search
+    method: Method  # how the samples were measured
     seed: int  # Seed of the data and of the order of trials.
 
     @property
@@ -84,8 +85,8 @@ class TunedGemm:
 class Untuned:
     """A GEMM that could not be tuned."""
 
-    gemm: Gemm
-    reason: str
+    gemm: Gemm  # the GEMM
+    reason: str  # reason why it was not tuned
     wrong: bool  # Whether the reason is that the default algorithm computes wrong values.
 
 
@@ -94,13 +95,13 @@ class Tuned:
     """The results of one tuning command, including the earlier results that the command continued from."""
 
     schema: ClassVar[str] = "cudakit.tuned/1"
-    simulated: bool
+    simulated: bool  # whether the device was simulated
     time_ns: int  # Start of the command in nanoseconds since 1970.
     complete: bool  # False if the user interrupted the command.
-    machine: TunedMachine
+    machine: TunedMachine  # GPU and versions of the search
     warnings: tuple[str, ...]  # Reasons to doubt the results.
     gemms: tuple[TunedGemm, ...] = field(metadata={"json": "products"})
-    untuned: tuple[Untuned, ...] = ()
+    untuned: tuple[Untuned, ...] = ()  # GEMMs that were not tuned, with reasons
 
     def results_for(self, machine: TunedMachine) -> Mapping[Key, TunedGemm]:
         """Return the results by key. Raises InputError if they were measured on another machine."""

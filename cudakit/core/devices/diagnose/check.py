@@ -119,7 +119,7 @@ class CheckResult:
     id: str  # id, such as CK005
     theme: str  # heading of the group of checks
     title: str  # statement that is true if the check passes
-    status: Status
+    status: Status  # result of the check
     summary: str  # sentence of one line
     evidence: Mapping[str, str]  # observed values, by name
     fix: tuple[str, ...]  # remedies as commands or sentences, the most promising first
@@ -130,20 +130,20 @@ class DeviceLine:
     """One GPU of the report."""
 
     index: int  # NVML index, or the CUDA index if NVML does not answer
-    name: str | Unavailable
-    uuid: str | Unavailable
-    pci_bus_id: str | Unavailable
-    compute_capability: str | Unavailable
-    memory_bytes: int | Unavailable
+    name: str | Unavailable  # name of the model
+    uuid: str | Unavailable  # UUID of the GPU
+    pci_bus_id: str | Unavailable  # PCI address
+    compute_capability: str | Unavailable  # compute capability, such as 9.0
+    memory_bytes: int | Unavailable  # size of the device memory
 
 
 @dataclass(frozen=True, slots=True)
 class SetVariable:
     """An environment variable that is set and changes CUDA, a library, a framework or cudakit."""
 
-    name: str
-    value: str
-    effect: str
+    name: str  # name of the variable
+    value: str  # value of the variable
+    effect: str  # what the variable changes
     library: str  # library that reads the variable
     source: str  # section of the documentation, or source file
 
@@ -152,7 +152,7 @@ class SetVariable:
 class DoctorResult:
     """The findings of all checks on one machine."""
 
-    schema: str
+    schema: str  # name and version of this document
     simulated: bool  # whether the GPUs are simulated
     status: Status  # worst status of all checks; unknown only if no check could be performed
     counts: Mapping[str, int]  # number of checks by status

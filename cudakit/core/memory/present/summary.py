@@ -103,7 +103,9 @@ def _shortened(name: str) -> str:
 
 
 def _of_device(oom: Oom) -> str:
-    return "" if oom.device_total_bytes is None else f" of {format_bytes(oom.device_total_bytes)}"
+    if oom.device_total_bytes is None:
+        return " of the device"
+    return f" of {format_bytes(oom.device_total_bytes)}"
 
 
 def rising_sentence(device: DeviceMemory) -> str:

@@ -98,12 +98,10 @@ def _address_order(address: Addresses) -> npt.NDArray[np.intp]:
 class Contradictions:
     """The number of contradictions between trace and final state, by kind."""
 
-    lost_allocations: int = (
-        0  # allocations that are freed, or live at the end, without an alloc event
-    )
-    lost_frees: int = (
-        0  # blocks without a free event whose address is allocated again, or free at the end
-    )
+    # Allocations that are freed, or live at the end, without an alloc event.
+    lost_allocations: int = 0
+    # Blocks without a free event whose address is allocated again, or free at the end.
+    lost_frees: int = 0
     lost_requests: int = 0  # frees that completed without a request
     sizes: int = 0  # allocations whose events have different sizes
     segments: int = 0  # segments that are allocated or freed twice, or differ from the final state

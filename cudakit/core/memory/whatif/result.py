@@ -18,18 +18,18 @@ DEFAULTS = "defaults"  # the name of settings without text
 class MemoryTotals:
     """The four totals, as defined by ``torch.cuda.memory_stats``."""
 
-    reserved_bytes: int
-    allocated_bytes: int
-    requested_bytes: int
-    active_bytes: int
+    reserved_bytes: int  # reserved bytes
+    allocated_bytes: int  # allocated bytes
+    requested_bytes: int  # requested bytes
+    active_bytes: int  # allocated and pending bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
     """A request that succeeded in the recording and failed in the replay."""
 
-    event: int
-    size_bytes: int
+    event: int  # the event of the request
+    size_bytes: int  # size of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Difference:
     """A figure that differs between the recording and its replay."""
 
     figure: str  # name of the figure, such as "peak reserved"
-    recorded: int
-    replayed: int
+    recorded: int  # value in the recording
+    replayed: int  # value in the replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +73,26 @@ class Limit:
 class DeviceWhatIf:
     """All replays of one device of one file."""
 
-    file: str
-    device: int
-    events: int
-    limit: Limit | None
-    recorded: Outcome
+    file: str  # name of the file
+    device: int  # device index
+    events: int  # number of events in the trace
+    limit: Limit | None  # memory limit of the replays; null: none
+    recorded: Outcome  # figures of the recording
     replayed: (
         Outcome  # outcome of a replay with the recorded settings, which should equal ``recorded``
     )
-    differences: tuple[Difference, ...]
+    differences: tuple[Difference, ...]  # figures of the replay that differ from the recording
     reasons: tuple[str, ...]  # reasons for differences
     baseline: Outcome  # the outcome that ``tried`` is compared with
-    tried: tuple[Outcome, ...]
+    tried: tuple[Outcome, ...]  # figures of the replay with each of the given settings
     best: int | None  # index in ``tried`` of the settings that help most; null: none helps
-    headline: str
+    headline: str  # the result in one sentence
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIfResult:
     """The result for all files."""
 
-    schema: str
-    files: tuple[FileFacts, ...]
-    devices: tuple[DeviceWhatIf, ...]
+    schema: str  # name and version of this document
+    files: tuple[FileFacts, ...]  # the files that were read
+    devices: tuple[DeviceWhatIf, ...]  # each device of each file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final, Literal
 
 from cudakit.core.sanitize.hints import short_stream_name
@@ -120,10 +121,42 @@ def race_note(race: FoundRace) -> Note:
         locations.append(("allocated", Stack(race.memory.stack, race.memory.site)))
     finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(locations), race.count)
     level = _LEVELS[race.confidence]
-    return Note(level, capitalized(race.sentence), (race.hint, *race.remedies), finding)
+    # The program cannot order the streams of a library: what helps is the advice on its issue.
+    remedies = (race.known_issue.advice,) if race.known_issue else (race.hint, *race.remedies)
+    lines = tuple(_source_lines(race))
+    return Note(level, capitalized(race.sentence), remedies, finding, evidence=lines)
+
+
+# Larger files are not read for the source line of a call.
+_MAX_SOURCE_BYTES: Final = 1 << 21
+_MAX_SOURCE_LETTERS: Final = 200
+
+
+def _source_lines(race: FoundRace) -> Iterator[str]:
+    """Yield the source line of the call site of each side, if the file is on this computer."""
+    for order, side in (("earlier", race.previous), ("later", race.current)):
+        frame = side.stack[side.site] if side.stack else None
+        if frame and (line := _source_line(Path(frame.filename), frame.line)):
+            yield f"{order}, {frame.filename}:{frame.line}: {line}"
+
+
+def _source_line(file: Path, number: int) -> str:
+    """Return a line of a Python file; "" if there is none.
+
+    Other files are not read, because the names in a log from someone else could point to any file.
+    """
+    try:
+        if file.suffix != ".py" or not file.is_file() or file.stat().st_size > _MAX_SOURCE_BYTES:
+            return ""
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):  # ValueError: a name with a null character
+        return ""
+    return lines[number - 1].strip()[:_MAX_SOURCE_LETTERS] if 0 < number <= len(lines) else ""
 
 
 def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:
+    if issue := race.known_issue:
+        yield "known issue", Text(f"{issue.title}: {issue.reference}")
     on_two_devices = race.current.device != race.previous.device
     for order, side in (("earlier", race.previous), ("later", race.current)):
         device = f" of cuda:{side.device}" if on_two_devices else ""

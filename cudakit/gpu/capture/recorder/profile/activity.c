@@ -12,7 +12,8 @@
 #include "recorder.h"
 #include "write/spool.h"
 
-/* A buffer holds about 5,000 kernels. CUPTI holds a few buffers at a time; if it holds MAX_BUFFERS, it drops records. */
+/* /* A buffer holds about 5,000 kernels. CUPTI holds a few buffers at a time; if it holds MAX_BUFFERS, it drops
+ * records. */
 #define BUFFER_BYTES ((size_t)1 << 20)
 #define MAX_BUFFERS 128
 #define MAX_IDLE_BUFFERS 8
@@ -31,7 +32,8 @@ static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the th
 static uint8_t *idle_buffers[MAX_IDLE_BUFFERS];
 static size_t idle_count, buffer_count; /* buffer_count includes the buffers that CUPTI holds */
 
-static hash_table name_ids; /* text ids by the address of a kernel's name, which CUPTI never frees; the lock */
+static hash_table
+    name_ids; /* text ids by the address of a kernel's name, which CUPTI never frees; protected by the lock */
 static uint64_t described_devices; /* bit i: the name of device i is in the trace; accessed atomically */
 
 /* --- buffers ------------------------------------------------------------------------------------ */
@@ -40,7 +42,7 @@ static uint64_t described_devices; /* bit i: the name of device i is in the trac
 static void on_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records)
 {
     uint8_t *memory = NULL;
-    *max_records = 0; /* as many records as fit */
+    *max_records = 0; /* 0: no limit, except the size of the buffer */
     pthread_mutex_lock(&pool_lock);
     if (idle_count)
         memory = idle_buffers[--idle_count];
@@ -259,7 +261,7 @@ typedef struct {
     uint8_t *buffer;
     size_t valid_bytes;
     CUpti_Activity *activity;    /* the latest record; NULL before the first one */
-    uint64_t without_times, cut; /* number of records whose times are missing, and that exceed the buffer */
+    uint64_t without_times, cut; /* numbers of records without times, and of records that exceed the buffer */
 } reading;
 
 /* Advance to the next record of a kind that is recorded. Return false at the end of the buffer. */

@@ -15,7 +15,7 @@
 #define MAX_CALLBACKS 2048 /* callback ids of a domain; CUDA 13.0 has 523 and 807 */
 #define MAX_NAME_BYTES 128
 
-/* What a callback of a function is for. */
+/* The purpose of the callback of a function. */
 typedef enum { ROLE_NONE, ROLE_WORK, ROLE_ALLOCATION, ROLE_START, ROLE_STOP } callback_role;
 
 /* Beginnings of the names of functions that enqueue or wait for work, or that free memory. */

@@ -31,16 +31,16 @@ static char library_path[PATH_MAX], range_name[RANGE_BYTES];
 static int64_t delay_ns, duration_ns;
 static bool is_configured;
 
-/* The state of the profile. A thread that changes it holds ``window_lock``, with which it calls CUPTI. Callbacks of CUPTI wait for
- * this lock LOCK_TIMEOUT_S at most: its holder may be waiting for them. */
+/* The state of the profile. A thread that changes it holds ``window_lock``, with which it calls CUPTI. Callbacks of
+ * CUPTI wait for this lock LOCK_TIMEOUT_S at most: its holder may be waiting for them. */
 static pthread_mutex_t window_lock = PTHREAD_MUTEX_INITIALIZER;
 static CUpti_SubscriberHandle subscriber; /* NULL before the profile begins and after it has ended */
 static bool is_open;           /* written with the lock, read atomically; activities and calls are recorded now */
-static bool is_paused;         /* by cudaProfilerStop, or until cudaProfilerStart */
+static bool is_paused;         /* whether the profile waits for a call of cudaProfilerStart */
 static int64_t begin_ns;       /* time from which the delay counts */
 static int64_t end_ns;         /* time at which the profile ends; 0 if it is not determined */
 static uint32_t generation;    /* number of times the window was opened; accessed atomically */
-static int open_range_count;   /* open ranges of the name; accessed atomically */
+static int open_range_count;   /* number of open ranges with the name in the options; accessed atomically */
 static bool is_detach_pending; /* the next call of the program detaches CUPTI; accessed atomically */
 static bool exit_handler_is_registered;
 
@@ -374,8 +374,8 @@ static bool begin(char *error, size_t error_bytes)
     pthread_mutex_unlock(&window_lock);
     if (!has_begun || !is_first)
         return has_begun;
-    /* Exit handlers run in reverse order. This one is registered after the library is loaded, so that it runs before the
-     * library's own. */
+    /* Exit handlers run in reverse order. This one is registered after the library is loaded, so that it runs before
+     * the library's own. */
     if (!exit_handler_is_registered)
         exit_handler_is_registered = !atexit(profile_end);
     start_timer();
@@ -404,8 +404,8 @@ const char *profile_at_first_use(const profile_options *options)
     return NULL;
 }
 
-/* Begin the profile. The driver calls this function at the first use of CUDA. The result is always success, because CUDA
- * works without a profile too. */
+/* Begin the profile. The driver calls this function at the first use of CUDA. The result is always success, because
+ * CUDA works without a profile too. */
 EXPORTED int InitializeInjection(void)
 {
     char error[ERROR_BYTES] = "";
