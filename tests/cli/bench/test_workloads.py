@@ -16,7 +16,7 @@ from invocation import Cli
 from cudakit.cli.failure import ExitCode
 
 # The line of progress, once --warmup is over.
-_SAMPLED = re.compile(rb"size_bytes=4096 +\d+%")
+_SAMPLED = re.compile(rb"4\.00 KiB +\d+%")
 ON_SIM = ("--gpu", "sim", "--warmup", "0")
 SMALL: dict[str, tuple[str, ...]] = {
     "memory": ("--operations", "copy,read", "--sizes", "4KiB..8KiB", "--mode", "isolated"),
