@@ -62,8 +62,8 @@ def watch_profiler(report: "Callable[[str], None]") -> None:
     def enable_and_report(*args: object, **keyword_arguments: object) -> object:
         profiler._enable_profiler = enable
         report(
-            "the program used torch.profiler, which recorded no GPU work: only one profiler can use CUPTI in a"
-            " process, and cudakit was first"
+            "the program used torch.profiler, which recorded no GPU work: only one profiler can use CUPTI in"
+            " a process, and cudakit was first"
         )
         return enable(*args, **keyword_arguments)
 
