@@ -75,6 +75,14 @@ export class Timeline {
 
   /** Return for each kind of row a function from the index of a span to the color of its pixels. */
   #paints(context, colors) {
+    const { state } = this.app;
+    const key = [colors.ink, state.get("by"), state.get("group"), state.get("filter")].join("\n");
+    if (key !== this.paintKey) this.paints = this.#newPaints(context, colors);
+    this.paintKey = key;
+    return this.paints;
+  }
+
+  #newPaints(context, colors) {
     const { app } = this;
     const { model } = app;
     const pixel = (color) => pixelOf(context, color);
@@ -291,7 +299,8 @@ class Painter {
   }
 
   #fill(from, to, top, bottom, color) {
-    for (let y = top; y < bottom; y++) this.pixels.fill(color, y * this.width + from, y * this.width + to);
+    const { pixels, width } = this;
+    for (let y = top * width; y < bottom * width; y += width) for (let i = y + from; i < y + to; i++) pixels[i] = color;
   }
 }
 
