@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser
 
 from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.exports.timeline import Timeline, first_time, timeline
 from cudakit.core.profile.present.page import DeviceIdle, Idle, explorer
+from cudakit.core.profile.timeline import Timeline, first_time, timeline
 from cudakit.document import Document, Note
 from cudakit.render.html import render
 from cudakit.trace.events import ApiCall, Event, KernelRun

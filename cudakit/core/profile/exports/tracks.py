@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 
 from cudakit.core.profile.exports.lanes import flat_lanes, nested_lanes
-from cudakit.core.profile.exports.timeline import Column, Spans, Timeline
+from cudakit.core.profile.timeline import Column, Spans, Timeline
 from cudakit.trace.kinds import EventKind
 
 # Distinct values below this limit are found with a table, which is faster than sorting.

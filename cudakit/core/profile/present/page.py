@@ -15,7 +15,8 @@ import numpy as np
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.exports.lanes import flat_lanes
 from cudakit.core.profile.exports.texts import call_site_index
-from cudakit.core.profile.exports.timeline import (
+from cudakit.core.profile.exports.tracks import device_names, distinct_rows, work_tracks
+from cudakit.core.profile.timeline import (
     Column,
     Spans,
     Timeline,
@@ -23,7 +24,6 @@ from cudakit.core.profile.exports.timeline import (
     first_time,
     timeline,
 )
-from cudakit.core.profile.exports.tracks import device_names, distinct_rows, work_tracks
 from cudakit.document import Array, Explorer, ExplorerData
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.trace_file import Frame

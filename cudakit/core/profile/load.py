@@ -1,0 +1,87 @@
+"""Read profiles: saved results (``cudakit.profile/1``) and logs of ``run --profile --log``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cudakit.core.profile.activities import Activities, ActivityCollector
+from cudakit.core.profile.result import ProfileResult
+from cudakit.errors import InputError
+from cudakit.serialize import Mismatch, from_plain
+from cudakit.trace.run_log import LogReader, Outcome
+from cudakit.units import format_bytes
+
+# The size limit stops reading of endless files such as /dev/zero; results are far smaller.
+_MAX_BYTES: Final = 256 << 20
+_HINT: Final = "write one: cudakit run --profile -o profile.json PROGRAM"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedProfile:
+    """The activities of a log, and the outcome of its run."""
+
+    activities: tuple[Activities, ...]
+    outcome: Outcome
+
+
+def is_saved_result(path: Path) -> bool:
+    """Return whether a file begins as JSON. Raises InputError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"["))
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}", hint="check the file name"
+        ) from None
+
+
+def load_log(
+    path: Path, progress: Callable[[str, float], None] = lambda _stage, _fraction: None
+) -> RecordedProfile:
+    """Read a log. Raises InputError if it is damaged or has no profile."""
+    collector = ActivityCollector()
+    with LogReader(path) as log:
+        for batch in log.batches():
+            collector.add(batch)
+            progress("reading the log", log.fraction)
+        return RecordedProfile(tuple(collector.activities()), log.outcome)
+
+
+def load_result(path: Path) -> ProfileResult:
+    """Read a saved result. Raises InputError if it is damaged, or has another schema."""
+    document = _read_json(path)
+    if not isinstance(document, dict):
+        raise InputError(f"{path} contains no profile", hint=_HINT)
+    schema = document.get("schema")
+    if schema != ProfileResult.schema:
+        name = "no schema" if schema is None else f"the schema {str(schema)[:60]!r}"
+        raise InputError(f"{path} has {name}; expected {ProfileResult.schema!r}", hint=_HINT)
+    try:
+        return from_plain(ProfileResult, document)
+    except Mismatch as mismatch:
+        raise InputError(f"{path} is damaged: {mismatch}", hint=_HINT) from None
+
+
+def _read_json(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}", hint="check the file name"
+        ) from None
+    if len(content) > _MAX_BYTES:
+        raise InputError(f"{path} is larger than {format_bytes(_MAX_BYTES)}", hint=_HINT)
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path} is not JSON: {error.msg} (line {error.lineno}, column {error.colno})",
+            hint=_HINT,
+        ) from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not a profile: its JSON cannot be read", hint=_HINT) from None
