@@ -27,7 +27,7 @@ static bool enabled_callbacks[4][MAX_CALLBACK_IDS];
 static bool enabled_kinds[MAX_KINDS];
 static uint64_t enabled_resources; /* bit i: callback i of the resource domain */
 static size_t record_bytes[MAX_KINDS], dropped;
-static int flush_count, finalize_count, subscribe_result, enable_result;
+static int flush_count, subscribe_result, enable_result;
 
 /* --- the functions of CUPTI --------------------------------------------------------------------- */
 
@@ -131,13 +131,6 @@ int cuptiActivityFlushAll(uint32_t flag)
 {
     (void)flag;
     __atomic_fetch_add(&flush_count, 1, __ATOMIC_RELAXED);
-    return 0;
-}
-
-int cuptiFinalize(void)
-{
-    finalize_count++;
-    subscribed_callback = NULL;
     return 0;
 }
 
@@ -276,9 +269,4 @@ int is_active(void)
 int records_kernels(void)
 {
     return enabled_kinds[ACTIVITY_CONCURRENT_KERNEL];
-}
-
-int finalized(void)
-{
-    return finalize_count;
 }

@@ -3,7 +3,7 @@
 import { nextTask } from "./arrays.js";
 
 const SLICE_MS = 8; // time of one task in the background
-const STEPS_PER_CHECK = 2000; // number of events between two looks at the clock
+const EVENTS_PER_CHECK = 2000; // number of events between two reads of the clock
 
 /**
  * Computes the largest free block after every event in the background, in tasks of a few milliseconds.
@@ -40,7 +40,7 @@ export class FreeMemory {
   }
 }
 
-/** Write the size of the largest free block after each event into `largest`. Yields now and then. */
+/** Write the size of the largest free block after each event into `largest`; yield every EVENTS_PER_CHECK events. */
 function* sweep(model, largest) {
   const { begin, end, byEnd, address, size, count, events, arrays } = model;
   const segments = segmentChanges(arrays);
@@ -59,7 +59,7 @@ function* sweep(model, largest) {
       if (begin[begun] < end[begun]) gaps.addBlock(address[begun], address[begun] + size[begun]);
     }
     largest[event + 1] = gaps.largest;
-    if ((event + 1) % STEPS_PER_CHECK === 0) yield;
+    if ((event + 1) % EVENTS_PER_CHECK === 0) yield;
   }
 }
 

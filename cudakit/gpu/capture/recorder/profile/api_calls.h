@@ -18,6 +18,9 @@ int api_calls_enable(CUpti_SubscriberHandle subscriber, bool enable);
 /* Enable the callbacks of cudaProfilerStart and cudaProfilerStop. Return 0, or a result code. */
 int api_calls_enable_control(CUpti_SubscriberHandle subscriber);
 
+/* Forget the text ids of names in the child of a fork, which has its own trace. */
+void api_calls_forked(void);
+
 /* Handle a callback of the runtime or the driver. */
 void api_calls_on_callback(int domain, uint32_t cbid, const CUpti_CallbackData *data);
 
