@@ -20,10 +20,9 @@ from cudakit.cli.options import (
     with_options,
 )
 from cudakit.cli.profile import ACTIVITY_FORMATS
+from cudakit.cli.run.race_report import FORMATS
 
 MAX_SECONDS = 1e9  # about 30 years
-# Formats of the report on races; that on a profile has those of ``cudakit profile``.
-FORMATS = ("json", "html", "sarif", "md", "txt")
 
 
 class Launcher(Command):

@@ -27,6 +27,7 @@ from cudakit.cli.run.profile import (
     profile_settings,
 )
 from cudakit.cli.run.race_report import (
+    FORMATS,
     BaselineFile,
     exit_code,
     match_baseline,
@@ -291,8 +292,6 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
 
 def _formats(spec: RunSpec) -> Sequence[str]:
     """Return the formats of the report on races, or on the profile."""
-    from cudakit.cli.run import FORMATS
-
     return PROFILE_FORMATS if spec.profile else FORMATS
 
 
