@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EVENTS = 1_100_000
 RUNS = 3
 
-_OBSERVE = """
+OBSERVE_TASKS = """
 window.tasks = [];
 new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) tasks.push([entry.startTime, entry.duration]);
@@ -121,7 +121,7 @@ def measure_page(html: Path) -> None:
             args=["--no-sandbox", "--enable-precise-memory-info"],
         )
         page = browser.new_page(viewport={"width": 1400, "height": 1200})
-        page.add_init_script(_OBSERVE)
+        page.add_init_script(OBSERVE_TASKS)
         page.goto(html.as_uri())
         page.wait_for_selector('.explorer[data-ready="true"]', timeout=60_000)
         report(page)

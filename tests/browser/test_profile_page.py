@@ -198,6 +198,39 @@ def test_coverage_of_a_row_adds_up_to_its_work_at_every_zoom(
     assert worst < 1  # nanoseconds
 
 
+def test_painted_area_of_a_row_is_the_time_of_its_work(open_page: OpenPage, page: Path) -> None:
+    opened = open_page(page)
+    rows = evaluate(
+        opened,
+        f"""() => {{
+          const app = {APP};
+          const canvas = document.querySelector(".panes canvas");
+          const rows = [];
+          for (const [first, length] of [[0, app.model.duration], [1e6, 4e6], [1e6, 1e5]]) {{
+            app.show(first, length);
+            app.redraw();
+            for (const {{ row, top, height }} of app.timeline.places) {{
+              if (row?.source !== "work") continue;
+              const left = app.timeline.axis.left;
+              const width = canvas.width - left - app.timeline.axis.right;
+              const {{ data }} = canvas.getContext("2d").getImageData(left, top, width, height);
+              const pixels = new Uint32Array(data.buffer);
+              let painted = 0;
+              // The page is light: the background and the lines of the axis are brighter than all work.
+              for (const pixel of pixels) if (Math.min(pixel & 255, (pixel >> 8) & 255) < 200) painted++;
+              const shares = app.timeline.coverage(row, width);
+              const covered = shares.reduce((sum, share) => sum + share, 0) / width;
+              rows.push([painted / pixels.length, covered]);
+            }}
+          }}
+          return rows;
+        }}""",
+    )
+    assert len(rows) == 9
+    for painted, covered in rows:
+        assert painted == pytest.approx(covered, abs=0.12)
+
+
 def test_idle_time_of_a_window_is_divided_by_cause(open_page: OpenPage, tmp_path: Path) -> None:
     kernels = [(0, 100), (300, 400), (1000, 1100)]
     activities = collect([Event(KernelRun(7, "k", 1, *times)) for times in kernels])

@@ -28,12 +28,14 @@ _OPTIMIZER_MARK = ("optimizer step", "cudakit")
 # Leading steps that are slower than the median by this factor are warm-up: compilation, autotuning, caches.
 _WARM_UP_FACTOR: Final = 1.5
 _MIN_REPETITIONS: Final = 4
-# Share of the repetitions that must launch the same kernels.
-_MIN_EQUAL: Final = 0.9
-# Share of all launches that the repetitions must contain.
+# Largest deviation of a repetition from the median number of launches: some steps also log or copy results.
+_MAX_DEVIATION: Final = 0.1
+# Share of the launches between the first and the last repetition that must be in repetitions of usual length.
+_MIN_EQUAL: Final = 0.8
+# Share of all launches that these repetitions must contain.
 _MIN_COVERAGE: Final = 0.5
-# Number of kernel signatures that are tried as the beginning of a step.
-_MAX_CANDIDATES: Final = 200
+# Number of signatures that are tried as the beginning of a step.
+_MAX_CANDIDATES: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,56 +178,69 @@ def _steps_of_marks(timeline: Timeline) -> HostSteps | None:
 
 
 def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
-    """Return the steps between launches of a kernel that begins a repeated sequence of launches.
+    """Return the steps between the launches of work that recurs regularly.
 
-    Each kernel and call site that occurs at least four times is tried. The launches between two occurrences
-    are compared as multisets: each signature has a random number, and equal sums mean equal multisets. The
-    signature with the most occurrences is chosen whose sequences are nearly all equal and together contain
-    most launches.
+    Each kind of work (by name and call site) that occurs at least four times is tried. The one is chosen that
+    occurs most often, with about the same number of launches between its occurrences: the layers of a model
+    recur, too, but between the last layer of a step and the first one of the next step is other work.
     """
     work, calls = timeline.work, timeline.calls
-    rows = np.flatnonzero((work.kind == WorkKind.KERNEL) & (work.call >= 0))
+    rows = np.flatnonzero((work.call >= 0) & (work.graph_node == 0))
+    rows = np.concatenate([rows, _first_of_graph_launches(timeline)])
     rows = rows[np.lexsort((rows, calls.start_ns[work.call[rows]]))]
     if len(rows) < 2 * _MIN_REPETITIONS:
         return None
     pairs = work.name[rows].astype(np.int64) << 32 | work.site[rows].astype(np.int64)
-    signatures, signature = np.unique(pairs, return_inverse=True)
-    counts = np.bincount(signature)
-    random = np.random.default_rng(0).integers(1, 2**63, len(signatures), dtype=np.uint64)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(random[signature], dtype=np.uint64)])
-    begin = _repeated_positions(signature, counts, sums)
+    _, signature = np.unique(pairs, return_inverse=True)
+    begin = _regular_positions(signature)
     if begin is None:
         return None
     times = calls.start_ns[work.call[rows]]
     # The last repetition is as long as the others, if the program launched as much.
-    lengths = np.diff(begin)
-    end = begin[-1] + int(np.median(lengths))
+    end = begin[-1] + int(np.median(np.diff(begin)))
     end_ns = int(times[end]) if end < len(times) else int(times[-1]) + 1
     return HostSteps("repetition", "", times[begin], end_ns)
 
 
-def _repeated_positions(signature: Times, counts: Times, sums: Times) -> Times | None:
+def _first_of_graph_launches(timeline: Timeline) -> Times:
+    """Return one row of work for each launch of a graph."""
+    work = timeline.work
+    rows = np.flatnonzero((work.call >= 0) & (work.graph_node != 0))
+    _, first = np.unique(work.call[rows], return_index=True)
+    result: Times = rows[first]
+    return result
+
+
+def _regular_positions(signature: Times) -> Times | None:
     """Return the positions of the chosen signature among the launches; None if none is suitable."""
+    counts = np.bincount(signature)
     by_count = np.argsort(-counts, kind="stable")
     candidates = by_count[counts[by_count] >= _MIN_REPETITIONS]
-    # Signatures with the same count are alike: one in N of each is enough.
-    step = max(len(candidates) // _MAX_CANDIDATES, 1)
     order = np.argsort(signature, kind="stable")
     first = np.concatenate([[0], np.cumsum(counts)])
     best: Times | None = None
-    for candidate in candidates[::step].tolist():
-        position = np.sort(order[first[candidate] : first[candidate + 1]])
-        segment_sums = np.diff(sums[position])
-        _, occurrences = np.unique(segment_sums, return_counts=True)
-        is_repeated = occurrences.max() / len(segment_sums) >= _MIN_EQUAL
-        coverage = (position[-1] - position[0]) / len(signature)
-        has_several = len(signature) >= 2 * len(position)  # a single kernel in a loop is no step
-        if is_repeated and has_several and coverage >= _MIN_COVERAGE:
-            if best is None or (len(position), -position[0]) > (len(best), -best[0]):
-                best = position
-            elif len(position) < len(best):
-                break
+    for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
+        position = order[first[candidate] : first[candidate + 1]]
+        if best is not None and len(position) < len(best):
+            break
+        is_earlier = best is None or position[0] < best[0]
+        if is_earlier and _is_regular(position, len(signature)):
+            best = position
     return best
+
+
+def _is_regular(position: Times, launches: int) -> bool:
+    """Return whether positions are at regular distances, and cover most launches."""
+    distance = np.diff(position)
+    median = float(np.median(distance))
+    is_usual = np.abs(distance - median) <= _MAX_DEVIATION * median
+    in_usual = int(distance[is_usual].sum())
+    # A single kernel that is repeated is no step.
+    return (
+        median >= 2
+        and in_usual >= _MIN_EQUAL * (position[-1] - position[0])
+        and (in_usual >= _MIN_COVERAGE * launches)
+    )
 
 
 def steady_bounds(steps: DeviceSteps) -> tuple[int, int] | None:

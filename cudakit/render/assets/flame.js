@@ -146,7 +146,7 @@ export class FlameGraph {
     const box = this.#boxAt(event);
     if (!box) return this.tooltip.hide();
     const { node } = box;
-    const [name, file, line] = node ? this.tree.frames[this.tree.frame[node]] : ["all memory", "", 0];
+    const [name, file, line] = node ? this.tree.frames[this.tree.frame[node]] : [`all ${this.subject}`, "", 0];
     const amounts = `total ${this.format(this.total[node])} (${formatShare(this.total[node] / this.total[0])}) · self ${this.format(this.selfAmounts[node])}`;
     const fileText = file ? [line ? `${file}:${line}` : file] : [];
     this.tooltip.show(event, [name, ...fileText, amounts, ...this.describe(node)]);

@@ -84,7 +84,7 @@ def round_twice(launch: Launch, target: int, source: int, factor: np.float32, co
         ("write", skip_last_vector, "4 of 16384 words"),
         ("copy", skip_last_vector, "4 of 16384 words"),
         ("scale", skip_last_vector, "4 of 16384 values were never written"),
-        ("scale", round_twice, "compared with fp64"),
+        ("scale", round_twice, "compared with an fp64 computation"),
     ],
 )
 def test_wrong_kernel_has_no_figures(operation: str, kernel: Any, message: str) -> None:

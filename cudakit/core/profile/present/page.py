@@ -35,8 +35,7 @@ _MAX_TEXT_LENGTH = 400
 # count all work.
 _MAX_ROWS = 24
 
-_WORK_COLUMNS = ("start", "duration", "row", "device", "kind", "stream", "signature", "size",
-                 "in_graph", "call")  # fmt: skip
+_WORK_COLUMNS = ("start", "duration", "track", "kind", "signature", "size", "in_graph", "call")
 _CALL_COLUMNS = ("start", "duration", "row", "name", "node")
 _RANGE_COLUMNS = ("start", "duration", "row", "name")
 _LAUNCH_COLUMNS = (
@@ -129,6 +128,8 @@ class _Page:
         self._names: dict[str, int] = {}
         self._tree = _CallTree()
         self._rows: list[_Row] = []
+        # Row (or -1), device and stream of each track of GPU work.
+        self._tracks: list[tuple[int, int, int]] = []
         # The number of each signature: node of the tree, name, frame of the call site, and launch.
         self._signatures: dict[tuple[int, int, int, int], int] = {}
         self._launches: dict[tuple[int, ...], int] = {(0,) * len(_LAUNCH_COLUMNS): 0}
@@ -153,9 +154,12 @@ class _Page:
         work_table["call"] = np.diff(_places(call_order, work_table["call"]) + 1, prepend=0)
         _, range_table = _sorted_table(_RANGE_COLUMNS, ranges)
         row_order = sorted(range(len(self._rows)), key=lambda number: self._rows[number].place)
-        tables = {"work": work_table, "call": call_table, "range": range_table, "idle": idle}
+        tracks = np.array(self._tracks, np.int64).reshape(-1, 3)
+        track_table = {"row": tracks[:, 0], "device": tracks[:, 1], "stream": tracks[:, 2]}
+        tables = {"track": track_table, "call": call_table, "range": range_table, "idle": idle}
         for table in tables.values():
             table["row"] = _places(np.array(row_order, np.int64), table["row"]) + 1
+        tables["work"] = work_table
         arrays = {
             f"{name}_{column}": _compact(values)
             for name, table in tables.items()
@@ -212,18 +216,16 @@ class _Page:
         return {
             "start": work.start_ns - self._base_ns,
             "duration": work.end_ns - work.start_ns,
-            "row": self._rows_of_work(index, process),
-            "device": work.device.astype(np.int64) + (index << 16),
+            "track": self._tracks_of_work(index, process),
             "kind": work.kind,
-            "stream": work.stream.astype(np.int64),
             "signature": self._signatures_of_work(process, names, nodes),
             "size": work.size_bytes.astype(np.int64) & ((1 << 53) - 1),
             "in_graph": (work.graph_node != 0).astype(np.uint8),
             "call": work.call,
         }
 
-    def _rows_of_work(self, index: int, process: Timeline) -> Column:
-        """Add a row for each track of the devices, and return the row of each piece of work, or -1."""
+    def _tracks_of_work(self, index: int, process: Timeline) -> Column:
+        """Add the tracks of the devices and a row for each, and return the track of each piece of work."""
         work = work_tracks(process)
         names = device_names(process)
         counts = np.bincount(work.track, minlength=len(work.tracks))
@@ -236,7 +238,12 @@ class _Page:
                 place = (index, 0, device, 1, number)
                 label = work.tracks[number].name
                 row_of_track[number] = self._add_row(place, "work", label, group)
-        return row_of_track[work.track]
+        first_track = len(self._tracks)
+        self._tracks += [
+            (row, track.group + (index << 16), track.number)
+            for row, track in zip(row_of_track.tolist(), work.tracks, strict=True)
+        ]
+        return first_track + work.track
 
     def _signatures_of_work(self, process: Timeline, names: Column, nodes: Column) -> Column:
         work = process.work

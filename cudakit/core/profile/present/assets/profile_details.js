@@ -49,7 +49,7 @@ export class DetailsView {
     const rows = [
       ["duration", formatNanoseconds(work.duration[i])],
       ["start", formatNanoseconds(work.start[i])],
-      ["stream", String(arrays.work_stream[i])],
+      ["stream", String(model.streamOfWork(i))],
     ];
     if (launch) {
       const threads = launch.block.reduce((product, size) => product * size, 1);

@@ -5,6 +5,10 @@
 
 import { CallTree } from "./flame.js";
 
+// Number of edges at which sums are stored, and of stored sums: they bound the time and the memory of sums.
+const MOST_EDGES = 64;
+const MOST_SUMS = 4e6;
+
 export const NO_STACK = "no call stack recorded";
 
 /** Return the index of the first item of a sorted array that is at least a value, or greater if `above`. */
@@ -19,7 +23,7 @@ export function firstAtLeast(sorted, value, above = false) {
   return low;
 }
 
-/** Spans sorted by start: their starts, ends, and the row of the timeline of each (-1 if none draws it). */
+/** Spans sorted by start: their starts, ends, and the row of the timeline of each. */
 class Spans {
   constructor(arrays, name) {
     this.start = arrays[`${name}_start`];
@@ -34,7 +38,7 @@ class Spans {
       if (this.end[i] > latest) latest = this.end[i];
       this.latestEnd[i] = latest;
     }
-    this.row = arrays[`${name}_row`];
+    this.row = arrays[`${name}_row`]; // number of the row, from 1; 0 if no row draws the span
   }
 
   /**
@@ -109,14 +113,56 @@ class BusyTime {
   }
 }
 
+/** The sums of the durations of consecutive work by signature. They are stored at the edges of blocks of work. */
+class SignatureSums {
+  constructor(work, signatures) {
+    Object.assign(this, { work, signatures });
+    const edges = Math.max(1, Math.min(MOST_EDGES, Math.floor(MOST_SUMS / Math.max(signatures, 1))));
+    this.blockLength = Math.max(1, Math.ceil(work.count / edges));
+    const stored = Math.floor(work.count / this.blockLength) + 1;
+    // The sums of all work before block b begin at item b * signatures.
+    this.time = new Float64Array(stored * signatures);
+    this.count = new Uint32Array(stored * signatures);
+    for (let block = 1; block < stored; block++) {
+      const offset = block * signatures;
+      this.time.copyWithin(offset, offset - signatures, offset);
+      this.count.copyWithin(offset, offset - signatures, offset);
+      this.#add(this.time.subarray(offset, offset + signatures), this.count.subarray(offset, offset + signatures), (block - 1) * this.blockLength, block * this.blockLength, 1);
+    }
+  }
+
+  #add(time, count, from, to, sign) {
+    const { signature, duration } = this.work;
+    for (let i = from; i < to; i++) {
+      time[signature[i]] += sign * duration[i];
+      count[signature[i]] += sign;
+    }
+  }
+
+  /** Return the sums of the work from one index up to another one. */
+  between(from, to) {
+    const { signatures, blockLength } = this;
+    const [first, last] = [Math.floor(from / blockLength), Math.floor(to / blockLength)];
+    const time = this.time.slice(last * signatures, (last + 1) * signatures);
+    const count = this.count.slice(last * signatures, (last + 1) * signatures);
+    for (let signature = 0; signature < signatures; signature++) {
+      time[signature] -= this.time[first * signatures + signature];
+      count[signature] -= this.count[first * signatures + signature];
+    }
+    this.#add(time, count, last * blockLength, to, 1);
+    this.#add(time, count, first * blockLength, from, -1);
+    return { time, count };
+  }
+}
+
 export class ProfileModel {
   constructor(arrays, facts) {
     this.arrays = arrays;
     this.facts = facts;
     this.duration = Math.max(facts.duration_ns, 1);
-    this.work = new Spans(arrays, "work");
+    this.work = new Spans({ ...arrays, work_row: lookUp(arrays.track_row, arrays.work_track) }, "work");
     Object.assign(this.work, {
-      device: arrays.work_device,
+      device: lookUp(arrays.track_device, arrays.work_track),
       kind: arrays.work_kind,
       signature: arrays.work_signature,
       call: callsOfWork(arrays.work_call),
@@ -125,6 +171,7 @@ export class ProfileModel {
     this.ranges = new Spans(arrays, "range");
     this.idle = new Spans(arrays, "idle");
     this.signatures = arrays.signature_name.length;
+    this.sums = new SignatureSums(this.work, this.signatures);
     this.tree = new CallTree(arrays.node_parent, arrays.node_frame, facts.frames);
     this.rows = this.#rows();
     this.devices = facts.devices.map(([number, name]) => ({ number, name, busy: new BusyTime(this.work, number) }));
@@ -158,17 +205,18 @@ export class ProfileModel {
    * that overlap it. Work without duration counts if it starts in the window.
    */
   sumsIn(first, last) {
-    const time = new Float64Array(this.signatures);
-    const count = new Uint32Array(this.signatures);
-    const { start, end, signature } = this.work;
+    const { start, end, latestEnd, signature } = this.work;
     const [from, to] = this.work.indicesIn(first, last);
-    for (let i = from; i < to; i++) {
-      if (end[i] <= first && start[i] < first) continue;
-      const [begin, finish] = [start[i] < first ? first : start[i], end[i] > last ? last : end[i]];
-      time[signature[i]] += finish - begin;
-      count[signature[i]]++;
+    const begun = Math.min(firstAtLeast(start, first), to); // index of the first work that starts in the window
+    const sums = this.sums.between(begun, to);
+    for (let i = from; i < begun; i++) {
+      if (end[i] <= first) continue;
+      sums.time[signature[i]] += Math.min(end[i], last) - first;
+      sums.count[signature[i]]++;
     }
-    return { time, count };
+    // No work before this index ends after the window.
+    for (let i = Math.max(begun, firstAtLeast(latestEnd, last, true)); i < to; i++) if (end[i] > last) sums.time[signature[i]] -= end[i] - last;
+    return sums;
   }
 
   /** Return the GPU time and the number of pieces of work in a window, the busy time of each device, and idle time by cause. */
@@ -247,6 +295,10 @@ export class ProfileModel {
     return Uint8Array.from(this.arrays.signature_node, (node) => contains[node]);
   }
 
+  streamOfWork(i) {
+    return this.arrays.track_stream[this.arrays.work_track[i]];
+  }
+
   nameOfWork(i) {
     return this.facts.names[this.arrays.signature_name[this.work.signature[i]]];
   }
@@ -283,6 +335,14 @@ export class ProfileModel {
     const size = (name) => ["x", "y", "z"].map((axis) => value(`${name}_${axis}`));
     return { grid: size("grid"), block: size("block"), registers: value("registers"), shared: value("shared") };
   }
+}
+
+/** Return an item of a table for each index, as an array of the smallest type that is large enough. */
+function lookUp(table, indices) {
+  const isSmall = table.every((value) => value < 256);
+  const values = isSmall ? new Uint8Array(indices.length) : new Float64Array(indices.length);
+  for (let i = 0; i < indices.length; i++) values[i] = table[indices[i]];
+  return values;
 }
 
 /** Return the call of each piece of work from differences of call numbers; number 0 means no call, and becomes -1. */

@@ -70,6 +70,7 @@ export class WorkList {
 
   redraw(changed) {
     if (!changed || this.first === undefined || ["window", "filter", "group", "by"].some((name) => changed.has(name))) this.#select();
+    if (changed && !["window", "filter", "group", "by", "pick"].some((name) => changed.has(name))) return;
     const picked = this.app.picked();
     if (picked?.source !== "work") return this.list.redraw();
     const place = this.selected ? this.selected.indexOf(picked.index) : picked.index - this.first;
@@ -110,7 +111,7 @@ export class WorkList {
       { class: `list-row${picked?.source === "work" && picked.index === i ? " picked" : ""}`, title: name, onclick: () => app.pickAndShow("work", i) },
       make("span", { class: "bytes" }, formatNanoseconds(work.start[i])),
       make("span", { class: "bytes" }, formatNanoseconds(work.duration[i])),
-      make("span", { class: "share" }, work.kind[i] ? formatBytes(arrays.work_size[i]) : `stream ${arrays.work_stream[i]}`),
+      make("span", { class: "share" }, work.kind[i] ? formatBytes(arrays.work_size[i]) : `stream ${app.model.streamOfWork(i)}`),
       make("span", { class: "name" }, app.swatch(app.grouping.ids[work.signature[i]]), name),
     );
   }

@@ -75,6 +75,14 @@ export class Timeline {
 
   /** Return for each kind of row a function from the index of a span to the color of its pixels. */
   #paints(context, colors) {
+    const { state } = this.app;
+    const key = [colors.ink, state.get("by"), state.get("group"), state.get("filter")].join("\n");
+    if (key !== this.paintKey) this.paints = this.#newPaints(context, colors);
+    this.paintKey = key;
+    return this.paints;
+  }
+
+  #newPaints(context, colors) {
     const { app } = this;
     const { model } = app;
     const pixel = (color) => pixelOf(context, color);
@@ -263,9 +271,10 @@ class Painter {
   /** Paint a row; `onSpan` is called with each span that is wider than some pixels. */
   drawRow(row, top, bottom, colorOf, onSpan) {
     const { first, perPixel, width } = this;
-    const { start, end, count, indices } = row;
+    const { start, end, sums, count, indices } = row;
     let i = firstAtLeast(end, first);
     let column = 0;
+    let perColumn = 1; // number of spans in the last narrow column
     while (i < count && column < width) {
       const left = Math.max(column, (start[i] - first) / perPixel);
       if (left >= width) return;
@@ -280,8 +289,9 @@ class Painter {
         continue;
       }
       const edge = first + (column + 1) * perPixel;
-      const next = Math.max(firstAtLeast(start, edge), i + 1);
-      const covered = row.coveredUntil(edge) - row.coveredUntil(edge - perPixel);
+      const next = Math.max(firstAtLeastNear(start, edge, i, perColumn), i + 1);
+      perColumn = next - i;
+      const covered = sums[next] - sums[i] - Math.max(0, edge - perPixel - start[i]) - Math.max(0, end[next - 1] - edge);
       const height = Math.max(2, Math.round((bottom - top) * Math.min(1, covered / perPixel)));
       this.#fill(column, column + 1, bottom - Math.min(height, bottom - top), bottom, colorOf(indices[longest(start, end, i, next)]));
       // The last span of this pixel may continue in the next pixel.
@@ -291,8 +301,35 @@ class Painter {
   }
 
   #fill(from, to, top, bottom, color) {
-    for (let y = top; y < bottom; y++) this.pixels.fill(color, y * this.width + from, y * this.width + to);
+    const { pixels, width } = this;
+    for (let y = top * width; y < bottom * width; y += width) for (let i = y + from; i < y + to; i++) pixels[i] = color;
   }
+}
+
+/** Return the index of the first item at or after index `from` that is at least a value; it is likely near `from + guess`. */
+function firstAtLeastNear(sorted, value, from, guess) {
+  let low = from;
+  let step = Math.max(1, guess >> 3);
+  let high = Math.min(sorted.length, from + guess);
+  if (high < sorted.length && sorted[high] < value) {
+    while (high < sorted.length && sorted[high] < value) {
+      low = high + 1;
+      high = Math.min(sorted.length, high + step);
+      step *= 2;
+    }
+  } else {
+    while (high - step > from && sorted[high - step] >= value) {
+      high -= step;
+      step *= 2;
+    }
+    low = Math.max(from, high - step);
+  }
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 /** Return the index of the longest of up to eight spans between two indices. */

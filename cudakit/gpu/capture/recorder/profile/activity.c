@@ -5,14 +5,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "containers.h"
 #include "profile/library.h"
 #include "recorder.h"
 #include "write/spool.h"
 
-/* /* A buffer holds about 5,000 kernels. CUPTI holds a few buffers at a time; if it holds MAX_BUFFERS, it drops
+/* A buffer holds about 5,000 kernels. CUPTI holds a few buffers at a time; if it holds MAX_BUFFERS, it drops
  * records. */
 #define BUFFER_BYTES ((size_t)1 << 20)
 #define MAX_BUFFERS 128
@@ -351,9 +350,7 @@ static void on_buffer_completed(CUcontext context, uint32_t stream, uint8_t *buf
 /* Return the time of the trace's clock. */
 static uint64_t read_clock(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    return (uint64_t)monotonic_ns();
 }
 
 int activity_prepare(void)
@@ -376,6 +373,11 @@ void activity_disable(void)
 {
     for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++)
         cupti.activity_disable(KINDS[i]);
+}
+
+void activity_disable_synchronizations(void)
+{
+    cupti.activity_disable(ACTIVITY_SYNCHRONIZATION);
 }
 
 void activity_flush(bool forced)

@@ -16,6 +16,9 @@ int activity_enable(void);
 /* Stop recording. Records of work that was enqueued before are still delivered. */
 void activity_disable(void);
 
+/* Stop recording synchronizations only. */
+void activity_disable_synchronizations(void);
+
 /* Write the completed records to the trace; with ``forced``, also those of work that is still running. */
 void activity_flush(bool forced);
 

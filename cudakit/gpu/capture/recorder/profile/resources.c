@@ -24,8 +24,6 @@ static const uint32_t CALLBACKS[] = {
 static hash_table node_sites;
 #define NO_SITE UINT32_MAX
 
-static bool has_graphs; /* accessed atomically */
-
 int resources_enable(CUpti_SubscriberHandle subscriber, bool enable)
 {
     int failed = 0;
@@ -107,7 +105,6 @@ void resources_on_callback(uint32_t cbid, const CUpti_ResourceData *data)
         pthread_mutex_unlock(&recorder_lock);
         break;
     case CUPTI_RESOURCE_GRAPHNODE_CREATED:
-        __atomic_store_n(&has_graphs, true, __ATOMIC_RELEASE);
         if (graph)
             on_node_created(graph);
         break;
@@ -122,13 +119,7 @@ void resources_on_callback(uint32_t cbid, const CUpti_ResourceData *data)
     }
 }
 
-bool resources_have_graphs(void)
-{
-    return __atomic_load_n(&has_graphs, __ATOMIC_ACQUIRE);
-}
-
 void resources_forked(void)
 {
     hash_table_clear(&node_sites);
-    has_graphs = false;
 }

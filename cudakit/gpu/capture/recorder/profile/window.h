@@ -53,7 +53,4 @@ bool window_is_open(void);
 /* Return a number that changes whenever callbacks are enabled. */
 uint32_t window_generation(void);
 
-/* At the exit of a call of the program: detach CUPTI if the profile has ended. */
-void window_detach_if_ended(void);
-
 #endif
