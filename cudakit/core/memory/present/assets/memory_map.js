@@ -52,7 +52,11 @@ export class MapView {
     const pixels = new Uint32Array(image.data.buffer);
     const { axis } = this.app;
     const [first, last] = this.app.visibleRange();
-    this.visible = { first, firstEvent: axis.eventAt(first), lastEvent: axis.eventAt(last), perUnit: columns / (last - first) };
+    this.firstEvent = axis.eventAt(first);
+    this.lastEvent = axis.eventAt(last);
+    // Multiplying is fastest if the axis counts events; times need a table.
+    this.first = first;
+    this.perEvent = columns / (last - first);
     this.columnOf = axis.kind === "event" ? null : this.#columnTable(columns);
     this.#fillSegments(pixels, columns, rows, pixelOf(context, colors.reserved));
     this.#fillAllocations(pixels, columns, rows, this.#colors(context, colors));
@@ -77,7 +81,7 @@ export class MapView {
 
   #fillAllocations(pixels, columns, rows, colors) {
     const { model, bands } = this.app;
-    const { firstEvent, lastEvent } = this.visible;
+    const { firstEvent, lastEvent } = this;
     if (this.rows !== rows) this.extents = this.#rowsOf(model.address, model.size, rows);
     this.rows = rows;
     const extents = { columns, ...this.extents };
@@ -102,10 +106,10 @@ export class MapView {
     return { top, bottom };
   }
 
-  /** Return the pixel column of each visible event. A table is faster than the scattered positions on the axis. */
+  /** Return the pixel column of each visible event; item 0 is that of `firstEvent`. */
   #columnTable(columns) {
+    const { firstEvent, lastEvent } = this;
     const { axis } = this.app;
-    const { firstEvent, lastEvent } = this.visible;
     const table = new Uint16Array(lastEvent - firstEvent + 1).fill(columns);
     const { to } = axis.columns(...this.app.visibleRange(), columns);
     let next = 0;
@@ -118,12 +122,11 @@ export class MapView {
 
   /** Fill the pixels of item i, from event `begin` to event `end`; at least one pixel. */
   #fill(pixels, { columns, top, bottom }, i, begin, end, color) {
-    const { first, firstEvent, lastEvent, perUnit } = this.visible;
-    const { columnOf } = this;
+    const { first, perEvent, firstEvent, lastEvent, columnOf } = this;
     if (begin > lastEvent || end <= firstEvent) return;
-    const left = begin <= firstEvent ? 0 : columnOf ? columnOf[begin - firstEvent] : ((begin - first) * perUnit) | 0;
+    const left = begin <= firstEvent ? 0 : columnOf ? columnOf[begin - firstEvent] : ((begin - first) * perEvent) | 0;
     if (left >= columns) return;
-    const right = end > lastEvent ? columns : Math.max(left + 1, columnOf ? columnOf[end - firstEvent] : ((end - first) * perUnit) | 0);
+    const right = end > lastEvent ? columns : Math.max(left + 1, columnOf ? columnOf[end - firstEvent] : ((end - first) * perEvent) | 0);
     const stop = bottom[i] * columns;
     for (let row = top[i] * columns; row < stop; row += columns) {
       for (let pixel = row + left; pixel < row + right; pixel++) pixels[pixel] = color;
