@@ -185,10 +185,12 @@ def analyzed(
     from cudakit.core.profile.analysis import ProfileSpec, analyze
     from cudakit.gpu.demangle import demangle
 
+    activities = [
+        replace(process, strings=tuple(map(demangle, process.strings))) for process in activities
+    ]
     analysis = analyze(
         activities,
         ProfileSpec(step_range),
-        demangle=demangle,
         exit_status=outcome.exit_status,
         notes=outcome.notes,
         incomplete=outcome.incomplete,

@@ -14,9 +14,8 @@
 
 static const char *const FUNCTIONS[3][MAX_CALLBACK_IDS] = {
     [CUPTI_DOMAIN_DRIVER] = {NULL, "cuLaunchKernel", "cuMemAlloc_v2", "cuGetProcAddress_v2", "cuProfilerStart",
-                             "cuProfilerStop", "cuLaunchHostFunc"},
-    [CUPTI_DOMAIN_RUNTIME] = {NULL, "cudaLaunchKernel_v7000", "cudaMalloc_v3020", "cudaGetDevice_v3020",
-                              "cudaMemcpyAsync_ptsz_v7000", "cudaProfilerStart_v4000", "cudaGraphLaunch_v10000"},
+                             "cuProfilerStop", "cuLaunchHostFunc", "cuMemcpyAsync_ptsz"},
+    [CUPTI_DOMAIN_RUNTIME] = {NULL, "cudaLaunchKernel_v7000", "cudaProfilerStart_v4000"},
 };
 
 static CUpti_CallbackFunc subscribed_callback;

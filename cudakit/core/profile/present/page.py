@@ -71,9 +71,22 @@ class Idle:
     devices: tuple[DeviceIdle, ...] = ()
 
 
-def explorer(activities: Sequence[Activities], idle: Idle | None = None) -> Explorer:
+@dataclass(frozen=True, slots=True)
+class DeviceSteps:
+    """The steps of a process on a device, sorted by time."""
+
+    process: int
+    device: int
+    start_ns: Sequence[int]  # nanoseconds after the first activity of all processes
+    end_ns: Sequence[int]
+    names: Sequence[str]
+
+
+def explorer(
+    activities: Sequence[Activities], idle: Idle | None = None, steps: Sequence[DeviceSteps] = ()
+) -> Explorer:
     """Return the interactive views of the profiles of all processes."""
-    return Explorer("profile", _PACKAGE, lambda: _Page(activities, idle or Idle(())).data())
+    return Explorer("profile", _PACKAGE, lambda: _Page(activities, idle or Idle(()), steps).data())
 
 
 class _CallTree:
@@ -121,9 +134,12 @@ class _Row:
 class _Page:
     """Collects the arrays of all processes."""
 
-    def __init__(self, activities: Sequence[Activities], idle: Idle) -> None:
+    def __init__(
+        self, activities: Sequence[Activities], idle: Idle, steps: Sequence[DeviceSteps]
+    ) -> None:
         self._timelines = [timeline(process) for process in activities]
         self._idle = idle
+        self._steps = steps
         self._base_ns = first_time(self._timelines)
         self._names: dict[str, int] = {}
         self._tree = _CallTree()
@@ -144,6 +160,7 @@ class _Page:
             ranges.append(self._spans(index, "range", process.ranges, names))
             calls.append(self._spans(index, "call", process.calls, names))
             calls[-1]["node"] = self._nodes_of_calls(process, nodes)
+        ranges += map(self._step_table, self._steps)
         idle = self._idle_table()
         first_calls = np.cumsum([0, *(len(table["start"]) for table in calls)])
         for table, first_call in zip(works, first_calls[:-1].tolist(), strict=True):
@@ -235,7 +252,7 @@ class _Page:
             tracks = [number for number, track in enumerate(work.tracks) if track.group == device]
             most_used = sorted(tracks, key=lambda number: -int(counts[number]))[:_MAX_ROWS]
             for number in most_used:
-                place = (index, 0, device, 1, number)
+                place = (index, 0, device, 2, number)
                 label = work.tracks[number].name
                 row_of_track[number] = self._add_row(place, "work", label, group)
         first_track = len(self._tracks)
@@ -313,29 +330,44 @@ class _Page:
             "name": names[spans.name],
         }
 
-    # --- idle time ---------------------------------------------------------------------------------
+    # --- steps and idle time -----------------------------------------------------------------------
+
+    def _step_table(self, steps: DeviceSteps) -> _Table:
+        """Return the steps of a device, and add a row for them."""
+        row = self._device_row(steps, 0, "range", "steps")
+        start = np.array(steps.start_ns, np.int64)
+        return {
+            "start": start,
+            "duration": np.maximum(np.array(steps.end_ns, np.int64) - start, 0),
+            "row": np.full(len(start), row),
+            "name": np.array([self._name(name) for name in steps.names], np.int64),
+        }
+
+    def _device_row(
+        self, device: DeviceIdle | DeviceSteps, place: int, source: str, label: str
+    ) -> int:
+        """Add a row at a place among the rows of a device, and return its number."""
+        index = [process.process for process in self._timelines].index(device.process)
+        process = self._timelines[index]
+        group = self._device_name(process, device_names(process)[device.device])
+        return self._add_row((index, 0, device.device, place), source, label, group)
 
     def _idle_table(self) -> _Table:
         """Return the gaps of all devices, and add a row for each device; the last columns are the causes."""
         tables = []
-        process_indices = [process.process for process in self._timelines]
         for idle in self._idle.devices:
-            index = process_indices.index(idle.process)
-            names = device_names(self._timelines[index])
-            group = self._device_name(self._timelines[index], names[idle.device])
-            row = self._add_row((index, 0, idle.device, 0), "idle", "idle", group)
+            row = self._device_row(idle, 1, "idle", "idle")
             causes = idle.by_cause_ns.reshape(-1, len(self._idle.causes))
             tables.append(
                 {
                     "start": idle.start_ns - self._base_ns,
                     "duration": idle.end_ns - idle.start_ns,
                     "row": np.full(len(causes), row),
-                    "device": np.full(len(causes), idle.device + (index << 16)),
                     **{f"cause{number}": causes[:, number] for number in range(causes.shape[1])},
                 }
             )
         causes_columns = (f"cause{number}" for number in range(len(self._idle.causes)))
-        _, table = _sorted_table(("start", "duration", "row", "device", *causes_columns), tables)
+        _, table = _sorted_table(("start", "duration", "row", *causes_columns), tables)
         return table
 
 

@@ -10,7 +10,7 @@ from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.analysis import DeviceGaps
 from cudakit.core.profile.findings import place
 from cudakit.core.profile.host_time import IdleCause
-from cudakit.core.profile.present.page import DeviceIdle, Idle, explorer
+from cudakit.core.profile.present.page import DeviceIdle, DeviceSteps, Idle, explorer
 from cudakit.core.profile.result import (
     Collective,
     Copies,
@@ -118,7 +118,20 @@ def page(
         (i for i, node in enumerate(document.nodes) if not isinstance(node, Note)), 0
     )
     before, after = document.nodes[:first_table], document.nodes[first_table:]
-    return replace(document, nodes=(*before, explorer(activities, idle), *after))
+    steps = [_drawn_steps(device) for device in result.devices if device.steps.steps]
+    return replace(document, nodes=(*before, explorer(activities, idle, steps), *after))
+
+
+def _drawn_steps(device: Device) -> DeviceSteps:
+    """Return the steps of a device for the timeline of the page."""
+    steps = device.steps.steps
+    return DeviceSteps(
+        device.process,
+        device.device,
+        [step.time.start_ns for step in steps],
+        [step.time.end_ns for step in steps],
+        [f"{'warm-up ' if step.is_warm_up else ''}step {step.number}" for step in steps],
+    )
 
 
 def brief(result: ProfileResult) -> tuple[str | Note, ...]:

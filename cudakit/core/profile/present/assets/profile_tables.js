@@ -2,7 +2,7 @@
 
 import { VirtualList, formatBytes, formatCount, formatShare, make } from "./canvas.js";
 import { FlameGraph } from "./flame.js";
-import { formatNanoseconds } from "./profile_time.js";
+import { formatNanoseconds, formatTime } from "./profile_time.js";
 
 const ROW = 24; // height of a row in pixels
 const COLUMNS = [
@@ -109,7 +109,7 @@ export class WorkList {
     return make(
       "div",
       { class: `list-row${picked?.source === "work" && picked.index === i ? " picked" : ""}`, title: name, onclick: () => app.pickAndShow("work", i) },
-      make("span", { class: "bytes" }, formatNanoseconds(work.start[i])),
+      make("span", { class: "time" }, formatTime(work.start[i])),
       make("span", { class: "bytes" }, formatNanoseconds(work.duration[i])),
       make("span", { class: "share" }, work.kind[i] ? formatBytes(arrays.work_size[i]) : `stream ${app.model.streamOfWork(i)}`),
       make("span", { class: "name" }, app.swatch(app.grouping.ids[work.signature[i]]), name),
