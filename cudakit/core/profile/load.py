@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from cudakit.core.profile.activities import Activities, ActivityCollector
-from cudakit.core.profile.result import ProfileResult
+from cudakit.core.profile.result import (
+    Collective,
+    Copies,
+    HostWait,
+    Kernel,
+    ProfileResult,
+)
 from cudakit.document import Frame
 from cudakit.errors import InputError
 from cudakit.serialize import Mismatch, from_plain
@@ -81,7 +87,12 @@ def _contradiction(result: ProfileResult) -> str:
     for index, device in enumerate(result.devices):
         if not 0 <= device.steps.warm_up <= len(device.steps.steps):
             return f"devices[{index}].steps.warm_up is not the number of some steps"
-        rows = (*device.kernels, *device.copies, *device.collectives, *device.waits)
+        rows: tuple[Kernel | Copies | Collective | HostWait, ...] = (
+            *device.kernels,
+            *device.copies,
+            *device.collectives,
+            *device.waits,
+        )
         if not all(_has_site(row.stack, row.site) for row in rows):
             return f"devices[{index}] has a site that is not in its stack"
     return ""
