@@ -14,7 +14,7 @@ _MAX_FRAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class _SidePattern:
-    """What one side of a known race looks like."""
+    """The pattern of one side of a known race."""
 
     file: str  # end of the path of a frame's file
     function: str  # last component of the name of that frame's function
