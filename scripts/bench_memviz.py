@@ -4,9 +4,10 @@
 
 Without files, scripts/make_snapshots.py creates three snapshots of a million events. For pickle.load only the
 call is timed, without garbage collection; for memviz the whole process. ``--without-compiler`` times an
-installation without the compiled reader. The runs alternate, and the medians are printed. For a file with a
-failed allocation, the analysis is timed with and without the replays of remedies. The last line shows the
-time of ``cudakit --help``.
+installation without the compiled reader. The runs alternate. The printed medians are elapsed time, CPU time
+(which depends less on other programs of the machine) and peak memory. For a file with a failed allocation,
+the analysis is timed with and without the replays of remedies. The last line shows the time of
+``cudakit --help``.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _PICKLE_LOAD_PROGRAM = """
 import gc, pickle, sys, time
 gc.disable()
 with open(sys.argv[1], "rb") as file:
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     snapshot = pickle.load(file)
-    print(time.perf_counter() - start, flush=True)
+    print(time.perf_counter() - start, time.process_time() - cpu_start, flush=True)
 import os
 os._exit(0)
 """
@@ -66,7 +67,8 @@ if any((device.events.action == Action.OOM).any() for device in snapshot.devices
 class Run:
     """The time and the peak memory of a process."""
 
-    seconds: float
+    seconds: float  # elapsed time
+    cpu_s: float
     peak_bytes: int
 
 
@@ -80,13 +82,14 @@ def run(command: list[str]) -> tuple[Run, str]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{command} ended with {process.returncode}")
-    return Run(seconds, usage.ru_maxrss * 1024), output
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024), output
 
 
 def time_pickle_load(file: str) -> Run:
     """Time pickle.load alone, in its own process."""
     process_run, output = run([sys.executable, "-c", _PICKLE_LOAD_PROGRAM, file])
-    return Run(float(output), process_run.peak_bytes)
+    seconds, cpu_s = map(float, output.split())
+    return Run(seconds, cpu_s, process_run.peak_bytes)
 
 
 def time_memviz(file: str, *, has_compiler: bool) -> Run:
@@ -102,12 +105,18 @@ def compare(file: str, *, has_compiler: bool) -> None:
     ]
     load_runs, memviz_runs = zip(*pairs, strict=True)
     load_s, memviz_s = _median(load_runs, _seconds), _median(memviz_runs, _seconds)
+    load_cpu_s, memviz_cpu_s = _median(load_runs, _cpu), _median(memviz_runs, _cpu)
     load_peak, memviz_peak = _median(load_runs, _peak), _median(memviz_runs, _peak)
     size = Path(file).stat().st_size
     print(f"{Path(file).name}, {size / 1e6:.0f} MB, median of {_RUNS}")
-    print(f"  pickle.load   {load_s:6.2f} s   {load_peak / 2**20:6.0f} MiB")
-    print(f"  memviz        {memviz_s:6.2f} s   {memviz_peak / 2**20:6.0f} MiB")
-    print(f"  ratio         {memviz_s / load_s:6.2f}     {memviz_peak / load_peak:6.2f}")
+    print("                elapsed        CPU      memory")
+    for name, seconds, cpu_s, peak in (
+        ("pickle.load", load_s, load_cpu_s, load_peak),
+        ("memviz", memviz_s, memviz_cpu_s, memviz_peak),
+    ):
+        print(f"  {name:12} {seconds:6.2f} s   {cpu_s:6.2f} s   {peak / 2**20:6.0f} MiB")
+    cpu_ratio, memory_ratio = memviz_cpu_s / load_cpu_s, memviz_peak / load_peak
+    print(f"  ratio        {memviz_s / load_s:6.2f}     {cpu_ratio:6.2f}     {memory_ratio:6.2f}")
     time_replays(file, memviz_s)
 
 
@@ -125,6 +134,10 @@ def time_replays(file: str, memviz_s: float) -> None:
 
 def _seconds(run: Run) -> float:
     return run.seconds
+
+
+def _cpu(run: Run) -> float:
+    return run.cpu_s
 
 
 def _peak(run: Run) -> float:

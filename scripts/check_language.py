@@ -80,6 +80,9 @@ STARTS = {
     r"(?:^|[.:;] )Where (?![^.?]*\?)[^.?,]*,": '"If …" for a condition',
     r"^(?:What|Who) (?![^?]*\?)\w+ \w+(?= )": "a sentence with a subject and a verb",
     r"^(?:Say|Let|Tell) ": "Return, Check, Allow",
+    r"^(?:Seen|Reported|Looked up|Subscribed|Needed|Computed|Observed|Filled|Included) (?!for\b)[a-z]": (
+        "a sentence with a subject"
+    ),
 }
 """Patterns that are flagged at the start of a text: a docstring, comment, message or help text."""
 

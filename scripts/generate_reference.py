@@ -72,6 +72,11 @@ RESULTS = {
         "run --sanitize -o FILE.json",
         "cudakit.core.sanitize.result:SanitizeResult",
     ),
+    "profile-json.md": ("profile FILE --json", "cudakit.core.profile.result:ProfileResult"),
+    "profile-diff-json.md": (
+        "profile FILE --diff BEFORE --json",
+        "cudakit.core.profile.diff:ProfileDiff",
+    ),
     "sanitize-json.md": ("sanitize FILE --json", "cudakit.core.sanitize.result:SanitizeResult"),
     "memviz-json.md": ("memviz --json", "cudakit.core.memory.result:MemoryResult"),
     "memviz-diff-json.md": (

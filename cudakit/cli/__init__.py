@@ -46,6 +46,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "cudakit.cli.memviz:memviz",
         "Where did the GPU memory go, and why did it run out?",
     ),
+    "profile": (
+        "cudakit.cli.profile:profile",
+        "Where did the GPU time of a program go, and what became slower?",
+    ),
     "run": (
         "cudakit.cli.run:run",
         "Which streams of a program race, and what memory does it use?",

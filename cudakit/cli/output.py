@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,12 @@ class Output:
         for chunk in (text,) if isinstance(text, str) else text:
             with _os_errors_reported(self.name):
                 self._write(chunk)
+
+    def write_bytes(self, writer: Callable[[BinaryIO], None]) -> None:
+        """Let a function write to the bytes of the stream. Raises EnvironmentUnusable if the disk is full."""
+        with _os_errors_reported(self.name):
+            self.stream.flush()
+            writer(self.stream.buffer)
 
     def flush(self) -> None:
         """Flush the stream. Raises EnvironmentUnusable if the disk is full."""

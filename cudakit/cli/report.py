@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import click
 
@@ -29,11 +29,15 @@ Text: TypeAlias = str | Iterable[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A result and its renderings; ``exports`` renders formats other than the common ones."""
+    """A result and its renderings.
+
+    ``exports`` renders formats other than the common ones; ``writers`` write those that are not text.
+    """
 
     result: object
     document: Callable[[], Document]
     exports: Mapping[str, Callable[[], Text]] = field(default_factory=dict)
+    writers: Mapping[str, Callable[[BinaryIO], None]] = field(default_factory=dict)
     # A function that returns the verdict and the findings as sentences, or as Notes, which have a symbol. The
     # default is ``brief(document)``.
     brief: Callable[[], Sequence[str | Note]] | None = None
@@ -83,10 +87,14 @@ def _brief_line(sentence: str | Note) -> str:
 
 
 def _origin() -> str:
-    """Return the version and the command line, for the footer of a page."""
+    """Return the versions, the date and the command line, for the footer of a page."""
+    from datetime import UTC, datetime
     from importlib.metadata import version
+    from platform import python_version
 
-    return f"cudakit {version('cudakit')}: {shlex.join(['cudakit', *sys.argv[1:]])}"
+    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    versions = f"cudakit {version('cudakit')}, Python {python_version()}"
+    return f"{versions}, written {written}: {shlex.join(['cudakit', *sys.argv[1:]])}"
 
 
 def main_rows(document: Document) -> Iterator[str]:
@@ -154,7 +162,10 @@ class Outputs:
         Raises EnvironmentUnusable if a disk is full.
         """
         for suffix, file in self._files:
-            file.write(report.text(suffix, file))
+            if suffix in report.writers:
+                file.write_bytes(report.writers[suffix])
+            else:
+                file.write(report.text(suffix, file))
         self._open_files.close()
         for suffix in self._on_terminal:
             terminal = self._terminal()

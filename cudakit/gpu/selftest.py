@@ -196,11 +196,11 @@ def _expected_values() -> npt.NDArray[Any]:
     return values
 
 
-def _compare(actual: npt.NDArray[Any], expected: npt.NDArray[Any], source: str) -> None:
+def _compare(actual: npt.NDArray[Any], expected: npt.NDArray[Any], origin: str) -> None:
     mismatches = np.flatnonzero(actual != expected)
     if mismatches.size:
         index = int(mismatches[0])
         raise _WrongValuesError(
-            f"{source} {mismatches.size:,} wrong values of {expected.size:,}; "
+            f"{origin} {mismatches.size:,} wrong values of {expected.size:,}; "
             f"index {index}: {int(actual[index]):#010x}, expected {int(expected[index]):#010x}"
         )

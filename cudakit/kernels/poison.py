@@ -54,8 +54,8 @@ extern "C" __global__ void cudakit_count_poison(
 class PoisonCounts(NamedTuple):
     """Numbers of elements of matrices and of their padding."""
 
-    unwritten: int  # elements of matrices that are still poison
-    overwritten: int  # elements of padding that are no longer poison
+    unwritten: int  # number of elements of matrices that are still poison
+    overwritten: int  # number of elements of padding that are no longer poison
 
 
 class Poison:

@@ -55,8 +55,10 @@ def child_environment(
     paths = [str(AGENT), *filter(None, [child.get("PYTHONPATH")])]
     child["PYTHONPATH"] = os.pathsep.join(paths)
     child["CUDAKIT_AGENT"] = json.dumps(_agent_settings(settings, spool))
-    if settings.sanitize:
+    if settings.sanitize or settings.profile:
         child["CUDAKIT_SPOOL"] = str(spool)
+    if settings.profile:
+        child["CUDAKIT_SPOOL_EVENTS"] = "profile"  # gpu/sim/recorder.py reads the variable
     return child
 
 

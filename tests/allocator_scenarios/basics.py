@@ -9,7 +9,7 @@ from allocator_scenarios.scenario import FREE, LIVE, MIB, Check, Scenario, Steps
 
 @scenario(1, "one byte")
 def one_byte(s: Subject) -> Steps:
-    own = {
+    expected_changes = {
         "allocation": 1,
         "allocated_bytes": 512,
         "active": 1,
@@ -20,21 +20,21 @@ def one_byte(s: Subject) -> Steps:
     }
     kept = {"segment.small_pool": 1, "reserved_bytes": 2 * MIB}
     ptr = s.alloc(1)
-    yield Check("allocated", own | kept, blocks=[[(512, LIVE), (2 * MIB - 512, FREE)]])
+    yield Check("allocated", expected_changes | kept, blocks=[[(512, LIVE), (2 * MIB - 512, FREE)]])
     s.free(ptr)
     yield Check(
         "freed",
-        {name: -change for name, change in own.items()} | dict.fromkeys(kept, 0),
+        {name: -change for name, change in expected_changes.items()} | dict.fromkeys(kept, 0),
         blocks=[[(2 * MIB, FREE)]],
     )
 
 
 @scenario(2, "no bytes, and frees that are refused")
 def no_bytes(s: Subject) -> Steps:
-    nothing = s.alloc(0)
+    empty_ptr = s.alloc(0)
     s.free(0)
     yield Check(
-        "nothing", dict.fromkeys(("allocation", "segment"), 0), facts={"null": nothing == 0}
+        "nothing", dict.fromkeys(("allocation", "segment"), 0), facts={"null": empty_ptr == 0}
     )
     ptr = s.alloc(512, raw=True)
     s.free(ptr)
@@ -52,8 +52,10 @@ def empty_cache(s: Subject) -> Steps:
     yield Check("emptied", {"active_bytes": -1024}, now={"active_bytes.all.freed": 1024}, blocks=[])
     s.reset_peaks()
     peaks = [name for name in before if name.endswith(".peak")]
-    now = s.statistics()
-    yield Check("reset", facts={"peaks": all(now[peak] == before[peak] for peak in peaks)})
+    statistics_now = s.statistics()
+    yield Check(
+        "reset", facts={"peaks": all(statistics_now[peak] == before[peak] for peak in peaks)}
+    )
 
 
 SIZES = {
@@ -93,12 +95,16 @@ def large_split(s: Subject) -> Steps:
     s.free(s.alloc(9 * MIB))
     yield Check("freed", {"segment": 1}, blocks=[[(20 * MIB, FREE)]])
     ptr = s.alloc(19 * MIB)
-    own = {"allocated_bytes": 20 * MIB, "requested_bytes": 19 * MIB, "inactive_split": 0}
-    yield Check("whole", own, blocks=[[(20 * MIB, LIVE)]])
+    expected_changes = {
+        "allocated_bytes": 20 * MIB,
+        "requested_bytes": 19 * MIB,
+        "inactive_split": 0,
+    }
+    yield Check("whole", expected_changes, blocks=[[(20 * MIB, LIVE)]])
     s.free(ptr)
     s.alloc(19 * MIB - 512)
-    own = {"allocated_bytes": -MIB - 512, "inactive_split_bytes": MIB + 512}
-    yield Check("parted", own, blocks=[[(19 * MIB - 512, LIVE), (MIB + 512, FREE)]])
+    expected_changes = {"allocated_bytes": -MIB - 512, "inactive_split_bytes": MIB + 512}
+    yield Check("parted", expected_changes, blocks=[[(19 * MIB - 512, LIVE), (MIB + 512, FREE)]])
 
 
 @scenario(7, "adjacent free blocks are merged")

@@ -118,8 +118,8 @@ class Ours:
         self._busy.discard(stream)
         self._work.settle(stream)
 
-    def join(self, stream: str, other: str) -> None:
-        self._work.join(stream, other)
+    def join(self, stream: str, other_stream: str) -> None:
+        self._work.join(stream, other_stream)
 
     def work(self, stream: str) -> None:
         self._work.work(stream)

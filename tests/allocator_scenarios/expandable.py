@@ -10,14 +10,19 @@ EXPANDABLE = "expandable_segments:True"
 @scenario(41, "an expandable segment grows", settings=EXPANDABLE)
 def grows(s: Subject) -> Steps:
     first = s.alloc(30 * MIB)
-    own = {"reserved_bytes": 40 * MIB, "segment": 0, "num_device_alloc": 1, "inactive_split": 0}
-    yield Check("first", own, blocks=[[(30 * MIB, LIVE), (10 * MIB, FREE)]])
+    expected_changes = {
+        "reserved_bytes": 40 * MIB,
+        "segment": 0,
+        "num_device_alloc": 1,
+        "inactive_split": 0,
+    }
+    yield Check("first", expected_changes, blocks=[[(30 * MIB, LIVE), (10 * MIB, FREE)]])
     s.alloc(30 * MIB)
-    own = {"reserved_bytes": 20 * MIB, "num_device_alloc": 1}
-    yield Check("second", own, blocks=[[(30 * MIB, LIVE), (30 * MIB, LIVE)]])
+    expected_changes = {"reserved_bytes": 20 * MIB, "num_device_alloc": 1}
+    yield Check("second", expected_changes, blocks=[[(30 * MIB, LIVE), (30 * MIB, LIVE)]])
     s.free(first)
-    again = s.alloc(20 * MIB)
-    yield Check("again", {"reserved_bytes": 0}, facts={"low": again == first})
+    second_ptr = s.alloc(20 * MIB)
+    yield Check("again", {"reserved_bytes": 0}, facts={"low": second_ptr == first})
     s.alloc(MIB)
     yield Check("small", {"reserved_bytes.small_pool": 2 * MIB, "segment": 0})
 
@@ -30,8 +35,8 @@ def shrinks(s: Subject) -> Steps:
     yield Check("freed", {"reserved_bytes": 80 * MIB})
     s.empty_cache()
     layout = [[(20 * MIB, LIVE)], [(20 * MIB, LIVE)]]
-    own = {"reserved_bytes": -40 * MIB, "num_device_free": 1}
-    yield Check("a hole", own, blocks=layout)
+    expected_changes = {"reserved_bytes": -40 * MIB, "num_device_free": 1}
+    yield Check("a hole", expected_changes, blocks=layout)
     filled = s.alloc(40 * MIB)
     yield Check("filled", {"reserved_bytes": 40 * MIB}, facts={"there": filled == held[1]})
     for ptr in (held[0], filled, held[3]):
@@ -59,8 +64,8 @@ def rests(s: Subject) -> Steps:
     plain = s.alloc(30 * MIB)
     yield Check("off", {"segment": 1}, facts={"another": plain != first})
     s.configure(EXPANDABLE)
-    again = s.alloc(20 * MIB)
-    yield Check("on", {"segment": 0}, facts={"the first": again == first})
+    second_ptr = s.alloc(20 * MIB)
+    yield Check("on", {"segment": 0}, facts={"the first": second_ptr == first})
 
 
 @scenario(41, "an expandable segment for each stream", settings=EXPANDABLE)
@@ -104,8 +109,8 @@ def unsplit_in_own(s: Subject) -> Steps:
     with s.inside(pool):
         s.alloc(15 * MIB)
     # Of an expandable segment the MiB that is left of 16 would be split off.
-    own = {"segment": 1, "inactive_split": 0, "allocated_bytes": 16 * MIB}
-    yield Check("by the plain rule", own)
+    expected_changes = {"segment": 1, "inactive_split": 0, "allocated_bytes": 16 * MIB}
+    yield Check("by the plain rule", expected_changes)
 
 
 EXPANDABLE_SEGMENTS = (grows, shrinks, partly, rests, of_streams, full, unsplit_in_own)

@@ -22,13 +22,13 @@ def limit_to(s: Subject, size_bytes: int) -> None:
 
 @scenario(13, "beyond the device")
 def beyond(s: Subject) -> Steps:
-    kept = s.alloc(MIB)
+    kept_ptr = s.alloc(MIB)
     words = s.refusal(800_000_000 * GIB)
     said = "Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of" in words
     yield Check("refused", {"num_ooms": 1, "num_alloc_retries": 1}, facts={"said": said})
     said = "Tried to allocate more than 1EB memory" in s.refusal(8_000_000_000 * GIB)
     yield Check("an EiB", {"num_ooms": 0}, facts={"said": said})
-    s.free(kept)
+    s.free(kept_ptr)
     yield Check("freed", {"allocation": -1})
 
 
@@ -126,8 +126,8 @@ def oversize(s: Subject) -> Steps:
     s.alloc(30 * MIB)
     yield Check("far below", {"segment": 1, "oversize_segments": 0})
     ptr = s.alloc(90 * MIB)
-    own = {"segment": 0, "oversize_allocations": 1, "allocated_bytes": 100 * MIB}
-    yield Check("near", own, facts={"the same": ptr == cached})
+    expected_changes = {"segment": 0, "oversize_allocations": 1, "allocated_bytes": 100 * MIB}
+    yield Check("near", expected_changes, facts={"the same": ptr == cached})
     s.free(ptr)
     s.alloc(70 * MIB)
     yield Check("between", {"segment": 1, "oversize_segments": 1, "oversize_allocations": 0})
@@ -175,15 +175,15 @@ REFUSED = (
 @scenario(22, "what is free after waiting is not looked for")
 def not_again(s: Subject) -> Steps:
     limit_to(s, 20 * MIB)
-    pending, kept = s.alloc(9 * MIB), s.alloc(6 * MIB)
+    pending, kept_ptr = s.alloc(9 * MIB), s.alloc(6 * MIB)
     s.busy("s1")
     s.use(pending, "s1")
     s.free(pending)
     facts = {"refused": s.refusal(9 * MIB) != ""}
-    own = {"num_ooms": 1, "num_alloc_retries": 1, "num_sync_all_streams": 1}
-    yield Check("refused", own, facts=facts)
+    expected_changes = {"num_ooms": 1, "num_alloc_retries": 1, "num_sync_all_streams": 1}
+    yield Check("refused", expected_changes, facts=facts)
     yield Check("next", facts={"the same": s.alloc(9 * MIB) == pending})
-    s.free(kept)
+    s.free(kept_ptr)
     yield Check("freed", {"allocation": -1})
 
 

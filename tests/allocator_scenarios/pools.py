@@ -96,9 +96,9 @@ def use_on_oom(s: Subject) -> Steps:
     yield Check("once", {"num_ooms": 1}, facts={"refused": s.refusal(30 * MIB) != ""})
     s.free(served)
     with s.inside(lent):
-        again = s.alloc(40 * MIB)
-    yield Check("the pool's own", {"segment": 0}, facts={"again": again == held[1]})
-    s.free(again)
+        second_ptr = s.alloc(40 * MIB)
+    yield Check("the pool's own", {"segment": 0}, facts={"again": second_ptr == held[1]})
+    s.free(second_ptr)
     s.drop_pool(lent)
     s.drop_pool(plain)
     s.alloc(40 * MIB)

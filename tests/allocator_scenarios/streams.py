@@ -97,8 +97,8 @@ def three_uses(s: Subject) -> Steps:
 
 @scenario(29, "a free from within", without_torch="only cudakit may be called from a finalizer")
 def from_within(s: Subject) -> Steps:
-    kept = s.alloc(SIZE)
-    s.on_out_of_memory(lambda: s.free(kept))
+    kept_ptr = s.alloc(SIZE)
+    s.on_out_of_memory(lambda: s.free(kept_ptr))
     facts = {"refused": s.refusal(4 << 40) != ""}
     yield Check("refused", {"num_ooms": 1, "active": 0}, facts=facts)
 
@@ -153,8 +153,8 @@ def shared_pool(s: Subject) -> Steps:
         s.free(freed)
     yield Check("one pool", {"reserved_bytes": 2 * MIB})
     with s.capture("s1", second):
-        again = s.alloc(512, "s1")
-    yield Check("third", {"reserved_bytes": 0}, facts={"reused": again == freed})
+        second_ptr = s.alloc(512, "s1")
+    yield Check("third", {"reserved_bytes": 0}, facts={"reused": second_ptr == freed})
 
 
 @scenario(32, "a graph keeps its memory")
@@ -224,8 +224,8 @@ def four_streams(s: Subject) -> Steps:
         for number, other in enumerate(others):
             s.join("s1", other)
             s.work("s1")
-            again = s.alloc(SIZE, "s1")
-            reused = again == ptr
+            second_ptr = s.alloc(SIZE, "s1")
+            reused = second_ptr == ptr
             yield Check(f"{other} has joined", facts={"reused at last": reused == (number == 2)})
 
 

@@ -93,11 +93,11 @@ class GraphInMemory:
             self._before.append(self._terminals[stream])
             self._terminals[stream] = {len(self._before) - 1}
 
-    def join(self, stream: int, other: int) -> None:
+    def join(self, stream: int, other_stream: int) -> None:
         """Make a stream wait for a captured one."""
-        if other in self._terminals:
+        if other_stream in self._terminals:
             own = self._terminals.setdefault(stream, set())
-            self._terminals[stream] = own | self._terminals[other]
+            self._terminals[stream] = own | self._terminals[other_stream]
 
     def capture(self, stream: int) -> int | None:
         return 1 if stream in self._terminals else None
@@ -116,7 +116,7 @@ class Work(Protocol):
 
     def busy(self, stream: str) -> None: ...
     def settle(self, stream: str) -> None: ...
-    def join(self, stream: str, other: str) -> None: ...
+    def join(self, stream: str, other_stream: str) -> None: ...
     def work(self, stream: str) -> None: ...
     def begin_capture(self, stream: str) -> CaptureGraph: ...
     def end_capture(self, stream: str) -> None: ...
@@ -135,9 +135,9 @@ class WorkInMemory:
     def settle(self, stream: str) -> None:
         self._device.finish(self.numbers[stream])
 
-    def join(self, stream: str, other: str) -> None:
+    def join(self, stream: str, other_stream: str) -> None:
         if self._graph:
-            self._graph.join(self.numbers[stream], self.numbers[other])
+            self._graph.join(self.numbers[stream], self.numbers[other_stream])
 
     def work(self, stream: str) -> None:
         if self._graph:
@@ -169,8 +169,8 @@ class WorkOnGpu:
         self._gates[stream].open()
         self._gpu.sync_stream(self._stream(stream))
 
-    def join(self, stream: str, other: str) -> None:
-        self._wait(self._stream(stream), self._stream(other))
+    def join(self, stream: str, other_stream: str) -> None:
+        self._wait(self._stream(stream), self._stream(other_stream))
 
     def work(self, stream: str) -> None:
         """Launch a kernel that ends at once."""
@@ -186,8 +186,8 @@ class WorkOnGpu:
     def _stream(self, name: str) -> Stream:
         return Stream(self.numbers[name])
 
-    def _wait(self, stream: Stream, other: Stream) -> None:
+    def _wait(self, stream: Stream, other_stream: Stream) -> None:
         event = self._gpu.event(timing=False)
-        self._gpu.record(event, other)
+        self._gpu.record(event, other_stream)
         self._gpu.wait(stream, event)
         self._gpu.destroy_event(event)

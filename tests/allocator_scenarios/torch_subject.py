@@ -179,8 +179,8 @@ class Torch:
         self._gates[stream].open()
         self._streams[stream].synchronize()
 
-    def join(self, stream: str, other: str) -> None:
-        self._stream(stream).wait_stream(self._stream(other))
+    def join(self, stream: str, other_stream: str) -> None:
+        self._stream(stream).wait_stream(self._stream(other_stream))
 
     def work(self, stream: str) -> None:
         with torch.cuda.stream(self._stream(stream)):
@@ -333,12 +333,12 @@ class Torch:
     # Statistics and snapshots
 
     def statistics(self) -> dict[str, int]:
-        found = torch.cuda.memory_stats(DEVICE)
-        return {name: n - self._drift.get(name, 0) for name, n in found.items()}
+        torch_stats = torch.cuda.memory_stats(DEVICE)
+        return {name: n - self._drift.get(name, 0) for name, n in torch_stats.items()}
 
     def snapshot(self) -> dict[str, Any]:
-        found: dict[str, Any] = torch.cuda.memory._snapshot()
-        return found
+        torch_snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+        return torch_snapshot
 
     def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats(DEVICE)

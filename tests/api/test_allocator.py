@@ -96,7 +96,7 @@ def test_snapshot_is_readable_by_memviz(
     allocator: cudakit.CachingAllocator, tmp_path: Path
 ) -> None:
     allocator.record_history()
-    kept = allocator.alloc(3 * MIB)
+    kept_ptr = allocator.alloc(3 * MIB)
     allocator.free(allocator.alloc(MIB, UNUSED_STREAM), 0)  # as Numba's memory is used
     snapshot = allocator.snapshot()
     place = tmp_path / "snapshot.pickle"
@@ -110,7 +110,7 @@ def test_snapshot_is_readable_by_memviz(
     assert any(
         "test_allocator.py" in frame.filename for holder in held.holders for frame in holder.stack
     )
-    allocator.free(kept)
+    allocator.free(kept_ptr)
 
 
 def test_memory_of_the_unused_stream_is_pending_until_the_cache_is_emptied(

@@ -48,11 +48,11 @@ def test_cleared_cache_is_empty(directory: Path, cli: Cli) -> None:
     fill(directory)
 
     done = cli("cache", "clear", "-q")
-    again = cli("cache", "clear", "-q")
+    second_run = cli("cache", "clear", "-q")
 
-    assert (done.exit_code, again.exit_code) == (0, 0)
+    assert (done.exit_code, second_run.exit_code) == (0, 0)
     assert done.stdout.startswith("Deleted 2 files, ")
-    assert again.stdout == "Deleted 0 files, 0 B\n"
+    assert second_run.stdout == "Deleted 0 files, 0 B\n"
     assert [*directory.iterdir()] == []
 
 

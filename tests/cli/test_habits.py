@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+from core.profile.synthetic import Program
 from invocation import Cli, CliRun, run_cli
 
 from cudakit.cli import COMMANDS, load_command, program
@@ -23,8 +24,11 @@ OOM = ROOT / "tests" / "data" / "oom.pkl.gz"
 RACE = ROOT / "examples" / "races" / "sim_copies_race.py"
 SAVED = "saved.json"
 LOG = "races.log"
+PROFILE_LOG = "profile.log"
+SAVED_FILES = (SAVED, LOG, PROFILE_LOG)
 
-# A command line of each command that has a report; "saved.json" is a result of bench, "races.log" of run.
+# A command line of each command that has a report; "saved.json" is a result of bench, "races.log"
+# is a log of run --sanitize, "profile.log" one of run --profile.
 LINES = {
     "bench alloc": ["--gpu", "sim", "--sizes", "4KiB", "--allocators", "driver"],
     "bench compare": [SAVED, SAVED],
@@ -40,6 +44,7 @@ LINES = {
     "doctor": ["--gpu", "sim"],
     "explain": ["700"],
     "memviz": [str(OOM)],
+    "profile": [PROFILE_LOG],
     "run": ["--sanitize", str(RACE)],
     "sanitize": [LOG],
 }
@@ -54,6 +59,7 @@ SCHEMAS = {
     "doctor": "cudakit.doctor/1",
     "explain": "cudakit.explain/1",
     "memviz": "cudakit.memviz/1",
+    "profile": "cudakit.profile/1",
     "run": "cudakit.sanitize/1",
     "sanitize": "cudakit.sanitize/1",
 }
@@ -79,7 +85,9 @@ EACH = pytest.mark.parametrize("name", LINES)
 def formats_of(name: str) -> list[str]:
     """Read the formats of a command from the help of ``-o``."""
     (option,) = (option for option in options_of(ALL[name]) if "-o" in option.opts)
-    return re.findall(r"\.([a-z]+(?:\.json)?)\b", (option.help or "").split("Repeatable")[0])
+    return re.findall(
+        r"\.([a-z]+(?:\.json)?(?:\.gz)?)\b", (option.help or "").split("Repeatable")[0]
+    )
 
 
 def options_of(command: click.Command) -> list[Option]:
@@ -98,7 +106,7 @@ class Place:
     path: Path
 
     def run(self, name: str, *options: str) -> CliRun:
-        line = [self.file(word) if word in (SAVED, LOG) else word for word in LINES[name]]
+        line = [self.file(word) if word in SAVED_FILES else word for word in LINES[name]]
         return run_cli(*name.split(), *options, *line)
 
     def file(self, name: str) -> str:
@@ -110,6 +118,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("saved")
     run_cli("bench", "launch", *LINES["bench launch"], "-o", str(place / SAVED))
     run_cli("run", "--log", str(place / LOG), *LINES["run"])
+    program = Program()
+    program.kernel("k", 10_000, line=3)
+    program.write_log(place / PROFILE_LOG)
     return place
 
 
@@ -117,7 +128,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDAKIT_CACHE_DIR", str(tmp_path / "cache"))
-    for name in (SAVED, LOG):
+    for name in SAVED_FILES:
         shutil.copy(saved / name, tmp_path)
     return Place(tmp_path)
 
@@ -174,6 +185,7 @@ def test_every_command_that_opens_a_gpu_can_simulate_it() -> None:
         "cache show",
         "explain",
         "memviz",
+        "profile",
         "run",
         "sanitize",
     }

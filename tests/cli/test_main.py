@@ -97,10 +97,10 @@ def test_each_kind_of_error_has_its_exit_code_and_one_line(
     assert report_error(error) == exit_code
 
     stdout, stderr = capsys.readouterr()
-    first, *rest = stderr.splitlines()
-    assert first.startswith("cudakit: error: ")
-    assert all(line.startswith("hint: ") for line in rest)
-    assert len(rest) <= 1
+    first_line, *other_lines = stderr.splitlines()
+    assert first_line.startswith("cudakit: error: ")
+    assert all(line.startswith("hint: ") for line in other_lines)
+    assert len(other_lines) <= 1
     assert stdout == ""
 
 

@@ -53,10 +53,10 @@ def test_directory_is_rejected_by_name(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_error_names_the_bad_one_of_several_files(cli: Cli, tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.pkl", tmp_path / "bad.pkl"
-    good.write_bytes(pickled(files.snapshot()))
-    bad.write_bytes(b"")
-    assert "is empty" in refusal(cli("memviz", good, bad), str(bad))
+    good_path, bad_path = tmp_path / "good.pkl", tmp_path / "bad.pkl"
+    good_path.write_bytes(pickled(files.snapshot()))
+    bad_path.write_bytes(b"")
+    assert "is empty" in refusal(cli("memviz", good_path, bad_path), str(bad_path))
 
 
 def test_control_characters_in_a_file_name_are_escaped(cli: Cli, tmp_path: Path) -> None:

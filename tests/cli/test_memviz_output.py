@@ -185,9 +185,9 @@ def test_dash_reads_standard_input(command: list[str], cli: Cli) -> None:
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, b"")
-    first, *rest = run.stdout.decode().splitlines()
-    assert first == "GPU memory of standard input"
-    assert rest == cli("memviz", OOM).stdout.splitlines()[1:]
+    first_line, *other_lines = run.stdout.decode().splitlines()
+    assert first_line == "GPU memory of standard input"
+    assert other_lines == cli("memviz", OOM).stdout.splitlines()[1:]
 
 
 def test_closed_pipe_ends_the_command_without_a_message(command: list[str]) -> None:

@@ -70,9 +70,9 @@ def is_harmless(text: str) -> bool:
 
 @EVERY
 def test_terminal_report_has_no_control_characters(cli: Cli, tmp_path: Path, text: str) -> None:
-    shown = run(cli, tmp_path, text, "--top", "0").stdout
-    assert is_harmless(shown)
-    assert len(shown) < 50_000
+    stdout = run(cli, tmp_path, text, "--top", "0").stdout
+    assert is_harmless(stdout)
+    assert len(stdout) < 50_000
 
 
 @EVERY
@@ -81,8 +81,8 @@ def test_colored_report_contains_only_our_escape_sequences(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     plain = Counter(_sequences(run(cli, tmp_path, "plain").stdout))
-    shown = Counter(_sequences(run(cli, tmp_path, text).stdout))
-    assert set(shown) <= set(plain)
+    stdout = Counter(_sequences(run(cli, tmp_path, text).stdout))
+    assert set(stdout) <= set(plain)
 
 
 def _sequences(text: str) -> list[str]:
@@ -93,9 +93,9 @@ def _sequences(text: str) -> list[str]:
 
 @EVERY
 def test_json_contains_untrusted_text_escaped(cli: Cli, tmp_path: Path, text: str) -> None:
-    shown = run(cli, tmp_path, text, "--json").stdout
-    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", shown)
-    (device,) = json.loads(shown)["devices"]
+    stdout = run(cli, tmp_path, text, "--json").stdout
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", stdout)
+    (device,) = json.loads(stdout)["devices"]
     assert text in {frame["name"] for holder in device["holders"] for frame in holder["stack"]}
     assert text in {group["name"] for facet in device["facets"] for group in facet["groups"]}
 

@@ -34,9 +34,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_report_on_the_log_is_that_of_the_run(program: str, code: int, cli: Cli) -> None:
     script = RACES / f"{program}.py"
     ran = cli("run", "--sanitize", "--log", LOG, "-o", "run.json", "-o", "run.txt", script)
-    again = cli("sanitize", LOG, "-o", "log.json", "-o", "log.txt")
+    second_run = cli("sanitize", LOG, "-o", "log.json", "-o", "log.txt")
 
-    assert ran.exit_code == again.exit_code == code
+    assert ran.exit_code == second_run.exit_code == code
     assert ran.stderr.endswith("Wrote run.json\nWrote run.txt\nWrote races.log\n")
     assert Path("log.json").read_bytes() == Path("run.json").read_bytes()
     assert Path("log.txt").read_bytes() == Path("run.txt").read_bytes()
@@ -149,13 +149,13 @@ def test_races_of_a_baseline_are_not_reported_and_do_not_fail_the_run(cli: Cli) 
     script = RACES / "sim_kernels_race.py"
 
     written = cli("run", "--sanitize", "--log", LOG, "--write-baseline", "known.json", script)
-    again = cli("run", "--sanitize", "--baseline", "known.json", script)
+    second_run = cli("run", "--sanitize", "--baseline", "known.json", script)
     log = cli("sanitize", LOG, "--baseline", "known.json", "--json")
 
-    assert (written.exit_code, again.exit_code, log.exit_code) == (0, 0, 0)
+    assert (written.exit_code, second_run.exit_code, log.exit_code) == (0, 0, 0)
     assert "1 race between streams" in written.stderr
     assert written.stderr.endswith("Wrote known.json\n")
-    assert "Not reported: 1 race of the baseline known.json, found once" in again.stderr
+    assert "Not reported: 1 race of the baseline known.json, found once" in second_run.stderr
     assert json.loads(log.stdout)["baseline"]["count"] == 1
 
 

@@ -31,6 +31,7 @@ def words(path: Path, source: str) -> list[tuple[int, str]]:
         ("help = 'Run. Where a GPU is missing, stop.'\n", [(1, "Where a GPU is missing,")]),
         ("help = 'What the device did before the launch.'\n", [(1, "What the device")]),
         ('def f():\n    """Say why."""\n', [(2, "Say")]),
+        ("# Reported by every device.\n", [(1, "Reported b")]),
         ("size: int  # in bytes\n", [(1, "in")]),
         ("pool: int = 0  # None: not recorded\n", [(1, "None")]),
         ("self.devices = []  # by index\n", [(1, "by")]),

@@ -81,6 +81,11 @@ class Monitor:
         """The notes of ``add_note``; a note of several processes has their number."""
         return _with_counts(self._notes)
 
+    @property
+    def incomplete(self) -> list[str]:
+        """The reasons why recorded events are missing; a reason of several processes has their number."""
+        return _with_counts(self._incomplete)
+
     def finish(self) -> None:
         """Analyze the records that still wait for earlier ones: no more records will come."""
         if self._failure is None:
@@ -95,7 +100,7 @@ class Monitor:
         """
         if self._failure:
             raise self._failure
-        incomplete, no_gpu_work = _with_counts(self._incomplete), None
+        incomplete, no_gpu_work = self.incomplete, None
         if not self._detector.recorded_work:
             no_gpu_work = self._why_no_gpu_work(exit_status)
         if require_gpu and not self._detector.recorded_gpu_work:

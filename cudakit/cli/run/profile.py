@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from cudakit.core.profile.activities import ActivityCollector
@@ -41,7 +41,7 @@ class ProfileMonitor:
         return self._collector.activities()
 
 
-def count_gpu_work(activities: list[Activities]) -> int:
+def count_gpu_work(activities: Iterable[Activities]) -> int:
     """Return the number of kernels, copies and memsets that ran."""
     return sum(len(process.of(kind)) for process in activities for kind in _GPU_WORK)
 

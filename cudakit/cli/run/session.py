@@ -15,6 +15,8 @@ import click
 from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
 from cudakit.cli.output import open_binary_file, printable, standard_error
+from cudakit.cli.profile import FORMATS as PROFILE_FORMATS
+from cudakit.cli.profile import analyzed
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
 from cudakit.cli.run.monitor import Monitor
@@ -25,6 +27,7 @@ from cudakit.cli.run.profile import (
     profile_settings,
 )
 from cudakit.cli.run.race_report import (
+    FORMATS,
     BaselineFile,
     exit_code,
     match_baseline,
@@ -178,7 +181,8 @@ class _PreparedRun:
         """Handle a message of an agent."""
         if self.memory and self.memory.notify(notice):
             return
-        if notice.kind is NoticeKind.INCOMPLETE and not self.settings.sanitize:
+        is_recorded = self.settings.sanitize or self.settings.profile
+        if notice.kind is NoticeKind.INCOMPLETE and not is_recorded:
             self.monitor.add_note(notice.text)
         else:
             self.monitor.notify(notice)
@@ -255,7 +259,9 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",
     )
-    outputs = stack.enter_context(open_outputs(spec.output, terminal=standard_error))
+    outputs = stack.enter_context(
+        open_outputs(spec.output, _formats(spec), terminal=standard_error)
+    )
     path = _snapshot_file(spec) if spec.memory else None
     new_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))
     log = _Log(spec.log, stack, force=spec.output.force) if spec.log else None
@@ -284,6 +290,11 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     return _PreparedRun(command, settings, monitor, memory, profile, outputs, log, new_baseline)
 
 
+def _formats(spec: RunSpec) -> Sequence[str]:
+    """Return the formats of the report on races, or on the profile."""
+    return PROFILE_FORMATS if spec.profile else FORMATS
+
+
 def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: Monitor) -> Settings:
     """Return the settings with those of the profile, if the program can be profiled."""
     ready = check_profile(
@@ -292,15 +303,13 @@ def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: M
         refuse=spec.on_missing == "refuse",
         add_note=lambda note: monitor.add_note(note, unrecorded=True),
     )
-    if ready is None:
-        return settings
     times = profile_settings(
         delay=spec.delay,
         duration=spec.duration,
         range_name=spec.range_name,
         is_paused=spec.paused,
     )
-    return replace(settings, profile=times, **ready.settings())
+    return replace(settings, profile=times, **(ready.settings() if ready else {}))
 
 
 def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
@@ -328,7 +337,8 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
     monitor = prepared_run.monitor
     passed_limit = _report_memory(spec, prepared_run) and spec.fail_on == "limit"
     if prepared_run.profile:
-        _report_profile(spec, prepared_run, prepared_run.profile, exit_status)
+        code = _report_profile(spec, prepared_run, prepared_run.profile, exit_status)
+        return ExitCode.FINDINGS if passed_limit else code
     if not spec.sanitize:
         for note in monitor.notes:
             _warn(note)
@@ -353,12 +363,27 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
 
 def _report_profile(
     spec: RunSpec, prepared_run: _PreparedRun, profile: ProfileMonitor, exit_status: int
-) -> None:
-    """Print how much work of GPUs was recorded."""
-    _warn(f"{count_gpu_work(profile.activities())} kernels, copies and memsets were recorded")
-    if prepared_run.log:
-        outcome = Outcome(exit_status=exit_status, notes=tuple(prepared_run.monitor.notes))
-        prepared_run.log.complete(outcome, quiet=spec.output.quiet or spec.output.json)
+) -> int:
+    """Print and write where the GPU time went.
+
+    Returns 1 if the recording is incomplete, and if no work of a GPU was recorded but is required.
+    """
+    monitor = prepared_run.monitor
+    activities = profile.activities()
+    outcome = Outcome(
+        exit_status=exit_status,
+        notes=tuple(monitor.notes),
+        incomplete=tuple(monitor.incomplete),
+    )
+    try:
+        prepared_run.outputs.write(analyzed(activities, outcome).report())
+    finally:
+        if prepared_run.log:
+            quiet = spec.output.quiet or spec.output.json
+            prepared_run.log.complete(outcome, quiet=quiet)
+    has_work = count_gpu_work(process for process in activities if not process.simulated)
+    is_missing = spec.require_gpu and not has_work
+    return ExitCode.FINDINGS if is_missing or outcome.incomplete else ExitCode.OK
 
 
 def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:

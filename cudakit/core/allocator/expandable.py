@@ -114,8 +114,8 @@ class ExpandableSegments:
         reserve_by_class = dict(settings.expandable_segments_reserve_by_class)
         default = settings.expandable_segments_reserve or _FULL
         class_reserve = reserve_by_class.get(self._stream_classes.get(stream, ""), default)
-        page = _page_bytes(settings, pool)
-        return -(-class_reserve.size_bytes(total_bytes) // page) * page
+        page_bytes = _page_bytes(settings, pool)
+        return -(-class_reserve.size_bytes(total_bytes) // page_bytes) * page_bytes
 
     def _find_start(self, owner: PageOwner, request: Request) -> Block | None:
         group = self._groups.get((request.pool, request.stream))
@@ -125,7 +125,7 @@ class ExpandableSegments:
     def _reserve(self, owner: PageOwner, request: Request) -> Block | None:
         """Reserve addresses for a request, and return their block; None if no addresses are left.
 
-        Also returns None if the request is larger than a reservation.
+        The result is None, too, if the request is larger than a reservation.
         """
         total_bytes = self._upstream.memory_info().total_bytes
         pool, stream = request.pool, request.stream
@@ -140,28 +140,28 @@ class ExpandableSegments:
         group = self._groups.get((pool, stream))
         if group is None:
             group = self._groups[pool, stream] = StreamSegments(pool.free_blocks(stream))
-        page = _page_bytes(owner.settings, pool)
-        return ExpandableSegment(ptr, size, page, group, self._registry).first
+        page_bytes = _page_bytes(owner.settings, pool)
+        return ExpandableSegment(ptr, size, page_bytes, group, self._registry).first
 
     def _map(
         self, owner: PageOwner, unmapped: Block, needed_bytes: int, stack: RawStack | None
     ) -> Block | None:
         """Map the first pages of an unmapped block, and return a free block; None if no memory is left."""
         segment = cast("ExpandableSegment", unmapped.expandable_segment)
-        ptr, page = unmapped.ptr, segment.page_bytes
-        count = -(-needed_bytes // page)
+        ptr, page_bytes = unmapped.ptr, segment.page_bytes
+        count = -(-needed_bytes // page_bytes)
         try:
-            self._memory.map(ptr, page, count)
+            self._memory.map(ptr, page_bytes, count)
         except CudaError as error:
             _raise_unless_out_of_memory(error)
             return None
         if ptr == segment.ptr and segment.stack is None:
             segment.stack = stack
-        block = segment.map(unmapped, count * page)
-        owner.count_mapped(block.pool, count * page)
+        block = segment.map(unmapped, count * page_bytes)
+        owner.count_mapped(block.pool, count * page_bytes)
         if owner.trace is not None:
             pool = block.pool.id
-            owner.trace.record(SEGMENT_MAP, ptr, count * page, block.stream, stack, pool)
+            owner.trace.record(SEGMENT_MAP, ptr, count * page_bytes, block.stream, stack, pool)
         return block
 
     def _unmap(self, owner: PageOwner, block: Block, stack: RawStack | None) -> None:

@@ -355,14 +355,14 @@ class OpenedMemory:
 
     def __init__(
         self,
-        imported_handle: ImportedHandle,
-        shared_memory: SharedMemory,
+        imported: ImportedHandle,
+        shared: SharedMemory,
         registry: IpcRegistry,
         owner: object,
     ) -> None:
-        self.size_bytes = shared_memory.size_bytes
-        self._offset_bytes = shared_memory.offset_bytes
-        self._imported: ImportedHandle | None = imported_handle
+        self.size_bytes = shared.size_bytes
+        self._offset_bytes = shared.offset_bytes
+        self._imported: ImportedHandle | None = imported
         self._registry = registry
         self._owner = owner  # The allocator; it keeps the device open.
 

@@ -123,7 +123,7 @@ class OomChain:
     def obtain_block(
         self, pool: BlockPool, size: int, requested: int, stream: int, stack: RawStack | None
     ) -> Block:
-        """Return an unlisted block for a request that no free block serves. Raises OutOfMemory."""
+        """Find a block for a request that no free block serves; it is in no free list. Raises OutOfMemory."""
         engine = self._state.engine
         if self._call_helpers():
             expands = engine.expands(pool)

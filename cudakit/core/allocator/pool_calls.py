@@ -99,16 +99,16 @@ class PoolRouting:
         with self.with_pools() as pools:
             return pools.issue(graph=False)
 
-    def begin_allocate_to_pool(self, pool_id: PoolId, matches: StreamFilter) -> None:
-        """Route the requests that ``matches`` accepts to a pool, and hold the pool; create it if necessary.
+    def begin_allocate_to_pool(self, pool_id: PoolId, takes: StreamFilter) -> None:
+        """Route the requests that ``takes`` accepts to a pool, and hold the pool; create it if necessary.
 
-        If several pools accept a request, the pool whose routing began last serves it. ``matches`` is called
+        If several pools accept a request, the pool whose routing began last serves it. ``takes`` is called
         with the number of a stream, in the requesting thread, while the allocator is locked. Raises PoolError
         if requests are routed to this pool already, if the pool has no holder any more, and for an id that
         was never issued.
         """
         with self.with_pools() as pools:
-            pools.begin(pool_id, matches)
+            pools.begin(pool_id, takes)
 
     def end_allocate_to_pool(self, pool_id: PoolId) -> None:
         """Stop routing requests to a pool, which is held until ``release_pool``. Raises PoolError."""

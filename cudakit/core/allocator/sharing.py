@@ -21,8 +21,8 @@ class Sharing:
         self._state = state
         self._upstream = state.upstream
         if isinstance(self._upstream, IpcUpstream):
-            # The lambda refers to the captures only. The allocator's finalizer keeps the upstream alive,
-            # which must not keep the state and the allocator alive.
+            # The lambda refers to the captures only, not to the state: the allocator's finalizer keeps the
+            # upstream alive, and a reference from it to the state would keep the allocator alive, too.
             captures = state.captures
             self._upstream.ipc.defer_during(lambda: captures.count)
 

@@ -142,7 +142,9 @@ class CopySpec(Spec):
     bench: ClassVar[str] = "copy"
 
     directions: tuple[str, ...] | None = None  # Directions; None: all that the machine supports.
-    sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: sizes of all orders.
+    sizes_bytes: tuple[int, ...] | None = (
+        None  # Sizes of each copy; None: several sizes from 4 KiB on.
+    )
     mode: Mode | None = None  # Mode; None: host for pageable memory, else isolated.
     cache: Cache | None = None  # L2 state; None: rotate for copies within the device, else hot.
 

@@ -21,7 +21,7 @@ class _SidePattern:
     kernel: re.Pattern[str] | None = None  # pattern of the kernel; None for any operation
 
     def matches(self, side: Side) -> bool:
-        """Return whether a side looks like this."""
+        """Return whether a side matches the pattern."""
         if self.kernel and not (side.kernel and self.kernel.search(side.kernel)):
             return False
         return any(
@@ -51,7 +51,7 @@ _KNOWN_RACES: Sequence[_KnownRace] = (
             "cupy.fft.config.get_plan_cache().set_size(0)",
         ),
     ),
-    # Seen with torch 2.11: capture_begin() fills the seed on the capture stream, replay() on the current one
+    # torch 2.11: capture_begin() fills the seed on the capture stream, replay() on the current one
     # (CUDAGeneratorState::replay_prologue of aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
     _KnownRace(
         (

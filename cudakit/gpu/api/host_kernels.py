@@ -18,7 +18,7 @@ import numpy.typing as npt
 HostKernel: TypeAlias = Callable[..., None]
 _F = TypeVar("_F", bound=HostKernel)
 
-# Filled by the decorator when a module with host kernels is imported.
+# The decorator adds the kernels when a module with host kernels is imported.
 _REGISTERED: dict[str, HostKernel] = {}
 
 

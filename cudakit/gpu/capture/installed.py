@@ -92,14 +92,14 @@ def find_sanitizer_library(paths: SearchPaths) -> Library:
             f"{_LIBRARY}, NVIDIA's Sanitizer API, is not installed", hint=INSTALL_LIBRARY
         )
     if library.version and library.version < OLDEST_LIBRARY:
-        needed = ".".join(map(str, OLDEST_LIBRARY))
+        needed_version = ".".join(map(str, OLDEST_LIBRARY))
         hint = (
             f"unset {LIBRARY_OVERRIDE}, or set it to a newer library"
             if override
             else INSTALL_LIBRARY
         )
         raise EnvironmentUnusable(
-            f"{library} is too old; version {needed} or newer is required", hint=hint
+            f"{library} is too old; version {needed_version} or newer is required", hint=hint
         )
     return library
 

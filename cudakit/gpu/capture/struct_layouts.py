@@ -174,11 +174,11 @@ def difference(compiled: Mapping[str, Layout], header: Header) -> str:
     part of the Sanitizer API are ignored.
     """
     for name in filter(_is_api_struct, compiled):
-        installed = header.layout(name)
-        if installed is None:
+        installed_layout = header.layout(name)
+        if installed_layout is None:
             return f"{name} is missing"
         for field_name, offset in compiled[name].items():
-            if problem := _field_difference(field_name, offset, installed.get(field_name)):
+            if problem := _field_difference(field_name, offset, installed_layout.get(field_name)):
                 return f"{name}{problem}"
     return ""
 

@@ -53,10 +53,7 @@ def mark_steps(recorder: "Any") -> None:
 
 
 def watch_profiler(report: "Callable[[str], None]") -> None:
-    """Report once that the program uses torch.profiler, which takes the records of GPU work.
-
-    CUPTI delivers its records to the client that asked last.
-    """
+    """Report once that the program uses torch.profiler, which cannot record GPU work beside cudakit."""
     profiler: Any = sys.modules.get("torch.autograd.profiler")
     enable = getattr(profiler, "_enable_profiler", None)
     if enable is None:
@@ -65,8 +62,8 @@ def watch_profiler(report: "Callable[[str], None]") -> None:
     def enable_and_report(*args: object, **keyword_arguments: object) -> object:
         profiler._enable_profiler = enable
         report(
-            "the program used torch.profiler: GPU work while it was active may be missing in the profile of"
-            " cudakit, and in that of torch"
+            "the program used torch.profiler, which recorded no GPU work: only one profiler can use CUPTI in"
+            " a process, and cudakit was first"
         )
         return enable(*args, **keyword_arguments)
 

@@ -1,9 +1,9 @@
 /* Driver memory for PyTorch's MemPool: for each kind of memory, one C function that allocates and one that frees.
  *
- * cudakit.torch_pool() passes this library and the names of two functions to torch.cuda.memory.CUDAPluggableAllocator.
- * PyTorch calls the functions while it holds the lock of its allocator. No Python code may run there: another thread may
- * hold the GIL while it waits for this lock, which would be a deadlock. Therefore the functions are in C and do not
- * call the interpreter.
+ * cudakit.torch_pool() passes this library and the names of two functions to
+ * torch.cuda.memory.CUDAPluggableAllocator. PyTorch calls the functions while it holds the lock of its allocator. No
+ * Python code may run there: another thread may hold the GIL while it waits for this lock, which would be a
+ * deadlock. Therefore the functions are in C and do not call the interpreter.
  *
  * The signatures are those of torch/csrc/cuda/CUDAPluggableAllocator.h. A failure returns NULL, which PyTorch treats
  * as out of memory. The driver is not linked but looked up, so that the library also loads on machines without a
@@ -57,8 +57,8 @@ static void load_driver(void)
 #undef X
 }
 
-/* Make the primary context of a device, which PyTorch uses, current in this thread. False if the driver is missing or
- * fails. */
+/* Make the primary context of a device, which PyTorch uses, current in this thread. Return false if the driver is missing
+ * or fails. */
 static bool push_context(int ordinal, int *device)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

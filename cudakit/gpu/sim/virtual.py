@@ -17,7 +17,7 @@ from cudakit.gpu.sim.space import Bytes, Heap, Region, new_bytes
 from cudakit.trace.events import Alloc, Free
 from cudakit.trace.kinds import AllocationKind
 
-# Reported by cuMemGetAllocationGranularity on every device tested.
+# cuMemGetAllocationGranularity reports this size on every device tested.
 _GRANULARITY_BYTES = 2 << 20
 
 
@@ -94,18 +94,18 @@ class SimVirtualMemory:
 
     @driver_call
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
-        physical = self.backings[backing]
+        physical_memory = self.backings[backing]
         _check_size(size_bytes)
-        if size_bytes > len(physical.data) or not self._is_reserved(ptr, size_bytes):
+        if size_bytes > len(physical_memory.data) or not self._is_reserved(ptr, size_bytes):
             raise _range_error(ptr, size_bytes, "larger than the physical memory, or not reserved")
         if ptr % _GRANULARITY_BYTES or not self._heap.space.is_empty(ptr, size_bytes):
             raise _range_error(ptr, size_bytes, "not aligned, or memory is mapped there already")
-        peer = None if physical.ordinal == self.context.ordinal else physical.ordinal
-        region = Region(ptr, physical.data[:size_bytes], peer=peer)
+        peer = None if physical_memory.ordinal == self.context.ordinal else physical_memory.ordinal
+        region = Region(ptr, physical_memory.data[:size_bytes], peer=peer)
         self._heap.space.add(region)
-        self.mapped[ptr] = (region, physical)
+        self.mapped[ptr] = (region, physical_memory)
         self.peer_access[ptr] = set()
-        physical.retain()
+        physical_memory.retain()
         self.context.emit(Alloc(ptr, size_bytes, AllocationKind.VIRTUAL))
 
     @driver_call

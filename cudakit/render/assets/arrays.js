@@ -75,7 +75,8 @@ function fromPlanes(bytes, { type, length, sum }) {
   if (!sum) return typed;
   const sums = new Float64Array(length);
   for (let i = 0, total = 0; i < length; i++) sums[i] = total += typed[i];
-  return isLong ? sums : Int32Array.from(sums);
+  // Small differences may add up to numbers that need more than 32 bits.
+  return isLong || sums[length - 1] > 0x7fffffff ? sums : Int32Array.from(sums);
 }
 
 /** Return a negative number of 8 bytes. Computing it from its complement keeps small numbers exact. */

@@ -31,6 +31,11 @@ export function formatMicroseconds(us) {
   return `${value >= 100 || unit === "µs" ? value.toFixed(0) : value.toPrecision(3)} ${unit}`;
 }
 
+/** Return microseconds as seconds, to the microsecond: "3.351234 s". */
+export function formatSeconds(us) {
+  return `${(us / 1e6).toFixed(6)} s`;
+}
+
 /** Return an element with attributes and children; texts become text nodes, never markup. */
 export function make(name, attributes = {}, ...children) {
   const element = document.createElement(name);

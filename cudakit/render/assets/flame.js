@@ -49,9 +49,15 @@ export class CallTree {
   }
 }
 
-/** A flame graph of a call tree. colorOf(node, colors) returns the color of a box; describe(node) returns lines for its tooltip. The graph is at least `fewestRows` rows high. */
+/**
+ * A flame graph of a call tree. colorOf(node, colors) returns the color of a box; describe(node) returns lines for its
+ * tooltip; format(amount) returns an amount as text; `subject` names the amounts. The graph is at least `fewestRows`
+ * rows high.
+ */
 export class FlameGraph {
-  constructor(tree, tooltip, { colorOf = null, describe = () => [], fewestRows = 8 } = {}) {
+  constructor(tree, tooltip, { colorOf = null, describe = () => [], format = formatBytes, subject = "memory", fewestRows = 8 } = {}) {
+    this.format = format;
+    this.subject = subject;
     this.tree = tree;
     this.tooltip = tooltip;
     this.describe = describe;
@@ -104,7 +110,7 @@ export class FlameGraph {
     context.textAlign = "left";
     if (!this.boxes.length) {
       context.fillStyle = colors.muted;
-      context.fillText("No memory.", 8, 20);
+      context.fillText(`No ${this.subject}.`, 8, 20);
     }
     for (const box of this.boxes) this.#drawBox(context, box, colors);
   }
@@ -121,7 +127,7 @@ export class FlameGraph {
 
   #rootText() {
     const withoutStack = this.selfAmounts[0];
-    return withoutStack ? `all memory, ${formatBytes(withoutStack)} of it without a call stack` : "all memory";
+    return `all ${this.subject}${withoutStack ? `, ${this.format(withoutStack)} of it without a call stack` : ""}`;
   }
 
   #boxAt(event) {
@@ -140,8 +146,8 @@ export class FlameGraph {
     const box = this.#boxAt(event);
     if (!box) return this.tooltip.hide();
     const { node } = box;
-    const [name, file, line] = node ? this.tree.frames[this.tree.frame[node]] : ["all memory", "", 0];
-    const amounts = `total ${formatBytes(this.total[node])} (${formatShare(this.total[node] / this.total[0])}) · self ${formatBytes(this.selfAmounts[node])}`;
+    const [name, file, line] = node ? this.tree.frames[this.tree.frame[node]] : [`all ${this.subject}`, "", 0];
+    const amounts = `total ${this.format(this.total[node])} (${formatShare(this.total[node] / this.total[0])}) · self ${this.format(this.selfAmounts[node])}`;
     const fileText = file ? [line ? `${file}:${line}` : file] : [];
     this.tooltip.show(event, [name, ...fileText, amounts, ...this.describe(node)]);
   }

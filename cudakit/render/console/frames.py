@@ -105,7 +105,7 @@ def _leaf_forms(stack: Stack) -> tuple[str, ...]:
     if frame is None:
         return ()
     full_text, short_text = _frame_forms(frame)
-    # Stacks that differ in this frame differ in its line at least.
+    # The shortest form of a frame that distinguishes two stacks keeps the line, because the line differs.
     shortest = [f"… {escape(frame.name)}"]
     if stack.distinct_index is not None and frame.line:
         place = escape(format_place(Frame("", frame.filename.rpartition("/")[2], frame.line)))

@@ -140,10 +140,10 @@ def test_invalid_fail_on_is_rejected(text: str, saved: dict[str, Path], cli: Cli
 def test_file_without_result_gives_exit_code_2(
     text: str, saved: dict[str, Path], cli: Cli, tmp_path: Path
 ) -> None:
-    bad = tmp_path / "bad.json"
-    bad.write_text(text)
+    bad_path = tmp_path / "bad.json"
+    bad_path.write_text(text)
 
-    for two in ((bad, saved["before"]), (saved["before"], bad), (tmp_path, bad)):
+    for two in ((bad_path, saved["before"]), (saved["before"], bad_path), (tmp_path, bad_path)):
         run = cli("bench", "compare", *two)
         assert (run.exit_code, run.stdout) == (2, "")
         assert run.stderr.startswith("cudakit: error: ")

@@ -186,6 +186,6 @@ def test_invalid_options_error_has_hint(arguments: tuple[str, ...], message: str
 def test_help_names_presets(cli: Cli) -> None:
     from cudakit.core.bench.workloads.gemm_shapes import PRESETS
 
-    shown = cli("bench", "gemm", "--help").stdout
+    stdout = cli("bench", "gemm", "--help").stdout
 
-    assert all(name in shown for name in PRESETS)
+    assert all(name in stdout for name in PRESETS)

@@ -69,7 +69,7 @@ def test_case_that_failed_verification_has_no_figure_in_any_file(
     header, row = (line.split(",") for line in texts["csv"].splitlines())
     assert dict(zip(header, row, strict=True))["median_s"] == ""
     for form in ("md", "html"):
-        assert "no time is reported" in texts[form]
+        assert "No time is reported" in texts[form]
         assert "TFLOP" not in texts[form]
 
 

@@ -83,10 +83,10 @@ def test_help_names_all_choices_and_fits_80_columns(
 def test_options_in_remedies_exist(cli: Cli) -> None:
     source = Path(notes.__code__.co_filename).read_text(encoding="utf-8")
     named = set(re.findall(r"--[a-z]+", source))
-    shown = cli("bench", "memory", "--help").stdout + cli("bench", "--help").stdout
+    stdout = cli("bench", "memory", "--help").stdout + cli("bench", "--help").stdout
 
     assert {"--timeout", "--cache"} <= named
-    assert [option for option in named if f"{option} " not in shown] == []
+    assert [option for option in named if f"{option} " not in stdout] == []
 
 
 def test_bench_without_command_shows_help_with_exit_code_2(cli: Cli) -> None:

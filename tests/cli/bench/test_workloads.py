@@ -16,7 +16,7 @@ from invocation import Cli
 from cudakit.cli.failure import ExitCode
 
 # The line of progress, once --warmup is over.
-_SAMPLED = re.compile(rb"size_bytes=4096 +\d+%")
+_SAMPLED = re.compile(rb"4\.00 KiB +\d+%")
 ON_SIM = ("--gpu", "sim", "--warmup", "0")
 SMALL: dict[str, tuple[str, ...]] = {
     "memory": ("--operations", "copy,read", "--sizes", "4KiB..8KiB", "--mode", "isolated"),
@@ -85,9 +85,9 @@ def test_written_files_can_be_compared(cli: Cli, tmp_path: Path) -> None:
     assert first.startswith("Simulated: ")
     assert run.stderr.endswith("".join(f"Wrote {place}\n" for place in places))
     assert {place.name for place in tmp_path.iterdir()} == {place.name for place in places}
-    again = cli(*arguments)
-    assert (again.exit_code, again.stdout) == (ExitCode.USAGE, "")
-    assert "-f replaces it" in again.stderr
+    second_run = cli(*arguments)
+    assert (second_run.exit_code, second_run.stdout) == (ExitCode.USAGE, "")
+    assert "-f replaces it" in second_run.stderr
     compared = cli("bench", "compare", places[0], places[0], "--fail-on", "slower")
     assert compared.exit_code == 0
     assert "6 same." in compared.stdout

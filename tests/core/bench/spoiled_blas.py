@@ -88,8 +88,8 @@ class _SpoiledBlas:
         blas = self._wrapped.prepare(gemm, settings, algorithm)
         return _SpoiledPlan(self._gpu, gemm, blas, self._spoil, self.library)
 
-    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        return self._wrapped.heuristics(gemm, settings, most)
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, max_count: int) -> Sequence[Algorithm]:
+        return self._wrapped.heuristics(gemm, settings, max_count)
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never

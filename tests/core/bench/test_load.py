@@ -32,14 +32,14 @@ def file(tmp_path: Path) -> Callable[[object], Path]:
 
 def json_values(*, path: str = "", value: object = None) -> Any:
     """Return a result as JSON values, with the value at a path such as ``results.0.median_s`` replaced."""
-    written: Any = json.loads(render(result(gemm())))
+    written_result: Any = json.loads(render(result(gemm())))
     if path:
         file_path = [int(step) if step.isdigit() else step for step in path.split(".")]
-        container = written
+        container = written_result
         for step in file_path[:-1]:
             container = container[step]
         container[file_path[-1]] = value
-    return written
+    return written_result
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_written_result_is_read_back(written: BenchResult, file: Callable[[objec
 
 @given(st.lists(st.just(0.0) | st.floats(1e-9, 1e3), min_size=1, max_size=20))
 def test_samples_are_read_back_to_the_last_bit(times: list[float]) -> None:
-    written = result(gemm(samples=Samples(tuple(times))))
+    written_result = result(gemm(samples=Samples(tuple(times))))
 
-    assert from_plain(BenchResult, json.loads(render(written))) == written
+    assert from_plain(BenchResult, json.loads(render(written_result))) == written_result
 
 
 def test_unknown_key_is_ignored(file: Callable[[object], Path]) -> None:

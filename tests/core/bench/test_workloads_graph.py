@@ -87,9 +87,9 @@ def test_launch_step_does_not_wait() -> None:
 def test_node_that_does_not_run_withholds_time(step: str) -> None:
     runs = count()
 
-    def skip_some(launch: Launch, to: Ptr, word: np.uint32, vectors: np.uint64) -> None:
+    def skip_some(launch: Launch, target: Ptr, word: np.uint32, vectors: np.uint64) -> None:
         if next(runs) % 5:
-            launch.write(to, np.uint32, 4 * int(vectors))[:] = word
+            launch.write(target, np.uint32, 4 * int(vectors))[:] = word
 
     with closing(Sim(host_kernels={"cudakit_write": skip_some})) as gpu:
         spec = GraphSpec(topologies=("fork-join",), nodes=(10,), steps=(step,))
@@ -119,9 +119,9 @@ def test_update_without_effect_withholds_time() -> None:
 def test_nodes_that_stop_after_first_check_withhold_time(step: str) -> None:
     runs = count()
 
-    def stop_after_five(launch: Launch, to: Ptr, word: np.uint32, vectors: np.uint64) -> None:
+    def stop_after_five(launch: Launch, target: Ptr, word: np.uint32, vectors: np.uint64) -> None:
         if next(runs) < 5:
-            launch.write(to, np.uint32, 4 * int(vectors))[:] = word
+            launch.write(target, np.uint32, 4 * int(vectors))[:] = word
 
     with closing(Sim(host_kernels={"cudakit_write": stop_after_five})) as gpu:
         spec = GraphSpec(topologies=("chain",), nodes=(5,), steps=(step,))

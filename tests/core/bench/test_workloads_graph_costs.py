@@ -133,14 +133,14 @@ def test_costs_are_grouped_by_topology_and_kind_in_measured_order() -> None:
 
 def test_costs_are_written_to_json_and_read_back(tmp_path: Path) -> None:
     cases = [case for nodes in (1, 10) for case in step_results(STEPS, nodes=nodes)]
-    written = result(
+    written_result = result(
         *cases, graphs=graph_costs([*cases, *step_results({"run": 1e-6}, kind="fill")])
     )
     path = tmp_path / "graphs.json"
-    path.write_text(render(written))
+    path.write_text(render(written_result))
 
     assert json.loads(path.read_text())["graphs"][0]["payoffs"][0]["nodes"] == 1
-    assert load_result(path) == written
+    assert load_result(path) == written_result
 
 
 @given(AMOUNTS, AMOUNTS, st.lists(st.integers(1, 4096), min_size=2, max_size=8, unique=True))

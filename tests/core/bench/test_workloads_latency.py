@@ -147,8 +147,8 @@ def test_unknown_allocator_is_rejected_with_choices() -> None:
 
 
 def test_memory_that_loses_writes_withholds_time() -> None:
-    def lose_last_word(launch: Launch, to: Ptr, word: np.uint32, count: np.uint64) -> None:
-        launch.write(to, np.uint32, 4 * int(count))[:-1] = word
+    def lose_last_word(launch: Launch, target: Ptr, word: np.uint32, count: np.uint64) -> None:
+        launch.write(target, np.uint32, 4 * int(count))[:-1] = word
 
     with closing(Sim(host_kernels={"cudakit_write": lose_last_word})) as gpu:
         (case,) = run(AllocSpec(allocators=("pinned",), sizes_bytes=(4096,)), gpu).results

@@ -65,16 +65,16 @@ def write_nothing(launch: Launch, *_: object) -> None:
     """Do nothing."""
 
 
-def skip_last_vector(launch: Launch, to: int, *args: Any) -> None:
-    words = launch.write(to, np.uint32, 4 * (int(args[-1]) - 1))
+def skip_last_vector(launch: Launch, target: int, *args: Any) -> None:
+    words = launch.write(target, np.uint32, 4 * (int(args[-1]) - 1))
     words[:] = (
         args[0] if isinstance(args[0], np.uint32) else launch.read(args[0], np.uint32, len(words))
     )
 
 
-def round_twice(launch: Launch, to: int, source: int, factor: np.float32, count: int) -> None:
+def round_twice(launch: Launch, target: int, source: int, factor: np.float32, count: int) -> None:
     x = launch.read(source, np.float32, 4 * int(count))
-    launch.write(to, np.float32, 4 * int(count))[:] = (factor * x).astype(np.float16)
+    launch.write(target, np.float32, 4 * int(count))[:] = (factor * x).astype(np.float16)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def round_twice(launch: Launch, to: int, source: int, factor: np.float32, count:
         ("write", skip_last_vector, "4 of 16384 words"),
         ("copy", skip_last_vector, "4 of 16384 words"),
         ("scale", skip_last_vector, "4 of 16384 values were never written"),
-        ("scale", round_twice, "compared with fp64"),
+        ("scale", round_twice, "compared with an fp64 computation"),
     ],
 )
 def test_wrong_kernel_has_no_figures(operation: str, kernel: Any, message: str) -> None:
@@ -127,10 +127,10 @@ def test_kernel_that_stops_after_first_check_withholds_time(operation: str) -> N
 def test_one_wrong_buffer_set_withholds_time() -> None:
     targets: list[Ptr] = []
 
-    def skip_third_set(launch: Launch, to: Ptr, *args: Any) -> None:
-        targets.extend({to} - set(targets))
-        if to != targets[min(2, len(targets) - 1)] or len(targets) < 3:
-            registered()["cudakit_copy"](launch, to, *args)
+    def skip_third_set(launch: Launch, target: Ptr, *args: Any) -> None:
+        targets.extend({target} - set(targets))
+        if target != targets[min(2, len(targets) - 1)] or len(targets) < 3:
+            registered()["cudakit_copy"](launch, target, *args)
 
     with closing(Sim("jetson", host_kernels={"cudakit_copy": skip_third_set})) as gpu:
         case = measure(gpu, "copy", cache="rotate", sizes_bytes=(1 << 19,))

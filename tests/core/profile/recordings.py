@@ -71,12 +71,17 @@ class _Work:
         call_end = call_start + rng.integers(800, 1500, count)
         shares = 1 / np.arange(1, streams + 1) ** 2
         stream = 7 + rng.choice(streams, count, p=shares / shares.sum())
-        duration = rng.lognormal(8.2, 1.1, count).astype(np.int64) + 500
+        # Every step launches the same sequence.
+        step_sites = rng.integers(min(1, stacks - 1), stacks, 400)
+        site = np.resize(step_sites, count)
+        # Kernels of one call site take similar times, which are multiples of 32 ns as on an H200.
+        mean = rng.lognormal(8.2, 1.1, stacks)[site] * rng.normal(1, 0.02, count)
+        duration = (mean.astype(np.int64) + 500) // 32 * 32
         start = np.empty(count, np.int64)
         for number in range(7, 7 + streams):
             rows = np.flatnonzero(stream == number)
             busy = np.cumsum(duration[rows]) - duration[rows]
-            start[rows] = np.maximum.accumulate(call_end[rows] + 900 - busy) + busy
+            start[rows] = np.maximum.accumulate((call_end[rows] + 900) // 32 * 32 - busy) + busy
         kinds = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
         parts = np.split(rng.permutation(count), np.cumsum(counts)[:-1])
         return _Work(
@@ -86,7 +91,7 @@ class _Work:
             start,
             start + duration,
             stream,
-            rng.integers(min(1, stacks - 1), stacks, count),
+            site,
             {kind: np.sort(rows) for kind, rows in zip(kinds, parts, strict=True)},
         )
 
@@ -153,8 +158,10 @@ def _steps(step_ends: np.ndarray, first_name: int) -> tuple[np.ndarray, np.ndarr
     push = np.zeros(len(step_ends), layout(EventKind.RANGE_PUSH))
     push["kind"], push["thread"], push["time_ns"] = EventKind.RANGE_PUSH, MAIN_THREAD, edges[:-1]
     push["name"] = first_name + np.arange(len(step_ends))
+    push["seq"] = 2 * np.arange(len(step_ends)) + 1
     pop = np.zeros(len(step_ends), layout(EventKind.RANGE_POP))
     pop["kind"], pop["thread"], pop["time_ns"] = EventKind.RANGE_POP, MAIN_THREAD, edges[1:]
+    pop["seq"] = push["seq"] + 1
     return push, pop
 
 

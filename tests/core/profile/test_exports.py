@@ -15,7 +15,7 @@ from core.profile.recordings import PROCESS, collect, training
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.exports import WRITERS
-from cudakit.core.profile.exports.timeline import timeline
+from cudakit.core.profile.timeline import timeline
 from cudakit.trace.events import (
     ApiCall,
     CopyRun,

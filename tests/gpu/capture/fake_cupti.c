@@ -14,9 +14,8 @@
 
 static const char *const FUNCTIONS[3][MAX_CALLBACK_IDS] = {
     [CUPTI_DOMAIN_DRIVER] = {NULL, "cuLaunchKernel", "cuMemAlloc_v2", "cuGetProcAddress_v2", "cuProfilerStart",
-                             "cuProfilerStop", "cuLaunchHostFunc"},
-    [CUPTI_DOMAIN_RUNTIME] = {NULL, "cudaLaunchKernel_v7000", "cudaMalloc_v3020", "cudaGetDevice_v3020",
-                              "cudaMemcpyAsync_ptsz_v7000", "cudaProfilerStart_v4000", "cudaGraphLaunch_v10000"},
+                             "cuProfilerStop", "cuLaunchHostFunc", "cuMemcpyAsync_ptsz"},
+    [CUPTI_DOMAIN_RUNTIME] = {NULL, "cudaLaunchKernel_v7000", "cudaProfilerStart_v4000"},
 };
 
 static CUpti_CallbackFunc subscribed_callback;
@@ -27,7 +26,7 @@ static bool enabled_callbacks[4][MAX_CALLBACK_IDS];
 static bool enabled_kinds[MAX_KINDS];
 static uint64_t enabled_resources; /* bit i: callback i of the resource domain */
 static size_t record_bytes[MAX_KINDS], dropped;
-static int flush_count, finalize_count, subscribe_result, enable_result;
+static int flush_count, subscribe_result, enable_result;
 
 /* --- the functions of CUPTI --------------------------------------------------------------------- */
 
@@ -131,13 +130,6 @@ int cuptiActivityFlushAll(uint32_t flag)
 {
     (void)flag;
     __atomic_fetch_add(&flush_count, 1, __ATOMIC_RELAXED);
-    return 0;
-}
-
-int cuptiFinalize(void)
-{
-    finalize_count++;
-    subscribed_callback = NULL;
     return 0;
 }
 
@@ -276,9 +268,4 @@ int is_active(void)
 int records_kernels(void)
 {
     return enabled_kinds[ACTIVITY_CONCURRENT_KERNEL];
-}
-
-int finalized(void)
-{
-    return finalize_count;
 }

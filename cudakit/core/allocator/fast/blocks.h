@@ -215,7 +215,8 @@ static PyObject *free_blocks_from_size(PyObject *self, PyObject *size)
     return list;
 }
 
-/* Return an object as a block of this pool and stream that is free, or not free; NULL with an exception otherwise. */
+/* Return an object as a block of this pool and stream. Returns NULL with an exception if it is not such a block, or if
+ * it is not free although `free` is true, or the reverse. */
 static struct block *checked_block(PyObject *self, PyObject *object, bool free)
 {
     struct block *block = (struct block *)object;

@@ -247,13 +247,13 @@ def tolerance_of(gemm: Gemm, settings: GemmSettings, *, random: bool) -> Toleran
     if gemm.accumulate == "int32":
         return Tolerance(0.0, 0.0)
     factors = _TF32_TRUNCATION if gemm.dtype == "tf32" else 0.0
-    output = roundoff(gemm.d.element)
+    output_roundoff = roundoff(gemm.d.element)
     if settings.reduced_precision and gemm.d.element in (FP16, BF16):
-        output *= _SPLIT_K_FACTOR
+        output_roundoff *= _SPLIT_K_FACTOR
     if gemm.epilogue.startswith("gelu"):
-        output += _GELU_ERROR
+        output_roundoff += _GELU_ERROR
     return Tolerance(
-        _SAFETY_FACTOR * _sum_error_bound(gemm, settings, random=random) + factors, output
+        _SAFETY_FACTOR * _sum_error_bound(gemm, settings, random=random) + factors, output_roundoff
     )
 
 

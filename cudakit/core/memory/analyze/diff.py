@@ -47,8 +47,8 @@ class _DeviceMoments:
     """The peak and the end of one device."""
 
     device: int | None
-    peak: _Holdings
-    end: _Holdings
+    holdings_at_peak: _Holdings
+    holdings_at_end: _Holdings
 
 
 def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
@@ -62,8 +62,8 @@ def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
         DeviceDiff(
             device=device_after.device,
             before_device=device_before.device,
-            peak=_moment_diff(device_before.peak, device_after.peak),
-            end=_moment_diff(device_before.end, device_after.end),
+            peak=_moment_diff(device_before.holdings_at_peak, device_after.holdings_at_peak),
+            end=_moment_diff(device_before.holdings_at_end, device_after.holdings_at_end),
         )
         for device_before, device_after in _pair_devices(*moments_by_side)
     )

@@ -48,10 +48,12 @@ def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | No
         if not is_in_function.any():  # only a damaged file has a frame with a negative line
             return None
         index, row, line = index[is_in_function], row[is_in_function], line[is_in_function]
-        starts = _iteration_starts(line)
-        if len(starts) >= min_iterations:
+        iteration_starts = _iteration_starts(line)
+        if len(iteration_starts) >= min_iterations:
             name, path = function
-            return Loop(f"{name} ({path.replace(chr(92), '/').rpartition('/')[2]})", index[starts])
+            return Loop(
+                f"{name} ({path.replace(chr(92), '/').rpartition('/')[2]})", index[iteration_starts]
+            )
         frame = frames[row, depth]
         is_busiest = frame == np.bincount(frame).argmax()
         index, row = index[is_busiest], row[is_busiest]

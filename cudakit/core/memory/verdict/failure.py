@@ -96,7 +96,7 @@ def failure_at(
 
 
 def of_device(settings: Mapping[str, Any], name: str, device: int) -> float | None:
-    """Return the item of a device of a list that cudakit records in the settings; None: not recorded."""
+    """Return the value of a device from a recorded setting with a value per device; None: not recorded."""
     recorded_value = settings.get(name)
     if not isinstance(recorded_value, list) or not 0 <= device < len(recorded_value):
         return None

@@ -47,13 +47,13 @@ def retained(failure: Failure) -> Cause | None:
         return None
     largest_stack = int(grown_bytes.argmax())
     n_steps = int(growing_stack_data.steps[-1] - growing_stack_data.steps[0])
-    blocks = int(added_blocks[accumulates].sum())
+    block_count = int(added_blocks[accumulates].sum())
     return Cause(
         "retained",
         total,
         sufficient=total >= failure.request.short_bytes,
         sentence=(
-            f"{format_bytes(total)} in {format_count(blocks)} blocks accumulated over"
+            f"{format_bytes(total)} in {format_count(block_count)} blocks accumulated over"
             f" {format_count(n_steps)} steps and was not freed, most of it allocated at"
             f" {_site_text(failure.stacks, int(ids[largest_stack]))}"
         ),

@@ -133,8 +133,8 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
     compared_ids = {id(outcome) for outcome in ended if device.baseline.shortage is None}
 
     def change(outcome: Outcome) -> Value:
-        increase = outcome.peak.reserved_bytes - baseline_bytes
-        return Change(increase) if id(outcome) in compared_ids else Text("")
+        increase_bytes = outcome.peak.reserved_bytes - baseline_bytes
+        return Change(increase_bytes) if id(outcome) in compared_ids else Text("")
 
     return table(
         (

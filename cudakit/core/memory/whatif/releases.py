@@ -98,9 +98,9 @@ def _first_of_request(
     if not len(release_events):
         return first_event if has_failed else end_event
     stack = events.stack[request]
-    private = events.pool[release_events] > 0
+    is_private = events.pool[release_events] > 0
     releases_by_program = release_events[
-        (events.stack[release_events] != stack) | _is_before_default(private)
+        (events.stack[release_events] != stack) | _is_before_default(is_private)
     ]
     first_of_request = int(releases_by_program[-1]) + 1 if len(releases_by_program) else first_event
     if has_failed or first_of_request == end_event:
@@ -110,17 +110,17 @@ def _first_of_request(
         new_bytes > 0 and int(curves.reserved[first_of_request]) + new_bytes <= known_to_fit
     )
     # Segments of a deleted MemPool have the stacks of their allocations, because no call released them.
-    is_of_deleted_pool = bool(private[release_events >= first_of_request].all())
+    is_of_deleted_pool = bool(is_private[release_events >= first_of_request].all())
     unknown_stack = stack == 0 and known_to_fit > 0
     return (
         end_event if unknown_stack or has_fitted_before or is_of_deleted_pool else first_of_request
     )
 
 
-def _is_before_default(private: Mask) -> Mask:
+def _is_before_default(is_private: Mask) -> Mask:
     """Mark private pools released before the default pool; a request releases the default pool first."""
-    default_follows = np.logical_or.accumulate(~private[::-1])[::-1]
-    mask: Mask = private & default_follows
+    default_follows = np.logical_or.accumulate(~is_private[::-1])[::-1]
+    mask: Mask = is_private & default_follows
     return mask
 
 

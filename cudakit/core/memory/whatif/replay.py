@@ -70,7 +70,9 @@ def replay(
 class ReplayedRequest:
     """The last request of a replayed program."""
 
-    succeeded: bool  # whether the last request, and all that succeeded in the recording, succeeded
+    succeeded: (
+        bool  # whether the last request succeeded, as did all that succeeded in the recording
+    )
     peak_reserved_bytes: int
 
 

@@ -17,14 +17,6 @@ import numpy as np
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.exports.texts import blocks, cached, call_site, quoted, quoted_items
-from cudakit.core.profile.exports.timeline import (
-    Column,
-    GpuWork,
-    Timeline,
-    WorkKind,
-    first_time,
-    timeline,
-)
 from cudakit.core.profile.exports.tracks import (
     HostSource,
     HostTracks,
@@ -33,6 +25,14 @@ from cudakit.core.profile.exports.tracks import (
     device_names,
     host_tracks,
     work_tracks,
+)
+from cudakit.core.profile.timeline import (
+    Column,
+    GpuWork,
+    Timeline,
+    WorkKind,
+    first_time,
+    timeline,
 )
 from cudakit.trace.kinds import EventKind
 

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from cudakit.core.profile.exports.timeline import Column
+from cudakit.core.profile.timeline import Column
 
 # Number of lanes that are searched for an enclosing span; further spans get lanes without nesting. This
 # bounds the time for damaged traces, in which all spans of a thread may overlap.

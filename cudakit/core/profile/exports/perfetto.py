@@ -27,13 +27,6 @@ from cudakit.core.profile.exports.protobuf import (
     text_field,
 )
 from cudakit.core.profile.exports.texts import call_path, call_site, printable
-from cudakit.core.profile.exports.timeline import (
-    Column,
-    Timeline,
-    WorkKind,
-    first_time,
-    timeline,
-)
 from cudakit.core.profile.exports.tracks import (
     HostSource,
     HostTracks,
@@ -41,6 +34,13 @@ from cudakit.core.profile.exports.tracks import (
     distinct_rows,
     host_tracks,
     work_tracks,
+)
+from cudakit.core.profile.timeline import (
+    Column,
+    Timeline,
+    WorkKind,
+    first_time,
+    timeline,
 )
 from cudakit.trace.kinds import EventKind
 

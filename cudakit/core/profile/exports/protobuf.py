@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.profile.exports.timeline import Column
+from cudakit.core.profile.timeline import Column
 
 Bytes2D = npt.NDArray[np.uint8]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.exports.texts import blocks, cached, call_site, printable
-from cudakit.core.profile.exports.timeline import Column, Timeline, WorkKind, timeline
+from cudakit.core.profile.timeline import Column, Timeline, WorkKind, timeline
 from cudakit.trace.kinds import EventKind
 
 _COLUMNS = (

@@ -10,8 +10,8 @@ import numpy as np
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.exports.texts import NO_STACK, cached, frame_text, printable
-from cudakit.core.profile.exports.timeline import Timeline, timeline
 from cudakit.core.profile.exports.tracks import distinct_rows
+from cudakit.core.profile.timeline import Timeline, timeline
 from cudakit.trace.trace_file import Frame
 
 # Identifies the file format (speedscope, src/lib/file-format-spec.ts); no program downloads it.

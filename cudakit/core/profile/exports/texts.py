@@ -53,12 +53,15 @@ def frame_text(frame: Frame) -> str:
     return f"{location} {frame.function}".strip()
 
 
+def call_site_index(stack: Sequence[Frame]) -> int:
+    """Return the index of the innermost frame outside of libraries; 0 if all frames are in libraries."""
+    in_program = (index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file))
+    return next(in_program, 0)
+
+
 def call_site(stack: Stack) -> str:
-    """Return the innermost frame outside installed packages and the standard library, as text."""
-    if not stack:
-        return NO_STACK
-    own_frames = (frame for frame in stack if not _LIBRARY.search(frame.file))
-    return frame_text(next(own_frames, stack[0]))
+    """Return the call site of a stack as text."""
+    return frame_text(stack[call_site_index(stack)]) if stack else NO_STACK
 
 
 def call_path(stack: Stack) -> list[str]:

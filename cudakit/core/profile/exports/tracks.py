@@ -9,8 +9,11 @@ from enum import IntEnum
 import numpy as np
 
 from cudakit.core.profile.exports.lanes import flat_lanes, nested_lanes
-from cudakit.core.profile.exports.timeline import Column, Spans, Timeline
+from cudakit.core.profile.timeline import Column, Spans, Timeline
 from cudakit.trace.kinds import EventKind
+
+# Distinct values below this limit are found with a table, which is faster than sorting.
+_MAX_TABLE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +56,25 @@ class HostTracks:
 
 def distinct_rows(*columns: Column) -> tuple[Column, Column]:
     """Return the first index of each distinct row of the columns, and the distinct row of each row."""
-    number = np.zeros(len(columns[0]), np.int64)
+    number, count = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
-        values, value_number = np.unique(column, return_inverse=True)
-        number = number * max(len(values), 1) + value_number.reshape(-1)
-        _, number = np.unique(number, return_inverse=True)
-        number = number.reshape(-1)
-    _, first = np.unique(number, return_index=True)
+        value_number, value_count = _numbers_of_values(column)
+        number, count = _numbers_of_values(number * value_count + value_number)
+    first = np.empty(count, np.int64)
+    first[number[::-1]] = np.arange(len(number))[
+        ::-1
+    ]  # of equal indices, the last assignment counts
     return first, number
+
+
+def _numbers_of_values(column: Column) -> tuple[Column, int]:
+    """Return the number of each value among the sorted distinct values, and the number of these."""
+    if len(column) and column.min() >= 0 and column.max() < _MAX_TABLE:
+        is_present = np.zeros(int(column.max()) + 1, np.bool_)
+        is_present[column] = True
+        return (np.cumsum(is_present) - 1)[column], int(is_present.sum())
+    values, number = np.unique(column, return_inverse=True)
+    return number.reshape(-1), len(values)
 
 
 def work_tracks(timeline: Timeline) -> WorkTracks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final, Literal
 
 from cudakit.core.sanitize.hints import short_stream_name
@@ -122,7 +123,35 @@ def race_note(race: FoundRace) -> Note:
     level = _LEVELS[race.confidence]
     # The program cannot order the streams of a library: what helps is the advice on its issue.
     remedies = (race.known_issue.advice,) if race.known_issue else (race.hint, *race.remedies)
-    return Note(level, capitalized(race.sentence), remedies, finding)
+    lines = tuple(_source_lines(race))
+    return Note(level, capitalized(race.sentence), remedies, finding, evidence=lines)
+
+
+# Larger files are not read for the source line of a call.
+_MAX_SOURCE_BYTES: Final = 1 << 21
+_MAX_SOURCE_LETTERS: Final = 200
+
+
+def _source_lines(race: FoundRace) -> Iterator[str]:
+    """Yield the source line of the call site of each side, if the file is on this computer."""
+    for order, side in (("earlier", race.previous), ("later", race.current)):
+        frame = side.stack[side.site] if side.stack else None
+        if frame and (line := _source_line(Path(frame.filename), frame.line)):
+            yield f"{order}, {frame.filename}:{frame.line}: {line}"
+
+
+def _source_line(file: Path, number: int) -> str:
+    """Return a line of a Python file; "" if there is none.
+
+    Other files are not read, because the names in a log from someone else could point to any file.
+    """
+    try:
+        if file.suffix != ".py" or not file.is_file() or file.stat().st_size > _MAX_SOURCE_BYTES:
+            return ""
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):  # ValueError: a name with a null character
+        return ""
+    return lines[number - 1].strip()[:_MAX_SOURCE_LETTERS] if 0 < number <= len(lines) else ""
 
 
 def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:

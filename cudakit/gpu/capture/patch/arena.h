@@ -1,6 +1,6 @@
 /* An arena: device memory to which launches write the addresses of the bytes that they read and write.
  *
- * Included by both sides: by NVRTC in the patch, and by the C compiler in the recorder.
+ * Both sides include this file: NVRTC in the patch, and the C compiler in the recorder.
  *
  *     header | bits of lost launches | entries | pages |
  *     keys of tensor maps | keys of boxes | tensor maps | boxes | chunks

@@ -108,7 +108,7 @@ CK_INLINE ck_u64 claim_page(const page_search *search)
         return CK_NO_PAGE;
     const ck_u32 page = load(header + OFFSET_OF(ck_header, pages_offset)) + index * (ck_u32)sizeof(ck_page);
     store64(header + page, reload(search)->key);
-    /* Computed again, so that no register holds the address across the calls above. */
+    /* The address is computed again, so that no register holds it across the calls above. */
     const ck_u64 same_header = CK_BASE_OF(reload(search)->userdata);
     return same_header + load(same_header + OFFSET_OF(ck_header, chunks_offset)) +
            (ck_u64)CK_SLOT_OF_PAGE(index) * CK_BITMAP_BYTES;

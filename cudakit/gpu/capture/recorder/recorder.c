@@ -39,17 +39,27 @@ int context_device(CUcontext context)
     return id < MAX_CONTEXTS ? context_devices[id] : -1;
 }
 
-record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site)
+int64_t monotonic_ns(void)
 {
     struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site)
+{
+    return record_begin_at(monotonic_ns(), kind, context, stream, site);
+}
+
+record record_begin_at(int64_t time_ns, uint16_t kind, uint32_t context, uint32_t stream, uint32_t site)
+{
     record rec;
     if (!this_thread.id)
         this_thread.id = (uint64_t)syscall(SYS_gettid);
     ranges_copy_to_backward_thread();
     memset(&rec, 0, sizeof rec);
     rec.seq = ++last_seq;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    rec.time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    rec.time_ns = time_ns;
     rec.thread = this_thread.id;
     rec.kind = kind;
     rec.context = context;

@@ -70,6 +70,12 @@ extern sanitizer_api sanitizer;
  * held. */
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site);
 
+/* Do the same, with a time that the caller has read. The lock is held. */
+record record_begin_at(int64_t time_ns, uint16_t kind, uint32_t context, uint32_t stream, uint32_t site);
+
+/* Return the time of the trace's clock, CLOCK_MONOTONIC, in nanoseconds. */
+int64_t monotonic_ns(void);
+
 /* Set the device of a context, which record_begin() copies to records. The lock is held. */
 void set_context_device(uint32_t context, CUdevice device);
 

@@ -66,8 +66,8 @@ class _FaultyBlas:
         plan = self.blas.prepare(gemm, settings, algorithm)
         return _FaultyPlan(self.sim, plan, chosen, self.faults)
 
-    def heuristics(self, gemm: Gemm, settings: GemmSettings, most: int) -> Sequence[Algorithm]:
-        return self.blas.heuristics(gemm, settings, most)
+    def heuristics(self, gemm: Gemm, settings: GemmSettings, max_count: int) -> Sequence[Algorithm]:
+        return self.blas.heuristics(gemm, settings, max_count)
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never

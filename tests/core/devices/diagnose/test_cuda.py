@@ -137,9 +137,11 @@ def test_visible_devices_hiding_all_fails(machine: Machine, value: str) -> None:
 
 
 def test_visible_devices_is_unknown_without_cuda(machine: Machine) -> None:
-    nothing = machine(cuda=Unavailable("no libcuda"), variables={"CUDA_VISIBLE_DEVICES": "0"})
+    machine_without_cuda = machine(
+        cuda=Unavailable("no libcuda"), variables={"CUDA_VISIBLE_DEVICES": "0"}
+    )
 
-    assert run_check("CK014", nothing).status is UNKNOWN
+    assert run_check("CK014", machine_without_cuda).status is UNKNOWN
 
 
 # --- CK015: the order ------------------------------------------------------------------------------
@@ -219,6 +221,6 @@ def test_steps_after_failed_one_are_unknown(machine: Machine) -> None:
 
 
 def test_steps_are_unknown_without_self_test(machine: Machine) -> None:
-    none = machine(self_test=Unavailable("the GPU is simulated"))
+    machine_without_self_test = machine(self_test=Unavailable("the GPU is simulated"))
 
-    assert run_check("CK041", none).summary == "the GPU is simulated"
+    assert run_check("CK041", machine_without_self_test).summary == "the GPU is simulated"

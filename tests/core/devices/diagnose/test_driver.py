@@ -261,6 +261,6 @@ def test_other_copies_of_libcuda_are_evidence(machine: Machine) -> None:
 
 
 def test_libcuda_origin_is_unknown_without_libcuda(machine: Machine) -> None:
-    none = machine(cuda=Unavailable("cannot be loaded"), libraries=())
+    machine_without_self_test = machine(cuda=Unavailable("cannot be loaded"), libraries=())
 
-    assert run_check("CK008", none).status is UNKNOWN
+    assert run_check("CK008", machine_without_self_test).status is UNKNOWN

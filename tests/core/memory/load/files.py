@@ -99,25 +99,25 @@ def segments() -> list[dict[str, Any]]:
         block(LARGE + 20 * MIB, 10 * MIB, 10 * MIB, "active_pending_free"),
         block(LARGE + 30 * MIB, 10 * MIB, 0, "inactive"),
     ]
-    own = {"stream": SIDE_STREAM, "segment_pool_id": USER_POOL, "is_expandable": True}
+    expected_changes = {"stream": SIDE_STREAM, "segment_pool_id": USER_POOL, "is_expandable": True}
     return [
         segment(SMALL, 2 * MIB, small, segment_type="small"),
-        segment(LARGE, 40 * MIB, large, **own),
+        segment(LARGE, 40 * MIB, large, **expected_changes),
     ]
 
 
 def trace() -> list[dict[str, Any]]:
-    own = {"stream": SIDE_STREAM, "pool_id": USER_POOL}
+    expected_changes = {"stream": SIDE_STREAM, "pool_id": USER_POOL}
     return [
         event("segment_alloc", SMALL, 2 * MIB, frames=LOAD),
         event("alloc", SMALL, 1000, frames=LOAD),
         event("alloc", SMALL + KIB, 512),
         event("free_requested", SMALL + KIB, 512),
         event("free_completed", SMALL + KIB, 512),
-        event("segment_map", LARGE, 40 * MIB, **own),
-        event("alloc", LARGE, 20 * MIB, **own, compile_context="0/0"),
-        event("alloc", LARGE + 20 * MIB, 10 * MIB, **own, user_metadata='{"layer":1}'),
-        event("free_requested", LARGE + 20 * MIB, 10 * MIB, **own),
+        event("segment_map", LARGE, 40 * MIB, **expected_changes),
+        event("alloc", LARGE, 20 * MIB, **expected_changes, compile_context="0/0"),
+        event("alloc", LARGE + 20 * MIB, 10 * MIB, **expected_changes, user_metadata='{"layer":1}'),
+        event("free_requested", LARGE + 20 * MIB, 10 * MIB, **expected_changes),
         event("annotate", LARGE, 20 * MIB, user_metadata="weights"),
         event("snapshot", 0, 0),
         failed(GIB, device_free=5 * MIB),

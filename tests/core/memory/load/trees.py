@@ -58,7 +58,7 @@ def listed(value: Any) -> Any:
     return repr(value)
 
 
-def facts(tree: Tree, most: int = 200) -> list[Any]:
+def facts(tree: Tree, max_count: int = 200) -> list[Any]:
     """Return the results of all queries on all nodes, in breadth-first order."""
     nodes, found = [tree.root], []
     for node in nodes:
@@ -67,7 +67,7 @@ def facts(tree: Tree, most: int = 200) -> list[Any]:
         found.append((tree.is_list(node), listed(outcome(tree.plain, node))))
         found.append(list(members) if isinstance(members, dict) else members)
         found.append(children[0].tolist() if isinstance(children, tuple) else children)
-        if len(nodes) < most:
+        if len(nodes) < max_count:
             nodes += members.values() if isinstance(members, dict) else []
             nodes += children[1].tolist() if isinstance(children, tuple) else []
     return [*found, *_facts_of_many(tree, nodes)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from core.sanitize.sample_races import (
@@ -25,6 +26,7 @@ from core.sanitize.sample_races import (
 )
 
 from cudakit.core.sanitize.present import brief, report, title
+from cudakit.core.sanitize.present.races import race_note
 from cudakit.core.sanitize.races import (
     Confidence,
     Coverage,
@@ -35,9 +37,9 @@ from cudakit.core.sanitize.races import (
     SyncKind,
 )
 from cudakit.core.sanitize.report import Report
-from cudakit.core.sanitize.result import SanitizeResult
+from cudakit.core.sanitize.result import FoundRace, SanitizeResult
 from cudakit.core.sanitize.suppressions import parse
-from cudakit.document import Columns, Document, Note, Section, View
+from cudakit.document import Columns, Document, Frame, Note, Section, View
 from cudakit.render import console, html, sarif
 from cudakit.trace.kinds import AccessMode, EventKind
 
@@ -336,3 +338,27 @@ def test_sides_name_their_ranges() -> None:
     printed_text = read(racy(race(current=replace(kernel(), ranges=inside))), width=200)
 
     assert ", in range 'step 7 / forward'; receives a pointer" in " ".join(printed_text.split())
+
+
+def with_frames(found: FoundRace, file: Path) -> FoundRace:
+    """Return a race whose sides were called at the lines 1 and 2 of a file."""
+    sides = [
+        replace(side, stack=(Frame("step", str(file), line),), site=0)
+        for line, side in enumerate((found.previous, found.current), start=1)
+    ]
+    return replace(found, previous=sides[0], current=sides[1])
+
+
+def test_page_of_a_race_shows_the_source_lines_of_both_calls(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("a.copy_(b)\n    c = a + 1\n", encoding="utf-8")
+    note = race_note(with_frames(found_race(FREED), file))
+    assert note.evidence == (f"earlier, {file}:1: a.copy_(b)", f"later, {file}:2: c = a + 1")
+
+
+@pytest.mark.parametrize("name", ["missing.py", "secret.key", "folder.py", "short.py", "a\0b.py"])
+def test_source_lines_are_read_from_python_files_only(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret.key").write_text("one\ntwo\n", encoding="utf-8")
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "short.py").write_text("", encoding="utf-8")
+    assert race_note(with_frames(found_race(FREED), tmp_path / name)).evidence == ()

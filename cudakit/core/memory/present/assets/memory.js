@@ -1,6 +1,6 @@
 // The memory page: loads the data, and lets all views share one cursor, one selection and one filter.
 
-import { BAND_COLORS, Tooltip, formatBytes, formatCount, formatMicroseconds, make } from "./canvas.js";
+import { BAND_COLORS, Tooltip, formatBytes, formatCount, formatSeconds, make } from "./canvas.js";
 import { drawExplorers } from "./explorer.js";
 import { AXIS_KINDS, Axis } from "./memory_axis.js";
 import { Bands } from "./memory_bands.js";
@@ -13,6 +13,7 @@ import { TimeView } from "./memory_time.js";
 import { PageState, choiceReader, numberReader, rangeReader } from "./page_state.js";
 
 const GROUPINGS = { stack: "call stack", line: "line of code", category: "category", range: "annotation", pool: "pool", stream: "stream" };
+const MOST_FRAMES = 10; // number of frames in a tooltip
 const TABS = { map: "Address map", layout: "Segments", flame: "Flame graph", holders: "Memory by group", events: "Events" };
 
 class MemoryExplorer {
@@ -70,7 +71,7 @@ class MemoryExplorer {
         make("button", { type: "button", onclick: () => this.showAll() }, "show all events"),
         make("button", { type: "button", onclick: () => this.state.set({ cursor: this.model.facts.peak_event }) }, "go to the peak"),
         this.#failureButton(),
-        make("span", { class: "muted" }, "wheel: zoom · drag: select a window · shift and drag: move · ← →: one event"),
+        make("span", { class: "muted" }, "wheel: zoom · drag: select a window · Shift and drag: move"),
       ),
       make(
         "div",
@@ -79,6 +80,7 @@ class MemoryExplorer {
         this.details.element,
       ),
       make("p", { class: "caption" }, this.#caption()),
+      make("p", { class: "caption" }, "Keys: ← → move the cursor by an event, with Shift by more; + − zoom; 0 shows all events; Home and End go to the ends; Esc ends the selection and the filter."),
       this.tooltip.element,
     );
     element.addEventListener("keydown", (event) => this.#moveCursor(event));
@@ -162,7 +164,9 @@ class MemoryExplorer {
   #legendItem(name, band) {
     const id = this.bands.ids[band];
     const swatch = make("span", { class: `swatch band${id === undefined ? "-rest" : band}` });
-    return make("li", { title: name, onclick: () => id !== undefined && this.pickGroup(this.state.get("group") === id ? -1 : id) }, swatch, name);
+    if (id === undefined) return make("li", {}, swatch, name);
+    const pick = () => this.pickGroup(this.state.get("group") === id ? -1 : id);
+    return make("li", { title: name }, make("button", { type: "button", onclick: pick }, swatch, name));
   }
 
   #moveCursor(event) {
@@ -237,7 +241,7 @@ class MemoryExplorer {
   eventLabel(event) {
     if (event < 0) return "before the first event";
     const { facts, arrays } = this.model;
-    const time = facts.has_times ? `, +${formatMicroseconds(arrays.time_us[event])}` : "";
+    const time = facts.has_times ? `, +${formatSeconds(arrays.time_us[event])}` : "";
     return `event ${formatCount(event)}${time}`;
   }
 
@@ -246,7 +250,9 @@ class MemoryExplorer {
     const { model } = this;
     const end = model.end[i] >= model.events ? "never freed" : `freed at event ${formatCount(model.end[i])}`;
     const begin = model.begin[i] < 0 ? "allocated before the trace" : `allocated at event ${formatCount(model.begin[i])}`;
-    return [`${formatBytes(model.requested[i])}, ${begin}, ${end}`, ...model.stackFrames(model.arrays.stack[i]).slice(0, 6)];
+    const frames = model.stackTexts(model.arrays.stack[i]);
+    const more = frames.length > MOST_FRAMES ? [`… ${frames.length - MOST_FRAMES} more frames`] : [];
+    return [`${formatBytes(model.requested[i])}, ${begin}, ${end}`, ...frames.slice(0, MOST_FRAMES), ...more];
   }
 }
 

@@ -152,7 +152,7 @@ function bucketOf(event) {
 function innerBuckets(first, last) {
   const begin = Math.ceil((first + 1) / BUCKET);
   const end = Math.floor((last + 2) / BUCKET); // the bucket after the last one
-  if (begin >= end) return { first: 0, last: -1, edges: [[first, last], [0, -1]] };
+  if (begin >= end) return { first: 0, last: -1, edges: [[first, Math.min(last, end * BUCKET - 2)], [Math.max(first, end * BUCKET - 1), last]] };
   return { first: begin, last: end - 1, edges: [[first, begin * BUCKET - 2], [end * BUCKET - 1, last]] };
 }
 
@@ -175,6 +175,7 @@ export class CurveSampler {
       let highest = 0;
       for (let bucket = inner.first; bucket <= inner.last; bucket++) highest = Math.max(highest, this.highest[bucket]);
       for (const [first, last] of inner.edges) {
+        if (first > last || this.highest[bucketOf(first)] <= highest) continue;
         for (let event = first; event <= last; event++) highest = Math.max(highest, this.curve[event + 1]);
       }
       samples[column] = highest;

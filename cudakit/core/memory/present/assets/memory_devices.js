@@ -18,7 +18,7 @@ class DevicesView {
     this.devices = devices.map((facts, i) => ({ ...facts, points: pointsOf(arrays, i) }));
     this.highest = Math.max(1, ...this.devices.flatMap(({ points }) => Array.from(points.reserved)));
     const timed = devices.every((device) => device.has_times);
-    this.onOneClock = timed && overlap(devices);
+    this.sharesClock = timed && overlap(devices);
     this.state = new PageState({ axis: timed ? "time" : "event" }, { axis: choiceReader(timed ? ["time", "event"] : ["event"]) }, "devices.");
     this.tooltip = new Tooltip();
     this.surface = new Surface(this.devices.length * ROW + AXIS, "Memory of all devices over time", (...parts) => this.#draw(...parts));
@@ -42,11 +42,12 @@ class DevicesView {
     canvas.addEventListener("pointermove", (event) => this.#hover(event));
     canvas.addEventListener("pointerleave", () => this.tooltip.hide());
     this.state.listen(() => this.#update());
-    const follow = ({ explorer }) => explorer.state.listen(() => this.surface.redraw());
-    for (const views of this.#deviceViews()) if (views.explorer) follow(views);
+    // The cursors of the devices are drawn again whenever one moves.
+    const redrawWithState = ({ explorer }) => explorer.state.listen(() => this.surface.redraw());
+    for (const views of this.#deviceViews()) if (views.explorer) redrawWithState(views);
     document.addEventListener("explorer-ready", ({ target }) => {
       if (target.dataset.kind !== "memory") return;
-      follow(target);
+      redrawWithState(target);
       this.surface.redraw();
     });
   }
@@ -59,7 +60,7 @@ class DevicesView {
   #update() {
     const { axis } = this;
     this.choice.value = axis;
-    const clock = this.onOneClock ? "The times are those of one clock" : "The traces are from different times, and each begins at 0";
+    const clock = this.sharesClock ? "The times are those of one clock" : "The traces are from different times, and each begins at 0";
     const time = `${clock}. A click sets the cursors of all devices to one time.`;
     this.caption.textContent = `Requested (area) and reserved memory (line). ${axis === "time" ? time : "A click sets the cursor of one device."}`;
     this.surface.redraw();
@@ -72,7 +73,7 @@ class DevicesView {
   /** Return the position on the x axis at which a device's trace begins. */
   #offset(device) {
     const first = Math.min(...this.devices.map(({ first_us: us }) => us));
-    return this.axis === "time" && this.onOneClock ? device.first_us - first : 0;
+    return this.axis === "time" && this.sharesClock ? device.first_us - first : 0;
   }
 
   /** Return the position of the end of a device's trace, from its begin. */
@@ -120,11 +121,11 @@ class DevicesView {
     const { requested, reserved } = device.points;
     const positions = device.points[this.axis];
     const height = (bytes) => (bytes / this.highest) * CURVES;
-    const end = (i) => this.#x(device, i + 1 < positions.length ? positions[i + 1] : this.#length(device));
+    const endX = (i) => this.#x(device, i + 1 < positions.length ? positions[i + 1] : this.#length(device));
     context.fillStyle = colors.bands[AREA_COLOR];
     for (let i = 0; i < positions.length; i++) {
       const x = this.#x(device, positions[i]);
-      context.fillRect(x, bottom - height(requested[i]), Math.max(end(i) - x, 1), height(requested[i]));
+      context.fillRect(x, bottom - height(requested[i]), Math.max(endX(i) - x, 1), height(requested[i]));
     }
     context.strokeStyle = colors.ink;
     context.lineWidth = 1;
@@ -133,7 +134,7 @@ class DevicesView {
       const y = bottom - height(reserved[i]);
       if (!i) context.moveTo(this.#x(device, positions[i]), y);
       context.lineTo(this.#x(device, positions[i]), y);
-      context.lineTo(end(i), y);
+      context.lineTo(endX(i), y);
     }
     context.stroke();
   }
@@ -150,7 +151,7 @@ class DevicesView {
     return this.axis === "time" ? explorer.model.arrays.time_us[event] : event;
   }
 
-  /** Return the index of the device at a pointer, and the position on the x axis. */
+  /** Return the index of the device at a pointer, its position on the x axis, and whether it is on the device's name. */
   #at(event) {
     const [x, y] = this.surface.position(event);
     return { index: Math.min(Math.floor(y / ROW), this.devices.length - 1), position: (x - LEFT) / this.perUnit, onName: x < LEFT };
@@ -172,14 +173,14 @@ class DevicesView {
     const { index, position, onName } = this.#at(event);
     const device = this.devices[index];
     if (onName) return this.tooltip.show(event, [device.name]);
-    const own = position - this.#offset(device);
+    const inTrace = Math.max(position - this.#offset(device), 0);
     const positions = device.points[this.axis];
     let point = 0;
-    while (point + 1 < positions.length && positions[point + 1] <= own) point++;
+    while (point + 1 < positions.length && positions[point + 1] <= inTrace) point++;
     const { requested, reserved } = device.points;
-    const where = this.axis === "time" ? `+${formatMicroseconds(Math.max(own, 0))}` : `event ${formatCount(Math.max(own, 0))}`;
-    const amounts = positions.length ? [`requested ${formatBytes(requested[point])} · reserved ${formatBytes(reserved[point])}`] : [];
-    this.tooltip.show(event, [`${device.name}, ${where}`, ...amounts]);
+    const moment = this.axis === "time" ? `+${formatMicroseconds(inTrace)}` : `event ${formatCount(Math.floor(inTrace))}`;
+    const memory = positions.length ? [`requested ${formatBytes(requested[point])} · reserved ${formatBytes(reserved[point])}`] : [];
+    this.tooltip.show(event, [`${device.name}, ${moment}`, ...memory]);
   }
 }
 
@@ -193,10 +194,10 @@ function pointsOf(arrays, i) {
   };
 }
 
-/** Return whether all traces have a moment in common, so that one clock makes sense. */
+/** Return whether all traces have a moment in common; then their times are drawn on one clock. */
 function overlap(devices) {
-  const timed = devices.filter((device) => device.events);
-  return Math.max(...timed.map((device) => device.first_us)) <= Math.min(...timed.map((device) => device.last_us));
+  const traced = devices.filter((device) => device.events);
+  return Math.max(...traced.map((device) => device.first_us)) <= Math.min(...traced.map((device) => device.last_us));
 }
 
 drawExplorers("memory_devices", (views, arrays, facts) => new DevicesView(views, arrays, facts));

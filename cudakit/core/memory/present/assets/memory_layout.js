@@ -106,7 +106,7 @@ export class LayoutView {
     if (!row) return this.app.tooltip.hide();
     const { arrays, facts } = this.app.model;
     const pool = facts.pools[Math.max(arrays.segment_pool[row.segment], 0)];
-    const segmentText = `segment 0x${row.low.toString(16)} · ${formatBytes(row.size)} · ${formatCount(row.blocks.length)} blocks · pool ${pool}`;
+    const segmentText = `segment 0x${row.low.toString(16)} · ${formatBytes(row.size)} · ${formatCount(row.blocks.length)} ${row.blocks.length === 1 ? "block" : "blocks"} · pool ${pool}`;
     this.app.tooltip.show(event, allocation < 0 ? [segmentText] : [segmentText, ...this.app.describe(allocation)]);
   }
 }

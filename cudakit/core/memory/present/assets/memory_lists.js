@@ -1,6 +1,6 @@
 // Lists: the groups that hold memory at the cursor, the events, and the details of the picked allocation.
 
-import { VirtualList, formatBytes, formatCount, formatMicroseconds, formatShare, make } from "./canvas.js";
+import { VirtualList, formatBytes, formatCount, formatMicroseconds, formatSeconds, formatShare, make } from "./canvas.js";
 
 const ROW = 24; // height of a row in pixels
 const MOST_DISTINCT = 60; // number of groups whose names are made distinct
@@ -119,7 +119,7 @@ export class EventsView {
         onclick: () => app.pick(i, event),
       },
       make("span", { class: "blocks" }, formatCount(event)),
-      make("span", { class: "time" }, model.facts.has_times ? `+${formatMicroseconds(model.arrays.time_us[event])}` : ""),
+      make("span", { class: "time" }, model.facts.has_times ? `+${formatSeconds(model.arrays.time_us[event])}` : ""),
       make("span", { class: "action" }, name.replaceAll("_", " ")),
       make("span", { class: "bytes" }, i < 0 ? "" : formatBytes(model.requested[i])),
       make("span", { class: "name" }, i < 0 ? "" : model.stackText(model.arrays.stack[i])),

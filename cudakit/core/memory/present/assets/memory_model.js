@@ -141,7 +141,12 @@ export class MemoryModel {
     });
   }
 
-  /** Return the frames of a stack as texts, innermost first. */
+  /** Return the frames of a stack as short texts, innermost first. */
+  stackTexts(stack) {
+    return this.tree.path(this.arrays.stack_node[stack]).map((frame) => this.frameTexts[frame]);
+  }
+
+  /** Return the frames of a stack with full paths, innermost first. */
   stackFrames(stack) {
     return this.tree.path(this.arrays.stack_node[stack]).map((frame) => {
       const [name, file, line] = this.facts.frames[frame];

@@ -120,9 +120,15 @@ export class TimeView {
       return;
     }
     context.fillStyle = colors.reserved;
-    this.shares.share.sample(columns).forEach((share, column) => {
-      context.fillRect(this.scale.left + column, shareY(share), 1, share * SHARES);
-    });
+    context.beginPath();
+    context.moveTo(this.scale.left, BOTTOM);
+    const shares = this.shares.share.sample(columns);
+    for (let column = 0; column < shares.length; column++) {
+      context.lineTo(this.scale.left + column, shareY(shares[column]));
+      context.lineTo(this.scale.left + column + 1, shareY(shares[column]));
+    }
+    context.lineTo(this.scale.left + shares.length, BOTTOM);
+    context.fill();
     this.#drawCurve(context, this.shares.fragmentation.sample(columns), shareY, colors.error, []);
   }
 

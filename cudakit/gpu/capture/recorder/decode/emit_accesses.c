@@ -147,7 +147,7 @@ static void mark_lost(void *context, uint32_t launch)
     writer->copy->lost_bits[launch / 32] |= 1u << (launch & 31);
 }
 
-/* Mark launches as lost whose stores cannot be determined. A launch that loads through each of its tensor maps stores
+/* Mark the launches whose stores cannot be determined as lost. A launch that loads through each of its tensor maps stores
  * through an unknown map, or through one of these maps as well. */
 static void mark_unknown_stores_lost(emitter *writer)
 {

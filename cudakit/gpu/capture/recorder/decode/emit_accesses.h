@@ -13,8 +13,8 @@ typedef struct {
 } arena_launch;
 
 /* Write the accesses of the launches in an arena. ``launches`` has ``count`` elements, by launch index. With
- * ``attribution_lost``, accesses cannot be attributed to launches, and all launches are lost. The lock is not held,
- * the reader lock is.
+ * ``attribution_lost``, accesses cannot be attributed to launches, and all launches are lost. The caller holds the
+ * reader lock, but not the lock.
  *
  * If some accesses of a launch are missing, the others are written, but its ACCESSED record is not exact. */
 void emit_accesses(arena_copy *copy, const arena_launch *launches, uint32_t count, tma_store_set *stores,

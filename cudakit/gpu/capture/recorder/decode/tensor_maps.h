@@ -73,8 +73,8 @@ bool im2col_write_runs(page_writer *writer, im2col_run *runs, size_t count, cons
  * then have two pages of one key.
  *
  * The counts are those in the header of the arena, which may exceed the lengths of the arrays. Calls
- * ``report_lost``, at least once, for each launch that has a box whose memory is not certain. Return false if no memory is
- * left. */
+ * ``report_lost``, at least once, for each launch that has a box whose memory is not certain. Return false if no
+ * memory is left. */
 bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *pages,
                       void (*report_lost)(void *context, uint32_t launch), void *context);
 

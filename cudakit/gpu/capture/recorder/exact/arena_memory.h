@@ -1,7 +1,8 @@
 /* The device memory of one arena, in the layout of patch/arena.h, and the progress of the streams that write to it.
  *
- * The functions on arenas call CUDA through the Sanitizer API only, which is allowed inside callbacks. The lock is not
- * held, the reader lock is. Copies use a stream of the recorder, so that they do not wait for work of the program.
+ * The functions on arenas call CUDA through the Sanitizer API only, which is allowed inside callbacks. The caller
+ * holds the reader lock, but not the lock. Copies use a stream of the recorder, so that they do not wait for work of
+ * the program.
  */
 #ifndef CK_ARENA_MEMORY_H
 #define CK_ARENA_MEMORY_H
@@ -109,11 +110,11 @@ bool arena_streams_pending(const arena_streams *streams, Sanitizer_StreamHandle 
 bool arena_streams_complete(const arena_streams *streams, const arena_top *top);
 
 /* Enqueue a marker on each stream that the host has not waited for; if ``only_stream`` is not NULL, only on that
- * stream. Calls CUDA: the lock is not held, the reader lock is. */
+ * stream. Calls CUDA: the caller holds the reader lock, but not the lock. */
 void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only_stream);
 
-/* Synchronize with all streams that have no marker. Return false if a synchronization fails. Calls CUDA: the lock is
- * not held, the reader lock is. */
+/* /* Synchronize with all streams that have no marker. Return false if a synchronization fails. Calls CUDA: the
+ * caller holds the reader lock, but not the lock. */
 bool arena_streams_wait_unmarked(arena_streams *streams);
 
 #endif

@@ -1,9 +1,9 @@
-/* The injection library of NVTX. At its first NVTX call, a library or program loads the injection library from the path in
- * NVTX_INJECTION64_PATH, and the injection library replaces the NVTX functions of its caller.
+/* The injection library of NVTX. At its first NVTX call, a library or program loads the injection library from the
+ * path in NVTX_INJECTION64_PATH, and the injection library replaces the NVTX functions of its caller.
  *
- * The recorder is its own injection library, so that ranges and GPU work are in one trace. Each library that uses NVTX has
- * its own table of functions, so the replacement is repeated for each library. Source of the interface: nvtxTypes.h and nvToolsExt.h of
- * NVTX 3, https://github.com/NVIDIA/NVTX.
+ * The recorder is its own injection library, so that ranges and GPU work are in one trace. Each library that uses
+ * NVTX has its own table of functions, so the replacement is repeated for each library. Source of the interface:
+ * nvtxTypes.h and nvToolsExt.h of NVTX 3, https://github.com/NVIDIA/NVTX.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -128,7 +128,7 @@ static hash_table node_map_ids; /* values are indices of ``all_node_maps`` plus 
 static node_maps *all_node_maps;
 static size_t node_map_count, node_map_capacity;
 
-/* Return the key of a node's tensor maps. ``executable`` 0: the maps that the node was instantiated with, otherwise
+/* Return the key of a node's tensor maps. If ``executable`` is 0, these are the maps of the instantiation, otherwise
  * the maps that were changed in this executable graph. cuGraphExecUpdate gives the executable graph another graph
  * id, so that earlier changes no longer apply. */
 static uint64_t tensor_map_key(uint32_t graph, uint32_t executable, uint32_t node)

@@ -4,7 +4,6 @@
 #include <ctype.h>
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 #include "profile/library.h"
 #include "profile/window.h"
@@ -15,67 +14,37 @@
 #define MAX_CALLBACKS 2048 /* callback ids of a domain; CUDA 13.0 has 523 and 807 */
 #define MAX_NAME_BYTES 128
 
-/* What a callback of a function is for. */
+/* The purpose of the callback of a function. */
 typedef enum { ROLE_NONE, ROLE_WORK, ROLE_ALLOCATION, ROLE_START, ROLE_STOP } callback_role;
 
-/* Beginnings of the names of functions that enqueue or wait for work, or that free memory. */
+/* Beginnings of the names of functions that enqueue or wait for work, or that free memory. Functions of the runtime are
+ * not among them: each calls one of these, with the same correlation number, and two callbacks more for each call cost as
+ * much as the rest of the recording. */
 static const char *const WORK_PREFIXES[] = {
-    "cudaLaunchKernel",
-    "cudaLaunchCooperativeKernel",
-    "cudaGraphLaunch",
-    "cudaMemcpy",
-    "cudaMemset",
-    "cudaMemPrefetch",
-    "cudaFree",
-    "cudaHostRegister",
-    "cudaHostUnregister",
-    "cudaDeviceSynchronize",
-    "cudaThreadSynchronize",
-    "cudaStreamSynchronize",
-    "cudaEventSynchronize",
-    "cudaStreamWaitEvent",
-    "cudaMallocPitch",
-    "cudaMalloc3D",
-    "cudaMallocArray",
-    "cuLaunch",
-    "cuGraphLaunch",
-    "cuMemcpy",
-    "cuMemset",
-    "cuMemPrefetch",
-    "cuMemFree",
-    "cuMemHostRegister",
-    "cuMemHostUnregister",
-    "cuMemMap",
-    "cuMemUnmap",
-    "cuMemRelease",
-    "cuMemAllocPitch",
-    "cuCtxSynchronize",
-    "cuStreamSynchronize",
-    "cuEventSynchronize",
-    "cuStreamWaitEvent",
+    "cuLaunch",         "cuGraphLaunch",       "cuMemcpy",           "cuMemset",
+    "cuMemPrefetch",    "cuMemFree",           "cuMemHostRegister",  "cuMemHostUnregister",
+    "cuMemMap",         "cuMemUnmap",          "cuMemRelease",       "cuMemAllocPitch",
+    "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize",
 };
 
 /* Names of functions of which the second argument is the number of bytes to allocate. */
 static const char *const ALLOCATIONS[] = {
-    "cudaMalloc",      "cudaMallocHost",          "cudaHostAlloc",   "cudaMallocManaged",
-    "cudaMallocAsync", "cudaMallocFromPoolAsync", "cuMemAlloc",      "cuMemAllocHost",
-    "cuMemHostAlloc",  "cuMemAllocManaged",       "cuMemAllocAsync", "cuMemAllocFromPoolAsync",
-    "cuMemCreate",
+    "cuMemAlloc",      "cuMemAllocHost",          "cuMemHostAlloc", "cuMemAllocManaged",
+    "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemCreate",
 };
 
 /* Functions that run host code and enqueue no work of the GPU. */
 static const char *const EXCLUDED[] = {"cuLaunchHostFunc"};
 
-static uint8_t roles[CUPTI_DOMAIN_RESOURCE][MAX_CALLBACKS]; /* by domain and callback id */
+static uint8_t roles[CUPTI_DOMAIN_RESOURCE][MAX_CALLBACKS];     /* by domain and callback id */
+static uint32_t name_ids[CUPTI_DOMAIN_RESOURCE][MAX_CALLBACKS]; /* text ids of plain names; 0: not written yet */
 
 /* --- the recorded functions --------------------------------------------------------------------- */
 
 /* Copy the name of a function without the suffixes of its version and of its per-thread default stream, as programs
- * write the name: "__cudaLaunchKernel_ptsz_v13000" becomes "cudaLaunchKernel". */
+ * write the name: "cuMemAlloc_v2" becomes "cuMemAlloc". */
 static void plain_name(const char *name, char *plain)
 {
-    while (*name == '_')
-        name++;
     size_t length = strnlen(name, MAX_NAME_BYTES - 1);
     memcpy(plain, name, length);
     plain[length] = 0;
@@ -150,30 +119,37 @@ int api_calls_enable_control(CUpti_SubscriberHandle subscriber)
 
 /* --- records ------------------------------------------------------------------------------------ */
 
-static int64_t monotonic_ns(void)
+void api_calls_forked(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    memset(name_ids, 0, sizeof name_ids);
+}
+
+/* Return the text id of the plain name of a function. The lock is held. */
+static uint32_t name_id(int domain, uint32_t cbid, const char *name)
+{
+    uint32_t *id = &name_ids[domain][cbid];
+    if (!*id && name) {
+        char plain[MAX_NAME_BYTES];
+        plain_name(name, plain);
+        *id = spool_text(plain);
+    }
+    return *id;
 }
 
 /* Write the record of a call that ends now. The stack is read here and not at the entry: the Python frames of a thread
  * do not change while it is inside a call. */
-static void record_call(const CUpti_CallbackData *data, callback_role role, int64_t start_ns)
+static void record_call(const CUpti_CallbackData *data, uint32_t cbid, const profiled_call *call)
 {
     call_site stack;
-    char name[MAX_NAME_BYTES];
     const int64_t end_ns = monotonic_ns();
-    plain_name(data->functionName ? data->functionName : "", name);
     call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
-    record rec = record_begin(KIND_API_CALL, data->contextUid, 0, call_site_id(&stack));
-    rec.time_ns = start_ns;
-    rec.api_call.function = spool_text(name);
+    record rec = record_begin_at(call->start_ns, KIND_API_CALL, data->contextUid, 0, call_site_id(&stack));
+    rec.api_call.function = name_id(call->domain, cbid, data->functionName);
     rec.api_call.correlation = data->correlationId;
-    rec.api_call.start_ns = start_ns;
+    rec.api_call.start_ns = call->start_ns;
     rec.api_call.end_ns = end_ns;
-    if (role == ROLE_ALLOCATION && data->functionParams)
+    if (roles[call->domain][cbid] == ROLE_ALLOCATION && data->functionParams)
         rec.api_call.size_bytes = ((const uint64_t *)data->functionParams)[1];
     record_append_and_unlock(&rec);
 }
@@ -200,8 +176,7 @@ void api_calls_on_callback(int domain, uint32_t cbid, const CUpti_CallbackData *
     }
     if (!is_inside_call || call->domain != domain || call->correlation != data->correlationId)
         return;
-    call->domain = 0;
     if (window_is_open())
-        record_call(data, role, call->start_ns);
-    window_detach_if_ended();
+        record_call(data, cbid, call);
+    call->domain = 0;
 }

@@ -1,5 +1,5 @@
-/* The calls of the CUDA runtime and driver that enqueue, wait for or allocate something: one record for each, with the
- * Python call stack. */
+/* The calls of the CUDA driver that enqueue, wait for or allocate something: one record for each, with the Python call
+ * stack. Calls of the runtime are recorded as the driver calls that they make. */
 #ifndef CK_PROFILE_API_CALLS_H
 #define CK_PROFILE_API_CALLS_H
 
@@ -17,6 +17,9 @@ int api_calls_enable(CUpti_SubscriberHandle subscriber, bool enable);
 
 /* Enable the callbacks of cudaProfilerStart and cudaProfilerStop. Return 0, or a result code. */
 int api_calls_enable_control(CUpti_SubscriberHandle subscriber);
+
+/* Forget the text ids of names in the child of a fork, which has its own trace. */
+void api_calls_forked(void);
 
 /* Handle a callback of the runtime or the driver. */
 void api_calls_on_callback(int domain, uint32_t cbid, const CUpti_CallbackData *data);

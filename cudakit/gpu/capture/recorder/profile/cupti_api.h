@@ -190,7 +190,6 @@ typedef void (*CUpti_BufferCompleteFunc)(CUcontext context, uint32_t streamId, u
     X(next_record, cuptiActivityGetNextRecord, (uint8_t *, size_t, CUpti_Activity **)) \
     X(dropped_records, cuptiActivityGetNumDroppedRecords, (CUcontext, uint32_t, size_t *)) \
     X(flush_all, cuptiActivityFlushAll, (uint32_t)) \
-    X(finalize, cuptiFinalize, (void)) \
     X(context_id, cuptiGetContextId, (CUcontext, uint32_t *)) \
     X(device_id, cuptiGetDeviceId, (CUcontext, uint32_t *)) \
     X(graph_node_id, cuptiGetGraphNodeId, (CUgraphNode, uint64_t *))

@@ -24,8 +24,6 @@ static const uint32_t CALLBACKS[] = {
 static hash_table node_sites;
 #define NO_SITE UINT32_MAX
 
-static bool has_graphs; /* accessed atomically */
-
 int resources_enable(CUpti_SubscriberHandle subscriber, bool enable)
 {
     int failed = 0;
@@ -101,13 +99,8 @@ void resources_on_callback(uint32_t cbid, const CUpti_ResourceData *data)
     switch (cbid) {
     case CUPTI_RESOURCE_CONTEXT_CREATED: on_context_created(data->context); break;
     case CUPTI_RESOURCE_CONTEXT_DESTROY_STARTING: activity_flush(false); break;
-    case CUPTI_RESOURCE_MODULE_UNLOAD_STARTING:
-        pthread_mutex_lock(&recorder_lock);
-        activity_forget_names();
-        pthread_mutex_unlock(&recorder_lock);
-        break;
+    case CUPTI_RESOURCE_MODULE_UNLOAD_STARTING: activity_forget_names(); break;
     case CUPTI_RESOURCE_GRAPHNODE_CREATED:
-        __atomic_store_n(&has_graphs, true, __ATOMIC_RELEASE);
         if (graph)
             on_node_created(graph);
         break;
@@ -122,13 +115,7 @@ void resources_on_callback(uint32_t cbid, const CUpti_ResourceData *data)
     }
 }
 
-bool resources_have_graphs(void)
-{
-    return __atomic_load_n(&has_graphs, __ATOMIC_ACQUIRE);
-}
-
 void resources_forked(void)
 {
     hash_table_clear(&node_sites);
-    has_graphs = false;
 }

@@ -12,9 +12,6 @@ int resources_enable(CUpti_SubscriberHandle subscriber, bool enable);
 /* Handle a callback about a context, module or graph node. */
 void resources_on_callback(uint32_t cbid, const CUpti_ResourceData *data);
 
-/* Return whether the program has created graphs. */
-bool resources_have_graphs(void);
-
 /* Forget the nodes of the parent in the child of a fork. */
 void resources_forked(void);
 

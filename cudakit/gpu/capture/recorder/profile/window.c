@@ -20,6 +20,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define INJECTION_VARIABLE "CUDA_INJECTION64_PATH"
+#define NOT_PROFILED "the process was not profiled: "
 #define RANGE_BYTES 1024
 #define ERROR_BYTES 1024
 #define FLUSH_INTERVAL_NS 1000000000ll /* completed records are written at this interval */
@@ -31,17 +32,16 @@ static char library_path[PATH_MAX], range_name[RANGE_BYTES];
 static int64_t delay_ns, duration_ns;
 static bool is_configured;
 
-/* The state of the profile. A thread that changes it holds ``window_lock``, with which it calls CUPTI. Callbacks of CUPTI wait for
- * this lock LOCK_TIMEOUT_S at most: its holder may be waiting for them. */
+/* The state of the profile. A thread that changes it holds ``window_lock``, with which it calls CUPTI. Callbacks of
+ * CUPTI wait for this lock LOCK_TIMEOUT_S at most: its holder may be waiting for them. */
 static pthread_mutex_t window_lock = PTHREAD_MUTEX_INITIALIZER;
 static CUpti_SubscriberHandle subscriber; /* NULL before the profile begins and after it has ended */
-static bool is_open;           /* written with the lock, read atomically; activities and calls are recorded now */
-static bool is_paused;         /* by cudaProfilerStop, or until cudaProfilerStart */
-static int64_t begin_ns;       /* time from which the delay counts */
-static int64_t end_ns;         /* time at which the profile ends; 0 if it is not determined */
-static uint32_t generation;    /* number of times the window was opened; accessed atomically */
-static int open_range_count;   /* open ranges of the name; accessed atomically */
-static bool is_detach_pending; /* the next call of the program detaches CUPTI; accessed atomically */
+static bool is_open;         /* written with the lock, read atomically; activities and calls are recorded now */
+static bool is_paused;       /* whether the profile waits for a call of cudaProfilerStart */
+static int64_t begin_ns;     /* time from which the delay counts */
+static int64_t end_ns;       /* time at which the profile ends; 0 if it is not determined */
+static uint32_t generation;  /* number of times the window was opened; accessed atomically */
+static int open_range_count; /* number of open ranges with the name in the options; accessed atomically */
 static bool exit_handler_is_registered;
 
 /* The thread that flushes records, and that opens and ends the window in time. */
@@ -49,13 +49,6 @@ static pthread_t timer_thread;
 static bool has_timer_thread, timer_must_stop;
 static pthread_mutex_t timer_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t timer_condition = PTHREAD_COND_INITIALIZER;
-
-static int64_t monotonic_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 /* Take the window lock. Return false after a timeout. */
 static bool lock_window(void)
@@ -196,7 +189,7 @@ static void synchronize_context(void)
 
 /* Stop all callbacks and records. Return the former subscriber, which the caller unsubscribes. The window lock is held.
  */
-static CUpti_SubscriberHandle stop_recording(bool keep_callbacks)
+static CUpti_SubscriberHandle stop_recording(void)
 {
     CUpti_SubscriberHandle former = subscriber;
     if (!former)
@@ -204,8 +197,7 @@ static CUpti_SubscriberHandle stop_recording(bool keep_callbacks)
     if (is_open) {
         record_window(false);
         activity_disable();
-        if (!keep_callbacks)
-            api_calls_enable(former, false);
+        api_calls_enable(former, false);
         __atomic_store_n(&is_open, false, __ATOMIC_RELEASE);
     }
     resources_enable(former, false);
@@ -213,31 +205,19 @@ static CUpti_SubscriberHandle stop_recording(bool keep_callbacks)
     return former;
 }
 
-/* End the profile at the end of its duration. The instrumentation of CUPTI slows later work down as well, so CUPTI is
- * detached, which must happen at the exit of a call of the program. It stays if the program has graphs: CUPTI does not
- * support that executable graphs continue after it was detached (torch.profiler keeps it for the same reason). */
-static void end_in_time(void)
+/* Write all records and unsubscribe. CUPTI stays loaded: cuptiFinalize, which detaches it from the process, crashed
+ * programs whose threads launched work meanwhile (CUDA 13.0). */
+static void end_now(void)
 {
     activity_flush(false);
     if (!lock_window())
         return;
-    const bool detaches = is_open && !resources_have_graphs();
-    CUpti_SubscriberHandle former = stop_recording(detaches);
+    CUpti_SubscriberHandle former = stop_recording();
     pthread_mutex_unlock(&window_lock);
     if (!former)
         return;
     activity_flush(true);
-    if (detaches)
-        __atomic_store_n(&is_detach_pending, true, __ATOMIC_RELEASE);
-    else
-        cupti.unsubscribe(former);
-}
-
-void window_detach_if_ended(void)
-{
-    if (__atomic_load_n(&is_detach_pending, __ATOMIC_ACQUIRE) &&
-        __atomic_exchange_n(&is_detach_pending, false, __ATOMIC_ACQ_REL))
-        cupti.finalize();
+    cupti.unsubscribe(former);
 }
 
 /* --- the timer thread --------------------------------------------------------------------------- */
@@ -273,7 +253,7 @@ static void *run_timer(void *unused)
     (void)unused;
     while (wait_until(next_change_ns())) {
         if (end_ns && monotonic_ns() >= end_ns) {
-            end_in_time();
+            end_now();
             return NULL;
         }
         update_window_now();
@@ -326,8 +306,8 @@ static bool configure(const profile_options *options)
 {
     if (strlen(options->library) >= sizeof library_path || strlen(options->range) >= sizeof range_name)
         return false;
-    strcpy(library_path, options->library);
-    strcpy(range_name, options->range);
+    snprintf(library_path, sizeof library_path, "%s", options->library);
+    snprintf(range_name, sizeof range_name, "%s", options->range);
     delay_ns = (int64_t)(options->delay_s * 1e9);
     duration_ns = (int64_t)(options->duration_s * 1e9);
     is_paused = options->is_paused;
@@ -374,8 +354,8 @@ static bool begin(char *error, size_t error_bytes)
     pthread_mutex_unlock(&window_lock);
     if (!has_begun || !is_first)
         return has_begun;
-    /* Exit handlers run in reverse order. This one is registered after the library is loaded, so that it runs before the
-     * library's own. */
+    /* Exit handlers run in reverse order. This one is registered after the library is loaded, so that it runs before
+     * the library's own. */
     if (!exit_handler_is_registered)
         exit_handler_is_registered = !atexit(profile_end);
     start_timer();
@@ -404,14 +384,16 @@ const char *profile_at_first_use(const profile_options *options)
     return NULL;
 }
 
-/* Begin the profile. The driver calls this function at the first use of CUDA. The result is always success, because CUDA
- * works without a profile too. */
+/* Begin the profile. The driver calls this function at the first use of CUDA. The result is always success, because
+ * CUDA works without a profile too. */
 EXPORTED int InitializeInjection(void)
 {
     char error[ERROR_BYTES] = "";
     if (!is_configured || begin(error, sizeof error))
         return 1;
-    spool_notice("unrecorded", error);
+    char message[ERROR_BYTES + sizeof NOT_PROFILED];
+    snprintf(message, sizeof message, NOT_PROFILED "%s", error);
+    spool_notice("unrecorded", message);
     return 1;
 }
 
@@ -420,16 +402,9 @@ void profile_end(void)
     stop_timer();
     if (!subscriber)
         return;
+    activity_disable_synchronizations(); /* that of the next line is not the program's */
     synchronize_context();
-    activity_flush(false);
-    if (!lock_window())
-        return;
-    CUpti_SubscriberHandle former = stop_recording(false);
-    pthread_mutex_unlock(&window_lock);
-    if (!former)
-        return;
-    activity_flush(true);
-    cupti.unsubscribe(former);
+    end_now();
 }
 
 void profile_cancel(void)
@@ -444,9 +419,10 @@ void profile_forked(void)
 {
     window_lock = timer_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     timer_condition = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-    has_timer_thread = is_open = is_detach_pending = false;
+    has_timer_thread = is_open = false;
     subscriber = NULL;
     open_range_count = 0;
     activity_forked();
+    api_calls_forked();
     resources_forked();
 }

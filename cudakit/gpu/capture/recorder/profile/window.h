@@ -28,8 +28,8 @@ const char *profile_at_first_use(const profile_options *options);
 /* Profile the process from now on. On failure return false and write the reason to ``error``. */
 bool profile_begin(const profile_options *options, char *error, size_t error_bytes);
 
-/* End the profile: wait for the work of the current context, write all records and unsubscribe. Calls CUDA and CUPTI: the lock is not
- * held. A second call does nothing. */
+/* End the profile: wait for the work of the current context, write all records and unsubscribe. Calls CUDA and
+ * CUPTI: the lock is not held. A second call does nothing. */
 void profile_end(void);
 
 /* End the profile, and do not begin one in this process or its children. */
@@ -52,8 +52,5 @@ bool window_is_open(void);
 
 /* Return a number that changes whenever callbacks are enabled. */
 uint32_t window_generation(void);
-
-/* At the exit of a call of the program: detach CUPTI if the profile has ended. */
-void window_detach_if_ended(void);
 
 #endif

@@ -43,8 +43,10 @@ void call_site_of_caller(call_site *stack, int skipped_frames)
     stack->depth = walker ? walker->walk(keys, stack->code, stack->offset, MAX_FRAMES) : 0;
     int skipped = skipped_frames < stack->depth ? skipped_frames : stack->depth;
     stack->depth -= skipped;
-    memmove(stack->code, stack->code + skipped, (size_t)stack->depth * sizeof *stack->code);
-    memmove(stack->offset, stack->offset + skipped, (size_t)stack->depth * sizeof *stack->offset);
+    if (skipped) {
+        memmove(stack->code, stack->code + skipped, (size_t)stack->depth * sizeof *stack->code);
+        memmove(stack->offset, stack->offset + skipped, (size_t)stack->depth * sizeof *stack->offset);
+    }
     uint64_t hash = 0;
     for (int i = skipped; i < skipped + stack->depth; i++)
         hash = (hash ^ keys[i]) * 0x9E3779B97F4A7C15ull + (hash >> 29);
@@ -84,10 +86,18 @@ static uint32_t stack_id(const call_site *stack, bool is_backward)
     return id;
 }
 
+/* Return whether torch's autograd started the calling thread. A thread gets its name before its first CUDA call, so the
+ * name is read once. */
 static bool is_autograd_thread(void)
 {
-    char name[THREAD_NAME_BYTES] = "";
-    return !prctl(PR_GET_NAME, name) && !strncmp(name, AUTOGRAD_THREAD, strlen(AUTOGRAD_THREAD));
+    static __thread enum { NAME_UNREAD, AUTOGRAD, OTHER_THREAD } thread_kind;
+    if (thread_kind == NAME_UNREAD) {
+        char name[THREAD_NAME_BYTES] = "";
+        const bool is_autograd =
+            !prctl(PR_GET_NAME, name) && !strncmp(name, AUTOGRAD_THREAD, strlen(AUTOGRAD_THREAD));
+        thread_kind = is_autograd ? AUTOGRAD : OTHER_THREAD;
+    }
+    return thread_kind == AUTOGRAD;
 }
 
 /* Return the stack id of the running backward pass, or 0. If several passes are running, the pass of a thread is

@@ -1,0 +1,251 @@
+"""``cudakit profile``: show a saved profile again, export it, or compare two profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from cudakit.cli.failure import ExitCode
+from cudakit.cli.options import (
+    FILE,
+    Command,
+    OutputOptions,
+    Value,
+    option,
+    option_group,
+    output_options,
+    percent,
+    with_options,
+)
+from cudakit.cli.progress import progress_line
+from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
+from cudakit.errors import UsageError
+
+if TYPE_CHECKING:
+    from cudakit.core.profile.activities import Activities
+    from cudakit.core.profile.analysis import DeviceGaps
+    from cudakit.core.profile.result import ProfileResult
+    from cudakit.trace.run_log import Outcome
+
+# Formats that need the activities of a run, which a saved result does not have.
+ACTIVITY_FORMATS = ("csv", "trace.json", "trace.json.gz", "pftrace", "speedscope.json", "collapsed")
+FORMATS = (*COMMON_FORMATS, *ACTIVITY_FORMATS)
+
+
+def _slower(text: str) -> float:
+    kind, _, amount = text.partition(":")
+    if kind != "slower" or not amount:
+        raise click.BadParameter(f"{text!r} is not slower:AMOUNT, for example slower:5%")
+    return percent(amount)
+
+
+TOP = option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Rows of each table; 0 shows all.",
+)
+BY = option(
+    "--by",
+    type=click.Choice(["kernel", "line", "range"]),
+    help="Show GPU time by kernel, Python line or NVTX range only.  [default: all three]",
+)
+STEP = option(
+    "--step-range",
+    metavar="NAME",
+    help="NVTX range that is one step of the program; # stands for a number.  [default: found]",
+)
+BENCH = option(
+    "--bench",
+    type=FILE,
+    metavar="FILE",
+    help="Compare rates of copies with those that cudakit bench copy measured: its JSON file.",
+)
+_COMPARE = option_group(
+    "Compare",
+    option(
+        "--diff",
+        "before",
+        type=FILE,
+        metavar="BEFORE",
+        help="Compare with the earlier profile BEFORE by step, kernel and line.",
+    ),
+    option(
+        "--fail-on",
+        "limit",
+        type=Value(("slower:5%",), _slower),
+        metavar="slower:AMOUNT",
+        help="With --diff: exit with 1 if a step is slower by more than AMOUNT. Example: slower:5%.",
+    ),
+)
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return with_options((*option_group("What to show", TOP, BY, STEP, BENCH), *_COMPARE), command)
+
+
+@click.command(cls=Command)
+@_options
+@output_options(FORMATS)
+@click.argument("file", metavar="FILE", type=FILE)
+def profile(
+    *,
+    file: str,
+    top: int,
+    by: Literal["kernel", "line", "range"] | None,
+    step_range: str | None,
+    bench: str | None,
+    before: str | None,
+    limit: float | None,
+    output: OutputOptions,
+) -> int:
+    """Show a profile of cudakit run --profile again, export it, or compare it with another one.
+
+    FILE is a log (cudakit run --profile --log FILE), or a saved result (-o FILE.json). A result has the
+    report only; exports of the timeline need a log. The exit code is 0 whatever the report finds; --fail-on
+    makes it 1 if a step became slower.
+
+    \b
+    cudakit profile profile.log
+    cudakit profile profile.log -o profile.html -o profile.trace.json
+    cudakit profile new.json --diff old.json --fail-on slower:5%
+    """
+    if limit is not None and before is None:
+        raise click.UsageError("--fail-on slower needs --diff")
+    with open_outputs(output) as outputs:
+        load = partial(_load, step_range=step_range, quiet=output.quiet)
+        loaded = load(file)
+        _refuse_exports(output, loaded)
+        if bench is not None:
+            loaded = replace(loaded, result=with_limits(loaded.result, bench))
+        if before is None:
+            outputs.write(loaded.report(top=top, by=by))
+            return ExitCode.OK
+        from cudakit.core.profile.diff import compare
+        from cudakit.core.profile.present import diff as present_diff
+
+        if _activity_formats(output):
+            raise UsageError(
+                "a comparison cannot be written as a timeline",
+                hint=f"leave out --diff, or use {', '.join(COMMON_FORMATS)}",
+            )
+        diff = compare(load(before).result, loaded.result)
+        outputs.write(Report(result=diff, document=lambda: present_diff.report(diff, top=top)))
+    growth = diff.slowest_growth()
+    is_slower = limit is not None and growth is not None and growth > limit
+    return ExitCode.FINDINGS if is_slower else ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A result, and the recorded activities that it is the result of; a saved result has none."""
+
+    result: ProfileResult
+    activities: Sequence[Activities] = ()
+    gaps: Sequence[DeviceGaps] = ()
+
+    def report(
+        self, *, top: int = 10, by: Literal["kernel", "line", "range"] | None = None
+    ) -> Report:
+        """Return the report in every format; those of the timeline need activities."""
+        from cudakit.core.profile.exports import WRITERS
+        from cudakit.core.profile.present import report as present
+        from cudakit.render import html
+
+        has_timeline = bool(self.activities)
+        writers = {
+            suffix: partial(writer, self.activities)
+            for suffix, writer in WRITERS.items()
+            if has_timeline
+        }
+        return Report(
+            result=self.result,
+            document=lambda: present.report(self.result, top=top, by=by),
+            exports={
+                "html": lambda: html.render(present.page(self.result, self.activities, self.gaps))
+            }
+            if has_timeline
+            else {},
+            writers=writers,
+            brief=lambda: present.brief(self.result),
+        )
+
+
+def analyzed(
+    activities: Sequence[Activities], outcome: Outcome, *, step_range: str | None = None
+) -> Profile:
+    """Return the profile of recorded activities, with kernel names in readable form."""
+    from cudakit.core.profile.analysis import ProfileSpec, analyze
+    from cudakit.gpu.demangle import demangle
+
+    activities = [
+        replace(process, strings=tuple(map(demangle, process.strings))) for process in activities
+    ]
+    analysis = analyze(
+        activities,
+        ProfileSpec(step_range),
+        exit_status=outcome.exit_status,
+        notes=outcome.notes,
+        incomplete=outcome.incomplete,
+    )
+    return Profile(analysis.result, activities, analysis.gaps)
+
+
+def with_limits(result: ProfileResult, bench: str) -> ProfileResult:
+    """Return a result with the limits that a saved ``cudakit bench copy`` result measured.
+
+    Raises UsageError if the bench has no large copies.
+    """
+    from cudakit.core.bench.load import load_result
+    from cudakit.core.profile.diff import MIN_COPY_BYTES, compare_rates
+
+    rates: dict[str, float] = {}
+    for case in load_result(Path(bench)).results:
+        size_bytes, direction = case.axes.get("size_bytes"), case.axes.get("direction")
+        if case.name != "copy" or not isinstance(size_bytes, int) or size_bytes < MIN_COPY_BYTES:
+            continue
+        if isinstance(case.median_s, float) and case.median_s:
+            rate = size_bytes / case.median_s
+            rates[str(direction)] = max(rates.get(str(direction), 0.0), rate)
+    if not rates:
+        raise UsageError(
+            f"{bench} has no copies of at least 1 MiB",
+            hint="measure them: cudakit bench copy -o copy.json",
+        )
+    return replace(result, limits=compare_rates(result, rates))
+
+
+def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:
+    """Read a saved result or a log."""
+    from cudakit.core.profile.load import is_saved_result, load_log, load_result
+
+    path = Path(file)
+    if is_saved_result(path):
+        if step_range is not None:
+            raise UsageError(
+                "--step-range needs a log", hint="write one: cudakit run --profile --log FILE"
+            )
+        return Profile(load_result(path))
+    with progress_line(quiet=quiet) as progress:
+        recorded = load_log(path, progress)
+        return analyzed(recorded.activities, recorded.outcome, step_range=step_range)
+
+
+def _activity_formats(output: OutputOptions) -> list[str]:
+    return [path for path in output.paths if path.lower().endswith(ACTIVITY_FORMATS)]
+
+
+def _refuse_exports(output: OutputOptions, loaded: Profile) -> None:
+    """Raise UsageError for a timeline of a saved result."""
+    if not loaded.activities and (paths := _activity_formats(output)):
+        raise UsageError(
+            f"{paths[0]} needs a log: a saved result has no timeline",
+            hint="write one: cudakit run --profile --log FILE PROGRAM",
+        )

@@ -1,0 +1,281 @@
+"""Analyze the activities of a program: where the time of its GPUs went, and what would make it faster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudakit.core.profile import tables
+from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.findings import find
+from cudakit.core.profile.host_time import IdleCause, ThreadTime, call_causes, divide_thread
+from cudakit.core.profile.idle import Gaps, busy_time, find_gaps
+from cudakit.core.profile.intervals import IntervalSet, Times
+from cudakit.core.profile.nvtx import OpenRanges, open_ranges
+from cudakit.core.profile.ranks import match_collectives
+from cudakit.core.profile.result import (
+    Device,
+    IdleTime,
+    ProfileResult,
+    Step,
+    Steps,
+    TimeDivision,
+)
+from cudakit.core.profile.steps import (
+    DeviceSteps,
+    HostSteps,
+    find_steps,
+    steady_bounds,
+    steps_of_device,
+)
+from cudakit.core.profile.timeline import Timeline, WorkKind, first_time, timeline
+from cudakit.core.profile.waits import host_waits
+from cudakit.trace.kinds import EventKind
+
+# Maximum number of steps in the result; the other ones count in all sums.
+_MAX_STEPS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSpec:
+    """The options of an analysis."""
+
+    range_name: str | None = (
+        None  # name of the NVTX range that is a step; None: found automatically
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGaps:
+    """The gaps between the work of a process on a device."""
+
+    process: int
+    device: int
+    gaps: Gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The result of an analysis, and the gaps in which devices were idle."""
+
+    result: ProfileResult
+    gaps: tuple[DeviceGaps, ...]
+
+
+def analyze(
+    activities: Sequence[Activities],
+    spec: ProfileSpec | None = None,
+    *,
+    demangle: Callable[[str], str] = str,
+    exit_status: int | None = None,
+    notes: Sequence[str] = (),
+    incomplete: Sequence[str] = (),
+) -> Analysis:
+    """Return where the GPU time of all processes went.
+
+    ``demangle`` returns the readable form of a kernel's name. ``notes`` and ``incomplete`` are sentences
+    about the recording.
+    """
+    spec = spec or ProfileSpec()
+    timelines = [timeline(process) for process in activities]
+    lost = _lost_events(activities)
+    analyzed = [
+        device
+        for one in timelines
+        for device in _Process(one, spec, demangle, first_time(timelines)).devices()
+    ]
+    devices = [device for device, _ in analyzed]
+    result = ProfileResult(
+        exit_status=exit_status,
+        simulated=any(process.simulated for process in activities),
+        devices=tuple(devices),
+        findings=find(devices, is_lossy=bool(lost or incomplete)),
+        straggler=match_collectives(timelines),
+        limits=(),
+        gaps=lost,
+        notes=tuple(notes),
+        incomplete=tuple(incomplete),
+    )
+    gaps = (DeviceGaps(device.process, device.device, gaps) for device, gaps in analyzed)
+    return Analysis(result, tuple(gaps))
+
+
+def _lost_events(activities: Sequence[Activities]) -> dict[str, int]:
+    """Return the reasons why events are missing, with the numbers of events."""
+    lost: Counter[str] = Counter()
+    for process in activities:
+        rows = process.of(EventKind.GAP)
+        for reason, count in zip(rows["reason"].tolist(), rows["count"].tolist(), strict=True):
+            lost[process.strings[reason]] += count
+    return dict(lost)
+
+
+class _Process:
+    """The analysis of one process."""
+
+    def __init__(
+        self, process: Timeline, spec: ProfileSpec, demangle: Callable[[str], str], origin_ns: int
+    ) -> None:
+        self._timeline = process
+        self._demangle = demangle
+        self._origin_ns = origin_ns
+        self._steps: HostSteps = find_steps(process, spec.range_name)
+        calls, work = process.calls, process.work
+        self._call_cause = call_causes(process)
+        launching = np.unique(calls.thread[work.call[work.call >= 0]]).tolist()
+        self._threads: dict[int, ThreadTime] = {
+            thread: divide_thread(process, self._call_cause, thread) for thread in launching
+        }
+        self._ranges, self._range_path = self._work_ranges()
+
+    def devices(self) -> Iterator[tuple[Device, Gaps]]:
+        """Yield the analysis of each device that has work, and its gaps."""
+        for device in np.unique(self._timeline.work.device).tolist():
+            yield self._device(device)
+
+    def _work_ranges(self) -> tuple[OpenRanges, Times]:
+        """Return the NVTX ranges that were open at the launch of each work."""
+        calls, call = self._timeline.calls, self._timeline.work.call
+        path = np.zeros(len(call), np.int64)
+        has_call = call >= 0
+        ranges, path[has_call] = open_ranges(
+            self._timeline.activities,
+            calls.thread[call[has_call]],
+            calls.start_ns[call[has_call]],
+        )
+        return ranges, path
+
+    def _device(self, device: int) -> tuple[Device, Gaps]:
+        work = self._timeline.work
+        rows = np.flatnonzero(work.device == device)
+        first_ns, last_ns = int(work.start_ns[rows[0]]), int(work.end_ns[rows].max())
+        division = _Division(
+            busy_time(self._timeline, rows),
+            find_gaps(self._timeline, rows, self._threads),
+            first_ns,
+            last_ns,
+            self._origin_ns,
+        )
+        steps = steps_of_device(self._timeline, rows, self._steps)
+        start_ns, end_ns = steady_bounds(steps) or (first_ns, last_ns)
+        is_measured = (work.start_ns[rows] >= start_ns) & (work.start_ns[rows] < end_ns)
+        name, multiprocessors = self._device_facts(device)
+        table = tables.WorkTable(
+            self._timeline,
+            rows[is_measured],
+            self._range_path[rows[is_measured]],
+            self._ranges,
+            multiprocessors,
+            self._demangle,
+        )
+        kernels = table.of_kind(WorkKind.KERNEL)
+        is_collective = tables.is_collective(table, kernels)
+        kernel_time = table.intervals(kernels)
+        compute_time = table.intervals(kernels[~is_collective])
+        collective_time = table.intervals(kernels[is_collective])
+        copy_time = table.intervals(table.of_kind(WorkKind.COPY))
+        window_start, window_end = self._window(first_ns, last_ns)
+        analyzed = Device(
+            process=self._timeline.process,
+            device=device,
+            name=name,
+            multiprocessors=multiprocessors,
+            recorded=division.between(window_start, window_end),
+            measured=division.between(start_ns, end_ns),
+            steps=self._step_rows(steps, division),
+            work_ns=table.total_ns,
+            launches=len(table.rows),
+            kernels=tables.kernels(table),
+            lines=tables.lines(table),
+            ranges=tables.named_ranges(table),
+            copies=tables.copies(table, kernel_time),
+            copies_ns=copy_time.total_ns,
+            copies_overlapped_ns=tables.overlap(copy_time, kernel_time),
+            collectives=tables.collectives(table, kernels[is_collective], compute_time),
+            collectives_ns=collective_time.total_ns,
+            collectives_overlapped_ns=tables.overlap(collective_time, compute_time),
+            streams=tables.streams(table) if len(table.rows) else (),
+            waits=host_waits(
+                self._timeline,
+                self._call_cause,
+                division.gaps,
+                host=self._host_bounds(steps) or (start_ns, end_ns),
+                device=(start_ns, end_ns),
+            ),
+        )
+        return analyzed, division.gaps
+
+    def _host_bounds(self, steps: DeviceSteps) -> tuple[int, int] | None:
+        """Return the time of the host in the measured steps; None without steps."""
+        if not steps.count:
+            return None
+        begin = self._steps.begin_ns
+        after_last = int(steps.number[-1]) + 1
+        end = int(begin[after_last]) if after_last < len(begin) else self._steps.end_ns
+        return int(begin[steps.number[steps.warm_up]]), end
+
+    def _device_facts(self, device: int) -> tuple[str, int]:
+        """Return the name and the number of multiprocessors of a device, if they were recorded."""
+        activities = self._timeline.activities
+        rows = activities.of(EventKind.DEVICE_INFO)
+        rows = rows[rows["device"] == device]
+        if not len(rows):
+            return "", 0
+        return activities.strings[rows["name"][-1]], int(rows["multiprocessors"][-1])
+
+    def _window(self, first_ns: int, last_ns: int) -> tuple[int, int]:
+        """Return the recorded time of the process, which contains the work of a device."""
+        windows = self._timeline.activities.of(EventKind.PROFILE_WINDOW)
+        opened, closed = (
+            windows["time_ns"][windows["is_open"]],
+            windows["time_ns"][~windows["is_open"]],
+        )
+        starts = [first_ns, *opened[:1].tolist(), self._timeline.first_ns()]
+        ends = [last_ns, *closed[-1:].tolist(), self._timeline.last_ns()]
+        return min(time for time in starts if time is not None), max(
+            time for time in ends if time is not None
+        )
+
+    def _step_rows(self, steps: DeviceSteps, division: _Division) -> Steps:
+        begin = steps.begin_ns[: _MAX_STEPS + 1].tolist()
+        rows = tuple(
+            Step(int(number) + 1, index < steps.warm_up, division.between(start, end))
+            for index, (number, start, end) in enumerate(
+                zip(steps.number[:_MAX_STEPS].tolist(), begin, begin[1:], strict=False)
+            )
+        )
+        durations = np.diff(steps.begin_ns)[steps.warm_up :]
+        return Steps(
+            source=self._steps.source if rows else "none",
+            name=self._steps.name if rows else "",
+            warm_up=steps.warm_up,
+            median_ns=int(np.median(durations)) if len(durations) else 0,
+            steps=rows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """Divides the time of a device into busy and idle time."""
+
+    busy: IntervalSet
+    gaps: Gaps
+    first_ns: int  # start of the first work
+    last_ns: int  # end of the last work
+    origin_ns: int
+
+    def between(self, start_ns: int, end_ns: int) -> TimeDivision:
+        """Return the division of an interval whose ends are not within a gap."""
+        gaps = self.gaps
+        first, last = np.searchsorted(gaps.start_ns, [start_ns, end_ns])
+        by_cause = gaps.by_cause_ns[first:last].sum(axis=0)
+        by_cause[IdleCause.NOT_STARTED] = max(self.first_ns - start_ns, 0)
+        by_cause[IdleCause.ENDED] = max(end_ns - self.last_ns, 0)
+        idle = IdleTime(**{f"{cause.name.lower()}_ns": int(by_cause[cause]) for cause in IdleCause})
+        busy = self.busy.covered_until(np.array([start_ns, end_ns]))
+        return TimeDivision(
+            start_ns - self.origin_ns, end_ns - self.origin_ns, int(busy[1] - busy[0]), idle
+        )

@@ -1,0 +1,134 @@
+"""Compare two profiles by step, kernel and line, and one with the limits that ``cudakit bench`` measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cudakit.core.profile.findings import place
+from cudakit.core.profile.present.report import copies_name
+from cudakit.core.profile.result import Device, Limit, ProfileResult
+from cudakit.trace.kinds import Direction
+
+# The latency of smaller copies limits them, so that their rate cannot be compared.
+MIN_COPY_BYTES = 1 << 20
+# Direction in ``cudakit bench copy``. Copies of pageable memory use the same link as pinned ones.
+_DIRECTIONS = {
+    Direction.HOST_TO_DEVICE: "h2d",
+    Direction.DEVICE_TO_HOST: "d2h",
+    Direction.DEVICE_TO_DEVICE: "d2d",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A time of both profiles, per step if both have steps, or else of the whole measured time."""
+
+    name: str
+    before_ns: float  # 0 if only the later profile has the row
+    after_ns: float
+
+    @property
+    def change_ns(self) -> float:
+        """The difference; positive if the later profile is slower."""
+        return self.after_ns - self.before_ns
+
+    @property
+    def growth(self) -> float | None:
+        """The relative change; None if the earlier time is 0."""
+        return self.after_ns / self.before_ns - 1 if self.before_ns else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChange:
+    """The changes of one device."""
+
+    device: int
+    per_step: bool  # whether the times are those of a step
+    step: Change  # time of a step (median), or without steps the measured time
+    busy: Change
+    idle: tuple[Change, ...]  # by cause
+    kernels: tuple[Change, ...]  # the largest change first
+    lines: tuple[Change, ...]  # own time, the largest change first
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileDiff:
+    """The changes from one profile to another."""
+
+    schema: ClassVar[str] = "cudakit.profile-diff/1"
+    devices: tuple[DeviceChange, ...]
+    unmatched: int  # number of devices that only one of the profiles has
+
+    def slowest_growth(self) -> float | None:
+        """Return the largest relative growth of a step; None if nothing can be compared."""
+        growths = [device.step.growth for device in self.devices]
+        return max((growth for growth in growths if growth is not None), default=None)
+
+
+def compare(before: ProfileResult, after: ProfileResult) -> ProfileDiff:
+    """Return the changes; devices of the profiles are matched in their order."""
+    pairs = list(zip(before.devices, after.devices, strict=False))
+    unmatched = abs(len(before.devices) - len(after.devices))
+    return ProfileDiff(tuple(_compare(*pair) for pair in pairs), unmatched)
+
+
+def _compare(before: Device, after: Device) -> DeviceChange:
+    per_step = bool(before.steps.measured and after.steps.measured)
+    before_steps = before.steps.measured if per_step else 1
+    after_steps = after.steps.measured if per_step else 1
+
+    def change(name: str, time: Callable[[Device], int]) -> Change:
+        return Change(name, time(before) / before_steps, time(after) / after_steps)
+
+    def changes(rows: Callable[[Device], Iterable[tuple[str, int]]]) -> tuple[Change, ...]:
+        times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for name, time in rows(before):
+            times[name][0] += time / before_steps
+        for name, time in rows(after):
+            times[name][1] += time / after_steps
+        found = [Change(name, *pair) for name, pair in times.items() if pair[0] != pair[1]]
+        return tuple(sorted(found, key=lambda row: (-abs(row.change_ns), row.name)))
+
+    step = (
+        Change("step", before.steps.median_ns, after.steps.median_ns)
+        if per_step
+        else change("measured time", lambda device: device.measured.length_ns)
+    )
+    return DeviceChange(
+        device=after.device,
+        per_step=per_step,
+        step=step,
+        busy=change("busy", lambda device: device.measured.busy_ns),
+        idle=changes(_idle_causes),
+        kernels=changes(lambda device: ((row.name, row.total_ns) for row in device.kernels)),
+        lines=changes(
+            lambda device: (
+                (f"{place((row.frame,), 0)} {row.frame.name}", row.own_ns) for row in device.lines
+            )
+        ),
+    )
+
+
+def _idle_causes(device: Device) -> Iterable[tuple[str, int]]:
+    idle = device.measured.idle
+    return ((name, getattr(idle, name)) for name in idle.__dataclass_fields__)
+
+
+# --- limits ----------------------------------------------------------------------------------------
+
+
+def compare_rates(result: ProfileResult, rates: Mapping[str, float]) -> tuple[Limit, ...]:
+    """Return the copies of a result beside measured rates in bytes per second, by direction of the bench."""
+    return tuple(limit for device in result.devices for limit in _limits(device, rates))
+
+
+def _limits(device: Device, rates: Mapping[str, float]) -> Iterator[Limit]:
+    for copies in device.copies:
+        direction = "peer" if copies.peer else _DIRECTIONS.get(copies.direction, "")
+        limit, rate = rates.get(direction), copies.bytes_per_s
+        if limit and rate and copies.size_bytes >= copies.calls * MIN_COPY_BYTES:
+            name = f"{copies_name(copies)} copies"
+            yield Limit(name, device.process, device.device, rate, limit, rate / limit)

@@ -1,0 +1,306 @@
+"""Find what would make a program faster, with an estimate of the time that each change saves.
+
+Each rule looks at one device and its measured time. It holds only if the estimated saving is at least 3 % of
+that time. The estimates are upper limits under the conditions that the actions state; docs/explanation/
+profile.md compares them with measured savings.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from cudakit.core.profile.result import Copies, Device, Finding, HostWait, Kernel
+from cudakit.document import Frame
+from cudakit.trace.kinds import Direction
+from cudakit.units import format_ratio, format_seconds
+
+_MIN_SHARE: Final = 0.03
+# A call site whose waits cause less idle time is not worth a change.
+_MIN_WAIT_SHARE: Final = 0.01
+# Time between two kernels of a CUDA graph that depend on each other; 0.5 to 1.3 microseconds on H100 and H200
+# (cudakit bench graph).
+_GRAPH_NODE_NS: Final = 1_000
+# Rate of copies from pinned memory if the profile has none: PCIe 4.0 x16, without protocol overhead.
+_PINNED_BYTES_PER_S: Final = 25e9
+# Copies that are smaller on average do not show the rate of the link.
+_LARGE_COPY_BYTES: Final = 1 << 20
+_GEMM = re.compile(r"gemm|gemv|cutlass.*mma|matmul|xmma|nvjet", re.IGNORECASE)
+_MIN_CONSECUTIVE_GEMMS: Final = 8
+# A GEMM that takes longer is limited by its arithmetic, not by the small number of its thread blocks.
+_MAX_SMALL_GEMM_NS: Final = 50_000
+_MIN_STREAM_SHARE: Final = 0.1
+
+_Rule = Callable[[Device], Iterator[Finding]]
+
+
+def find(devices: Sequence[Device], *, is_lossy: bool) -> tuple[Finding, ...]:
+    """Return the findings of all devices, the largest saving first.
+
+    ``is_lossy`` tells that events are missing: then no saving is estimated.
+    """
+    found = [finding for device in devices for rule in _RULES for finding in rule(device)]
+    found.sort(key=lambda finding: -finding.saving_ns)
+    if is_lossy:
+        found = [replace(finding, saving_share=None) for finding in found]
+    return tuple(found)
+
+
+def _finding(
+    device: Device,
+    rule: str,
+    sentence: str,
+    saving_ns: float,
+    estimate: str,
+    actions: tuple[str, ...],
+    *,
+    call_site: tuple[tuple[Frame, ...], int] = ((), 0),
+) -> Iterator[Finding]:
+    """Yield a finding if its saving is large enough."""
+    length = device.measured.length_ns
+    share = saving_ns / length if length else 0.0
+    if share >= _MIN_SHARE:
+        stack, site = call_site
+        yield Finding(
+            rule=rule,
+            process=device.process,
+            device=device.device,
+            sentence=sentence,
+            actions=actions,
+            saving_ns=int(saving_ns),
+            saving_share=min(share, 1.0),
+            estimate=estimate,
+            stack=stack,
+            site=site,
+        )
+
+
+def _share(device: Device, time_ns: float) -> str:
+    return format_ratio(time_ns / device.measured.length_ns) if device.measured.length_ns else "0%"
+
+
+def _time(time_ns: float) -> str:
+    return format_seconds(time_ns / 1e9)
+
+
+def _per_step(device: Device, count: int, noun: str = "") -> str:
+    """Return a count for each step; without steps, the count of the measured time."""
+    steps = device.steps.measured
+    per_step = count / max(steps, 1)
+    is_whole = per_step >= 10 or per_step == int(per_step)
+    number = f"{per_step:,.0f}" if is_whole else f"{per_step:.1f}"
+    return " ".join(filter(None, (number, noun, "a step" if steps else "")))
+
+
+def place(stack: tuple[Frame, ...], site: int) -> str:
+    """Return the call site of a stack as ``train.py:15``; empty without a stack."""
+    if not stack:
+        return ""
+    return f"{stack[site].filename.rpartition('/')[2]}:{stack[site].line}"
+
+
+def _at(stack: tuple[Frame, ...], site: int) -> str:
+    return f" at {place(stack, site)}" if stack else ""
+
+
+# --- the host is too slow --------------------------------------------------------------------------
+
+
+def _launch_bound(device: Device) -> Iterator[Finding]:
+    kernels = sum(kernel.calls for kernel in device.kernels)
+    if not kernels:
+        return iter(())
+    idle = device.measured.idle.launch_ns
+    mean = sum(kernel.total_ns for kernel in device.kernels) / kernels
+    return _finding(
+        device,
+        "launch-bound",
+        f"Launch-bound: the GPU waits {_share(device, idle)} of the time for the next launch "
+        f"({_per_step(device, kernels, 'kernels')}, {_time(mean)} mean).",
+        idle - min(kernels * _GRAPH_NODE_NS, idle),
+        "idle time of cause launch, minus 1 us for each kernel, the time between two nodes of a graph",
+        (
+            "launch the step as one CUDA graph: torch.cuda.graph or cudakit.graph",
+            'fuse kernels: torch.compile(mode="reduce-overhead")',
+            "enlarge the batch",
+        ),
+    )
+
+
+def _host_waits(device: Device) -> Iterator[Finding]:
+    """Yield a finding for each call site whose waits leave the GPU without work."""
+    by_stack: defaultdict[tuple[Frame, ...], list[HostWait]] = defaultdict(list)
+    for wait in device.waits:
+        if wait.kind == "wait":
+            by_stack[wait.stack[wait.site :]].append(wait)
+    for stack, waits in by_stack.items():
+        idle, blocked = sum(wait.idle_ns for wait in waits), sum(wait.blocked_ns for wait in waits)
+        calls = sum(wait.calls for wait in waits)
+        if idle < _MIN_WAIT_SHARE * device.measured.length_ns:
+            continue
+        yield from _finding(
+            device,
+            "host-wait",
+            f"The host waits for the GPU{_at(stack, 0)} ({_per_step(device, calls)}, "
+            f"{waits[0].function}): the GPU is then idle, {_share(device, idle)} of the time.",
+            min(blocked, idle + device.measured.idle.launch_ns),
+            "time of the host in these waits, at most the idle time that the waits and launching cause",
+            (
+                "do not read results of the GPU in every step (.item(), .cpu(), nonzero, print): "
+                "collect them on the GPU and read them every N steps",
+                "copy into pinned memory with non_blocking=True, and wait later by an event",
+            ),
+            call_site=(stack, 0),
+        )
+
+
+def _data_loading(device: Device) -> Iterator[Finding]:
+    idle = device.measured.idle.data_loading_ns
+    to_device = [copies for copies in device.copies if copies.direction is Direction.HOST_TO_DEVICE]
+    call_site = (to_device[0].stack, to_device[0].site) if to_device else ((), 0)
+    return _finding(
+        device,
+        "data-loading",
+        f"The GPU waits {_share(device, idle)} of the time for input data, copied"
+        f"{_at(*call_site) or ' by the program'}.",
+        idle,
+        "idle time of cause data loading",
+        (
+            "load in parallel: DataLoader(num_workers=N, persistent_workers=True, prefetch_factor=4)",
+            "prepare data ahead, or on the GPU",
+        ),
+        call_site=call_site,
+    )
+
+
+def _allocation(device: Device) -> Iterator[Finding]:
+    rows = [wait for wait in device.waits if wait.kind == "allocation"]
+    calls = sum(row.calls for row in rows)
+    if device.steps.measured and calls < device.steps.measured:
+        return iter(())
+    if not rows or not device.steps.measured:
+        return iter(())
+    blocked, idle = sum(row.blocked_ns for row in rows), device.measured.idle.allocation_ns
+    largest = max(rows, key=lambda row: (row.idle_ns, row.blocked_ns))
+    return _finding(
+        device,
+        "allocation",
+        f"Memory is allocated or freed by the driver {_per_step(device, calls)}, most"
+        f"{_at(largest.stack, largest.site)} ({largest.function}): the GPU is then idle, "
+        f"{_share(device, idle)} of the time.",
+        min(blocked, idle + device.measured.idle.launch_ns),
+        "time of the host in these calls, at most the idle time that the calls and launching cause",
+        (
+            "use a caching allocator: that of PyTorch or CuPy, or cudakit.CachingAllocator",
+            "allocate once, before the loop; do not call empty_cache() in it",
+        ),
+        call_site=(largest.stack, largest.site),
+    )
+
+
+# --- copies ----------------------------------------------------------------------------------------
+
+
+def _pageable_copies(device: Device) -> Iterator[Finding]:
+    for copies in device.copies:
+        if copies.host == "pageable" and copies.total_ns:
+            rate, source = _pinned_rate(device, copies)
+            saved = copies.total_ns - copies.size_bytes / rate * 1e9
+            exposed = 1 - min(copies.overlapped_ns / copies.total_ns, 1)
+            direction = copies.direction.name.lower().replace("_", " ")
+            yield from _finding(
+                device,
+                "pageable-copies",
+                f"Copies {direction} of pageable memory{_at(copies.stack, copies.site)} reach "
+                f"{(copies.bytes_per_s or 0) / 1e9:.1f} GB/s and block the host.",
+                saved * exposed,
+                f"time of the copies without overlap, minus their time at {rate / 1e9:.0f} GB/s ({source})",
+                (
+                    "pin the host memory: DataLoader(pin_memory=True) or tensor.pin_memory()",
+                    "then copy with non_blocking=True",
+                ),
+                call_site=(copies.stack, copies.site),
+            )
+
+
+def _pinned_rate(device: Device, pageable: Copies) -> tuple[float, str]:
+    """Return the rate of pinned copies of the same direction, and where the rate is from."""
+    for copies in device.copies:
+        is_large = copies.size_bytes >= copies.calls * _LARGE_COPY_BYTES
+        if copies.host == "pinned" and copies.direction is pageable.direction and is_large:
+            return copies.bytes_per_s or _PINNED_BYTES_PER_S, "pinned copies of this profile"
+    return _PINNED_BYTES_PER_S, "assumed for pinned memory on PCIe 4.0"
+
+
+# --- the GPU is not filled -------------------------------------------------------------------------
+
+
+def _serial_streams(device: Device) -> Iterator[Finding]:
+    length = device.measured.length_ns
+    streams = [
+        stream
+        for stream in device.streams
+        if stream.small_ns >= _MIN_STREAM_SHARE * length
+        and stream.small_ns >= 0.8 * stream.busy_ns
+        and stream.alone_ns >= 0.95 * stream.busy_ns
+    ]
+    if len(streams) < 2:
+        return iter(())
+    total = sum(stream.small_ns for stream in streams)
+    return _finding(
+        device,
+        "serial-streams",
+        f"{len(streams)} streams never run at the same time, although their kernels use at most half of the "
+        f"multiprocessors ({_share(device, total)} of the time).",
+        total - max(stream.small_ns for stream in streams),
+        "time of the small kernels of all these streams, minus that of the longest stream",
+        (
+            "if the streams do not depend on each other, remove the waits between them: events, "
+            "synchronizations, work in the default stream",
+        ),
+    )
+
+
+def _small_gemms(device: Device) -> Iterator[Finding]:
+    kernels_total = sum(kernel.calls for kernel in device.kernels)
+    for kernel in device.kernels:
+        if not _is_small_gemm(device, kernel):
+            continue
+        batch = kernel.consecutive
+        waves = math.ceil(batch * kernel.blocks / device.multiprocessors)
+        idle = device.measured.idle.launch_ns * kernel.calls / kernels_total
+        yield from _finding(
+            device,
+            "small-gemms",
+            f"Small GEMMs{_at(kernel.stack, kernel.site)} run one after the other: {batch:,.0f} in a row, "
+            f"each with {kernel.blocks:,} thread blocks for {device.multiprocessors} multiprocessors "
+            f"({_time(kernel.median_ns)} median).",
+            (kernel.total_ns + idle) * (1 - waves / batch),
+            "their time and their part of the launch idle time, times the share of waves that batching saves",
+            ("if they do not depend on each other, run them as one batched GEMM: torch.bmm",),
+            call_site=(kernel.stack, kernel.site),
+        )
+
+
+def _is_small_gemm(device: Device, kernel: Kernel) -> bool:
+    return (
+        bool(_GEMM.search(kernel.name))
+        and kernel.consecutive >= _MIN_CONSECUTIVE_GEMMS
+        and kernel.median_ns <= _MAX_SMALL_GEMM_NS
+        and 0 < kernel.blocks * 2 <= device.multiprocessors
+    )
+
+
+_RULES: tuple[_Rule, ...] = (
+    _launch_bound,
+    _host_waits,
+    _data_loading,
+    _allocation,
+    _pageable_copies,
+    _serial_streams,
+    _small_gemms,
+)

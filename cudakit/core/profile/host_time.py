@@ -1,0 +1,168 @@
+"""Divide the time of a host thread into causes for which a GPU may have no work.
+
+A thread alternates between calls of the CUDA API and other code. Each call and each stretch between two calls
+has one cause, so that the causes of any interval add up to its length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from cudakit.core.profile.intervals import IntervalSet, Times
+from cudakit.core.profile.timeline import Timeline, WorkKind
+from cudakit.trace.kinds import Direction, EventKind, MemoryKind, SynchronizationType
+
+
+class IdleCause(IntEnum):
+    """The reason why a GPU had no running work; docs/explanation/profile.md has the rule of each."""
+
+    LAUNCH = 0  # the host enqueued work more slowly than the GPU completed it
+    HOST_WAIT = 1  # the host waited for the GPU, so that no work was enqueued
+    ALLOCATION = 2  # the host allocated or freed memory by the driver
+    DATA_LOADING = 3  # the host was outside of CUDA for long, then copied data to the GPU
+    OTHER_HOST = 4  # the host was outside of CUDA for long, for another reason
+    DEPENDENCY = 5  # enqueued work waited for other streams, or for its predecessor to finish
+    UNKNOWN = 6  # the call that launched the next work was not recorded
+    NOT_STARTED = 7  # the first work was not enqueued yet
+    ENDED = 8  # no further work was enqueued
+
+
+# A stretch outside of CUDA calls that is longer is host work of its own, not the cost of launching. Python
+# and the dispatcher of a framework need 5 to 200 microseconds between two launches.
+LONG_STRETCH_NS: Final = 1_000_000
+
+_ALLOCATIONS = re.compile(
+    r"^(?:cuda|cu)(?:Malloc|Free|HostAlloc|HostRegister|HostUnregister|MemAlloc|MemFree|MemHost|"
+    r"MemCreate|MemRelease|MemMap|MemUnmap|MemSetAccess|MemAddress)(?!.*Async)"
+)
+_WAITS = re.compile(r"Synchronize")
+# Copies whose functions return after the copy has completed.
+_BLOCKING_COPIES = re.compile(r"^(?:cudaMemcpy|cuMemcpy)(?!.*Async)")
+_DATA_LOADER_FILES = re.compile(r"torch/utils/data/|/tensorflow/python/data/|/nvidia/dali/")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTime:
+    """The time of one thread as consecutive segments; the last segment has no end."""
+
+    start_ns: Times  # start of each segment, sorted
+    cause: Times  # an IdleCause
+    site: (
+        Times  # call stack of the API call, or of the next call after a stretch; 0 if there is none
+    )
+    # The segments of each cause but LAUNCH, which has the rest of the time.
+    _by_cause: Mapping[IdleCause, IntervalSet]
+
+    def divided(self, start_ns: Times, end_ns: Times) -> Times:
+        """Return the length of each cause (columns) in each interval (rows)."""
+        lengths = np.zeros((len(start_ns), len(IdleCause)), np.int64)
+        for cause, segments in self._by_cause.items():
+            lengths[:, cause] = segments.covered_within(start_ns, end_ns)
+        lengths[:, IdleCause.LAUNCH] = end_ns - start_ns - lengths.sum(axis=1)
+        return lengths
+
+    def segment_at(self, time_ns: Times) -> Times:
+        """Return the index of the segment that contains each time."""
+        return np.maximum(np.searchsorted(self.start_ns, time_ns, side="right") - 1, 0)
+
+
+def call_causes(timeline: Timeline) -> Times:
+    """Return the cause that each API call is: an allocation, a wait of the host, or launching."""
+    calls = timeline.calls
+    functions, function_of_call = np.unique(calls.name, return_inverse=True)
+    by_function = np.array(
+        [_function_cause(timeline.names[name]) for name in functions.tolist()], np.int64
+    )
+    cause: Times = by_function[function_of_call] if len(functions) else np.empty(0, np.int64)
+    cause[np.isin(calls.correlation, _waiting_correlations(timeline))] = IdleCause.HOST_WAIT
+    return cause
+
+
+def _function_cause(function: str) -> IdleCause:
+    if _ALLOCATIONS.search(function):
+        return IdleCause.ALLOCATION
+    is_wait = _WAITS.search(function) or _BLOCKING_COPIES.search(function)
+    return IdleCause.HOST_WAIT if is_wait else IdleCause.LAUNCH
+
+
+def _waiting_correlations(timeline: Timeline) -> Times:
+    """Return the correlations of calls that wait: synchronizations, and copies of pageable memory."""
+    waits = timeline.activities.of(EventKind.SYNCHRONIZATION)
+    waits = waits[waits["synchronization"] != SynchronizationType.STREAM_WAIT]
+    copies = timeline.activities.of(EventKind.COPY_RUN)
+    is_pageable = (copies["source_memory"] == MemoryKind.PAGEABLE) | (
+        copies["destination_memory"] == MemoryKind.PAGEABLE
+    )
+    correlations: Times = np.concatenate(
+        [waits["correlation"], copies["correlation"][is_pageable & (copies["graph_node"] == 0)]]
+    )
+    return np.unique(correlations[correlations != 0])
+
+
+def divide_thread(timeline: Timeline, cause_of_call: Times, thread: int) -> ThreadTime:
+    """Return the segments of one thread."""
+    calls = timeline.calls
+    row = np.flatnonzero(calls.thread == thread)
+    start, end = calls.start_ns[row], calls.end_ns[row]
+    # Calls of one thread do not overlap, except in damaged traces: there the earlier call counts.
+    previous_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]])
+    is_outer = end > np.maximum(start, previous_end)
+    row, end = row[is_outer], end[is_outer]
+    start = np.maximum(start, previous_end[: len(start)])[is_outer]
+    # Segment 0 is before the first call; then each call is followed by a stretch.
+    segment_start = np.empty(2 * len(row) + 1, np.int64)
+    segment_start[0] = np.iinfo(np.int64).min // 4
+    segment_start[1::2], segment_start[2::2] = start, end
+    cause = np.full(len(segment_start), IdleCause.OTHER_HOST, np.int64)
+    cause[1::2] = cause_of_call[row]
+    cause[2:-1:2] = _stretch_causes(timeline, row, start[1:] - end[:-1])
+    site = np.zeros(len(segment_start), np.int64)
+    site[1::2] = calls.site[row]
+    site[0:-1:2] = calls.site[row]  # a stretch has the site of the call after it
+    segment_end = np.append(segment_start[1:], np.iinfo(np.int64).max // 4)
+    by_cause = {}
+    for value in np.unique(cause).tolist():
+        if value != IdleCause.LAUNCH:
+            has_cause = cause == value
+            by_cause[IdleCause(value)] = IntervalSet(
+                segment_start[has_cause], segment_end[has_cause]
+            )
+    return ThreadTime(segment_start, cause, site, by_cause)
+
+
+def _stretch_causes(timeline: Timeline, call_row: Times, length_ns: Times) -> Times:
+    """Return the cause of each stretch between the calls of one thread."""
+    cause = np.full(len(length_ns), IdleCause.LAUNCH, np.int64)
+    is_long = length_ns >= LONG_STRETCH_NS
+    if not is_long.any():
+        return cause
+    calls, work = timeline.calls, timeline.work
+    is_copy_to_device = np.zeros(len(calls.start_ns), bool)
+    has_work = np.zeros(len(calls.start_ns), bool)
+    has_work[work.call[work.call >= 0]] = True
+    copies = timeline.activities.of(EventKind.COPY_RUN)
+    rows = np.flatnonzero((work.kind == WorkKind.COPY) & (work.call >= 0))
+    to_device = copies["direction"][work.record[rows]] == Direction.HOST_TO_DEVICE
+    is_copy_to_device[work.call[rows[to_device]]] = True
+    # The first call at or after each call of the thread that enqueued work.
+    position = np.where(has_work[call_row], np.arange(len(call_row)), len(call_row))
+    next_position = np.minimum.accumulate(position[::-1])[::-1][1:]
+    next_row = call_row[np.minimum(next_position, len(call_row) - 1)]
+    loads_data = is_copy_to_device[next_row] & (next_position < len(call_row))
+    loads_data |= _in_data_loader(timeline.stacks)[calls.site[call_row[1:]]]
+    cause[is_long] = np.where(loads_data, IdleCause.DATA_LOADING, IdleCause.OTHER_HOST)[is_long]
+    return cause
+
+
+def _in_data_loader(stacks: Sequence[object]) -> Times:
+    """Return, for each call stack, whether one of its frames is that of a data loader."""
+    return np.array(
+        [any(_DATA_LOADER_FILES.search(frame.file) for frame in stack) for stack in stacks],  # type: ignore[attr-defined]
+        bool,
+    )

@@ -1,0 +1,77 @@
+"""Divide the idle time of a device into causes, which add up to the idle time exactly.
+
+A gap is an interval in which no work of a process ran on a device. The work that ends the gap was enqueued by
+an API call of a host thread. Up to the end of this call, the gap is divided by what the thread did
+(``host_time``); the rest of the gap is the latency of the launch, or, if the work was enqueued before the gap
+began, a wait for other work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudakit.core.profile.host_time import IdleCause, ThreadTime
+from cudakit.core.profile.intervals import IntervalSet, Times, union
+from cudakit.core.profile.timeline import Timeline
+
+_DRAINING = (IdleCause.HOST_WAIT, IdleCause.ALLOCATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The gaps between the first and the last work of a device, sorted by time."""
+
+    start_ns: Times
+    end_ns: Times
+    by_cause_ns: Times  # a row for each gap, a column for each IdleCause; a row adds up to the gap
+    site: Times  # call stack of the wait or allocation in which the gap began, or of a long stretch; else 0
+    next_work: Times  # row of ``Timeline.work`` that ends the gap
+
+
+def busy_time(timeline: Timeline, rows: Times) -> IntervalSet:
+    """Return the time in which at least one of the given work ran."""
+    return union(timeline.work.start_ns[rows], timeline.work.end_ns[rows])
+
+
+def find_gaps(timeline: Timeline, rows: Times, threads: dict[int, ThreadTime]) -> Gaps:
+    """Return the gaps between work; ``rows`` are those of one device, sorted by start."""
+    work, calls = timeline.work, timeline.calls
+    latest_end = np.maximum.accumulate(work.end_ns[rows])[:-1]
+    ends_gap = np.flatnonzero(work.start_ns[rows][1:] > latest_end)
+    start, next_work = latest_end[ends_gap], rows[1:][ends_gap]
+    end = work.start_ns[next_work]
+    by_cause = np.zeros((len(start), len(IdleCause)), np.int64)
+    site = np.zeros(len(start), np.int64)
+    call = work.call[next_work]
+    by_cause[call < 0, IdleCause.UNKNOWN] = (end - start)[call < 0]
+    for thread, thread_time in threads.items():
+        gap = np.flatnonzero(call >= 0)
+        gap = gap[calls.thread[call[gap]] == np.uint64(thread)]
+        if len(gap):
+            by_cause[gap], site[gap] = _divide(
+                thread_time, start[gap], end[gap], calls.end_ns[call[gap]]
+            )
+    return Gaps(start, end, by_cause, site, next_work)
+
+
+def _divide(thread: ThreadTime, start: Times, end: Times, launched: Times) -> tuple[Times, Times]:
+    """Return the causes and the sites of gaps whose next work a thread has enqueued at ``launched``."""
+    split = np.clip(launched, start, end)
+    by_cause = thread.divided(start, split)
+    # The thread had enqueued the work before the gap began: the work waited on the device.
+    was_queued = launched <= start
+    by_cause[was_queued, IdleCause.DEPENDENCY] += (end - split)[was_queued]
+    by_cause[~was_queued, IdleCause.LAUNCH] += (end - split)[~was_queued]
+    # If the gap began while the host waited, the queue is empty because of the wait: the next launches after
+    # the wait are its consequence, not a sign of slow launching.
+    segment = thread.segment_at(start)
+    cause_at_start = thread.cause[segment]
+    site = np.zeros(len(start), np.int64)
+    for cause in _DRAINING:
+        is_drained = (cause_at_start == cause) & ~was_queued
+        by_cause[is_drained, cause] += by_cause[is_drained, IdleCause.LAUNCH]
+        by_cause[is_drained, IdleCause.LAUNCH] = 0
+        site[is_drained] = thread.site[segment[is_drained]]
+    return by_cause, site

@@ -1,0 +1,101 @@
+"""Arithmetic on sets of time intervals, in whole nanoseconds.
+
+An interval has a start and an end, and does not contain its end. ``IntervalSet`` holds sorted intervals that
+neither overlap nor touch, so that every operation is a few searches in sorted arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Times: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntervalSet:
+    """A set of instants: sorted intervals that neither overlap nor touch."""
+
+    start_ns: Times
+    end_ns: Times
+    _lengths: Times = field(
+        init=False
+    )  # length of all earlier intervals; one item more than intervals
+
+    def __post_init__(self) -> None:
+        lengths = np.zeros(len(self.start_ns) + 1, np.int64)
+        np.cumsum(self.end_ns - self.start_ns, out=lengths[1:])
+        object.__setattr__(self, "_lengths", lengths)
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def total_ns(self) -> int:
+        """The length of all intervals together."""
+        return int(self._lengths[-1])
+
+    def covered_until(self, time_ns: Times) -> Times:
+        """Return, for each time, the length of the set before that time."""
+        if not len(self):
+            return np.zeros(len(time_ns), np.int64)
+        index = np.searchsorted(self.start_ns, time_ns, side="right")
+        # The interval that begins before the time may end after it.
+        excess = np.where(index > 0, np.maximum(self.end_ns[index - 1] - time_ns, 0), 0)
+        result: Times = self._lengths[index] - excess
+        return result
+
+    def covered_within(self, start_ns: Times, end_ns: Times) -> Times:
+        """Return the length of the set within each interval."""
+        result: Times = self.covered_until(end_ns) - self.covered_until(start_ns)
+        return result
+
+    def clipped(self, start_ns: int, end_ns: int) -> IntervalSet:
+        """Return the part of the set between two times."""
+        start = np.clip(self.start_ns, start_ns, end_ns)
+        end = np.clip(self.end_ns, start_ns, end_ns)
+        is_inside = end > start
+        return IntervalSet(start[is_inside], end[is_inside])
+
+
+EMPTY = IntervalSet(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(start_ns: Times, end_ns: Times) -> IntervalSet:
+    """Return the union of any intervals; those that are empty have no effect."""
+    is_nonempty = end_ns > start_ns
+    start, end = start_ns[is_nonempty], end_ns[is_nonempty]
+    if not len(start):
+        return EMPTY
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    latest_end = np.maximum.accumulate(end)
+    begins = np.concatenate([[True], start[1:] > latest_end[:-1]])
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(start)) - 1
+    return IntervalSet(start[first], latest_end[last])
+
+
+def intersection(first: IntervalSet, second: IntervalSet) -> IntervalSet:
+    """Return the instants that both sets contain."""
+    if not len(first) or not len(second):
+        return EMPTY
+    # Every instant at which the number of covering sets changes, with the change.
+    times = np.concatenate([first.start_ns, first.end_ns, second.start_ns, second.end_ns])
+    change = np.repeat([1, -1, 1, -1], [len(first), len(first), len(second), len(second)])
+    order = np.lexsort((change, times))
+    times, depth = times[order], np.cumsum(change[order])
+    is_common = depth[:-1] == 2
+    return union(times[:-1][is_common], times[1:][is_common])
+
+
+def gaps(busy: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
+    """Return the intervals between two times that a set does not contain."""
+    inside = busy.clipped(start_ns, end_ns)
+    start = np.concatenate([[start_ns], inside.end_ns])
+    end = np.concatenate([inside.start_ns, [end_ns]])
+    is_nonempty = end > start
+    return IntervalSet(start[is_nonempty], end[is_nonempty])

@@ -1,0 +1,81 @@
+"""Present a ProfileDiff as a Document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cudakit.core.profile.diff import Change, DeviceChange, ProfileDiff
+from cudakit.core.profile.present.report import CAUSES
+from cudakit.document import (
+    Column,
+    Document,
+    Node,
+    Note,
+    Ratio,
+    Seconds,
+    Section,
+    Table,
+    Text,
+    Value,
+)
+from cudakit.units import Unavailable, capitalized, format_ratio, format_seconds
+
+# Smaller changes than this share of a step are noise of the measurement.
+_NOISE = 0.01
+
+
+def report(diff: ProfileDiff, *, top: int = 10) -> Document:
+    """Return the report; tables show ``top`` rows, 0 shows all."""
+    if not diff.devices:
+        return Document("Nothing to compare: a profile has no GPU work", ())
+    parts = [(f"cuda:{device.device}", tuple(_nodes(device, top))) for device in diff.devices]
+    nodes: list[Node] = []
+    if diff.unmatched:
+        nodes.append(Note("warn", f"{diff.unmatched} GPUs are in only one of the profiles."))
+    nodes += parts[0][1] if len(parts) == 1 else [Section(*part) for part in parts]
+    return Document(_title(diff.devices[0]), tuple(nodes))
+
+
+def _title(device: DeviceChange) -> str:
+    step = device.step
+    times = f"{format_seconds(step.before_ns / 1e9)} → {format_seconds(step.after_ns / 1e9)}"
+    growth = step.growth
+    if growth is None:
+        return f"{capitalized(step.name)}: {times}"
+    direction = "slower" if growth > 0 else "faster"
+    change = f"{format_ratio(abs(growth))} {direction}" if abs(growth) >= _NOISE else "unchanged"
+    return f"{capitalized(step.name)} {change}: {times}"
+
+
+def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
+    causes = [
+        Change(f"idle: {CAUSES[row.name][0]}", row.before_ns, row.after_ns) for row in device.idle
+    ]
+    unit = "Times are per step." if device.per_step else "Times are totals: no steps to compare."
+    yield _table("time", [device.step, device.busy, *causes], unit)
+    for title, rows in (("Kernels", device.kernels), ("Lines", device.lines)):
+        if rows:
+            shown = rows[:top] if top else rows
+            omitted = len(rows) - len(shown)
+            caption = f"{omitted:,} more changed: --top 0 shows all." if omitted else ""
+            yield Section(title, (_table(title.lower().removesuffix("s"), shown, caption),))
+
+
+def _table(title: str, rows: Sequence[Change], caption: str) -> Table:
+    columns = (
+        Column(title, "text"),
+        Column("before", "number"),
+        Column("after", "number"),
+        Column("change", "number"),
+    )
+    return Table(columns, tuple(map(_row, rows)), caption)
+
+
+def _row(change: Change) -> tuple[Value, ...]:
+    growth = change.growth
+    return (
+        Text(change.name),
+        Seconds(change.before_ns / 1e9),
+        Seconds(change.after_ns / 1e9),
+        Unavailable("only in the later profile") if growth is None else Ratio(growth),
+    )

@@ -1,0 +1,58 @@
+"""Match the collectives of all ranks by their order, to find the rank that the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cudakit.core.profile.intervals import Times
+from cudakit.core.profile.result import Straggler
+from cudakit.core.profile.timeline import Timeline, WorkKind
+
+
+def match_collectives(timelines: Sequence[Timeline]) -> Straggler | None:
+    """Return which rank the others waited for; None if the ranks did not run the same collectives.
+
+    A rank is one device of one process. A collective begins on a rank when its kernel starts, and cannot
+    complete before it has begun on all ranks, so that all ranks wait for the last one. The times of all
+    processes are on the same clock, because the processes run on one machine.
+    """
+    ranks = [
+        (one.process, device, _collective_starts(one, device))
+        for one in timelines
+        for device in np.unique(one.work.device).tolist()
+    ]
+    ranks = [rank for rank in ranks if rank[2]]
+    if len(ranks) < 2:
+        return None
+    counts = [{name: len(starts) for name, starts in by_name.items()} for _, _, by_name in ranks]
+    if any(count != counts[0] for count in counts):
+        return None
+    matched = np.concatenate(
+        [np.stack([by_name[name] for _, _, by_name in ranks]) for name in counts[0]], axis=1
+    )
+    last = matched.argmax(axis=0)
+    waited = (matched.max(axis=0) - matched).sum(axis=0)
+    last_counts = np.bincount(last, minlength=len(ranks))
+    straggler = int(last_counts.argmax())
+    process, device, _ = ranks[straggler]
+    return Straggler(
+        matched=matched.shape[1],
+        process=process,
+        device=device,
+        last_count=int(last_counts[straggler]),
+        waited_ns=int(waited[last == straggler].sum()),
+    )
+
+
+def _collective_starts(timeline: Timeline, device: int) -> dict[str, Times]:
+    """Return the start times of the NCCL kernels of a device by name, sorted."""
+    work = timeline.work
+    rows = np.flatnonzero((work.device == device) & (work.kind == WorkKind.KERNEL))
+    names, index = np.unique(work.name[rows], return_inverse=True)
+    return {
+        timeline.names[name]: work.start_ns[rows[index == number]]
+        for number, name in enumerate(names.tolist())
+        if timeline.names[name].startswith(("ncclDev", "ncclKernel"))
+    }

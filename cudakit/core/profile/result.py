@@ -1,0 +1,255 @@
+"""The result of ``run --profile``, which is also its JSON document (``cudakit.profile/1``).
+
+Times are in nanoseconds; those that are instants count from the first activity of the profile. The tables of
+a device cover its ``measured`` time: the steps after the warm-up, or without steps all time from the first
+to the last work. A call stack has the innermost Python frame first; ``site`` is the index of its call site,
+the innermost frame outside of libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cudakit.core.profile.steps import StepSource
+from cudakit.document import Frame
+from cudakit.trace.kinds import Direction
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTime:
+    """The idle time of a device by cause; the causes add up to the idle time exactly."""
+
+    launch_ns: int  # the host enqueued work more slowly than the GPU completed it
+    host_wait_ns: int  # the host waited for the GPU, and the GPU then waited for new work
+    allocation_ns: int  # the host allocated or freed memory by the driver
+    data_loading_ns: int  # the host was outside of CUDA for long before it copied data to the GPU
+    other_host_ns: int  # the host was outside of CUDA for long, for another reason
+    dependency_ns: int  # enqueued work waited for other streams or for its predecessor
+    unknown_ns: int  # the call that launched the next work was not recorded
+    not_started_ns: int  # no work had been enqueued yet
+    ended_ns: int  # no more work was enqueued
+
+
+@dataclass(frozen=True, slots=True)
+class TimeDivision:
+    """An interval of time, divided into busy and idle time of a device."""
+
+    start_ns: int
+    end_ns: int
+    busy_ns: int  # time in which at least one kernel, copy or memset ran
+    idle: IdleTime
+
+    @property
+    def length_ns(self) -> int:
+        """The length of the interval."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def busy_share(self) -> float:
+        """The busy time divided by the length; 0 for an empty interval."""
+        return self.busy_ns / self.length_ns if self.length_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step on a device."""
+
+    number: int  # number of the step, from 1
+    is_warm_up: bool
+    time: TimeDivision
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a device."""
+
+    source: (
+        StepSource  # what marks a step: an NVTX range, a mark, or repeated launches; none: no steps
+    )
+    name: str  # name of the range or mark; empty for repetition
+    warm_up: int  # number of leading steps that are slower, and left out of the measured time
+    median_ns: int  # median time of the measured steps; 0 without steps
+    steps: tuple[Step, ...]
+
+    @property
+    def measured(self) -> int:
+        """The number of measured steps."""
+        return len(self.steps) - self.warm_up
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """All runs of one kernel."""
+
+    name: str  # demangled name
+    calls: int
+    total_ns: int
+    mean_ns: int
+    median_ns: int
+    share: float  # share of the summed time of all GPU work
+    stack: tuple[
+        Frame, ...
+    ]  # call stack that launched the most time of the kernel; empty if not recorded
+    site: int
+    sites: int  # number of different call sites
+    blocks: int  # median number of thread blocks
+    consecutive: float  # mean number of runs without other work between them in their stream
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of Python code that launched GPU work, itself or in functions that it called."""
+
+    frame: Frame
+    own_ns: int  # time of work whose call site is this line
+    cumulative_ns: int  # time of work with this line anywhere in its call stack
+    calls: int  # number of kernels, copies and memsets in the cumulative time
+    share: float  # share of the cumulative time in the summed time of all GPU work
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRange:
+    """All GPU work that was launched within NVTX ranges of one name."""
+
+    name: str  # name of the range, with # for a number
+    domain: str  # NVTX domain; empty for the default one
+    count: int  # number of kernels, copies and memsets
+    total_ns: int  # time of the work
+    share: float  # share of the summed time of all GPU work
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """All copies with one direction and one kind of host memory."""
+
+    direction: Direction
+    host: Literal[
+        "pageable", "pinned", "managed", "unknown", "none"
+    ]  # none: no host memory is involved
+    peer: bool  # whether the copies are between two devices
+    calls: int
+    size_bytes: int
+    total_ns: int
+    bytes_per_s: float | None  # bytes divided by time; null if the copies took no time
+    overlapped_ns: int  # time in which a kernel ran, too
+    stack: tuple[Frame, ...]  # call stack of the most time
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """All runs of one NCCL kernel."""
+
+    name: str
+    calls: int
+    total_ns: int
+    overlapped_ns: int  # time in which another kernel ran, too
+    stack: tuple[Frame, ...]
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWork:
+    """The work of one stream."""
+
+    stream: int
+    calls: int
+    busy_ns: int  # time in which work of the stream ran
+    alone_ns: int  # time in which work of this stream ran, and no other work
+    small_ns: int  # time of kernels with fewer thread blocks than half of the multiprocessors
+
+
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """All calls of one function at one call site that made the host wait or change memory."""
+
+    kind: Literal["wait", "allocation"]
+    function: str
+    calls: int
+    blocked_ns: int  # time of the host in these calls
+    idle_ns: int  # idle time of the device that the calls caused
+    stack: tuple[Frame, ...]
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The work of one process on one device."""
+
+    process: int  # PID
+    device: int  # CUDA index in the process
+    name: str  # name of the device; empty if it was not recorded
+    multiprocessors: int  # 0 if the number was not recorded
+    recorded: TimeDivision  # all recorded time
+    measured: TimeDivision  # the time of the tables: the steps after the warm-up, or all work
+    steps: Steps
+    work_ns: int  # summed time of all kernels, copies and memsets
+    launches: int  # number of kernels, copies and memsets
+    kernels: tuple[Kernel, ...]
+    lines: tuple[Line, ...]
+    ranges: tuple[NamedRange, ...]
+    copies: tuple[Copies, ...]
+    copies_ns: int  # time in which at least one copy ran
+    copies_overlapped_ns: int  # part of it in which a kernel ran, too
+    collectives: tuple[Collective, ...]
+    collectives_ns: int  # time in which at least one collective ran
+    collectives_overlapped_ns: int  # part of it in which another kernel ran, too
+    streams: tuple[StreamWork, ...]
+    waits: tuple[HostWait, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A way to make the program faster, with its evidence."""
+
+    rule: str  # id of the rule, such as "launch-bound"
+    process: int
+    device: int
+    sentence: str  # what was observed
+    actions: tuple[str, ...]  # what to change, the most promising first
+    saving_ns: int  # estimate of the time that the change saves in the measured time
+    saving_share: float | None  # share of the measured time; null if losses forbid an estimate
+    estimate: str  # how the saving was estimated
+    stack: tuple[Frame, ...]  # call stack to change; empty if there is no single one
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """Collectives of all ranks, matched by their order."""
+
+    matched: int  # number of collectives that were matched
+    process: int  # PID of the process that most often came last
+    device: int
+    last_count: int  # number of collectives to which it came last
+    waited_ns: int  # summed time that the other ranks waited for it
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A rate of this profile beside the rate that ``cudakit bench`` measured on the device."""
+
+    name: str  # what is compared, such as "host to device copies, pinned"
+    process: int
+    device: int
+    bytes_per_s: float
+    limit_bytes_per_s: float
+    share: float  # the rate divided by the limit
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileResult:
+    """Where the GPU time of a program went."""
+
+    schema: ClassVar[str] = "cudakit.profile/1"
+    exit_status: int | None  # exit status of the program, as in a shell; null if unknown
+    simulated: bool  # whether a simulated device did the work
+    devices: tuple[Device, ...]
+    findings: tuple[Finding, ...]  # the largest saving first
+    straggler: Straggler | None  # null for one rank, or if the collectives of the ranks differ
+    limits: tuple[Limit, ...]
+    gaps: Mapping[str, int]  # what could not be recorded, with counts
+    notes: tuple[str, ...]  # further limits of the result
+    incomplete: tuple[str, ...]  # reasons why recorded events are missing

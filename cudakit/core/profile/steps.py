@@ -1,0 +1,250 @@
+"""Find the steps of a program, such as the iterations of a training loop.
+
+A step is found on the host, by a range, a mark or a repeated sequence of launches. Its time is measured on
+the device: it lasts from the first work of the device's main stream that the step launched to the first such
+work of the next step. Thus a step contains all idle time, also that between two iterations of the loop.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from cudakit.core.profile.intervals import Times
+from cudakit.core.profile.timeline import Timeline, WorkKind
+from cudakit.trace.kinds import EventKind
+
+StepSource: TypeAlias = Literal["range", "mark", "repetition", "none"]
+
+_STEP_NAME = re.compile(
+    r"(?:^|[\W_])(?:step|iteration|iter|batch|train_step)(?:[\W_]|$)", re.IGNORECASE
+)
+_NOT_A_STEP = re.compile(r"optimizer|zero_grad|scheduler|dataloader", re.IGNORECASE)
+# Mark that the agent sets after each step of a PyTorch optimizer.
+_OPTIMIZER_MARK = ("optimizer step", "cudakit")
+# Leading steps that are slower than the median by this factor are warm-up: compilation, autotuning, caches.
+_WARM_UP_FACTOR: Final = 1.5
+_MIN_REPETITIONS: Final = 4
+# Largest deviation of a repetition from the median number of launches: some steps also log or copy results.
+_MAX_DEVIATION: Final = 0.1
+# Share of the launches between the first and the last repetition that must be in repetitions of usual length.
+_MIN_EQUAL: Final = 0.8
+# Share of all launches that these repetitions must contain.
+_MIN_COVERAGE: Final = 0.5
+# Number of signatures that are tried as the beginning of a step.
+_MAX_CANDIDATES: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class HostSteps:
+    """The times at which steps begin on the host, sorted, and the end of the last one."""
+
+    source: StepSource
+    name: str  # name of the range or mark, with # for a number; empty for repetition
+    begin_ns: Times
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSteps:
+    """The steps of one device: step ``i`` lasts from ``begin_ns[i]`` to ``begin_ns[i + 1]``."""
+
+    begin_ns: Times  # one more than there are steps
+    number: Times  # number of each step among those of the host
+    warm_up: int  # number of leading steps that are warm-up
+
+    @property
+    def count(self) -> int:
+        """The number of steps."""
+        return len(self.number)
+
+
+NO_STEPS: Final = HostSteps("none", "", np.empty(0, np.int64), 0)
+
+
+def find_steps(timeline: Timeline, range_name: str | None = None) -> HostSteps:
+    """Return the steps of a process; ``range_name`` selects the NVTX range that is a step."""
+    if steps := _steps_of_ranges(timeline, range_name):
+        return steps
+    if range_name is not None:
+        return NO_STEPS
+    return _steps_of_marks(timeline) or _steps_by_repetition(timeline) or NO_STEPS
+
+
+def steps_of_device(timeline: Timeline, rows: Times, steps: HostSteps) -> DeviceSteps:
+    """Return the steps of a device; ``rows`` is its work, sorted by start."""
+    work, calls = timeline.work, timeline.calls
+    rows_with_call = rows[work.call[rows] >= 0]
+    if not len(steps.begin_ns) or not len(rows_with_call):
+        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+    launched = calls.start_ns[work.call[rows_with_call]]
+    step = np.searchsorted(steps.begin_ns, launched, side="right") - 1
+    is_inside = (step >= 0) & (launched < steps.end_ns)
+    rows_inside, step = rows_with_call[is_inside], step[is_inside]
+    is_main = work.stream[rows_inside] == _main_stream(timeline, rows)
+    if not is_main.any():
+        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+    # Work is sorted by start, so the first row of a step is its earliest work.
+    number, first = np.unique(step[is_main], return_index=True)
+    begin = work.start_ns[rows_inside[is_main][first]]
+    begin = np.maximum.accumulate(begin)
+    end = max(int(work.end_ns[rows_inside].max()), int(begin[-1]))
+    boundaries = np.append(begin, end)
+    is_nonempty = np.diff(boundaries) > 0
+    boundaries = np.append(begin[is_nonempty], end)
+    return DeviceSteps(boundaries, number[is_nonempty], _warm_up_count(np.diff(boundaries)))
+
+
+def _warm_up_count(durations: Times) -> int:
+    """Return the number of leading steps that are slower than the later ones; at least one step remains."""
+    if len(durations) < 3:
+        return 0
+    median = float(np.median(durations[len(durations) // 2 :]))
+    is_usual = np.flatnonzero(durations <= _WARM_UP_FACTOR * median)
+    return int(is_usual[0]) if len(is_usual) else 0
+
+
+def _main_stream(timeline: Timeline, rows: Times) -> int:
+    """Return the stream with the most kernel time; without kernels, that with the most work."""
+    work = timeline.work
+    kernels = rows[work.kind[rows] == WorkKind.KERNEL]
+    chosen = kernels if len(kernels) else rows
+    streams, index = np.unique(work.stream[chosen], return_inverse=True)
+    duration = work.end_ns[chosen] - work.start_ns[chosen]
+    return int(streams[np.argmax(np.bincount(index, weights=duration))])
+
+
+# --- ranges and marks ------------------------------------------------------------------------------
+
+
+def without_numbers(name: str) -> str:
+    """Return a name with # for each number: the iterations of a loop often have their number in the name."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _steps_of_ranges(timeline: Timeline, range_name: str | None) -> HostSteps | None:
+    """Return the steps of the range that is named, or of the step-like range with the most time."""
+    ranges = timeline.ranges
+    used_names = np.unique(ranges.name)
+    labels = {name: timeline.names[name] for name in used_names.tolist()}
+    groups: dict[str, list[int]] = {}
+    for name, label in labels.items():
+        if range_name is not None:
+            is_step = range_name in (label, without_numbers(label))
+        else:
+            is_step = bool(_STEP_NAME.search(label)) and not _NOT_A_STEP.search(label)
+        if is_step:
+            groups.setdefault(without_numbers(label), []).append(name)
+    best: HostSteps | None = None
+    best_time = 0
+    for label, names in groups.items():
+        rows = np.flatnonzero(np.isin(ranges.name, names))
+        rows = rows[_is_outermost(ranges.start_ns[rows], ranges.end_ns[rows])]
+        time = int((ranges.end_ns[rows] - ranges.start_ns[rows]).sum())
+        if len(rows) >= (1 if range_name else 2) and time > best_time:
+            best_time = time
+            best = HostSteps("range", label, ranges.start_ns[rows], int(ranges.end_ns[rows].max()))
+    return best
+
+
+def _is_outermost(start_ns: Times, end_ns: Times) -> Times:
+    """Return which intervals begin after all earlier ones have ended; the intervals are sorted by start."""
+    latest_end = np.maximum.accumulate(end_ns)
+    return np.concatenate([[True], start_ns[1:] >= latest_end[:-1]])
+
+
+def _steps_of_marks(timeline: Timeline) -> HostSteps | None:
+    """Return the steps that end with the mark after a step of the optimizer."""
+    activities = timeline.activities
+    marks = activities.of(EventKind.MARK)
+    strings = activities.strings
+    numbers = [strings.index(text) if text in strings else -1 for text in _OPTIMIZER_MARK]
+    time = np.sort(
+        marks["time_ns"][(marks["name"] == numbers[0]) & (marks["domain"] == numbers[1])]
+    )
+    work = timeline.work
+    launches = timeline.calls.start_ns[work.call[work.call >= 0]]
+    if len(time) < 2 or not len(launches):
+        return None
+    # The first step begins with the first launch before its mark; the last mark ends the last step.
+    begin = np.concatenate([[min(int(launches.min()), int(time[0]))], time[:-1]])
+    return HostSteps("mark", _OPTIMIZER_MARK[0], begin, int(time[-1]))
+
+
+# --- repetition ------------------------------------------------------------------------------------
+
+
+def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
+    """Return the steps between the launches of work that recurs regularly.
+
+    Each kind of work (by name and call site) that occurs at least four times is tried. The one is chosen that
+    occurs most often, with about the same number of launches between its occurrences: the layers of a model
+    recur, too, but between the last layer of a step and the first one of the next step is other work.
+    """
+    work, calls = timeline.work, timeline.calls
+    rows = np.flatnonzero((work.call >= 0) & (work.graph_node == 0))
+    rows = np.concatenate([rows, _first_of_graph_launches(timeline)])
+    rows = rows[np.lexsort((rows, calls.start_ns[work.call[rows]]))]
+    if len(rows) < 2 * _MIN_REPETITIONS:
+        return None
+    pairs = work.name[rows].astype(np.int64) << 32 | work.site[rows].astype(np.int64)
+    _, signature = np.unique(pairs, return_inverse=True)
+    begin = _regular_positions(signature)
+    if begin is None:
+        return None
+    times = calls.start_ns[work.call[rows]]
+    # The last repetition is as long as the others, if the program launched as much.
+    end = begin[-1] + int(np.median(np.diff(begin)))
+    end_ns = int(times[end]) if end < len(times) else int(times[-1]) + 1
+    return HostSteps("repetition", "", times[begin], end_ns)
+
+
+def _first_of_graph_launches(timeline: Timeline) -> Times:
+    """Return one row of work for each launch of a graph."""
+    work = timeline.work
+    rows = np.flatnonzero((work.call >= 0) & (work.graph_node != 0))
+    _, first = np.unique(work.call[rows], return_index=True)
+    result: Times = rows[first]
+    return result
+
+
+def _regular_positions(signature: Times) -> Times | None:
+    """Return the positions of the chosen signature among the launches; None if none is suitable."""
+    counts = np.bincount(signature)
+    by_count = np.argsort(-counts, kind="stable")
+    candidates = by_count[counts[by_count] >= _MIN_REPETITIONS]
+    order = np.argsort(signature, kind="stable")
+    first = np.concatenate([[0], np.cumsum(counts)])
+    best: Times | None = None
+    for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
+        position = order[first[candidate] : first[candidate + 1]]
+        if best is not None and len(position) < len(best):
+            break
+        is_earlier = best is None or position[0] < best[0]
+        if is_earlier and _is_regular(position, len(signature)):
+            best = position
+    return best
+
+
+def _is_regular(position: Times, launches: int) -> bool:
+    """Return whether positions are at regular distances, and cover most launches."""
+    distance = np.diff(position)
+    median = float(np.median(distance))
+    is_usual = np.abs(distance - median) <= _MAX_DEVIATION * median
+    in_usual = int(distance[is_usual].sum())
+    # A single kernel that is repeated is no step.
+    return (
+        median >= 2
+        and in_usual >= _MIN_EQUAL * (position[-1] - position[0])
+        and (in_usual >= _MIN_COVERAGE * launches)
+    )
+
+
+def steady_bounds(steps: DeviceSteps) -> tuple[int, int] | None:
+    """Return the begin and the end of the steps after the warm-up; None without steps."""
+    if not steps.count:
+        return None
+    return int(steps.begin_ns[steps.warm_up]), int(steps.begin_ns[-1])

@@ -1,0 +1,362 @@
+"""Sum the GPU work of a device by kernel, Python line, NVTX range, copy, collective and stream."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cudakit.core.profile.intervals import IntervalSet, Times, intersection, union
+from cudakit.core.profile.nvtx import OpenRanges
+from cudakit.core.profile.result import (
+    Collective,
+    Copies,
+    Kernel,
+    Line,
+    NamedRange,
+    StreamWork,
+)
+from cudakit.core.profile.steps import without_numbers
+from cudakit.core.profile.timeline import Timeline, WorkKind
+from cudakit.document import Frame
+from cudakit.trace.kinds import Direction, EventKind, MemoryKind
+from cudakit.trace.trace_file import Frame as TraceFrame
+from cudakit.trace.trace_file import Stack
+
+_LIBRARY = re.compile(
+    r"""(?:^|/)(?:site-packages|dist-packages)/       # installed packages
+    | /lib/python3[.\d]*/                             # the standard library
+    | /cudakit/(?:api|core|gpu|run)/                  # cudakit itself, also outside site-packages
+    | ^<(?!stdin>|string>|ipython)                    # generated code, unless a person typed it
+    | ^$                                              # a frame without a file
+    """,
+    re.VERBOSE,
+)
+_HOST_MEMORY = {
+    MemoryKind.PAGEABLE: "pageable",
+    MemoryKind.PINNED: "pinned",
+    MemoryKind.MANAGED: "managed",
+    MemoryKind.MANAGED_STATIC: "managed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTable:
+    """The work of one device in its measured time, as columns."""
+
+    timeline: Timeline
+    rows: Times  # rows of ``timeline.work``
+    range_path: Times  # number of the open NVTX ranges at the launch of each row
+    ranges: OpenRanges
+    multiprocessors: int
+    demangle: Callable[[str], str]
+    start_ns: Times = field(init=False)
+    end_ns: Times = field(init=False)
+    duration_ns: Times = field(init=False)
+
+    def __post_init__(self) -> None:
+        work = self.timeline.work
+        start, end = work.start_ns[self.rows], work.end_ns[self.rows]
+        object.__setattr__(self, "start_ns", start)
+        object.__setattr__(self, "end_ns", end)
+        object.__setattr__(self, "duration_ns", end - start)
+
+    @property
+    def total_ns(self) -> int:
+        """The summed time of all work."""
+        return int(self.duration_ns.sum())
+
+    def of_kind(self, kind: WorkKind) -> Times:
+        """Return the positions in ``rows`` of one kind of work."""
+        return np.flatnonzero(self.timeline.work.kind[self.rows] == kind)
+
+    def details(self, positions: Times, kind: EventKind, name: str) -> Times:
+        """Return a field of the records of some work, all of one kind."""
+        rows = self.timeline.work.record[self.rows[positions]]
+        result: Times = self.timeline.activities.of(kind)[name][rows]
+        return result
+
+    def intervals(self, positions: Times) -> IntervalSet:
+        """Return the time in which some of the work ran."""
+        return union(self.start_ns[positions], self.end_ns[positions])
+
+    def stack(self, positions: Times) -> tuple[tuple[Frame, ...], int]:
+        """Return the call stack that launched the most time of some work, and its call site."""
+        sites = self.timeline.work.site[self.rows[positions]]
+        values, index = np.unique(sites, return_inverse=True)
+        if not len(values):
+            return (), 0
+        site = int(values[np.argmax(np.bincount(index, weights=self.duration_ns[positions]))])
+        return stack_of(self.timeline, site)
+
+
+def call_site_index(stack: Stack) -> int:
+    """Return the index of the innermost frame outside of libraries; 0 if all frames are in libraries."""
+    in_program = (index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file))
+    return next(in_program, 0)
+
+
+def document_frames(stack: Stack) -> tuple[Frame, ...]:
+    """Return a call stack of a trace as frames of a document."""
+    return tuple(Frame(frame.function, frame.file, frame.line) for frame in stack)
+
+
+def stack_of(timeline: Timeline, site: int) -> tuple[tuple[Frame, ...], int]:
+    """Return a call stack as frames, and the index of its call site."""
+    stack = timeline.stacks[site]
+    return document_frames(stack), call_site_index(stack)
+
+
+def groups(keys: Times) -> list[tuple[int, Times]]:
+    """Return each key with the positions that have it."""
+    if not len(keys):
+        return []
+    order = np.argsort(keys, kind="stable")
+    sorted_keys = keys[order]
+    first = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
+    parts = np.split(order, first[1:])
+    return list(zip(sorted_keys[first].tolist(), parts, strict=True))
+
+
+def _share(part_ns: int, total_ns: int) -> float:
+    return part_ns / total_ns if total_ns else 0.0
+
+
+# --- kernels ---------------------------------------------------------------------------------------
+
+
+def kernels(table: WorkTable) -> tuple[Kernel, ...]:
+    """Return the kernels, that with the most time first."""
+    positions = table.of_kind(WorkKind.KERNEL)
+    work = table.timeline.work
+    begins_run = _begins_run(table)
+    rows = [
+        _kernel(table, name, positions[index], int(begins_run[positions[index]].sum()))
+        for name, index in groups(work.name[table.rows[positions]])
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.name)))
+
+
+def _kernel(table: WorkTable, name: int, positions: Times, runs: int) -> Kernel:
+    duration = table.duration_ns[positions]
+    total = int(duration.sum())
+    stack, site = table.stack(positions)
+    sites = np.unique(table.timeline.work.site[table.rows[positions]])
+    return Kernel(
+        name=table.demangle(table.timeline.names[name]),
+        calls=len(positions),
+        total_ns=total,
+        mean_ns=total // len(positions),
+        median_ns=int(np.median(duration)),
+        share=_share(total, table.total_ns),
+        stack=stack,
+        site=site,
+        sites=len(sites),
+        blocks=int(np.median(blocks(table, positions))),
+        consecutive=len(positions) / max(runs, 1),
+    )
+
+
+def _begins_run(table: WorkTable) -> Times:
+    """Return which work follows other work than the same kernel in its stream."""
+    work = table.timeline.work
+    stream, name = work.stream[table.rows], work.name[table.rows]
+    order = np.argsort(stream, kind="stable")
+    stream, name = stream[order], name[order]
+    begins = np.ones(len(order), bool)
+    begins[order[1:]] = (stream[1:] != stream[:-1]) | (name[1:] != name[:-1])
+    return begins
+
+
+def blocks(table: WorkTable, positions: Times) -> Times:
+    """Return the number of thread blocks of kernels."""
+    grid = table.details(positions, EventKind.KERNEL_RUN, "grid").astype(np.float64)
+    result: Times = grid.prod(axis=1)
+    return result
+
+
+# --- lines and ranges ------------------------------------------------------------------------------
+
+
+def lines(table: WorkTable) -> tuple[Line, ...]:
+    """Return the lines of the program, that with the most own time first."""
+    work = table.timeline.work
+    own: defaultdict[TraceFrame, int] = defaultdict(int)
+    cumulative: defaultdict[TraceFrame, int] = defaultdict(int)
+    calls: defaultdict[TraceFrame, int] = defaultdict(int)
+    for site, positions in groups(work.site[table.rows]):
+        stack = table.timeline.stacks[site]
+        if not stack:
+            continue
+        time = int(table.duration_ns[positions].sum())
+        own[stack[call_site_index(stack)]] += time
+        for frame in set(stack[call_site_index(stack) :]):
+            cumulative[frame] += time
+            calls[frame] += len(positions)
+    rows = (
+        Line(
+            Frame(frame.function, frame.file, frame.line),
+            own[frame],
+            time,
+            calls[frame],
+            _share(time, table.total_ns),
+        )
+        for frame, time in cumulative.items()
+    )
+    return tuple(
+        sorted(rows, key=lambda row: (-row.own_ns, -row.cumulative_ns, row.frame.filename))
+    )
+
+
+def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
+    """Return the NVTX ranges, that with the most time first; ranges that differ in numbers are one."""
+    strings = table.timeline.activities.strings
+    time: defaultdict[tuple[str, str], int] = defaultdict(int)
+    count: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for path, positions in groups(table.range_path):
+        keys = {
+            (without_numbers(strings[key.name]), strings[key.domain])
+            for key in table.ranges.paths[path]
+        }
+        for key in keys:
+            time[key] += int(table.duration_ns[positions].sum())
+            count[key] += len(positions)
+    rows = (
+        NamedRange(name, domain, count[name, domain], total, _share(total, table.total_ns))
+        for (name, domain), total in time.items()
+    )
+    return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.name)))
+
+
+# --- copies and collectives ------------------------------------------------------------------------
+
+
+def copies(table: WorkTable, kernel_time: IntervalSet) -> tuple[Copies, ...]:
+    """Return the copies by direction and kind of host memory, those with the most time first."""
+    positions = table.of_kind(WorkKind.COPY)
+    direction = table.details(positions, EventKind.COPY_RUN, "direction").astype(np.int64)
+    host = _host_memory(table, positions, direction)
+    is_peer = table.details(positions, EventKind.COPY_RUN, "peer_device") >= 0
+    rows = [
+        _copies(table, positions[index], kernel_time)
+        for _, index in groups(direction * 100 + host * 10 + is_peer)
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.total_ns))
+
+
+def _host_memory(table: WorkTable, positions: Times, direction: Times) -> Times:
+    """Return the MemoryKind of the host memory of each copy; that of the device if there is none."""
+    source = table.details(positions, EventKind.COPY_RUN, "source_memory").astype(np.int64)
+    target = table.details(positions, EventKind.COPY_RUN, "destination_memory").astype(np.int64)
+    result: Times = np.select(
+        [direction == Direction.HOST_TO_DEVICE, direction == Direction.DEVICE_TO_HOST],
+        [source, target],
+        int(MemoryKind.DEVICE),
+    )
+    return result
+
+
+def _copies(table: WorkTable, positions: Times, kernel_time: IntervalSet) -> Copies:
+    size_bytes = int(table.timeline.work.size_bytes[table.rows[positions]].astype(object).sum())
+    total = int(table.duration_ns[positions].sum())
+    overlapped = kernel_time.covered_within(table.start_ns[positions], table.end_ns[positions])
+    direction = Direction(int(table.details(positions[:1], EventKind.COPY_RUN, "direction")[0]))
+    host = MemoryKind(int(_host_memory(table, positions[:1], np.array([direction]))[0]))
+    peer = int(table.details(positions[:1], EventKind.COPY_RUN, "peer_device")[0]) >= 0
+    uses_host = direction in (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST)
+    stack, site = table.stack(positions)
+    return Copies(
+        direction=direction,
+        host=_HOST_MEMORY.get(host, "unknown") if uses_host else "none",  # type: ignore[arg-type]
+        peer=peer,
+        calls=len(positions),
+        size_bytes=size_bytes,
+        total_ns=total,
+        bytes_per_s=size_bytes / total * 1e9 if total else None,
+        overlapped_ns=int(overlapped.sum()),
+        stack=stack,
+        site=site,
+    )
+
+
+def is_collective(table: WorkTable, positions: Times) -> Times:
+    """Return which kernels are collectives: NCCL names its kernels ncclDevKernel_* or ncclKernel_*."""
+    names = table.timeline.names
+    name = table.timeline.work.name[table.rows[positions]]
+    values, index = np.unique(name, return_inverse=True)
+    is_nccl = np.array(
+        [names[value].startswith(("ncclDev", "ncclKernel")) for value in values], bool
+    )
+    result: Times = is_nccl[index] if len(values) else np.empty(0, bool)
+    return result
+
+
+def collectives(
+    table: WorkTable, positions: Times, compute_time: IntervalSet
+) -> tuple[Collective, ...]:
+    """Return the collectives by kernel; ``positions`` are all of them."""
+    rows = []
+    for name, index in groups(table.timeline.work.name[table.rows[positions]]):
+        selected = positions[index]
+        overlapped = compute_time.covered_within(table.start_ns[selected], table.end_ns[selected])
+        stack, site = table.stack(selected)
+        rows.append(
+            Collective(
+                table.demangle(table.timeline.names[name]),
+                len(selected),
+                int(table.duration_ns[selected].sum()),
+                int(overlapped.sum()),
+                stack,
+                site,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.total_ns))
+
+
+def overlap(first: IntervalSet, second: IntervalSet) -> int:
+    """Return the time in which both sets of work ran."""
+    return intersection(first, second).total_ns
+
+
+# --- streams ---------------------------------------------------------------------------------------
+
+
+def streams(table: WorkTable) -> tuple[StreamWork, ...]:
+    """Return the streams, that with the most time first."""
+    work = table.timeline.work
+    by_stream = groups(work.stream[table.rows])
+    times = [table.intervals(positions) for _, positions in by_stream]
+    rows = [
+        StreamWork(
+            stream, len(positions), time.total_ns, alone, _small_kernel_time(table, positions)
+        )
+        for (stream, positions), time, alone in zip(by_stream, times, _alone(times), strict=True)
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.busy_ns))
+
+
+def _alone(sets: Sequence[IntervalSet]) -> list[int]:
+    """Return, for each set, the time in which no other set has an interval."""
+    counts = [len(one) for one in sets]
+    number = np.repeat(np.arange(len(sets)), counts)
+    times = np.concatenate([*(one.start_ns for one in sets), *(one.end_ns for one in sets)])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    depth = np.cumsum(np.repeat([1, -1], sum(counts))[order])
+    # Where one set alone has an interval, the sum of the numbers of all open sets is its number.
+    open_number = np.cumsum(np.concatenate([number, -number])[order])
+    is_alone = depth[:-1] == 1
+    alone = np.zeros(len(sets), np.int64)
+    np.add.at(alone, open_number[:-1][is_alone], np.diff(times)[is_alone])
+    return [int(time) for time in alone]
+
+
+def _small_kernel_time(table: WorkTable, positions: Times) -> int:
+    """Return the time of kernels that use at most half of the multiprocessors."""
+    is_kernel = table.timeline.work.kind[table.rows[positions]] == WorkKind.KERNEL
+    kernel_positions = positions[is_kernel]
+    is_small = blocks(table, kernel_positions) * 2 <= table.multiprocessors
+    return int(table.duration_ns[kernel_positions[is_small]].sum())

@@ -1,0 +1,70 @@
+"""Sum the calls in which the host waited, allocated or freed, by call site, with the idle time caused."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from cudakit.core.profile.host_time import IdleCause
+from cudakit.core.profile.idle import Gaps
+from cudakit.core.profile.intervals import Times
+from cudakit.core.profile.result import HostWait
+from cudakit.core.profile.tables import groups, stack_of
+from cudakit.core.profile.timeline import Timeline
+
+_KINDS: dict[IdleCause, Literal["wait", "allocation"]] = {
+    IdleCause.HOST_WAIT: "wait",
+    IdleCause.ALLOCATION: "allocation",
+}
+
+
+def host_waits(
+    timeline: Timeline,
+    cause_of_call: Times,
+    gaps: Gaps,
+    *,
+    host: tuple[int, int],
+    device: tuple[int, int],
+) -> tuple[HostWait, ...]:
+    """Return the calls, those that caused the most idle time first.
+
+    ``host`` and ``device`` are begin and end of the measured time, for calls and for gaps: the host is ahead
+    of the device.
+    """
+    calls = timeline.calls
+    is_inside = (calls.start_ns >= host[0]) & (calls.start_ns < host[1])
+    gap_is_inside = (gaps.start_ns >= device[0]) & (gaps.start_ns < device[1])
+    rows: list[HostWait] = []
+    for cause, kind in _KINDS.items():
+        chosen = np.flatnonzero(is_inside & (cause_of_call == cause))
+        idle = _idle_by_site(gaps, gap_is_inside, cause)
+        for site, index in groups(calls.site[chosen]):
+            of_site = chosen[index]
+            stack, site_index = stack_of(timeline, site)
+            rows.append(
+                HostWait(
+                    kind=kind,
+                    function=_most_frequent_function(timeline, of_site),
+                    calls=len(of_site),
+                    blocked_ns=int((calls.end_ns[of_site] - calls.start_ns[of_site]).sum()),
+                    idle_ns=idle.get(site, 0),
+                    stack=stack,
+                    site=site_index,
+                )
+            )
+    return tuple(sorted(rows, key=lambda row: (-row.idle_ns, -row.blocked_ns)))
+
+
+def _idle_by_site(gaps: Gaps, is_inside: Times, cause: IdleCause) -> dict[int, int]:
+    """Return the idle time of a cause by the call stack of the call in which the gaps began."""
+    rows = np.flatnonzero(is_inside & (gaps.site != 0) & (gaps.by_cause_ns[:, cause] > 0))
+    return {
+        site: int(gaps.by_cause_ns[rows[index], cause].sum())
+        for site, index in groups(gaps.site[rows])
+    }
+
+
+def _most_frequent_function(timeline: Timeline, rows: Times) -> str:
+    names, counts = np.unique(timeline.calls.name[rows], return_counts=True)
+    return timeline.names[int(names[np.argmax(counts)])]
