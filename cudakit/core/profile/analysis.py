@@ -198,9 +198,24 @@ class _Process:
             collectives_ns=collective_time.total_ns,
             collectives_overlapped_ns=tables.overlap(collective_time, compute_time),
             streams=tables.streams(table) if len(table.rows) else (),
-            waits=host_waits(self._timeline, self._call_cause, division.gaps, start_ns, end_ns),
+            waits=host_waits(
+                self._timeline,
+                self._call_cause,
+                division.gaps,
+                host=self._host_bounds(steps) or (start_ns, end_ns),
+                device=(start_ns, end_ns),
+            ),
         )
         return analyzed, division.gaps
+
+    def _host_bounds(self, steps: DeviceSteps) -> tuple[int, int] | None:
+        """Return the time of the host in the measured steps; None without steps."""
+        if not steps.count:
+            return None
+        begin = self._steps.begin_ns
+        after_last = int(steps.number[-1]) + 1
+        end = int(begin[after_last]) if after_last < len(begin) else self._steps.end_ns
+        return int(begin[steps.number[steps.warm_up]]), end
 
     def _device_facts(self, device: int) -> tuple[str, int]:
         """Return the name and the number of multiprocessors of a device, if they were recorded."""

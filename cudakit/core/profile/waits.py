@@ -20,12 +20,21 @@ _KINDS: dict[IdleCause, Literal["wait", "allocation"]] = {
 
 
 def host_waits(
-    timeline: Timeline, cause_of_call: Times, gaps: Gaps, start_ns: int, end_ns: int
+    timeline: Timeline,
+    cause_of_call: Times,
+    gaps: Gaps,
+    *,
+    host: tuple[int, int],
+    device: tuple[int, int],
 ) -> tuple[HostWait, ...]:
-    """Return the calls between two times, those that caused the most idle time first."""
+    """Return the calls, those that caused the most idle time first.
+
+    ``host`` and ``device`` are begin and end of the measured time, for calls and for gaps: the host is ahead
+    of the device.
+    """
     calls = timeline.calls
-    is_inside = (calls.start_ns >= start_ns) & (calls.start_ns < end_ns)
-    gap_is_inside = (gaps.start_ns >= start_ns) & (gaps.start_ns < end_ns)
+    is_inside = (calls.start_ns >= host[0]) & (calls.start_ns < host[1])
+    gap_is_inside = (gaps.start_ns >= device[0]) & (gaps.start_ns < device[1])
     rows: list[HostWait] = []
     for cause, kind in _KINDS.items():
         chosen = np.flatnonzero(is_inside & (cause_of_call == cause))

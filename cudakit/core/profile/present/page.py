@@ -167,8 +167,7 @@ class _Page:
             table["call"] = np.where(table["call"] >= 0, table["call"] + first_call, -1)
         call_order, call_table = _sorted_table(_CALL_COLUMNS, calls)
         _, work_table = _sorted_table(_WORK_COLUMNS, works)
-        # Work mostly runs in the order of its calls, so that differences are small numbers.
-        work_table["call"] = np.diff(_places(call_order, work_table["call"]) + 1, prepend=0)
+        work_table["call"] = _places(call_order, work_table["call"]) + 1
         _, range_table = _sorted_table(_RANGE_COLUMNS, ranges)
         row_order = sorted(range(len(self._rows)), key=lambda number: self._rows[number].place)
         tracks = np.array(self._tracks, np.int64).reshape(-1, 3)
@@ -176,7 +175,7 @@ class _Page:
         tables = {"track": track_table, "call": call_table, "range": range_table, "idle": idle}
         for table in tables.values():
             table["row"] = _places(np.array(row_order, np.int64), table["row"]) + 1
-        tables["work"] = work_table
+        tables["work"] = _by_track(work_table)
         arrays = {
             f"{name}_{column}": _compact(values)
             for name, table in tables.items()
@@ -384,6 +383,20 @@ def _sorted_table(columns: Iterable[str], tables: Sequence[_Table]) -> tuple[Col
     }
     order = np.argsort(joined["start"], kind="stable")
     return order, {name: column[order] for name, column in joined.items()}
+
+
+def _by_track(work: _Table) -> _Table:
+    """Sort work by track, and replace starts and calls by differences, which makes the page smaller.
+
+    Work of a track does not overlap, and mostly runs in the order of its calls, so that the gaps between work
+    and the differences between the numbers of calls are small.
+    """
+    order = np.argsort(work["track"], kind="stable")
+    work = {name: column[order] for name, column in work.items()}
+    previous_end = np.roll(work["start"] + work["duration"], 1)
+    begins_track = np.diff(work["track"], prepend=-1) != 0
+    gap = work.pop("start") - np.where(begins_track, 0, previous_end)
+    return work | {"gap": gap, "call": np.diff(work["call"], prepend=0)}
 
 
 def _places(order: Column, numbers: Column) -> Column:

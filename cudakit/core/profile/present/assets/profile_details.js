@@ -44,7 +44,7 @@ export class DetailsView {
 
   #work(i) {
     const { model } = this.app;
-    const { work, arrays } = model;
+    const { work } = model;
     const launch = model.launchOfWork(i);
     const call = work.call[i];
     const rows = [
@@ -57,10 +57,10 @@ export class DetailsView {
       rows.push(["grid", launch.grid.join(" × ")], ["block", `${launch.block.join(" × ")} (${formatCount(threads)} threads)`]);
       rows.push(["registers", `${launch.registers} per thread`], ["shared memory", `${formatBytes(launch.shared)} per block`]);
     } else {
-      rows.push(["size", formatBytes(arrays.work_size[i])]);
-      if (work.duration[i]) rows.push(["throughput", `${(arrays.work_size[i] / work.duration[i]).toPrecision(3)} GB/s`]);
+      rows.push(["size", formatBytes(work.size[i])]);
+      if (work.duration[i]) rows.push(["throughput", `${(work.size[i] / work.duration[i]).toPrecision(3)} GB/s`]);
     }
-    if (arrays.work_in_graph[i]) rows.push(["launched by", "a CUDA graph"]);
+    if (work.inGraph[i]) rows.push(["launched by", "a CUDA graph"]);
     if (call >= 0) {
       rows.push(["API call", model.nameOfCall(call)], ["delay", `${formatNanoseconds(work.start[i] - model.calls.end[call])} after the call`]);
     }
