@@ -364,7 +364,10 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
 def _report_profile(
     spec: RunSpec, prepared_run: _PreparedRun, profile: ProfileMonitor, exit_status: int
 ) -> int:
-    """Print and write where the GPU time went; return 1 if no work of a GPU was recorded and required."""
+    """Print and write where the GPU time went.
+
+    Returns 1 if the recording is incomplete, and if no work of a GPU was recorded but is required.
+    """
     monitor = prepared_run.monitor
     activities = profile.activities()
     outcome = Outcome(
@@ -379,7 +382,8 @@ def _report_profile(
             quiet = spec.output.quiet or spec.output.json
             prepared_run.log.complete(outcome, quiet=quiet)
     has_work = count_gpu_work(process for process in activities if not process.simulated)
-    return ExitCode.FINDINGS if spec.require_gpu and not has_work else ExitCode.OK
+    is_missing = spec.require_gpu and not has_work
+    return ExitCode.FINDINGS if is_missing or outcome.incomplete else ExitCode.OK
 
 
 def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:

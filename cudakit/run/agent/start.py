@@ -147,11 +147,23 @@ def profile(settings: "dict[str, Any]", recorder: "Any", spool: "Spool") -> None
     if other_tool:
         raise RuntimeError(f"CUDA_INJECTION64_PATH attaches another tool: {other_tool}")
     torch = _load_torch_import()
+    torch.after_import(
+        "multiprocessing.util", lambda: spool.attempt(lambda: finish_with_worker(recorder))
+    )
     torch.after_torch_import(lambda: spool.attempt(lambda: torch.mark_steps(recorder)))
     torch.after_torch_import(
         lambda: spool.attempt(
             lambda: torch.watch_profiler(lambda text: spool.report("failed", text))
         )
+    )
+
+
+def finish_with_worker(recorder: "Any") -> None:
+    """End the profile of a forked worker of multiprocessing, which runs no exit handlers of ``atexit``."""
+    util = sys.modules["multiprocessing.util"]
+    last = -1000  # priority: the handlers of the program and of multiprocessing run before
+    util.register_after_fork(
+        recorder, lambda _: util.Finalize(None, recorder.finish, exitpriority=last)
     )
 
 

@@ -22,7 +22,7 @@ void activity_disable_synchronizations(void);
 /* Write the completed records to the trace; with ``forced``, also those of work that is still running. */
 void activity_flush(bool forced);
 
-/* Remove the cached names: a module was unloaded, or the process was forked. The lock is held. */
+/* Remove the cached names: a module was unloaded, or the process was forked. */
 void activity_forget_names(void);
 
 /* Forget the buffers and names of the parent in the child of a fork. */

@@ -20,6 +20,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define INJECTION_VARIABLE "CUDA_INJECTION64_PATH"
+#define NOT_PROFILED "the process was not profiled: "
 #define RANGE_BYTES 1024
 #define ERROR_BYTES 1024
 #define FLUSH_INTERVAL_NS 1000000000ll /* completed records are written at this interval */
@@ -305,8 +306,8 @@ static bool configure(const profile_options *options)
 {
     if (strlen(options->library) >= sizeof library_path || strlen(options->range) >= sizeof range_name)
         return false;
-    strcpy(library_path, options->library);
-    strcpy(range_name, options->range);
+    snprintf(library_path, sizeof library_path, "%s", options->library);
+    snprintf(range_name, sizeof range_name, "%s", options->range);
     delay_ns = (int64_t)(options->delay_s * 1e9);
     duration_ns = (int64_t)(options->duration_s * 1e9);
     is_paused = options->is_paused;
@@ -390,7 +391,9 @@ EXPORTED int InitializeInjection(void)
     char error[ERROR_BYTES] = "";
     if (!is_configured || begin(error, sizeof error))
         return 1;
-    spool_notice("unrecorded", error);
+    char message[ERROR_BYTES + sizeof NOT_PROFILED];
+    snprintf(message, sizeof message, NOT_PROFILED "%s", error);
+    spool_notice("unrecorded", message);
     return 1;
 }
 
