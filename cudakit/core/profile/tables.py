@@ -94,9 +94,13 @@ class WorkTable:
 
 
 def call_site_index(stack: Stack) -> int:
-    """Return the index of the innermost frame outside of libraries; 0 if all frames are in libraries."""
-    in_program = (index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file))
-    return next(in_program, 0)
+    """Return the index of the innermost frame outside of libraries; 0 if all frames are in libraries.
+
+    Frames of files are preferred to those of code without a file, which libraries generate, too.
+    """
+    in_program = [index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file)]
+    in_files = (index for index in in_program if not stack[index].file.startswith("<"))
+    return next(in_files, in_program[0] if in_program else 0)
 
 
 def document_frames(stack: Stack) -> tuple[Frame, ...]:
