@@ -12,6 +12,7 @@ from core.profile.synthetic import US, Program
 from invocation import run_cli
 
 from cudakit.core.profile.exports import WRITERS
+from cudakit.trace.run_log import LogWriter, Outcome
 
 # Mangled name of ``void scale<float>(float*, int)``.
 MANGLED = "_Z5scaleIfEvPT_i"
@@ -66,3 +67,12 @@ def test_ranges_of_the_chrome_trace_contain_the_launches(log: Path) -> None:
     assert len(spans["user_annotation"]) == len(spans["cuda_runtime"]) == 5
     for (first, last), (start, end) in zip(*spans.values(), strict=True):
         assert first <= start < end <= last + 0.001
+
+
+@pytest.mark.parametrize("suffix", [*WRITERS, "html"])
+def test_profile_without_activities_is_written_in_every_format(tmp_path: Path, suffix: str) -> None:
+    log = tmp_path / "profile.log"
+    with log.open("wb") as file:
+        LogWriter(file).finish(Outcome(exit_status=0))
+    run = run_cli("profile", log, "-o", tmp_path / f"profile.{suffix}")
+    assert run.exit_code == 0, run.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -14,15 +14,17 @@ import click
 
 from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
-from cudakit.cli.output import open_binary_file, printable, standard_error
+from cudakit.cli.output import printable, standard_error
 from cudakit.cli.profile import FORMATS as PROFILE_FORMATS
 from cudakit.cli.profile import analyzed
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
+from cudakit.cli.run.log_file import LogFile
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
 from cudakit.cli.run.monitor import Monitor
 from cudakit.cli.run.profile import (
     ProfileMonitor,
     check_profile,
+    check_profile_options,
     count_gpu_work,
     profile_settings,
 )
@@ -35,7 +37,6 @@ from cudakit.cli.run.race_report import (
     race_report,
 )
 from cudakit.core.sanitize.races import Confidence
-from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import add_device_patches
 from cudakit.gpu.capture.preflight import Ready, preflight
@@ -43,7 +44,7 @@ from cudakit.run.child import end_like_program, shell_status
 from cudakit.run.command import Command, resolve
 from cudakit.run.protocol import AgentMessage, AgentMessageKind, Settings
 from cudakit.run.supervise import supervise
-from cudakit.trace.run_log import LogWriter, Outcome
+from cudakit.trace.run_log import Outcome
 from cudakit.trace.spool import Batch
 
 
@@ -89,7 +90,17 @@ class RunSpec:
                 "-o and --json write the races that --sanitize finds, or the profile of --profile",
                 hint="add --sanitize or --profile; --memory writes its result with --snapshot FILE",
             )
-        self._check_profile_options()
+        check_profile_options(
+            {
+                "--delay": self.delay is not None,
+                "--duration": self.duration is not None,
+                "--range": self.range_name is not None,
+                "--paused": self.paused,
+            },
+            has_profile=self.profile,
+            has_sanitize=self.sanitize,
+            has_driver_memory=self.memory and not self.no_driver,
+        )
         if self.log is not None and not self.sanitize and not self.profile:
             raise UsageError(
                 "--log needs --sanitize or --profile",
@@ -112,34 +123,6 @@ class RunSpec:
         if self.fail_on and self.limit is None:
             raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
         refuse_duplicates([*self.output.paths, *filter(None, [self.log, self.write_baseline])])
-
-    def _check_profile_options(self) -> None:
-        """Raise UsageError if --profile is combined with options that exclude it, or is missing."""
-        is_passed_by_option = {
-            "--delay": self.delay is not None,
-            "--duration": self.duration is not None,
-            "--range": self.range_name is not None,
-            "--paused": self.paused,
-        }
-        options = [option for option, is_passed in is_passed_by_option.items() if is_passed]
-        if options and not self.profile:
-            verb = "needs" if len(options) == 1 else "need"
-            raise UsageError(
-                f"{' and '.join(options)} {verb} --profile",
-                hint=f"add --profile, or remove {' and '.join(options)}",
-            )
-        if self.profile and self.sanitize:
-            raise UsageError(
-                "--profile and --sanitize exclude each other: a process can use either NVIDIA's CUPTI or its"
-                " Sanitizer API",
-                hint="run the program twice: once with --sanitize, once with --profile",
-            )
-        if self.profile and self.memory and not self.no_driver:
-            raise UsageError(
-                "--profile with --memory needs --no-driver: a process can use either NVIDIA's CUPTI or its"
-                " Sanitizer API",
-                hint="add --no-driver, which records memory by the hooks of libraries only",
-            )
 
     def _race_options(self) -> list[str]:
         """List the options on races that were passed."""
@@ -164,7 +147,7 @@ class _PreparedRun:
     memory: MemoryMonitor | None
     profile: ProfileMonitor | None
     outputs: Outputs
-    log: _Log | None
+    log: LogFile | None
     new_baseline: BaselineFile
 
     def consume(self, batch: Batch) -> bool:
@@ -186,42 +169,6 @@ class _PreparedRun:
             self.monitor.add_note(message.text)
         else:
             self.monitor.notify(message)
-
-
-class _Log:
-    """The file of ``--log``. If it cannot be written, the program goes on, and ``finish`` raises."""
-
-    def __init__(self, path: str, stack: ExitStack, *, force: bool) -> None:
-        self._path = path
-        self._failure: OSError | None = None
-        self._open_file = stack.enter_context(ExitStack())
-        self._writer = LogWriter(self._open_file.enter_context(open_binary_file(path, force=force)))
-
-    def add(self, batch: Batch) -> None:
-        """Append a batch."""
-        if not self._failure:
-            try:
-                self._writer.add(batch)
-            except OSError as error:
-                self._failure = error
-
-    def finish(self, result: SanitizeResult, *, quiet: bool) -> None:
-        """Complete the file with the outcome of a race check, and name it.
-
-        Raises EnvironmentUnusable if it cannot be written.
-        """
-        names = (field.name for field in fields(Outcome))
-        self.complete(Outcome(**{name: getattr(result, name) for name in names}), quiet=quiet)
-
-    def complete(self, outcome: Outcome, *, quiet: bool) -> None:
-        """Complete the file, and name it. Raises EnvironmentUnusable if it cannot be written."""
-        if self._failure:
-            reason = f"cannot write {self._path}: {self._failure.strerror}"
-            raise EnvironmentUnusable(reason) from self._failure
-        self._writer.finish(outcome)
-        self._open_file.close()
-        if not quiet:
-            click.echo(f"Wrote {printable(self._path)}", err=True)
 
 
 def run_program(spec: RunSpec) -> int:
@@ -264,7 +211,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     )
     path = _snapshot_file(spec) if spec.memory else None
     new_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))
-    log = _Log(spec.log, stack, force=spec.output.force) if spec.log else None
+    log = LogFile(spec.log, stack, force=spec.output.force) if spec.log else None
     if command.not_instrumented:
         monitor.add_note(command.not_instrumented, unrecorded=True)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):

@@ -159,6 +159,8 @@ def _host_waits(device: Device) -> Iterator[Finding]:
 
 
 def _data_loading(device: Device) -> Iterator[Finding]:
+    if not device.steps.measured:  # the host may compile, and is slow only once
+        return iter(())
     idle = device.measured.idle.data_loading_ns
     to_device = [copies for copies in device.copies if copies.direction is Direction.HOST_TO_DEVICE]
     call_site = (to_device[0].stack, to_device[0].site) if to_device else ((), 0)

@@ -8,7 +8,7 @@ work of the next step. Thus a step contains all idle time, also that between two
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -27,6 +27,9 @@ _NOT_A_STEP = re.compile(r"optimizer|zero_grad|scheduler|dataloader", re.IGNOREC
 _OPTIMIZER_MARK = ("optimizer step", "cudakit")
 # Leading steps that are slower than the median by this factor are warm-up: compilation, autotuning, caches.
 _WARM_UP_FACTOR: Final = 1.5
+# Later steps that are slower than the median by this factor are left out, too, if they are few.
+_SLOW_FACTOR: Final = 3
+_MAX_SLOW_SHARE: Final = 0.1
 _MIN_REPETITIONS: Final = 4
 # Largest deviation of a repetition from the median number of launches: some steps also log or copy results.
 _MAX_DEVIATION: Final = 0.1
@@ -54,12 +57,27 @@ class DeviceSteps:
 
     begin_ns: Times  # one more than there are steps
     number: Times  # number of each step among those of the host
-    warm_up: int  # number of leading steps that are warm-up
+    warm_up: int = 0  # number of leading steps that are warm-up
+    # Whether each step counts: it is no warm-up, and not much slower than the median.
+    is_measured: Times = field(default_factory=lambda: np.empty(0, bool))
 
     @property
     def count(self) -> int:
         """The number of steps."""
         return len(self.number)
+
+    def contains(self, time_ns: Times) -> Times:
+        """Return whether each time is in a measured step."""
+        step = np.searchsorted(self.begin_ns, time_ns, side="right") - 1
+        is_inside = (step >= 0) & (step < self.count)
+        result: Times = is_inside & self.is_measured[np.clip(step, 0, self.count - 1)]
+        return result
+
+    def contains_on_host(self, host: HostSteps, time_ns: Times) -> Times:
+        """Return whether the host was in a measured step at each time."""
+        step = np.searchsorted(host.begin_ns, time_ns, side="right") - 1
+        result: Times = np.isin(step, self.number[self.is_measured]) & (time_ns < host.end_ns)
+        return result
 
 
 NO_STEPS: Final = HostSteps("none", "", np.empty(0, np.int64), 0)
@@ -79,14 +97,14 @@ def steps_of_device(timeline: Timeline, rows: Times, steps: HostSteps) -> Device
     work, calls = timeline.work, timeline.calls
     rows_with_call = rows[work.call[rows] >= 0]
     if not len(steps.begin_ns) or not len(rows_with_call):
-        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
     launched = calls.start_ns[work.call[rows_with_call]]
     step = np.searchsorted(steps.begin_ns, launched, side="right") - 1
     is_inside = (step >= 0) & (launched < steps.end_ns)
     rows_inside, step = rows_with_call[is_inside], step[is_inside]
     is_main = work.stream[rows_inside] == _main_stream(timeline, rows)
     if not is_main.any():
-        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
     # Work is sorted by start, so the first row of a step is its earliest work.
     number, first = np.unique(step[is_main], return_index=True)
     begin = work.start_ns[rows_inside[is_main][first]]
@@ -95,7 +113,22 @@ def steps_of_device(timeline: Timeline, rows: Times, steps: HostSteps) -> Device
     boundaries = np.append(begin, end)
     is_nonempty = np.diff(boundaries) > 0
     boundaries = np.append(begin[is_nonempty], end)
-    return DeviceSteps(boundaries, number[is_nonempty], _warm_up_count(np.diff(boundaries)))
+    durations = np.diff(boundaries)
+    warm_up = _warm_up_count(durations)
+    return DeviceSteps(boundaries, number[is_nonempty], warm_up, _is_measured(durations, warm_up))
+
+
+def _is_measured(durations: Times, warm_up: int) -> Times:
+    """Return which steps count: steps after the warm-up, without a few that are much slower than the median.
+
+    In such steps a program saves a checkpoint or evaluates a model, for example.
+    """
+    usual = np.arange(len(durations)) >= warm_up
+    is_slow = usual & (durations > _SLOW_FACTOR * np.median(durations[usual]))
+    if is_slow.sum() > _MAX_SLOW_SHARE * usual.sum():
+        return usual
+    result: Times = usual & ~is_slow
+    return result
 
 
 def _warm_up_count(durations: Times) -> int:
@@ -241,10 +274,3 @@ def _is_regular(position: Times, launches: int) -> bool:
         and in_usual >= _MIN_EQUAL * (position[-1] - position[0])
         and (in_usual >= _MIN_COVERAGE * launches)
     )
-
-
-def steady_bounds(steps: DeviceSteps) -> tuple[int, int] | None:
-    """Return the begin and the end of the steps after the warm-up; None without steps."""
-    if not steps.count:
-        return None
-    return int(steps.begin_ns[steps.warm_up]), int(steps.begin_ns[-1])

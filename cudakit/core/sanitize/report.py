@@ -18,7 +18,6 @@ from cudakit.core.sanitize.names import (
     call_site_index,
     in_range,
     is_program_frame,
-    short_kernel,
     stream_name,
 )
 from cudakit.core.sanitize.races import Allocation, Confidence, Coverage, Operation, Race, Sync
@@ -35,6 +34,7 @@ from cudakit.core.sanitize.result import (
 )
 from cudakit.core.sanitize.suppressions import Suppression
 from cudakit.document import Frame
+from cudakit.trace.kernel_names import short_kernel
 from cudakit.trace.kinds import AccessMode, EventKind, StreamFlag
 from cudakit.trace.trace_file import Stack
 from cudakit.units import format_bytes

@@ -130,3 +130,25 @@ def test_prefetched_copy_of_the_next_step_does_not_move_its_begin() -> None:
             program.copy(1 << 20, 100 * US, stream=2)
             program.kernel("k", 1 * MS, stream=1)
     assert {step.time.length_ns for step in _steps(program).steps} == {1 * MS}
+
+
+def test_few_much_slower_steps_are_left_out() -> None:
+    program = Program()
+    for number in range(40):
+        with program.range("step"):
+            program.kernel("k", 1 * MS)
+        if number == 20:
+            program.host(500 * MS)
+    (device,) = analyze([program.activities()]).result.devices
+    assert (device.steps.slow, device.steps.measured) == (1, 39)
+    assert device.measured.length_ns == 39 * MS
+    assert device.measured.busy_share == 1
+    assert device.launches == 39
+
+
+def test_many_slower_steps_are_measured() -> None:
+    program = Program()
+    for number in range(40):
+        with program.range("step"):
+            program.kernel("k", (10 if number % 5 == 4 else 1) * MS)
+    assert (_steps(program).slow, _steps(program).measured) == (0, 40)

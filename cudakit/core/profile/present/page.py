@@ -31,9 +31,10 @@ from cudakit.trace.trace_file import Frame
 _PACKAGE = "cudakit.core.profile.present"
 # Number of characters to which names from traces are cut, so that a damaged trace makes no huge page.
 _MAX_TEXT_LENGTH = 400
-# Number of rows that the page draws for each device, and for the ranges and the calls of each process. Sums
-# count all work.
-_MAX_ROWS = 24
+# Number of rows that the page draws for the streams of each device, and for the ranges and the calls of each
+# process. Sums count all work.
+_MAX_STREAMS = 24
+_MAX_HOST_ROWS = 16
 
 _WORK_COLUMNS = ("start", "duration", "track", "kind", "signature", "size", "in_graph", "call")
 _CALL_COLUMNS = ("start", "duration", "row", "name", "node")
@@ -249,7 +250,7 @@ class _Page:
         for device, name in names.items():
             group = self._device_name(process, name)
             tracks = [number for number, track in enumerate(work.tracks) if track.group == device]
-            most_used = sorted(tracks, key=lambda number: -int(counts[number]))[:_MAX_ROWS]
+            most_used = sorted(tracks, key=lambda number: -int(counts[number]))[:_MAX_STREAMS]
             for number in most_used:
                 place = (index, 0, device, 2, number)
                 label = work.tracks[number].name
@@ -315,12 +316,12 @@ class _Page:
         counts = np.bincount(track, minlength=len(first))
         row_of_track = np.full(len(first), -1, np.int64)
         process = self._timelines[index].process
-        for number in np.argsort(-counts, kind="stable")[:_MAX_ROWS].tolist():
+        for number in np.argsort(-counts, kind="stable")[:_MAX_HOST_ROWS].tolist():
             span = first[number]
             thread_number = int(spans.thread[span])
             label = f"thread {thread_number}" if thread_number else "process"
             label += " · ranges" if source == "range" else " · CUDA API"
-            place = (index, 1, int(thread[span]), int(source == "call"), int(lane[span]))
+            place = (index, 1, thread_number, int(source == "call"), int(lane[span]))
             row_of_track[number] = self._add_row(place, source, label, f"process {process}")
         return {
             "start": spans.start_ns - self._base_ns,
