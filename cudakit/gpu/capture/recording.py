@@ -201,7 +201,9 @@ def _profile_cuda(directory: Path) -> CudaRecording:
         return NOT_RECORDED
     recorder = _once_loaded_recorder(ready.recorder)
     try:
-        other_tool = recorder.start(str(directory), "", frame_walker(ready.frames), [], True)
+        other_tool = recorder.start(
+            str(directory), "", frame_walker_address(ready.frames), [], True
+        )
         why_no_profile = recorder.profile(
             str(ready.library),
             delay=0.0,
