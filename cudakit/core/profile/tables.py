@@ -22,7 +22,7 @@ from cudakit.core.profile.result import (
 from cudakit.core.profile.steps import without_numbers
 from cudakit.core.profile.timeline import Timeline, WorkKind
 from cudakit.document import Frame
-from cudakit.trace.kinds import Direction, EventKind, MemoryKind
+from cudakit.trace.kinds import LIBRARY_DOMAINS, Direction, EventKind, MemoryKind
 from cudakit.trace.trace_file import Frame as TraceFrame
 from cudakit.trace.trace_file import Stack
 
@@ -216,7 +216,10 @@ def lines(table: WorkTable) -> tuple[Line, ...]:
 
 
 def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
-    """Return the NVTX ranges, that with the most time first; ranges that differ in numbers are one."""
+    """Return the NVTX ranges of the program, that with the most time first.
+
+    Ranges whose names differ in numbers only are one.
+    """
     strings = table.timeline.activities.strings
     time: defaultdict[tuple[str, str], int] = defaultdict(int)
     count: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -224,6 +227,7 @@ def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
         keys = {
             (without_numbers(strings[key.name]), strings[key.domain])
             for key in table.ranges.paths[path]
+            if strings[key.domain] not in LIBRARY_DOMAINS
         }
         for key in keys:
             time[key] += int(table.duration_ns[positions].sum())

@@ -46,6 +46,7 @@ from cudakit.document import (
 from cudakit.document import (
     Finding as DocumentFinding,
 )
+from cudakit.trace.kernel_names import short_kernel
 from cudakit.trace.kinds import Direction
 from cudakit.units import capitalized, format_count, format_ratio, format_seconds
 
@@ -185,7 +186,7 @@ def _answers(result: ProfileResult) -> Iterator[Note]:
         yield Note("info", f"{several}Most GPU time: {name}, {share}.")
     elif kernel:
         share = format_ratio(kernel.share)
-        yield Note("info", f"{several}Most GPU time: kernel {kernel.name}, {share}.")
+        yield Note("info", f"{several}Most GPU time: kernel {short_kernel(kernel.name)}, {share}.")
 
 
 def _largest_causes(time: TimeDivision) -> list[str]:
@@ -346,7 +347,7 @@ def _steps_sentence(steps: Steps) -> str:
 
 def _kernel_table(device: Device, top: int) -> Table:
     columns: _Columns[Kernel] = (
-        ("kernel", "text", lambda row: Text(row.name)),
+        ("kernel", "text", lambda row: Text(short_kernel(row.name))),
         ("calls", "number", lambda row: Count(row.calls)),
         ("total", "number", lambda row: Seconds(row.total_ns / 1e9)),
         ("mean", "number", lambda row: Seconds(row.mean_ns / 1e9)),
@@ -413,7 +414,7 @@ def copies_name(copies: Copies) -> str:
 
 def _collective_table(device: Device, top: int) -> Table:
     columns: _Columns[Collective] = (
-        ("collective", "text", lambda row: Text(row.name)),
+        ("collective", "text", lambda row: Text(short_kernel(row.name))),
         ("calls", "number", lambda row: Count(row.calls)),
         ("time", "number", lambda row: Seconds(row.total_ns / 1e9)),
         ("overlap", "number", lambda row: Ratio(_share_of(row.overlapped_ns, row.total_ns))),
