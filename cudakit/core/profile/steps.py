@@ -231,7 +231,7 @@ def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
     times = calls.start_ns[work.call[rows]]
     # The last repetition is as long as the others, if the program launched as much.
     end = begin[-1] + int(np.median(np.diff(begin)))
-    end_ns = int(times[end]) if end < len(times) else int(times[-1]) + 1
+    end_ns = int(times[end]) if end < len(times) else int(calls.end_ns.max()) + 1
     return HostSteps("repetition", "", times[begin], end_ns)
 
 
