@@ -442,6 +442,7 @@ class ProfileWindow:
 
     kind: ClassVar[EventKind] = EventKind.PROFILE_WINDOW
     is_open: Annotated[bool, "?"]
+    rank: Annotated[int, "<i4"] = -1  # rank of the process in a job, as of torchrun; -1 if unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,6 +377,25 @@ assert not cupti.records_kernels()
     assert [each.is_open for each in bodies(events, ProfileWindow)] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "rank"),
+    [
+        ("RANK", "3", 3),
+        ("OMPI_COMM_WORLD_RANK", "0", 0),
+        ("SLURM_PROCID", "12", 12),
+        ("RANK", "-1", -1),
+        ("RANK", "3 of 4", -1),
+        ("RANK", "99999999999", -1),
+        ("OTHER", "1", -1),
+    ],
+)
+def test_window_has_the_rank_of_the_process(
+    profiled: Profiled, variable: str, value: str, rank: int
+) -> None:
+    events = profiled(f"os.environ[{variable!r}] = {value!r}\nopen_profile()\nrecorder.finish()\n")
+    assert [each.rank for each in bodies(events, ProfileWindow)] == [rank, rank]
+
+
 def test_call_that_was_entered_before_the_window_has_no_record(profiled: Profiled) -> None:
     events = profiled("""
 open_profile()

@@ -61,11 +61,26 @@ static bool lock_window(void)
 
 /* --- open and close ----------------------------------------------------------------------------- */
 
+/* Return the rank of this process in a job, or -1. torchrun, Open MPI, MPICH and Slurm set these variables. */
+static int32_t rank_in_job(void)
+{
+    static const char *const VARIABLES[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof VARIABLES / sizeof *VARIABLES; i++) {
+        const char *text = getenv(VARIABLES[i]);
+        char *end = NULL;
+        const long rank = text ? strtol(text, &end, 10) : -1;
+        if (end && end != text && !*end && rank >= 0 && rank <= INT32_MAX)
+            return (int32_t)rank;
+    }
+    return -1;
+}
+
 static void record_window(bool opens)
 {
     pthread_mutex_lock(&recorder_lock);
     record rec = record_begin(KIND_PROFILE_WINDOW, 0, 0, 0);
     rec.profile_window.is_open = opens;
+    rec.profile_window.rank = rank_in_job();
     record_append(&rec);
     pthread_mutex_unlock(&recorder_lock);
 }
