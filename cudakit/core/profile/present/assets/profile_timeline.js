@@ -1,6 +1,6 @@
 // The timeline: a row for each stream, for the idle time of each device, and for the ranges and API calls of each thread.
 
-import { BAND_COLORS, Surface, fitted, formatShare, pixelOf, ticks } from "./canvas.js";
+import { BAND_COLORS, Surface, fitted, pixelOf, ticks } from "./canvas.js";
 import { firstAtLeast } from "./profile_model.js";
 import { TimeAxis, addGestures, formatNanoseconds, formatTime, tickText } from "./profile_time.js";
 
@@ -364,9 +364,4 @@ export function shortName(name) {
   if (/^Mem(cpy|set) /.test(name)) return name;
   const declaration = name.replace(/^void /, "").replaceAll("(anonymous namespace)::", "");
   return declaration.split("(", 1)[0].replace(/\b\w+::/g, "") || name;
-}
-
-/** Return a share as text, or an empty text if there is nothing to share. */
-export function shareText(amount, total) {
-  return total > 0 ? formatShare(amount / total) : "";
 }
