@@ -11,7 +11,7 @@ from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report, findings
 from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.gpu.demangle import demangle
-from cudakit.run.protocol import Notice, NoticeKind
+from cudakit.run.protocol import AgentMessage, AgentMessageKind
 
 if TYPE_CHECKING:
     from cudakit.core.sanitize.baseline import BaselineMatcher
@@ -61,15 +61,15 @@ class Monitor:
         """Record that the program was still running when it was stopped."""
         self.is_stopped = True
 
-    def notify(self, notice: Notice) -> None:
+    def notify(self, message: AgentMessage) -> None:
         """Consume a message of an agent."""
-        is_failure = notice.kind is NoticeKind.INCOMPLETE or (
-            notice.kind is NoticeKind.UNRECORDED and not self._accept_unrecorded
+        is_failure = message.kind is AgentMessageKind.INCOMPLETE or (
+            message.kind is AgentMessageKind.UNRECORDED and not self._accept_unrecorded
         )
         if is_failure:
-            self._incomplete[notice.text] += 1
+            self._incomplete[message.text] += 1
         else:
-            self.add_note(notice.text)
+            self.add_note(message.text)
 
     def add_note(self, reason: str, *, unrecorded: bool = False) -> None:
         """Add a reason why the program is not recorded, or is checked only in part or less exactly."""

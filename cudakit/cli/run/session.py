@@ -42,7 +42,7 @@ from cudakit.gpu.capture.device_patch import add_device_patches
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.run.child import end_like_program, shell_status
 from cudakit.run.command import Command, resolve
-from cudakit.run.protocol import Notice, NoticeKind, Settings
+from cudakit.run.protocol import AgentMessage, AgentMessageKind, Settings
 from cudakit.run.supervise import supervise
 from cudakit.trace.run_log import Outcome
 from cudakit.trace.spool import Batch
@@ -160,15 +160,15 @@ class _PreparedRun:
             self.profile.consume(batch)
         return self.settings.sanitize and self.monitor.consume(batch)
 
-    def notify(self, notice: Notice) -> None:
+    def notify(self, message: AgentMessage) -> None:
         """Handle a message of an agent."""
-        if self.memory and self.memory.notify(notice):
+        if self.memory and self.memory.notify(message):
             return
         is_recorded = self.settings.sanitize or self.settings.profile
-        if notice.kind is NoticeKind.INCOMPLETE and not is_recorded:
-            self.monitor.add_note(notice.text)
+        if message.kind is AgentMessageKind.INCOMPLETE and not is_recorded:
+            self.monitor.add_note(message.text)
         else:
-            self.monitor.notify(notice)
+            self.monitor.notify(message)
 
 
 def run_program(spec: RunSpec) -> int:

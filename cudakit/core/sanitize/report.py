@@ -196,7 +196,7 @@ class Report:
     ) -> int:
         """Add the races of one trace; return the number of races that are reported.
 
-        ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by their numbers.
+        ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by stream number.
         ``chain`` is the number of the trace within the process.
         """
         stack = partial(self._stack, (process, chain), stacks)
@@ -273,12 +273,13 @@ class Report:
         # Equal stacks are one object, so their identity replaces a comparison of all frames.
         return operation.kind, operation.name, id(decoder.stacks(operation.site))
 
-    def _stack(self, trace: tuple[int, int], stacks: Sequence[Stack], number: int) -> _Frames:
+    def _stack(self, trace_id: tuple[int, int], stacks: Sequence[Stack], number: int) -> _Frames:
+        """Return a call stack; ``trace_id`` is a PID and a trace number."""
         if not 0 <= number < len(stacks):
             return ()
-        frames = self._frames.get((*trace, number))
+        frames = self._frames.get((*trace_id, number))
         if frames is None:
-            frames = self._frames[(*trace, number)] = self._interned(stacks[number])
+            frames = self._frames[(*trace_id, number)] = self._interned(stacks[number])
         return frames
 
     def _interned(self, stack: Stack) -> _Frames:

@@ -88,7 +88,7 @@ class Recording:
 
     @contextmanager
     def drained(self) -> Iterator[None]:
-        """Pass all recorded events to the consumer; until the block ends, no later event is passed.
+        """Pass all recorded events to the consumer; until the ``with`` block ends, no later event is passed.
 
         Passes nothing in a forked process, because the recording belongs to the parent.
         """
@@ -201,7 +201,9 @@ def _profile_cuda(directory: Path) -> CudaRecording:
         return NOT_RECORDED
     recorder = _once_loaded_recorder(ready.recorder)
     try:
-        other_tool = recorder.start(str(directory), "", frame_walker(ready.frames), [], True)
+        other_tool = recorder.start(
+            str(directory), "", frame_walker_address(ready.frames), [], True
+        )
         why_no_profile = recorder.profile(
             str(ready.library),
             delay=0.0,
@@ -264,11 +266,11 @@ def _record_cuda(
 
 def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
     """Start the recorder; return its module, and the reason why NVTX ranges are not recorded, or ""."""
-    walker = frame_walker(ready.frames)
+    walker_address = frame_walker_address(ready.frames)
     patches = [(capability, path.read_bytes()) for capability, path in ready.patches.items()]
     recorder = load_native_module("_recorder", ready.recorder)
     try:
-        other_tool = recorder.start(str(directory), str(ready.library), walker, patches)
+        other_tool = recorder.start(str(directory), str(ready.library), walker_address, patches)
     except RuntimeError as error:
         raise EnvironmentUnusable(
             f"the recorder does not work in this process: {error}",
@@ -281,7 +283,7 @@ def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
     )
 
 
-def frame_walker(frame_readers: Mapping[str, Path]) -> int:
+def frame_walker_address(frame_readers: Mapping[str, Path]) -> int:
     """Return the address of the stack reader for this interpreter, or 0."""
     path = frame_readers.get(str(sys.implementation.cache_tag))
     return int(load_native_module("_frames", path).walker) if path else 0
