@@ -4,8 +4,8 @@
 
 Each process trains a small model, so that launches take most of its time, and prints the median time of a
 step. The processes of a round alternate: plain, profiled with call stacks, with torch.profiler (CUDA activity
-without stacks), and after the end of a profile (``--duration``). Prints the medians over the rounds, in ms and
-as multiples of plain. Needs torch and a GPU.
+without stacks), and after the end of a profile (``--duration``). Prints the medians over the rounds, in ms
+and as multiples of plain. Needs torch and a GPU.
 """
 
 from __future__ import annotations
