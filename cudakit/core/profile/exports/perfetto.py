@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.call_sites import call_path, call_site
 from cudakit.core.profile.exports.protobuf import (
     Bytes2D,
     beside,
@@ -26,7 +27,7 @@ from cudakit.core.profile.exports.protobuf import (
     number_field,
     text_field,
 )
-from cudakit.core.profile.exports.texts import call_path, call_site, printable
+from cudakit.core.profile.exports.texts import printable
 from cudakit.core.profile.exports.tracks import (
     HostSource,
     device_names,

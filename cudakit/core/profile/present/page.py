@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.call_sites import call_site_index
 from cudakit.core.profile.exports.lanes import flat_lanes
-from cudakit.core.profile.exports.texts import call_site_index
 from cudakit.core.profile.exports.tracks import device_names, distinct_rows, work_tracks
 from cudakit.core.profile.timeline import (
     Column,
