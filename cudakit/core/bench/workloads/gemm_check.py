@@ -204,7 +204,7 @@ class _Sample:
 
 
 def stratified_sample(count: int, max_samples: int, random: np.random.Generator) -> _Indices:
-    """Return up to ``max_samples`` indices below ``count``: both ends, and a random one of each equal part."""
+    """Return up to ``max_samples`` indices below ``count``: both ends, and a random one per equal part."""
     if count <= max_samples:
         return np.arange(count)
     stratum_edges = np.linspace(0, count, max_samples + 1).astype(np.int64)
