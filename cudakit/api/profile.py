@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,13 +11,18 @@ from typing import Literal, TypeAlias
 
 from cudakit.core.profile.activities import ActivityCollector
 from cudakit.core.profile.analysis import ProfileSpec, analyze
+from cudakit.core.profile.idle import launched_work
 from cudakit.core.profile.result import ProfileResult
+from cudakit.core.profile.timeline import Timeline, timeline
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Event, Gpu, Stream
 from cudakit.gpu.capture.recording import Recording, begin_profile
 from cudakit.gpu.demangle import demangle
+from cudakit.trace.spool import Batch
 
 GpuChoice: TypeAlias = Literal["auto", "sim"]
+
+_EVER_NS = 1 << 62
 
 
 class Profiled:
@@ -73,6 +79,69 @@ def profile(*, step_range: str | None = None, gpu: GpuChoice = "auto") -> Iterat
         with recording.synchronized():
             profiled.complete(recording, collector, ProfileSpec(step_range))
         recording.close()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """The GPU work of one test."""
+
+    test: str  # id of the test
+    busy_ns: int  # time in which work of the test ran
+    launches: int  # number of kernels, copies and memsets
+
+
+class TestTimes:
+    """Profiles this process, and divides the GPU work among tests, for ``pytest --cuda-profile``.
+
+    Work of real devices belongs to the test in which the host launched it; this is known at the end, because
+    Work of real devices belongs to the test in which the host launched it; this is known at the end,
+    because CUPTI delivers its records late. Work of simulated devices, whose time is virtual, belongs to the
+    test that was running when it was recorded.
+    """
+
+    def __init__(self) -> None:
+        self._real = ActivityCollector()
+        self._simulated = ActivityCollector()
+        self._windows: list[tuple[str, int, int]] = []  # id, begin and end of each test
+        self._times: dict[str, GpuTime] = {}
+        self._recording = begin_profile(self._add)
+        self._recording.record_simulated(enabled=True)
+
+    @contextmanager
+    def measure(self, test: str) -> Iterator[None]:
+        """Attribute the work of a block to a test."""
+        begin_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._windows.append((test, begin_ns, time.monotonic_ns()))
+            with self._recording.drained():
+                timelines = list(map(timeline, self._simulated.activities()))
+                self._add_time(test, timelines, -_EVER_NS, _EVER_NS)
+                self._simulated = ActivityCollector()
+
+    def finish(self) -> list[GpuTime]:
+        """End the profile; return the tests with GPU work, those with the most time first."""
+        self._recording.record_simulated(enabled=False)
+        with self._recording.synchronized():
+            timelines = list(map(timeline, self._real.activities()))
+            for test, begin_ns, end_ns in self._windows:
+                self._add_time(test, timelines, begin_ns, end_ns)
+        self._recording.close()
+        return sorted(self._times.values(), key=lambda used: -used.busy_ns)
+
+    def _add(self, batch: Batch) -> None:
+        (self._simulated if batch.simulated else self._real).add(batch)
+
+    def _add_time(self, test: str, timelines: list[Timeline], begin_ns: int, end_ns: int) -> None:
+        """Add the work that was launched between two times."""
+        for process in timelines:
+            busy_ns, launches = launched_work(process, begin_ns, end_ns)
+            if launches:
+                earlier = self._times.get(test, GpuTime(test, 0, 0))
+                self._times[test] = GpuTime(
+                    test, earlier.busy_ns + busy_ns, earlier.launches + launches
+                )
 
 
 @dataclass(slots=True)

@@ -178,7 +178,7 @@ class LogReader:
         if len(header) < _HEADER.size or not header.startswith(MAGIC):
             raise InputError(
                 f"{self._path} is not a log of cudakit run --log",
-                hint="write one: cudakit run --sanitize --log FILE PROGRAM, or with --profile",
+                hint="write one: cudakit run --sanitize --log FILE PROGRAM, or the same with --profile",
             )
         _, version = _HEADER.unpack(header)
         if version != VERSION:

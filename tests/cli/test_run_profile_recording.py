@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 import cudakit
+from cudakit.cli.run.profile import check_profile
+from cudakit.gpu.capture.cupti import LIBRARY_OVERRIDE
 
 ROOT = Path(__file__).parents[2]
 FAKE_CUPTI = ROOT / "tests/gpu/capture/fake_cupti.c"
@@ -74,7 +76,7 @@ def profile(
     result = subprocess.run(
         [*CUDAKIT_RUN, "--profile", "-q", "-o", "profile.json", *options, "program.py"],
         cwd=directory,
-        env={**os.environ, cudakit_variable(): str(library)},
+        env={**os.environ, LIBRARY_OVERRIDE: str(library)},
         capture_output=True,
         text=True,
         check=False,
@@ -82,12 +84,6 @@ def profile(
     assert result.returncode == status, result.stderr
     document: dict[str, Any] = json.loads((directory / "profile.json").read_text(encoding="utf-8"))
     return document
-
-
-def cudakit_variable() -> str:
-    from cudakit.gpu.capture.cupti import LIBRARY_OVERRIDE
-
-    return LIBRARY_OVERRIDE
 
 
 def kernel_calls(document: dict[str, Any]) -> dict[int, int]:
@@ -175,3 +171,88 @@ def test_other_profiler_makes_the_profile_incomplete(tmp_path: Path, fake_cupti:
 
 def test_public_functions_of_the_profiler_are_documented() -> None:
     assert "cudakit run --profile --paused" in (cudakit.profiler.__doc__ or "")
+
+
+# A stand-in for torch: optimizers with hooks, and a profiler.
+TORCH = {
+    "__init__.py": "from torch import autograd, compiler, optim\n",
+    "compiler.py": "compiling = False\ndef is_compiling():\n    return compiling\n",
+    "optim/__init__.py": "from torch.optim import optimizer\n",
+    "optim/optimizer.py": (
+        "hooks = []\n"
+        "def register_optimizer_step_post_hook(hook):\n"
+        "    hooks.append(hook)\n"
+        "def step():\n"
+        "    for hook in hooks:\n"
+        "        hook(None, (), {})\n"
+    ),
+    "autograd/__init__.py": "from torch.autograd import profiler\n",
+    "autograd/profiler.py": (
+        "def _enable_profiler(config):\n"
+        "    return f'enabled {config}'\n"
+        "def profile():\n"
+        "    return _enable_profiler('CUDA')\n"
+    ),
+}
+
+
+@pytest.fixture
+def torch(tmp_path: Path) -> None:
+    for name, content in TORCH.items():
+        path = tmp_path / "torch" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+@pytest.mark.usefixtures("torch")
+def test_steps_of_torch_optimizers_are_steps_of_the_profile(
+    tmp_path: Path, fake_cupti: Path
+) -> None:
+    document = profile(
+        tmp_path,
+        fake_cupti,
+        """
+import torch
+use_cuda()
+for i in range(1, 9):
+    launch("gemm", i)
+    torch.optim.optimizer.step()
+torch.compiler.compiling = True
+torch.optim.optimizer.step()  # torch.compile traces the optimizer
+""",
+    )
+    (device,) = document["devices"]
+    assert "optimizer step" in json.dumps(device)
+
+
+@pytest.mark.usefixtures("torch")
+def test_use_of_torch_profiler_is_a_note(tmp_path: Path, fake_cupti: Path) -> None:
+    document = profile(
+        tmp_path,
+        fake_cupti,
+        """
+import torch
+use_cuda()
+for i in range(1, 4):
+    launch("gemm", i)
+    assert torch.autograd.profiler.profile() == "enabled CUDA"
+""",
+    )
+    (note,) = document["notes"]
+    assert "torch.profiler" in note
+
+
+def test_program_is_refused_without_cupti_on_a_machine_with_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIBRARY_OVERRIDE, str(tmp_path / "missing.so"))
+    notes: list[str] = []
+    with pytest.raises(cudakit.EnvironmentUnusable, match="is not a file"):
+        check_profile(None, has_device=lambda: True, refuse=True, add_note=notes.append)
+    assert not notes
+
+    assert not check_profile(None, has_device=lambda: True, refuse=False, add_note=notes.append)
+    assert "the program was not profiled" in notes.pop()
+
+    assert not check_profile(None, has_device=lambda: False, refuse=True, add_note=notes.append)
+    assert not notes

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from cudakit.core.profile.call_sites import call_site_index
 from cudakit.core.profile.intervals import IntervalSet, Times, intersection, union
 from cudakit.core.profile.nvtx import OpenRanges
 from cudakit.core.profile.result import (
@@ -26,15 +26,6 @@ from cudakit.trace.kinds import LIBRARY_DOMAINS, Direction, EventKind, MemoryKin
 from cudakit.trace.trace_file import Frame as TraceFrame
 from cudakit.trace.trace_file import Stack
 
-_LIBRARY = re.compile(
-    r"""(?:^|/)(?:site-packages|dist-packages)/       # installed packages
-    | /lib/python3[.\d]*/                             # the standard library
-    | /cudakit/(?:api|core|gpu|run)/                  # cudakit itself, also outside site-packages
-    | ^<(?!stdin>|string>|ipython)                    # generated code, unless a person typed it
-    | ^$                                              # a frame without a file
-    """,
-    re.VERBOSE,
-)
 _HOST_MEMORY = {
     MemoryKind.PAGEABLE: "pageable",
     MemoryKind.PINNED: "pinned",
@@ -91,16 +82,6 @@ class WorkTable:
             return (), 0
         site = int(values[np.argmax(np.bincount(index, weights=self.duration_ns[positions]))])
         return stack_of(self.timeline, site)
-
-
-def call_site_index(stack: Stack) -> int:
-    """Return the index of the innermost frame outside of libraries; 0 if all frames are in libraries.
-
-    Frames of files are preferred to those of code without a file, which libraries generate, too.
-    """
-    in_program = [index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file)]
-    in_files = (index for index in in_program if not stack[index].file.startswith("<"))
-    return next(in_files, in_program[0] if in_program else 0)
 
 
 def document_frames(stack: Stack) -> tuple[Frame, ...]:

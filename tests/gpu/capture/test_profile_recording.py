@@ -347,6 +347,26 @@ assert not cupti.is_active()
     assert [each.is_open for each in bodies(events, ProfileWindow)] == [True, False]
 
 
+@pytest.mark.parametrize("ends_with_the_program", [True, False])
+def test_unfinished_work_is_lost_only_if_the_program_has_ended(
+    profiled: Profiled, ends_with_the_program: bool
+) -> None:
+    events = profiled(f"""
+open_profile(duration={0 if ends_with_the_program else 0.1})
+unfinished = kernel("unfinished", 1, 100, 0)
+cupti.set_unfinished(unfinished, ctypes.c_size_t(len(unfinished)))
+if not {ends_with_the_program}:
+    deadline = time.monotonic() + 20
+    while cupti.is_active() and time.monotonic() < deadline:
+        time.sleep(0.01)
+recorder.finish()
+assert not cupti.is_active()
+""")
+    gaps = [gap.count for gap in bodies(events, Gap)]
+    assert gaps == ([1] if ends_with_the_program else [])
+    assert not list(bodies(events, KernelRun))
+
+
 def test_delay_keeps_the_window_closed(profiled: Profiled) -> None:
     events = profiled("""
 open_profile(delay=0.3)

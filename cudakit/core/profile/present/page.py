@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.call_sites import call_site_index
 from cudakit.core.profile.exports.lanes import flat_lanes
-from cudakit.core.profile.exports.texts import call_site_index
 from cudakit.core.profile.exports.tracks import device_names, distinct_rows, work_tracks
 from cudakit.core.profile.timeline import (
     Column,
@@ -31,8 +31,9 @@ from cudakit.trace.trace_file import Frame
 _PACKAGE = "cudakit.core.profile.present"
 # Number of characters to which names from traces are cut, so that a damaged trace makes no huge page.
 _MAX_TEXT_LENGTH = 400
-# Number of rows that the page draws for the streams of each device, and for the ranges and the calls of each
-# process. Sums count all work.
+# Number of devices of each process, of streams of each device, and of rows of the ranges and of the calls of
+# each process that the page draws. Sums count all work.
+_MAX_DEVICES = 64
 _MAX_STREAMS = 24
 _MAX_HOST_ROWS = 16
 
@@ -197,7 +198,7 @@ class _Page:
             "devices": [
                 [(index << 16) + device, self._device_name(process, name)]
                 for index, process in enumerate(self._timelines)
-                for device, name in device_names(process).items()
+                for device, name in list(device_names(process).items())[:_MAX_DEVICES]
             ],
             "processes": len(self._timelines),
             "simulated": any(process.simulated for process in self._timelines),
@@ -247,9 +248,11 @@ class _Page:
         names = device_names(process)
         counts = np.bincount(work.track, minlength=len(work.tracks))
         row_of_track = np.full(len(work.tracks), -1, np.int64)
-        for device, name in names.items():
-            group = self._device_name(process, name)
-            tracks = [number for number, track in enumerate(work.tracks) if track.group == device]
+        tracks_of_device: dict[int, list[int]] = {}
+        for number, track in enumerate(work.tracks):
+            tracks_of_device.setdefault(track.group, []).append(number)
+        for device, tracks in list(tracks_of_device.items())[:_MAX_DEVICES]:
+            group = self._device_name(process, names[device])
             most_used = sorted(tracks, key=lambda number: -int(counts[number]))[:_MAX_STREAMS]
             for number in most_used:
                 place = (index, 0, device, 2, number)

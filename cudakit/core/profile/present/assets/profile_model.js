@@ -92,19 +92,25 @@ class Row {
 
 /** The time in which at least one span of a device ran, as sorted intervals without overlaps. */
 class BusyTime {
-  constructor(work, device) {
-    const [starts, ends] = [[], []];
-    for (let i = 0; i < work.count; i++) {
-      if (work.device[i] !== device || !work.duration[i]) continue;
-      if (ends.length && work.start[i] <= ends.at(-1)) ends[ends.length - 1] = Math.max(ends.at(-1), work.end[i]);
-      else {
-        starts.push(work.start[i]);
-        ends.push(work.end[i]);
-      }
+  constructor() {
+    this.start = [];
+    this.end = [];
+  }
+
+  /** Add a span; spans are added in the order of their starts. */
+  add(start, end) {
+    const last = this.end.length - 1;
+    if (last >= 0 && start <= this.end[last]) this.end[last] = Math.max(this.end[last], end);
+    else {
+      this.start.push(start);
+      this.end.push(end);
     }
-    this.first = starts[0] ?? 0;
-    this.last = ends.at(-1) ?? 0;
-    this.row = new Row({ start: starts, end: ends }, Uint32Array.from(starts.keys()), ["busy", "", ""]);
+  }
+
+  /** Prepare the sums after the last span was added. */
+  complete() {
+    this.row = new Row(this, Uint32Array.from(this.start.keys()), ["busy", "", ""]);
+    [this.start, this.end] = [null, null];
   }
 
   /** Return the busy time in a window, in ns. */
@@ -178,7 +184,8 @@ export class ProfileModel {
     this.sums = new SignatureSums(this.work, this.signatures);
     this.tree = new CallTree(arrays.node_parent, arrays.node_frame, facts.frames);
     this.rows = this.#rows();
-    this.devices = facts.devices.map(([number, name]) => ({ number, name, busy: new BusyTime(this.work, number) }));
+    this.devices = facts.devices.map(([number, name]) => ({ number, name, busy: new BusyTime() }));
+    this.#addBusyTime();
     this.workOfCall = this.#workOfCall();
   }
 
@@ -195,6 +202,13 @@ export class ProfileModel {
       for (let row = 1; row < lists.length; row++) indices.set(`${source} ${row - 1}`, lists[row]);
     }
     return this.facts.rows.map((row, number) => new Row(tables[row[0]], indices.get(`${row[0]} ${number}`), row));
+  }
+
+  #addBusyTime() {
+    const { start, end, device, count } = this.work;
+    const busyOf = new Map(this.devices.map(({ number, busy }) => [number, busy]));
+    for (let i = 0; i < count; i++) if (end[i] > start[i]) busyOf.get(device[i])?.add(start[i], end[i]);
+    for (const busy of busyOf.values()) busy.complete();
   }
 
   /** Return the first work that each call started, as an index; -1 for calls that started none. */

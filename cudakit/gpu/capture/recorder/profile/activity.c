@@ -31,12 +31,13 @@ static const int KINDS[] = {
  * translation lock, then recorder lock. */
 static pthread_mutex_t translation_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the three variables below */
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list of buffers */
 static uint8_t *idle_buffers[MAX_IDLE_BUFFERS];
 static size_t idle_count, buffer_count; /* buffer_count includes the buffers that CUPTI holds */
 
 /* Text ids by the address of a kernel's name, which CUPTI does not free. The translation lock protects it. */
 static hash_table name_ids;
+static bool ignores_unfinished;    /* whether work without times is not counted as lost; accessed atomically */
 static uint64_t described_devices; /* bit i: the name of device i is in the trace; accessed atomically */
 
 /* --- buffers ------------------------------------------------------------------------------------ */
@@ -323,7 +324,7 @@ static bool write_records(reading *position, uint64_t *devices)
         memset(records + count, 0, sizeof *records);
         if (translate(position->activity, records + count))
             count++;
-        else
+        else if (!__atomic_load_n(&ignores_unfinished, __ATOMIC_ACQUIRE))
             position->without_times++;
     }
     append_records(records, count, devices);
@@ -400,9 +401,16 @@ void activity_disable_synchronizations(void)
     cupti.activity_disable(ACTIVITY_SYNCHRONIZATION);
 }
 
-void activity_flush(bool forced)
+void activity_flush(void)
 {
-    cupti.flush_all(forced ? ACTIVITY_FLUSH_FORCED : 0);
+    cupti.flush_all(0);
+}
+
+void activity_flush_unfinished(bool count_unfinished)
+{
+    __atomic_store_n(&ignores_unfinished, !count_unfinished, __ATOMIC_RELEASE);
+    cupti.flush_all(ACTIVITY_FLUSH_FORCED);
+    __atomic_store_n(&ignores_unfinished, false, __ATOMIC_RELEASE);
 }
 
 void activity_forget_names(void)

@@ -36,11 +36,11 @@ static bool is_configured;
  * CUPTI wait for this lock LOCK_TIMEOUT_S at most: its holder may be waiting for them. */
 static pthread_mutex_t window_lock = PTHREAD_MUTEX_INITIALIZER;
 static CUpti_SubscriberHandle subscriber; /* NULL before the profile begins and after it has ended */
-static bool is_open;         /* written with the lock, read atomically; activities and calls are recorded now */
-static bool is_paused;       /* whether the profile waits for a call of cudaProfilerStart */
-static int64_t begin_ns;     /* time from which the delay counts */
-static int64_t end_ns;       /* time at which the profile ends; 0 if it is not determined */
-static uint32_t generation;  /* number of times the window was opened; accessed atomically */
+static bool is_open;                      /* whether work and calls are recorded now; accessed atomically */
+static bool is_paused;                    /* whether the profile waits for a call of cudaProfilerStart */
+static int64_t begin_ns;                  /* time from which the delay counts */
+static int64_t end_ns;                    /* time at which the profile ends; 0 if it is not determined */
+static uint32_t generation;               /* number of times the window was opened; accessed atomically */
 static int open_range_count; /* number of open ranges with the name in the options; accessed atomically */
 static bool exit_handler_is_registered;
 
@@ -220,18 +220,19 @@ static CUpti_SubscriberHandle stop_recording(void)
     return former;
 }
 
-/* Write all records and unsubscribe. CUPTI stays loaded: cuptiFinalize, which detaches it from the process, crashed
+/* Write all records and unsubscribe. ``program_has_ended`` tells whether work without an end is lost: otherwise, it ends
+ * after the profile and is not part of it. CUPTI stays loaded: cuptiFinalize, which detaches it from the process, crashed
  * programs whose threads launched work meanwhile (CUDA 13.0). */
-static void end_now(void)
+static void end_now(bool program_has_ended)
 {
-    activity_flush(false);
+    activity_flush();
     if (!lock_window())
         return;
     CUpti_SubscriberHandle former = stop_recording();
     pthread_mutex_unlock(&window_lock);
     if (!former)
         return;
-    activity_flush(true);
+    activity_flush_unfinished(program_has_ended);
     cupti.unsubscribe(former);
 }
 
@@ -268,11 +269,11 @@ static void *run_timer(void *unused)
     (void)unused;
     while (wait_until(next_change_ns())) {
         if (end_ns && monotonic_ns() >= end_ns) {
-            end_now();
+            end_now(false);
             return NULL;
         }
         update_window_now();
-        activity_flush(false);
+        activity_flush();
     }
     return NULL;
 }
@@ -419,7 +420,7 @@ void profile_end(void)
         return;
     activity_disable_synchronizations(); /* that of the next line is not the program's */
     synchronize_context();
-    end_now();
+    end_now(true);
 }
 
 void profile_cancel(void)
