@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         rmm_resource as rmm_resource,
         torch_pool as torch_pool,
     )
+    from cudakit.api.profile import profile as profile, timed as timed
     from cudakit.api.record_memory import record_memory as record_memory
     from cudakit.api.sanitize import sanitize as sanitize
     from cudakit.errors import (
@@ -118,6 +119,7 @@ _MODULES = {
     "memviz_what_if": "cudakit.api.memory",
     "numba_memory_manager": "cudakit.api.plugs",
     "pop_range": "cudakit.gpu.nvtx",
+    "profile": "cudakit.api.profile",
     "profiler": "cudakit.api",
     "push_range": "cudakit.gpu.nvtx",
     "range": "cudakit.gpu.nvtx",
@@ -127,6 +129,7 @@ _MODULES = {
     "set_device": "cudakit.gpu.cuda.current",
     "stream": "cudakit.gpu.cuda.current",
     "synchronize": "cudakit.gpu.cuda.current",
+    "timed": "cudakit.api.profile",
     "torch_pool": "cudakit.api.plugs",
 }
 

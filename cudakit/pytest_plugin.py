@@ -63,6 +63,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="accesses of kernels: recorded exactly, or assumed from pointer arguments"
         " (default: exact if possible)",
     )
+    group.addoption(
+        "--cuda-profile",
+        action="store_true",
+        help="print the GPU time of each test",
+    )
     parser.addini(
         _SUPPRESS,
         "races that do not fail a test: patterns as for cudakit run --suppress",
@@ -76,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Summary(), f"{_NAME}-summary")
     if config.getoption("--cuda-sanitize") and not _distributes_tests(config):
         _start_recording(config, every_test=True)
+    if config.getoption("--cuda-profile"):
+        _start_profile(config)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -101,6 +108,46 @@ def _start_recording(config: pytest.Config, *, every_test: bool) -> None:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         raise pytest.UsageError(f"{error.message}{hint}") from error
     config.pluginmanager.register(sanitizer, _NAME)
+
+
+def _start_profile(config: pytest.Config) -> None:
+    """Start the profile of ``--cuda-profile``. Raises UsageError with options that exclude it."""
+    from cudakit.errors import CudakitError
+
+    if config.getoption("--cuda-sanitize"):
+        raise pytest.UsageError("--cuda-profile and --cuda-sanitize exclude each other")
+    if config.getoption("dist", "no") != "no":
+        raise pytest.UsageError("--cuda-profile does not work with pytest-xdist; add -n 0")
+    try:
+        config.pluginmanager.register(_Profile(), "cudakit-profile")
+    except CudakitError as error:
+        raise pytest.UsageError(error.message) from error
+
+
+class _Profile:
+    """Measures the GPU time of each test."""
+
+    def __init__(self) -> None:
+        from cudakit.api.profile import TestTimes
+
+        self._times = TestTimes()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Wrapper:
+        with self._times.measure(item.nodeid):
+            return (yield)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        from cudakit.units import format_count, format_seconds
+
+        times = self._times.finish()
+        terminalreporter.section("GPU time", sep="-")
+        for used in times:
+            seconds = format_seconds(used.busy_ns / 1e9)
+            launches = f"{format_count(used.launches)} launches"
+            terminalreporter.write_line(f"{seconds:>10}  {launches:>14}  {used.test}")
+        if not times:
+            terminalreporter.write_line("no GPU work was recorded")
 
 
 class _TestsByCall:

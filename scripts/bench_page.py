@@ -5,7 +5,8 @@
 Without a file, scripts/make_snapshots.py makes a snapshot of 1.1 million events with thousands of call
 stacks. The Python side is compared with a bare pickle.load, as in scripts/bench_memviz.py. Frames are
 measured while the script moves the cursor, zooms and pans; the times are those of the scripts of the page,
-without compositing.
+without compositing. Each motion is repeated, and the lowest percentile counts, because other programs may
+use the machine.
 """
 
 from __future__ import annotations
@@ -37,17 +38,22 @@ async () => {
   const app = document.querySelector(".explorer").explorer;
   const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
   const percentiles = {};
-  const measure = async (name, move) => {
-    const times = [];
-    for (let i = 0; i < 60; i++) {
-      move(i);
-      const start = performance.now();
-      app.redraw();
-      times.push(performance.now() - start);
+  const measure = async (name, move, prepare) => {
+    percentiles[name] = Infinity;
+    for (let repeat = 0; repeat < 3; repeat++) {
+      prepare();
       await frame();
+      const times = [];
+      for (let i = 0; i < 60; i++) {
+        move(i);
+        const start = performance.now();
+        app.redraw();
+        times.push(performance.now() - start);
+        await frame();
+      }
+      times.sort((a, b) => a - b);
+      percentiles[name] = Math.min(percentiles[name], times[57]);
     }
-    times.sort((a, b) => a - b);
-    percentiles[name] = times[57];
   };
   for (const tab of ["map", "layout", "flame", "holders", "events", "map by time"]) {
     const axis = tab.endsWith("by time") ? "time" : "event";
@@ -55,11 +61,11 @@ async () => {
     await frame();
     await frame();
     const cursor = (i) => Math.floor((app.model.events * (i + 1)) / 61);
-    await measure(`${tab} cursor`, (i) => app.state.set({ cursor: cursor(i) }));
-    await measure(`${tab} zoom`, (i) => app.zoom(app.axis.last * 0.6, i < 30 ? 0.8 : 1.25));
-    app.show(app.axis.last * 0.1, app.axis.last * 0.3);
-    await frame();
-    await measure(`${tab} pan`, () => app.pan(0.02));
+    const showAll = () => app.showAll();
+    await measure(`${tab} cursor`, (i) => app.state.set({ cursor: cursor(i) }), showAll);
+    await measure(`${tab} zoom`, (i) => app.zoom(app.axis.last * 0.6, i < 30 ? 0.8 : 1.25), showAll);
+    const showPart = () => app.show(app.axis.last * 0.1, app.axis.last * 0.3);
+    await measure(`${tab} pan`, () => app.pan(0.02), showPart);
   }
   return percentiles;
 }
@@ -128,14 +134,14 @@ def report(page: Page) -> None:
     show("first paint, s", paint / 1e3, 1.5)
     loaded = page.evaluate("() => performance.now()")
     show("all views ready, s", loaded / 1e3, None)
+    free = "() => document.querySelector('.explorer').explorer.model.free.ready.then(() => performance.now())"
+    show("fragmentation ready, s", page.evaluate(free) / 1e3, None)
     for name, milliseconds in page.evaluate(_FRAMES).items():
         # The limit is for zooming and panning.
         limit = None if name.endswith("cursor") else 16
         show(f"script per frame, p95, ms: {name}", milliseconds, limit)
     show("state after an event, p95, ms", page.evaluate(_STATE_QUERY), 10)
     show("heap, MB", page.evaluate("() => performance.memory.usedJSHeapSize / 1e6"), 300)
-    free = "() => document.querySelector('.explorer').explorer.model.free.ready.then(() => performance.now())"
-    show("fragmentation ready, s", page.evaluate(free) / 1e3, None)
     longest = page.evaluate(
         "loaded => Math.max(0, ...tasks.filter(t => t[0] > loaded).map(t => t[1]))", loaded
     )

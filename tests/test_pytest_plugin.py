@@ -251,3 +251,31 @@ def test_xdist_workers_check_their_own_tests(pytester: pytest.Pytester) -> None:
 
     found.assert_outcomes(failed=1, passed=1)
     found.stdout.fnmatch_lines(["checked: 2 tests, 1 test with races, 4 fills"])
+
+
+PROFILED = """
+def test_two_fills():
+    step(True)
+
+def test_without_gpu():
+    pass
+"""
+
+
+def test_profile_prints_the_gpu_time_of_each_test(pytester: pytest.Pytester) -> None:
+    found = run(pytester, PROFILED, options=("--cuda-profile",))
+
+    found.assert_outcomes(passed=2)
+    (line,) = (line for line in found.outlines if "launches" in line)
+    assert line.split()[2:] == ["2", "launches", "test_suite.py::test_two_fills"]
+
+
+def test_profile_without_gpu_work_says_so(pytester: pytest.Pytester) -> None:
+    found = run(pytester, "def test_nothing():\n    pass\n", options=("--cuda-profile",))
+    found.stdout.fnmatch_lines(["no GPU work was recorded"])
+
+
+def test_profile_and_race_check_exclude_each_other(pytester: pytest.Pytester) -> None:
+    found = run(pytester, WAITING, options=("--cuda-profile", "--cuda-sanitize"))
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["*--cuda-profile and --cuda-sanitize exclude each other"])

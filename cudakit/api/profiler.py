@@ -1,6 +1,7 @@
-"""Start and stop collection in a profiler that starts with collection off.
+"""Start and stop a profiler that waits for the program.
 
-Such profilers are ``nsys --capture-range=cudaProfilerApi`` and ``ncu --profile-from-start off``.
+Such profilers are ``cudakit run --profile --paused``, ``nsys --capture-range=cudaProfilerApi`` and
+``ncu --profile-from-start off``.
 """
 
 from __future__ import annotations

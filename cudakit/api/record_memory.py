@@ -86,12 +86,12 @@ def _do_nothing() -> None:
 
 
 class _Session:
-    """The recording of all blocks of this process; it continues until the process ends."""
+    """The recording of all ``with`` blocks of a process; the recording continues until the process ends."""
 
     def __init__(self) -> None:
         self._memory = ProcessMemory()
         self._jax_messages: list[str] = []
-        # PyTorch's history in the current block; None outside of blocks.
+        # PyTorch's memory history in the current ``with`` block; None outside of ``with`` blocks.
         self._history: TorchHistory | None = None
         self.source: MemorySource = begin_memory(self._feed, self._jax_messages.append)
         after_import("torch", self._start_history)
@@ -102,7 +102,7 @@ class _Session:
         max_entries: int,
         write_oom: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Begin a block: drop the events before the block, and keep the memory in use.
+        """Begin a ``with`` block: drop the events before the block, and keep the memory in use.
 
         When a pool other than PyTorch's first runs out of memory, ``write_oom`` is called with the snapshot
         of this moment.
@@ -118,7 +118,7 @@ class _Session:
             self._memory.on_out_of_memory = lambda: write_oom(self._build_snapshot(None))
 
     def end(self) -> dict[str, Any]:
-        """End a block and return its snapshot."""
+        """End a ``with`` block, and return the snapshot of the block."""
         history, self._history = self._history, None
         torch = history.stop() if history else None
         snapshot = self.snapshot(torch)

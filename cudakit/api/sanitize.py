@@ -87,7 +87,7 @@ def sanitize(
 
 
 class _Session:
-    """The recording of this process, with the report of the current block."""
+    """The recording of this process, with the report of the current ``with`` block."""
 
     def __init__(self, gpu: GpuChoice, accesses: Accesses | None) -> None:
         self._detector = RaceDetector()

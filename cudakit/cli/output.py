@@ -42,7 +42,7 @@ class Output:
                 self._write(chunk)
 
     def write_bytes(self, writer: Callable[[BinaryIO], None]) -> None:
-        """Let a function write to the bytes of the stream. Raises EnvironmentUnusable if the disk is full."""
+        """Call ``writer`` with the binary stream. Raises EnvironmentUnusable if the disk is full."""
         with _os_errors_reported(self.name):
             self.stream.flush()
             writer(self.stream.buffer)

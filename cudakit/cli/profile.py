@@ -145,10 +145,10 @@ def profile(
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A result, and the recorded activities that it is the result of; a saved result has none."""
+    """A result, and the recorded activities that it is the result of; a saved result has None."""
 
     result: ProfileResult
-    activities: Sequence[Activities] = ()
+    activities: Sequence[Activities] | None = None
     gaps: Sequence[DeviceGaps] = ()
 
     def report(
@@ -159,19 +159,17 @@ class Profile:
         from cudakit.core.profile.present import report as present
         from cudakit.render import html
 
-        has_timeline = bool(self.activities)
+        activities = self.activities
         writers = {
-            suffix: partial(writer, self.activities)
+            suffix: partial(writer, activities)
             for suffix, writer in WRITERS.items()
-            if has_timeline
+            if activities is not None
         }
         return Report(
             result=self.result,
             document=lambda: present.report(self.result, top=top, by=by),
-            exports={
-                "html": lambda: html.render(present.page(self.result, self.activities, self.gaps))
-            }
-            if has_timeline
+            exports={"html": lambda: html.render(present.page(self.result, activities, self.gaps))}
+            if activities
             else {},
             writers=writers,
             brief=lambda: present.brief(self.result),
@@ -185,10 +183,12 @@ def analyzed(
     from cudakit.core.profile.analysis import ProfileSpec, analyze
     from cudakit.gpu.demangle import demangle
 
+    activities = [
+        replace(process, strings=tuple(map(demangle, process.strings))) for process in activities
+    ]
     analysis = analyze(
         activities,
         ProfileSpec(step_range),
-        demangle=demangle,
         exit_status=outcome.exit_status,
         notes=outcome.notes,
         incomplete=outcome.incomplete,
@@ -242,7 +242,7 @@ def _activity_formats(output: OutputOptions) -> list[str]:
 
 def _refuse_exports(output: OutputOptions, loaded: Profile) -> None:
     """Raise UsageError for a timeline of a saved result."""
-    if not loaded.activities and (paths := _activity_formats(output)):
+    if loaded.activities is None and (paths := _activity_formats(output)):
         raise UsageError(
             f"{paths[0]} needs a log: a saved result has no timeline",
             hint="write one: cudakit run --profile --log FILE PROGRAM",

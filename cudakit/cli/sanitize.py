@@ -19,13 +19,13 @@ from cudakit.cli.progress import Progress, progress_line
 from cudakit.cli.report import open_outputs
 from cudakit.cli.run import (
     BASELINE,
-    FORMATS,
     HOST_THREADS,
     SHOW_OPTION,
     SUPPRESS,
     WRITE_BASELINE,
 )
 from cudakit.cli.run.race_report import (
+    FORMATS,
     exit_code,
     match_baseline,
     open_baseline,

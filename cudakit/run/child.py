@@ -75,14 +75,14 @@ def end_like_program(status: int) -> int:
     """
     if status >= 0:
         return status
-    number = -status
+    signal_number = -status
     # Only the core dump of the program is useful, so this process writes none.
     _, hard_limit = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard_limit))
-    if number not in (Signals.SIGKILL, Signals.SIGSTOP):
-        signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    os.kill(os.getpid(), number)
+    if signal_number not in (Signals.SIGKILL, Signals.SIGSTOP):
+        signal.signal(signal_number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal_number})
+    os.kill(os.getpid(), signal_number)
     return shell_status(status)
 
 

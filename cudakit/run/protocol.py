@@ -55,8 +55,10 @@ def child_environment(
     paths = [str(AGENT), *filter(None, [child.get("PYTHONPATH")])]
     child["PYTHONPATH"] = os.pathsep.join(paths)
     child["CUDAKIT_AGENT"] = json.dumps(_agent_settings(settings, spool))
-    if settings.sanitize:
+    if settings.sanitize or settings.profile:
         child["CUDAKIT_SPOOL"] = str(spool)
+    if settings.profile:
+        child["CUDAKIT_SPOOL_EVENTS"] = "profile"  # gpu/sim/recorder.py reads the variable
     return child
 
 
@@ -89,7 +91,7 @@ def _without_agent(environment: Mapping[str, str]) -> dict[str, str]:
 _PID_DIGITS = 7  # Linux allows PIDs up to 2^22
 
 
-class NoticeKind(StrEnum):
+class AgentMessageKind(StrEnum):
     """The kind of a message, which is also the suffix of the files with such messages."""
 
     FAILED = "failed"  # the agent cannot perform a task; the text is the reason
@@ -101,28 +103,32 @@ class NoticeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class AgentMessage:
     """A message from an agent: one line in a file of the agent's process."""
 
     process: int  # PID of the agent's process; 0 for a message of the supervisor
-    kind: NoticeKind
+    kind: AgentMessageKind
     text: str
 
 
-class Notices:
+class AgentMessages:
     """Reads the messages of agents in a spool."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._read_bytes: dict[str, int] = {}  # number of bytes read of each file
 
-    def new(self) -> Iterator[Notice]:
+    def new(self) -> Iterator[AgentMessage]:
         """Yield the complete messages that were written since the last call."""
         for name in sorted(os.listdir(self._directory)):
             process, _, suffix = name.partition(".")
-            if process.isdecimal() and len(process) <= _PID_DIGITS and suffix in set(NoticeKind):
+            if (
+                process.isdecimal()
+                and len(process) <= _PID_DIGITS
+                and suffix in set(AgentMessageKind)
+            ):
                 for line in self._new_lines(name):
-                    yield Notice(int(process), NoticeKind(suffix), line)
+                    yield AgentMessage(int(process), AgentMessageKind(suffix), line)
 
     def _new_lines(self, name: str) -> Iterator[str]:
         path = self._directory / name

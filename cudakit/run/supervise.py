@@ -12,7 +12,13 @@ from tempfile import TemporaryDirectory, gettempdir
 
 from cudakit.run.child import Child
 from cudakit.run.command import Command
-from cudakit.run.protocol import Notice, NoticeKind, Notices, Settings, child_environment
+from cudakit.run.protocol import (
+    AgentMessage,
+    AgentMessageKind,
+    AgentMessages,
+    Settings,
+    child_environment,
+)
 from cudakit.run.signals import SignalRelay
 from cudakit.trace.losses import PREFIX, Losses, delete_abandoned
 from cudakit.trace.spool import Batch, Spool
@@ -26,7 +32,7 @@ def supervise(
     *,
     settings: Settings,
     consume: Callable[[Batch], bool],
-    notify: Callable[[Notice], None] = lambda _: None,
+    notify: Callable[[AgentMessage], None] = lambda _: None,
     stopping: Callable[[], None] = lambda: None,
     environment: Mapping[str, str] | None = None,
     seconds_to_end: float = _SECONDS_TO_END,
@@ -52,10 +58,10 @@ def supervise(
             SignalRelay() as relay,
         ):
             child = Child(command, child_env, mask=relay.mask)
-            reader = _SpoolReader(spool, Notices(directory), consume, notify)
+            reader = _SpoolReader(spool, AgentMessages(directory), consume, notify)
             _wait_for_exit(child, relay, reader, stopping, seconds_to_end)
             for loss in losses.read_all():
-                notify(Notice(loss.process, NoticeKind.INCOMPLETE, str(loss)))
+                notify(AgentMessage(loss.process, AgentMessageKind.INCOMPLETE, str(loss)))
     if reader.failure:
         raise reader.failure
     return child.status or 0
@@ -67,14 +73,14 @@ class _SpoolReader:
     def __init__(
         self,
         spool: Spool,
-        notices: Notices,
+        messages: AgentMessages,
         consume: Callable[[Batch], bool],
-        notify: Callable[[Notice], None],
+        notify: Callable[[AgentMessage], None],
     ) -> None:
         self.is_stopped = False  # whether ``consume`` has asked to stop the program
         self.failure: Exception | None = None  # the first exception of a callback
         self._spool = spool
-        self._notices = notices
+        self._messages = messages
         self._consume = consume
         self._notify = notify
 
@@ -91,10 +97,10 @@ class _SpoolReader:
             self.failure = self.failure or failure
 
     def _pass_on_messages(self) -> None:
-        for notice in self._notices.new():
-            self._notify(notice)
+        for message in self._messages.new():
+            self._notify(message)
         while self._spool.damaged:
-            self._notify(Notice(0, NoticeKind.INCOMPLETE, self._spool.damaged.pop()))
+            self._notify(AgentMessage(0, AgentMessageKind.INCOMPLETE, self._spool.damaged.pop()))
 
 
 def _wait_for_exit(

@@ -349,14 +349,16 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """The program called a function of the CUDA runtime or driver; a call within another one has no event.
+    """The program called a function of the CUDA driver; a call within another one has no event.
+
+    A call of the CUDA runtime is recorded as the driver function that it calls.
 
     ``correlation`` is the number that the call shares with the work that it started on the GPU. It is unique
     within a process.
     """
 
     kind: ClassVar[EventKind] = EventKind.API_CALL
-    function: Text  # name of the function, such as "cudaLaunchKernel"
+    function: Text  # name of the function, such as "cuLaunchKernel"
     correlation: U32
     start_ns: I64
     end_ns: I64
@@ -412,7 +414,10 @@ class FillRun:
 
 @dataclass(frozen=True, slots=True)
 class Synchronization:
-    """The host waited for work on a device, or a stream waits for an event (its times are then equal)."""
+    """The host waited for work on a device, or a stream waits for an event (its times are then equal).
+
+    A query (``cudaEventQuery``, ``cudaStreamQuery``) has this event too, but no ``ApiCall``.
+    """
 
     kind: ClassVar[EventKind] = EventKind.SYNCHRONIZATION
     stream: U32
@@ -437,6 +442,7 @@ class ProfileWindow:
 
     kind: ClassVar[EventKind] = EventKind.PROFILE_WINDOW
     is_open: Annotated[bool, "?"]
+    rank: Annotated[int, "<i4"] = -1  # rank of the process in a job, as of torchrun; -1 if unknown
 
 
 @dataclass(frozen=True, slots=True)

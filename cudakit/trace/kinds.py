@@ -160,3 +160,8 @@ class SynchronizationType(IntEnum):
     STREAM_WAIT = 2  # a stream waits for an event
     STREAM_SYNC = 3  # the host waited for a stream
     CONTEXT_SYNC = 4  # the host waited for a context
+
+
+# The NVTX domains of libraries that record a range for each of their calls: CUB and Thrust (CCCL), NCCL, and
+# XLA (TSL). Reports leave them out, because these ranges are not parts of the program.
+LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL", "TSL"})

@@ -177,8 +177,8 @@ class LogReader:
             return
         if len(header) < _HEADER.size or not header.startswith(MAGIC):
             raise InputError(
-                f"{self._path} is not a log of cudakit run --sanitize --log",
-                hint="write one: cudakit run --sanitize --log FILE PROGRAM",
+                f"{self._path} is not a log of cudakit run --log",
+                hint="write one: cudakit run --sanitize --log FILE PROGRAM, or the same with --profile",
             )
         _, version = _HEADER.unpack(header)
         if version != VERSION:

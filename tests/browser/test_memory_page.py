@@ -446,6 +446,21 @@ def test_page_of_a_comparison_draws_what_grew_and_what_shrank(
     assert opened.messages == []
 
 
+def test_view_of_all_devices_accepts_a_device_without_events(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    empty = builders.snapshot(builders.trace((), [builders.Segment(1 << 21, 1 << 21)]))
+    page = tmp_path / "page.html"
+    result = analyze([empty, load(str(DATA / "train.pkl.gz"))], MemorySpec())
+    page.write_text(render(report(result)), encoding="utf-8")
+    opened = open_page(page)
+    opened.page.wait_for_selector(".explorer[data-ready] >> nth=2", state="attached")
+    opened.page.locator("[data-kind=memory_devices] canvas").click(position={"x": 600, "y": 20})
+    wait_until_drawn(opened)
+    assert "#2.cursor=" in evaluate(opened, "() => location.hash")
+    assert opened.messages == []
+
+
 HOSTILE = (
     "</script><script>document.title='run'</script>",
     '"><img src=x onerror="document.title=\'run\'">',

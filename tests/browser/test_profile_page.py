@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser
 
 from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.present.page import DeviceIdle, Idle, explorer
+from cudakit.core.profile.present.page import DeviceIdle, DeviceSteps, Idle, explorer
 from cudakit.core.profile.timeline import Timeline, first_time, timeline
 from cudakit.document import Document, Note
 from cudakit.render.html import render
@@ -247,6 +247,24 @@ def test_idle_time_of_a_window_is_divided_by_cause(open_page: OpenPage, tmp_path
     )
     assert sums == [[250, 550], [150, 50], [125, 275]]
     assert "host wait" in opened.page.locator(".details").inner_text()
+
+
+def test_click_on_a_step_selects_it_as_the_window(open_page: OpenPage, tmp_path: Path) -> None:
+    activities = collect([Event(KernelRun(7, "k", 1, 100 * i, 100 * i + 50)) for i in range(10)])
+    steps = DeviceSteps(activities.process, 0, [0, 400], [400, 900], ["warm-up step 1", "step 2"])
+    nodes = (explorer([activities], steps=[steps]),)
+    path = tmp_path / "page.html"
+    path.write_text(render(Document("GPU profile", nodes)), encoding="utf-8")
+    opened = open_page(path)
+    assert evaluate(opened, f"() => {APP}.model.rows[0].label") == "steps"
+    x = evaluate(opened, f"() => {APP}.timeline.axis.x(600, {APP}.timeline.surface.width)")
+    top = evaluate(opened, f"() => {APP}.timeline.places.find(({{ row }}) => row).top")
+    box = opened.page.locator(".panes canvas").first.bounding_box()
+    assert box is not None
+    opened.page.mouse.click(box["x"] + x, box["y"] + top + 5)
+    wait_until_drawn(opened)
+    assert evaluate(opened, f"() => {APP}.state.get('window')") == [400, 900]
+    assert opened.messages == []
 
 
 # --- gestures and state ----------------------------------------------------------------------------

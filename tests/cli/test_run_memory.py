@@ -16,7 +16,7 @@ from cudakit.cli.run.memory import MemoryFiles, MemoryMonitor
 from cudakit.core.memory.record.pools import POOL_IDS
 from cudakit.core.memory.record.snapshot_file import read_snapshot
 from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.run.protocol import Notice, Settings
+from cudakit.run.protocol import AgentMessage, Settings
 
 pytest.importorskip("cudakit.gpu.capture._frames", reason="the frame reader was not built")
 
@@ -59,9 +59,9 @@ class Runner:
         )
         paths = SearchPaths.of_this_process()
 
-        def notify(notice: Notice) -> None:
-            if not monitor.notify(notice):
-                notes.append(notice.text)
+        def notify(message: AgentMessage) -> None:
+            if not monitor.notify(message):
+                notes.append(message.text)
 
         def consume(batch: Any) -> bool:
             monitor.consume(batch)

@@ -111,8 +111,11 @@ def test_foreign_file_is_rejected_with_the_command_that_writes_a_log(cli: Cli) -
 
     assert (done.exit_code, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()
-    assert error.endswith("is not a log of cudakit run --sanitize --log")
-    assert hint == "hint: write one: cudakit run --sanitize --log FILE PROGRAM"
+    assert error.endswith("is not a log of cudakit run --log")
+    assert (
+        hint
+        == "hint: write one: cudakit run --sanitize --log FILE PROGRAM, or the same with --profile"
+    )
 
 
 def test_existing_log_is_replaced_only_with_force(cli: Cli) -> None:

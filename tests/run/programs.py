@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from cudakit.run.command import resolve
-from cudakit.run.protocol import Notice, Settings
+from cudakit.run.protocol import AgentMessage, Settings
 from cudakit.run.supervise import supervise
 from cudakit.trace.spool import Batch
 
@@ -52,7 +52,7 @@ def supervised(
     stdin: str = "",
     settings: Settings = RECORDING,
     consume: Callable[[Batch], bool] = lambda _: False,
-    notify: Callable[[Notice], None] = lambda _: None,
+    notify: Callable[[AgentMessage], None] = lambda _: None,
     stopping: Callable[[], None] = lambda: None,
     seconds_to_end: float = 5.0,
     **more: str,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from cudakit.run.protocol import (
     AGENT,
-    Notice,
-    NoticeKind,
-    Notices,
+    AgentMessage,
+    AgentMessageKind,
+    AgentMessages,
     Settings,
     child_environment,
 )
@@ -87,15 +87,15 @@ def test_only_the_recorder_of_the_outer_program_is_removed_from_nvtx() -> None:
 
 
 def test_notices_are_complete_lines_read_once(tmp_path: Path) -> None:
-    notices = Notices(tmp_path)
+    messages = AgentMessages(tmp_path)
     with (tmp_path / "7.failed").open("w") as file:
         file.write("first\nsec")
         file.flush()
-        assert list(notices.new()) == [Notice(7, NoticeKind.FAILED, "first")]
+        assert list(messages.new()) == [AgentMessage(7, AgentMessageKind.FAILED, "first")]
         file.write("ond\n")
         file.flush()
-        assert list(notices.new()) == [Notice(7, NoticeKind.FAILED, "second")]
-    assert list(notices.new()) == []
+        assert list(messages.new()) == [AgentMessage(7, AgentMessageKind.FAILED, "second")]
+    assert list(messages.new()) == []
 
 
 def test_notices_ignore_other_files_of_the_spool(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_notices_ignore_other_files_of_the_spool(tmp_path: Path) -> None:
         (tmp_path / name).write_text("line\n")
     (tmp_path / "8.snapshots").write_bytes(b"/caf\xe9.pkl\n")
 
-    (notice,) = Notices(tmp_path).new()
+    (message,) = AgentMessages(tmp_path).new()
 
-    assert notice.kind is NoticeKind.SNAPSHOTS
-    assert notice.text == b"/caf\xe9.pkl".decode("utf-8", "surrogateescape")
+    assert message.kind is AgentMessageKind.SNAPSHOTS
+    assert message.text == b"/caf\xe9.pkl".decode("utf-8", "surrogateescape")

@@ -13,7 +13,7 @@ import pytest
 from run.programs import RECORDING, plain, supervised
 
 from cudakit.run.command import Command, CommandNotExecutable, CommandNotFound
-from cudakit.run.protocol import Notice, NoticeKind, Settings
+from cudakit.run.protocol import AgentMessage, AgentMessageKind, Settings
 from cudakit.run.supervise import supervise
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.spool import Batch
@@ -227,7 +227,7 @@ print(os.listdir({str(temporary)!r} + "/" + spool), oct(os.stat({str(temporary)!
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("code", "reason"),
     [
         ("open(f'{spool}/1-000000.trace', 'wb').write(b'x' * 99)", "is not a trace"),
         ("os.mkfifo(f'{spool}/1-000000.trace')", ""),
@@ -235,22 +235,22 @@ print(os.listdir({str(temporary)!r} + "/" + spool), oct(os.stat({str(temporary)!
         ("open(f'{spool}/{9 * 10 ** 29}-000000.trace', 'wb').write(b'x' * 99)", ""),
     ],
 )
-def test_damaged_spool_is_reported_or_ignored(tmp_path: Path, code: str, message: str) -> None:
-    notices: list[Notice] = []
+def test_damaged_spool_is_reported_or_ignored(tmp_path: Path, code: str, reason: str) -> None:
+    messages: list[AgentMessage] = []
     script = f"import os; spool = os.environ['CUDAKIT_SPOOL']; {code}"
 
-    completed = supervised(["-c", script], cwd=tmp_path, notify=notices.append)
+    completed = supervised(["-c", script], cwd=tmp_path, notify=messages.append)
 
     assert completed.status == 0
-    assert [notice.kind for notice in notices] == [NoticeKind.INCOMPLETE] * bool(message)
-    assert all(message in notice.text for notice in notices)
+    assert [message.kind for message in messages] == [AgentMessageKind.INCOMPLETE] * bool(reason)
+    assert all(reason in message.text for message in messages)
 
 
 KILLED = """
 import sys
 from pathlib import Path
 from cudakit.run.command import resolve
-from cudakit.run.protocol import NoticeKind, Notice, Settings
+from cudakit.run.protocol import Settings
 from cudakit.run.supervise import supervise
 supervise(resolve(["-c", sys.argv[1]]), settings=Settings(sanitize=True), consume=lambda _: False)
 """

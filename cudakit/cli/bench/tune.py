@@ -130,7 +130,7 @@ def tuned_algorithms(
 ) -> Mapping[Gemm, Algorithm]:
     """Return the algorithms of ``--tuned`` for these settings, and warn about GEMMs without one.
 
-    Opens the device to compare it with the tuned one. Raises InputError if they differ.
+    Opens the device to compare it with the device of the tuning. Raises InputError if the devices differ.
     """
     from cudakit.core.bench.tuning.tune import tuning_machine
     from cudakit.core.bench.tuning.tuned import load_tuned

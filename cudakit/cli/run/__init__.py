@@ -19,9 +19,10 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
+from cudakit.cli.profile import ACTIVITY_FORMATS
+from cudakit.cli.run.race_report import FORMATS
 
 MAX_SECONDS = 1e9  # about 30 years
-FORMATS = ("json", "html", "sarif", "md", "txt")
 
 
 class Launcher(Command):
@@ -195,7 +196,8 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(cls=Launcher, context_settings={"allow_interspersed_args": False})
 @_options
 @output_options(
-    FORMATS, json_help="Print the result, or the error, as one JSON document on standard error."
+    (*FORMATS, *ACTIVITY_FORMATS),
+    json_help="Print the result, or the error, as one JSON document on standard error.",
 )
 @click.argument(
     "words",

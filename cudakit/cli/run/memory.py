@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudakit.errors import EnvironmentUnusable, InputError, SnapshotError
-from cudakit.run.protocol import Notice, NoticeKind
+from cudakit.run.protocol import AgentMessage, AgentMessageKind
 from cudakit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -57,18 +57,18 @@ class MemoryMonitor:
         if not batch.simulated:
             self._memory_of(batch.process, batch.chain).feed(batch)
 
-    def notify(self, notice: Notice) -> bool:
+    def notify(self, message: AgentMessage) -> bool:
         """Handle a message of an agent about memory; return False for other messages."""
-        if notice.kind is NoticeKind.MEMORY:
-            self._paths[notice.process].append(notice.text)
+        if message.kind is AgentMessageKind.MEMORY:
+            self._paths[message.process].append(message.text)
             self._write_ooms()
-        elif notice.kind is NoticeKind.SNAPSHOTS:
-            self._torch_paths.append(notice.text)
-            if notice.text not in self._paths[notice.process]:
+        elif message.kind is AgentMessageKind.SNAPSHOTS:
+            self._torch_paths.append(message.text)
+            if message.text not in self._paths[message.process]:
                 # The snapshot at an out-of-memory error: the program has not continued for long.
-                self._add_to_torch_file(notice.process, notice.text)
-        elif notice.kind is NoticeKind.JAX:
-            self._add_jax_arrays(notice)
+                self._add_to_torch_file(message.process, message.text)
+        elif message.kind is AgentMessageKind.JAX:
+            self._add_jax_arrays(message)
         else:
             return False
         return True
@@ -130,20 +130,20 @@ class MemoryMonitor:
 
         return str(extended_stem(self._path, f"-{process}").absolute())
 
-    def _add_jax_arrays(self, notice: Notice) -> None:
+    def _add_jax_arrays(self, message: AgentMessage) -> None:
         from cudakit.core.memory.record.jax_profile import arrays_of_message
         from cudakit.core.memory.record.pools import JAX
 
         trace_numbers = [
-            trace_number for process, trace_number in self._processes if process == notice.process
+            trace_number for process, trace_number in self._processes if process == message.process
         ]
         trace_number = max(trace_numbers, default=0)
         try:
-            time_ns, arrays = arrays_of_message(notice.text)
+            time_ns, arrays = arrays_of_message(message.text)
         except InputError as error:
             self._add_note(error.message)
             return
-        self._memory_of(notice.process, trace_number).model.replace_blocks(JAX, arrays, time_ns)
+        self._memory_of(message.process, trace_number).model.replace_blocks(JAX, arrays, time_ns)
 
     def _add_to_torch_file(self, process: int, path: str) -> None:
         trace_numbers = [trace_number for pid, trace_number in self._processes if pid == process]

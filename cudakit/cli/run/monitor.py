@@ -11,7 +11,7 @@ from cudakit.core.sanitize.races import Confidence
 from cudakit.core.sanitize.report import Report, findings
 from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.gpu.demangle import demangle
-from cudakit.run.protocol import Notice, NoticeKind
+from cudakit.run.protocol import AgentMessage, AgentMessageKind
 
 if TYPE_CHECKING:
     from cudakit.core.sanitize.baseline import BaselineMatcher
@@ -61,15 +61,15 @@ class Monitor:
         """Record that the program was still running when it was stopped."""
         self.is_stopped = True
 
-    def notify(self, notice: Notice) -> None:
+    def notify(self, message: AgentMessage) -> None:
         """Consume a message of an agent."""
-        is_failure = notice.kind is NoticeKind.INCOMPLETE or (
-            notice.kind is NoticeKind.UNRECORDED and not self._accept_unrecorded
+        is_failure = message.kind is AgentMessageKind.INCOMPLETE or (
+            message.kind is AgentMessageKind.UNRECORDED and not self._accept_unrecorded
         )
         if is_failure:
-            self._incomplete[notice.text] += 1
+            self._incomplete[message.text] += 1
         else:
-            self.add_note(notice.text)
+            self.add_note(message.text)
 
     def add_note(self, reason: str, *, unrecorded: bool = False) -> None:
         """Add a reason why the program is not recorded, or is checked only in part or less exactly."""
@@ -80,6 +80,11 @@ class Monitor:
     def notes(self) -> list[str]:
         """The notes of ``add_note``; a note of several processes has their number."""
         return _with_counts(self._notes)
+
+    @property
+    def incomplete(self) -> list[str]:
+        """The reasons why recorded events are missing; a reason of several processes has their number."""
+        return _with_counts(self._incomplete)
 
     def finish(self) -> None:
         """Analyze the records that still wait for earlier ones: no more records will come."""
@@ -95,7 +100,7 @@ class Monitor:
         """
         if self._failure:
             raise self._failure
-        incomplete, no_gpu_work = _with_counts(self._incomplete), None
+        incomplete, no_gpu_work = self.incomplete, None
         if not self._detector.recorded_work:
             no_gpu_work = self._why_no_gpu_work(exit_status)
         if require_gpu and not self._detector.recorded_gpu_work:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from cudakit.core.profile.activities import ActivityCollector
+from cudakit.errors import UsageError
 from cudakit.gpu.capture.cupti import ProfileReady, preflight_profile
 from cudakit.run.protocol import ProfileSettings
 from cudakit.trace.kinds import EventKind
@@ -41,9 +42,41 @@ class ProfileMonitor:
         return self._collector.activities()
 
 
-def count_gpu_work(activities: list[Activities]) -> int:
+def count_gpu_work(activities: Iterable[Activities]) -> int:
     """Return the number of kernels, copies and memsets that ran."""
     return sum(len(process.of(kind)) for process in activities for kind in _GPU_WORK)
+
+
+def check_profile_options(
+    is_passed_by_option: Mapping[str, bool],
+    *,
+    has_profile: bool,
+    has_sanitize: bool,
+    has_driver_memory: bool,
+) -> None:
+    """Raise UsageError if --profile is missing, or combined with a recording that excludes it.
+
+    ``is_passed_by_option`` tells which options on the times of a profile were passed.
+    """
+    options = [option for option, is_passed in is_passed_by_option.items() if is_passed]
+    if options and not has_profile:
+        verb = "needs" if len(options) == 1 else "need"
+        raise UsageError(
+            f"{' and '.join(options)} {verb} --profile",
+            hint=f"add --profile, or remove {' and '.join(options)}",
+        )
+    if has_profile and has_sanitize:
+        raise UsageError(
+            "--profile and --sanitize exclude each other: a process can use either NVIDIA's CUPTI or its"
+            " Sanitizer API",
+            hint="run the program twice: once with --sanitize, once with --profile",
+        )
+    if has_profile and has_driver_memory:
+        raise UsageError(
+            "--profile with --memory needs --no-driver: a process can use either NVIDIA's CUPTI or its"
+            " Sanitizer API",
+            hint="add --no-driver, which records memory by the hooks of libraries only",
+        )
 
 
 def check_profile(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from cudakit.core.sanitize.baseline import BaselineMatcher
     from cudakit.core.sanitize.result import SanitizeResult
 
+# Formats of the report on races.
+FORMATS = ("json", "html", "sarif", "md", "txt")
+
 
 def exit_code(result: SanitizeResult, *, races_are_accepted: bool = False) -> ExitCode:
     """Return 1 for races, unless they are accepted, and for an incomplete recording."""

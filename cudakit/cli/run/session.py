@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -14,17 +14,22 @@ import click
 
 from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
-from cudakit.cli.output import open_binary_file, printable, standard_error
+from cudakit.cli.output import printable, standard_error
+from cudakit.cli.profile import FORMATS as PROFILE_FORMATS
+from cudakit.cli.profile import analyzed
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
+from cudakit.cli.run.log_file import LogFile
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
 from cudakit.cli.run.monitor import Monitor
 from cudakit.cli.run.profile import (
     ProfileMonitor,
     check_profile,
+    check_profile_options,
     count_gpu_work,
     profile_settings,
 )
 from cudakit.cli.run.race_report import (
+    FORMATS,
     BaselineFile,
     exit_code,
     match_baseline,
@@ -32,15 +37,14 @@ from cudakit.cli.run.race_report import (
     race_report,
 )
 from cudakit.core.sanitize.races import Confidence
-from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import add_device_patches
 from cudakit.gpu.capture.preflight import Ready, preflight
 from cudakit.run.child import end_like_program, shell_status
 from cudakit.run.command import Command, resolve
-from cudakit.run.protocol import Notice, NoticeKind, Settings
+from cudakit.run.protocol import AgentMessage, AgentMessageKind, Settings
 from cudakit.run.supervise import supervise
-from cudakit.trace.run_log import LogWriter, Outcome
+from cudakit.trace.run_log import Outcome
 from cudakit.trace.spool import Batch
 
 
@@ -86,7 +90,17 @@ class RunSpec:
                 "-o and --json write the races that --sanitize finds, or the profile of --profile",
                 hint="add --sanitize or --profile; --memory writes its result with --snapshot FILE",
             )
-        self._check_profile_options()
+        check_profile_options(
+            {
+                "--delay": self.delay is not None,
+                "--duration": self.duration is not None,
+                "--range": self.range_name is not None,
+                "--paused": self.paused,
+            },
+            has_profile=self.profile,
+            has_sanitize=self.sanitize,
+            has_driver_memory=self.memory and not self.no_driver,
+        )
         if self.log is not None and not self.sanitize and not self.profile:
             raise UsageError(
                 "--log needs --sanitize or --profile",
@@ -109,34 +123,6 @@ class RunSpec:
         if self.fail_on and self.limit is None:
             raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
         refuse_duplicates([*self.output.paths, *filter(None, [self.log, self.write_baseline])])
-
-    def _check_profile_options(self) -> None:
-        """Raise UsageError if --profile is combined with options that exclude it, or is missing."""
-        is_passed_by_option = {
-            "--delay": self.delay is not None,
-            "--duration": self.duration is not None,
-            "--range": self.range_name is not None,
-            "--paused": self.paused,
-        }
-        options = [option for option, is_passed in is_passed_by_option.items() if is_passed]
-        if options and not self.profile:
-            verb = "needs" if len(options) == 1 else "need"
-            raise UsageError(
-                f"{' and '.join(options)} {verb} --profile",
-                hint=f"add --profile, or remove {' and '.join(options)}",
-            )
-        if self.profile and self.sanitize:
-            raise UsageError(
-                "--profile and --sanitize exclude each other: a process can use either NVIDIA's CUPTI or its"
-                " Sanitizer API",
-                hint="run the program twice: once with --sanitize, once with --profile",
-            )
-        if self.profile and self.memory and not self.no_driver:
-            raise UsageError(
-                "--profile with --memory needs --no-driver: a process can use either NVIDIA's CUPTI or its"
-                " Sanitizer API",
-                hint="add --no-driver, which records memory by the hooks of libraries only",
-            )
 
     def _race_options(self) -> list[str]:
         """List the options on races that were passed."""
@@ -161,7 +147,7 @@ class _PreparedRun:
     memory: MemoryMonitor | None
     profile: ProfileMonitor | None
     outputs: Outputs
-    log: _Log | None
+    log: LogFile | None
     new_baseline: BaselineFile
 
     def consume(self, batch: Batch) -> bool:
@@ -174,50 +160,15 @@ class _PreparedRun:
             self.profile.consume(batch)
         return self.settings.sanitize and self.monitor.consume(batch)
 
-    def notify(self, notice: Notice) -> None:
+    def notify(self, message: AgentMessage) -> None:
         """Handle a message of an agent."""
-        if self.memory and self.memory.notify(notice):
+        if self.memory and self.memory.notify(message):
             return
-        if notice.kind is NoticeKind.INCOMPLETE and not self.settings.sanitize:
-            self.monitor.add_note(notice.text)
+        is_recorded = self.settings.sanitize or self.settings.profile
+        if message.kind is AgentMessageKind.INCOMPLETE and not is_recorded:
+            self.monitor.add_note(message.text)
         else:
-            self.monitor.notify(notice)
-
-
-class _Log:
-    """The file of ``--log``. If it cannot be written, the program goes on, and ``finish`` raises."""
-
-    def __init__(self, path: str, stack: ExitStack, *, force: bool) -> None:
-        self._path = path
-        self._failure: OSError | None = None
-        self._open_file = stack.enter_context(ExitStack())
-        self._writer = LogWriter(self._open_file.enter_context(open_binary_file(path, force=force)))
-
-    def add(self, batch: Batch) -> None:
-        """Append a batch."""
-        if not self._failure:
-            try:
-                self._writer.add(batch)
-            except OSError as error:
-                self._failure = error
-
-    def finish(self, result: SanitizeResult, *, quiet: bool) -> None:
-        """Complete the file with the outcome of a race check, and name it.
-
-        Raises EnvironmentUnusable if it cannot be written.
-        """
-        names = (field.name for field in fields(Outcome))
-        self.complete(Outcome(**{name: getattr(result, name) for name in names}), quiet=quiet)
-
-    def complete(self, outcome: Outcome, *, quiet: bool) -> None:
-        """Complete the file, and name it. Raises EnvironmentUnusable if it cannot be written."""
-        if self._failure:
-            reason = f"cannot write {self._path}: {self._failure.strerror}"
-            raise EnvironmentUnusable(reason) from self._failure
-        self._writer.finish(outcome)
-        self._open_file.close()
-        if not quiet:
-            click.echo(f"Wrote {printable(self._path)}", err=True)
+            self.monitor.notify(message)
 
 
 def run_program(spec: RunSpec) -> int:
@@ -255,10 +206,12 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",
     )
-    outputs = stack.enter_context(open_outputs(spec.output, terminal=standard_error))
+    outputs = stack.enter_context(
+        open_outputs(spec.output, _formats(spec), terminal=standard_error)
+    )
     path = _snapshot_file(spec) if spec.memory else None
     new_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))
-    log = _Log(spec.log, stack, force=spec.output.force) if spec.log else None
+    log = LogFile(spec.log, stack, force=spec.output.force) if spec.log else None
     if command.not_instrumented:
         monitor.add_note(command.not_instrumented, unrecorded=True)
     if spec.sanitize and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
@@ -284,6 +237,11 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     return _PreparedRun(command, settings, monitor, memory, profile, outputs, log, new_baseline)
 
 
+def _formats(spec: RunSpec) -> Sequence[str]:
+    """Return the formats of the report on races, or on the profile."""
+    return PROFILE_FORMATS if spec.profile else FORMATS
+
+
 def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: Monitor) -> Settings:
     """Return the settings with those of the profile, if the program can be profiled."""
     ready = check_profile(
@@ -292,15 +250,13 @@ def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: M
         refuse=spec.on_missing == "refuse",
         add_note=lambda note: monitor.add_note(note, unrecorded=True),
     )
-    if ready is None:
-        return settings
     times = profile_settings(
         delay=spec.delay,
         duration=spec.duration,
         range_name=spec.range_name,
         is_paused=spec.paused,
     )
-    return replace(settings, profile=times, **ready.settings())
+    return replace(settings, profile=times, **(ready.settings() if ready else {}))
 
 
 def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
@@ -328,7 +284,8 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
     monitor = prepared_run.monitor
     passed_limit = _report_memory(spec, prepared_run) and spec.fail_on == "limit"
     if prepared_run.profile:
-        _report_profile(spec, prepared_run, prepared_run.profile, exit_status)
+        code = _report_profile(spec, prepared_run, prepared_run.profile, exit_status)
+        return ExitCode.FINDINGS if passed_limit else code
     if not spec.sanitize:
         for note in monitor.notes:
             _warn(note)
@@ -353,12 +310,27 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
 
 def _report_profile(
     spec: RunSpec, prepared_run: _PreparedRun, profile: ProfileMonitor, exit_status: int
-) -> None:
-    """Print how much work of GPUs was recorded."""
-    _warn(f"{count_gpu_work(profile.activities())} kernels, copies and memsets were recorded")
-    if prepared_run.log:
-        outcome = Outcome(exit_status=exit_status, notes=tuple(prepared_run.monitor.notes))
-        prepared_run.log.complete(outcome, quiet=spec.output.quiet or spec.output.json)
+) -> int:
+    """Print and write where the GPU time went.
+
+    Returns 1 if the recording is incomplete, and if no work of a GPU was recorded but is required.
+    """
+    monitor = prepared_run.monitor
+    activities = profile.activities()
+    outcome = Outcome(
+        exit_status=exit_status,
+        notes=tuple(monitor.notes),
+        incomplete=tuple(monitor.incomplete),
+    )
+    try:
+        prepared_run.outputs.write(analyzed(activities, outcome).report())
+    finally:
+        if prepared_run.log:
+            quiet = spec.output.quiet or spec.output.json
+            prepared_run.log.complete(outcome, quiet=quiet)
+    has_work = count_gpu_work(process for process in activities if not process.simulated)
+    is_missing = spec.require_gpu and not has_work
+    return ExitCode.FINDINGS if is_missing or outcome.incomplete else ExitCode.OK
 
 
 def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:

@@ -42,11 +42,11 @@ class Engine:
         "limit_bytes",
         "max_split_bytes",
         "private",
+        "reserve_class_by_stream",
         "reserved_bytes",
         "segments",
         "settings",
         "stats",
-        "stream_classes",
         "trace",
         "upstream",
     )
@@ -66,7 +66,8 @@ class Engine:
         self.expandable: ExpandableSegments | None = (
             None  # Expandable segments; None until the setting is turned on.
         )
-        self.stream_classes: dict[int, str] = {}  # Keys of expandable_segments_reserve_by_class.
+        # Class of each stream in expandable_segments_reserve_by_class.
+        self.reserve_class_by_stream: dict[int, str] = {}
         self.configure(settings, UNLIMITED)
 
     def configure(self, settings: Settings, limit_bytes: int) -> None:
@@ -84,7 +85,7 @@ class Engine:
         if settings.expandable_segments:
             paged = require_paged(self.upstream, settings.large_segment_size_bytes)
             self.expandable = self.expandable or ExpandableSegments(
-                paged, self.segments, self.stream_classes
+                paged, self.segments, self.reserve_class_by_stream
             )
         self.settings = settings
         self.limit_bytes = limit_bytes

@@ -39,23 +39,23 @@ class PageOwner(Protocol):
 class ExpandableSegments:
     """The expandable segments of an engine.
 
-    ``registry`` has the segments by address; mapped ranges are added to it. ``stream_classes`` selects the
-    setting for the size of a stream's address range. If a driver call raises, pages that are mapped already
-    stay mapped.
+    ``registry`` has the segments by address; mapped ranges are added to it. ``reserve_class_by_stream`` has
+    the class of each stream in the setting expandable_segments_reserve_by_class. If a driver call raises,
+    pages that are mapped already stay mapped.
     """
 
     def __init__(
         self,
         upstream: PagedUpstream,
         registry: dict[int, Segment],
-        stream_classes: Mapping[int, str],
+        reserve_class_by_stream: Mapping[int, str],
     ) -> None:
         self._upstream = upstream
         self._memory = upstream.pages
         self._registry = registry
         # Segments by pool and stream.
         self._groups: dict[tuple[BlockPool, int], StreamSegments] = {}
-        self._stream_classes = stream_classes
+        self._reserve_class_by_stream = reserve_class_by_stream
 
     @property
     def segments(self) -> list[ExpandableSegment]:
@@ -63,8 +63,8 @@ class ExpandableSegments:
         return [segment for group in self._groups.values() for segment in group.segments]
 
     @property
-    def mapped(self) -> list[tuple[int, int]]:
-        """The mapped ranges: address and size of each."""
+    def mapped_ranges(self) -> list[tuple[int, int]]:
+        """The address and the size of each mapped range."""
         return [(range_.ptr, range_.size) for segment in self.segments for range_ in segment.ranges]
 
     def alloc_block(self, owner: PageOwner, request: Request) -> Block | None:
@@ -101,9 +101,9 @@ class ExpandableSegments:
             ]:
                 self._unmap(owner, block, stack)
         for group in groups:
-            for segment in [free_block for free_block in group.segments if not free_block.ranges]:
+            for segment in [segment for segment in group.segments if not segment.ranges]:
                 self._memory.unreserve(segment.ptr, segment.size)
-                segment.remove()
+                segment.remove_from_stream()
             if not group.segments:
                 del self._groups[pool, group.free.stream]
 
@@ -113,7 +113,7 @@ class ExpandableSegments:
         """Return the size of a new address range on a device with ``total_bytes`` of memory."""
         reserve_by_class = dict(settings.expandable_segments_reserve_by_class)
         default = settings.expandable_segments_reserve or _FULL
-        class_reserve = reserve_by_class.get(self._stream_classes.get(stream, ""), default)
+        class_reserve = reserve_by_class.get(self._reserve_class_by_stream.get(stream, ""), default)
         page_bytes = _page_bytes(settings, pool)
         return -(-class_reserve.size_bytes(total_bytes) // page_bytes) * page_bytes
 

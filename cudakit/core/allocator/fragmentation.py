@@ -196,7 +196,7 @@ def report_of(
         is_capturing=capturing,
         is_rejected=rejected,
         range_bytes=_reserve_bytes(engine, request, info.total_bytes),
-        reserve_class=engine.stream_classes.get(request.stream, ""),
+        reserve_class=engine.reserve_class_by_stream.get(request.stream, ""),
     )
 
 

@@ -211,13 +211,13 @@ class Limits:
             )
         with self._state.inside():
             if name:
-                self._state.engine.stream_classes[stream_number(stream)] = name
+                self._state.engine.reserve_class_by_stream[stream_number(stream)] = name
             else:
-                self._state.engine.stream_classes.pop(stream_number(stream), None)
+                self._state.engine.reserve_class_by_stream.pop(stream_number(stream), None)
 
     def reserve_class(self, stream: int) -> str:
         """Return the class of a stream; "" if it has none."""
-        return self._state.engine.stream_classes.get(stream_number(stream), "")
+        return self._state.engine.reserve_class_by_stream.get(stream_number(stream), "")
 
     def address_space(self) -> AddressSpace:
         """Return the number and the size of the address ranges that expandable segments reserve."""

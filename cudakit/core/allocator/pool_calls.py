@@ -56,7 +56,7 @@ class PoolRouting:
         Events are queried and memory is released as usual, unlike in PyTorch 2.11 (its issue 159674). Raises
         PoolError if the pool is in use by another context.
         """
-        pool_id = _open_id(pool)
+        pool_id = _id_of_open_pool(pool)
         self.begin_allocate_to_pool(pool_id, of_this_thread())
         try:
             yield
@@ -79,7 +79,7 @@ class PoolRouting:
         reuses = self._state.engine.settings.graph_capture_record_stream_reuse
         captured_graph = CapturedGraph(graph) if graph and reuses else None
         with self.with_pools() as pools:
-            pool_id = pools.issue(graph=True) if pool is None else _open_id(pool)
+            pool_id = pools.issue(graph=True) if pool is None else _id_of_open_pool(pool)
             pools.begin(pool_id, of_capture(number, graph))
             self._begin_capture(captured_graph)
         memory = GraphMemory(owner, pool_id)
@@ -240,7 +240,7 @@ def id_of(pool: HeldPool | PoolId) -> PoolId:
     return pool.id if isinstance(pool, HeldPool) else pool
 
 
-def _open_id(pool: HeldPool | PoolId) -> PoolId:
+def _id_of_open_pool(pool: HeldPool | PoolId) -> PoolId:
     """Return the id of a pool. Raises PoolError if the pool is closed."""
     if isinstance(pool, HeldPool) and pool.closed:
         raise PoolError(f"private pool {pool.id} is closed", hint="create a new one")
@@ -268,8 +268,8 @@ class PoolState:
 class Restored:
     """The addresses of the allocations that a restore freed, and of those that it created."""
 
-    freed: tuple[int, ...]
-    created: tuple[int, ...]
+    freed: tuple[int, ...]  # Addresses of the freed allocations.
+    created: tuple[int, ...]  # Addresses of the created allocations.
 
 
 class Checkpoints:
@@ -305,20 +305,20 @@ class Checkpoints:
             allocator.pending.record_deferred_events(stack)
             pool_id = pools.find_held(state.pool).id
             _check_restorable(engine, pool_id, state)
-            freed_addresses = self._claim(_live_blocks(engine, pool_id))
-            addresses = tuple(int(block.ptr) for block in freed_addresses)
-            for block in freed_addresses:
+            claimed_blocks = self._claim(_live_blocks(engine, pool_id))
+            freed_addresses = tuple(int(block.ptr) for block in claimed_blocks)
+            for block in claimed_blocks:
                 allocator.free_live(block, stack)
-            created: list[int] = []
+            created_addresses: list[int] = []
             for blocks in state.segments:
                 new_blocks = _divide(engine, blocks, stack)
                 for block, block_state in zip(new_blocks, blocks, strict=True):
                     if block_state.allocated:
                         allocator.live[block.ptr] = block
-                        created.append(block_state.address)
+                        created_addresses.append(block_state.address)
                     else:
                         allocator.free_live(block, stack)
-            return Restored(addresses, tuple(created))
+            return Restored(freed_addresses, tuple(created_addresses))
 
     def holds_exactly(self, pool: HeldPool | PoolId, live: Collection[int]) -> bool:
         """Return whether exactly the addresses in ``live`` are allocated in a private pool.

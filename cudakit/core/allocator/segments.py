@@ -175,7 +175,7 @@ class ExpandableSegment:
         group.add_unmapped(self.first)
         insort(group.segments, self, key=_by_address)
 
-    def remove(self) -> None:
+    def remove_from_stream(self) -> None:
         """Remove the segment, which has no mapped pages, from the segments of its stream."""
         self.group.remove_unmapped(self.first)
         self.group.segments.remove(self)

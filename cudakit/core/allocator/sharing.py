@@ -85,7 +85,7 @@ class Sharing:
         with self._state.inside():
             if device not in upstream.peers:
                 expandable = self._state.engine.expandable
-                upstream.enable_peer(device, expandable.mapped if expandable else ())
+                upstream.enable_peer(device, expandable.mapped_ranges if expandable else ())
 
     def peers(self) -> tuple[int, ...]:
         """Return the other devices that can access the memory."""

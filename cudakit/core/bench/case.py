@@ -1,4 +1,4 @@
-"""A case: a workload, its method, its baselines, and the memory that it needs."""
+"""A case: a workload, its measurement method, its baselines, and the memory that it needs."""
 
 from __future__ import annotations
 

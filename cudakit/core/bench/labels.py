@@ -12,7 +12,7 @@ from cudakit.units import format_bytes
 
 # The dimensions of a GEMM, which a label shows together: "4096³".
 DIMENSIONS = ("m", "n", "k")
-# A label shows these axes as a count of their name: "8 nodes".
+# A label shows the values of these axes before the name of the axis: "8 nodes".
 _COUNTED_AXES = ("nodes",)
 # Some axes have a title that differs from their name: "kind" is the node type of a graph.
 _TITLES = {"kind": "node type"}

@@ -72,7 +72,7 @@ class Measurement:
     executions: int  # Number of executions between ``telemetry_before`` and ``telemetry_after``.
     energy_j: float | Unavailable  # Energy of one execution.
     elapsed_s: float  # Time from the first sample to the last.
-    warnings: tuple[str, ...]  # Deviations from the method.
+    warnings: tuple[str, ...]  # Ways in which the measurement differed from its method.
 
     @property
     def ends_case(self) -> bool:

@@ -100,7 +100,7 @@ def run(
         if all(measured_case.outcome is None for measured_case in measured_cases):
             raise
     results = _summarize(machine, measured_cases, is_complete=is_complete)
-    warnings = tuple(result_warnings(results, _deviations(measured_cases)))
+    warnings = tuple(result_warnings(results, _titles_by_warning(measured_cases)))
     costs_of_graphs = graph_costs(results)
     return BenchResult(
         gpu.simulated, spec.bench, begin_ns, is_complete, warnings, results, costs_of_graphs
@@ -128,16 +128,16 @@ def _summarize(
     return results
 
 
-def _deviations(measured_cases: Sequence[_MeasuredCase]) -> Mapping[str, Sequence[str]]:
-    """Return the deviations from the method, each with the titles of its cases."""
+def _titles_by_warning(measured_cases: Sequence[_MeasuredCase]) -> Mapping[str, Sequence[str]]:
+    """Return the warnings of measurements, each with the titles of the measured cases."""
     titles: dict[str, dict[str, None]] = {}
     for measured_case in measured_cases:
         if not isinstance(measured_case.outcome, UnsupportedCase):
-            for deviation in (
+            for warning in (
                 measured_case.outcome.warnings if measured_case.outcome else (_NO_SAMPLES,)
             ):
-                titles.setdefault(deviation, {})[measured_case.case.title] = None
-    return {deviation: tuple(cases) for deviation, cases in titles.items()}
+                titles.setdefault(warning, {})[measured_case.case.title] = None
+    return {warning: tuple(case_titles) for warning, case_titles in titles.items()}
 
 
 def measure_case(

@@ -1,4 +1,4 @@
-"""Plan: the cases of a Spec, and the method of each case within the time budget and per round."""
+"""Plan: the cases of a Spec, and the measurement method of each case within the time budget and per round."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def plan_method(
     *,
     simulated: bool = False,
 ) -> Method:
-    """Return the method of a case within its share of the time budget.
+    """Return the measurement method of a case within its share of the time budget.
 
     The blocking kernel is not used if environment ``variables`` would make it time out.
     """
@@ -83,14 +83,14 @@ def plan_method(
 
 
 def without_settling(method: Method) -> Method:
-    """Return the method without warm-up, energy and minimum times, in one round."""
+    """Return the measurement method without warm-up, energy and minimum times, in one round."""
     return replace(
         method, warmup_s=0.0, energy_s=0.0, rounds=1, rule=replace(method.rule, min_time_s=0.0)
     )
 
 
 def round_methods(method: Method) -> Iterator[Method]:
-    """Yield the method of each round: its share of samples and time.
+    """Yield the measurement method of each round: its share of samples and time.
 
     Each round has its own buffers. Their addresses determine which memory channels and pages they share, so
     the time of a kernel differs more between rounds than within a round.

@@ -102,7 +102,7 @@ class Spec:
             _check_positive("--budget", self.budget_s)
 
     def method(self, mode: Mode, cache: Cache, fill: str = "no") -> Method:
-        """Return the method of a case with these options."""
+        """Return the measurement method of a case: the given mode and L2 state, and these options."""
         return Method(
             mode,
             cache,

@@ -11,9 +11,9 @@ from cudakit.core.bench.stats import autocorrelation_time, median_ci, relative_h
 # A check sorts all samples. Each check waits until the number of samples has grown by this factor, so that
 # the cost of checks per sample stays constant.
 _CHECK_GROWTH = 1.1
-# The spread is stable if it differs by less than _MAX_SPREAD_CHANGE from its mean over this number of checks,
-# during which the number of samples doubles.
-_CHECK_COUNT = 8
+# The spread is stable if it differs by less than _MAX_SPREAD_CHANGE from the mean of the spreads at this
+# number of latest checks, during which the number of samples doubles.
+_SPREADS_IN_MEAN = 8
 _MAX_SPREAD_CHANGE = 0.05
 _MIN_FOR_STABLE = 64
 
@@ -32,7 +32,7 @@ class Stopping:
         self._times: list[float] = []
         self._elapsed_s = 0.0
         self._next_check = rule.min_samples
-        self._spreads: deque[float] = deque(maxlen=_CHECK_COUNT)
+        self._spreads: deque[float] = deque(maxlen=_SPREADS_IN_MEAN)
 
     @property
     def converged(self) -> bool:
@@ -79,9 +79,9 @@ class Stopping:
         return relative_half_width(interval, median), relative_half_width(quartiles, median)
 
     def _is_stable(self) -> bool:
-        if len(self._spreads) < _CHECK_COUNT or len(self._times) < _MIN_FOR_STABLE:
+        if len(self._spreads) < _SPREADS_IN_MEAN or len(self._times) < _MIN_FOR_STABLE:
             return False
-        mean = sum(self._spreads) / _CHECK_COUNT
+        mean = sum(self._spreads) / _SPREADS_IN_MEAN
         return all(abs(spread - mean) <= _MAX_SPREAD_CHANGE * mean for spread in self._spreads)
 
     def _exceeds_timeout(self, half_width: float) -> bool:

@@ -212,7 +212,7 @@ def _is_cold(run: WorkloadRun) -> bool:
 
 
 def _run_warnings(run: WorkloadRun) -> Iterator[str]:
-    """Yield the deviations of a run from its method."""
+    """Yield a warning for each way in which a run differed from its measurement method."""
     if run.timeouts and not run.is_blocked:
         yield "samples include launch gaps, because a call waited for the device and the blocker timed out"
     if run.accepts_throttled:

@@ -22,18 +22,18 @@ _CONSTANT_FILLS = ("zeros", "ones")
 
 
 def result_warnings(
-    cases: Sequence[CaseResult], deviations: Mapping[str, Sequence[str]]
+    cases: Sequence[CaseResult], titles_by_warning: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
     """Yield each reason to doubt the figures once, as text without a capital letter and a full stop.
 
-    ``deviations`` maps each deviation from the method to the titles of its cases.
+    ``titles_by_warning`` has the warnings of measurements, each with the titles of the measured cases.
     """
     yield from environment_warnings(environments(cases))
     for fill in dict.fromkeys(case.method.fill for case in cases):
         if fill in _CONSTANT_FILLS:
             yield f"{fill} draw less power than real data, so these rates are too high"
-    for deviation, titles in deviations.items():
-        yield deviation + _name_cases(titles, cases)
+    for warning, titles in titles_by_warning.items():
+        yield warning + _name_cases(titles, cases)
 
 
 def _name_cases(titles: Sequence[str], cases: Sequence[CaseResult]) -> str:

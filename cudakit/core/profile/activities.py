@@ -56,6 +56,12 @@ class Activities:
     stacks: Sequence[Stack]
     records: dict[EventKind, Records]
 
+    @property
+    def rank(self) -> int | None:
+        """The rank of the process in a job, as of torchrun, or None if it is unknown."""
+        ranks = self.records[EventKind.PROFILE_WINDOW]["rank"]
+        return int(ranks[0]) if len(ranks) and ranks[0] >= 0 else None
+
     def of(self, kind: EventKind) -> Records:
         """Return the records of a kind."""
         return self.records[kind]

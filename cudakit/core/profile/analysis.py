@@ -28,7 +28,6 @@ from cudakit.core.profile.steps import (
     DeviceSteps,
     HostSteps,
     find_steps,
-    steady_bounds,
     steps_of_device,
 )
 from cudakit.core.profile.timeline import Timeline, WorkKind, first_time, timeline
@@ -160,13 +159,12 @@ class _Process:
             self._origin_ns,
         )
         steps = steps_of_device(self._timeline, rows, self._steps)
-        start_ns, end_ns = steady_bounds(steps) or (first_ns, last_ns)
-        is_measured = (work.start_ns[rows] >= start_ns) & (work.start_ns[rows] < end_ns)
+        rows_measured = rows[steps.contains(work.start_ns[rows])] if steps.count else rows
         name, multiprocessors = self._device_facts(device)
         table = tables.WorkTable(
             self._timeline,
-            rows[is_measured],
-            self._range_path[rows[is_measured]],
+            rows_measured,
+            self._range_path[rows_measured],
             self._ranges,
             multiprocessors,
             self._demangle,
@@ -184,7 +182,7 @@ class _Process:
             name=name,
             multiprocessors=multiprocessors,
             recorded=division.between(window_start, window_end),
-            measured=division.between(start_ns, end_ns),
+            measured=division.measured(steps),
             steps=self._step_rows(steps, division),
             work_ns=table.total_ns,
             launches=len(table.rows),
@@ -198,7 +196,13 @@ class _Process:
             collectives_ns=collective_time.total_ns,
             collectives_overlapped_ns=tables.overlap(collective_time, compute_time),
             streams=tables.streams(table) if len(table.rows) else (),
-            waits=host_waits(self._timeline, self._call_cause, division.gaps, start_ns, end_ns),
+            waits=host_waits(
+                self._timeline,
+                self._call_cause,
+                division.gaps,
+                (lambda time: steps.contains_on_host(self._steps, time)) if steps.count else None,
+                steps.contains if steps.count else None,
+            ),
         )
         return analyzed, division.gaps
 
@@ -226,17 +230,23 @@ class _Process:
 
     def _step_rows(self, steps: DeviceSteps, division: _Division) -> Steps:
         begin = steps.begin_ns[: _MAX_STEPS + 1].tolist()
+        columns = (steps.number.tolist(), steps.is_measured.tolist(), begin, begin[1:])
         rows = tuple(
-            Step(int(number) + 1, index < steps.warm_up, division.between(start, end))
-            for index, (number, start, end) in enumerate(
-                zip(steps.number[:_MAX_STEPS].tolist(), begin, begin[1:], strict=False)
+            Step(
+                number=number + 1,
+                is_warm_up=index < steps.warm_up,
+                is_slow=index >= steps.warm_up and not is_measured,
+                time=division.between(start, end),
             )
+            for index, (number, is_measured, start, end) in enumerate(zip(*columns, strict=False))
         )
-        durations = np.diff(steps.begin_ns)[steps.warm_up :]
+        durations = np.diff(steps.begin_ns)[steps.is_measured] if steps.count else np.empty(0)
         return Steps(
             source=self._steps.source if rows else "none",
             name=self._steps.name if rows else "",
             warm_up=steps.warm_up,
+            slow=steps.count - steps.warm_up - len(durations),
+            measured=len(durations),
             median_ns=int(np.median(durations)) if len(durations) else 0,
             steps=rows,
         )
@@ -254,13 +264,29 @@ class _Division:
 
     def between(self, start_ns: int, end_ns: int) -> TimeDivision:
         """Return the division of an interval whose ends are not within a gap."""
-        gaps = self.gaps
-        first, last = np.searchsorted(gaps.start_ns, [start_ns, end_ns])
-        by_cause = gaps.by_cause_ns[first:last].sum(axis=0)
-        by_cause[IdleCause.NOT_STARTED] = max(self.first_ns - start_ns, 0)
-        by_cause[IdleCause.ENDED] = max(end_ns - self.last_ns, 0)
-        idle = IdleTime(**{f"{cause.name.lower()}_ns": int(by_cause[cause]) for cause in IdleCause})
-        busy = self.busy.covered_until(np.array([start_ns, end_ns]))
+        return self._sum([start_ns], [end_ns])
+
+    def measured(self, steps: DeviceSteps) -> TimeDivision:
+        """Return the division of the measured steps; without steps, of the time from first to last work."""
+        if not steps.count:
+            return self.between(self.first_ns, self.last_ns)
+        start, end = steps.begin_ns[:-1], steps.begin_ns[1:]
+        return self._sum(start[steps.is_measured].tolist(), end[steps.is_measured].tolist())
+
+    def _sum(self, starts: list[int], ends: list[int]) -> TimeDivision:
+        """Return the summed division of sorted intervals."""
+        gaps, lengths = self.gaps, np.zeros(len(IdleCause), np.int64)
+        bounds = np.searchsorted(gaps.start_ns, np.array([starts, ends]))
+        for first, last in bounds.T.tolist():
+            lengths += gaps.by_cause_ns[first:last].sum(axis=0)
+        lengths[IdleCause.NOT_STARTED] = max(self.first_ns - starts[0], 0)
+        lengths[IdleCause.ENDED] = max(ends[-1] - self.last_ns, 0)
+        idle = {f"{cause.name.lower()}_ns": int(lengths[cause]) for cause in IdleCause}
+        busy = self.busy.covered_within(np.array(starts), np.array(ends))
         return TimeDivision(
-            start_ns - self.origin_ns, end_ns - self.origin_ns, int(busy[1] - busy[0]), idle
+            start_ns=starts[0] - self.origin_ns,
+            end_ns=ends[-1] - self.origin_ns,
+            length_ns=sum(ends) - sum(starts),
+            busy_ns=int(busy.sum()),
+            idle=IdleTime(**idle),
         )

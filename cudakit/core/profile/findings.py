@@ -134,8 +134,11 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
 def _host_waits(device: Device) -> Iterator[Finding]:
     """Yield a finding for each call site whose waits leave the GPU without work."""
     by_stack: defaultdict[tuple[Frame, ...], list[HostWait]] = defaultdict(list)
+    copying = {copies.stack[copies.site :] for copies in _pageable_to_device(device)}
     for wait in device.waits:
-        if wait.kind == "wait":
+        # Another finding is about copies of pageable memory.
+        is_copy = "Memcpy" in wait.function and wait.stack[wait.site :] in copying
+        if wait.kind == "wait" and not is_copy:
             by_stack[wait.stack[wait.site :]].append(wait)
     for stack, waits in by_stack.items():
         idle, blocked = sum(wait.idle_ns for wait in waits), sum(wait.blocked_ns for wait in waits)
@@ -158,7 +161,17 @@ def _host_waits(device: Device) -> Iterator[Finding]:
         )
 
 
+def _pageable_to_device(device: Device) -> list[Copies]:
+    return [
+        copies
+        for copies in device.copies
+        if copies.host == "pageable" and copies.direction is Direction.HOST_TO_DEVICE
+    ]
+
+
 def _data_loading(device: Device) -> Iterator[Finding]:
+    if not device.steps.measured:  # the host may compile, and is slow only once
+        return iter(())
     idle = device.measured.idle.data_loading_ns
     to_device = [copies for copies in device.copies if copies.direction is Direction.HOST_TO_DEVICE]
     call_site = (to_device[0].stack, to_device[0].site) if to_device else ((), 0)

@@ -7,14 +7,14 @@ has one cause, so that the causes of any interval add up to its length.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
 
-from cudakit.core.profile.intervals import Times
+from cudakit.core.profile.intervals import IntervalSet, Times
 from cudakit.core.profile.timeline import Timeline, WorkKind
 from cudakit.trace.kinds import Direction, EventKind, MemoryKind, SynchronizationType
 
@@ -56,23 +56,20 @@ class ThreadTime:
     site: (
         Times  # call stack of the API call, or of the next call after a stretch; 0 if there is none
     )
-    is_call: Times
-    _lengths: Times  # by cause: length of all earlier segments with the cause
+    # The segments of each cause but LAUNCH, which has the rest of the time.
+    _by_cause: Mapping[IdleCause, IntervalSet]
 
     def divided(self, start_ns: Times, end_ns: Times) -> Times:
         """Return the length of each cause (columns) in each interval (rows)."""
-        result: Times = self._until(end_ns) - self._until(start_ns)
-        return result
+        lengths = np.zeros((len(start_ns), len(IdleCause)), np.int64)
+        for cause, segments in self._by_cause.items():
+            lengths[:, cause] = segments.covered_within(start_ns, end_ns)
+        lengths[:, IdleCause.LAUNCH] = end_ns - start_ns - lengths.sum(axis=1)
+        return lengths
 
     def segment_at(self, time_ns: Times) -> Times:
         """Return the index of the segment that contains each time."""
         return np.maximum(np.searchsorted(self.start_ns, time_ns, side="right") - 1, 0)
-
-    def _until(self, time_ns: Times) -> Times:
-        segment = self.segment_at(time_ns)
-        lengths: Times = self._lengths[segment].copy()
-        lengths[np.arange(len(segment)), self.cause[segment]] += time_ns - self.start_ns[segment]
-        return lengths
 
 
 def call_causes(timeline: Timeline) -> Times:
@@ -128,11 +125,15 @@ def divide_thread(timeline: Timeline, cause_of_call: Times, thread: int) -> Thre
     site = np.zeros(len(segment_start), np.int64)
     site[1::2] = calls.site[row]
     site[0:-1:2] = calls.site[row]  # a stretch has the site of the call after it
-    lengths = np.zeros((len(segment_start), len(IdleCause)), np.int64)
-    segment = np.arange(len(segment_start) - 1)
-    lengths[segment + 1, cause[:-1]] = np.diff(segment_start)
-    is_call = np.arange(len(segment_start)) % 2 == 1
-    return ThreadTime(segment_start, cause, site, is_call, np.cumsum(lengths, axis=0))
+    segment_end = np.append(segment_start[1:], np.iinfo(np.int64).max // 4)
+    by_cause = {}
+    for value in np.unique(cause).tolist():
+        if value != IdleCause.LAUNCH:
+            has_cause = cause == value
+            by_cause[IdleCause(value)] = IntervalSet(
+                segment_start[has_cause], segment_end[has_cause]
+            )
+    return ThreadTime(segment_start, cause, site, by_cause)
 
 
 def _stretch_causes(timeline: Timeline, call_row: Times, length_ns: Times) -> Times:

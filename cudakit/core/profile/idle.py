@@ -35,6 +35,15 @@ def busy_time(timeline: Timeline, rows: Times) -> IntervalSet:
     return union(timeline.work.start_ns[rows], timeline.work.end_ns[rows])
 
 
+def launched_work(timeline: Timeline, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """Return the busy time of the work that was launched between two times of the host, and its count."""
+    work, calls = timeline.work, timeline.calls
+    rows = np.flatnonzero(work.call >= 0)
+    launched = calls.start_ns[work.call[rows]]
+    rows = rows[(launched >= start_ns) & (launched < end_ns)]
+    return busy_time(timeline, rows).total_ns, len(rows)
+
+
 def find_gaps(timeline: Timeline, rows: Times, threads: dict[int, ThreadTime]) -> Gaps:
     """Return the gaps between work; ``rows`` are those of one device, sorted by start."""
     work, calls = timeline.work, timeline.calls

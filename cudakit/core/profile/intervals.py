@@ -6,7 +6,7 @@ neither overlap nor touch, so that every operation is a few searches in sorted a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +21,14 @@ class IntervalSet:
 
     start_ns: Times
     end_ns: Times
+    _lengths: Times = field(
+        init=False
+    )  # length of all earlier intervals; one item more than intervals
+
+    def __post_init__(self) -> None:
+        lengths = np.zeros(len(self.start_ns) + 1, np.int64)
+        np.cumsum(self.end_ns - self.start_ns, out=lengths[1:])
+        object.__setattr__(self, "_lengths", lengths)
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -28,16 +36,16 @@ class IntervalSet:
     @property
     def total_ns(self) -> int:
         """The length of all intervals together."""
-        return int((self.end_ns - self.start_ns).sum())
+        return int(self._lengths[-1])
 
     def covered_until(self, time_ns: Times) -> Times:
         """Return, for each time, the length of the set before that time."""
-        lengths = np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)])
+        if not len(self):
+            return np.zeros(len(time_ns), np.int64)
         index = np.searchsorted(self.start_ns, time_ns, side="right")
-        previous_end = np.concatenate([[np.iinfo(np.int64).min], self.end_ns])[index]
         # The interval that begins before the time may end after it.
-        excess = np.where(index > 0, np.maximum(previous_end - time_ns, 0), 0)
-        result: Times = lengths[index] - excess
+        excess = np.where(index > 0, np.maximum(self.end_ns[index - 1] - time_ns, 0), 0)
+        result: Times = self._lengths[index] - excess
         return result
 
     def covered_within(self, start_ns: Times, end_ns: Times) -> Times:

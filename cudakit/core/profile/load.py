@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cudakit.core.profile.activities import Activities, ActivityCollector
-from cudakit.core.profile.result import ProfileResult
+from cudakit.core.profile.result import (
+    Collective,
+    Copies,
+    HostWait,
+    Kernel,
+    ProfileResult,
+)
+from cudakit.document import Frame
 from cudakit.errors import InputError
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.trace.run_log import LogReader, Outcome
@@ -61,9 +68,39 @@ def load_result(path: Path) -> ProfileResult:
         name = "no schema" if schema is None else f"the schema {str(schema)[:60]!r}"
         raise InputError(f"{path} has {name}; expected {ProfileResult.schema!r}", hint=_HINT)
     try:
-        return from_plain(ProfileResult, document)
+        result = from_plain(ProfileResult, document)
     except Mismatch as mismatch:
         raise InputError(f"{path} is damaged: {mismatch}", hint=_HINT) from None
+    if contradiction := _contradiction(result):
+        raise InputError(f"{path} is damaged: {contradiction}", hint=_HINT)
+    return result
+
+
+def _contradiction(result: ProfileResult) -> str:
+    """Return what cannot be true in a result, or an empty text."""
+    devices = {(device.process, device.device) for device in result.devices}
+    for index, finding in enumerate(result.findings):
+        if (finding.process, finding.device) not in devices:
+            return f"findings[{index}] is of a device that is not in devices"
+        if not _has_site(finding.stack, finding.site):
+            return f"findings[{index}].site is not in its stack"
+    for index, device in enumerate(result.devices):
+        if not 0 <= device.steps.warm_up <= len(device.steps.steps):
+            return f"devices[{index}].steps.warm_up is not the number of some steps"
+        rows: tuple[Kernel | Copies | Collective | HostWait, ...] = (
+            *device.kernels,
+            *device.copies,
+            *device.collectives,
+            *device.waits,
+        )
+        if not all(_has_site(row.stack, row.site) for row in rows):
+            return f"devices[{index}] has a site that is not in its stack"
+    return ""
+
+
+def _has_site(stack: Sequence[Frame], site: int) -> bool:
+    """Return whether a call site is the index of a frame; that of an empty stack is 0."""
+    return 0 <= site < max(len(stack), 1)
 
 
 def _read_json(path: Path) -> object:

@@ -38,13 +38,9 @@ class TimeDivision:
 
     start_ns: int
     end_ns: int
+    length_ns: int  # length of the interval, without the steps in it that are not measured
     busy_ns: int  # time in which at least one kernel, copy or memset ran
     idle: IdleTime
-
-    @property
-    def length_ns(self) -> int:
-        """The length of the interval."""
-        return self.end_ns - self.start_ns
 
     @property
     def busy_share(self) -> float:
@@ -58,6 +54,7 @@ class Step:
 
     number: int  # number of the step, from 1
     is_warm_up: bool
+    is_slow: bool  # whether the step is left out, because it is much slower than the median
     time: TimeDivision
 
 
@@ -70,13 +67,10 @@ class Steps:
     )
     name: str  # name of the range or mark; empty for repetition
     warm_up: int  # number of leading steps that are slower, and left out of the measured time
+    slow: int  # number of later steps that are more than 3 times the median, and left out, too
+    measured: int  # number of measured steps; 0 without steps
     median_ns: int  # median time of the measured steps; 0 without steps
-    steps: tuple[Step, ...]
-
-    @property
-    def measured(self) -> int:
-        """The number of measured steps."""
-        return len(self.steps) - self.warm_up
+    steps: tuple[Step, ...]  # the first 10,000 steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ work of the next step. Thus a step contains all idle time, also that between two
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -27,13 +27,18 @@ _NOT_A_STEP = re.compile(r"optimizer|zero_grad|scheduler|dataloader", re.IGNOREC
 _OPTIMIZER_MARK = ("optimizer step", "cudakit")
 # Leading steps that are slower than the median by this factor are warm-up: compilation, autotuning, caches.
 _WARM_UP_FACTOR: Final = 1.5
+# Later steps that are slower than the median by this factor are left out, too, if they are few.
+_SLOW_FACTOR: Final = 3
+_MAX_SLOW_SHARE: Final = 0.1
 _MIN_REPETITIONS: Final = 4
-# Share of the repetitions that must launch the same kernels.
-_MIN_EQUAL: Final = 0.9
-# Share of all launches that the repetitions must contain.
+# Largest deviation of a repetition from the median number of launches: some steps also log or copy results.
+_MAX_DEVIATION: Final = 0.1
+# Share of the launches between the first and the last repetition that must be in repetitions of usual length.
+_MIN_EQUAL: Final = 0.8
+# Share of all launches that these repetitions must contain.
 _MIN_COVERAGE: Final = 0.5
-# Number of kernel signatures that are tried as the beginning of a step.
-_MAX_CANDIDATES: Final = 200
+# Number of signatures that are tried as the beginning of a step.
+_MAX_CANDIDATES: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +57,27 @@ class DeviceSteps:
 
     begin_ns: Times  # one more than there are steps
     number: Times  # number of each step among those of the host
-    warm_up: int  # number of leading steps that are warm-up
+    warm_up: int = 0  # number of leading steps that are warm-up
+    # Whether each step counts: it is no warm-up, and not much slower than the median.
+    is_measured: Times = field(default_factory=lambda: np.empty(0, bool))
 
     @property
     def count(self) -> int:
         """The number of steps."""
         return len(self.number)
+
+    def contains(self, time_ns: Times) -> Times:
+        """Return whether each time is in a measured step."""
+        step = np.searchsorted(self.begin_ns, time_ns, side="right") - 1
+        is_inside = (step >= 0) & (step < self.count)
+        result: Times = is_inside & self.is_measured[np.clip(step, 0, self.count - 1)]
+        return result
+
+    def contains_on_host(self, host: HostSteps, time_ns: Times) -> Times:
+        """Return whether the host was in a measured step at each time."""
+        step = np.searchsorted(host.begin_ns, time_ns, side="right") - 1
+        result: Times = np.isin(step, self.number[self.is_measured]) & (time_ns < host.end_ns)
+        return result
 
 
 NO_STEPS: Final = HostSteps("none", "", np.empty(0, np.int64), 0)
@@ -77,14 +97,14 @@ def steps_of_device(timeline: Timeline, rows: Times, steps: HostSteps) -> Device
     work, calls = timeline.work, timeline.calls
     rows_with_call = rows[work.call[rows] >= 0]
     if not len(steps.begin_ns) or not len(rows_with_call):
-        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
     launched = calls.start_ns[work.call[rows_with_call]]
     step = np.searchsorted(steps.begin_ns, launched, side="right") - 1
     is_inside = (step >= 0) & (launched < steps.end_ns)
     rows_inside, step = rows_with_call[is_inside], step[is_inside]
     is_main = work.stream[rows_inside] == _main_stream(timeline, rows)
     if not is_main.any():
-        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+        return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
     # Work is sorted by start, so the first row of a step is its earliest work.
     number, first = np.unique(step[is_main], return_index=True)
     begin = work.start_ns[rows_inside[is_main][first]]
@@ -93,7 +113,22 @@ def steps_of_device(timeline: Timeline, rows: Times, steps: HostSteps) -> Device
     boundaries = np.append(begin, end)
     is_nonempty = np.diff(boundaries) > 0
     boundaries = np.append(begin[is_nonempty], end)
-    return DeviceSteps(boundaries, number[is_nonempty], _warm_up_count(np.diff(boundaries)))
+    durations = np.diff(boundaries)
+    warm_up = _warm_up_count(durations)
+    return DeviceSteps(boundaries, number[is_nonempty], warm_up, _is_measured(durations, warm_up))
+
+
+def _is_measured(durations: Times, warm_up: int) -> Times:
+    """Return which steps count: steps after the warm-up, without a few that are much slower than the median.
+
+    In such steps a program saves a checkpoint or evaluates a model, for example.
+    """
+    usual = np.arange(len(durations)) >= warm_up
+    is_slow = usual & (durations > _SLOW_FACTOR * np.median(durations[usual]))
+    if is_slow.sum() > _MAX_SLOW_SHARE * usual.sum():
+        return usual
+    result: Times = usual & ~is_slow
+    return result
 
 
 def _warm_up_count(durations: Times) -> int:
@@ -176,60 +211,66 @@ def _steps_of_marks(timeline: Timeline) -> HostSteps | None:
 
 
 def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
-    """Return the steps between launches of a kernel that begins a repeated sequence of launches.
+    """Return the steps between the launches of work that recurs regularly.
 
-    Each kernel and call site that occurs at least four times is tried. The launches between two occurrences
-    are compared as multisets: each signature has a random number, and equal sums mean equal multisets. The
-    signature with the most occurrences is chosen whose sequences are nearly all equal and together contain
-    most launches.
+    Each kind of work (by name and call site) that occurs at least four times is tried. The one is chosen that
+    occurs most often, with about the same number of launches between its occurrences: the layers of a model
+    recur, too, but between the last layer of a step and the first one of the next step is other work.
     """
     work, calls = timeline.work, timeline.calls
-    rows = np.flatnonzero((work.kind == WorkKind.KERNEL) & (work.call >= 0))
+    rows = np.flatnonzero((work.call >= 0) & (work.graph_node == 0))
+    rows = np.concatenate([rows, _first_of_graph_launches(timeline)])
     rows = rows[np.lexsort((rows, calls.start_ns[work.call[rows]]))]
     if len(rows) < 2 * _MIN_REPETITIONS:
         return None
     pairs = work.name[rows].astype(np.int64) << 32 | work.site[rows].astype(np.int64)
-    signatures, signature = np.unique(pairs, return_inverse=True)
-    counts = np.bincount(signature)
-    random = np.random.default_rng(0).integers(1, 2**63, len(signatures), dtype=np.uint64)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(random[signature], dtype=np.uint64)])
-    begin = _repeated_positions(signature, counts, sums)
+    _, signature = np.unique(pairs, return_inverse=True)
+    begin = _regular_positions(signature)
     if begin is None:
         return None
     times = calls.start_ns[work.call[rows]]
     # The last repetition is as long as the others, if the program launched as much.
-    lengths = np.diff(begin)
-    end = begin[-1] + int(np.median(lengths))
-    end_ns = int(times[end]) if end < len(times) else int(times[-1]) + 1
+    end = begin[-1] + int(np.median(np.diff(begin)))
+    end_ns = int(times[end]) if end < len(times) else int(calls.end_ns.max()) + 1
     return HostSteps("repetition", "", times[begin], end_ns)
 
 
-def _repeated_positions(signature: Times, counts: Times, sums: Times) -> Times | None:
+def _first_of_graph_launches(timeline: Timeline) -> Times:
+    """Return one row of work for each launch of a graph."""
+    work = timeline.work
+    rows = np.flatnonzero((work.call >= 0) & (work.graph_node != 0))
+    _, first = np.unique(work.call[rows], return_index=True)
+    result: Times = rows[first]
+    return result
+
+
+def _regular_positions(signature: Times) -> Times | None:
     """Return the positions of the chosen signature among the launches; None if none is suitable."""
+    counts = np.bincount(signature)
     by_count = np.argsort(-counts, kind="stable")
     candidates = by_count[counts[by_count] >= _MIN_REPETITIONS]
-    # Signatures with the same count are alike: one in N of each is enough.
-    step = max(len(candidates) // _MAX_CANDIDATES, 1)
     order = np.argsort(signature, kind="stable")
     first = np.concatenate([[0], np.cumsum(counts)])
     best: Times | None = None
-    for candidate in candidates[::step].tolist():
-        position = np.sort(order[first[candidate] : first[candidate + 1]])
-        segment_sums = np.diff(sums[position])
-        _, occurrences = np.unique(segment_sums, return_counts=True)
-        is_repeated = occurrences.max() / len(segment_sums) >= _MIN_EQUAL
-        coverage = (position[-1] - position[0]) / len(signature)
-        has_several = len(signature) >= 2 * len(position)  # a single kernel in a loop is no step
-        if is_repeated and has_several and coverage >= _MIN_COVERAGE:
-            if best is None or (len(position), -position[0]) > (len(best), -best[0]):
-                best = position
-            elif len(position) < len(best):
-                break
+    for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
+        position = order[first[candidate] : first[candidate + 1]]
+        if best is not None and len(position) < len(best):
+            break
+        is_earlier = best is None or position[0] < best[0]
+        if is_earlier and _is_regular(position, len(signature)):
+            best = position
     return best
 
 
-def steady_bounds(steps: DeviceSteps) -> tuple[int, int] | None:
-    """Return the begin and the end of the steps after the warm-up; None without steps."""
-    if not steps.count:
-        return None
-    return int(steps.begin_ns[steps.warm_up]), int(steps.begin_ns[-1])
+def _is_regular(position: Times, launches: int) -> bool:
+    """Return whether positions are at regular distances, and cover most launches."""
+    distance = np.diff(position)
+    median = float(np.median(distance))
+    is_usual = np.abs(distance - median) <= _MAX_DEVIATION * median
+    in_usual = int(distance[is_usual].sum())
+    # A single kernel that is repeated is no step.
+    return (
+        median >= 2
+        and in_usual >= _MIN_EQUAL * (position[-1] - position[0])
+        and (in_usual >= _MIN_COVERAGE * launches)
+    )

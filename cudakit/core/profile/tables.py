@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from cudakit.core.profile.call_sites import call_site_index
 from cudakit.core.profile.intervals import IntervalSet, Times, intersection, union
 from cudakit.core.profile.nvtx import OpenRanges
 from cudakit.core.profile.result import (
@@ -22,19 +22,10 @@ from cudakit.core.profile.result import (
 from cudakit.core.profile.steps import without_numbers
 from cudakit.core.profile.timeline import Timeline, WorkKind
 from cudakit.document import Frame
-from cudakit.trace.kinds import Direction, EventKind, MemoryKind
+from cudakit.trace.kinds import LIBRARY_DOMAINS, Direction, EventKind, MemoryKind
 from cudakit.trace.trace_file import Frame as TraceFrame
 from cudakit.trace.trace_file import Stack
 
-_LIBRARY = re.compile(
-    r"""(?:^|/)(?:site-packages|dist-packages)/       # installed packages
-    | /lib/python3[.\d]*/                             # the standard library
-    | /cudakit/(?:api|core|gpu|run)/                  # cudakit itself, also outside site-packages
-    | ^<(?!stdin>|string>|ipython)                    # generated code, unless a person typed it
-    | ^$                                              # a frame without a file
-    """,
-    re.VERBOSE,
-)
 _HOST_MEMORY = {
     MemoryKind.PAGEABLE: "pageable",
     MemoryKind.PINNED: "pinned",
@@ -91,12 +82,6 @@ class WorkTable:
             return (), 0
         site = int(values[np.argmax(np.bincount(index, weights=self.duration_ns[positions]))])
         return stack_of(self.timeline, site)
-
-
-def call_site_index(stack: Stack) -> int:
-    """Return the index of the innermost frame outside of libraries; 0 if all frames are in libraries."""
-    in_program = (index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file))
-    return next(in_program, 0)
 
 
 def document_frames(stack: Stack) -> tuple[Frame, ...]:
@@ -212,7 +197,10 @@ def lines(table: WorkTable) -> tuple[Line, ...]:
 
 
 def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
-    """Return the NVTX ranges, that with the most time first; ranges that differ in numbers are one."""
+    """Return the NVTX ranges of the program, that with the most time first.
+
+    Ranges whose names differ in numbers only are one.
+    """
     strings = table.timeline.activities.strings
     time: defaultdict[tuple[str, str], int] = defaultdict(int)
     count: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -220,6 +208,7 @@ def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
         keys = {
             (without_numbers(strings[key.name]), strings[key.domain])
             for key in table.ranges.paths[path]
+            if strings[key.domain] not in LIBRARY_DOMAINS
         }
         for key in keys:
             time[key] += int(table.duration_ns[positions].sum())

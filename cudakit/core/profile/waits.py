@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -20,12 +21,24 @@ _KINDS: dict[IdleCause, Literal["wait", "allocation"]] = {
 
 
 def host_waits(
-    timeline: Timeline, cause_of_call: Times, gaps: Gaps, start_ns: int, end_ns: int
+    timeline: Timeline,
+    cause_of_call: Times,
+    gaps: Gaps,
+    is_measured_on_host: Callable[[Times], Times] | None,
+    is_measured_on_device: Callable[[Times], Times] | None,
 ) -> tuple[HostWait, ...]:
-    """Return the calls between two times, those that caused the most idle time first."""
+    """Return the calls, those that caused the most idle time first.
+
+    The functions return whether times are measured, for those of calls and those of gaps: the host is ahead
+    of the device. Without them, all times are.
+    """
     calls = timeline.calls
-    is_inside = (calls.start_ns >= start_ns) & (calls.start_ns < end_ns)
-    gap_is_inside = (gaps.start_ns >= start_ns) & (gaps.start_ns < end_ns)
+    is_inside = np.ones(len(calls.start_ns), bool)
+    if is_measured_on_host:
+        is_inside = is_measured_on_host(calls.start_ns)
+    gap_is_inside = np.ones(len(gaps.start_ns), bool)
+    if is_measured_on_device:
+        gap_is_inside = is_measured_on_device(gaps.start_ns)
     rows: list[HostWait] = []
     for cause, kind in _KINDS.items():
         chosen = np.flatnonzero(is_inside & (cause_of_call == cause))

@@ -42,7 +42,7 @@ class _SortedRecords:
 
 
 class PendingLaunches:
-    """The pending launches in order, each with its number of missing ``Accessed`` records."""
+    """The pending launches in order, each with its count of missing ``Accessed`` records."""
 
     def __init__(self) -> None:
         self._seqs: _CallNumbers = np.zeros(0, np.uint64)
@@ -50,16 +50,16 @@ class PendingLaunches:
 
     @property
     def first_call(self) -> int | None:
-        """The number of the first pending launch, or None."""
+        """The sequence number of the first pending launch, or None."""
         return int(self._seqs[0]) if len(self._seqs) else None
 
     @property
     def last_call(self) -> int | None:
-        """The number of the last launch, which may be complete, or None."""
+        """The sequence number of the last launch, which may be complete, or None."""
         return int(self._seqs[-1]) if len(self._seqs) else None
 
     def add(self, seqs: _CallNumbers, missing_counts: _Counts) -> None:
-        """Add pending launches, with their numbers of missing ``Accessed`` records."""
+        """Add pending launches, each with its count of missing ``Accessed`` records."""
         seqs, missing_counts = (
             np.append(self._seqs, seqs),
             np.append(self._missing_counts, missing_counts),
@@ -210,7 +210,7 @@ def _sorted_run(records: Records) -> _SortedRecords:
 def _pending_launches(
     records: Records, kinds: npt.NDArray[np.uint16], kind: EventKind
 ) -> tuple[_CallNumbers, _Counts]:
-    """Return the numbers of the pending launches of a kind, and their numbers of ``Accessed`` records."""
+    """Return the sequence number of each pending launch, and its count of missing ``Accessed`` records."""
     counts = view(records, kind)["pending"]
     indices = np.flatnonzero((kinds == kind) & (counts != 0))
     return records["seq"][indices], counts[indices].astype(np.int64)

@@ -18,7 +18,6 @@ from cudakit.core.sanitize.names import (
     call_site_index,
     in_range,
     is_program_frame,
-    short_kernel,
     stream_name,
 )
 from cudakit.core.sanitize.races import Allocation, Confidence, Coverage, Operation, Race, Sync
@@ -35,6 +34,7 @@ from cudakit.core.sanitize.result import (
 )
 from cudakit.core.sanitize.suppressions import Suppression
 from cudakit.document import Frame
+from cudakit.trace.kernel_names import short_kernel
 from cudakit.trace.kinds import AccessMode, EventKind, StreamFlag
 from cudakit.trace.trace_file import Stack
 from cudakit.units import format_bytes
@@ -196,7 +196,7 @@ class Report:
     ) -> int:
         """Add the races of one trace; return the number of races that are reported.
 
-        ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by their numbers.
+        ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by stream number.
         ``chain`` is the number of the trace within the process.
         """
         stack = partial(self._stack, (process, chain), stacks)
@@ -273,12 +273,13 @@ class Report:
         # Equal stacks are one object, so their identity replaces a comparison of all frames.
         return operation.kind, operation.name, id(decoder.stacks(operation.site))
 
-    def _stack(self, trace: tuple[int, int], stacks: Sequence[Stack], number: int) -> _Frames:
+    def _stack(self, trace_id: tuple[int, int], stacks: Sequence[Stack], number: int) -> _Frames:
+        """Return a call stack; ``trace_id`` is a PID and a trace number."""
         if not 0 <= number < len(stacks):
             return ()
-        frames = self._frames.get((*trace, number))
+        frames = self._frames.get((*trace_id, number))
         if frames is None:
-            frames = self._frames[(*trace, number)] = self._interned(stacks[number])
+            frames = self._frames[(*trace_id, number)] = self._interned(stacks[number])
         return frames
 
     def _interned(self, stack: Stack) -> _Frames:

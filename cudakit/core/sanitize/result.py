@@ -135,7 +135,7 @@ class BaselineUse:
 
     path: str  # path of the baseline
     races: tuple[KnownRace, ...]  # races of the baseline that occurred; they are not reported
-    count: int  # number of their occurrences
+    count: int  # number of occurrences of these races
     absent: int  # number of races of the baseline that did not occur
 
 

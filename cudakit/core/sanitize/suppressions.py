@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from cudakit.core.sanitize.names import short_kernel
 from cudakit.core.sanitize.result import Side
 from cudakit.document import Frame
 from cudakit.errors import UsageError
+from cudakit.trace.kernel_names import short_kernel
 
 COMMAND_LINE = "--suppress"
 

@@ -18,7 +18,7 @@ from cudakit.gpu.capture.recording import (
     Consume,
     CudaRecording,
     Recording,
-    frame_walker,
+    frame_walker_address,
     load_native_module,
 )
 from cudakit.gpu.capture.torch_import import after_import, attribute_backward
@@ -44,14 +44,14 @@ def begin_memory(consume: Consume, consume_jax: Callable[[str], None]) -> Memory
     paths = SearchPaths.of_this_process()
     try:
         recorder = load_native_module("_recorder", find_recorder(paths))
-        walker = frame_walker(find_frame_readers(paths))
+        walker_address = frame_walker_address(find_frame_readers(paths))
     except EnvironmentUnusable as error:
         return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error.message}",))
     library, why_not = _sanitizer_library()
     directory = Path(mkdtemp(prefix=PREFIX))
     notes = [f"allocations from the driver are not recorded: {why_not}"] if why_not else []
     try:
-        library = _start(recorder, directory, library, walker, notes)
+        library = _start(recorder, directory, library, walker_address, notes)
     except RuntimeError as error:
         shutil.rmtree(directory)
         return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error}",))
@@ -62,16 +62,18 @@ def begin_memory(consume: Consume, consume_jax: Callable[[str], None]) -> Memory
     return MemorySource(recording, hooks, tuple(notes))
 
 
-def _start(recorder: Any, directory: Path, library: str, walker: int, notes: list[str]) -> str:
+def _start(
+    recorder: Any, directory: Path, library: str, walker_address: int, notes: list[str]
+) -> str:
     """Start the recorder; return the library that it uses, empty if it records no calls of CUDA."""
     try:
-        nvtx_tool = recorder.start(str(directory), library, walker, [], True)
+        nvtx_tool = recorder.start(str(directory), library, walker_address, [], True)
     except RuntimeError as error:
         if not library:
             raise
         notes.append(f"allocations from the driver are not recorded: {error}")
         library = ""
-        nvtx_tool = recorder.start(str(directory), library, walker, [], True)
+        nvtx_tool = recorder.start(str(directory), library, walker_address, [], True)
     if nvtx_tool:
         notes.append(f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {nvtx_tool}")
     return library

@@ -18,9 +18,11 @@ from tempfile import mkdtemp
 from typing import Any, TypeAlias
 
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
+from cudakit.gpu.capture.cupti import ProfileReady, preflight_profile
 from cudakit.gpu.capture.device_patch import Accesses, add_device_patches
 from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
 from cudakit.gpu.capture.torch_import import after_torch_import, attribute_backward
+from cudakit.gpu.sim.recorder import EVENTS_VARIABLE, PROFILE_EVENTS
 from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
 from cudakit.trace.losses import PREFIX, Losses
 from cudakit.trace.spool import Batch, Spool
@@ -40,9 +42,13 @@ class CudaRecording:
     notes: tuple[str, ...] = ()  # reasons why CUDA is not recorded, or why accesses are not exact
     flush: Callable[[], None] | None = None  # waits for all launches and records their accesses
     memory_only: bool = False  # whether only allocations and frees are recorded
+    is_profile: bool = False  # whether a profile is recorded, by CUPTI
 
 
 NOT_RECORDED = CudaRecording()
+
+# Name under which the recorder of a profile is registered as a module, because it can be used only once.
+_PROFILED = "cudakit._profile_recorder"
 
 
 class Recording:
@@ -53,9 +59,16 @@ class Recording:
     """
 
     def __init__(
-        self, consume: Consume, directory: Path, cuda: CudaRecording = NOT_RECORDED
+        self,
+        consume: Consume,
+        directory: Path,
+        cuda: CudaRecording = NOT_RECORDED,
+        *,
+        simulated_events: str = "",
     ) -> None:
         self.cuda = cuda
+        # The events that simulated devices record; empty for those of the race detector.
+        self.simulated_events = simulated_events
         self._consume = consume
         self._directory = directory
         self._spool = Spool(directory, discard=True)
@@ -64,7 +77,7 @@ class Recording:
         self._lock = threading.Lock()
         self._closed = False
         atexit.register(self.close)
-        if cuda.accesses or cuda.memory_only:
+        if cuda.accesses or cuda.memory_only or cuda.is_profile:
             threading.Thread(target=self._read_periodically, name="cudakit", daemon=True).start()
 
     @property
@@ -75,7 +88,7 @@ class Recording:
 
     @contextmanager
     def drained(self) -> Iterator[None]:
-        """Pass all recorded events to the consumer; until the block ends, no later event is passed.
+        """Pass all recorded events to the consumer; until the ``with`` block ends, no later event is passed.
 
         Passes nothing in a forked process, because the recording belongs to the parent.
         """
@@ -111,8 +124,11 @@ class Recording:
         """Start or stop recording simulated devices that are opened from now on."""
         if enabled:
             os.environ[SPOOL] = str(self._directory)
+            if self.simulated_events:
+                os.environ[EVENTS_VARIABLE] = self.simulated_events
         else:
             os.environ.pop(SPOOL, None)
+            os.environ.pop(EVENTS_VARIABLE, None)
 
     def _read_periodically(self) -> None:
         while True:
@@ -153,6 +169,75 @@ def begin(
     return Recording(consume, directory, cuda)
 
 
+def begin_profile(consume: Consume, *, gpu: str = "auto") -> Recording:
+    """Start profiling this process; closing the recording ends the profile.
+
+    With ``gpu`` "sim", only simulated devices are profiled. A process can profile real devices once. Raises
+    UsageError if the process is recorded, or was profiled before; EnvironmentUnusable if CUPTI does not work.
+    """
+    if SPOOL in os.environ:
+        raise UsageError(
+            "this process is already recorded: by cudakit run, pytest or another block",
+            hint="remove all but one of them: one recording covers the whole process",
+        )
+    directory = Path(mkdtemp(prefix=PREFIX))
+    try:
+        cuda = _profile_cuda(directory) if gpu == "auto" else NOT_RECORDED
+    except CudakitError:
+        shutil.rmtree(directory)
+        raise
+    return Recording(consume, directory, cuda, simulated_events=PROFILE_EVENTS)
+
+
+def _profile_cuda(directory: Path) -> CudaRecording:
+    """Start CUPTI. If it does not work and there is no CUDA device, record nothing."""
+    from cudakit.gpu.cuda.current import device_count
+    from cudakit.gpu.cuda.driver import is_initialized
+
+    ready = preflight_profile(None)
+    if not isinstance(ready, ProfileReady):
+        if device_count():
+            raise ready.error()
+        return NOT_RECORDED
+    recorder = _once_loaded_recorder(ready.recorder)
+    try:
+        other_tool = recorder.start(
+            str(directory), "", frame_walker_address(ready.frames), [], True
+        )
+        why_no_profile = recorder.profile(
+            str(ready.library),
+            delay=0.0,
+            duration=0.0,
+            range="",
+            paused=False,
+            now=is_initialized(),
+        )
+    except RuntimeError as error:
+        raise EnvironmentUnusable(
+            f"this process cannot be profiled: {error}",
+            hint="profile the whole program: cudakit run --profile SCRIPT",
+        ) from error
+    if why_no_profile:
+        raise EnvironmentUnusable(
+            f"another tool is attached by CUDA_INJECTION64_PATH: {why_no_profile}",
+            hint="unset the variable",
+        )
+    note = other_tool and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_tool}"
+    notes = tuple(filter(None, (note,)))
+    return CudaRecording(notes=notes, flush=recorder.finish, is_profile=True)
+
+
+def _once_loaded_recorder(path: Path) -> Any:
+    """Load the native recorder. Raises UsageError if this process has loaded it before."""
+    if _PROFILED in sys.modules:
+        raise UsageError(
+            "this process was profiled before: CUPTI can be used by one block",
+            hint="profile the whole program: cudakit run --profile SCRIPT",
+        )
+    sys.modules[_PROFILED] = recorder = load_native_module("_recorder", path)
+    return recorder
+
+
 def _record_cuda(
     directory: Path, readiness: Ready | Refusal | None, accesses: Accesses | None
 ) -> CudaRecording:
@@ -181,11 +266,11 @@ def _record_cuda(
 
 def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
     """Start the recorder; return its module, and the reason why NVTX ranges are not recorded, or ""."""
-    walker = frame_walker(ready.frames)
+    walker_address = frame_walker_address(ready.frames)
     patches = [(capability, path.read_bytes()) for capability, path in ready.patches.items()]
     recorder = load_native_module("_recorder", ready.recorder)
     try:
-        other_tool = recorder.start(str(directory), str(ready.library), walker, patches)
+        other_tool = recorder.start(str(directory), str(ready.library), walker_address, patches)
     except RuntimeError as error:
         raise EnvironmentUnusable(
             f"the recorder does not work in this process: {error}",
@@ -198,7 +283,7 @@ def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
     )
 
 
-def frame_walker(frame_readers: Mapping[str, Path]) -> int:
+def frame_walker_address(frame_readers: Mapping[str, Path]) -> int:
     """Return the address of the stack reader for this interpreter, or 0."""
     path = frame_readers.get(str(sys.implementation.cache_tag))
     return int(load_native_module("_frames", path).walker) if path else 0

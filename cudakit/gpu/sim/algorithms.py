@@ -17,7 +17,7 @@ from cudakit.gpu.sim.costs import Rates
 from cudakit.units import format_bytes
 
 # Values of cublasLtReductionScheme_t: partial sums are added to D in order of arrival, or in the workspace.
-_IN_PLACE, _IN_WORKSPACE = 1, 2
+_REDUCTION_IN_PLACE, _REDUCTION_IN_WORKSPACE = 1, 2
 _COUNTER_BYTES = 4
 _REDUCTION_COST = 0.02  # estimated cost of a partial sum, relative to the GEMM
 _MEMORY_OVERHEAD = 1 / 8  # overhead of a memory-bound GEMM, relative to a copy
@@ -49,11 +49,11 @@ _ALGORITHMS = (
     Algorithm(id=1, tile=18),
     Algorithm(id=1, tile=20),
     Algorithm(id=2, tile=24, stages=4),
-    Algorithm(id=3, tile=15, split_k=4, reduction=_IN_WORKSPACE),
-    Algorithm(id=3, tile=20, split_k=2, reduction=_IN_WORKSPACE),
-    Algorithm(id=3, tile=20, split_k=8, reduction=_IN_WORKSPACE),
-    Algorithm(id=4, tile=15, split_k=8, reduction=_IN_PLACE),
-    Algorithm(id=4, tile=24, split_k=2, reduction=_IN_PLACE, stages=4),
+    Algorithm(id=3, tile=15, split_k=4, reduction=_REDUCTION_IN_WORKSPACE),
+    Algorithm(id=3, tile=20, split_k=2, reduction=_REDUCTION_IN_WORKSPACE),
+    Algorithm(id=3, tile=20, split_k=8, reduction=_REDUCTION_IN_WORKSPACE),
+    Algorithm(id=4, tile=15, split_k=8, reduction=_REDUCTION_IN_PLACE),
+    Algorithm(id=4, tile=24, split_k=2, reduction=_REDUCTION_IN_PLACE, stages=4),
 )
 
 
@@ -77,7 +77,7 @@ def rejection_reason(algorithm: Algorithm, settings: GemmSettings) -> str:
         return (
             f"needs {format_bytes(required_bytes)} of workspace, {format_bytes(limit)} is allowed"
         )
-    if settings.deterministic and algorithm.reduction == _IN_PLACE:
+    if settings.deterministic and algorithm.reduction == _REDUCTION_IN_PLACE:
         return "is not deterministic: the order of its additions varies"
     return ""
 
@@ -120,9 +120,9 @@ def _tile_duration_s(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
 
 
 def _workspace_bytes(gemm: Gemm, algorithm: Algorithm) -> int:
-    if algorithm.reduction == _IN_WORKSPACE:
+    if algorithm.reduction == _REDUCTION_IN_WORKSPACE:
         sum_count = gemm.m * gemm.n * gemm.batch * algorithm.split_k
         return sum_count * ELEMENTS[gemm.accumulate].size_bytes
-    if algorithm.reduction == _IN_PLACE:
+    if algorithm.reduction == _REDUCTION_IN_PLACE:
         return count_blocks(gemm, algorithm) // algorithm.split_k * _COUNTER_BYTES
     return 0

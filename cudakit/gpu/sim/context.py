@@ -15,8 +15,16 @@ from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, DeviceFacts
 from cudakit.gpu.driver_errors import STICKY, Status, cuda_error
 from cudakit.gpu.machine import model_record
+from cudakit.gpu.sim.activity import ActivityRecorder
 from cudakit.gpu.sim.costs import costs_of
-from cudakit.gpu.sim.recorder import Recorder, Sink, Sources, attach_to_spool
+from cudakit.gpu.sim.recorder import (
+    EVENTS_VARIABLE,
+    PROFILE_EVENTS,
+    Recorder,
+    Sink,
+    Sources,
+    attach_to_spool,
+)
 from cudakit.gpu.sim.schedule import Clock, Schedule, Task
 from cudakit.trace.events import Event, EventBody
 
@@ -44,13 +52,20 @@ class Context:
         if self._spool:
             sink, site = self._spool.sink, self._spool.site
             atexit.register(self._finish_at_exit)
-        self.recorder = Recorder(sink)
+        is_profiled = os.environ.get(EVENTS_VARIABLE) == PROFILE_EVENTS
+        self.recorder = Recorder(None if is_profiled else sink)
         self.view = _cuda_view(model)
         self.facts = self.facts_of(ordinal)
         self.costs = costs_of(self.facts)
         self._site = site or (lambda: 0)
         self._seq = 0
         self._threads: dict[int, int] = {}
+        # Records a profile instead of the events of ``recorder``; None without a profile.
+        self.activity: ActivityRecorder | None = None
+        if is_profiled and sink:
+            self.activity = ActivityRecorder(sink, self._event)
+            multiprocessors = self.integer_fact("multiprocessor_count", 0)
+            self.activity.begin(self.name, multiprocessors, self.integer_fact("memory_bytes", 0))
         self._failures: defaultdict[str, deque[CudaError]] = defaultdict(deque)
 
     def fail_next(self, call: str, error: CudaError) -> None:
@@ -90,8 +105,13 @@ class Context:
         self, body: EventBody, sources: Sources | None = None, *, device: int | None = None
     ) -> None:
         """Record an event on this or another ``device``, followed by the memory accesses of ``sources``."""
+        if not self.activity:
+            self.recorder.record(self._event(body, device), sources or {})
+
+    def _event(self, body: EventBody, device: int | None = None) -> Event:
+        """Return an event of the current call."""
         ordinal = self.ordinal if device is None else device
-        event = Event(
+        return Event(
             body,
             seq=self._seq,
             time_ns=self.clock.now_ns,
@@ -100,7 +120,6 @@ class Context:
             site=self._site(),
             device=ordinal,
         )
-        self.recorder.record(event, sources or {})
 
     @property
     def thread(self) -> int:
@@ -138,6 +157,8 @@ class Context:
 
     def _end_recording(self) -> None:
         self.recorder.flush(force=True)
+        if self.activity:
+            self.activity.end()
         if self._spool:
             self._spool.close()
 
@@ -161,11 +182,14 @@ def driver_call(
     def call(component: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         context = component.context
         with context.lock:
+            start_ns = context.clock.now_ns
             context.enter(method.__name__)
             try:
                 return method(component, *args, **kwargs)
             finally:
                 context.recorder.flush()
+                if context.activity:
+                    context.activity.call(method.__name__, start_ns, context.clock.now_ns)
 
     return call
 

@@ -8,14 +8,11 @@ from cudakit.gpu.api import LEGACY, Graph, GraphExec, GraphNode, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.queues import Capture, Node, Nodes, Queue, update_error
+from cudakit.gpu.sim.queues import NODES_PER_GRAPH, Capture, Node, Nodes, Queue, update_error
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as trace_events
 from cudakit.trace.kinds import NodeType
-
-# The id of a GraphNode is the graph number times this constant, plus the node number.
-_NODES_PER_GRAPH = 1 << 32
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +133,7 @@ class SimGraphs:
 
     @driver_call
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
-        graph, number = divmod(node, _NODES_PER_GRAPH)
+        graph, number = divmod(node, NODES_PER_GRAPH)
         return _node_ids(graph, self._graphs[graph].nodes[number - 1].dependencies)
 
     def close(self) -> None:
@@ -178,6 +175,10 @@ class SimGraphs:
             tasks[node] = self.context.schedule.add(
                 node.job, dependencies, delay_ns=delay_ns, priority=queue.priority
             )
+        for node, task in tasks.items():
+            if self.context.activity:
+                graph_node = executable.graph * NODES_PER_GRAPH + node.number
+                self.context.activity.enqueued(task, queue.number, graph_node)
         end = self.context.schedule.add(Job(NodeType.EMPTY), [*first_dependencies, *tasks.values()])
         queue.tail = executable.last_launch = (end,)
         return tasks
@@ -203,4 +204,4 @@ def _valid_capture(queue: Queue) -> Capture | None:
 
 def _node_ids(graph: int, nodes: Nodes) -> tuple[GraphNode, ...]:
     """Return ids that are unique among all graphs."""
-    return tuple(GraphNode(graph * _NODES_PER_GRAPH + node.number) for node in nodes)
+    return tuple(GraphNode(graph * NODES_PER_GRAPH + node.number) for node in nodes)

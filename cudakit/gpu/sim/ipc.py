@@ -194,7 +194,7 @@ class SimIpc:
         return self._virtual.backing_of(physical)
 
     def close(self) -> None:
-        """End this process and invalidate its handles and exports."""
+        """End the simulated process, and invalidate its IPC handles and exports."""
         self.registry.alive.discard(self._process)
         for ptr in [*self._handles]:
             self._invalidate_handle(ptr)

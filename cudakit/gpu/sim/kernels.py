@@ -141,7 +141,22 @@ class SimKernels:
         self, queue: Queue, shape: _LaunchShape, host_kernel: HostKernel, args: Sequence[Any]
     ) -> None:
         values = tuple(args)
-        job = Job(NodeType.LAUNCH, lambda: self._run(host_kernel, shape, values), shape.name)
+        activity = trace_events.KernelRun(
+            0,
+            shape.name,
+            correlation=0,
+            start_ns=0,
+            end_ns=0,
+            grid=shape.grid,
+            block=shape.block,
+            shared_bytes=shape.shared_bytes,
+        )
+        job = Job(
+            NodeType.LAUNCH,
+            lambda: self._run(host_kernel, shape, values),
+            shape.name,
+            activity=activity,
+        )
         if task := self._streams.submit(queue, job):
             self.context.emit(
                 trace_events.Launch(queue.number, shape.name, shape.grid, shape.block), {0: task}

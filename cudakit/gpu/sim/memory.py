@@ -16,7 +16,14 @@ from cudakit.gpu.sim.space import Bytes, Heap, Region, new_bytes
 from cudakit.gpu.sim.streams import SimStreams
 from cudakit.trace import events as trace_events
 from cudakit.trace.events import Access
-from cudakit.trace.kinds import AccessMode, AllocationKind, Direction, HostMemory, NodeType
+from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    Direction,
+    HostMemory,
+    MemoryKind,
+    NodeType,
+)
 from cudakit.units import format_bytes
 
 # Direction of a copy by (source is host memory, target is host memory).
@@ -205,6 +212,7 @@ class SimMemory:
             NodeType.FILL,
             lambda: self._fill(ptr, value, size_bytes),
             accesses=(_access(ptr, size_bytes, AccessMode.WRITE),),
+            activity=trace_events.FillRun(0, 0, 0, size_bytes),
         )
         if self._streams.submit(queue, job):
             self.context.emit(trace_events.Fill(queue.number, ptr, size_bytes))
@@ -263,7 +271,13 @@ class SimMemory:
             _access(src, size_bytes, AccessMode.READ),
             _access(dst, size_bytes, AccessMode.WRITE),
         )
-        return Job(NodeType.COPY, run, engine=route.engine, accesses=accesses)
+        return Job(
+            NodeType.COPY,
+            run,
+            engine=route.engine,
+            accesses=accesses,
+            activity=_copy_activity(route, size_bytes),
+        )
 
     def _read(self, ptr: int, size_bytes: int) -> Bytes:
         return self._heap.copy_span(ptr, size_bytes, "a copy reads").gather()
@@ -276,6 +290,22 @@ class SimMemory:
 
 def _ignore(ptr: int) -> None:
     """Ignore a freed allocation: the default of ``on_free``."""
+
+
+def _copy_activity(route: _Route, size_bytes: int) -> trace_events.CopyRun:
+    """Return the event of a profile for a copy."""
+    host = MemoryKind.PINNED if route.host is HostMemory.PINNED else MemoryKind.PAGEABLE
+    from_host = route.direction in (Direction.HOST_TO_DEVICE, Direction.HOST_TO_HOST)
+    to_host = route.direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_HOST)
+    return trace_events.CopyRun(
+        0,
+        0,
+        0,
+        size_bytes,
+        direction=route.direction,
+        source_memory=host if from_host else MemoryKind.DEVICE,
+        destination_memory=host if to_host else MemoryKind.DEVICE,
+    )
 
 
 def _access(ptr: int, size_bytes: int, mode: AccessMode) -> Access:

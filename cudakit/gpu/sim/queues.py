@@ -12,6 +12,9 @@ from typing import TypeAlias
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.trace.kinds import StreamFlag
 
+# The id of a graph node is the number of its graph times this constant, plus the number of the node.
+NODES_PER_GRAPH = 1 << 32
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:

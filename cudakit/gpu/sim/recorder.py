@@ -54,6 +54,10 @@ SPOOL_VARIABLE = "CUDAKIT_SPOOL"
 # The id of the only traced process; unset if child processes are traced, too.
 PROCESS_VARIABLE = "CUDAKIT_SPOOL_PROCESS"
 
+# The events that simulated devices record: ``PROFILE_EVENTS``, or if unset those of the race detector.
+EVENTS_VARIABLE = "CUDAKIT_SPOOL_EVENTS"
+PROFILE_EVENTS = "profile"
+
 _PACKAGE = str(Path(__file__).parent.parent)
 _MAX_FRAMES = 128
 

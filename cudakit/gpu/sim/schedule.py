@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from cudakit.errors import CudaError
-from cudakit.trace.events import Access
+from cudakit.trace.events import Access, CopyRun, FillRun, KernelRun
 from cudakit.trace.kinds import NodeType
 
 # Probabilities that one more task runs before the next driver call. None is 0, so that a host that polls an
@@ -70,6 +70,8 @@ class Job:
     name: str = ""
     engine: Engine | None = None
     accesses: tuple[Access, ...] = ()  # accesses that are known before the job runs
+    # Event of a profile without times and stream; None for a job that a profile does not show.
+    activity: KernelRun | CopyRun | FillRun | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ from cudakit.gpu.api import LEGACY, PER_THREAD, Event, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles
 from cudakit.gpu.sim.context import Context, driver_call
-from cudakit.gpu.sim.queues import Capture, EventState, Node, Nodes, Queue, Queues
+from cudakit.gpu.sim.queues import NODES_PER_GRAPH, Capture, EventState, Node, Nodes, Queue, Queues
 from cudakit.gpu.sim.schedule import Job, Task
 from cudakit.trace import events as trace_events
 from cudakit.trace.kinds import NodeType, StreamFlag
@@ -180,6 +180,8 @@ class SimStreams:
         if capture.invalidated:
             raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, detail=f"stream {capture.origin}")
         node = capture.add(job, dependencies)
+        if self.context.activity:
+            self.context.activity.node_created(capture.graph * NODES_PER_GRAPH + node.number)
         self.context.emit(
             trace_events.GraphNode(capture.graph, node.number, job.node_type, job.name)
         )
@@ -197,6 +199,8 @@ class SimStreams:
             job, dependencies, delay_ns=delay_ns, priority=queue.priority
         )
         queue.tail = (task,)
+        if self.context.activity:
+            self.context.activity.enqueued(task, queue.number)
         return task
 
     def reject_in_capture(self) -> None:

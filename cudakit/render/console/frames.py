@@ -117,7 +117,7 @@ def _forms(stack: Stack, width: int) -> Iterator[str]:
 
 
 def _frame_forms(frame: Frame) -> tuple[str, str]:
-    """Return a frame with its path and without the directory."""
+    """Return two texts of a frame: one with the full path, one with the file name only."""
     file = frame.filename.replace("\\", "/").rpartition("/")[2]
     full_text = escape(format_frame(frame))
     short_text = escape(format_frame(Frame(frame.name, file, frame.line)))

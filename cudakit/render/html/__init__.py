@@ -80,6 +80,9 @@ def _body(document: Document, scripts: Sequence[str], footer: str) -> Markup:
         *(line for part in draw_nodes(document.nodes, place) for line in (_NEWLINE, part)),
         _NEWLINE,
         element("footer", footer) if footer else None,
+        class_="interactive"
+        if any(isinstance(node, Explorer) for node in walk(document.nodes))
+        else None,
     )
     contents = _table_of_contents(document)
     return element(

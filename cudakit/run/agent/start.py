@@ -105,20 +105,20 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     continues with the hooks of memory pools.
     """
     recorder = _extension("_recorder", settings["recorder"])
-    walker = _walker(settings["frames"], spool)
+    walker_address = _frame_walker_address(settings["frames"], spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
     memory_only = not settings["sanitize"]
     try:
         _refuse_loaded_cuda(settings["library"])
         nvtx_tool = recorder.start(
-            spool.directory, settings["library"], walker, patches, memory_only
+            spool.directory, settings["library"], walker_address, patches, memory_only
         )
     except RuntimeError as error:
         if not memory_only:
             raise
         spool.report("failed", f"allocations from the driver are not recorded: {error}")
         settings["library"] = ""
-        nvtx_tool = recorder.start(spool.directory, "", walker, patches, memory_only)
+        nvtx_tool = recorder.start(spool.directory, "", walker_address, patches, memory_only)
     if nvtx_tool:
         spool.report(
             "failed", f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {nvtx_tool}"
@@ -147,11 +147,23 @@ def profile(settings: "dict[str, Any]", recorder: "Any", spool: "Spool") -> None
     if other_tool:
         raise RuntimeError(f"CUDA_INJECTION64_PATH attaches another tool: {other_tool}")
     torch = _load_torch_import()
+    torch.after_import(
+        "multiprocessing.util", lambda: spool.attempt(lambda: finish_with_worker(recorder))
+    )
     torch.after_torch_import(lambda: spool.attempt(lambda: torch.mark_steps(recorder)))
     torch.after_torch_import(
         lambda: spool.attempt(
             lambda: torch.watch_profiler(lambda text: spool.report("failed", text))
         )
+    )
+
+
+def finish_with_worker(recorder: "Any") -> None:
+    """End the profile of a forked worker of multiprocessing, which runs no exit handlers of ``atexit``."""
+    util = sys.modules["multiprocessing.util"]
+    last = -1000  # priority: the handlers of the program and of multiprocessing run before
+    util.register_after_fork(
+        recorder, lambda _: util.Finalize(None, recorder.finish, exitpriority=last)
     )
 
 
@@ -228,13 +240,13 @@ def _mapped_path(name: bytes) -> str:
         return next(paths, b"").decode(errors="replace")
 
 
-def _walker(frames: dict[str, str], spool: "Spool") -> int:
+def _frame_walker_address(frames: dict[str, str], spool: "Spool") -> int:
     """Return the address of the C function that reads the stacks of this interpreter, or 0."""
-    walkers: list[int] = []
+    walker_addresses: list[int] = []
     path = frames.get(sys.implementation.cache_tag or "")
     if path:
-        spool.attempt(lambda: walkers.append(_extension("_frames", path).walker))
-    return walkers[0] if walkers else 0
+        spool.attempt(lambda: walker_addresses.append(_extension("_frames", path).walker))
+    return walker_addresses[0] if walker_addresses else 0
 
 
 def _content(path: str) -> bytes:

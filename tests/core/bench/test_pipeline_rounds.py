@@ -384,8 +384,8 @@ def test_progress_follows_each_sample_within_unit_range() -> None:
             progress=lambda stage, fraction: reports.append((stage, fraction)),
         )
 
-    assert {stage for stage, _ in reports} == {"busy n=3: warming up", "busy n=3"}
-    assert len([stage for stage, _ in reports if stage == "busy n=3"]) >= 300
+    assert {stage for stage, _ in reports} == {"busy n 3: warming up", "busy n 3"}
+    assert len([stage for stage, _ in reports if stage == "busy n 3"]) >= 300
     assert all(0 <= fraction <= 1 for _, fraction in reports)
 
 

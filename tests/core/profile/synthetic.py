@@ -134,6 +134,11 @@ class Program:
         kind = SynchronizationType.STREAM_SYNC
         self._emit(Synchronization(1, start, end, kind, correlation))
 
+    def synchronize_in(self, function: str, *, line: int = 0) -> None:
+        """Call a function that waits for all work, without a record of the synchronization."""
+        end = max([self.now_ns, *self.stream_end_ns.values()])
+        self.call(function, end - self.now_ns + 2 * US, line=line)
+
     # --- the trace
 
     def batch(self, *, simulated: bool = False) -> Batch:

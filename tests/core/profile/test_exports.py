@@ -15,6 +15,7 @@ from core.profile.recordings import PROCESS, collect, training
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.exports import WRITERS
+from cudakit.core.profile.present.page import explorer
 from cudakit.core.profile.timeline import timeline
 from cudakit.trace.events import (
     ApiCall,
@@ -501,3 +502,24 @@ def test_exports_of_hostile_names_have_no_control_characters(suffix: str) -> Non
     unprintable = {character for character in text if not character.isprintable()}
     assert unprintable <= {"\n", "\r"}
     assert len(text) < 400_000
+
+
+def many_tracks() -> Activities:
+    """Return kernels of many devices and streams, and calls that overlap without nesting."""
+    count = 30_000
+    calls = [
+        Event(ApiCall("cuLaunchKernel", i, i, i + 50_000), thread=i % 2 + 1)
+        for i in range(1, count)
+    ]
+    kernels = [
+        Event(KernelRun(i, "k", i, i + 60_000, i + 60_010), device=i) for i in range(1, count)
+    ]
+    return collect([*calls, *kernels])
+
+
+@pytest.mark.timeout(60)
+def test_many_devices_streams_and_overlapping_calls_are_exported_in_bounded_time() -> None:
+    activities = many_tracks()
+    for suffix in WRITERS:
+        assert written(suffix, activities)
+    assert explorer([activities]).data().arrays

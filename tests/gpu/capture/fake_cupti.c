@@ -14,9 +14,8 @@
 
 static const char *const FUNCTIONS[3][MAX_CALLBACK_IDS] = {
     [CUPTI_DOMAIN_DRIVER] = {NULL, "cuLaunchKernel", "cuMemAlloc_v2", "cuGetProcAddress_v2", "cuProfilerStart",
-                             "cuProfilerStop", "cuLaunchHostFunc"},
-    [CUPTI_DOMAIN_RUNTIME] = {NULL, "cudaLaunchKernel_v7000", "cudaMalloc_v3020", "cudaGetDevice_v3020",
-                              "cudaMemcpyAsync_ptsz_v7000", "cudaProfilerStart_v4000", "cudaGraphLaunch_v10000"},
+                             "cuProfilerStop", "cuLaunchHostFunc", "cuMemcpyAsync_ptsz"},
+    [CUPTI_DOMAIN_RUNTIME] = {NULL, "cudaLaunchKernel_v7000", "cudaProfilerStart_v4000"},
 };
 
 static CUpti_CallbackFunc subscribed_callback;
@@ -27,7 +26,9 @@ static bool enabled_callbacks[4][MAX_CALLBACK_IDS];
 static bool enabled_kinds[MAX_KINDS];
 static uint64_t enabled_resources; /* bit i: callback i of the resource domain */
 static size_t record_bytes[MAX_KINDS], dropped;
-static int flush_count, subscribe_result, enable_result;
+static uint8_t unfinished[256];
+static size_t unfinished_bytes;
+static int subscribe_result, enable_result;
 
 /* --- the functions of CUPTI --------------------------------------------------------------------- */
 
@@ -127,10 +128,13 @@ int cuptiActivityGetNumDroppedRecords(CUcontext context, uint32_t stream, size_t
     return 0;
 }
 
+int deliver(const void *records, size_t bytes);
+
+/* Deliver the unfinished record, if the flush is forced. */
 int cuptiActivityFlushAll(uint32_t flag)
 {
-    (void)flag;
-    __atomic_fetch_add(&flush_count, 1, __ATOMIC_RELAXED);
+    if (flag && unfinished_bytes)
+        deliver(unfinished, unfinished_bytes);
     return 0;
 }
 
@@ -171,6 +175,13 @@ void set_enable_result(int result)
 void set_record_bytes(int kind, size_t bytes)
 {
     record_bytes[kind] = bytes;
+}
+
+/* Set a record that the next forced flush delivers. */
+void set_unfinished(const void *record, size_t bytes)
+{
+    memcpy(unfinished, record, bytes);
+    unfinished_bytes = bytes;
 }
 
 void set_dropped(size_t count)

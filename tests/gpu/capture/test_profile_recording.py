@@ -219,27 +219,25 @@ assert before <= now <= time.monotonic_ns()
 """)
 
 
-def test_call_has_one_record_with_stack_and_driver_call_within_it_has_none(
-    profiled: Profiled,
-) -> None:
+def test_call_of_the_runtime_is_recorded_as_its_driver_call(profiled: Profiled) -> None:
     events = profiled(
         """
 open_profile()
 def launch():
     call(RUNTIME, 1, 11, lambda: call(DRIVER, 1, 11))
 launch()
-call(DRIVER, 1, 12)
-call(RUNTIME, 4, 13)
-call(RUNTIME, 3, 14)  # cudaGetDevice is not recorded
-call(DRIVER, 6, 15)  # neither is cuLaunchHostFunc
+call(DRIVER, 1, 12, lambda: call(DRIVER, 7, 13))  # only the outer of two driver calls is recorded
+call(DRIVER, 7, 14)
+call(DRIVER, 3, 15)  # cuGetProcAddress is not recorded
+call(DRIVER, 6, 16)  # neither is cuLaunchHostFunc
 """,
         with_stacks=True,
     )
     calls = [event for event in events if isinstance(event.body, ApiCall)]
     assert [(event.body.function, event.body.correlation) for event in calls] == [
-        ("cudaLaunchKernel", 11),
+        ("cuLaunchKernel", 11),
         ("cuLaunchKernel", 12),
-        ("cudaMemcpyAsync", 13),
+        ("cuMemcpyAsync", 14),
     ]
     assert all(event.body.start_ns <= event.body.end_ns for event in calls)
     assert calls[0].site not in (0, calls[1].site)
@@ -248,21 +246,17 @@ call(DRIVER, 6, 15)  # neither is cuLaunchHostFunc
 def test_allocation_has_its_size(profiled: Profiled) -> None:
     events = profiled("""
 open_profile()
-call(RUNTIME, 2, 1, parameters=(U * 2)(0x1000, 4096))
-call(DRIVER, 2, 2, parameters=(U * 2)(0x1000, 512))
+call(DRIVER, 2, 1, parameters=(U * 2)(0x1000, 4096))
 """)
-    calls = list(bodies(events, ApiCall))
-    assert [(each.function, each.size_bytes) for each in calls] == [
-        ("cudaMalloc", 4096),
-        ("cuMemAlloc", 512),
-    ]
+    (call,) = bodies(events, ApiCall)
+    assert (call.function, call.size_bytes) == ("cuMemAlloc", 4096)
 
 
 def test_api_call_has_the_device_of_its_context(profiled: Profiled) -> None:
     events = profiled("""
 open_profile()
 cupti.resource(1, P(5), None, None, 0)
-call(RUNTIME, 1, 11)
+call(DRIVER, 1, 11)
 """)
     assert [event.device for event in events if isinstance(event.body, ApiCall)] == [5]
 
@@ -340,28 +334,48 @@ cupti.deliver_on_threads(content, ctypes.c_size_t(len(content)), 10)
 def test_nothing_is_left_behind_after_the_duration(profiled: Profiled) -> None:
     events = profiled("""
 open_profile(duration=0.2)
-call(RUNTIME, 1, 1)
+call(DRIVER, 1, 1)
 assert cupti.records_kernels()
 deadline = time.monotonic() + 20
 while cupti.records_kernels() and time.monotonic() < deadline:
     time.sleep(0.01)
 time.sleep(0.05)
-call(RUNTIME, 1, 2)
+call(DRIVER, 1, 2)
 assert not cupti.is_active()
 """)
     assert [each.correlation for each in bodies(events, ApiCall)] == [1]
     assert [each.is_open for each in bodies(events, ProfileWindow)] == [True, False]
 
 
+@pytest.mark.parametrize("ends_with_the_program", [True, False])
+def test_unfinished_work_is_lost_only_if_the_program_has_ended(
+    profiled: Profiled, ends_with_the_program: bool
+) -> None:
+    events = profiled(f"""
+open_profile(duration={0 if ends_with_the_program else 0.1})
+unfinished = kernel("unfinished", 1, 100, 0)
+cupti.set_unfinished(unfinished, ctypes.c_size_t(len(unfinished)))
+if not {ends_with_the_program}:
+    deadline = time.monotonic() + 20
+    while cupti.is_active() and time.monotonic() < deadline:
+        time.sleep(0.01)
+recorder.finish()
+assert not cupti.is_active()
+""")
+    gaps = [gap.count for gap in bodies(events, Gap)]
+    assert gaps == ([1] if ends_with_the_program else [])
+    assert not list(bodies(events, KernelRun))
+
+
 def test_delay_keeps_the_window_closed(profiled: Profiled) -> None:
     events = profiled("""
 open_profile(delay=0.3)
-call(RUNTIME, 1, 1)
+call(DRIVER, 1, 1)
 assert not cupti.records_kernels()
 deadline = time.monotonic() + 20
 while not cupti.records_kernels() and time.monotonic() < deadline:
     time.sleep(0.01)
-call(RUNTIME, 1, 2)
+call(DRIVER, 1, 2)
 recorder.finish()
 assert not cupti.is_active()
 """)
@@ -372,25 +386,44 @@ assert not cupti.is_active()
 def test_calls_of_the_program_open_and_close_the_window(profiled: Profiled) -> None:
     events = profiled("""
 open_profile(paused=True)
-call(RUNTIME, 1, 1)
-call(RUNTIME, 5, 2, lambda: call(DRIVER, 4, 2))  # cudaProfilerStart calls cuProfilerStart
-call(RUNTIME, 1, 3)
+call(DRIVER, 1, 1)
+call(RUNTIME, 2, 2, lambda: call(DRIVER, 4, 2))  # cudaProfilerStart calls cuProfilerStart
+call(DRIVER, 1, 3)
 call(DRIVER, 5, 4)
-call(RUNTIME, 1, 5)
+call(DRIVER, 1, 5)
 assert not cupti.records_kernels()
 """)
     assert [each.correlation for each in bodies(events, ApiCall)] == [3]
     assert [each.is_open for each in bodies(events, ProfileWindow)] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "rank"),
+    [
+        ("RANK", "3", 3),
+        ("OMPI_COMM_WORLD_RANK", "0", 0),
+        ("SLURM_PROCID", "12", 12),
+        ("RANK", "-1", -1),
+        ("RANK", "3 of 4", -1),
+        ("RANK", "99999999999", -1),
+        ("OTHER", "1", -1),
+    ],
+)
+def test_window_has_the_rank_of_the_process(
+    profiled: Profiled, variable: str, value: str, rank: int
+) -> None:
+    events = profiled(f"os.environ[{variable!r}] = {value!r}\nopen_profile()\nrecorder.finish()\n")
+    assert [each.rank for each in bodies(events, ProfileWindow)] == [rank, rank]
+
+
 def test_call_that_was_entered_before_the_window_has_no_record(profiled: Profiled) -> None:
     events = profiled("""
 open_profile()
-cupti.call(RUNTIME, 1, 0, 1, 5, None)  # entered, but the window closes before the exit
+cupti.call(DRIVER, 1, 0, 1, 5, None)  # entered, but the window closes before the exit
 call(DRIVER, 5, 2)
 call(DRIVER, 4, 3)
-cupti.call(RUNTIME, 1, 1, 1, 5, None)
-call(RUNTIME, 1, 4)
+cupti.call(DRIVER, 1, 1, 1, 5, None)
+call(DRIVER, 1, 4)
 """)
     assert [each.correlation for each in bodies(events, ApiCall)] == [4]
 
@@ -401,7 +434,7 @@ open_profile()
 deliver(kernel("parent", 1))
 child = os.fork()
 if not child:
-    call(RUNTIME, 1, 2)
+    call(DRIVER, 1, 2)
     recorder.finish()
     os._exit(0)
 os.waitpid(child, 0)

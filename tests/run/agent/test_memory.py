@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from run.programs import Outcome, supervised
 
-from cudakit.run.protocol import Notice, NoticeKind, Settings
+from cudakit.run.protocol import AgentMessage, AgentMessageKind, Settings
 
 # The functions of torch that the agent calls. As in torch, calls are queued until CUDA is initialized.
 TORCH = {
@@ -73,17 +73,19 @@ def run(
     file: str = "out.pkl",
     follow: bool = True,
     **variables: str,
-) -> tuple[Outcome, list[Notice]]:
-    notices: list[Notice] = []
+) -> tuple[Outcome, list[AgentMessage]]:
+    messages: list[AgentMessage] = []
     (snapshot_path / "s.py").write_text(code)
     completed = supervised(
         ["s.py"],
         cwd=snapshot_path,
         settings=Settings(memory=Path(file), follow=follow),
-        notify=notices.append,
+        notify=messages.append,
         **{"PYTHONPATH": str(snapshot_path / "lib"), **variables},
     )
-    return completed, [notice for notice in notices if notice.kind is not NoticeKind.MEMORY]
+    return completed, [
+        message for message in messages if message.kind is not AgentMessageKind.MEMORY
+    ]
 
 
 def saved(snapshot_path: Path) -> dict[str, str]:
@@ -98,22 +100,22 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def test_snapshot_is_saved_at_exit_and_its_path_reported(snapshot_path: Path) -> None:
-    completed, notices = run(snapshot_path, USES)
+    completed, messages = run(snapshot_path, USES)
 
     assert completed == Outcome(0, "torch is imported\n", "")
     assert saved(snapshot_path) == {"out.pkl": "recorded,a"}
-    assert [(notice.kind, notice.text) for notice in notices] == [
-        (NoticeKind.SNAPSHOTS, str(snapshot_path / "out.pkl"))
+    assert [(message.kind, message.text) for message in messages] == [
+        (AgentMessageKind.SNAPSHOTS, str(snapshot_path / "out.pkl"))
     ]
 
 
 def test_snapshot_is_saved_at_the_first_out_of_memory_only(snapshot_path: Path) -> None:
     code = "torch._C.fail(); torch.cuda.memory.allocate('b'); torch._C.fail()"
 
-    _, notices = run(snapshot_path, USES + code)
+    _, messages = run(snapshot_path, USES + code)
 
     assert saved(snapshot_path) == {"out-oom.pkl": "recorded,a", "out.pkl": "recorded,a,b"}
-    assert [Path(notice.text).name for notice in notices] == ["out-oom.pkl", "out.pkl"]
+    assert [Path(message.text).name for message in messages] == ["out-oom.pkl", "out.pkl"]
 
 
 def test_snapshot_with_suffix_gz_is_compressed(snapshot_path: Path) -> None:
@@ -137,10 +139,10 @@ def test_older_observer_name_is_supported(snapshot_path: Path) -> None:
     "code", ["pass", "import torch", "import importlib.util as u; print(u.find_spec('torch').name)"]
 )
 def test_program_without_cuda_has_no_snapshot(snapshot_path: Path, code: str) -> None:
-    _, notices = run(snapshot_path, code)
+    _, messages = run(snapshot_path, code)
 
     assert saved(snapshot_path) == {}
-    assert notices == []
+    assert messages == []
 
 
 def test_find_spec_of_torch_before_import_is_harmless(snapshot_path: Path) -> None:
@@ -167,11 +169,11 @@ def test_missing_torch_raises_the_usual_error(snapshot_path: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
     (snapshot_path / "lib/torch").rmdir()
 
-    completed, notices = run(snapshot_path, "import torch")
+    completed, messages = run(snapshot_path, "import torch")
 
     assert completed.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'torch'"
     assert completed.stderr.count("  File ") == 1
-    assert notices == []
+    assert messages == []
 
 
 def test_child_processes_save_to_files_of_their_own(snapshot_path: Path) -> None:
@@ -181,15 +183,15 @@ def test_child_processes_save_to_files_of_their_own(snapshot_path: Path) -> None
         + "import os\nif not os.fork(): torch.cuda.init(); sys.exit()\nos.wait()"
     )
 
-    _, notices = run(snapshot_path, code)
+    _, messages = run(snapshot_path, code)
 
     assert sorted(saved(snapshot_path)) == sorted(
         [
             "out.pkl",
-            *(f"out-{n.process}.pkl" for n in notices if n.text != f"{snapshot_path}/out.pkl"),
+            *(f"out-{n.process}.pkl" for n in messages if n.text != f"{snapshot_path}/out.pkl"),
         ]
     )
-    assert len(notices) == 3
+    assert len(messages) == 3
 
 
 @pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
@@ -202,19 +204,19 @@ def test_rank_is_part_of_the_file_name(snapshot_path: Path, variable: str) -> No
 def test_two_processes_of_one_rank_do_not_overwrite_each_other(snapshot_path: Path) -> None:
     code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {USES!r}])\n" + USES
 
-    _, notices = run(snapshot_path, code, RANK="0")
+    _, messages = run(snapshot_path, code, RANK="0")
 
-    assert len(saved(snapshot_path)) == len(notices) == 2
+    assert len(saved(snapshot_path)) == len(messages) == 2
 
 
 def test_failed_snapshot_is_reported_and_leaves_no_file(snapshot_path: Path) -> None:
-    completed, (notice,) = run(
+    completed, (message,) = run(
         snapshot_path, USES + f"import os; os.mkdir({str(snapshot_path / 'out.pkl')!r})"
     )
 
     assert completed.status == 0
-    assert notice.kind is NoticeKind.FAILED
-    assert "out.pkl" in notice.text
+    assert message.kind is AgentMessageKind.FAILED
+    assert "out.pkl" in message.text
     assert not list(snapshot_path.glob("*.part"))
 
 
@@ -233,10 +235,10 @@ def test_snapshot_is_not_written_through_a_symbolic_link(snapshot_path: Path) ->
 def test_too_old_torch_is_reported(snapshot_path: Path) -> None:
     (snapshot_path / "lib/torch/cuda/memory.py").write_text("def _snapshot(): pass")
 
-    completed, notices = run(snapshot_path, "import torch; torch.cuda.init()")
+    completed, messages = run(snapshot_path, "import torch; torch.cuda.init()")
 
     assert completed.status == 0
-    assert "_record_memory_history" in notices[0].text
+    assert "_record_memory_history" in messages[0].text
 
 
 def test_environment_of_the_tests_has_no_rank() -> None:

@@ -14,7 +14,7 @@ import pytest
 from run.programs import RECORDING, Outcome, supervised
 
 from cudakit.run.agent.start import parse
-from cudakit.run.protocol import AGENT, Notice, NoticeKind, Settings
+from cudakit.run.protocol import AGENT, AgentMessage, AgentMessageKind, Settings
 
 # Stands in for the native recorder, and prints its calls.
 STAND_IN = """
@@ -83,10 +83,10 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> str:
     return built(tmp_path_factory.mktemp("frames"), "_frames")
 
 
-def run(code: str, settings: Settings, cwd: Path) -> tuple[Outcome, list[Notice]]:
-    notices: list[Notice] = []
-    completed = supervised(["-c", code], cwd=cwd, settings=settings, notify=notices.append)
-    return completed, notices
+def run(code: str, settings: Settings, cwd: Path) -> tuple[Outcome, list[AgentMessage]]:
+    messages: list[AgentMessage] = []
+    completed = supervised(["-c", code], cwd=cwd, settings=settings, notify=messages.append)
+    return completed, messages
 
 
 def test_recorder_starts_before_the_program_and_outlives_atexit(
@@ -102,10 +102,10 @@ def test_recorder_starts_before_the_program_and_outlives_atexit(
         "import atexit; atexit.register(print, 'at exit', flush=True); print('program', flush=True)"
     )
 
-    completed, notices = run(code, settings, tmp_path)
+    completed, messages = run(code, settings, tmp_path)
 
     assert completed == Outcome(0, "start /lib/s.so 77\nprogram\nat exit\n", "")
-    assert notices == []
+    assert messages == []
 
 
 def test_recorder_runs_without_a_frame_reader_for_this_python(
@@ -115,10 +115,10 @@ def test_recorder_runs_without_a_frame_reader_for_this_python(
         RECORDING, library="/s.so", recorder=recorder, frames={"cpython-00": "/f.so"}
     )
 
-    completed, notices = run("pass", settings, tmp_path)
+    completed, messages = run("pass", settings, tmp_path)
 
     assert completed.stdout == "start /s.so 0\n"
-    assert notices == []
+    assert messages == []
 
 
 def test_recorder_gets_the_patches_and_finishes_at_exit(tmp_path: Path, recorder: str) -> None:
@@ -128,40 +128,40 @@ def test_recorder_gets_the_patches_and_finishes_at_exit(tmp_path: Path, recorder
     settings = replace(RECORDING, library="/s.so", recorder=recorder, patches=patches)
 
     code = "import atexit; atexit.register(print, 'at exit', flush=True)"
-    completed, notices = run(code, settings, tmp_path)
+    completed, messages = run(code, settings, tmp_path)
 
     started = "start /s.so 0\npatch 80 of 80\npatch 90 of 90\n"
     assert completed.stdout == f"{started}at exit\nfinish\n"
-    assert notices == []
+    assert messages == []
 
 
 def test_frame_reader_that_cannot_be_loaded_is_reported(tmp_path: Path, recorder: str) -> None:
     frames = {str(sys.implementation.cache_tag): "/none/_frames.so"}
     settings = replace(RECORDING, library="/s.so", recorder=recorder, frames=frames)
 
-    completed, (notice,) = run("pass", settings, tmp_path)
+    completed, (message,) = run("pass", settings, tmp_path)
 
     assert completed.stdout == "start /s.so 0\n"
-    assert "/none/_frames.so" in notice.text
+    assert "/none/_frames.so" in message.text
 
 
 def test_recorder_that_cannot_start_is_reported_and_the_program_runs(
     tmp_path: Path, recorder: str
 ) -> None:
-    completed, (notice,) = run("print(1)", replace(RECORDING, recorder=recorder), tmp_path)
+    completed, (message,) = run("print(1)", replace(RECORDING, recorder=recorder), tmp_path)
 
     assert completed == Outcome(0, "1\n", "")
-    assert notice.kind is NoticeKind.UNRECORDED
-    assert notice.text == "RuntimeError: no library here"
+    assert message.kind is AgentMessageKind.UNRECORDED
+    assert message.text == "RuntimeError: no library here"
 
 
 def test_missing_recorder_is_reported_and_the_program_runs(tmp_path: Path) -> None:
-    completed, (notice,) = run(
+    completed, (message,) = run(
         "print(1)", replace(RECORDING, recorder="/none/_recorder.so"), tmp_path
     )
 
     assert completed == Outcome(0, "1\n", "")
-    assert "/none/_recorder.so" in notice.text
+    assert "/none/_recorder.so" in message.text
 
 
 def test_cuda_loaded_before_the_agent_is_reported(
@@ -171,12 +171,12 @@ def test_cuda_loaded_before_the_agent_is_reported(
     shutil.copy(recorder, preloaded)
     monkeypatch.setenv("LD_PRELOAD", str(preloaded))
 
-    completed, notices = run(
+    completed, messages = run(
         "print(1)", replace(RECORDING, library="/s.so", recorder=recorder), tmp_path
     )
 
     assert completed.stdout == "1\n"
-    assert [notice.text for notice in notices] == [
+    assert [message.text for message in messages] == [
         f"RuntimeError: CUDA was loaded before recording could start: {preloaded}"
     ]
 

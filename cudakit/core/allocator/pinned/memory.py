@@ -253,7 +253,7 @@ class HostMemory:
     ) -> int:
         """Release the cached blocks of a private pool without holders; drop the pool with its last block.
 
-        Returns the bytes. Raises CudaError if the driver refuses.
+        Returns the number of bytes. Raises CudaError if the driver refuses.
         """
         while pool.kept_for_graphs:  # No graph uses these blocks any more, but streams may.
             with suppress(CudaError):

@@ -153,7 +153,7 @@ class _Search:
     _samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _pool: list[int] = field(default_factory=list)  # The best candidates, the fastest first.
     _reserve: list[int] = field(default_factory=list)  # The best candidates that left the pool.
-    _final: FinalComparison = field(default_factory=FinalComparison)
+    _final_comparison: FinalComparison = field(default_factory=FinalComparison)
     _tried_count: int = 1
     _wrong_finalists: list[int] = field(default_factory=list)
 
@@ -194,8 +194,8 @@ class _Search:
 
     def run_final(self) -> None:
         """Measure the best correct candidates a fixed number of times."""
-        self._final = FinalComparison(self._find_finalists())
-        finalists = self._final.finalists
+        self._final_comparison = FinalComparison(self._find_finalists())
+        finalists = self._final_comparison.finalists
         if not finalists:
             return
         samples_taken = max(self._samples[number] for number in finalists)
@@ -203,20 +203,20 @@ class _Search:
         for part_number in range(_PART_COUNT):
             if part_number:
                 self._trials.reallocate()
-            self._final.begin_part()
+            self._final_comparison.begin_part()
             for index in range(rounds):
                 if self._is_over(1.0):
                     self.stop_reason = "time"
                     return
                 self._stage = ("the final", (part_number + index / rounds) / _PART_COUNT)
-                self._final.add(self._measure_round(finalists))
+                self._final_comparison.add(self._measure_round(finalists))
 
     def outcome(self) -> Outcome:
         """Return the outcome. Only the samples of the final decide whether a candidate wins."""
-        final = self._final
-        ranked_finalists = final.ranked()
+        comparison = self._final_comparison
+        ranked_finalists = comparison.ranked()
         for number in ranked_finalists:
-            if final.is_faster(number):
+            if comparison.is_faster(number):
                 if self._trials.verify(number):
                     return self._outcome(number, number)
                 self._wrong_finalists.append(number)
@@ -244,15 +244,15 @@ class _Search:
         return correct_candidates
 
     def _outcome(self, winner: int, fastest: int | None) -> Outcome:
-        final = self._final
+        comparison = self._final_comparison
         return Outcome(
             winner=winner,
-            gain=None if fastest is None else final.gain(fastest),
-            gain_interval=None if fastest is None else final.gain_interval(fastest),
+            gain=None if fastest is None else comparison.gain(fastest),
+            gain_interval=None if fastest is None else comparison.gain_interval(fastest),
             is_significant=winner != DEFAULT_CANDIDATE,
             tried_count=self._tried_count,
             wrong_finalists=tuple(self._wrong_finalists),
-            rounds=final.rounds,
+            rounds=comparison.rounds,
             stop_reason=self.stop_reason,
         )
 

@@ -196,7 +196,7 @@ class _Session:
             return _tuned_gemm(spec, gemm, limits, candidate_list, trials, outcome)
 
     def _method(self, method: Method) -> Method:
-        """Return the method of trials: shorter samples, interleaved, in one round."""
+        """Return the measurement method of trials: shorter samples, interleaved, in one round."""
         return replace(
             method,
             rounds=1,

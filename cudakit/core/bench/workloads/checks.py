@@ -88,7 +88,9 @@ def _compare_words(wrong_count: int, word_count: int, reference: str) -> Verific
     return verification(wrong_count / word_count, 0.0, reference, detail)
 
 
-def _sample_indices(count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return sorted random indices that include the first and the last index."""
-    random_indices = np.random.default_rng(seed).integers(0, count, min(_MAX_SAMPLED, count) - 2)
-    return np.unique(np.concatenate((np.array([0, count - 1]), random_indices)))
+def _sample_indices(word_count: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return sorted random indices of words, among them the first and the last of ``word_count`` words."""
+    random_indices = np.random.default_rng(seed).integers(
+        0, word_count, min(_MAX_SAMPLED, word_count) - 2
+    )
+    return np.unique(np.concatenate((np.array([0, word_count - 1]), random_indices)))

@@ -122,7 +122,7 @@ def _default_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache
 
 
 def _method(spec: CopySpec, copy: Copy, cache: Cache) -> Method:
-    """Return the method of a copy, without a blocking kernel if the copy may block the host.
+    """Return the measurement method of a copy, without a blocking kernel if the copy may block the host.
 
     Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"). Copies between
     two devices that the driver stages in host memory may block it.

@@ -119,7 +119,8 @@ def _watts(value: Field) -> str:
     return f"{value:.0f}" if isinstance(value, int | float) else "n/a"
 
 
-def _number(name: str, unit: str) -> _Cell:
+def _number_cell(name: str, unit: str) -> _Cell:
+    """Return a function that formats a field of a device with its unit."""
     return lambda device: number_with_unit(device.field(name), unit)
 
 
@@ -148,22 +149,22 @@ _STATE_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("PCI", "text"), _pci),
     (Column("name", "text"), _name),
     (Column("memory", "number"), _memory),
-    (Column("util", "number"), _number("utilization_gpu_percent", "%")),
+    (Column("util", "number"), _number_cell("utilization_gpu_percent", "%")),
 ]
 _ACTIVITY_COLUMNS: list[tuple[Column, _Cell]] = [
     (Column("name", "text"), _name),
     (Column("memory", "number"), _memory),
     (Column("SM", "number"), _utilization),
-    (Column("occupancy", "number"), _number("sm_occupancy_percent", "%")),
-    (Column("tensor", "number"), _number("tensor_activity_percent", "%")),
-    (Column("DRAM", "number"), _number("dram_bandwidth_percent", "%")),
+    (Column("occupancy", "number"), _number_cell("sm_occupancy_percent", "%")),
+    (Column("tensor", "number"), _number_cell("tensor_activity_percent", "%")),
+    (Column("DRAM", "number"), _number_cell("dram_bandwidth_percent", "%")),
 ]
 _POWER_COLUMNS: list[tuple[Column, _Cell]] = [
-    (Column("temp", "number"), _number("temperature_gpu_c", "°C")),
+    (Column("temp", "number"), _number_cell("temperature_gpu_c", "°C")),
     (Column("power", "number"), _power),
 ]
 # On a narrow terminal the last column is dropped first.
-_CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number("clock_sm_mhz", "MHz"))
+_CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number_cell("clock_sm_mhz", "MHz"))
 _CAPABILITY: tuple[Column, _Cell] = (
     Column("cc", "number"),
     lambda device: as_text(device.field("compute_capability")),

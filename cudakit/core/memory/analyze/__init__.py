@@ -159,9 +159,9 @@ def _ooms(
     analyzed: tuple[Replay, StepHistory] | None,
     new_allocator: NewAllocator | None,
 ) -> tuple[Oom, ...]:
-    """Explain failed allocations by all memory of the device, also if one stream or pool is selected.
+    """Explain each failed allocation. The explanation covers all memory of the device, even with a filter.
 
-    ``analyzed`` is the history of the full trace, if it was computed.
+    ``analyzed`` has the replay and the step history of the full trace, or is None if they were not computed.
     """
     if not _has_oom(full_trace):
         return ()

@@ -1,4 +1,4 @@
-"""Read the most frequent opcodes of a snapshot without a call for each, for the pickle machine in Python.
+"""Read runs of the most frequent pickle opcodes at once, for the unpickler that is written in Python.
 
 Regular expressions recognise consecutive opcodes that push memo values and integers, and runs of dictionaries
 of such values. The quantifiers are possessive and bounded, so that a file cannot make the expressions

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cudakit.core.memory.record.model import MemoryModel
-from cudakit.trace.kinds import AllocationKind, AllocationLayer, EventKind
+from cudakit.trace.kinds import LIBRARY_DOMAINS, AllocationKind, AllocationLayer, EventKind
 from cudakit.trace.layout import Records, view
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Stack
@@ -24,9 +24,6 @@ _UNUSED_FIELDS = ("seq", "context", "kind")
 # The NVTX domain of the ranges and marks that cudakit itself records.
 OWN_DOMAIN = "cudakit"
 BACKWARD_RANGE = "backward pass"
-# The NVTX domains of libraries that record a range for each of their calls: CUB and Thrust (CCCL), NCCL, and
-# XLA (TSL). They are left out, because the report would treat these ranges as steps of the program.
-LIBRARY_DOMAINS = frozenset({"CCCL", "NCCL", "TSL"})
 # The name of the mark at the moment of the final snapshot. Frees after the mark are part of process exit.
 END_MARK = "end of the program"
 

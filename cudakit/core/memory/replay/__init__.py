@@ -19,7 +19,7 @@ from cudakit.core.memory.replay.layout import Layout, layout_at
 from cudakit.core.memory.replay.lifetimes import (
     BEFORE_TRACE,
     Contradictions,
-    allocation_steps,
+    allocation_lifetime_steps,
     match_final_blocks,
     split_into_lifetimes,
 )
@@ -54,7 +54,7 @@ class Replay:
 def replay(snapshot: Snapshot, trace: DeviceTrace) -> Replay:
     """Reconstruct the history of a device from its trace and final state."""
     segments = segment_history(trace)
-    rows = allocation_steps(trace.events)
+    rows = allocation_lifetime_steps(trace.events)
     matched_lifetimes = match_final_blocks(
         rows, split_into_lifetimes(rows), trace.blocks, len(trace.events)
     )

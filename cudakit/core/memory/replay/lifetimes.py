@@ -45,7 +45,7 @@ class Lifetimes:
 
 
 def sorted_by_address(event: Ints, address: Addresses, step: Codes, size: Ints) -> LifetimeSteps:
-    """Sort steps, which are in order of time, by address; keeps the order of time per address."""
+    """Sort steps of lifetimes, which are in order of time, by address; keep the order of time per address."""
     address_order = _address_order(address)
     return LifetimeSteps(
         event[address_order], address[address_order], step[address_order], size[address_order]
@@ -53,7 +53,7 @@ def sorted_by_address(event: Ints, address: Addresses, step: Codes, size: Ints) 
 
 
 def split_into_lifetimes(steps: LifetimeSteps) -> Lifetimes:
-    """Group steps into lifetimes. A step that cannot follow the step before it starts a new lifetime."""
+    """Group events into lifetimes. A step that cannot follow the step before it starts a new lifetime."""
     n_steps = len(steps.event)
     new_address = np.ones(n_steps, np.bool_)
     new_address[1:] = steps.address[1:] != steps.address[:-1]
@@ -113,10 +113,10 @@ class Contradictions:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def allocation_steps(events: Events) -> LifetimeSteps:
-    """Return the steps of allocations by address.
+def allocation_lifetime_steps(events: Events) -> LifetimeSteps:
+    """Return the alloc and free events of a trace as steps of lifetimes, sorted by address.
 
-    A FREE event is two steps: the request and its completion.
+    A FREE event is two steps: the request to free and the completion of the free.
     """
     is_free = events.action == Action.FREE
     step = np.full(len(events), NO_STEP, np.uint8)

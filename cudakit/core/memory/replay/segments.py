@@ -96,7 +96,7 @@ class SegmentHistory:
 
 def segment_history(trace: DeviceTrace) -> SegmentHistory:
     """Return the lifetimes of all segments of a trace."""
-    steps = _segment_steps(trace)
+    steps = _segment_lifetime_steps(trace)
     lifetimes = split_into_lifetimes(steps)
     final_index = _final_segment_of(trace.segments, steps, lifetimes)
     final_begin = np.full(len(trace.segments), BEFORE_TRACE, np.int64)
@@ -113,7 +113,7 @@ def segment_history(trace: DeviceTrace) -> SegmentHistory:
     )
 
 
-def _segment_steps(trace: DeviceTrace) -> LifetimeSteps:
+def _segment_lifetime_steps(trace: DeviceTrace) -> LifetimeSteps:
     events = trace.events
     step = np.full(len(events), NO_STEP, np.uint8)
     step[events.action == Action.SEGMENT_ALLOC] = BEGIN

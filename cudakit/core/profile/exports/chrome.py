@@ -16,7 +16,8 @@ from typing import BinaryIO
 import numpy as np
 
 from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.exports.texts import blocks, cached, call_site, quoted, quoted_items
+from cudakit.core.profile.call_sites import call_site
+from cudakit.core.profile.exports.texts import blocks, cached, quoted, quoted_items
 from cudakit.core.profile.exports.tracks import (
     HostSource,
     HostTracks,

@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.call_sites import call_path, call_site
 from cudakit.core.profile.exports.protobuf import (
     Bytes2D,
     beside,
@@ -26,10 +27,9 @@ from cudakit.core.profile.exports.protobuf import (
     number_field,
     text_field,
 )
-from cudakit.core.profile.exports.texts import call_path, call_site, printable
+from cudakit.core.profile.exports.texts import printable
 from cudakit.core.profile.exports.tracks import (
     HostSource,
-    HostTracks,
     device_names,
     distinct_rows,
     host_tracks,
@@ -264,28 +264,31 @@ class _Process:
     def _host_packets(self, uuids: _Uuids) -> Iterator[bytes]:
         """Yield the events of ranges, API calls and waits, for each track in the order of their nesting."""
         host = self._host
-        for track in range(len(host.tracks)):
-            rows = np.flatnonzero(host.track == track)
-            begins, ends = self._host_events(host, rows, uuids)
-            order = _nesting_order(host.start_ns[rows], host.end_ns[rows])
-            for first in range(0, len(order), _BLOCK_SPANS):
-                part = order[first : first + _BLOCK_SPANS]
-                begin_rows, end_rows = part[part < len(rows)], part[part >= len(rows)] - len(rows)
-                # The part refers to rows of all begins and ends; number the rows of this part alone.
-                number = np.empty(len(part), np.int64)
-                number[part < len(rows)] = np.arange(len(begin_rows))
-                number[part >= len(rows)] = len(begin_rows) + np.arange(len(end_rows))
-                yield interleaved(number, begins[begin_rows], ends[end_rows])
+        count = len(host.row)
+        starts_work = np.zeros(len(self._timeline.calls.start_ns), np.bool_)
+        call = self._timeline.work.call
+        starts_work[call[call >= 0]] = True
+        for items in _row_blocks(_nesting_order(host.track, host.start_ns, host.end_ns)):
+            is_begin = items < count
+            begin_rows, end_rows = items[is_begin], items[~is_begin] - count
+            columns = []
+            if len(begin_rows):
+                columns.append(self._host_begins(begin_rows, starts_work, uuids))
+            if len(end_rows):
+                tracks = number_column(_EVENT_TRACK, uuids.host[host.track[end_rows]])
+                columns.append(self._events(_END, host.end_ns[end_rows], tracks))
+            # Begins have the numbers before those of ends.
+            yield interleaved(np.argsort(np.argsort(~is_begin, kind="stable")), *columns)
 
-    def _host_events(
-        self, host: HostTracks, rows: Column, uuids: _Uuids
-    ) -> tuple[Bytes2D, Bytes2D]:
-        """Return the begin and the end of each host span."""
-        timeline = self._timeline
+    def _host_begins(self, rows: Column, starts_work: Column, uuids: _Uuids) -> Bytes2D:
+        """Return the begin of each host span; ``starts_work`` tells which API calls started work."""
+        host, timeline = self._host, self._timeline
         tables = (timeline.ranges, timeline.calls, timeline.waits)
         names = np.zeros(len(rows), np.uint64)
         correlation = np.zeros(len(rows), np.uint64)
         site = np.zeros(len(rows), np.int64)
+        # A span without work of its own gets the number of an arrow that no work has, and so no arrow.
+        flow = np.uint64(1 << 63) + rows.astype(np.uint64)
         for source in HostSource:
             selected = host.source[rows] == source
             table_rows = host.row[rows][selected]
@@ -293,36 +296,20 @@ class _Process:
             if source is HostSource.CALL:
                 correlation[selected] = timeline.calls.correlation[table_rows]
                 site[selected] = timeline.calls.site[table_rows]
-        tracks = number_column(_EVENT_TRACK, uuids.host[host.track[rows]])
+                has_arrow = np.zeros(len(rows), np.bool_)
+                has_arrow[selected] = starts_work[table_rows]
+                flow = np.where(has_arrow, self._flow_offset + correlation, flow)
         category = host.source[rows].astype(np.uint64) + _FIRST_HOST_CATEGORY + 1
-        fields = (
-            tracks,
+        return self._events(
+            _BEGIN,
+            host.start_ns[rows],
+            number_column(_EVENT_TRACK, uuids.host[host.track[rows]]),
             number_column(_EVENT_CATEGORY, category),
             number_column(_EVENT_NAME, names),
             _annotation("correlation", correlation),
             _text_annotation("call site", self._sites[site]),
-            fixed64_column(
-                _EVENT_FLOW, self._flows(correlation, host.source[rows], host.row[rows])
-            ),
+            fixed64_column(_EVENT_FLOW, flow),
         )
-        return (
-            self._events(_BEGIN, host.start_ns[rows], *fields),
-            self._events(_END, host.end_ns[rows], tracks),
-        )
-
-    def _flows(self, correlation: Column, source: Column, row: Column) -> Column:
-        """Return the number of the arrow from each span: that of the work which an API call started.
-
-        A span without such work gets a number that no work has, and so no arrow.
-        """
-        starts_work = np.zeros(len(self._timeline.calls.start_ns), np.bool_)
-        call = self._timeline.work.call
-        starts_work[call[call >= 0]] = True
-        is_call = source == HostSource.CALL
-        has_arrow = np.zeros(len(row), np.bool_)
-        has_arrow[is_call] = starts_work[row[is_call]]
-        without_work = np.uint64(1 << 63) + np.arange(len(row), dtype=np.uint64)
-        return np.where(has_arrow, self._flow_offset + correlation, without_work)
 
     def _mark_packets(self, uuids: _Uuids) -> Iterator[bytes]:
         marks = self._timeline.marks
@@ -373,16 +360,16 @@ def _row_blocks(rows: Column) -> Iterator[Column]:
     return (rows[first : first + _BLOCK_SPANS] for first in range(0, len(rows), _BLOCK_SPANS))
 
 
-def _nesting_order(start: Column, end: Column) -> Column:
+def _nesting_order(track: Column, start: Column, end: Column) -> Column:
     """Return the order of the begins (items 0 to n - 1) and ends (items n to 2n - 1) of nested spans.
 
-    Spans are sorted by start, outer spans first. Of events at the same time, ends of earlier spans come
-    first, the innermost first; then begins, the outermost first. The end of a span without duration follows
-    its begin directly.
+    Tracks follow one another. Spans are sorted by start, outer spans first. Of events of a track at the same
+    time, ends of earlier spans come first, the innermost first; then begins, the outermost first. The end of
+    a span without duration follows its begin directly.
     """
     number = np.arange(len(start))
     is_empty = start == end
     times = np.concatenate([start, end])
     is_late = np.concatenate([np.ones(len(start), np.bool_), is_empty])
     place = np.concatenate([2 * number, np.where(is_empty, 2 * number + 1, -number)])
-    return np.lexsort((place, is_late, times))
+    return np.lexsort((place, is_late, times, np.concatenate([track, track])))

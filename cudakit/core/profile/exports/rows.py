@@ -9,7 +9,8 @@ from typing import BinaryIO
 import numpy as np
 
 from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.exports.texts import blocks, cached, call_site, printable
+from cudakit.core.profile.call_sites import call_site
+from cudakit.core.profile.exports.texts import blocks, cached, printable
 from cudakit.core.profile.timeline import Column, Timeline, WorkKind, timeline
 from cudakit.trace.kinds import EventKind
 

@@ -9,7 +9,8 @@ from typing import BinaryIO
 import numpy as np
 
 from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.exports.texts import NO_STACK, cached, frame_text, printable
+from cudakit.core.profile.call_sites import NO_STACK, frame_text
+from cudakit.core.profile.exports.texts import cached, printable
 from cudakit.core.profile.exports.tracks import distinct_rows
 from cudakit.core.profile.timeline import Timeline, timeline
 from cudakit.trace.trace_file import Frame

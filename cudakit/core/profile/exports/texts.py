@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
-
-from cudakit.trace.trace_file import Frame, Stack
 
 # Number of rows that are formatted at once, which bounds the memory of an export.
 BLOCK_ROWS = 4096
 # Number of characters to which a name is cut. Names of C++ templates have thousands of characters.
 _MAX_CHARACTERS = 4000
-
-_LIBRARY = re.compile(
-    r"""(?:^|/)(?:site-packages|dist-packages)/   # installed packages
-    | /lib/python3[.\d]*/                         # the standard library
-    | ^<(?!stdin>|string>|ipython)                # generated code, unless a person typed it
-    | ^$                                          # a frame without a file
-    """,
-    re.VERBOSE,
-)
-
-NO_STACK = "no call stack recorded"
 
 TextOfIndex: TypeAlias = Callable[[int], str]
 
@@ -45,28 +31,6 @@ def printable(text: str) -> str:
 def quoted(text: str) -> str:
     """Return untrusted text as a JSON string, without escaped surrogate pairs, which Perfetto rejects."""
     return json.dumps(printable(text), ensure_ascii=False)
-
-
-def frame_text(frame: Frame) -> str:
-    """Return a frame as "train.py:12 step"."""
-    location = f"{frame.file}:{frame.line}" if frame.line else frame.file
-    return f"{location} {frame.function}".strip()
-
-
-def call_site_index(stack: Sequence[Frame]) -> int:
-    """Return the index of the innermost frame outside of libraries; 0 if all frames are in libraries."""
-    in_program = (index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file))
-    return next(in_program, 0)
-
-
-def call_site(stack: Stack) -> str:
-    """Return the call site of a stack as text."""
-    return frame_text(stack[call_site_index(stack)]) if stack else NO_STACK
-
-
-def call_path(stack: Stack) -> list[str]:
-    """Return the frames of a call stack as texts, the outermost first."""
-    return [frame_text(frame) for frame in reversed(stack)] or [NO_STACK]
 
 
 def cached(text_of: Callable[[int], str]) -> TextOfIndex:

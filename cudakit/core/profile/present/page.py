@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.call_sites import call_site_index
 from cudakit.core.profile.exports.lanes import flat_lanes
-from cudakit.core.profile.exports.texts import call_site_index
 from cudakit.core.profile.exports.tracks import device_names, distinct_rows, work_tracks
 from cudakit.core.profile.timeline import (
     Column,
@@ -31,9 +31,11 @@ from cudakit.trace.trace_file import Frame
 _PACKAGE = "cudakit.core.profile.present"
 # Number of characters to which names from traces are cut, so that a damaged trace makes no huge page.
 _MAX_TEXT_LENGTH = 400
-# Number of rows that the page draws for each device, and for the ranges and the calls of each process. Sums
-# count all work.
-_MAX_ROWS = 24
+# Number of devices of each process, of streams of each device, and of rows of the ranges and of the calls of
+# each process that the page draws. Sums count all work.
+_MAX_DEVICES = 64
+_MAX_STREAMS = 24
+_MAX_HOST_ROWS = 16
 
 _WORK_COLUMNS = ("start", "duration", "track", "kind", "signature", "size", "in_graph", "call")
 _CALL_COLUMNS = ("start", "duration", "row", "name", "node")
@@ -71,9 +73,22 @@ class Idle:
     devices: tuple[DeviceIdle, ...] = ()
 
 
-def explorer(activities: Sequence[Activities], idle: Idle | None = None) -> Explorer:
+@dataclass(frozen=True, slots=True)
+class DeviceSteps:
+    """The steps of a process on a device, sorted by time."""
+
+    process: int
+    device: int
+    start_ns: Sequence[int]  # nanoseconds after the first activity of all processes
+    end_ns: Sequence[int]
+    names: Sequence[str]
+
+
+def explorer(
+    activities: Sequence[Activities], idle: Idle | None = None, steps: Sequence[DeviceSteps] = ()
+) -> Explorer:
     """Return the interactive views of the profiles of all processes."""
-    return Explorer("profile", _PACKAGE, lambda: _Page(activities, idle or Idle(())).data())
+    return Explorer("profile", _PACKAGE, lambda: _Page(activities, idle or Idle(()), steps).data())
 
 
 class _CallTree:
@@ -121,9 +136,12 @@ class _Row:
 class _Page:
     """Collects the arrays of all processes."""
 
-    def __init__(self, activities: Sequence[Activities], idle: Idle) -> None:
+    def __init__(
+        self, activities: Sequence[Activities], idle: Idle, steps: Sequence[DeviceSteps]
+    ) -> None:
         self._timelines = [timeline(process) for process in activities]
         self._idle = idle
+        self._steps = steps
         self._base_ns = first_time(self._timelines)
         self._names: dict[str, int] = {}
         self._tree = _CallTree()
@@ -144,14 +162,14 @@ class _Page:
             ranges.append(self._spans(index, "range", process.ranges, names))
             calls.append(self._spans(index, "call", process.calls, names))
             calls[-1]["node"] = self._nodes_of_calls(process, nodes)
+        ranges += map(self._step_table, self._steps)
         idle = self._idle_table()
         first_calls = np.cumsum([0, *(len(table["start"]) for table in calls)])
         for table, first_call in zip(works, first_calls[:-1].tolist(), strict=True):
             table["call"] = np.where(table["call"] >= 0, table["call"] + first_call, -1)
         call_order, call_table = _sorted_table(_CALL_COLUMNS, calls)
         _, work_table = _sorted_table(_WORK_COLUMNS, works)
-        # Work mostly runs in the order of its calls, so that differences are small numbers.
-        work_table["call"] = np.diff(_places(call_order, work_table["call"]) + 1, prepend=0)
+        work_table["call"] = _places(call_order, work_table["call"]) + 1
         _, range_table = _sorted_table(_RANGE_COLUMNS, ranges)
         row_order = sorted(range(len(self._rows)), key=lambda number: self._rows[number].place)
         tracks = np.array(self._tracks, np.int64).reshape(-1, 3)
@@ -159,7 +177,7 @@ class _Page:
         tables = {"track": track_table, "call": call_table, "range": range_table, "idle": idle}
         for table in tables.values():
             table["row"] = _places(np.array(row_order, np.int64), table["row"]) + 1
-        tables["work"] = work_table
+        tables["work"] = _by_track(work_table)
         arrays = {
             f"{name}_{column}": _compact(values)
             for name, table in tables.items()
@@ -180,7 +198,7 @@ class _Page:
             "devices": [
                 [(index << 16) + device, self._device_name(process, name)]
                 for index, process in enumerate(self._timelines)
-                for device, name in device_names(process).items()
+                for device, name in list(device_names(process).items())[:_MAX_DEVICES]
             ],
             "processes": len(self._timelines),
             "simulated": any(process.simulated for process in self._timelines),
@@ -230,12 +248,14 @@ class _Page:
         names = device_names(process)
         counts = np.bincount(work.track, minlength=len(work.tracks))
         row_of_track = np.full(len(work.tracks), -1, np.int64)
-        for device, name in names.items():
-            group = self._device_name(process, name)
-            tracks = [number for number, track in enumerate(work.tracks) if track.group == device]
-            most_used = sorted(tracks, key=lambda number: -int(counts[number]))[:_MAX_ROWS]
+        tracks_of_device: dict[int, list[int]] = {}
+        for number, track in enumerate(work.tracks):
+            tracks_of_device.setdefault(track.group, []).append(number)
+        for device, tracks in list(tracks_of_device.items())[:_MAX_DEVICES]:
+            group = self._device_name(process, names[device])
+            most_used = sorted(tracks, key=lambda number: -int(counts[number]))[:_MAX_STREAMS]
             for number in most_used:
-                place = (index, 0, device, 1, number)
+                place = (index, 0, device, 2, number)
                 label = work.tracks[number].name
                 row_of_track[number] = self._add_row(place, "work", label, group)
         first_track = len(self._tracks)
@@ -299,12 +319,12 @@ class _Page:
         counts = np.bincount(track, minlength=len(first))
         row_of_track = np.full(len(first), -1, np.int64)
         process = self._timelines[index].process
-        for number in np.argsort(-counts, kind="stable")[:_MAX_ROWS].tolist():
+        for number in np.argsort(-counts, kind="stable")[:_MAX_HOST_ROWS].tolist():
             span = first[number]
             thread_number = int(spans.thread[span])
             label = f"thread {thread_number}" if thread_number else "process"
             label += " · ranges" if source == "range" else " · CUDA API"
-            place = (index, 1, int(thread[span]), int(source == "call"), int(lane[span]))
+            place = (index, 1, thread_number, int(source == "call"), int(lane[span]))
             row_of_track[number] = self._add_row(place, source, label, f"process {process}")
         return {
             "start": spans.start_ns - self._base_ns,
@@ -313,29 +333,44 @@ class _Page:
             "name": names[spans.name],
         }
 
-    # --- idle time ---------------------------------------------------------------------------------
+    # --- steps and idle time -----------------------------------------------------------------------
+
+    def _step_table(self, steps: DeviceSteps) -> _Table:
+        """Return the steps of a device, and add a row for them."""
+        row = self._device_row(steps, 0, "range", "steps")
+        start = np.array(steps.start_ns, np.int64)
+        return {
+            "start": start,
+            "duration": np.maximum(np.array(steps.end_ns, np.int64) - start, 0),
+            "row": np.full(len(start), row),
+            "name": np.array([self._name(name) for name in steps.names], np.int64),
+        }
+
+    def _device_row(
+        self, device: DeviceIdle | DeviceSteps, place: int, source: str, label: str
+    ) -> int:
+        """Add a row at a place among the rows of a device, and return its number."""
+        index = [process.process for process in self._timelines].index(device.process)
+        process = self._timelines[index]
+        group = self._device_name(process, device_names(process)[device.device])
+        return self._add_row((index, 0, device.device, place), source, label, group)
 
     def _idle_table(self) -> _Table:
         """Return the gaps of all devices, and add a row for each device; the last columns are the causes."""
         tables = []
-        process_indices = [process.process for process in self._timelines]
         for idle in self._idle.devices:
-            index = process_indices.index(idle.process)
-            names = device_names(self._timelines[index])
-            group = self._device_name(self._timelines[index], names[idle.device])
-            row = self._add_row((index, 0, idle.device, 0), "idle", "idle", group)
+            row = self._device_row(idle, 1, "idle", "idle")
             causes = idle.by_cause_ns.reshape(-1, len(self._idle.causes))
             tables.append(
                 {
                     "start": idle.start_ns - self._base_ns,
                     "duration": idle.end_ns - idle.start_ns,
                     "row": np.full(len(causes), row),
-                    "device": np.full(len(causes), idle.device + (index << 16)),
                     **{f"cause{number}": causes[:, number] for number in range(causes.shape[1])},
                 }
             )
         causes_columns = (f"cause{number}" for number in range(len(self._idle.causes)))
-        _, table = _sorted_table(("start", "duration", "row", "device", *causes_columns), tables)
+        _, table = _sorted_table(("start", "duration", "row", *causes_columns), tables)
         return table
 
 
@@ -352,6 +387,20 @@ def _sorted_table(columns: Iterable[str], tables: Sequence[_Table]) -> tuple[Col
     }
     order = np.argsort(joined["start"], kind="stable")
     return order, {name: column[order] for name, column in joined.items()}
+
+
+def _by_track(work: _Table) -> _Table:
+    """Sort work by track, and replace starts and calls by differences, which makes the page smaller.
+
+    Work of a track does not overlap, and mostly runs in the order of its calls, so that the gaps between work
+    and the differences between the numbers of calls are small.
+    """
+    order = np.argsort(work["track"], kind="stable")
+    work = {name: column[order] for name, column in work.items()}
+    previous_end = np.roll(work["start"] + work["duration"], 1)
+    begins_track = np.diff(work["track"], prepend=-1) != 0
+    gap = work.pop("start") - np.where(begins_track, 0, previous_end)
+    return work | {"gap": gap, "call": np.diff(work["call"], prepend=0)}
 
 
 def _places(order: Column, numbers: Column) -> Column:

@@ -10,7 +10,7 @@ from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.analysis import DeviceGaps
 from cudakit.core.profile.findings import place
 from cudakit.core.profile.host_time import IdleCause
-from cudakit.core.profile.present.page import DeviceIdle, Idle, explorer
+from cudakit.core.profile.present.page import DeviceIdle, DeviceSteps, Idle, explorer
 from cudakit.core.profile.result import (
     Collective,
     Copies,
@@ -46,6 +46,7 @@ from cudakit.document import (
 from cudakit.document import (
     Finding as DocumentFinding,
 )
+from cudakit.trace.kernel_names import short_kernel
 from cudakit.trace.kinds import Direction
 from cudakit.units import capitalized, format_count, format_ratio, format_seconds
 
@@ -118,7 +119,20 @@ def page(
         (i for i, node in enumerate(document.nodes) if not isinstance(node, Note)), 0
     )
     before, after = document.nodes[:first_table], document.nodes[first_table:]
-    return replace(document, nodes=(*before, explorer(activities, idle), *after))
+    steps = [_drawn_steps(device) for device in result.devices if device.steps.steps]
+    return replace(document, nodes=(*before, explorer(activities, idle, steps), *after))
+
+
+def _drawn_steps(device: Device) -> DeviceSteps:
+    """Return the steps of a device for the timeline of the page."""
+    steps = device.steps.steps
+    return DeviceSteps(
+        device.process,
+        device.device,
+        [step.time.start_ns for step in steps],
+        [step.time.end_ns for step in steps],
+        [f"{'warm-up ' if step.is_warm_up else ''}step {step.number}" for step in steps],
+    )
 
 
 def brief(result: ProfileResult) -> tuple[str | Note, ...]:
@@ -164,15 +178,15 @@ def _answers(result: ProfileResult) -> Iterator[Note]:
         idle = format_ratio(1 - device.measured.busy_share)
         yield Note("info", f"{several}Idle {idle}: {', '.join(causes)}.")
     largest_line = max(device.lines, key=lambda line: line.own_ns, default=None)
-    if largest_line:
-        share = format_ratio(largest_line.own_ns / device.work_ns if device.work_ns else 0)
-        name = place((largest_line.frame,), 0)
-        yield Note("info", f"{several}Most GPU time: {name} in {largest_line.frame.name}, {share}.")
-    elif device.kernels:
-        kernel = device.kernels[0]
-        yield Note(
-            "info", f"{several}Most GPU time: kernel {kernel.name}, {format_ratio(kernel.share)}."
-        )
+    kernel = device.kernels[0] if device.kernels else None
+    # Without call stacks of most work, the lines say little.
+    if largest_line and (kernel is None or 2 * largest_line.own_ns >= kernel.total_ns):
+        share = format_ratio(_share_of(largest_line.own_ns, device.work_ns))
+        name = f"{place((largest_line.frame,), 0)} in {largest_line.frame.name}"
+        yield Note("info", f"{several}Most GPU time: {name}, {share}.")
+    elif kernel:
+        share = format_ratio(kernel.share)
+        yield Note("info", f"{several}Most GPU time: kernel {short_kernel(kernel.name)}, {share}.")
 
 
 def _largest_causes(time: TimeDivision) -> list[str]:
@@ -314,17 +328,26 @@ def _steps_sentence(steps: Steps) -> str:
         "mark": f"the mark '{steps.name}'",
         "repetition": "a repeated sequence of launches",
     }[steps.source]
-    warm_up = ""
-    if steps.warm_up == 1:
-        warm_up = "; the first step is warm-up and left out"
-    elif steps.warm_up:
-        warm_up = f"; the first {steps.warm_up:,} steps are warm-up and left out"
-    return f"Steps are found by {source}: {_count('step', steps.measured)} measured{warm_up}."
+    left_out = []
+    if steps.warm_up:
+        name = (
+            "The first step is" if steps.warm_up == 1 else f"The first {steps.warm_up:,} steps are"
+        )
+        left_out.append(f" {name} warm-up and left out.")
+    if steps.slow:
+        slow_ns = sum(step.time.length_ns for step in steps.steps if step.is_slow)
+        name = "step is" if steps.slow == 1 else "steps are"
+        left_out.append(
+            f" {steps.slow:,} later {name} more than 3 times slower than the median and left out "
+            f"({_time(slow_ns)})."
+        )
+    measured = _count("step", steps.measured)
+    return capitalized(f"{measured} measured, found by {source}.{''.join(left_out)}")
 
 
 def _kernel_table(device: Device, top: int) -> Table:
     columns: _Columns[Kernel] = (
-        ("kernel", "text", lambda row: Text(row.name)),
+        ("kernel", "text", lambda row: Text(short_kernel(row.name))),
         ("calls", "number", lambda row: Count(row.calls)),
         ("total", "number", lambda row: Seconds(row.total_ns / 1e9)),
         ("mean", "number", lambda row: Seconds(row.mean_ns / 1e9)),
@@ -391,7 +414,7 @@ def copies_name(copies: Copies) -> str:
 
 def _collective_table(device: Device, top: int) -> Table:
     columns: _Columns[Collective] = (
-        ("collective", "text", lambda row: Text(row.name)),
+        ("collective", "text", lambda row: Text(short_kernel(row.name))),
         ("calls", "number", lambda row: Count(row.calls)),
         ("time", "number", lambda row: Seconds(row.total_ns / 1e9)),
         ("overlap", "number", lambda row: Ratio(_share_of(row.overlapped_ns, row.total_ns))),

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.sanitize.names import call_site, short_kernel
+from cudakit.core.sanitize.names import call_site
 from cudakit.core.sanitize.races import SyncKind
 from cudakit.core.sanitize.result import FoundRace, LastSync, Side
 from cudakit.document import Column, Columns, Count, Node, Table, Text, Value, View
 from cudakit.document.picture import Drawing, Figure, Key, Legend, Shape, percent, shape
+from cudakit.trace.kernel_names import short_kernel
 
 # Maximum number of characters of a kernel name in the diagram.
 _MAX_LABEL_LENGTH = 32

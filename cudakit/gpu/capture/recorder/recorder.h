@@ -24,11 +24,12 @@ struct launch_arena;
 /* A launch of a graph whose kernel nodes write their accesses to an arena. */
 typedef struct {
     record launch_record;
-    uint32_t executable;               /* id of the executable graph */
-    uint32_t kernels, kernels_left;    /* number of expected kernels; number of those that have not launched yet */
-    uint32_t first_index, index_count; /* reserved launch indices; index_count 0: none reserved yet */
-    uint64_t first_grid_id;            /* %gridid that maps to first_index */
-    bool reservation_failed;           /* the arena has too few launch indices left */
+    uint32_t executable;            /* id of the executable graph */
+    uint32_t kernels, kernels_left; /* number of expected kernels; number of those that have not launched yet */
+    uint32_t first_launch_index;    /* first reserved launch index */
+    uint32_t launch_index_count;    /* number of reserved launch indices; 0: none reserved yet */
+    uint64_t first_grid_id;         /* %gridid that maps to first_launch_index */
+    bool reservation_failed;        /* the arena has too few launch indices left */
 } graph_launch;
 
 typedef struct {
@@ -56,9 +57,9 @@ typedef struct {
     /* Launch that has a launch index in an arena but may not be enqueued on its stream yet */
     struct launch_arena *pending_arena;
     Sanitizer_StreamHandle pending_stream;
-    /* NVTX ranges. ``copy_generation`` is the generation of copies (model/ranges.c) that the thread already has. */
+    /* NVTX ranges. ``range_copy_generation`` is the generation of the copies (model/ranges.c) that the thread has. */
     open_ranges open_ranges;
-    uint32_t copy_generation;
+    uint32_t range_copy_generation;
     profiled_call profiled_call; /* call of the runtime or driver that is being profiled */
 } thread_state;
 

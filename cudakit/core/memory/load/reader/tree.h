@@ -111,7 +111,7 @@ typedef struct {
     Vector converted; /* bytes of scalars that are not stored in this form in the file */
     Vector lists;     /* List */
     Vector dicts;     /* Dict */
-    Vector shapes;    /* Shape; number 0 has no keys */
+    Vector shapes;    /* Shape, the keys of a Dict; shape 0 has no keys */
     Table blob_table, shape_table;
     Chunk *chunks;        /* memory for the items of lists and the values of dictionaries */
     uint64_t chunk_bytes; /* the size of all chunks */
@@ -173,7 +173,7 @@ uint32_t shape_with_key(Tree *tree, uint32_t parent, uint32_t key);
 /* Makes the capacity at least length + extra items; keeps the first `length`. False: out of memory. */
 bool grow_items(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra);
 
-/* Returns the bytes of all arrays, tables and chunks of a tree. */
+/* Returns the size in bytes of all arrays, tables and chunks of a tree. */
 uint64_t tree_bytes(const Tree *tree);
 
 /* Frees all memory that a tree owns, but not the tree itself. */

@@ -158,7 +158,7 @@ class MemoryExplorer {
       view.redraw(null);
     } else view.redraw(changed);
     this.time.redraw();
-    this.details.redraw();
+    if (!changed || changed.has("cursor") || changed.has("allocation")) this.details.redraw();
   }
 
   #legendItem(name, band) {

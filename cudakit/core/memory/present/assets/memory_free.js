@@ -8,16 +8,18 @@ const EVENTS_PER_CHECK = 2000; // number of events between two reads of the cloc
 /**
  * Computes the largest free block after every event in the background, in tasks of a few milliseconds.
  *
- * `ready` is a promise of the curves, and `curves` has them as soon as they are computed; item e + 1 of a curve is
- * the state after event e. External fragmentation is the share of the free memory outside the largest free block.
+ * `ready` is a promise of the two curves to draw, `share` and `fragmentation`; item e + 1 of a curve is the state after
+ * event e. External fragmentation is the share of the free memory outside the largest free block.
  */
 export class FreeMemory {
   constructor(model) {
-    this.curves = null;
-    this.ready = this.#compute(model);
+    this.model = model;
+    this.largest = null;
+    this.ready = this.#compute();
   }
 
-  async #compute(model) {
+  async #compute() {
+    const { model } = this;
     const largest = new Float64Array(model.events + 1);
     const work = sweep(model, largest);
     for (let done = false; !done; ) {
@@ -25,18 +27,23 @@ export class FreeMemory {
       while (!done && performance.now() < stop) done = work.next().done;
       if (!done) await nextTask();
     }
-    const { reserved, active } = model.curves;
-    const free = Float64Array.from(largest, (_, i) => Math.max(reserved[i] - active[i], 0));
-    const share = free.map((bytes, i) => bytes / Math.max(reserved[i], 1));
-    const fragmentation = free.map((bytes, i) => (bytes ? Math.max(0, 1 - largest[i] / bytes) : 0));
-    this.curves = { free, largest, share, fragmentation };
-    return this.curves;
+    this.largest = largest;
+    const curves = { share: new Float32Array(largest.length), fragmentation: new Float32Array(largest.length) };
+    for (let event = -1; event < model.events; event++) {
+      const { share, fragmentation } = this.at(event);
+      curves.share[event + 1] = share;
+      curves.fragmentation[event + 1] = fragmentation;
+    }
+    return curves;
   }
 
-  /** Return the free memory after an event, or null while it is computed. */
+  /** Return the free memory after an event, or null while the curves are computed. */
   at(event) {
-    if (!this.curves) return null;
-    return Object.fromEntries(Object.entries(this.curves).map(([name, curve]) => [name, curve[event + 1]]));
+    if (!this.largest) return null;
+    const { reserved, active } = this.model.curves;
+    const largest = this.largest[event + 1];
+    const free = Math.max(reserved[event + 1] - active[event + 1], 0);
+    return { free, largest, share: free / Math.max(reserved[event + 1], 1), fragmentation: free ? Math.max(0, 1 - largest / free) : 0 };
   }
 }
 

@@ -78,7 +78,9 @@ export class EventsView {
 
   redraw(changed) {
     const { app } = this;
-    if (!changed || !this.isDrawn || ["filter", "group", "by", "brush"].some((name) => changed.has(name))) this.#select();
+    const selectionChanged = !changed || !this.isDrawn || ["filter", "group", "by", "brush"].some((name) => changed.has(name));
+    if (selectionChanged) this.#select();
+    else if (!changed.has("cursor")) return;
     this.isDrawn = true;
     const cursor = app.state.get("cursor");
     this.list.scrollTo(Math.max(0, this.shownEvents ? firstAtLeast(this.shownEvents, cursor) : cursor));

@@ -52,10 +52,17 @@ export class MapView {
     const pixels = new Uint32Array(image.data.buffer);
     const { axis } = this.app;
     const [first, last] = this.app.visibleRange();
-    this.visible = { first, firstEvent: axis.eventAt(first), lastEvent: axis.eventAt(last), perUnit: columns / (last - first) };
+    this.firstEvent = axis.eventAt(first);
+    this.lastEvent = axis.eventAt(last);
+    // Multiplying is fastest if the axis counts events; times need a table.
+    this.first = first;
+    this.perEvent = columns / (last - first);
     this.columnOf = axis.kind === "event" ? null : this.#columnTable(columns);
-    this.#fillSegments(pixels, columns, rows, pixelOf(context, colors.reserved));
-    this.#fillAllocations(pixels, columns, rows, this.#colors(context, colors));
+    if (this.rows !== rows) this.#placeRows(rows);
+    const { model, bands } = this.app;
+    const inFirstBand = new Int8Array(this.segments.begin.length);
+    this.#fill(pixels, columns, this.segments, inFirstBand.length, inFirstBand, [pixelOf(context, colors.reserved)]);
+    this.#fill(pixels, columns, this.allocations, model.begunUntil(this.lastEvent), bands.bandOf, this.#colors(context, colors));
     return image;
   }
 
@@ -69,24 +76,14 @@ export class MapView {
     });
   }
 
-  #fillSegments(pixels, columns, rows, color) {
-    const { segment_begin: begins, segment_end: ends, segment_address: address, segment_size: size } = this.app.model.arrays;
-    const extents = { columns, ...this.#rowsOf(address, size, rows) };
-    for (let i = 0; i < begins.length; i++) this.#fill(pixels, extents, i, begins[i] - 1, ends[i], color);
-  }
-
-  #fillAllocations(pixels, columns, rows, colors) {
-    const { model, bands } = this.app;
-    const { firstEvent, lastEvent } = this.visible;
-    if (this.rows !== rows) this.extents = this.#rowsOf(model.address, model.size, rows);
+  /** Compute the pixel rows of all segments and allocations for a height of the map. */
+  #placeRows(rows) {
+    const { model } = this.app;
+    const { segment_begin: begins, segment_end: end, segment_address: address, segment_size: size } = model.arrays;
+    const begin = Int32Array.from(begins, (event) => event - 1);
     this.rows = rows;
-    const extents = { columns, ...this.extents };
-    const { begin, end } = model;
-    const until = model.begunUntil(lastEvent);
-    for (let i = 0; i < until; i++) {
-      const band = bands.bandOf[i];
-      if (band >= 0 && end[i] > firstEvent) this.#fill(pixels, extents, i, begin[i], end[i], colors[band]);
-    }
+    this.segments = { begin, end, ...this.#rowsOf(address, size, rows) };
+    this.allocations = { begin: model.begin, end: model.end, ...this.#rowsOf(model.address, model.size, rows) };
   }
 
   /** Return the first pixel row of each range of addresses, and the row after its last row. */
@@ -102,10 +99,10 @@ export class MapView {
     return { top, bottom };
   }
 
-  /** Return the pixel column of each visible event. A table is faster than the scattered positions on the axis. */
+  /** Return the pixel column of each visible event; item 0 is that of `firstEvent`. */
   #columnTable(columns) {
+    const { firstEvent, lastEvent } = this;
     const { axis } = this.app;
-    const { firstEvent, lastEvent } = this.visible;
     const table = new Uint16Array(lastEvent - firstEvent + 1).fill(columns);
     const { to } = axis.columns(...this.app.visibleRange(), columns);
     let next = 0;
@@ -116,17 +113,21 @@ export class MapView {
     return table;
   }
 
-  /** Fill the pixels of item i, from event `begin` to event `end`; at least one pixel. */
-  #fill(pixels, { columns, top, bottom }, i, begin, end, color) {
-    const { first, firstEvent, lastEvent, perUnit } = this.visible;
-    const { columnOf } = this;
-    if (begin > lastEvent || end <= firstEvent) return;
-    const left = begin <= firstEvent ? 0 : columnOf ? columnOf[begin - firstEvent] : ((begin - first) * perUnit) | 0;
-    if (left >= columns) return;
-    const right = end > lastEvent ? columns : Math.max(left + 1, columnOf ? columnOf[end - firstEvent] : ((end - first) * perUnit) | 0);
-    const stop = bottom[i] * columns;
-    for (let row = top[i] * columns; row < stop; row += columns) {
-      for (let pixel = row + left; pixel < row + right; pixel++) pixels[pixel] = color;
+  /** Fill the pixels of the first `count` items in the colors of their bands; items of band -1 are left out. */
+  #fill(pixels, columns, { begin, end, top, bottom }, count, bandOf, colors) {
+    // Local variables: this loop runs for a million items in each frame.
+    const { first, perEvent, firstEvent, lastEvent, columnOf } = this;
+    for (let i = 0; i < count; i++) {
+      const band = bandOf[i];
+      if (band < 0 || begin[i] > lastEvent || end[i] <= firstEvent) continue;
+      const left = begin[i] <= firstEvent ? 0 : columnOf ? columnOf[begin[i] - firstEvent] : ((begin[i] - first) * perEvent) | 0;
+      if (left >= columns) continue;
+      const color = colors[band];
+      const right = end[i] > lastEvent ? columns : Math.max(left + 1, columnOf ? columnOf[end[i] - firstEvent] : ((end[i] - first) * perEvent) | 0);
+      const stop = bottom[i] * columns;
+      for (let row = top[i] * columns; row < stop; row += columns) {
+        for (let pixel = row + left; pixel < row + right; pixel++) pixels[pixel] = color;
+      }
     }
   }
 

@@ -1,7 +1,8 @@
 // The details beside the timeline: the sums of the selected window, and the picked work or API call.
 
 import { formatBytes, formatCount, formatShare, make } from "./canvas.js";
-import { formatNanoseconds } from "./profile_time.js";
+import { formatNanoseconds, formatTime } from "./profile_time.js";
+import { causeBand } from "./profile_timeline.js";
 
 export class DetailsView {
   constructor(app) {
@@ -35,7 +36,7 @@ export class DetailsView {
       .map((cause, number) => [cause, totals.idle[number], number])
       .filter(([, time]) => time > 0)
       .sort((a, b) => b[1] - a[1])
-      .map(([cause, time, number]) => [make("span", {}, make("span", { class: `swatch band${(number % 11) + 1}` }), cause), formatNanoseconds(time)]);
+      .map(([cause, time, number]) => [make("span", {}, make("span", { class: `swatch band${causeBand(number)}` }), cause), formatNanoseconds(time)]);
     const parts = [make("h3", {}, this.app.state.get("window") ? "Selected window" : "Whole recording"), factList(rows)];
     if (idle.length) parts.push(make("h3", {}, "Idle time by cause"), factList(idle));
     return parts;
@@ -43,12 +44,12 @@ export class DetailsView {
 
   #work(i) {
     const { model } = this.app;
-    const { work, arrays } = model;
+    const { work } = model;
     const launch = model.launchOfWork(i);
     const call = work.call[i];
     const rows = [
       ["duration", formatNanoseconds(work.duration[i])],
-      ["start", formatNanoseconds(work.start[i])],
+      ["start", formatTime(work.start[i])],
       ["stream", String(model.streamOfWork(i))],
     ];
     if (launch) {
@@ -56,10 +57,10 @@ export class DetailsView {
       rows.push(["grid", launch.grid.join(" × ")], ["block", `${launch.block.join(" × ")} (${formatCount(threads)} threads)`]);
       rows.push(["registers", `${launch.registers} per thread`], ["shared memory", `${formatBytes(launch.shared)} per block`]);
     } else {
-      rows.push(["size", formatBytes(arrays.work_size[i])]);
-      if (work.duration[i]) rows.push(["throughput", `${(arrays.work_size[i] / work.duration[i]).toPrecision(3)} GB/s`]);
+      rows.push(["size", formatBytes(work.size[i])]);
+      if (work.duration[i]) rows.push(["throughput", `${(work.size[i] / work.duration[i]).toPrecision(3)} GB/s`]);
     }
-    if (arrays.work_in_graph[i]) rows.push(["launched by", "a CUDA graph"]);
+    if (work.inGraph[i]) rows.push(["launched by", "a CUDA graph"]);
     if (call >= 0) {
       rows.push(["API call", model.nameOfCall(call)], ["delay", `${formatNanoseconds(work.start[i] - model.calls.end[call])} after the call`]);
     }
@@ -71,7 +72,7 @@ export class DetailsView {
     const started = model.workOfCall[i];
     const rows = [
       ["duration", formatNanoseconds(model.calls.duration[i])],
-      ["start", formatNanoseconds(model.calls.start[i])],
+      ["start", formatTime(model.calls.start[i])],
     ];
     if (started >= 0) rows.push(["started", model.nameOfWork(started)]);
     return [make("h3", {}, model.nameOfCall(i)), factList(rows), stackList(model.stackOfCall(i))];

@@ -92,19 +92,25 @@ class Row {
 
 /** The time in which at least one span of a device ran, as sorted intervals without overlaps. */
 class BusyTime {
-  constructor(work, device) {
-    const [starts, ends] = [[], []];
-    for (let i = 0; i < work.count; i++) {
-      if (work.device[i] !== device || !work.duration[i]) continue;
-      if (ends.length && work.start[i] <= ends.at(-1)) ends[ends.length - 1] = Math.max(ends.at(-1), work.end[i]);
-      else {
-        starts.push(work.start[i]);
-        ends.push(work.end[i]);
-      }
+  constructor() {
+    this.start = [];
+    this.end = [];
+  }
+
+  /** Add a span; spans are added in the order of their starts. */
+  add(start, end) {
+    const last = this.end.length - 1;
+    if (last >= 0 && start <= this.end[last]) this.end[last] = Math.max(this.end[last], end);
+    else {
+      this.start.push(start);
+      this.end.push(end);
     }
-    this.first = starts[0] ?? 0;
-    this.last = ends.at(-1) ?? 0;
-    this.row = new Row({ start: starts, end: ends }, Uint32Array.from(starts.keys()), ["busy", "", ""]);
+  }
+
+  /** Prepare the sums after the last span was added. */
+  complete() {
+    this.row = new Row(this, Uint32Array.from(this.start.keys()), ["busy", "", ""]);
+    [this.start, this.end] = [null, null];
   }
 
   /** Return the busy time in a window, in ns. */
@@ -160,12 +166,16 @@ export class ProfileModel {
     this.arrays = arrays;
     this.facts = facts;
     this.duration = Math.max(facts.duration_ns, 1);
-    this.work = new Spans({ ...arrays, work_row: lookUp(arrays.track_row, arrays.work_track) }, "work");
+    const work = workByStart(arrays);
+    this.work = new Spans({ work_start: work.start, work_duration: work.duration, work_row: lookUp(arrays.track_row, work.track) }, "work");
     Object.assign(this.work, {
-      device: lookUp(arrays.track_device, arrays.work_track),
-      kind: arrays.work_kind,
-      signature: arrays.work_signature,
-      call: callsOfWork(arrays.work_call),
+      device: lookUp(arrays.track_device, work.track),
+      track: work.track,
+      kind: work.kind,
+      signature: work.signature,
+      call: work.call,
+      size: work.size,
+      inGraph: work.in_graph,
     });
     this.calls = new Spans(arrays, "call");
     this.ranges = new Spans(arrays, "range");
@@ -174,7 +184,8 @@ export class ProfileModel {
     this.sums = new SignatureSums(this.work, this.signatures);
     this.tree = new CallTree(arrays.node_parent, arrays.node_frame, facts.frames);
     this.rows = this.#rows();
-    this.devices = facts.devices.map(([number, name]) => ({ number, name, busy: new BusyTime(this.work, number) }));
+    this.devices = facts.devices.map(([number, name]) => ({ number, name, busy: new BusyTime() }));
+    this.#addBusyTime();
     this.workOfCall = this.#workOfCall();
   }
 
@@ -191,6 +202,13 @@ export class ProfileModel {
       for (let row = 1; row < lists.length; row++) indices.set(`${source} ${row - 1}`, lists[row]);
     }
     return this.facts.rows.map((row, number) => new Row(tables[row[0]], indices.get(`${row[0]} ${number}`), row));
+  }
+
+  #addBusyTime() {
+    const { start, end, device, count } = this.work;
+    const busyOf = new Map(this.devices.map(({ number, busy }) => [number, busy]));
+    for (let i = 0; i < count; i++) if (end[i] > start[i]) busyOf.get(device[i])?.add(start[i], end[i]);
+    for (const busy of busyOf.values()) busy.complete();
   }
 
   /** Return the first work that each call started, as an index; -1 for calls that started none. */
@@ -296,7 +314,7 @@ export class ProfileModel {
   }
 
   streamOfWork(i) {
-    return this.arrays.track_stream[this.arrays.work_track[i]];
+    return this.arrays.track_stream[this.work.track[i]];
   }
 
   nameOfWork(i) {
@@ -345,12 +363,48 @@ function lookUp(table, indices) {
   return values;
 }
 
-/** Return the call of each piece of work from differences of call numbers; number 0 means no call, and becomes -1. */
-function callsOfWork(differences) {
-  const calls = new Int32Array(differences.length);
-  for (let i = 0, number = 0; i < calls.length; i++) {
-    number += differences[i];
-    calls[i] = number - 1;
+/**
+ * Return the columns of GPU work sorted by start. The arrays are sorted by track, and have the gap before each work of
+ * its track, and differences of the numbers of calls; number 0 means no call, and becomes -1.
+ */
+function workByStart(arrays) {
+  const { work_gap: gaps, work_duration: duration, work_track: track } = arrays;
+  const start = new Float64Array(gaps.length);
+  const call = new Int32Array(gaps.length);
+  const trackStarts = [];
+  for (let i = 0, end = 0, number = 0; i < gaps.length; i++) {
+    if (!i || track[i] !== track[i - 1]) {
+      trackStarts.push(i);
+      end = 0;
+    }
+    start[i] = end + gaps[i];
+    end = start[i] + duration[i];
+    number += arrays.work_call[i];
+    call[i] = number - 1;
   }
-  return calls;
+  const order = mergedOrder(start, trackStarts);
+  const columns = { start, duration, track, call };
+  for (const name of ["kind", "signature", "size", "in_graph"]) columns[name] = arrays[`work_${name}`];
+  return Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, column.map((_, i) => column[order[i]])]));
+}
+
+/** Return the indices of values in ascending order; the values are sorted within runs, which begin at `runStarts`. */
+function mergedOrder(values, runStarts) {
+  let order = Uint32Array.from(values.keys());
+  let merged = new Uint32Array(values.length);
+  let starts = runStarts;
+  while (starts.length > 1) {
+    for (let run = 0; run < starts.length; run += 2) {
+      const middle = starts[run + 1] ?? values.length;
+      const last = starts[run + 2] ?? values.length;
+      let [left, right] = [starts[run], middle];
+      for (let i = starts[run]; i < last; i++) {
+        const takesLeft = left < middle && (right >= last || values[order[left]] <= values[order[right]]);
+        merged[i] = takesLeft ? order[left++] : order[right++];
+      }
+    }
+    [order, merged] = [merged, order];
+    starts = starts.filter((_, run) => run % 2 === 0);
+  }
+  return order;
 }

@@ -2,7 +2,8 @@
 
 import { VirtualList, formatBytes, formatCount, formatShare, make } from "./canvas.js";
 import { FlameGraph } from "./flame.js";
-import { formatNanoseconds } from "./profile_time.js";
+import { firstAtLeast } from "./profile_model.js";
+import { formatNanoseconds, formatTime } from "./profile_time.js";
 
 const ROW = 24; // height of a row in pixels
 const COLUMNS = [
@@ -63,55 +64,57 @@ function cssClass(column) {
 export class WorkList {
   constructor(app) {
     this.app = app;
-    this.list = new VirtualList(396, ROW, (index) => this.#row(this.selected ? this.selected[index] : this.first + index));
+    this.list = new VirtualList(396, ROW, (row) => this.#row(row < this.listed.length ? this.listed[row] : this.next + row - this.listed.length));
     this.title = make("span", { class: "muted" });
     this.element = make("div", { class: "events" }, make("div", { class: "view-bar" }, this.title), this.list.element);
   }
 
   redraw(changed) {
-    if (!changed || this.first === undefined || ["window", "filter", "group", "by"].some((name) => changed.has(name))) this.#select();
-    if (changed && !["window", "filter", "group", "by", "pick"].some((name) => changed.has(name))) return;
+    if (!changed || !this.listed || ["window", "filter", "group", "by"].some((name) => changed.has(name))) this.#select();
+    else if (!changed.has("pick")) return;
     const picked = this.app.picked();
-    if (picked?.source !== "work") return this.list.redraw();
-    const place = this.selected ? this.selected.indexOf(picked.index) : picked.index - this.first;
-    if (place >= 0) this.list.scrollTo(place);
+    const row = picked?.source === "work" ? this.#rowOf(picked.index) : -1;
+    if (row >= 0) this.list.scrollTo(row);
     else this.list.redraw();
   }
 
-  /** Set the work to show: all work that starts in the window, or the part that the filter and the picked group select. */
+  #rowOf(i) {
+    const row = i - this.next + this.listed.length;
+    return row >= this.listed.length && row < this.list.length ? row : this.listed.indexOf(i);
+  }
+
+  /** Set the rows: the work in `listed`, and then consecutive work from index `next` on. */
   #select() {
     const { model, mask, grouping } = this.app;
     const { work } = model;
     const group = this.app.state.get("group");
     const [first, last] = this.app.window();
     const [from, to] = work.indicesIn(first, last);
-    this.first = from;
-    this.selected = null;
-    const isWhole = first <= 0 && last >= model.duration;
-    if (mask || group >= 0 || !isWhole) {
-      this.selected = [];
-      for (let i = from; i < to; i++) {
-        const signature = work.signature[i];
-        const isIn = isWhole || work.end[i] > first || work.start[i] >= first;
-        if (isIn && (!mask || mask[signature]) && (group < 0 || grouping.ids[signature] === group)) this.selected.push(i);
-      }
+    const begun = Math.min(firstAtLeast(work.start, first), to); // index of the first work that starts in the window
+    const isFiltered = mask || group >= 0;
+    this.listed = [];
+    this.next = isFiltered ? to : begun;
+    for (let i = from; i < this.next; i++) {
+      const signature = work.signature[i];
+      const isIn = i >= begun || work.end[i] > first;
+      if (isIn && (!mask || mask[signature]) && (group < 0 || grouping.ids[signature] === group)) this.listed.push(i);
     }
-    const count = this.selected ? this.selected.length : to - from;
+    const count = this.listed.length + to - this.next;
     this.title.textContent = `${formatCount(count)} of ${formatCount(work.count)} kernels, copies and memsets; click one to show it`;
     this.list.setLength(count);
   }
 
   #row(i) {
     const { app } = this;
-    const { work, arrays } = app.model;
+    const { work } = app.model;
     const picked = app.picked();
     const name = app.model.nameOfWork(i);
     return make(
       "div",
       { class: `list-row${picked?.source === "work" && picked.index === i ? " picked" : ""}`, title: name, onclick: () => app.pickAndShow("work", i) },
-      make("span", { class: "bytes" }, formatNanoseconds(work.start[i])),
+      make("span", { class: "time" }, formatTime(work.start[i])),
       make("span", { class: "bytes" }, formatNanoseconds(work.duration[i])),
-      make("span", { class: "share" }, work.kind[i] ? formatBytes(arrays.work_size[i]) : `stream ${app.model.streamOfWork(i)}`),
+      make("span", { class: "share" }, work.kind[i] ? formatBytes(work.size[i]) : `stream ${app.model.streamOfWork(i)}`),
       make("span", { class: "name" }, app.swatch(app.grouping.ids[work.signature[i]]), name),
     );
   }

@@ -1,5 +1,7 @@
 // Time: durations as text, the axis of the timeline, and the gestures of the pointer.
 
+import { formatCount } from "./canvas.js";
+
 const UNITS = [
   ["s", 1e9],
   ["ms", 1e6],
@@ -14,6 +16,12 @@ export function formatNanoseconds(ns) {
   const value = ns / size;
   const digits = Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2;
   return `${value.toFixed(digits)} ${unit}`;
+}
+
+/** Return a time after the first activity as text with microseconds: "1,204.061 ms". */
+export function formatTime(ns) {
+  const microseconds = String(Math.floor((ns % 1e6) / 1e3)).padStart(3, "0");
+  return `${formatCount(Math.floor(ns / 1e6))}.${microseconds} ms`;
 }
 
 /** Return the label of a tick of the axis; `step` is the distance between ticks, in ns. */

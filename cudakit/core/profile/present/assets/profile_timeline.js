@@ -1,8 +1,8 @@
 // The timeline: a row for each stream, for the idle time of each device, and for the ranges and API calls of each thread.
 
-import { Surface, fitted, formatShare, pixelOf, ticks } from "./canvas.js";
+import { BAND_COLORS, Surface, fitted, pixelOf, ticks } from "./canvas.js";
 import { firstAtLeast } from "./profile_model.js";
-import { TimeAxis, addGestures, formatNanoseconds, tickText } from "./profile_time.js";
+import { TimeAxis, addGestures, formatNanoseconds, formatTime, tickText } from "./profile_time.js";
 
 // Sizes in pixels: the labels of the rows, the space right of the plot, the time axis, a heading, a row.
 const LEFT = 150;
@@ -99,12 +99,12 @@ export class Timeline {
     const callNames = model.arrays.call_name;
     const callShades = model.facts.names.map((name) => pixel(callColor(name, colors)));
     const rangeShades = [pixel(colors.reserved), pixel(colors.line)];
-    const causes = colors.bands.slice(1).map(pixel);
+    const causes = model.facts.causes.map((_, cause) => pixel(colors.bands[causeBand(cause)]));
     return {
       work: (i) => shades[signature[i]],
       call: (i) => callShades[callNames[i]],
       range: (i) => rangeShades[i & 1],
-      idle: (i) => causes[model.mainCause(i) % causes.length],
+      idle: (i) => causes[model.mainCause(i)],
     };
   }
 
@@ -234,7 +234,7 @@ export class Timeline {
     const span = this.spanAt(x, y);
     if (!span) return this.app.tooltip.hide();
     const spans = this.#spans(span.source);
-    const times = `${formatNanoseconds(spans.duration[span.index])}, from ${formatNanoseconds(spans.start[span.index])}`;
+    const times = `${formatNanoseconds(spans.duration[span.index])}, from ${formatTime(spans.start[span.index])}`;
     this.app.tooltip.show(event, [...this.app.describe(span), times]);
   }
 
@@ -340,6 +340,11 @@ function longest(start, end, from, to) {
   return best;
 }
 
+/** Return the color of a cause of idle time, as a number of a band. The largest kernels have the first bands. */
+export function causeBand(cause) {
+  return BAND_COLORS - 1 - (cause % BAND_COLORS);
+}
+
 /** Return the color of an API call: waits and allocations stand out from launches. */
 function callColor(name, colors) {
   if (/Synchronize|Query/.test(name)) return colors.accent;
@@ -357,14 +362,6 @@ function textColor(context, color) {
 /** Return a kernel's name without return type, namespaces and arguments: "vectorized_elementwise_kernel<4, …>". */
 export function shortName(name) {
   if (/^Mem(cpy|set) /.test(name)) return name;
-  const declaration = name.replace(/^void /, "").replaceAll("(anonymous namespace)", "");
-  const head = declaration.split("(", 1)[0];
-  const template = head.indexOf("<");
-  const [path, parameters] = template < 0 ? [head, ""] : [head.slice(0, template), head.slice(template)];
-  return path.split("::").at(-1) + parameters || name;
-}
-
-/** Return a share as text, or an empty text if there is nothing to share. */
-export function shareText(amount, total) {
-  return total > 0 ? formatShare(amount / total) : "";
+  const declaration = name.replace(/^void /, "").replaceAll("(anonymous namespace)::", "");
+  return declaration.split("(", 1)[0].replace(/\b\w+::/g, "") || name;
 }

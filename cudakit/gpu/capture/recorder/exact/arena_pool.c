@@ -291,7 +291,7 @@ static bool has_space(const launch_arena *arena, arena_space needed)
     return !arena->launch_count ||
            (arena->expected_space.pages + needed.pages <= SEVEN_EIGHTHS(arena->memory.pages) &&
             arena->expected_space.boxes + needed.boxes <= SEVEN_EIGHTHS(CK_MAX_BOXES) &&
-            arena->launch_count + needed.indices <= CK_MAX_LAUNCHES);
+            arena->launch_count + needed.launch_indices <= CK_MAX_LAUNCHES);
 }
 
 void pool_reserve(arena_pool *pool, arena_space needed)

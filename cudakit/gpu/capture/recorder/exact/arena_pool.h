@@ -13,13 +13,13 @@
 
 /* Amount of space in an arena. */
 typedef struct {
-    uint64_t pages, boxes, indices; /* numbers of pages, of boxes and of launch indices */
+    uint64_t pages, boxes, launch_indices; /* numbers of pages, of boxes and of launch indices */
 } arena_space;
 
 /* The launch indices of one call: of one kernel, or of the kernels of a graph. */
 typedef struct {
-    uint32_t first_index, index_count; /* first launch index, and number of launch indices */
-    uint64_t signature;                /* key of the estimate of their space */
+    uint32_t first_launch_index, launch_index_count; /* first launch index, and number of launch indices */
+    uint64_t signature;                              /* key of the estimate of their space */
 } launch_group;
 
 typedef struct launch_arena {
@@ -32,7 +32,7 @@ typedef struct launch_arena {
     launch_group *groups;       /* all launch indices, grouped by call */
     size_t launch_capacity, group_count, group_capacity;
     tma_store_set stores;       /* tensor maps through which launches may store */
-    arena_space expected_space; /* estimate for the launches so far; its indices are unused */
+    arena_space expected_space; /* estimate for the launches so far; its launch_indices are unused */
     arena_streams streams;
 } launch_arena;
 

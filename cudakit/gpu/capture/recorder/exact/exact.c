@@ -18,18 +18,18 @@
 
 /* --- launch indices --------------------------------------------------------------------------- */
 
-/* Make sure that the arena can assign ``indices`` more launch indices. Return false if there are not as many left. */
-static bool reserve_indices(launch_arena *arena, size_t indices)
+/* Make sure that the arena can assign ``launch_index_count`` more launch indices. Return false if fewer are left. */
+static bool reserve_launch_indices(launch_arena *arena, size_t launch_index_count)
 {
-    if (arena->launch_count + indices > CK_MAX_LAUNCHES)
+    if (arena->launch_count + launch_index_count > CK_MAX_LAUNCHES)
         return false;
     const size_t old_capacity = arena->launch_capacity;
     launch_group *groups =
         array_reserve(arena->groups, &arena->group_capacity, arena->group_count + 1, sizeof *groups, 1024);
     if (groups)
         arena->groups = groups;
-    arena_launch *launches = array_reserve(arena->launches, &arena->launch_capacity, arena->launch_count + indices,
-                                           sizeof *launches, 1024);
+    arena_launch *launches = array_reserve(arena->launches, &arena->launch_capacity,
+                                           arena->launch_count + launch_index_count, sizeof *launches, 1024);
     if (!groups || !launches)
         return false;
     memset(launches + old_capacity, 0, (arena->launch_capacity - old_capacity) * sizeof *launches);
@@ -37,13 +37,13 @@ static bool reserve_indices(launch_arena *arena, size_t indices)
     return true;
 }
 
-/* Assign the next ``indices`` launch indices, which must be reserved, and return the first of them. */
-static uint32_t assign_indices(launch_arena *arena, uint32_t indices)
+/* Assign the next ``launch_index_count`` launch indices, which must be reserved, and return the first of them. */
+static uint32_t assign_launch_indices(launch_arena *arena, uint32_t launch_index_count)
 {
-    const launch_group group = {arena->launch_count, indices, this_thread.launch_signature};
+    const launch_group group = {arena->launch_count, launch_index_count, this_thread.launch_signature};
     arena->groups[arena->group_count++] = group;
-    arena->launch_count += indices;
-    return group.first_index;
+    arena->launch_count += launch_index_count;
+    return group.first_launch_index;
 }
 
 static void set_arena_launch(launch_arena *arena, uint32_t index, const record *launch_record, uint32_t node,
@@ -101,7 +101,7 @@ uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *l
     const char *reason = unreported.reason;
     launch_arena *arena = current_arena(launch->context);
     const bool is_patched = !reason || strcmp(reason, MACHINE_CODE_NOT_PATCHED) != 0;
-    if (!is_patched || !arena || !reserve_indices(arena, 1) ||
+    if (!is_patched || !arena || !reserve_launch_indices(arena, 1) ||
         !arena_streams_get(&arena->streams, launch->hStream)) {
         record_gap_detail(FROM_ARGUMENTS, reason ? reason : "arena full");
         return 0;
@@ -113,7 +113,7 @@ uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *l
         reason = MACHINE_CODE_TENSOR_STORES;
     if (reason)
         record_gap_detail(FROM_ARGUMENTS, reason);
-    uint32_t index = assign_indices(arena, 1);
+    uint32_t index = assign_launch_indices(arena, 1);
     set_arena_launch(arena, index, launch_record, 0, reason != NULL);
     begin_pending_launch(arena, launch->hStream);
     return CK_USERDATA(arena->memory.base_address, arena->memory.entries_log2, index);
@@ -152,7 +152,7 @@ static struct {
 #define GRID_IDS_AFTER(kernels) (4 * (uint64_t)(kernels) + 256)
 
 /* Return the number of launch indices that a graph launch needs: one for each %gridid in the range. */
-static uint64_t needed_indices(uint32_t executable, uint32_t kernels)
+static uint64_t needed_launch_indices(uint32_t executable, uint32_t kernels)
 {
     const uint64_t lo = grid_id_ranges[executable].lo, hi = grid_id_ranges[executable].hi;
     return hi ? hi - lo + 1 : GRID_IDS_BEFORE + GRID_IDS_AFTER(kernels) + 1;
@@ -194,22 +194,22 @@ static bool reserve_graph(launch_arena *arena, graph_launch *graph, uint64_t gri
                              grid_id <= grid_id_ranges[executable].hi;
     if (!is_in_range)
         grid_id_ranges[executable].lo = grid_id_ranges[executable].hi = 0;
-    const uint64_t index_count = needed_indices(executable, graph->kernels);
+    const uint64_t launch_index_count = needed_launch_indices(executable, graph->kernels);
     graph->first_grid_id = is_in_range                 ? grid_id_ranges[executable].lo
                            : grid_id > GRID_IDS_BEFORE ? grid_id - GRID_IDS_BEFORE
                                                        : 0;
-    if (index_count > CK_MAX_LAUNCHES || !reserve_indices(arena, index_count)) {
+    if (launch_index_count > CK_MAX_LAUNCHES || !reserve_launch_indices(arena, launch_index_count)) {
         record_graph_gap();
         return false;
     }
-    graph->index_count = (uint32_t)index_count;
-    graph->first_index = assign_indices(arena, graph->index_count);
+    graph->launch_index_count = (uint32_t)launch_index_count;
+    graph->first_launch_index = assign_launch_indices(arena, graph->launch_index_count);
     return true;
 }
 
 static uint64_t graph_user_data(const launch_arena *arena, const graph_launch *graph)
 {
-    uint32_t launch_bits = (uint32_t)(graph->first_index - graph->first_grid_id) & (CK_MAX_LAUNCHES - 1);
+    uint32_t launch_bits = (uint32_t)(graph->first_launch_index - graph->first_grid_id) & (CK_MAX_LAUNCHES - 1);
     return CK_USERDATA(arena->memory.base_address, arena->memory.entries_log2, launch_bits) | CK_BY_GRID;
 }
 
@@ -228,12 +228,13 @@ static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid_
 {
     const uint64_t offset = grid_id - graph->first_grid_id;
     extend_grid_id_range(graph->executable, grid_id);
-    if (offset >= graph->index_count) {
+    if (offset >= graph->launch_index_count) {
         arena->attribution_lost = true;
         return false;
     }
     if (node)
-        set_arena_launch(arena, graph->first_index + (uint32_t)offset, &graph->launch_record, node, is_incomplete);
+        set_arena_launch(arena, graph->first_launch_index + (uint32_t)offset, &graph->launch_record, node,
+                         is_incomplete);
     return node;
 }
 
@@ -243,9 +244,9 @@ static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint
 {
     size_t count;
     const tma_store *maps = node_tensor_maps(this_thread.launched_graph, graph->executable, node, &count);
-    return grid_id - graph->first_grid_id < graph->index_count &&
-           tma_stores_copy(&arena->stores, graph->first_index + (uint32_t)(grid_id - graph->first_grid_id), mode,
-                           maps, count);
+    return grid_id - graph->first_grid_id < graph->launch_index_count &&
+           tma_stores_copy(&arena->stores, graph->first_launch_index + (uint32_t)(grid_id - graph->first_grid_id),
+                           mode, maps, count);
 }
 
 /* A kernel that was not expected gets user data as well, because the other kernels of the graph may share it. */
@@ -260,7 +261,7 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
     const char *reason = unreported.reason;
     graph->kernels_left -= is_expected;
     memset(graph->launch_record.kind_fields, 0, sizeof graph->launch_record.kind_fields);
-    if (!graph->reservation_failed && !graph->index_count)
+    if (!graph->reservation_failed && !graph->launch_index_count)
         graph->reservation_failed = !reserve_graph(arena, graph, launch->gridId);
     if (!graph->reservation_failed && !reason && unreported.tensor_modes &&
         !add_node_stores(arena, graph, launch->gridId, node, unreported.tensor_modes))
@@ -276,7 +277,7 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 
 /* --- preparation and synchronization ---------------------------------------------------------- */
 
-static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threads, uint64_t indices)
+static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threads, uint64_t launch_index_count)
 {
     arena_pool *pool = pool_open(context);
     this_thread.launch_signature = signature;
@@ -290,7 +291,7 @@ static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threa
         arena_budget_query(pool);
         pool_poll(pool, false);
     }
-    needed.indices = indices;
+    needed.launch_indices = launch_index_count;
     pool_reserve(pool, needed);
 }
 
@@ -307,11 +308,13 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
         return;
     pthread_mutex_lock(&recorder_lock);
     executable_graph(executable, &executable_id, &kernels);
-    uint64_t indices = kernels && executable_id < MAX_EXECUTABLES ? needed_indices(executable_id, kernels) : 0;
+    uint64_t launch_index_count =
+        kernels && executable_id < MAX_EXECUTABLES ? needed_launch_indices(executable_id, kernels) : 0;
     pthread_mutex_unlock(&recorder_lock);
     /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests none. */
-    if (indices)
-        prepare_launch(context, space_signature(executable, kernels), 0, indices > CK_MAX_LAUNCHES ? 0 : indices);
+    if (launch_index_count)
+        prepare_launch(context, space_signature(executable, kernels), 0,
+                       launch_index_count > CK_MAX_LAUNCHES ? 0 : launch_index_count);
 }
 
 static arena_pool *active_pool(CUcontext context)

@@ -71,7 +71,8 @@ void space_learn(const launch_arena *arena, const arena_copy *copy)
     for (const launch_group *group = arena->groups; group < arena->groups + arena->group_count; group++) {
         arena_space needed = {0};
         bool is_lower_bound = false;
-        for (uint32_t i = group->first_index; i < group->first_index + group->index_count; i++) {
+        for (uint32_t i = group->first_launch_index; i < group->first_launch_index + group->launch_index_count;
+             i++) {
             needed.pages += launch_pages[i];
             needed.boxes += launch_boxes[i];
             is_lower_bound =

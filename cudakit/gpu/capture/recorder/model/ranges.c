@@ -14,7 +14,8 @@
  * each step. */
 #define MAX_NAMES 65536
 #define TOO_MANY_NAMES "(range with one of too many names)"
-#define MAX_COPIES 64 /* maximum number of threads of one backward pass; autograd has one thread for each device */
+/* Maximum number of threads of one backward pass that get copies of ranges. Autograd has one thread for each device. */
+#define MAX_COPY_THREADS 64
 
 static uint32_t name_count;        /* number of distinct names so far */
 static uint64_t last_range_number; /* number of the latest range that range_start() began */
@@ -23,11 +24,11 @@ static hash_table profiled_range_numbers; /* numbers of the open ranges of the p
 
 /* The threads of the current backward pass that have copies of ranges, and the copied ranges. */
 static struct {
-    uint64_t threads[MAX_COPIES];
+    uint64_t threads[MAX_COPY_THREADS];
     size_t thread_count;
-    uint32_t generation; /* incremented when all copies end */
+    uint32_t generation; /* incremented when the copied ranges of all threads end */
     open_ranges ranges;
-} copies = {.generation = 1};
+} range_copies = {.generation = 1};
 
 /* --- names -------------------------------------------------------------------------------------- */
 
@@ -189,20 +190,20 @@ void range_mark(const char *name, const char *domain)
 
 void ranges_copy_to_backward_thread(void)
 {
-    if (this_thread.copy_generation == copies.generation)
+    if (this_thread.range_copy_generation == range_copies.generation)
         return;
     bool is_backward_thread;
     const open_ranges *open = backward_ranges(&is_backward_thread);
     if (!open)
         return; /* no backward pass is active; the generation is not stored, because a pass may begin later */
-    this_thread.copy_generation = copies.generation;
-    if (!is_backward_thread || copies.thread_count == MAX_COPIES)
+    this_thread.range_copy_generation = range_copies.generation;
+    if (!is_backward_thread || range_copies.thread_count == MAX_COPY_THREADS)
         return;
-    if (!copies.thread_count)
-        copies.ranges = *open;
-    copies.threads[copies.thread_count++] = this_thread.id;
-    for (uint32_t i = 0; i < stored_ranges(&copies.ranges); i++)
-        write_push(copies.ranges.ranges[i].name, copies.ranges.ranges[i].domain, 0, true);
+    if (!range_copies.thread_count)
+        range_copies.ranges = *open;
+    range_copies.threads[range_copies.thread_count++] = this_thread.id;
+    for (uint32_t i = 0; i < stored_ranges(&range_copies.ranges); i++)
+        write_push(range_copies.ranges.ranges[i].name, range_copies.ranges.ranges[i].domain, 0, true);
 }
 
 /* Record the end of a copied range of another thread. The lock is held. */
@@ -217,17 +218,17 @@ static void write_copy_end(uint64_t thread, uint32_t domain)
 
 void ranges_end_copies(void)
 {
-    copies.generation++;
-    for (size_t i = 0; i < copies.thread_count; i++)
-        for (uint32_t j = stored_ranges(&copies.ranges); j-- > 0;)
-            write_copy_end(copies.threads[i], copies.ranges.ranges[j].domain);
-    copies.thread_count = 0;
+    range_copies.generation++;
+    for (size_t i = 0; i < range_copies.thread_count; i++)
+        for (uint32_t j = stored_ranges(&range_copies.ranges); j-- > 0;)
+            write_copy_end(range_copies.threads[i], range_copies.ranges.ranges[j].domain);
+    range_copies.thread_count = 0;
 }
 
 void ranges_clear(void)
 {
     name_count = 0;
     hash_table_clear(&profiled_range_numbers);
-    copies.thread_count = 0;
-    copies.generation++;
+    range_copies.thread_count = 0;
+    range_copies.generation++;
 }

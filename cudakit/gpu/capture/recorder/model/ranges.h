@@ -33,11 +33,11 @@ void range_mark(const char *name, const char *domain);
  * such a thread, write copies of these ranges for it. The lock is held. */
 void ranges_copy_to_backward_thread(void);
 
-/* End all copies: the backward pass has ended, or a second one begins. With two passes, it is unknown for which of
- * them a thread works. The lock is held. */
+/* End all copies of ranges: the backward pass has ended, or a second one begins. With two passes, it is unknown for
+ * which of them a thread works. The lock is held. */
 void ranges_end_copies(void);
 
-/* Forget the names and copies: a forked process has its own trace. */
+/* Forget the names and the copies of ranges: a forked process has its own trace. */
 void ranges_clear(void);
 
 #endif

@@ -27,12 +27,17 @@ static const int KINDS[] = {
     ACTIVITY_CONCURRENT_KERNEL, ACTIVITY_MEMCPY, ACTIVITY_MEMCPY2, ACTIVITY_MEMSET, ACTIVITY_SYNCHRONIZATION,
 };
 
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the three variables below */
+/* Serializes the translation of records, so that the recorder lock is held for their copying only. The lock order is
+ * translation lock, then recorder lock. */
+static pthread_mutex_t translation_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list of buffers */
 static uint8_t *idle_buffers[MAX_IDLE_BUFFERS];
 static size_t idle_count, buffer_count; /* buffer_count includes the buffers that CUPTI holds */
 
-static hash_table
-    name_ids; /* text ids by the address of a kernel's name, which CUPTI never frees; protected by the lock */
+/* Text ids by the address of a kernel's name, which CUPTI does not free. The translation lock protects it. */
+static hash_table name_ids;
+static bool ignores_unfinished;    /* whether work without times is not counted as lost; accessed atomically */
 static uint64_t described_devices; /* bit i: the name of device i is in the trace; accessed atomically */
 
 /* --- buffers ------------------------------------------------------------------------------------ */
@@ -67,26 +72,30 @@ static void return_buffer(uint8_t *buffer)
 
 /* --- translation of records --------------------------------------------------------------------- */
 
-/* Return the text id of a kernel's name. The lock is held. */
+/* Return the text id of a kernel's name. The translation lock is held. */
 static uint32_t name_id(const char *name)
 {
     const uint64_t key = (uint64_t)(uintptr_t)name;
     if (!name)
         return 0;
     uint32_t id = hash_table_get(&name_ids, key);
-    if (!id && (id = spool_text(name)))
+    if (id)
+        return id;
+    pthread_mutex_lock(&recorder_lock);
+    id = spool_text(name);
+    pthread_mutex_unlock(&recorder_lock);
+    if (id)
         hash_table_put(&name_ids, key, id);
     return id;
 }
 
-/* Set the common fields of a record. Also store the device of the context, for records of API calls. */
+/* Set the common fields of a record. */
 static void set_place(record *rec, uint16_t kind, uint32_t device, uint32_t context, uint32_t stream)
 {
     rec->kind = kind;
     rec->device = (int16_t)device;
     rec->context = context;
     rec->stream = stream;
-    set_context_device(context, (CUdevice)device);
 }
 
 static void translate_kernel(const CUpti_ActivityKernel *kernel, record *rec)
@@ -168,7 +177,6 @@ static void translate_synchronization(const CUpti_ActivitySynchronization *synch
 {
     rec->kind = KIND_SYNCHRONIZATION;
     rec->context = synchronization->contextId;
-    rec->device = (int16_t)context_number_device(synchronization->contextId);
     rec->stream = synchronization->streamId == SYNCHRONIZATION_NO_VALUE ? 0 : synchronization->streamId;
     rec->synchronization.start_ns = (int64_t)synchronization->start;
     rec->synchronization.end_ns = (int64_t)synchronization->end;
@@ -195,7 +203,7 @@ static size_t bytes_of_kind(int kind)
 }
 
 /* Translate a record of CUPTI; ``rec`` has common fields already. Return false if its start or end is missing, as CUPTI
- * returns it for work that did not end. The lock is held. */
+ * returns it for work that did not end. The translation lock is held. */
 static bool translate(const CUpti_Activity *activity, record *rec)
 {
     uint64_t start, end;
@@ -284,30 +292,43 @@ static bool advance(reading *position)
     return false;
 }
 
-/* Write up to RECORDS_PER_LOCK records to the trace, and add their devices to ``devices``. Return false at the end of
- * the buffer. */
-static bool write_records(reading *position, uint64_t *devices)
+/* Append translated records to the trace. Store the device of each context, for records of API calls, and the devices in
+ * ``devices``. */
+static void append_records(record *records, size_t count, uint64_t *devices)
 {
-    static record records[RECORDS_PER_LOCK]; /* protected by the lock */
-    size_t count = 0;
-    bool has_more = true;
     pthread_mutex_lock(&recorder_lock);
-    record common = record_begin(0, 0, 0, 0);
-    common.thread = 0;
-    while (count < RECORDS_PER_LOCK && (has_more = advance(position))) {
-        record *rec = records + count;
-        *rec = common;
-        if (!translate(position->activity, rec)) {
-            position->without_times++;
-            continue;
-        }
-        if (rec->device >= 0 && rec->device < MAX_DEVICES && rec->kind != KIND_SYNCHRONIZATION)
+    const record common = record_begin(0, 0, 0, 0);
+    for (record *rec = records; rec < records + count; rec++) {
+        rec->seq = common.seq;
+        rec->time_ns = common.time_ns;
+        if (rec->kind == KIND_SYNCHRONIZATION)
+            rec->device = (int16_t)context_number_device(rec->context);
+        else
+            set_context_device(rec->context, rec->device);
+        if (rec->kind != KIND_SYNCHRONIZATION && rec->device >= 0 && rec->device < MAX_DEVICES)
             *devices |= 1ull << rec->device;
-        count++;
     }
     if (count)
         spool_records(records, count);
     pthread_mutex_unlock(&recorder_lock);
+}
+
+/* Write up to RECORDS_PER_LOCK records to the trace. Return false at the end of the buffer. */
+static bool write_records(reading *position, uint64_t *devices)
+{
+    static record records[RECORDS_PER_LOCK]; /* protected by the translation lock */
+    size_t count = 0;
+    bool has_more = true;
+    pthread_mutex_lock(&translation_lock);
+    while (count < RECORDS_PER_LOCK && (has_more = advance(position))) {
+        memset(records + count, 0, sizeof *records);
+        if (translate(position->activity, records + count))
+            count++;
+        else if (!__atomic_load_n(&ignores_unfinished, __ATOMIC_ACQUIRE))
+            position->without_times++;
+    }
+    append_records(records, count, devices);
+    pthread_mutex_unlock(&translation_lock);
     return has_more;
 }
 
@@ -380,19 +401,28 @@ void activity_disable_synchronizations(void)
     cupti.activity_disable(ACTIVITY_SYNCHRONIZATION);
 }
 
-void activity_flush(bool forced)
+void activity_flush(void)
 {
-    cupti.flush_all(forced ? ACTIVITY_FLUSH_FORCED : 0);
+    cupti.flush_all(0);
+}
+
+void activity_flush_unfinished(bool count_unfinished)
+{
+    __atomic_store_n(&ignores_unfinished, !count_unfinished, __ATOMIC_RELEASE);
+    cupti.flush_all(ACTIVITY_FLUSH_FORCED);
+    __atomic_store_n(&ignores_unfinished, false, __ATOMIC_RELEASE);
 }
 
 void activity_forget_names(void)
 {
+    pthread_mutex_lock(&translation_lock);
     hash_table_clear(&name_ids);
+    pthread_mutex_unlock(&translation_lock);
 }
 
 void activity_forked(void)
 {
-    pool_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    pool_lock = translation_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     idle_count = buffer_count = 0;
     described_devices = 0;
     activity_forget_names();

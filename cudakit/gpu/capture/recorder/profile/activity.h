@@ -19,10 +19,13 @@ void activity_disable(void);
 /* Stop recording synchronizations only. */
 void activity_disable_synchronizations(void);
 
-/* Write the completed records to the trace; with ``forced``, also those of work that is still running. */
-void activity_flush(bool forced);
+/* Write the completed records to the trace. */
+void activity_flush(void);
 
-/* Remove the cached names: a module was unloaded, or the process was forked. The lock is held. */
+/* Write all records to the trace. With ``count_unfinished``, work whose end is unknown is counted as lost. */
+void activity_flush_unfinished(bool count_unfinished);
+
+/* Remove the cached names: a module was unloaded, or the process was forked. */
 void activity_forget_names(void);
 
 /* Forget the buffers and names of the parent in the child of a fork. */

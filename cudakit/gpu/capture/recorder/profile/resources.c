@@ -98,12 +98,8 @@ void resources_on_callback(uint32_t cbid, const CUpti_ResourceData *data)
     const CUpti_GraphData *graph = data->resourceDescriptor;
     switch (cbid) {
     case CUPTI_RESOURCE_CONTEXT_CREATED: on_context_created(data->context); break;
-    case CUPTI_RESOURCE_CONTEXT_DESTROY_STARTING: activity_flush(false); break;
-    case CUPTI_RESOURCE_MODULE_UNLOAD_STARTING:
-        pthread_mutex_lock(&recorder_lock);
-        activity_forget_names();
-        pthread_mutex_unlock(&recorder_lock);
-        break;
+    case CUPTI_RESOURCE_CONTEXT_DESTROY_STARTING: activity_flush(); break;
+    case CUPTI_RESOURCE_MODULE_UNLOAD_STARTING: activity_forget_names(); break;
     case CUPTI_RESOURCE_GRAPHNODE_CREATED:
         if (graph)
             on_node_created(graph);

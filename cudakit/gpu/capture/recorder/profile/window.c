@@ -20,6 +20,7 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define INJECTION_VARIABLE "CUDA_INJECTION64_PATH"
+#define NOT_PROFILED "the process was not profiled: "
 #define RANGE_BYTES 1024
 #define ERROR_BYTES 1024
 #define FLUSH_INTERVAL_NS 1000000000ll /* completed records are written at this interval */
@@ -35,11 +36,11 @@ static bool is_configured;
  * CUPTI wait for this lock LOCK_TIMEOUT_S at most: its holder may be waiting for them. */
 static pthread_mutex_t window_lock = PTHREAD_MUTEX_INITIALIZER;
 static CUpti_SubscriberHandle subscriber; /* NULL before the profile begins and after it has ended */
-static bool is_open;         /* written with the lock, read atomically; activities and calls are recorded now */
-static bool is_paused;       /* whether the profile waits for a call of cudaProfilerStart */
-static int64_t begin_ns;     /* time from which the delay counts */
-static int64_t end_ns;       /* time at which the profile ends; 0 if it is not determined */
-static uint32_t generation;  /* number of times the window was opened; accessed atomically */
+static bool is_open;                      /* whether work and calls are recorded now; accessed atomically */
+static bool is_paused;                    /* whether the profile waits for a call of cudaProfilerStart */
+static int64_t begin_ns;                  /* time from which the delay counts */
+static int64_t end_ns;                    /* time at which the profile ends; 0 if it is not determined */
+static uint32_t generation;               /* number of times the window was opened; accessed atomically */
 static int open_range_count; /* number of open ranges with the name in the options; accessed atomically */
 static bool exit_handler_is_registered;
 
@@ -60,11 +61,26 @@ static bool lock_window(void)
 
 /* --- open and close ----------------------------------------------------------------------------- */
 
+/* Return the rank of this process in a job, or -1. torchrun, Open MPI, MPICH and Slurm set these variables. */
+static int32_t rank_in_job(void)
+{
+    static const char *const VARIABLES[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof VARIABLES / sizeof *VARIABLES; i++) {
+        const char *text = getenv(VARIABLES[i]);
+        char *end = NULL;
+        const long rank = text ? strtol(text, &end, 10) : -1;
+        if (end && end != text && !*end && rank >= 0 && rank <= INT32_MAX)
+            return (int32_t)rank;
+    }
+    return -1;
+}
+
 static void record_window(bool opens)
 {
     pthread_mutex_lock(&recorder_lock);
     record rec = record_begin(KIND_PROFILE_WINDOW, 0, 0, 0);
     rec.profile_window.is_open = opens;
+    rec.profile_window.rank = rank_in_job();
     record_append(&rec);
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -204,18 +220,19 @@ static CUpti_SubscriberHandle stop_recording(void)
     return former;
 }
 
-/* Write all records and unsubscribe. CUPTI stays loaded: cuptiFinalize, which detaches it from the process, crashed
+/* Write all records and unsubscribe. ``program_has_ended`` tells whether work without an end is lost: otherwise, it ends
+ * after the profile and is not part of it. CUPTI stays loaded: cuptiFinalize, which detaches it from the process, crashed
  * programs whose threads launched work meanwhile (CUDA 13.0). */
-static void end_now(void)
+static void end_now(bool program_has_ended)
 {
-    activity_flush(false);
+    activity_flush();
     if (!lock_window())
         return;
     CUpti_SubscriberHandle former = stop_recording();
     pthread_mutex_unlock(&window_lock);
     if (!former)
         return;
-    activity_flush(true);
+    activity_flush_unfinished(program_has_ended);
     cupti.unsubscribe(former);
 }
 
@@ -252,11 +269,11 @@ static void *run_timer(void *unused)
     (void)unused;
     while (wait_until(next_change_ns())) {
         if (end_ns && monotonic_ns() >= end_ns) {
-            end_now();
+            end_now(false);
             return NULL;
         }
         update_window_now();
-        activity_flush(false);
+        activity_flush();
     }
     return NULL;
 }
@@ -305,8 +322,8 @@ static bool configure(const profile_options *options)
 {
     if (strlen(options->library) >= sizeof library_path || strlen(options->range) >= sizeof range_name)
         return false;
-    strcpy(library_path, options->library);
-    strcpy(range_name, options->range);
+    snprintf(library_path, sizeof library_path, "%s", options->library);
+    snprintf(range_name, sizeof range_name, "%s", options->range);
     delay_ns = (int64_t)(options->delay_s * 1e9);
     duration_ns = (int64_t)(options->duration_s * 1e9);
     is_paused = options->is_paused;
@@ -390,7 +407,9 @@ EXPORTED int InitializeInjection(void)
     char error[ERROR_BYTES] = "";
     if (!is_configured || begin(error, sizeof error))
         return 1;
-    spool_notice("unrecorded", error);
+    char message[ERROR_BYTES + sizeof NOT_PROFILED];
+    snprintf(message, sizeof message, NOT_PROFILED "%s", error);
+    spool_notice("unrecorded", message);
     return 1;
 }
 
@@ -401,7 +420,7 @@ void profile_end(void)
         return;
     activity_disable_synchronizations(); /* that of the next line is not the program's */
     synchronize_context();
-    end_now();
+    end_now(true);
 }
 
 void profile_cancel(void)

@@ -201,6 +201,7 @@ typedef struct {
         } graph_node_site;
         struct {
             uint8_t is_open;
+            int32_t rank; /* -1: unknown */
         } profile_window;
         struct {
             uint32_t name, multiprocessors; /* name: text id */

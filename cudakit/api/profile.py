@@ -1,0 +1,199 @@
+"""Profile a block of this process as ``cudakit run --profile`` does, and time a block on the GPU."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from cudakit.core.profile.activities import ActivityCollector
+from cudakit.core.profile.analysis import ProfileSpec, analyze
+from cudakit.core.profile.idle import launched_work
+from cudakit.core.profile.result import ProfileResult
+from cudakit.core.profile.timeline import Timeline, timeline
+from cudakit.errors import UsageError
+from cudakit.gpu.api import LEGACY, Event, Gpu, Stream
+from cudakit.gpu.capture.recording import Recording, begin_profile
+from cudakit.gpu.demangle import demangle
+from cudakit.trace.spool import Batch
+
+GpuChoice: TypeAlias = Literal["auto", "sim"]
+
+_EVER_NS = 1 << 62
+
+
+class Profiled:
+    """The profile of a ``with`` block; it is complete when the block has ended."""
+
+    def __init__(self) -> None:
+        self._result: ProfileResult | None = None
+
+    @property
+    def result(self) -> ProfileResult:
+        """The result that ``cudakit run --profile -o FILE.json`` writes. Raises UsageError in the block."""
+        if self._result is None:
+            raise UsageError(
+                "the profile is complete when its block has ended", hint="read it after the block"
+            )
+        return self._result
+
+    def complete(
+        self, recording: Recording, collector: ActivityCollector, spec: ProfileSpec
+    ) -> None:
+        """Analyze the recorded activities."""
+        self._result = analyze(
+            collector.activities(),
+            spec,
+            demangle=demangle,
+            notes=recording.cuda.notes,
+            incomplete=recording.incomplete,
+        ).result
+
+
+@contextmanager
+def profile(*, step_range: str | None = None, gpu: GpuChoice = "auto") -> Iterator[Profiled]:
+    """Profile the GPU work that all threads of this process launch in a block.
+
+    ``step_range`` is the NVTX range that is a step; by default, steps are found. A process can profile one
+    block of real GPU work. Simulated devices that are opened in a block are profiled, too; with
+    ``gpu="sim"``, real devices are not, and any number of blocks is possible. Prints nothing.
+
+    Raises UsageError in a process that is already recorded or was profiled before; EnvironmentUnusable if
+    CUDA cannot be profiled.
+
+    >>> with cudakit.profile(gpu="sim") as profile:
+    ...     pass
+    >>> profile.result.devices
+    ()
+    """
+    collector, profiled = ActivityCollector(), Profiled()
+    recording = begin_profile(collector.add, gpu=gpu)
+    recording.record_simulated(enabled=True)
+    try:
+        yield profiled
+    finally:
+        recording.record_simulated(enabled=False)
+        with recording.synchronized():
+            profiled.complete(recording, collector, ProfileSpec(step_range))
+        recording.close()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """The GPU work of one test."""
+
+    test: str  # id of the test
+    busy_ns: int  # time in which work of the test ran
+    launches: int  # number of kernels, copies and memsets
+
+
+class TestTimes:
+    """Profiles this process, and divides the GPU work among tests, for ``pytest --cuda-profile``.
+
+    Work of real devices belongs to the test in which the host launched it; this is known at the end, because
+    Work of real devices belongs to the test in which the host launched it; this is known at the end,
+    because CUPTI delivers its records late. Work of simulated devices, whose time is virtual, belongs to the
+    test that was running when it was recorded.
+    """
+
+    def __init__(self) -> None:
+        self._real = ActivityCollector()
+        self._simulated = ActivityCollector()
+        self._windows: list[tuple[str, int, int]] = []  # id, begin and end of each test
+        self._times: dict[str, GpuTime] = {}
+        self._recording = begin_profile(self._add)
+        self._recording.record_simulated(enabled=True)
+
+    @contextmanager
+    def measure(self, test: str) -> Iterator[None]:
+        """Attribute the work of a block to a test."""
+        begin_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._windows.append((test, begin_ns, time.monotonic_ns()))
+            with self._recording.drained():
+                timelines = list(map(timeline, self._simulated.activities()))
+                self._add_time(test, timelines, -_EVER_NS, _EVER_NS)
+                self._simulated = ActivityCollector()
+
+    def finish(self) -> list[GpuTime]:
+        """End the profile; return the tests with GPU work, those with the most time first."""
+        self._recording.record_simulated(enabled=False)
+        with self._recording.synchronized():
+            timelines = list(map(timeline, self._real.activities()))
+            for test, begin_ns, end_ns in self._windows:
+                self._add_time(test, timelines, begin_ns, end_ns)
+        self._recording.close()
+        return sorted(self._times.values(), key=lambda used: -used.busy_ns)
+
+    def _add(self, batch: Batch) -> None:
+        (self._simulated if batch.simulated else self._real).add(batch)
+
+    def _add_time(self, test: str, timelines: list[Timeline], begin_ns: int, end_ns: int) -> None:
+        """Add the work that was launched between two times."""
+        for process in timelines:
+            busy_ns, launches = launched_work(process, begin_ns, end_ns)
+            if launches:
+                earlier = self._times.get(test, GpuTime(test, 0, 0))
+                self._times[test] = GpuTime(
+                    test, earlier.busy_ns + busy_ns, earlier.launches + launches
+                )
+
+
+@dataclass(slots=True)
+class Timing:
+    """The time of a block on the GPU."""
+
+    _gpu: Gpu
+    _events: tuple[Event, Event]
+    _is_own_gpu: bool
+    _seconds: float = field(default=math.nan)
+
+    @property
+    def seconds(self) -> float:
+        """Time from the begin to the end of the block in its stream. Waits for the GPU when first read."""
+        if math.isnan(self._seconds):
+            begin, end = self._events
+            self._gpu.sync_event(end)
+            self._seconds = self._gpu.elapsed(begin, end)
+            for event in self._events:
+                self._gpu.destroy_event(event)
+            if self._is_own_gpu:
+                self._gpu.close()
+        return self._seconds
+
+
+@contextmanager
+def timed(stream: object = None, *, gpu: Gpu | None = None) -> Iterator[Timing]:
+    """Measure the time that the work of a block takes on the GPU, by CUDA events.
+
+    ``stream`` is a stream of torch, CuPy, Numba or cuda.core, or a driver handle; by default it is cudakit's
+    current stream. On a device ``gpu`` that cudakit opened, it is a stream of that device. The block is not
+    synchronized: reading ``seconds`` waits for its end.
+
+    >>> with cudakit.timed() as timing:  # doctest: +SKIP
+    ...     model(batch)
+    >>> timing.seconds  # doctest: +SKIP
+    0.0123
+    """
+    device, measured_stream = _current_stream(stream) if gpu is None else (gpu, LEGACY)
+    if gpu is not None and isinstance(stream, int):
+        measured_stream = Stream(stream)
+    begin, end = device.event(), device.event()
+    device.record(begin, measured_stream)
+    yield Timing(device, (begin, end), gpu is None)
+    device.record(end, measured_stream)
+
+
+def _current_stream(stream: object) -> tuple[Gpu, Stream]:
+    """Return a stream of another library, or cudakit's current one, and its device."""
+    from cudakit.gpu.cuda import current
+    from cudakit.gpu.cuda.device import Cuda
+
+    with current.stream(current.current_stream() if stream is None else stream):
+        device = Cuda(current.current_device())
+        return device, device.streams.external(current.current_stream())

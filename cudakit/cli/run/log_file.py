@@ -1,0 +1,53 @@
+"""The file of ``run --log``."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import click
+
+from cudakit.cli.output import open_binary_file, printable
+from cudakit.errors import EnvironmentUnusable
+from cudakit.trace.run_log import LogWriter, Outcome
+
+if TYPE_CHECKING:
+    from cudakit.core.sanitize.result import SanitizeResult
+    from cudakit.trace.spool import Batch
+
+
+class LogFile:
+    """The file of ``--log``. If it cannot be written, the program goes on, and ``finish`` raises."""
+
+    def __init__(self, path: str, stack: ExitStack, *, force: bool) -> None:
+        self._path = path
+        self._failure: OSError | None = None
+        self._open_file = stack.enter_context(ExitStack())
+        self._writer = LogWriter(self._open_file.enter_context(open_binary_file(path, force=force)))
+
+    def add(self, batch: Batch) -> None:
+        """Append a batch."""
+        if not self._failure:
+            try:
+                self._writer.add(batch)
+            except OSError as error:
+                self._failure = error
+
+    def finish(self, result: SanitizeResult, *, quiet: bool) -> None:
+        """Complete the file with the outcome of a race check, and name it.
+
+        Raises EnvironmentUnusable if it cannot be written.
+        """
+        names = (field.name for field in fields(Outcome))
+        self.complete(Outcome(**{name: getattr(result, name) for name in names}), quiet=quiet)
+
+    def complete(self, outcome: Outcome, *, quiet: bool) -> None:
+        """Complete the file, and name it. Raises EnvironmentUnusable if it cannot be written."""
+        if self._failure:
+            reason = f"cannot write {self._path}: {self._failure.strerror}"
+            raise EnvironmentUnusable(reason) from self._failure
+        self._writer.finish(outcome)
+        self._open_file.close()
+        if not quiet:
+            click.echo(f"Wrote {printable(self._path)}", err=True)

@@ -1,0 +1,46 @@
+"""Call sites of call stacks: the innermost frame in the program's own code; and stacks as texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from cudakit.trace.trace_file import Frame, Stack
+
+NO_STACK = "no call stack recorded"
+
+_LIBRARY = re.compile(
+    r"""(?:^|/)(?:site-packages|dist-packages)/       # installed packages
+    | /lib/python3[.\d]*/                             # the standard library
+    | /cudakit/(?:api|core|gpu|run)/                  # cudakit itself, also outside site-packages
+    | ^<(?!stdin>|string>|ipython)                    # generated code, unless a person typed it
+    | ^$                                              # a frame without a file
+    """,
+    re.VERBOSE,
+)
+
+
+def call_site_index(stack: Sequence[Frame]) -> int:
+    """Return the index of the innermost frame outside of libraries; 0 if all frames are in libraries.
+
+    Frames of files are preferred to those of code without a file, which libraries generate, too.
+    """
+    in_program = [index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file)]
+    in_files = (index for index in in_program if not stack[index].file.startswith("<"))
+    return next(in_files, in_program[0] if in_program else 0)
+
+
+def frame_text(frame: Frame) -> str:
+    """Return a frame as "train.py:12 step"."""
+    location = f"{frame.file}:{frame.line}" if frame.line else frame.file
+    return f"{location} {frame.function}".strip()
+
+
+def call_site(stack: Stack) -> str:
+    """Return the call site of a stack as text."""
+    return frame_text(stack[call_site_index(stack)]) if stack else NO_STACK
+
+
+def call_path(stack: Stack) -> list[str]:
+    """Return the frames of a call stack as texts, the outermost first."""
+    return [frame_text(frame) for frame in reversed(stack)] or [NO_STACK]

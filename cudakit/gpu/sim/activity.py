@@ -1,0 +1,111 @@
+"""Record the calls and the work of a simulated device in virtual time, as events of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cudakit.gpu.sim.recorder import Sink
+from cudakit.gpu.sim.schedule import Task
+from cudakit.trace.events import (
+    ApiCall,
+    CopyRun,
+    DeviceInfo,
+    Event,
+    EventBody,
+    FillRun,
+    GraphNodeSite,
+    KernelRun,
+    ProfileWindow,
+    Synchronization,
+)
+from cudakit.trace.kinds import SynchronizationType
+
+# Function of the CUDA driver API that does what a call of the simulated device does.
+_FUNCTIONS = {
+    "launch": "cuLaunchKernel",
+    "launch_host_kernel": "cuLaunchKernel",
+    "copy": "cuMemcpyAsync",
+    "fill": "cuMemsetD8Async",
+    "graph_launch": "cuGraphLaunch",
+    "instantiate": "cuGraphInstantiateWithFlags",
+    "malloc": "cuMemAlloc_v2",
+    "free": "cuMemFree_v2",
+    "host_malloc": "cuMemHostAlloc",
+    "host_free": "cuMemFreeHost",
+    "record": "cuEventRecord",
+    "wait": "cuStreamWaitEvent",
+    "sync": "cuCtxSynchronize",
+    "sync_stream": "cuStreamSynchronize",
+    "sync_event": "cuEventSynchronize",
+    "load": "cuModuleLoadData",
+}
+_SYNCHRONIZATIONS = {
+    "sync": SynchronizationType.CONTEXT_SYNC,
+    "sync_stream": SynchronizationType.STREAM_SYNC,
+    "sync_event": SynchronizationType.EVENT_SYNC,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Enqueued work, whose times are known after it has run."""
+
+    task: Task
+    event: Event
+
+
+class ActivityRecorder:
+    """Passes the profile of one device to a sink.
+
+    ``event`` returns an event with the properties of the current call: its number, thread and call stack.
+    """
+
+    def __init__(self, sink: Sink, event: Callable[[EventBody], Event]) -> None:
+        self._sink = sink
+        self._event = event
+        self._pending: list[_Pending] = []
+
+    def begin(self, name: str, multiprocessors: int, memory_bytes: int) -> None:
+        """Record the device and the begin of the profile."""
+        self._sink(self._event(DeviceInfo(name, multiprocessors, memory_bytes)))
+        self._sink(self._event(ProfileWindow(is_open=True)))
+
+    def call(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Record a call of the device that has returned, and the work that has run since the last call."""
+        event = self._event(ApiCall("", 0, start_ns, end_ns))
+        function = _FUNCTIONS.get(name, name)
+        body = ApiCall(function, event.seq, start_ns, end_ns)
+        self._sink(replace(event, body=body))
+        if name in _SYNCHRONIZATIONS:
+            kind = _SYNCHRONIZATIONS[name]
+            self._sink(replace(event, body=Synchronization(0, start_ns, end_ns, kind, event.seq)))
+        self._pass_finished()
+
+    def enqueued(self, task: Task, stream: int, graph_node: int = 0) -> None:
+        """Record the work of a task once it has run."""
+        activity = task.job.activity
+        if activity is None:
+            return
+        event = self._event(activity)
+        body = replace(activity, stream=stream, correlation=event.seq, graph_node=graph_node)
+        self._pending.append(_Pending(task, replace(event, body=body)))
+
+    def node_created(self, graph_node: int) -> None:
+        """Record the call stack that created a graph node."""
+        self._sink(self._event(GraphNodeSite(graph_node)))
+
+    def end(self) -> None:
+        """Record the remaining work and the end of the profile."""
+        self._pass_finished()
+        self._sink(self._event(ProfileWindow(is_open=False)))
+
+    def _pass_finished(self) -> None:
+        finished = [pending for pending in self._pending if pending.task.done]
+        if finished:
+            self._pending = [pending for pending in self._pending if not pending.task.done]
+        for pending in finished:
+            body = pending.event.body
+            assert isinstance(body, (KernelRun, CopyRun, FillRun))  # noqa: S101 of ``enqueued``
+            ran = replace(body, start_ns=pending.task.begin_ns, end_ns=pending.task.end_ns)
+            self._sink(replace(pending.event, body=ran))

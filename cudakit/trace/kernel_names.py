@@ -1,0 +1,127 @@
+"""Short forms of the names of kernels, for tables and sentences."""
+
+from __future__ import annotations
+
+import re
+
+MAX_KERNEL_NAME_LENGTH = 80
+
+# The levels of detail of a shortened name, the most detailed first: the depth to which template arguments are
+# shown, the number of types per depth, and whether the namespaces are shown.
+_DETAIL_LEVELS = (
+    (9, 99, True),
+    (2, 1, True),
+    (2, 1, False),
+    (1, 1, True),
+    (0, 0, True),
+    (0, 0, False),
+)
+
+_OPENING, _CLOSING = "<({[", ">)}]"
+_OPERATOR = re.compile(r"\boperator\s*(?:\(\)|\[\]|->\*?|<=>|<<=?|>>=?|[<>]=?)\s?")
+_ABI_TAG = re.compile(r"\[abi:[^\]]*\]")
+_NUMBER = re.compile(r"(-?\d+)u?l{0,2}")
+_CAST = re.compile(r"\([^()]*\)(?=\w)")  # the cast in an enumerator such as (Mode)2
+_AFTER_PARAMETERS = re.compile(r"\)( const| \[clone [^\]]*\])*$")
+
+
+def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:
+    """Shorten a demangled kernel name: ``at::native::vectorized_kernel<4, add<float>, …>``.
+
+    Drops the parameters, the namespaces of template arguments, and template arguments until the name fits.
+    A lambda or local type is replaced by the function that contains it.
+    """
+    text = _OPERATOR.sub("operator", _ABI_TAG.sub("", name))
+    if not _is_balanced(text):
+        return cut(text, max_length)
+    *enclosing, last_scope = _scopes(_without_signature(text))
+    for levels, max_types, qualified in _DETAIL_LEVELS:
+        short_name = "::".join(
+            (*(enclosing if qualified else ()), _shorten_template(last_scope, levels, max_types))
+        )
+        if len(short_name) <= max_length:
+            return short_name
+    return cut(short_name, max_length)
+
+
+def cut(text: str, max_length: int) -> str:
+    """Cut the middle out of a text that is too long, because kernel names differ at both ends."""
+    if len(text) <= max_length:
+        return text
+    head = (max_length - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (max_length - 1 - head) :]}"
+
+
+def _without_signature(text: str) -> str:
+    """Remove the result type and the parameters: ``void f<int>(int)`` becomes ``f<int>``."""
+    if _AFTER_PARAMETERS.search(text):
+        text = text[: _positions_outside_brackets(text, "(")[-1]]
+    return text[max(_positions_outside_brackets(text, " "), default=-1) + 1 :]
+
+
+def _scopes(text: str) -> list[str]:
+    """Split a qualified name, and remove the template arguments of all scopes but the last."""
+    *enclosing, last_scope = _split_outside_brackets(text, "::")
+    names = (scope.partition("<")[0] for scope in enclosing if not scope.startswith("("))
+    return [*names, last_scope]
+
+
+def _shorten_template(text: str, levels: int, max_types: int) -> str:
+    """Return a name with its template arguments, of which at most ``max_types`` are types."""
+    name, opening, after_name = text.partition("<")
+    if not opening or ">" not in after_name:
+        return text
+    arguments_text, _, after_arguments = after_name.rpartition(">")
+    if levels == 0:
+        return f"{name}<…>{after_arguments}"
+    arguments = [argument.strip() for argument in _split_outside_brackets(arguments_text, ",")]
+    types = [index for index, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)]
+    end = types[max_types] if len(types) > max_types else len(arguments)
+    shown_arguments = [
+        _shorten_argument(argument, levels - 1, max_types) for argument in arguments[:end]
+    ]
+    ellipsis = ["…"] if end < len(arguments) else []
+    return f"{name}<{', '.join(shown_arguments + ellipsis)}>{after_arguments}"
+
+
+def _shorten_argument(text: str, levels: int, max_types: int) -> str:
+    """Return a template argument without namespaces."""
+    if number := _NUMBER.fullmatch(text):
+        return number[1]
+    scopes = _split_outside_brackets(_CAST.sub("", text), "::")
+    local = next((scope for scope in scopes if _is_function(scope)), None)
+    if local is None:
+        return _shorten_template(scopes[-1], levels, max_types)
+    return _shorten_template(_without_signature(local), levels, max_types)
+
+
+def _is_function(scope: str) -> bool:
+    return not scope.startswith(("(", "{")) and bool(_AFTER_PARAMETERS.search(scope))
+
+
+def _split_outside_brackets(text: str, separator: str) -> list[str]:
+    part_ends = [*_positions_outside_brackets(text, separator), len(text)]
+    begins = [0, *(end + len(separator) for end in part_ends[:-1])]
+    return [text[begin:end] for begin, end in zip(begins, part_ends, strict=True)]
+
+
+def _positions_outside_brackets(text: str, substring: str) -> list[int]:
+    """Return the positions at which a text contains ``substring`` outside all brackets."""
+    depth, positions = 0, []
+    for index, character in enumerate(text):
+        if depth == 0 and text.startswith(substring, index):
+            positions.append(index)
+        depth += (character in _OPENING) - (character in _CLOSING)
+    return positions
+
+
+def _is_balanced(text: str) -> bool:
+    open_brackets: list[str] = []
+    for character in text:
+        if character in _OPENING:
+            open_brackets.append(character)
+        elif character in _CLOSING and (
+            not open_brackets or _OPENING.index(open_brackets.pop()) != _CLOSING.index(character)
+        ):
+            return False
+    return not open_brackets

@@ -1,0 +1,16 @@
+"""Each batch is copied from pageable memory."""
+
+import torch
+
+from timing import run
+
+batch = torch.rand(16 << 20)
+weight = torch.rand(4096, 4096, device="cuda")
+
+
+def step():
+    x = batch.to("cuda", non_blocking=True).view(4096, 4096)
+    x @ weight
+
+
+run(step)

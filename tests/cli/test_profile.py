@@ -1,0 +1,355 @@
+"""``cudakit run --profile`` and ``cudakit profile`` from end to end, on simulated and synthetic programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.profile.synthetic import MS, US, Program
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from invocation import Cli
+
+from cudakit.trace.kinds import MemoryKind
+
+SIMULATED = """
+import numpy as np
+from cudakit.gpu.open import open_gpu
+from cudakit.gpu.sim import host_kernel
+
+COUNT = 1 << 16
+SOURCE = 'extern "C" __global__ void add(float* numbers, float amount, int count) {}'
+
+
+@host_kernel("add")
+def add(launch, numbers, amount, count):
+    launch.update(numbers, np.float32, count)[:] += amount
+
+
+gpu = open_gpu("sim")
+stream = gpu.stream()
+numbers, batch = gpu.malloc(4 * COUNT), gpu.host_malloc(4 * COUNT, pinned=False)
+kernel = gpu.kernel(gpu.load(gpu.compile(SOURCE)), "add")
+
+
+def step():
+    gpu.copy(numbers, batch, 4 * COUNT, stream)
+    for _ in range(3):
+        gpu.launch(kernel, (4, 1, 1), (256, 1, 1), (numbers, np.float32(1), np.int32(COUNT)), stream)
+    gpu.sync_stream(stream)
+
+
+for _ in range(6):
+    step()
+print("done")
+"""
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    return tmp_path
+
+
+def training(*, waits: bool = True) -> Program:
+    """Return a program of ten steps with a forward pass, an optimizer and a pageable copy."""
+    program = Program()
+    program.host(20 * MS)
+    for number in range(10):
+        with program.range("step"):
+            program.copy(8 << 20, 800 * US, line=12, host=MemoryKind.PAGEABLE)
+            with program.range("forward"):
+                for layer in range(8):
+                    program.kernel("gemm", (900 if number == 0 else 150) * US, line=20 + layer % 2)
+                    program.kernel("relu", 20 * US, line=30)
+            if waits:
+                program.synchronize(line=41)
+            program.host(300 * US)
+            program.kernel("adam", 60 * US, line=50)
+    return program
+
+
+def write_logs() -> None:
+    training().write_log(Path("slow.log"))
+    training(waits=False).write_log(Path("fast.log"))
+
+
+# --- run --profile ---------------------------------------------------------------------------------
+
+
+def test_run_reports_a_simulated_program(cli: Cli) -> None:
+    Path("program.py").write_text(SIMULATED)
+    done = cli("run", "--profile", "--log", "run.log", "program.py")
+    assert done.exit_code == 0
+    first, *_ = done.stderr.splitlines()
+    assert first.startswith("Simulated: GPU busy")
+    assert "of 6 steps" in first
+    assert "program.py:" in done.stderr
+    assert done.stderr.endswith("Wrote run.log\n")
+
+
+def test_report_on_the_log_is_that_of_the_run(cli: Cli) -> None:
+    Path("program.py").write_text(SIMULATED)
+    cli("run", "--profile", "--log", "run.log", "-o", "run.json", "-o", "run.txt", "program.py")
+    cli("profile", "run.log", "-o", "log.json", "-o", "log.txt")
+    assert Path("log.json").read_bytes() == Path("run.json").read_bytes()
+    assert Path("log.txt").read_bytes() == Path("run.txt").read_bytes()
+    result = json.loads(Path("run.json").read_text())
+    assert (result["schema"], result["simulated"]) == ("cudakit.profile/1", True)
+
+
+def test_program_without_gpu_work_has_one_line(cli: Cli) -> None:
+    done = cli("run", "--profile", "-c", "print(1)")
+    assert done.exit_code == 0
+    assert done.stderr.splitlines()[0] == "No GPU work was recorded"
+
+
+def test_exit_code_is_that_of_the_program(cli: Cli) -> None:
+    assert cli("run", "--profile", "-q", "-c", "raise SystemExit(7)").exit_code == 7
+
+
+def test_required_gpu_is_missing_on_a_simulated_device(cli: Cli) -> None:
+    Path("program.py").write_text(SIMULATED)
+    assert cli("run", "--profile", "--require-gpu", "-q", "program.py").exit_code == 1
+
+
+# --- reports ---------------------------------------------------------------------------------------
+
+
+def test_report_begins_with_the_answer(
+    cli: Cli, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_logs()
+    monkeypatch.setenv("COLUMNS", "80")
+    done = cli("profile", "slow.log")
+    assert done.exit_code == 0
+    golden("profile-80.txt", done.stdout)
+
+
+def test_quiet_report_has_the_answer_and_the_findings(cli: Cli) -> None:
+    write_logs()
+    lines = cli("profile", "slow.log", "-q").stdout.splitlines()
+    assert lines[0].startswith("GPU busy")
+    assert any("train.py:12" in line for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("by", "shown", "hidden"),
+    [
+        ("kernel", "Kernels", ("Lines", "NVTX ranges")),
+        ("line", "Lines", ("Kernels", "NVTX ranges")),
+        ("range", "NVTX ranges", ("Kernels", "Lines")),
+    ],
+)
+def test_by_selects_one_table(cli: Cli, by: str, shown: str, hidden: tuple[str, str]) -> None:
+    write_logs()
+    text = cli("profile", "slow.log", "--by", by).stdout
+    assert f"── {shown} " in text
+    assert not any(f"── {name} " in text for name in hidden)
+
+
+def test_top_limits_rows_and_zero_shows_all(cli: Cli) -> None:
+    write_logs()
+    assert "--top 0 shows all" in cli("profile", "slow.log", "--top", "1").stdout
+    assert "--top 0 shows all" not in cli("profile", "slow.log", "--top", "0").stdout
+
+
+def test_saved_result_gives_the_report_of_its_log(cli: Cli) -> None:
+    write_logs()
+    cli("profile", "slow.log", "-o", "slow.json")
+    assert cli("profile", "slow.json").stdout == cli("profile", "slow.log").stdout
+
+
+def test_saved_result_has_no_timeline(cli: Cli) -> None:
+    write_logs()
+    cli("profile", "slow.log", "-o", "slow.json")
+    done = cli("profile", "slow.json", "-o", "slow.trace.json")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("cudakit: error: slow.trace.json needs a log")
+    assert not Path("slow.trace.json").exists()
+
+
+def test_every_export_is_written(cli: Cli) -> None:
+    write_logs()
+    suffixes = ("html", "md", "csv", "trace.json", "trace.json.gz", "pftrace", "speedscope.json")
+    files = [f"out.{suffix}" for suffix in (*suffixes, "collapsed")]
+    done = cli("profile", "slow.log", *(word for file in files for word in ("-o", file)))
+    assert done.exit_code == 0
+    assert all(Path(file).stat().st_size for file in files)
+    assert "forward" in Path("out.trace.json").read_text()
+
+
+def test_copies_are_compared_with_a_bench(cli: Cli) -> None:
+    write_logs()
+    cli(
+        "bench", "copy", "--gpu", "sim", "--directions", "h2d", "--sizes", "1MiB", "-o", "copy.json"
+    )
+    text = cli("profile", "slow.log", "--bench", "copy.json").stdout
+    assert "Limits of this GPU" in text
+    assert "host to device, pageable copies" in text
+
+
+def test_bench_without_copies_is_an_error(cli: Cli) -> None:
+    write_logs()
+    cli("bench", "gemm", "--gpu", "sim", "16", "-o", "gemm.json")
+    done = cli("profile", "slow.log", "--bench", "gemm.json")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "gemm.json has no copies" in done.stderr
+
+
+# --- comparison ------------------------------------------------------------------------------------
+
+
+def test_diff_shows_the_change_of_a_step(
+    cli: Cli, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_logs()
+    monkeypatch.setenv("COLUMNS", "80")
+    done = cli("profile", "slow.log", "--diff", "fast.log")
+    assert done.exit_code == 0
+    golden("profile-diff-80.txt", done.stdout)
+
+
+@pytest.mark.parametrize(("limit", "code"), [("slower:1%", 1), ("slower:90%", 0)])
+def test_slower_step_fails(cli: Cli, limit: str, code: int) -> None:
+    write_logs()
+    cli("profile", "fast.log", "-o", "fast.json")
+    arguments = ("--diff", "fast.json", "--fail-on", limit, "-q")
+    assert cli("profile", "slow.log", *arguments).exit_code == code
+    assert cli("profile", "fast.log", *arguments).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--fail-on", "slower:5%"), "--fail-on slower needs --diff"),
+        (("--diff", "fast.log", "--fail-on", "faster:5%"), "is not slower:AMOUNT"),
+        (("--diff", "fast.log", "-o", "x.pftrace"), "a comparison cannot be written as a timeline"),
+    ],
+)
+def test_wrong_options_are_usage_errors(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
+    write_logs()
+    done = cli("profile", "slow.log", *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+# --- bad input -------------------------------------------------------------------------------------
+
+
+def _refused(cli: Cli, file: str) -> str:
+    done = cli("profile", file)
+    assert (done.exit_code, done.stdout) == (2, "")
+    error, *_ = done.stderr.splitlines()
+    assert error.startswith("cudakit: error: ")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is not a log"),
+        ("text", "is not a log"),
+        ("{", "is not JSON"),
+        ("[]", "contains no profile"),
+        ("[" * 100_000, "cannot be read"),
+        ('{"schema": "cudakit.profile/2"}', "has the schema 'cudakit.profile/2'"),
+        ('{"schema": "cudakit.sanitize/1"}', "has the schema 'cudakit.sanitize/1'"),
+        ('{"schema": "cudakit.profile/1"}', "is damaged: exit_status is missing"),
+        ('{"schema": ' + "9" * 5000 + "}", "cannot be read"),
+    ],
+)
+def test_file_that_is_no_profile_is_refused(cli: Cli, content: str, message: str) -> None:
+    Path("bad").write_text(content)
+    assert message in _refused(cli, "bad")
+
+
+def test_missing_file_is_refused(cli: Cli) -> None:
+    assert "absent.json cannot be read" in _refused(cli, "absent.json")
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.99])
+def test_truncated_log_is_refused(cli: Cli, part: float) -> None:
+    write_logs()
+    content = Path("slow.log").read_bytes()
+    Path("cut.log").write_bytes(content[: int(len(content) * part)])
+    assert "truncated" in _refused(cli, "cut.log")
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(position=st.integers(16, 3000), value=st.integers(0, 255))
+def test_damaged_log_is_refused_or_reported(cli: Cli, position: int, value: int) -> None:
+    write_logs()
+    content = bytearray(Path("slow.log").read_bytes())
+    changed = content[position % len(content)] != value
+    content[position % len(content)] = value
+    Path("damaged.log").write_bytes(content)
+    done = cli("profile", "damaged.log")
+    assert done.exit_code == (2 if changed else 0)
+
+
+def _changed(result: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    *parents, name = path.split(".")
+    node: Any = result
+    for parent in parents:
+        node = node[int(parent)] if parent.isdigit() else node[parent]
+    node[name] = value
+    return result
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("devices", {}),
+        ("devices.0.kernels.0.calls", "many"),
+        ("devices.0.measured.idle.launch_ns", None),
+        ("devices.0.copies.0.direction", "sideways"),
+        ("devices.0.lines.0.frame", ["f", "train.py"]),
+    ],
+)
+def test_result_with_a_wrong_value_is_refused(cli: Cli, path: str, value: object) -> None:
+    write_logs()
+    cli("profile", "slow.log", "-o", "slow.json")
+    result = _changed(json.loads(Path("slow.json").read_text()), path, value)
+    Path("bad.json").write_text(json.dumps(result))
+    assert "bad.json is damaged: devices" in _refused(cli, "bad.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("devices.0.kernels.0.site", 99),
+        ("devices.0.steps.warm_up", 99),
+        ("devices.0.measured.end_ns", -1),
+        ("findings.0.process", 99),
+        ("devices.0.kernels.0.name", "\x1b[31mred\n<script>"),
+    ],
+)
+def test_result_that_contradicts_itself_is_refused_or_shown(
+    cli: Cli, path: str, value: object
+) -> None:
+    write_logs()
+    cli("profile", "slow.log", "-o", "slow.json")
+    result = _changed(json.loads(Path("slow.json").read_text()), path, value)
+    Path("bad.json").write_text(json.dumps(result))
+    done = cli("profile", "bad.json")
+    assert done.exit_code in (0, 2)
+    assert "\x1b[31m" not in done.stdout
+
+
+def test_log_with_extreme_times_is_reported(cli: Cli) -> None:
+    program = training()
+    program.now_ns = struct.unpack("<q", b"\xff" * 7 + b"\x3f")[0]
+    program.kernel("late", 1 * US)
+    program.write_log(Path("extreme.log"))
+    assert cli("profile", "extreme.log").exit_code == 0
