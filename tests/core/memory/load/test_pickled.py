@@ -186,7 +186,16 @@ def test_content_is_compared_four_levels_deep(
 def test_kind_error_names_the_found_kind(read: Read) -> None:
     tree = read(pickle.dumps([[], {}, "a", 1, True, None, 1.0, b"a"], 4))
     items = tree.children(handles(tree.root))[1]
-    kinds = ["a list", "a dictionary", "text", "an integer", "True or False", "None", "a number", "bytes"]
+    kinds = [
+        "a list",
+        "a dictionary",
+        "text",
+        "an integer",
+        "True or False",
+        "None",
+        "a number",
+        "bytes",
+    ]
     for item, kind in zip(items.tolist(), kinds, strict=True):
         assert tree.is_list(item) == (kind == "a list")
         if kind != "a list":
