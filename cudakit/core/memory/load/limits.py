@@ -66,8 +66,9 @@ class Budget:
 
     def _expansion_error(self) -> SnapshotError:
         return SnapshotError(
-            f"the file expands to more events, blocks or call stacks than a snapshot of {self._sizes} has",
-            hint="if you trust the file and it is compressed, decompress it first",
+            "the file describes more events, blocks or call stacks than a snapshot of its size"
+            f" ({self._sizes}) can contain",
+            hint="write the snapshot again; a compressed file that you trust can be decompressed first",
         )
 
 
