@@ -93,7 +93,6 @@ class GpuTime:
 class TestTimes:
     """Profiles this process, and divides the GPU work among tests, for ``pytest --cuda-profile``.
 
-    Work of real devices belongs to the test in which the host launched it; this is known at the end, because
     Work of real devices belongs to the test in which the host launched it; this is known at the end,
     because CUPTI delivers its records late. Work of simulated devices, whose time is virtual, belongs to the
     test that was running when it was recorded.

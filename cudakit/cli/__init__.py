@@ -52,11 +52,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "run": (
         "cudakit.cli.run:run",
-        "Which streams of a program race, and what memory does it use?",
+        "Does a program have races, and where do its GPU time and memory go?",
     ),
     "sanitize": (
         "cudakit.cli.sanitize:sanitize",
-        "Find the races again in the log of a run, with other options.",
+        "Which races does the log of an earlier run show?",
     ),
 }
 

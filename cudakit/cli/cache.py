@@ -33,7 +33,7 @@ def cache(context: click.Context) -> None:
     """Show, clear or fill the cache of compiled kernels.
 
     Benchmarks and the race detector compile CUDA code for the GPU at hand and keep the result in
-    ~/.cache/cudakit, or in CUDAKIT_CACHE_DIR. Files that another user can have written are ignored.
+    ~/.cache/cudakit, or in CUDAKIT_CACHE_DIR. Files in a directory that other users can write to are ignored.
 
     \b
     cudakit cache show
@@ -87,7 +87,9 @@ def clear(*, output: OutputOptions) -> int:
 )
 @output_options(COMMON_FORMATS)
 def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
-    """Compile all kernels of cudakit ahead, for a container image or a first run without waiting.
+    """Compile all kernels of cudakit now.
+
+    Then the first benchmark, or the first run in a container image, does not wait for the compiler.
 
     This needs NVRTC, and for the race detector ptxas, but no GPU. The exit code is 1 if a source cannot
     be compiled.

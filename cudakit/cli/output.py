@@ -212,7 +212,7 @@ def _create(path: Path, stream_kind: Literal["b", "t"], *, name: str) -> IO[Any]
 def _unwritable_error(name: str, error: OSError) -> UsageError:
     return UsageError(
         f"cannot write {name}: {error.strerror}",
-        hint="create its directory, or choose another file",
+        hint="create its directory, check the permissions, or choose another file",
     )
 
 

@@ -244,7 +244,7 @@ def format_of(path: str, formats: Sequence[str]) -> str:
         if path.lower().endswith(f".{suffix}"):
             return suffix
     raise UsageError(
-        f"{path or repr(path)} has no suffix of a known format",
+        f"cannot write {path or repr(path)}: this report has no format with this suffix",
         hint=f"end the name in {suffixes(formats)}",
     )
 

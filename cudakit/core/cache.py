@@ -71,7 +71,7 @@ def _nodes(result: CacheResult) -> Iterator[Node]:
     for warmed in result.warmed:
         for failure in warmed.failures:
             yield Note("error", f"{warmed.target}: {failure}")
-    limit = f"{format_count(result.max_images)} images, {format_bytes(result.max_bytes)}"
+    limit = f"{_files(result.max_images)}, {format_bytes(result.max_bytes)}"
     yield Facts((("directory", Text(result.directory)), ("limit", Text(limit))))
     if result.unusable:
         verb = "is" if result.unusable == 1 else "are"
@@ -113,7 +113,7 @@ def _short(kernels: str) -> str:
 
 
 def _images(count: int) -> str:
-    return f"{format_count(count)} compiled image{'' if count == 1 else 's'}"
+    return f"{_files(count)} with compiled kernels"
 
 
 def _files(count: int) -> str:

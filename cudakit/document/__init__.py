@@ -112,10 +112,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a Table; ``kind`` selects how its cells are aligned and shortened."""
+    """A column of a Table; ``kind`` selects how its cells are aligned and shortened.
+
+    A terminal too narrow for all columns hides optional columns first.
+    """
 
     name: str
     kind: Literal["number", "text", "stack", "bar"] = "text"
+    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

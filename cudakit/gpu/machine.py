@@ -163,7 +163,7 @@ class RecordedMachine:
         view = self.record.nvml
         devices = view.devices if isinstance(view, NvmlView) else ()
         index = devices.index(device) if device in devices else len(values)
-        return values[index] if index < len(values) else Unavailable("not in the recorded data")
+        return values[index] if index < len(values) else Unavailable("not simulated")
 
 
 def _select_fields(

@@ -157,7 +157,7 @@ def _run_kernel(gpu: Gpu, image: bytes) -> str:
     _compare(_host_words(gpu, host_memory, size), _expected_values(), "the kernel computed")
     gpu.free(device_memory)
     gpu.host_free(host_memory)
-    return f"{_VALUE_COUNT:,} values correct"
+    return f"{_VALUE_COUNT:,} values compared"
 
 
 def _round_trip(gpu: Gpu) -> str:
@@ -180,7 +180,7 @@ def _round_trip(gpu: Gpu) -> str:
         gpu.free(ptr)
     for ptr in (host_source, host_target):
         gpu.host_free(ptr)
-    return f"{format_bytes(size)} correct"
+    return f"{format_bytes(size)} compared"
 
 
 def _host_words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:

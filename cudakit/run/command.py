@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cudakit.errors import UsageError
 
-_USAGE = "cudakit run [options] script.py | -m module | -c code | command [arguments]"
+_HINT = "name a script, -m MODULE, -c CODE or a command; see cudakit run --help"
 
 _PYTHON_NAME = re.compile(r"python(\d+(\.\d+)*)?t?")
 _MAX_SHEBANG_BYTES = 256  # the kernel reads this number of bytes (BINPRM_BUF_SIZE)
@@ -60,7 +60,7 @@ def resolve(
     """
     environment = os.environ if environment is None else environment
     if not words:
-        raise UsageError("no program to run", hint=_USAGE)
+        raise UsageError("no program to run", hint=_HINT)
     first = words[0]
     if first.startswith(("-m", "-c")) or first == "-" or _is_script(first, environment):
         program = _requested_python(python, environment)
@@ -109,10 +109,10 @@ def _executable(word: str, environment: Mapping[str, str]) -> str:
     path = Path(word)
     if os.sep not in word or not path.exists():
         kind = "script" if path.suffix == ".py" else "command"
-        raise CommandNotFound(f"{kind} not found: {word}", hint=_USAGE)
+        raise CommandNotFound(f"{kind} not found: {word}", hint=_HINT)
     if path.is_dir() or not os.access(path, os.X_OK):
         reason = "is a directory" if path.is_dir() else "cannot be executed: permission denied"
-        raise CommandNotExecutable(f"{word} {reason}", hint=_USAGE)
+        raise CommandNotExecutable(f"{word} {reason}", hint=_HINT)
     return word
 
 

@@ -192,7 +192,7 @@ class LogReader:
         is_done = False
         while header := self._file.read(_BLOCK.size):
             if len(header) < _BLOCK.size or is_done:
-                raise self._damaged("data after its end" if is_done else "it is truncated")
+                raise self._damaged("data after its end" if is_done else "the file is truncated")
             tag, trace, count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
             content = self._read_content(header, size_bytes, compressed_bytes)
             if tag == b"rcds":
@@ -201,7 +201,7 @@ class LogReader:
                 self._decode_json(tag, trace, count, content)
             is_done = tag == b"done"
         if not is_done:
-            raise self._damaged("it is truncated")
+            raise self._damaged("the file is truncated")
 
     def _read_content(self, header: bytes, size_bytes: int, compressed_bytes: int) -> bytes:
         """Read the checksum and the content of a block; return the decompressed content."""
@@ -210,7 +210,7 @@ class LogReader:
         checksum = self._file.read(_CHECKSUM.size)
         compressed = self._file.read(compressed_bytes)
         if len(checksum) < _CHECKSUM.size or len(compressed) < compressed_bytes:
-            raise self._damaged("it is truncated")
+            raise self._damaged("the file is truncated")
         if checksum != _CHECKSUM.pack(zlib.crc32(compressed, zlib.crc32(header))):
             raise self._damaged("a checksum is wrong")
         try:
@@ -282,7 +282,9 @@ class LogReader:
         )
 
     def _damaged(self, reason: str) -> InputError:
-        return InputError(f"{self._path} is damaged: {reason}")
+        return InputError(
+            f"{self._path} is damaged: {reason}", hint="copy the file again, or repeat the run"
+        )
 
 
 class _ReadTrace:

@@ -39,7 +39,7 @@ def test_images_are_shown_by_kernel_and_target(directory: Path, cli: Cli) -> Non
 
     done = cli("cache", "show")
 
-    assert done.stdout.startswith("2 compiled images, ")
+    assert done.stdout.startswith("2 files with compiled kernels, ")
     assert "add and 1 more" in done.stdout
     assert "sm_80" in done.stdout
 

@@ -315,8 +315,8 @@ def test_quiet_prints_at_least_one_line_and_no_table(name: str, place: Place) ->
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("out.xyz", "has no suffix of a known format"),
-        ("out", "has no suffix of a known format"),
+        ("out.xyz", "this report has no format with this suffix"),
+        ("out", "this report has no format with this suffix"),
         ("folder.json", "is a directory"),
         ("there.json", "there.json exists"),
         ("nowhere/out.json", "cannot write"),

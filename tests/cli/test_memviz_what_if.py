@@ -60,7 +60,7 @@ def test_memviz_what_if_report_can_be_a_page(cli: Cli, tmp_path: Path) -> None:
         (("--what-if", "", "--fail-on", "growth:5%"), "--fail-on growth needs --diff"),
         (("--what-if", "", "--at", "end"), "--at, --stream and --pool"),
         (("--what-if", "", "--top", "3"), "--what-if shows all rows of its tables; remove --top"),
-        (("--what-if", "", "-o", "all.csv"), "all.csv has no suffix of a known format"),
+        (("--what-if", "", "-o", "all.csv"), "cannot write all.csv: this report has no format"),
         (("--what-if", "", "--csv", "all.csv"), "this report cannot be written as csv"),
         (("--what-if", "", "--what-if-limit", "lots"), "lots"),
         (("--what-if-limit", "1GiB"), "needs --what-if"),

@@ -262,7 +262,7 @@ def test_stop_on_first_stops_the_program(here: Here) -> None:
     run = here.run("--sanitize", "--stop-on-first", "-o", "races.json", program)
 
     assert run.exit_code == 1
-    assert "program stopped at the first race" in run.stderr
+    assert "stopped at the first race" in run.stderr
     assert json.loads((here.path / "races.json").read_text())["stopped"] is True
 
 
@@ -292,8 +292,8 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
         (["--profile", "--memory"], "--profile with --memory needs --no-driver"),
         (["--sanitize", "--delay", "3", "--paused"], "--delay and --paused need --profile"),
         (["--profile", "--duration", "0"], "0.0 is not in the range"),
-        (["--sanitize", "-o", "races.xyz"], "no suffix of a known format"),
-        (["--sanitize", "-o", "races"], "no suffix of a known format"),
+        (["--sanitize", "-o", "races.xyz"], "this report has no format with this suffix"),
+        (["--sanitize", "-o", "races"], "this report has no format with this suffix"),
         (["--sanitize", "-o", "there.json"], "there.json exists"),
         (["--sanitize", "-o", "nowhere/races.json"], "cannot write"),
         (["--sanitize", "--snapshot", "a.pickle"], "--snapshot needs --memory"),

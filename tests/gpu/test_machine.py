@@ -242,4 +242,4 @@ def test_recorded_machine_returns_its_record() -> None:
     assert machine.telemetry(devices[0]) == Telemetry(1, {"a": 1, "b": 2})
     assert machine.telemetry(devices[0], ["b"]) == Telemetry(1, {"b": 2})
     assert machine.telemetry(devices[1]) == Unavailable("lost")
-    assert machine.activity(devices[0]) == Unavailable("not in the recorded data")
+    assert machine.activity(devices[0]) == Unavailable("not simulated")

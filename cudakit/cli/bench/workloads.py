@@ -75,7 +75,7 @@ def copy(*, effort: Effort, **options: Any) -> Spec:
 
     The theoretical peak is that of PCIe, NVLink or device memory. For --directions both and peer-both, the
     rate is the sum of the two directions. Copies between GPUs without peer access go through host memory; the
-    column access shows this. The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
+    column "access" shows this. The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
 
     \b
     cudakit bench copy
@@ -192,13 +192,16 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
     The steps:
 
     \b
-    capture       the host time of the call (also instantiate and upload)
+    capture       the host time to capture the graph
+    instantiate   the host time to instantiate the captured graph
+    upload        the host time to upload the instantiated graph
     update        the host time to change the parameters of all nodes
     first-launch  the host time to launch a graph that was not uploaded
     launch        the host time to launch an uploaded graph
     run           the device time of one execution of the graph
     replay        the host time until the device has executed the graph
-    eager         the same without a graph (samples alternate with replay)
+    eager         the host time until the device has executed the same nodes
+                  without a graph (samples alternate with those of replay)
 
     \b
     cudakit bench graph

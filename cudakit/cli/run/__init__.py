@@ -69,7 +69,7 @@ WRITE_BASELINE = option(
     "--write-baseline",
     type=FILE,
     metavar="FILE",
-    help="Write the races to FILE, for --baseline. They do not make the exit code 1.",
+    help="Write the races to FILE, for --baseline. These races do not make the exit code 1.",
 )
 HOST_THREADS = option(
     "--host-threads",
@@ -104,7 +104,8 @@ _RECORD_OPTIONS = option_group(
     option(
         "--no-driver",
         is_flag=True,
-        help="With --memory: use only the hooks of libraries, so that a profiler can run in the program.",
+        help="With --memory: record allocations of libraries only, not those of the driver. Then other "
+        "profilers can be used in the program.",
     ),
     option(
         "--limit",
@@ -126,13 +127,13 @@ _PROFILE_TIMES = option_group(
         "--delay",
         type=click.FloatRange(min=0, max=MAX_SECONDS),
         metavar="SECONDS",
-        help="Begin the profile this time after the first use of CUDA.",
+        help="Begin the profile SECONDS after the first use of CUDA.",
     ),
     option(
         "--duration",
         type=click.FloatRange(min=0, min_open=True, max=MAX_SECONDS),
         metavar="SECONDS",
-        help="End the profile this time after its begin.  [default: at the end of the program]",
+        help="End the profile SECONDS after it began.  [default: at the end of the program]",
     ),
     option(
         "--range",

@@ -132,7 +132,7 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
         omitted_count = len(similar_names) - _MAX_SUGGESTIONS
         return f"did you mean {', '.join(similar_names[:_MAX_SUGGESTIONS])} or one of {omitted_count} others?"
     return (
-        "give a CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), library status (ncclSystemError), Xid "
+        "TERM is a CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), a status (ncclSystemError), an Xid "
         "(Xid 79), check (CK012) or environment variable"
     )
 
@@ -302,7 +302,7 @@ def _nodes(topic: Topic) -> Iterator[Node]:
         ("usual causes", topic.causes),
         ("what to do", topic.action),
         ("also known as", ", ".join(topic.other_names)),
-        ("source", topic.source),
+        ("source", "" if topic.kind == "check" else topic.source),
     )
     yield Facts(tuple((label, Text(text)) for label, text in rows if label and text))
 

@@ -15,7 +15,7 @@ from cudakit.units import Unavailable
 Scalar: TypeAlias = int | float | str | bool
 Field: TypeAlias = Scalar | tuple[Scalar, ...] | Unavailable
 
-_NOT_RECORDED = Unavailable("not in the recorded data")
+_NOT_RECORDED = Unavailable("not simulated")
 NOT_QUERIED = Unavailable("not queried")
 
 

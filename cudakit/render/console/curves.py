@@ -111,7 +111,7 @@ def legend(chart: Chart, drawn_curves: Sequence[Curve], width: int) -> list[Text
             lines[-1].append(_LEGEND_GAP).append_text(entry)
         else:
             lines.append(entry)
-    remarks = [_remark(chart, curve) for curve in drawn_curves if curve.coinciding_name]
+    remarks = _remarks(chart, drawn_curves)
     undrawn_names = ", ".join(escape(series.name) for series in chart.series[MAX_CURVES:])
     remarks += [f"Not drawn: {undrawn_names}."] if undrawn_names else []
     return lines + [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
@@ -136,9 +136,17 @@ def _legend_entry(chart: Chart, curve: Curve, width: int) -> Text:
     return Text.assemble(sample, f" {name}", (highest_value, theme.FAINT))
 
 
-def _remark(chart: Chart, curve: Curve) -> str:
-    name, drawn_name = escape(curve.series.name), escape(curve.coinciding_name)
-    return f"{name}, max {_highest(chart, curve)}, is too close to {drawn_name} to be drawn."
+def _remarks(chart: Chart, curves: Sequence[Curve]) -> list[str]:
+    """Return a sentence for each drawn curve that hides others."""
+    hidden_names: dict[str, list[str]] = {}
+    for curve in curves:
+        if curve.coinciding_name:
+            name = f"{escape(curve.series.name)} (max {_highest(chart, curve)})"
+            hidden_names.setdefault(escape(curve.coinciding_name), []).append(name)
+    return [
+        f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} too close to {drawn_name} to be drawn."
+        for drawn_name, names in hidden_names.items()
+    ]
 
 
 def _highest(chart: Chart, curve: Curve) -> str:

@@ -1,8 +1,8 @@
-"""Format call stacks on one line: the call site first, then its callers."""
+"""Format call stacks on one or two lines: the call site first, then its callers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from rich.cells import cell_len
@@ -64,6 +64,32 @@ def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     return line
 
 
+def two_stack_lines(stack: Stack, *, width: int) -> list[Text]:
+    """Format a stack in ``width`` columns: the call site and, on a second line, the frame beside it.
+
+    Without a frame beside the call site, the list has one line. Tables use this form for stacks whose single
+    lines would look the same.
+    """
+    if not stack.frames:
+        return [_cut_line(Text(NO_STACK, theme.FAINT), width)]
+    site_line = _first_fitting(_frame_forms(site(stack)), width)
+    if caller := distinct_caller(stack):
+        file_and_line = f"…/{escape(format_place(caller)).rpartition('/')[2]}"
+        second_forms = [f"← {form}" for form in (*_frame_forms(caller), file_and_line)]
+    else:
+        second_forms = [form.strip() for form in _leaf_forms(stack, with_line=True)]
+    if not second_forms:
+        return [site_line]
+    second_line = _first_fitting([f"  {form}" for form in second_forms], width)
+    second_line.stylize(theme.FAINT)
+    return [site_line, second_line]
+
+
+def _first_fitting(forms: Sequence[str], width: int) -> Text:
+    fitting_form = next((form for form in forms if cell_len(form) <= width), forms[-1])
+    return _cut_line(Text(fitting_form), width)
+
+
 def _forms(stack: Stack, width: int) -> Iterator[str]:
     """Yield forms of a stack on one line, from long to short; an ellipsis marks omitted parts.
 
@@ -74,19 +100,18 @@ def _forms(stack: Stack, width: int) -> Iterator[str]:
         caller_text, short_caller = _frame_forms(caller)
         is_direct = stack.distinct_index == max(stack.site, 0) + 1
         arrow = _CALLED_FROM if is_direct else f"{_CALLED_FROM}… "
-        for leaf_form in dict.fromkeys((*_leaf_forms(stack), "")):
+        for leaf_form in dict.fromkeys((*_leaf_forms(stack, with_line=True), "")):
             yield f"{site_text}{leaf_form}{arrow}{caller_text}"
         yield f"{short_site}{_CALLED_FROM}{short_caller}"
         yield f"{short_site}{_CALLED_FROM}…/{escape(format_place(caller)).rpartition('/')[2]}"
         return
-    leaf_forms = _leaf_forms(stack) or ("",)
+    leaf_forms = _leaf_forms(stack, with_line=stack.distinct_index is not None) or ("",)
     yield from (site_text + leaf_form for leaf_form in leaf_forms)
     yield from (short_site + leaf_form for leaf_form in leaf_forms[1:])
-    if cell_len(short_site) + _MIN_LEAF_WIDTH <= width < cell_len(short_site + leaf_forms[-1]):
+    is_cuttable = stack.distinct_index is None  # a cut line number would be wrong
+    leaf_width = width - cell_len(short_site)
+    if is_cuttable and _MIN_LEAF_WIDTH <= leaf_width < cell_len(leaf_forms[-1]):
         yield cut(short_site + leaf_forms[-1], width)
-    if stack.distinct_index is not None:
-        # Without the function, so that stacks of one call site still differ.
-        yield escape(format_place(site(stack))).rpartition("/")[2] + leaf_forms[-1]
     yield site_text
     yield short_site
 
@@ -99,18 +124,21 @@ def _frame_forms(frame: Frame) -> tuple[str, str]:
     return full_text, short_text if short_text == full_text else f"…/{short_text}"
 
 
-def _leaf_forms(stack: Stack) -> tuple[str, ...]:
-    """Return forms of the frame beside the call site, from long to short: ``(functional.py:7 relu)``."""
+def _leaf_forms(stack: Stack, *, with_line: bool) -> tuple[str, ...]:
+    """Return forms of the frame beside the call site, from long to short: ``(functional.py:7 relu)``.
+
+    With ``with_line`` the shortest form has the file and the line, else the function.
+    """
     frame = leaf(stack)
     if frame is None:
         return ()
     full_text, short_text = _frame_forms(frame)
     # The shortest form of a frame that distinguishes two stacks keeps the line, because the line differs.
-    shortest = [f"… {escape(frame.name)}"]
-    if stack.distinct_index is not None and frame.line:
+    shortest = f"… {escape(frame.name)}"
+    if with_line and frame.line:
         place = escape(format_place(Frame("", frame.filename.rpartition("/")[2], frame.line)))
-        shortest = [f"…/{place}", f"…:{frame.line}"]
-    return tuple(f" ({form})" for form in dict.fromkeys((full_text, short_text, *shortest)))
+        shortest = f"…/{place}"
+    return tuple(f" ({form})" for form in dict.fromkeys((full_text, short_text, shortest)))
 
 
 def _cut_line(line: Text, width: int) -> Text:

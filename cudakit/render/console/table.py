@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -12,7 +14,7 @@ from rich.text import Text
 
 from cudakit.document import Column, Frame, Ratio, Stack, Table, Value
 from cudakit.render.console import theme
-from cudakit.render.console.frames import format_stack, stack_line
+from cudakit.render.console.frames import format_stack, stack_line, two_stack_lines
 from cudakit.render.console.text import (
     cut,
     escape,
@@ -36,8 +38,8 @@ _SHRINK_ORDER: tuple[tuple[_Kind, Literal["width_without_callers", "min_width"]]
     ("stack", "min_width"),
     ("text", "min_width"),
 )
-# The order in which columns are hidden if their minimum widths do not fit; of each kind, the rightmost is
-# hidden first.
+# The order in which columns are hidden if their minimum widths do not fit: optional columns first, then by
+# kind, and of each kind the rightmost first.
 _HIDE_ORDER: tuple[_Kind, ...] = ("bar", "number", "text", "stack")
 
 # Widths in cells.
@@ -48,6 +50,7 @@ _MIN_STACK_WIDTH = 24
 _MIN_TEXT_WIDTH = 12
 _MAX_WORD_WIDTH = 20
 _MAX_LINES = 3
+_SENTENCE_END = re.compile(r"(?<=\.) ")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -56,8 +59,9 @@ def table_lines(table: Table, width: int) -> list[Text]:
     widths = _widths(table, width)
     rule = Text("─" * (sum(widths.values()) + _GAP * (len(widths) - 1)), theme.FAINT)
     lines = [*_header(table.columns, widths), rule]
+    repeated_lines = _repeated_stack_lines(table, widths, width)
     for number, row in enumerate(table.rows):
-        row_lines = _row(table.columns, row, widths, width)
+        row_lines = _row(table.columns, row, widths, width, repeated_lines)
         lines += _make_faint(row_lines) if number in table.faint_rows else row_lines
     if not table.rows:
         lines.append(Text("(none)", theme.FAINT))
@@ -87,14 +91,33 @@ def _header(columns: Sequence[Column], widths: Mapping[int, int]) -> list[Text]:
 
 
 def _row(
-    columns: Sequence[Column], row: Sequence[Value], widths: Mapping[int, int], width: int
+    columns: Sequence[Column],
+    row: Sequence[Value],
+    widths: Mapping[int, int],
+    width: int,
+    repeated_lines: frozenset[str] = frozenset(),
 ) -> list[Text]:
     with_callers = width >= _CALLERS_MIN_WIDTH
     cells = {
-        index: _cell_lines(columns[index], row[index], cell_width, with_callers=with_callers)
+        index: _cell_lines(
+            columns[index], row[index], cell_width, repeated_lines, with_callers=with_callers
+        )
         for index, cell_width in widths.items()
     }
     return _join_cells(columns, cells, widths)
+
+
+def _repeated_stack_lines(table: Table, widths: Mapping[int, int], width: int) -> frozenset[str]:
+    """Return the lines that several call stacks of one column share; these stacks get two lines each."""
+    repeated_lines: set[str] = set()
+    for index, cell_width in widths.items():
+        lines = Counter(
+            _stack_cell_line(row[index], cell_width, with_callers=width >= _CALLERS_MIN_WIDTH).plain
+            for row in table.rows
+            if isinstance(row[index], Stack | Frame)
+        )
+        repeated_lines.update(line for line, count in lines.items() if count > 1)
+    return frozenset(repeated_lines)
 
 
 def _make_faint(lines: list[Text]) -> list[Text]:
@@ -147,8 +170,18 @@ def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Te
     sentences = (
         [f"Columns hidden at this width: {', '.join(hidden_names)}."] if hidden_names else []
     )
-    sentences += [escape(table.caption)] if table.caption else []
+    caption = _visible_caption(escape(table.caption), hidden_names)
+    sentences += [caption] if caption else []
     return [Text(line, theme.FAINT) for text in sentences for line in wrap(text, width)]
+
+
+def _visible_caption(caption: str, hidden_names: Sequence[str]) -> str:
+    """Return the caption without the sentences that explain a hidden column."""
+    beginnings = tuple(f"{name.lower()}:" for name in hidden_names)
+    sentences = _SENTENCE_END.split(caption)
+    return " ".join(
+        sentence for sentence in sentences if not sentence.lower().startswith(beginnings)
+    )
 
 
 # --- widths of columns
@@ -159,6 +192,7 @@ class _ColumnWidths:
     """The widths of a column in cells."""
 
     kind: _Kind
+    is_optional: bool  # the column is hidden before others
     natural_width: int  # every cell fits on one line
     width_without_callers: int  # every cell fits on one line if stacks omit their callers
     min_width: int  # the column is hidden if it would be narrower
@@ -181,11 +215,14 @@ def _fit_widths(column_widths: Sequence[_ColumnWidths], width: int) -> dict[int,
     return widths
 
 
+def _hide_rank(column: _ColumnWidths, index: int) -> tuple[int, int]:
+    """Return the sort key of a column in the order of hiding."""
+    return (-1 if column.is_optional else _HIDE_ORDER.index(column.kind), -index)
+
+
 def _visible_columns(column_widths: Sequence[_ColumnWidths], width: int) -> list[int]:
     visible_indices = list(range(len(column_widths)))
-    hide_order = sorted(
-        visible_indices, key=lambda index: (_HIDE_ORDER.index(column_widths[index].kind), -index)
-    )
+    hide_order = sorted(visible_indices, key=lambda index: _hide_rank(column_widths[index], index))
     for index in hide_order[:-1]:
         if sum(column_widths[i].min_width + _GAP for i in visible_indices) - _GAP <= width:
             break
@@ -224,20 +261,26 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
     }
     return _ColumnWidths(
         column.kind,
+        column.is_optional,
         natural,
         width_without_callers=max(enough_width, min(natural, min_width[column.kind])),
         min_width=min(natural, min_width[column.kind]),
     )
 
 
-def _cell_lines(column: Column, cell: Value, width: int, *, with_callers: bool) -> list[Text]:
-    """Return the lines of a cell; only text can have more than one line."""
+def _cell_lines(
+    column: Column, cell: Value, width: int, repeated_lines: frozenset[str], *, with_callers: bool
+) -> list[Text]:
+    """Return the lines of a cell; only text, and stacks in ``repeated_lines``, can have several lines."""
     match column.kind, cell:
         case "bar", Ratio(ratio) if math.isfinite(ratio):
             return [_bar(ratio, width)]
         case "stack", Stack() | Frame():
-            return [stack_line(_as_stack(cell), width=width, with_callers=with_callers)]
-        case "text", _:
+            line = _stack_cell_line(cell, width, with_callers=with_callers)
+            if line.plain in repeated_lines:
+                return two_stack_lines(_as_stack(cell), width=width)
+            return [line]
+        case "text" | "stack", _:
             lines = wrap(format_value(cell), width, max_lines=_MAX_LINES)
             return [Text(line, style_of(cell)) for line in lines]
         case _:
@@ -285,6 +328,11 @@ def _bar(ratio: float, width: int) -> Text:
     return Text.assemble(
         (_bar_glyphs(ratio, bar_width).ljust(bar_width), theme.BAR), f" {figure_text}"
     )
+
+
+def _stack_cell_line(cell: Value, width: int, *, with_callers: bool) -> Text:
+    stack = _as_stack(cell) if isinstance(cell, Stack | Frame) else Stack(())
+    return stack_line(stack, width=width, with_callers=with_callers)
 
 
 def _as_stack(cell: Stack | Frame) -> Stack:

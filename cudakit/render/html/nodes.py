@@ -131,9 +131,14 @@ def _settings(settings: str) -> Markup | None:
 
 def _facts(facts: Facts) -> Markup:
     """Return labelled values: short ones as cards, and one below the other if one of them is long."""
+    previous_labels = (None, *(label for label, _ in facts.rows[:-1]))
     pairs = (
-        element("div", element("dt", label), element("dd", fact(value)))
-        for label, value in facts.rows
+        element(
+            "div",
+            element("dt", "" if label == previous_label else label),
+            element("dd", fact(value)),
+        )
+        for previous_label, (label, value) in zip(previous_labels, facts.rows, strict=True)
     )
     has_long_value = any(_is_long(value) for _, value in facts.rows)
     return element("dl", *pairs, class_="facts list" if has_long_value else "facts")

@@ -141,9 +141,9 @@ def test_invalid_outputs_leave_no_file(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--tune", "--export", "a.txt"), "a.txt has no suffix of a known format"),
-        (("--tune", "--export", "-"), "no suffix"),
-        (("--tune", "--export", ""), "no suffix"),
+        (("--tune", "--export", "a.txt"), "cannot write a.txt: this report has no format"),
+        (("--tune", "--export", "-"), "no format with this suffix"),
+        (("--tune", "--export", ""), "no format with this suffix"),
         (("--tuned", "a.json", "--library", "cublas"), "--tuned has algorithms of cublaslt"),
         (("--tune", "--tune-time", "inf"), "must be a number above 0"),
     ],

@@ -76,7 +76,7 @@ def test_case_that_failed_verification_has_no_figure_in_any_file(
 @pytest.mark.parametrize("name", ["run", "run.xyz", "json", "run.json.gz"])
 def test_unknown_suffix_is_rejected_before_files_are_created(name: str, tmp_path: Path) -> None:
     with (
-        pytest.raises(UsageError, match="no suffix of a known format") as caught,
+        pytest.raises(UsageError, match="this report has no format with this suffix") as caught,
         open_outputs(output(tmp_path / "run.json", tmp_path / name)),
     ):
         pass

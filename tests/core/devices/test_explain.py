@@ -141,7 +141,7 @@ def test_report_of_check_labels_its_paragraphs() -> None:
     assert document.title == "CK001: the NVIDIA driver is loaded"
     (facts,) = document.nodes
     assert isinstance(facts, Facts)
-    assert [label for label, _ in facts.rows] == ["purpose", "background", "what to do", "source"]
+    assert [label for label, _ in facts.rows] == ["purpose", "background", "what to do"]
 
 
 def test_report_of_several_meanings_has_a_section_for_each() -> None:

@@ -72,7 +72,7 @@ def test_coinciding_curve_is_named_instead_of_drawn() -> None:
     lines = drawn(lines_of(FLAT, Series("nearly", np.full(1000, 99))))
     assert lines[-2:] == [
         "⠶ flat  max 100 B",
-        "nearly, max 99 B, is too close to flat to be drawn.",
+        "nearly (max 99 B) is too close to flat to be drawn.",
     ]
 
 

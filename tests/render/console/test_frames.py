@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudakit.document import Frame, Stack
-from cudakit.render.console.frames import stack_line
+from cudakit.render.console.frames import stack_line, two_stack_lines
 
 TORCH = "/opt/venv/lib/python3.12/site-packages/torch/nn/functional.py"
 SITE = Frame("forward", "/home/ada/llm/model/attention.py", 97)
@@ -79,8 +79,17 @@ def test_distinct_frame_inside_the_call_site_keeps_its_line() -> None:
     stack = Stack((inner, Frame("linear", TORCH, 5560), SITE), site=2, distinct_index=1)
     assert line(stack, 80) == "model/attention.py:97 forward (torch/nn/functional.py:5560 linear)"
     assert line(stack, 55) == "model/attention.py:97 forward (…/functional.py:5560)"
-    assert line(stack, 48) == "model/attention.py:97 forward (…:5560)"
-    assert line(stack, 37) == "…/attention.py:97 forward (…:5560)"
+    assert line(stack, 51) == "…/attention.py:97 forward (…/functional.py:5560)"
+    assert line(stack, 47) == "model/attention.py:97 forward"
+
+
+def test_second_line_of_a_stack_has_the_frame_beside_the_call_site() -> None:
+    lines = [text.plain for text in two_stack_lines(STACK, width=34)]
+    assert lines == ["model/attention.py:97 forward", "  (…/functional.py:5560 linear)"]
+    distant = Stack(STACK.frames, site=1, distinct_index=3)
+    lines = [text.plain for text in two_stack_lines(distant, width=24)]
+    assert lines == ["…/attention.py:97 forwa…", "  ← …/loop.py:214 step"]
+    assert len(two_stack_lines(Stack((SITE,)), width=24)) == 1
 
 
 def test_distinct_caller_is_shown_after_the_call_site() -> None:

@@ -84,6 +84,34 @@ def test_header_wraps_before_cells_are_cut() -> None:
     ]
 
 
+def test_stacks_that_look_the_same_get_a_second_line() -> None:
+    def stack(line: int) -> Stack:
+        frame = Frame("linear", "/site-packages/torch/nn/functional.py", line)
+        return Stack((frame, Frame("forward", "/llm/model/attention.py", 97)), 1, distinct_index=0)
+
+    other = Stack((Frame("step", "/llm/train/loop.py", 7),))
+    table = Table((AT,), ((stack(1),), (stack(2),), (other,)))
+    assert drawn(table, 30)[2:] == [
+        "model/attention.py:97 forward",
+        "  (…/functional.py:1 linear)",
+        "model/attention.py:97 forward",
+        "  (…/functional.py:2 linear)",
+        "train/loop.py:7 step",
+    ]
+
+
+def test_optional_columns_are_hidden_first() -> None:
+    columns = (Column("first", "number", is_optional=True), *(Column(n, "number") for n in "ab"))
+    rows = ((Count(10**7), Count(10**8), Count(10**9)),)
+    table = Table(columns, rows, caption="First: the first one. B: the last one.")
+    assert drawn(table, 30)[2:] == [
+        "100,000,000  1,000,000,000",
+        "Columns hidden at this width:",
+        "first.",
+        "B: the last one.",
+    ]
+
+
 def test_columns_left_out_are_named() -> None:
     columns = (SIZE, SHARE, *(Column(f"count {i}", "number") for i in range(4)), AT)
     row = (Bytes(8 << 30), Ratio(0.5), *(Count(10**7 + i) for i in range(4)), SITE)

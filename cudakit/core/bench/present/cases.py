@@ -38,6 +38,7 @@ class _CaseColumn:
     cell: Callable[[CaseResult], Value]
     kind: Literal["number", "text"] = "number"
     has_value: Callable[[CaseResult], bool] = lambda _: True
+    is_optional: bool = False
 
 
 def cases_table(cases: Sequence[CaseResult]) -> Table:
@@ -52,7 +53,7 @@ def cases_table(cases: Sequence[CaseResult]) -> Table:
     return Table(
         columns=(
             *(_axis_column(name, cases) for name in axes),
-            *(Column(column.title, column.kind) for column in visible_columns),
+            *(Column(column.title, column.kind, column.is_optional) for column in visible_columns),
         ),
         rows=tuple(
             (
@@ -95,8 +96,15 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
         _CaseColumn("shape", _shape, "text", lambda case: "shape" in case.settings),
         _CaseColumn("library", _library, "text", lambda _: has_baselines),
         _CaseColumn("time", lambda case: cell(Seconds, case.median_s)),
-        _CaseColumn("±", lambda case: cell(lambda summary: Ratio(summary.noise), case.statistics)),
-        _CaseColumn("rate", rate, has_value=lambda case: bool(case.amount)),
+        _CaseColumn(
+            "±",
+            lambda case: cell(lambda summary: Ratio(summary.noise), case.statistics),
+            is_optional=True,
+        ),
+        # A narrow table with baselines shows the relative rate instead.
+        _CaseColumn(
+            "rate", rate, has_value=lambda case: bool(case.amount), is_optional=has_baselines
+        ),
         *(
             _CaseColumn(f"vs {baseline}", partial(relative_rate, baseline, cases=cases))
             for baseline in measured_baselines(cases)
@@ -106,14 +114,20 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
             "% of datasheet",
             lambda case: cell(Ratio, case.ratio_to_datasheet),
             has_value=_has_datasheet_peak,
+            is_optional=True,
         ),
-        _CaseColumn("energy", _energy, has_value=_has_energy),
-        _CaseColumn("SM clock", _clock, has_value=lambda case: bool(case.sm_clock_hz)),
-        # Declared as a number, because narrow tables leave out columns of numbers first.
+        _CaseColumn("energy", _energy, has_value=_has_energy, is_optional=True),
+        _CaseColumn(
+            "SM clock",
+            _clock,
+            has_value=lambda case: bool(case.sm_clock_hz),
+            is_optional=True,
+        ),
         _CaseColumn(
             "bound",
             lambda case: cell(lambda limit: Text(limit.bound), case.limit),
             has_value=_has_peak,
+            is_optional=True,
         ),
     ]
 

@@ -20,9 +20,8 @@ _COLUMNS = (
     Column("before", "number"),
     Column("after", "number"),
     Column("change", "number"),
-    Column("CI low", "number"),
-    Column("CI high", "number"),
-    Column("in cycles", "number"),
+    Column("95% CI", "number", is_optional=True),
+    Column("in cycles", "number", is_optional=True),
     Column("verdict", "text"),
 )
 
@@ -61,21 +60,28 @@ def _table(comparison: Comparison) -> Table:
 
 def _row(case: CaseComparison, label: str) -> tuple[Value, ...]:
     interval = case.change_interval
-    low, high = (interval,) * 2 if isinstance(interval, Unavailable) else interval
     return (
         Text(label),
         cell(Seconds, case.before_s),
         cell(Seconds, case.after_s),
         cell(_signed_change, case.change),
-        cell(_signed_change, low),
-        cell(_signed_change, high),
+        cell(_interval, interval),
         cell(_signed_change, case.cycles_change),
         Text(case.verdict.value),
     )
 
 
+def _interval(interval: tuple[float, float]) -> Value:
+    low, high = interval
+    return Text(f"{_signed_text(low)} to {_signed_text(high)}")
+
+
 def _signed_change(change: float) -> Value:
-    return Text(f"+{format_ratio(change)}") if change > 0 else Ratio(change)
+    return Text(_signed_text(change)) if change > 0 else Ratio(change)
+
+
+def _signed_text(change: float) -> str:
+    return f"{'+' if change > 0 else ''}{format_ratio(change)}"
 
 
 def _notes(comparison: Comparison) -> Iterator[Note]:

@@ -10,10 +10,7 @@ from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
 from cudakit.units import Unavailable, capitalized, format_ratio
 
-SIMULATED_NOTE = (
-    "Simulated: all values are computed on the CPU, not measured on a GPU; default sizes are smaller than on "
-    "a GPU."
-)
+SIMULATED_NOTE = "Simulated: all values are computed on the CPU, not measured on a GPU."
 # Maximum plausible share of the peak: smaller excesses are errors of the measurement or of the datasheet.
 _MAX_OF_PEAK = 1.02
 

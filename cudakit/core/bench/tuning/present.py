@@ -25,23 +25,22 @@ from cudakit.document import (
     Value,
 )
 from cudakit.gpu.api.gemm import Gemm
-from cudakit.units import Unavailable, capitalized
+from cudakit.units import Unavailable, capitalized, format_ratio
 
 _COLUMNS = (
     Column("GEMM", "text"),
     Column("default", "number"),
     Column("tuned", "number"),
     Column("gain", "number"),
-    Column("CI low", "number"),
-    Column("CI high", "number"),
+    Column(f"{1 - 2 * FALSE_POSITIVE_RATE:.0%} CI", "number"),
     Column("verdict", "text"),
-    Column("algorithm", "text"),
-    Column("measured", "number"),
+    Column("algorithm", "text", is_optional=True),
+    Column("measured", "number", is_optional=True),
 )
 _CAPTION = (
-    "Gain: time saved by the fastest algorithm compared with the library's default, with a "
-    f"{1 - 2 * FALSE_POSITIVE_RATE:.0%} CI. An algorithm replaces the default if CI low is above 0 and the "
-    f"gain is at least {MIN_GAIN:.0%}. Measured: the number of algorithms that were measured, of "
+    "Gain: time saved by the fastest algorithm compared with the library's default. An "
+    "algorithm replaces the default if the CI of the gain is above 0 and the gain is at least"
+    f" {MIN_GAIN:.0%}. Measured: the number of algorithms that were measured, of "
     "those that the library lists."
 )
 
@@ -98,22 +97,22 @@ def _table(results: Sequence[TunedGemm]) -> Table:
 
 
 def _row(result: TunedGemm) -> tuple[Value, ...]:
-    gain, interval = result.gain, result.gain_interval
-    interval_low, interval_high = (
-        (interval, interval) if isinstance(interval, Unavailable) else interval
-    )
     name = describe_gemm(result.gemm)
     return (
         Text(f"{result.shape}: {name}" if result.shape else name),
         cell(Seconds, result.default_s),
         cell(Seconds, result.winner_s),
-        cell(Ratio, gain),
-        cell(Ratio, interval_low),
-        cell(Ratio, interval_high),
+        cell(Ratio, result.gain),
+        cell(_interval, result.gain_interval),
         Text(_verdict(result)),
         Text(describe_algorithm(result.winner)),
         Text(_count_measured(result)),
     )
+
+
+def _interval(interval: tuple[float, float]) -> Value:
+    low, high = interval
+    return Text(f"{format_ratio(low)} to {format_ratio(high)}")
 
 
 def _verdict(result: TunedGemm) -> str:
@@ -136,7 +135,7 @@ def _missing_gain_notes(tuned: Tuned) -> Iterator[Note]:
                     describe_gemm(result.gemm)
                 )
     for (figure_name, reason), gemms in reasons.items():
-        yield Note("info", f"No {figure_name} for {first_few(gemms)}: {reason}.")
+        yield Note("info", f"No {figure_name} was measured for {first_few(gemms)}: {reason}.")
 
 
 def _wrong_value_notes(tuned: Tuned) -> Iterator[Note]:

@@ -39,7 +39,7 @@ _UNBLOCKED = (
     "samples include launch gaps, because an environment variable prevents the use of the blocker"
 )
 _NOT_REPORTED = Unavailable("the device does not report this property")
-_NO_FINAL = Unavailable("in the search, no other algorithm was as fast as the default")
+_NO_FINAL = Unavailable("in the search, no other algorithm was faster than the default")
 _TOO_FEW = Unavailable("too few samples for a confidence interval")
 _NO_SAMPLE = Unavailable("no other algorithm was measured")
 

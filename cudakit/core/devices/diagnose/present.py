@@ -72,7 +72,7 @@ def paste(result: DoctorResult) -> Document:
             "Passed",
             [node for check in passed_checks for node in _check_nodes(check, check.evidence)],
         ),
-        ("Could not be checked", list(_unknown_check_notes(result.checks))),
+        ("Not performed", list(_unknown_check_notes(result.checks))),
     )
     sections_with_nodes = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
     variables = _variables_section(result.variables)
@@ -100,7 +100,7 @@ def _verdict(result: DoctorResult) -> str:
 def _summary(result: DoctorResult, *, show_all: bool) -> Note:
     """Return the number of checks by status, and advice on the next command."""
     counts = result.counts
-    unknown_text = f", {counts['unknown']} could not be checked" if counts["unknown"] else ""
+    unknown_text = f", {counts['unknown']} not performed" if counts["unknown"] else ""
     text = (
         f"{count_of(len(result.checks), 'check')}: {counts['fail']} failed, "
         f"{count_of(counts['warn'], 'warning')}, {counts['ok']} passed{unknown_text}"
@@ -166,7 +166,7 @@ def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:
         if check.status is Status.UNKNOWN:
             reasons.setdefault(check.summary, []).append(check.id)
     for reason, ids in reasons.items():
-        yield Note("info", f"{', '.join(ids)} could not be checked: {reason}")
+        yield Note("info", f"{', '.join(ids)} not performed: {reason}")
 
 
 # --- environment variables and devices -------------------------------------------------------------

@@ -183,5 +183,7 @@ def _chosen_event(trace: DeviceTrace, replayed: Replay, moment: str | int) -> tu
         return ("oom", int(ooms[-1])) if len(ooms) else ("end", n_events - 1)
     event = int(moment)
     if not -1 <= event < n_events:
-        raise UsageError(f"no event {event} in the trace", hint=f"events: 0 to {n_events - 1}")
+        raise UsageError(
+            f"no event {event} in the trace", hint=f"the trace has events 0 to {n_events - 1}"
+        )
     return "event", event

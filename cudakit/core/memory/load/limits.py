@@ -66,13 +66,14 @@ class Budget:
 
     def _expansion_error(self) -> SnapshotError:
         return SnapshotError(
-            f"the file expands to more events, blocks or call stacks than a snapshot of {self._sizes} has",
-            hint="if you trust the file and it is compressed, decompress it first",
+            "the file describes more events, blocks or call stacks than a snapshot of its size"
+            f" ({self._sizes}) can contain",
+            hint="write the snapshot again; a compressed file that you trust can be decompressed first",
         )
 
 
 def memory_share(memory_bytes: int | None) -> int:
-    """Return the bytes that the content of a file, or its tree, may take: half of the available memory."""
+    """Return the maximum bytes of the content of a file, or of its tree: half of the available memory."""
     return 1 << 62 if memory_bytes is None else memory_bytes // 2
 
 

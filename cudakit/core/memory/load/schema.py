@@ -78,13 +78,15 @@ def _snapshot_parts(tree: Tree) -> dict[str, int]:
         parts = {"segments": tree.root}
         _, items = tree.children(_handle_array(tree.root))
         if not len(items) or "total_size" not in _keys_or_none(tree, int(items[0])):
-            raise SnapshotError("the file holds a list, but not of memory segments")
+            raise SnapshotError(
+                "the file is not a memory snapshot: its list contains no memory segments"
+            )
         return parts
     parts = tree.members(tree.root)
     if not any(name in parts for name in _PARTS):
         keys = ", ".join(sorted(parts)[:4]) or "none"
         raise SnapshotError(
-            f"the file holds a dictionary, but not a memory snapshot (its keys: {keys[:80]})"
+            f"the file is not a memory snapshot: its dictionary has other keys ({keys[:80]})"
         )
     return parts
 

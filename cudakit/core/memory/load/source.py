@@ -51,7 +51,7 @@ def read(path: str, memory_bytes: int | None = None) -> Source:
         else _read_file(Path(path), limit)
     )
     if not packed:
-        raise SnapshotError(f"{name} is empty", hint=f"writing it did not finish; {HINT_DUMP}")
+        raise SnapshotError(f"{name} is empty", hint=HINT_DUMP)
     if packed.startswith(_ZIP):
         raise SnapshotError(
             f"{name} is a zip archive (as torch.save writes), not a memory snapshot",
@@ -59,9 +59,7 @@ def read(path: str, memory_bytes: int | None = None) -> Source:
         )
     content = _unpack(packed, name, limit)
     if not content:
-        raise SnapshotError(
-            f"{name} is empty after decompression", hint=f"writing it did not finish; {HINT_DUMP}"
-        )
+        raise SnapshotError(f"{name} is empty after decompression", hint=HINT_DUMP)
     return Source(name, content, len(packed))
 
 
@@ -74,7 +72,7 @@ def _read_file(path: Path, limit: int) -> bytes:
         with path.open("rb") as stream:
             return stream.read() if status.st_size else _read_stream(stream, str(path), limit)
     except FileNotFoundError:
-        raise SnapshotError(f"{path} does not exist", hint="check the name of the file") from None
+        raise SnapshotError(f"{path} does not exist", hint="check the file name") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise SnapshotError(
@@ -159,5 +157,6 @@ def _expand(
 
 def _damaged_error(name: str, error: Exception) -> SnapshotError:
     return SnapshotError(
-        f"{name} is compressed, and damaged or truncated: {error}", hint="copy the file again"
+        f"{name} cannot be decompressed: the file is damaged or truncated ({error})",
+        hint="copy the file again, or write the snapshot again",
     )

@@ -292,7 +292,10 @@ def keys_error() -> SnapshotError:
 
 def kind_error(expected: str, actual: str) -> SnapshotError:
     """Return the error for a node of the wrong kind."""
-    return SnapshotError(f"the file has {actual} where a memory snapshot has {expected}")
+    names = {"int": "an integer", "float": "a number", "bool": "True or False", "NoneType": "None"}
+    return SnapshotError(
+        f"the file has {names.get(actual, actual)} where a memory snapshot has {expected}"
+    )
 
 
 def _kind_name(node: object) -> str:

@@ -143,7 +143,7 @@ def _change_tables(moment: MomentDiff, top: int) -> Iterator[Node]:
                     (kind, "number", lambda row: Change(row.change_bytes)),
                     ("before", "number", lambda row: Bytes(row.before_bytes)),
                     ("after", "number", lambda row: Bytes(row.after_bytes)),
-                    ("blocks", "number", lambda row: Count(row.after_count)),
+                    ("blocks after", "number", lambda row: Count(row.after_count)),
                     ("call stack", "stack", lambda row: stack_value(row.stack, row.site)),
                 ),
                 rows,

@@ -68,8 +68,8 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
             ),
             summary.pins,
             top,
-            caption="Free: free memory in the segments that contain these blocks. Unshared: in those of"
-            " the segments that contain no other blocks.",
+            caption="Free: free memory in the segments that contain these blocks. Unshared: free"
+            " memory in segments that contain no blocks of other call stacks.",
         )
 
 

@@ -53,5 +53,6 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             ),
             device.steps.site_growth,
             top,
-            caption="Requested memory at the peak of the first and of the last step.",
+            caption="Requested memory at the peak of the first and of the last"
+            " step. Blocks: at the peak of the last step.",
         )

@@ -59,7 +59,7 @@ def _state(device: DeviceMemory) -> Note:
             f" {format_count(oom.event)}{in_annotation(oom)} ({pool_name(oom.pool)} pool,"
             f" stream {oom.stream}): {format_bytes(oom.state.active_bytes)} in use,"
             f" {format_bytes(oom.state.reserved_bytes)} reserved,"
-            f" {format_bytes(oom.device_free_bytes)}{_of_device(oom)} free.{suffix}",
+            f" {format_bytes(oom.device_free_bytes)}{_of_device(oom)}.{suffix}",
         )
     if device.leaks:
         return Note("warn", growth_sentence(device))
@@ -104,8 +104,8 @@ def _shortened(name: str) -> str:
 
 def _of_device(oom: Oom) -> str:
     if oom.device_total_bytes is None:
-        return " of the device"
-    return f" of {format_bytes(oom.device_total_bytes)}"
+        return " free on the device"
+    return f" free on the device ({format_bytes(oom.device_total_bytes)} in total)"
 
 
 def rising_sentence(device: DeviceMemory) -> str:
@@ -358,6 +358,10 @@ def _totals_caption(device: DeviceMemory) -> str:
         after = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
         caption += f", {after}{in_annotation(peak)}; the last event is {device.events - 1:,}"
     caption += "."
+    if device.end.pending_free_bytes or device.at.state.pending_free_bytes:
+        caption += (
+            " Requested and blocks in use include blocks that are pending free; allocated does not."
+        )
     if peak.allocated_is_derived:
         caption += " Sizes marked ~ were computed by the allocator's rules, not recorded."
     return caption

@@ -71,8 +71,8 @@ def _raise_limit(failure: Failure) -> str:
     else:
         factor = max(-(-100 * needed_bytes // allowed_bytes) / 100, 1.01)
         amount = (
-            f"to at least {factor:.2f} times the present fraction: {format_bytes(needed_bytes)} is needed,"
-            f" {format_bytes(allowed_bytes)} could be reserved"
+            f"to at least {factor:.2f} times the present fraction: {format_bytes(needed_bytes)} is needed;"
+            f" the highest reserved memory was {format_bytes(allowed_bytes)}"
         )
     return f"raise the limit with {request.calls.set_limit} {amount}"
 

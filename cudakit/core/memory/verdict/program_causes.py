@@ -95,7 +95,7 @@ def growth(failure: Failure) -> Cause | None:
         sentence=(
             f"the peak of each step rose from {format_bytes(int(peaks[0]))} to"
             f" {format_bytes(int(peaks[-1]))} (including the failed request) over"
-            f" {format_count(len(peaks))} steps, because requests get larger, most at"
+            f" {format_count(len(peaks))} steps, because requests get larger, mainly at"
             f" {_frames_text(row.stack, row.site)}"
         ),
         remedy=(

@@ -67,4 +67,4 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
     if result.simulated:
         yield "on a simulated device"
     if result.stopped:
-        yield "program stopped at the first race"
+        yield "stopped at the first race"

@@ -18,7 +18,7 @@ FASTER = Algorithm(
     id=66, tile=24, stages=36, split_k=2, reduction=2, swizzle=1, custom=3, inner=4, cluster=5
 )
 MACHINE = TunedMachine("NVIDIA H200", "9.0", "cublaslt", "13.1.0", "580.159.04", "0.1.0")
-NO_GAIN = Unavailable("in the search, no other algorithm was as fast as the default")
+NO_GAIN = Unavailable("in the search, no other algorithm was faster than the default")
 
 
 def tuned_gemm(**changes: Any) -> TunedGemm:

@@ -70,7 +70,7 @@ def test_summary_counts_checks_that_could_not_be_made(machine: Machine) -> None:
     result = diagnose(machine(nvml=Unavailable("silent")), only=("CK020", "CK027", "CK028"))
 
     assert notes(present.report(result))[-1].text == (
-        "3 checks: 0 failed, 0 warnings, 1 passed, 2 could not be checked"
+        "3 checks: 0 failed, 0 warnings, 1 passed, 2 not performed"
     )
     assert result.status.name == "OK"
 
@@ -110,7 +110,7 @@ def test_unknown_checks_with_same_reason_share_one_line(machine: Machine) -> Non
 
     assert last.level == "info"
     assert last.text == (
-        "CK027, CK028, CK029, CK030, CK031, CK032 could not be checked: NVML does not answer (CK003)"
+        "CK027, CK028, CK029, CK030, CK031, CK032 not performed: NVML does not answer (CK003)"
     )
 
 

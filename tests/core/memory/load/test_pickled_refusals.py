@@ -160,7 +160,7 @@ def test_exponentially_shared_lists_are_rejected(
     with pytest.raises(SnapshotError, match="more than 10,000 values"):
         tree.plain(tree.root)
     children = tree.children(handles(tree.root))[1]
-    with pytest.raises(SnapshotError, match="expands to more"):
+    with pytest.raises(SnapshotError, match="describes more"):
         tree.children(np.repeat(children, 110))
     assert tree.intern(children)[0].tolist() == [0] * 100
 

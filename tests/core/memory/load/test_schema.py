@@ -171,15 +171,15 @@ def test_annotation_without_stage_or_time_is_ignored(loaded: Loader) -> None:
 @pytest.mark.parametrize(
     ("root", "why"),
     [
-        ({}, "a dictionary, but not a memory snapshot (its keys: none)"),
-        ({"model": 1, "optimizer": 2}, "(its keys: model, optimizer)"),
-        ([], "a list, but not of memory segments"),
-        ([1, 2, 3], "a list, but not of memory segments"),
-        ([{"a": 1}], "a list, but not of memory segments"),
-        (5, "has int where a memory snapshot has a dictionary"),
-        ({"segments": 5}, "has int where a memory snapshot has a list"),
-        ({"segments": [5]}, "has int where a memory snapshot has a dictionary"),
-        ({"device_traces": [[5]]}, "has int where a memory snapshot has a dictionary"),
+        ({}, "its dictionary has other keys (none)"),
+        ({"model": 1, "optimizer": 2}, "its dictionary has other keys (model, optimizer)"),
+        ([], "its list contains no memory segments"),
+        ([1, 2, 3], "its list contains no memory segments"),
+        ([{"a": 1}], "its list contains no memory segments"),
+        (5, "has an integer where a memory snapshot has a dictionary"),
+        ({"segments": 5}, "has an integer where a memory snapshot has a list"),
+        ({"segments": [5]}, "has an integer where a memory snapshot has a dictionary"),
+        ({"device_traces": [[5]]}, "has an integer where a memory snapshot has a dictionary"),
         ([files.segment(LARGE, -5, [])], "a total_size of -5 bytes"),
         ([files.segment(LARGE, 2**50, [])], f"a total_size of {2**50} bytes"),
         ([files.segment(2**63, MIB, [])], "at 0x8000000000000000 is outside"),
@@ -218,7 +218,7 @@ def test_shared_lists_that_expand_too_much_are_rejected(refused: Refused) -> Non
         },
         {"device_traces": [[event("alloc", 0, 1, frames=[name] * n) for n in range(200)]]},
     ):
-        assert "expands to more" in refused(root)
+        assert "describes more" in refused(root)
     settings = {"device_traces": [], "allocator_settings": nested}
     assert "more than 10,000 values" in refused(settings)
 

@@ -192,7 +192,7 @@ def test_items_of_all_calls_together_are_limited(grow: Grow) -> None:
     tree = grow([shared] * 80)
     lists = items(tree)
     tree.children(lists)
-    with pytest.raises(SnapshotError, match="expands to more"):
+    with pytest.raises(SnapshotError, match="describes more"):
         tree.children(lists)
 
 

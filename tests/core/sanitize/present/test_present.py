@@ -160,8 +160,7 @@ def test_title_mentions_simulation_and_early_stop() -> None:
     result = result_of(report_of(race()), simulated=True, stopped=True)
 
     assert (
-        title(result)
-        == "1 race between streams, on a simulated device, program stopped at the first race"
+        title(result) == "1 race between streams, on a simulated device, stopped at the first race"
     )
 
 

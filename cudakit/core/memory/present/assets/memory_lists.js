@@ -152,10 +152,10 @@ export class DetailsView {
     const { model, state } = this.app;
     const cursor = state.get("cursor");
     const totals = model.totalsAt(cursor);
-    const rows = Object.entries(totals).map(([name, value]) => [name, name === "blocks" ? formatCount(value) : formatBytes(value)]);
+    const rows = Object.entries(totals).map(([name, value]) => [name === "active" ? "in use" : name, name === "blocks" ? formatCount(value) : formatBytes(value)]);
     const free = model.free.at(cursor);
     if (free) {
-      rows.push(["free", formatBytes(free.free)], ["largest free block", formatBytes(free.largest)], ["fragmentation", formatShare(free.fragmentation)]);
+      rows.push(["free in segments", formatBytes(free.free)], ["largest free block", formatBytes(free.largest)], ["fragmentation", formatShare(free.fragmentation)]);
     }
     const time = this.app.clockTime(cursor);
     if (time) rows.push(["time", time]);

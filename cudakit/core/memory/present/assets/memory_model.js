@@ -127,7 +127,10 @@ export class MemoryModel {
     return site ? this.frameTexts[site - 1] : NO_STACK;
   }
 
-  /** Return the call sites of stacks as texts. Stacks with equal call sites also show the first frame that differs. */
+  /**
+   * Return the call sites of stacks as texts. Stacks with equal call sites also show the first frame that differs:
+   * `site → frame` for a frame that the call site calls, `site ← frame` for a caller, as in the tables.
+   */
   distinctTexts(stacks) {
     const texts = stacks.map((stack) => this.stackText(stack));
     const frames = new Map();
@@ -137,7 +140,9 @@ export class MemoryModel {
       if (!sameSite.length) return text;
       const path = framesOf(stacks[i]);
       const depth = path.findIndex((frame, j) => sameSite.some((stack) => framesOf(stack)[j] !== frame));
-      return depth < 0 || this.frameTexts[path[depth]] === text ? text : `${text} ← ${this.frameTexts[path[depth]]}`;
+      if (depth < 0 || this.frameTexts[path[depth]] === text) return text;
+      const arrow = depth < path.indexOf(this.arrays.stack_site[stacks[i]] - 1) ? "→" : "←";
+      return `${text} ${arrow} ${this.frameTexts[path[depth]]}`;
     });
   }
 

@@ -246,7 +246,7 @@ export class TimeView {
     const { app } = this;
     const width = this.surface.width;
     const pointedEvent = this.scale.event(x, width);
-    const totals = ["reserved", "active", "requested"].map((name) => `${name} ${formatBytes(app.model.curves[name][pointedEvent + 1])}`);
+    const totals = ["reserved", "active", "requested"].map((name) => `${name === "active" ? "in use" : name} ${formatBytes(app.model.curves[name][pointedEvent + 1])}`);
     const lines = [app.eventLabel(pointedEvent), totals.join(" · ")];
     const free = app.model.free.at(pointedEvent);
     if (free) lines.push(`free in segments ${formatBytes(free.free)} · largest free block ${formatBytes(free.largest)} · fragmentation ${formatShare(free.fragmentation)}`);

@@ -4,6 +4,7 @@ import { VirtualList, formatBytes, formatCount, formatShare, make } from "./canv
 import { FlameGraph } from "./flame.js";
 import { firstAtLeast } from "./profile_model.js";
 import { formatNanoseconds, formatTime } from "./profile_time.js";
+import { shortName } from "./profile_timeline.js";
 
 const ROW = 24; // height of a row in pixels
 const COLUMNS = [
@@ -49,7 +50,7 @@ export class GroupTable {
   #row(row) {
     const { app } = this;
     const isPicked = app.state.get("by") === this.kind && app.state.get("group") === row.id;
-    const cells = COLUMNS.map(([column, , text]) => make("span", { class: cssClass(column) }, ...(column === "name" && app.state.get("by") === this.kind ? [app.swatch(row.id)] : []), text(row)));
+    const cells = COLUMNS.map(([column, , text]) => make("span", { class: cssClass(column) }, ...(column === "name" && app.state.get("by") === this.kind ? [app.swatch(row.id)] : []), column === "name" && this.kind === "kernel" ? shortName(row.name) : text(row)));
     const onclick = () => app.state.set({ by: this.kind, group: isPicked ? -1 : row.id });
     return make("div", { class: `list-row${isPicked ? " picked" : ""}`, title: row.name, onclick }, ...cells);
   }
@@ -115,7 +116,7 @@ export class WorkList {
       make("span", { class: "time" }, formatTime(work.start[i])),
       make("span", { class: "bytes" }, formatNanoseconds(work.duration[i])),
       make("span", { class: "share" }, work.kind[i] ? formatBytes(work.size[i]) : `stream ${app.model.streamOfWork(i)}`),
-      make("span", { class: "name" }, app.swatch(app.grouping.ids[work.signature[i]]), name),
+      make("span", { class: "name" }, app.swatch(app.grouping.ids[work.signature[i]]), shortName(name)),
     );
   }
 }
