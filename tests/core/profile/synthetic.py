@@ -54,7 +54,7 @@ class Program:
     # --- the host
 
     def host(self, duration_ns: int) -> None:
-        """Let the host work outside of CUDA."""
+        """Add time in which the host works outside of CUDA."""
         self.now_ns += duration_ns
 
     def call(self, function: str, duration_ns: int, *, line: int = 0) -> int:
