@@ -133,6 +133,7 @@ def _drawn_steps(device: Device) -> DeviceSteps:
         [step.time.start_ns for step in steps],
         [step.time.end_ns for step in steps],
         [f"{'warm-up ' if step.is_warm_up else ''}step {step.number}" for step in steps],
+        [step.is_warm_up for step in steps],
     )
 
 
