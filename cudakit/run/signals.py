@@ -46,7 +46,8 @@ class SignalRelay:
     def __enter__(self) -> SignalRelay:
         awaited_signals = self._handled | {Signals.SIGCHLD}
         self._handlers = {
-            number: signal.signal(number, self._receive) for number in awaited_signals
+            signal_number: signal.signal(signal_number, self._receive)
+            for signal_number in awaited_signals
         }
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited_signals)
         self.mask = {Signals(number) for number in previous_mask if number in set(Signals)}
@@ -54,15 +55,17 @@ class SignalRelay:
 
     def __exit__(self, *_: object) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        for signal_number, handler in self._handlers.items():
+            signal.signal(signal_number, handler)
 
     def pending(self, seconds: float) -> Iterator[Signals]:
         """Yield the signals to relay. Return when a child changes state, or after a number of seconds."""
         while self._from_other_threads:
-            number = self._from_other_threads.popleft()
-            if number in self._handled and not (number in _FROM_TERMINALS and _is_in_foreground()):
-                yield number
+            signal_number = self._from_other_threads.popleft()
+            if signal_number in self._handled and not (
+                signal_number in _FROM_TERMINALS and _is_in_foreground()
+            ):
+                yield signal_number
         deadline = time.monotonic() + seconds
         awaited_signals = self._handled | {Signals.SIGCHLD}
         while info := signal.sigtimedwait(awaited_signals, max(deadline - time.monotonic(), 0)):

@@ -50,7 +50,7 @@ class Reserve:
             )
 
     def size_bytes(self, total_bytes: int) -> int:
-        """Return the bytes on a device with ``total_bytes`` of memory; at most 9/8 of it, as in PyTorch."""
+        """Return the size on a device with ``total_bytes`` of memory; at most 9/8 of it, as in PyTorch."""
         unit_bytes = total_bytes if self.unit == "share" else _GIB
         return int(min(self.value * unit_bytes, FULL_RESERVE * total_bytes))
 

@@ -4,9 +4,9 @@ import torch
 
 from timing import run
 
-a = torch.rand(64, 256, 256, device="cuda")
-b = torch.rand(64, 256, 256, device="cuda")
-c = torch.empty(64, 256, 256, device="cuda")
+a = torch.rand(64, 64, 64, device="cuda")
+b = torch.rand(64, 64, 64, device="cuda")
+c = torch.empty(64, 64, 64, device="cuda")
 
 
 def step():

@@ -251,12 +251,16 @@ def test_idle_time_of_a_window_is_divided_by_cause(open_page: OpenPage, tmp_path
 
 def test_click_on_a_step_selects_it_as_the_window(open_page: OpenPage, tmp_path: Path) -> None:
     activities = collect([Event(KernelRun(7, "k", 1, 100 * i, 100 * i + 50)) for i in range(10)])
-    steps = DeviceSteps(activities.process, 0, [0, 400], [400, 900], ["warm-up step 1", "step 2"])
+    steps = DeviceSteps(
+        activities.process, 0, [0, 400], [400, 900], ["warm-up step 1", "step 2"], [True, False]
+    )
     nodes = (explorer([activities], steps=[steps]),)
     path = tmp_path / "page.html"
     path.write_text(render(Document("GPU profile", nodes)), encoding="utf-8")
     opened = open_page(path)
     assert evaluate(opened, f"() => {APP}.model.rows[0].label") == "steps"
+    # The page opens on the measured steps.
+    assert evaluate(opened, f"() => {APP}.state.get('view')") == [400, 900]
     x = evaluate(opened, f"() => {APP}.timeline.axis.x(600, {APP}.timeline.surface.width)")
     top = evaluate(opened, f"() => {APP}.timeline.places.find(({{ row }}) => row).top")
     box = opened.page.locator(".panes canvas").first.bounding_box()

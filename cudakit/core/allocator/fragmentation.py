@@ -100,12 +100,23 @@ def stream_pools_of(
     stream_pools: dict[tuple[PoolId, bool, int], list[StreamPool]] = {}
     for segment, blocks in segment_blocks:
         key = segment.pool.id, segment.pool.small, segment.stream
-        free = [block for block in blocks if block.free]
-        sizes = [block.size for block in free]
-        releasable = sum(map(segment.releasable_bytes, free)) if key[0] == DEFAULT_POOL else 0
-        pending = sum(block.size for block in blocks if not block.free and not block.allocated)
+        free_blocks = [block for block in blocks if block.free]
+        sizes = [block.size for block in free_blocks]
+        releasable_bytes = (
+            sum(map(segment.releasable_bytes, free_blocks)) if key[0] == DEFAULT_POOL else 0
+        )
+        pending_bytes = sum(
+            block.size for block in blocks if not block.free and not block.allocated
+        )
         stream_pools.setdefault(key, []).append(
-            StreamPool(*key, segment.size, sum(sizes), max(sizes, default=0), releasable, pending)
+            StreamPool(
+                *key,
+                segment.size,
+                sum(sizes),
+                max(sizes, default=0),
+                releasable_bytes,
+                pending_bytes,
+            )
         )
     sums = map(_sum_stream_pools, stream_pools.values())
     return tuple(sorted(sums, key=lambda pool: -pool.free_bytes))

@@ -255,12 +255,12 @@ class Stacks:
         return frames
 
     def _frame(self, code: CodeType, offset: int) -> dict[str, str | int]:
-        cached = self._frames.get((code, offset))
-        if cached is None:
+        cached_frame = self._frames.get((code, offset))
+        if cached_frame is None:
             line = self._line(code, offset)
-            cached = {"name": code.co_name, "filename": code.co_filename, "line": line}
-            self._frames[code, offset] = cached
-        return cached
+            cached_frame = {"name": code.co_name, "filename": code.co_filename, "line": line}
+            self._frames[code, offset] = cached_frame
+        return cached_frame
 
     def _line(self, code: CodeType, offset: int) -> int:
         if code not in self._lines:

@@ -44,7 +44,7 @@ class Segment:
         return self.first.segment_stack
 
     def releasable_bytes(self, block: Block) -> int:
-        """Return the bytes of a free block that can be released: all if it is the whole segment, else 0."""
+        """Return the number of bytes of a free block that can be released: all if it is the whole segment."""
         return 0 if block.is_split else block.size
 
     def blocks(self) -> list[Block]:
@@ -104,7 +104,7 @@ class MappedRange(Segment):
         return self.ptr + self.size
 
     def releasable_bytes(self, block: Block) -> int:
-        """Return the bytes of a free block that can be released: those of the whole pages in the block."""
+        """Return the number of bytes of a free block that can be released: the whole pages in the block."""
         assert block.expandable_segment is not None  # noqa: S101
         begin, end = block.expandable_segment.pages_within(block)
         return end - begin

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -121,17 +122,31 @@ class _Tables:
     def __init__(self) -> None:
         self.strings: dict[str, int] = {}
         self.stacks: dict[Stack, int] = {(): 0}
-        self._string_indices: dict[int, list[int]] = defaultdict(
-            list
-        )  # indices here, by number of the trace
-        self._stack_indices: dict[int, list[int]] = defaultdict(list)
+        # The indices here of the strings and of the stacks of each trace, by the number of the trace.
+        self._string_indices: dict[int, _Index] = {}
+        self._stack_indices: dict[int, _Index] = {}
 
     def renumber(self, batch: Batch) -> tuple[_Index, _Index]:
         """Return the index here of each string and of each stack of a batch's tables."""
-        string_indices = self._string_indices[batch.chain]
-        stack_indices = self._stack_indices[batch.chain]
-        for text in batch.strings[len(string_indices) :]:
-            string_indices.append(self.strings.setdefault(text, len(self.strings)))
-        for stack in batch.stacks[len(stack_indices) :]:
-            stack_indices.append(self.stacks.setdefault(stack, len(self.stacks)))
-        return np.array(string_indices, np.uint32), np.array(stack_indices, np.uint32)
+        return (
+            _extended(self._string_indices, batch.chain, batch.strings, self.strings),
+            _extended(self._stack_indices, batch.chain, batch.stacks, self.stacks),
+        )
+
+
+_Item = TypeVar("_Item", str, Stack)
+
+
+def _extended(
+    indices_of_trace: dict[int, _Index],
+    chain: int,
+    items: Sequence[_Item],
+    numbers: dict[_Item, int],
+) -> _Index:
+    """Return the number of each item of a trace; only new items are looked up."""
+    indices = indices_of_trace.get(chain, np.empty(0, np.uint32))
+    if len(items) > len(indices):
+        new = [numbers.setdefault(item, len(numbers)) for item in items[len(indices) :]]
+        indices = np.concatenate([indices, np.array(new, np.uint32)])
+        indices_of_trace[chain] = indices
+    return indices

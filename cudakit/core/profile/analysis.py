@@ -151,14 +151,17 @@ class _Process:
         work = self._timeline.work
         rows = np.flatnonzero(work.device == device)
         first_ns, last_ns = int(work.start_ns[rows[0]]), int(work.end_ns[rows].max())
+        steps = steps_of_device(self._timeline, rows, self._steps)
+        gaps = find_gaps(self._timeline, rows, self._threads)
+        if steps.count:
+            _mark_start_up(gaps, int(steps.begin_ns[0]))
         division = _Division(
             busy_time(self._timeline, rows),
-            find_gaps(self._timeline, rows, self._threads),
+            gaps,
             first_ns,
             last_ns,
             self._origin_ns,
         )
-        steps = steps_of_device(self._timeline, rows, self._steps)
         rows_measured = rows[steps.contains(work.start_ns[rows])] if steps.count else rows
         name, multiprocessors = self._device_facts(device)
         table = tables.WorkTable(
@@ -250,6 +253,14 @@ class _Process:
             median_ns=int(np.median(durations)) if len(durations) else 0,
             steps=rows,
         )
+
+
+def _mark_start_up(gaps: Gaps, first_step_ns: int) -> None:
+    """Change data loading before the first step into other host work: the program imports and prepares."""
+    is_before = gaps.end_ns <= first_step_ns
+    loading = gaps.by_cause_ns[is_before, IdleCause.DATA_LOADING]
+    gaps.by_cause_ns[is_before, IdleCause.OTHER_HOST] += loading
+    gaps.by_cause_ns[is_before, IdleCause.DATA_LOADING] = 0
 
 
 @dataclass(frozen=True, slots=True)

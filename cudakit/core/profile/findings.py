@@ -112,10 +112,14 @@ def _at(stack: tuple[Frame, ...], site: int) -> str:
 
 def _launch_bound(device: Device) -> Iterator[Finding]:
     kernels = sum(kernel.calls for kernel in device.kernels)
-    if not kernels:
+    collectives = sum(collective.calls for collective in device.collectives)
+    if kernels == collectives:
         return iter(())
     idle = device.measured.idle.launch_ns
-    mean = sum(kernel.total_ns for kernel in device.kernels) / kernels
+    # The time of a collective has that of waiting for other ranks.
+    total = sum(kernel.total_ns for kernel in device.kernels)
+    total -= sum(collective.total_ns for collective in device.collectives)
+    mean = total / (kernels - collectives)
     return _finding(
         device,
         "launch-bound",

@@ -14,7 +14,7 @@ from cudakit.trace.kinds import EventKind
 
 # Maximum number of ranges that are open at once in a thread. More are ignored, so that programs that never
 # end their ranges do not use ever more memory.
-_MAX_OPEN_RANGES: Final = 256
+_MAX_OPEN_RANGES: Final = 64
 
 
 class RangeKey(NamedTuple):
@@ -39,11 +39,18 @@ class OpenRanges:
         return self._numbers[path]
 
 
-class _Changes(NamedTuple):
-    """The times at which the open ranges of a thread change, and the combination after each."""
+@dataclass(slots=True)
+class _Changes:
+    """The times at which the open ranges change, and the number of the combination after each."""
 
-    time_ns: list[int]
-    path: list[int]
+    time_ns: list[int] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)
+
+    def paths_at(self, time_ns: Times) -> Times:
+        """Return the number of the combination that is open at each time."""
+        index = np.searchsorted(np.array(self.time_ns, np.int64), time_ns, side="right")
+        result: Times = np.array([0, *self.path], np.int64)[index]
+        return result
 
 
 def open_ranges(activities: Activities, thread: Times, time_ns: Times) -> tuple[OpenRanges, Times]:
@@ -52,36 +59,44 @@ def open_ranges(activities: Activities, thread: Times, time_ns: Times) -> tuple[
     Ranges of the process (``nvtxRangeStart``) contain the ranges of all threads.
     """
     ranges = OpenRanges()
-    path = np.zeros(len(time_ns), np.int64)
-    for key, changes in _changes(activities, ranges).items():
-        rows = np.flatnonzero(thread == np.uint64(key))
-        index = np.searchsorted(np.array(changes.time_ns, np.int64), time_ns[rows], side="right")
-        path[rows] = np.array([0, *changes.path], np.int64)[index]
-    return ranges, path
+    process_changes, thread_changes = _changes(activities, ranges)
+    process_path = process_changes.paths_at(time_ns)
+    thread_path = np.zeros(len(time_ns), np.int64)
+    for number, changes in thread_changes.items():
+        rows = np.flatnonzero(thread == np.uint64(number))
+        thread_path[rows] = changes.paths_at(time_ns[rows])
+    if not process_changes.path:
+        return ranges, thread_path
+    count = len(ranges.paths)
+    pairs, pair_of_time = np.unique(process_path * count + thread_path, return_inverse=True)
+    numbers = [
+        ranges.number(ranges.paths[pair // count] + ranges.paths[pair % count])
+        for pair in pairs.tolist()
+    ]
+    return ranges, np.array(numbers, np.int64)[pair_of_time]
 
 
-def _changes(activities: Activities, ranges: OpenRanges) -> dict[int, _Changes]:
-    """Return the changes of every thread that has ranges; those of the process are part of each."""
+def _changes(activities: Activities, ranges: OpenRanges) -> tuple[_Changes, dict[int, _Changes]]:
+    """Return the changes of the ranges of the process, and those of each thread."""
     process_ranges: dict[int, RangeKey] = {}
     thread_ranges: defaultdict[int, list[RangeKey]] = defaultdict(list)
-    changes: defaultdict[int, _Changes] = defaultdict(lambda: _Changes([], []))
-    calling_threads = np.unique(activities.of(EventKind.API_CALL)["thread"]).tolist()
+    process_changes = _Changes()
+    thread_changes: defaultdict[int, _Changes] = defaultdict(_Changes)
     for time, is_pop, name, domain, thread, number in _events(activities):
-        if number:
-            if is_pop:
-                process_ranges.pop(number, None)
-            elif len(process_ranges) < _MAX_OPEN_RANGES:
-                process_ranges[number] = RangeKey(name, domain)
-        elif not is_pop:
-            if len(thread_ranges[thread]) < _MAX_OPEN_RANGES:
-                thread_ranges[thread].append(RangeKey(name, domain))
-        else:
-            _pop(thread_ranges[thread], domain)
-        for changed in calling_threads if number else (thread,):
-            path = (*process_ranges.values(), *thread_ranges[changed])
-            changes[changed].time_ns.append(time)
-            changes[changed].path.append(ranges.number(path))
-    return changes
+        stack = thread_ranges[thread]
+        if number and is_pop:
+            process_ranges.pop(number, None)
+        elif number and len(process_ranges) < _MAX_OPEN_RANGES:
+            process_ranges[number] = RangeKey(name, domain)
+        elif not number and is_pop:
+            _pop(stack, domain)
+        elif not number and len(stack) < _MAX_OPEN_RANGES:
+            stack.append(RangeKey(name, domain))
+        changes = process_changes if number else thread_changes[thread]
+        path = tuple(process_ranges.values()) if number else tuple(stack)
+        changes.time_ns.append(time)
+        changes.path.append(ranges.number(path))
+    return process_changes, thread_changes
 
 
 def _pop(stack: list[RangeKey], domain: int) -> None:

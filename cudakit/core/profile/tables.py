@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from cudakit.trace.kinds import LIBRARY_DOMAINS, Direction, EventKind, MemoryKin
 from cudakit.trace.trace_file import Frame as TraceFrame
 from cudakit.trace.trace_file import Stack
 
+# Kernel that adds the partial results of a GEMM that is split along K.
+_SPLIT_K = re.compile(r"split_?k.*reduce|reduce.*split_?k", re.IGNORECASE)
 _HOST_MEMORY = {
     MemoryKind.PAGEABLE: "pageable",
     MemoryKind.PINNED: "pinned",
@@ -147,11 +150,15 @@ def _kernel(table: WorkTable, name: int, positions: Times, runs: int) -> Kernel:
 
 def _begins_run(table: WorkTable) -> Times:
     """Return which work follows other work than the same kernel in its stream."""
-    work = table.timeline.work
+    work, names = table.timeline.work, table.timeline.names
     stream, name = work.stream[table.rows], work.name[table.rows]
+    values, index = np.unique(name, return_inverse=True)
+    # A GEMM that is split along K has a second kernel, which is a part of it.
+    is_part = np.array([bool(_SPLIT_K.search(names[value])) for value in values.tolist()], bool)
+    begins = np.ones(len(name), bool)
     order = np.argsort(stream, kind="stable")
+    order = order[~is_part[index[order]]]
     stream, name = stream[order], name[order]
-    begins = np.ones(len(order), bool)
     begins[order[1:]] = (stream[1:] != stream[:-1]) | (name[1:] != name[:-1])
     return begins
 

@@ -150,10 +150,12 @@ def analyze_log(
 
 def _created_streams(records: Records) -> dict[int, StreamFlag]:
     """Return the streams whose creation is recorded, with their flags."""
-    created = view(
+    creation_records = view(
         records[np.asarray(records["kind"]) == EventKind.STREAM_CREATE], EventKind.STREAM_CREATE
     )
     return {
         stream: StreamFlag(flag)
-        for stream, flag in zip(created["stream"].tolist(), created["flag"].tolist(), strict=True)
+        for stream, flag in zip(
+            creation_records["stream"].tolist(), creation_records["flag"].tolist(), strict=True
+        )
     }

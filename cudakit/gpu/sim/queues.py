@@ -65,12 +65,12 @@ class Capture:
     def is_joined(self, end: Nodes) -> bool:
         """Return whether the last nodes of the origin stream depend, transitively, on every node."""
         visited: set[Node] = set()
-        pending = list(end)
-        while pending:
-            node = pending.pop()
+        unvisited = list(end)
+        while unvisited:
+            node = unvisited.pop()
             if node not in visited:
                 visited.add(node)
-                pending += node.dependencies
+                unvisited += node.dependencies
         return len(visited) == len(self.nodes)
 
 

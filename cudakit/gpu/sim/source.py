@@ -115,8 +115,8 @@ def _parameter_size(parameter: str, types: Mapping[str, int]) -> int | None:
 
 
 def _base_type(declaration: str) -> str:
-    remaining = [word for word in declaration.split() if word not in _QUALIFIERS]
+    type_words = [word for word in declaration.split() if word not in _QUALIFIERS]
     # The type "short int" is "short", and "signed" is "int".
-    if len(remaining) > 1 and remaining[-1] == "int" and remaining[-2] != "unsigned":
-        remaining.pop()
-    return " ".join(remaining) or "int"
+    if len(type_words) > 1 and type_words[-1] == "int" and type_words[-2] != "unsigned":
+        type_words.pop()
+    return " ".join(type_words) or "int"

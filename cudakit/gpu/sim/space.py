@@ -228,5 +228,5 @@ class Heap:
 
 
 def rounded_size(size_bytes: int) -> int:
-    """Return the bytes that an allocation occupies."""
+    """Return the number of bytes that an allocation occupies."""
     return round_up(size_bytes, _ALIGNMENT_BYTES)

@@ -192,8 +192,8 @@ class _ColumnWidths:
     """The widths of a column in cells."""
 
     kind: _Kind
-    is_optional: bool  # the column is hidden before others
-    natural_width: int  # every cell fits on one line
+    is_optional: bool  # whether the column is hidden before other columns
+    natural_width: int  # width in which every cell fits on one line
     width_without_callers: int  # every cell fits on one line if stacks omit their callers
     min_width: int  # the column is hidden if it would be narrower
 

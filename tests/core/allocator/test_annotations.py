@@ -121,7 +121,7 @@ def test_annotated_snapshot_opens_in_memviz(tmp_path: Path) -> None:
         *("SEGMENT_ALLOC", "ALLOC", "ANNOTATE"),
         *("SEGMENT_ALLOC", "ALLOC", "FREE_REQUESTED", "FREE_COMPLETED"),
     ]
-    assert [(mark.name, mark.start) for mark in snapshot.annotations] == [
+    assert [(mark.name, mark.is_start) for mark in snapshot.annotations] == [
         ("step 1", True),
         ("step 1", False),
     ]

@@ -49,12 +49,12 @@ class Program:
         self.stream_end_ns: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._stacks: dict[Stack, int] = {(): 0}
         self._correlation = 0
-        self._emit(DeviceInfo("NVIDIA H200", 132, 141 << 30))
+        self.emit(DeviceInfo("NVIDIA H200", 132, 141 << 30))
 
     # --- the host
 
     def host(self, duration_ns: int) -> None:
-        """Let the host work outside of CUDA."""
+        """Add time in which the host works outside of CUDA."""
         self.now_ns += duration_ns
 
     def call(self, function: str, duration_ns: int, *, line: int = 0) -> int:
@@ -63,23 +63,23 @@ class Program:
         start = self.now_ns
         self.now_ns += duration_ns
         body = ApiCall(function, self._correlation, start, self.now_ns)
-        self._emit(body, line=line)
+        self.emit(body, line=line)
         return self._correlation
 
     @contextmanager
     def range(self, name: str, domain: str = "") -> Iterator[None]:
         """Open an NVTX range."""
-        self._emit(RangePush(name, domain))
+        self.emit(RangePush(name, domain))
         yield
-        self._emit(RangePop(domain))
+        self.emit(RangePop(domain))
 
     def mark(self, name: str, domain: str = "") -> None:
         """Set an NVTX mark."""
-        self._emit(Mark(name, domain))
+        self.emit(Mark(name, domain))
 
     def lose(self, reason: str, count: int) -> None:
         """Record that events were lost."""
-        self._emit(Gap(reason, count))
+        self.emit(Gap(reason, count))
 
     # --- work of the device
 
@@ -91,7 +91,7 @@ class Program:
         correlation = self.call("cudaLaunchKernel", self.launch_ns, line=line)
         start, end = self._run(stream, device, duration_ns, after_ns)
         body = KernelRun(stream, name, correlation, start, end, grid=(blocks, 1, 1))
-        self._emit(body, device=device)
+        self.emit(body, device=device)
         return end
 
     def kernel_without_call(self, name: str, duration_ns: int) -> None:
@@ -104,8 +104,8 @@ class Program:
         correlation = self.call("cudaGraphLaunch", self.launch_ns, line=line)
         for number, name in enumerate(names, 1):
             start, end = self._run(stream, 0, duration_ns, 0)
-            self._emit(KernelRun(stream, name, correlation, start, end, graph_node=number))
-            self._emit(GraphNodeSite(number), line=1000 + number)
+            self.emit(KernelRun(stream, name, correlation, start, end, graph_node=number))
+            self.emit(GraphNodeSite(number), line=1000 + number)
 
     def copy(
         self, size_bytes: int, duration_ns: int, *, stream: int = 1, line: int = 0,
@@ -118,13 +118,13 @@ class Program:
         call_ns = end - self.now_ns if is_blocking else self.launch_ns
         correlation = self.call("cudaMemcpyAsync", call_ns, line=line)
         memory = (host, MemoryKind.DEVICE) if to_device else (MemoryKind.DEVICE, host)
-        self._emit(CopyRun(stream, start, end, size_bytes, correlation, -1, direction, *memory))
+        self.emit(CopyRun(stream, start, end, size_bytes, correlation, -1, direction, *memory))
 
     def fill(self, size_bytes: int, duration_ns: int, *, stream: int = 1, line: int = 0) -> None:
         """Start a memset."""
         correlation = self.call("cudaMemsetAsync", self.launch_ns, line=line)
         start, end = self._run(stream, 0, duration_ns, 0)
-        self._emit(FillRun(stream, start, end, size_bytes, correlation))
+        self.emit(FillRun(stream, start, end, size_bytes, correlation))
 
     def synchronize(self, *, line: int = 0, latency_ns: int = 2 * US) -> None:
         """Wait for all work; the call returns ``latency_ns`` after the work has ended."""
@@ -132,7 +132,7 @@ class Program:
         end = max([start, *self.stream_end_ns.values()]) + latency_ns
         correlation = self.call("cudaStreamSynchronize", end - start, line=line)
         kind = SynchronizationType.STREAM_SYNC
-        self._emit(Synchronization(1, start, end, kind, correlation))
+        self.emit(Synchronization(1, start, end, kind, correlation))
 
     def synchronize_in(self, function: str, *, line: int = 0) -> None:
         """Call a function that waits for all work, without a record of the synchronization."""
@@ -163,7 +163,7 @@ class Program:
         self.stream_end_ns[device, stream] = start + duration_ns
         return start, start + duration_ns
 
-    def _emit(self, body: EventBody, *, line: int = 0, device: int = 0) -> None:
+    def emit(self, body: EventBody, *, line: int = 0, device: int = 0) -> None:
         site = 0
         if line:
             stack = (

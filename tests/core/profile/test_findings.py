@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from core.profile.synthetic import MS, US, Program
+from core.profile.synthetic import MS, US, Program, activities_of
 
 from cudakit.core.profile.analysis import analyze
+from cudakit.core.profile.present.report import brief
 from cudakit.core.profile.result import Finding, ProfileResult
+from cudakit.document import Note
 from cudakit.trace.kinds import Direction, MemoryKind
 
 STEPS = 10
@@ -191,3 +193,41 @@ def test_lost_events_forbid_an_estimate() -> None:
     result = _result(program)
     assert result.gaps == {"kernels: the buffers of CUPTI were full": 12}
     assert [finding.saving_share for finding in result.findings] == [None]
+
+
+def test_reduction_of_a_split_gemm_is_a_part_of_it() -> None:
+    program = Program(launch_ns=2 * US)
+    for _ in range(STEPS):
+        with program.range("step"):
+            for _ in range(32):
+                program.kernel("sgemm_64x64_splitK", 9 * US, blocks=4, line=8)
+                program.kernel("splitKreduce_kernel", 3 * US, blocks=4, line=8)
+            program.kernel("softmax", 30 * US, line=9)
+    assert "32 in a row" in _findings(program)["small-gemms"].sentence
+
+
+def test_long_host_time_before_the_first_step_is_no_data_loading() -> None:
+    program = Program()
+    program.kernel("set-up", 10 * US)
+    program.host(5_000 * MS)
+    for _ in range(STEPS):
+        with program.range("step"):
+            program.copy(1 << 20, 50 * US, line=7)
+            program.kernel("gemm", 4 * MS, line=8)
+    recorded = _result(program).devices[0].recorded
+    assert recorded.idle.data_loading_ns == 0
+    assert recorded.idle.other_host_ns > 4_000 * MS
+
+
+def test_findings_of_several_devices_at_one_line_are_one_note() -> None:
+    slow, slower = _small_kernels(graphed=False), Program(process=200)
+    for _ in range(STEPS):
+        with slower.range("step"):
+            for _ in range(100):
+                slower.kernel("k", 3 * US, line=10)
+                slower.host(30 * US)
+    result = analyze(activities_of(slow, slower)).result
+    assert len(result.findings) == 2
+    (note,) = (line for line in brief(result) if isinstance(line, Note) and line.level == "warn")
+    assert note.text.startswith("process 200 cuda:0: Launch-bound")
+    assert "Alike on 1 other GPU" in note.text

@@ -99,7 +99,7 @@ def test_streams_have_their_time_alone() -> None:
     assert (second.busy_ns, second.alone_ns, second.small_ns) == (40 * US, 0, 40 * US)
 
 
-def test_devices_of_a_process_are_told_apart() -> None:
+def test_devices_of_a_process_are_distinguished() -> None:
     program = Program()
     program.kernel("a", 10 * US, device=0)
     program.kernel("b", 30 * US, device=1)

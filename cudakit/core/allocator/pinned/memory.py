@@ -68,14 +68,14 @@ class HostMemory:
         self.settings = settings
 
     def _make_pool(self, pool_id: PoolId) -> HostPool:
-        pending = PendingFrees(
+        pending_frees = PendingFrees(
             self._upstream,
             self._complete,
             self.captures,
             in_order=True,
             unused_events=self._unused_events,
         )
-        return HostPool(pool_id, pending, splits=self._splits)
+        return HostPool(pool_id, pending_frees, splits=self._splits)
 
     # Blocks.
 

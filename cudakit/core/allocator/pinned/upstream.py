@@ -154,7 +154,9 @@ class HostStats:
 
     def read(self) -> dict[str, int]:
         """Return the 28 numbers by name, in alphabetical order."""
-        counts, totals = zip(*self.active.values(), strict=True) if self.active else ((), ())
+        request_counts, size_totals = (
+            zip(*self.active.values(), strict=True) if self.active else ((), ())
+        )
         numbers = {
             "num_host_alloc": self.allocations.allocated,
             "num_host_free": self.allocations.freed,
@@ -162,7 +164,7 @@ class HostStats:
         numbers |= self.alloc_time.read("host_alloc_time") | self.free_time.read("host_free_time")
         numbers |= _read("allocations", (self.allocations,))
         numbers |= _read("allocated_bytes", (self.allocated_bytes,))
-        numbers |= _read("active_requests", counts) | _read("active_bytes", totals)
+        numbers |= _read("active_requests", request_counts) | _read("active_bytes", size_totals)
         return dict(sorted(numbers.items()))
 
     def reset_peaks(self) -> None:

@@ -203,11 +203,11 @@ class _Sample:
         return values.reshape(indices.shape)
 
 
-def stratified_sample(count: int, size: int, random: np.random.Generator) -> _Indices:
-    """Return up to ``size`` numbers of range(count): one at random in each of equal parts, and both ends."""
-    if count <= size:
+def stratified_sample(count: int, max_samples: int, random: np.random.Generator) -> _Indices:
+    """Return up to ``max_samples`` indices below ``count``: both ends, and a random one per equal part."""
+    if count <= max_samples:
         return np.arange(count)
-    stratum_edges = np.linspace(0, count, size + 1).astype(np.int64)
+    stratum_edges = np.linspace(0, count, max_samples + 1).astype(np.int64)
     sampled_indices = random.integers(stratum_edges[:-1], stratum_edges[1:])
     sampled_indices[0], sampled_indices[-1] = 0, count - 1
     return sampled_indices

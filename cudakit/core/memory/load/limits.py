@@ -73,7 +73,7 @@ class Budget:
 
 
 def memory_share(memory_bytes: int | None) -> int:
-    """Return the bytes that the content of a file, or its tree, may take: half of the available memory."""
+    """Return the maximum bytes of the content of a file, or of its tree: half of the available memory."""
     return 1 << 62 if memory_bytes is None else memory_bytes // 2
 
 

@@ -39,7 +39,7 @@ def find_limit_passed(snapshot: dict[str, Any], limit_bytes: int) -> list[LimitP
 
 
 def _reserved(snapshot: dict[str, Any], device: int) -> int:
-    """Return the bytes of a device that are reserved at the end of the trace."""
+    """Return the number of bytes of a device that are reserved at the end of the trace."""
     return sum(
         segment["total_size"] for segment in snapshot["segments"] if segment["device"] == device
     )

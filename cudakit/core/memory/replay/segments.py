@@ -82,16 +82,19 @@ class SegmentHistory:
 
         The pool of a segment that is not in the final state is unknown and counts as the default pool.
         """
-        final = self.final_segments
-        if not len(final):
+        final_segments = self.final_segments
+        if not len(final_segments):
             return np.zeros(len(address), np.int32)
-        index = np.maximum(np.searchsorted(final.address, address, side="right") - 1, 0)
+        index = np.maximum(np.searchsorted(final_segments.address, address, side="right") - 1, 0)
         is_inside = (
-            (address >= final.address[index])
-            & (address - final.address[index] < final.size[index].astype(np.uint64))
+            (address >= final_segments.address[index])
+            & (
+                address - final_segments.address[index]
+                < final_segments.size[index].astype(np.uint64)
+            )
             & (event >= self.final_begin[index])
         )
-        return np.where(is_inside, final.pool[index], 0).astype(np.int32)
+        return np.where(is_inside, final_segments.pool[index], 0).astype(np.int32)
 
 
 def segment_history(trace: DeviceTrace) -> SegmentHistory:

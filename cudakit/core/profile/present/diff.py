@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from cudakit.core.profile.diff import Change, DeviceChange, ProfileDiff
 from cudakit.core.profile.present.report import CAUSES
@@ -18,6 +19,7 @@ from cudakit.document import (
     Text,
     Value,
 )
+from cudakit.trace.kernel_names import short_kernel
 from cudakit.units import Unavailable, capitalized, format_ratio, format_seconds
 
 # Smaller changes than this share of a step are noise of the measurement.
@@ -53,7 +55,8 @@ def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
     ]
     unit = "Times are per step." if device.per_step else "Times are totals: no steps to compare."
     yield _table("time", [device.step, device.busy, *causes], unit)
-    for title, rows in (("Kernels", device.kernels), ("Lines", device.lines)):
+    kernels = tuple(replace(row, name=short_kernel(row.name)) for row in device.kernels)
+    for title, rows in (("Kernels", kernels), ("Lines", device.lines)):
         if rows:
             shown = rows[:top] if top else rows
             omitted = len(rows) - len(shown)

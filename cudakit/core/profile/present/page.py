@@ -82,6 +82,7 @@ class DeviceSteps:
     start_ns: Sequence[int]  # nanoseconds after the first activity of all processes
     end_ns: Sequence[int]
     names: Sequence[str]
+    is_warm_up: Sequence[bool]
 
 
 def explorer(
@@ -190,6 +191,7 @@ class _Page:
         rows = [self._rows[number] for number in row_order]
         return {
             "duration_ns": max(ends, default=self._base_ns) - self._base_ns,
+            "measured_ns": self._measured_time(),
             "rows": [[row.source, row.label, row.group] for row in rows],
             "names": list(self._names),
             "frames": list(self._tree.frames),
@@ -332,6 +334,20 @@ class _Page:
             "row": row_of_track[track],
             "name": names[spans.name],
         }
+
+    def _measured_time(self) -> tuple[int, int] | None:
+        """Return the time of all steps but the warm-up; None without steps. The page opens on it."""
+        times = [
+            (start, end)
+            for steps in self._steps
+            for start, end, is_warm_up in zip(
+                steps.start_ns, steps.end_ns, steps.is_warm_up, strict=True
+            )
+            if not is_warm_up
+        ]
+        if not times:
+            return None
+        return min(start for start, _ in times), max(end for _, end in times)
 
     # --- steps and idle time -----------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias, TypeVar
@@ -84,7 +85,7 @@ def report(result: ProfileResult, *, top: int = 10, by: TableName | None = None)
     if not result.devices:
         return Document(capitalized(NO_WORK), tuple(_limits_of_recording(result)))
     nodes: list[Node] = [*_answers(result), *_limits_of_recording(result)]
-    nodes += [finding_note(finding, result) for finding in result.findings]
+    nodes += _finding_notes(result)
     sections = [
         Section(device_name(device, result), tuple(_device_nodes(device, top, by)))
         for device in result.devices
@@ -132,6 +133,7 @@ def _drawn_steps(device: Device) -> DeviceSteps:
         [step.time.start_ns for step in steps],
         [step.time.end_ns for step in steps],
         [f"{'warm-up ' if step.is_warm_up else ''}step {step.number}" for step in steps],
+        [step.is_warm_up for step in steps],
     )
 
 
@@ -139,8 +141,12 @@ def brief(result: ProfileResult) -> tuple[str | Note, ...]:
     """Return the answer, the limits of the recording and the findings."""
     if not result.devices:
         return (capitalized(NO_WORK), *_limits_of_recording(result))
-    notes = (finding_note(finding, result) for finding in result.findings)
-    return (title(result), *_answers(result), *_limits_of_recording(result), *notes)
+    return (
+        title(result),
+        *_answers(result),
+        *_limits_of_recording(result),
+        *_finding_notes(result),
+    )
 
 
 # --- the answer ------------------------------------------------------------------------------------
@@ -199,8 +205,17 @@ def _causes(idle: IdleTime) -> list[tuple[str, int]]:
     return [(name, getattr(idle, field)) for field, (name, _) in CAUSES.items()]
 
 
-def finding_note(finding: Finding, result: ProfileResult) -> Note:
-    """Return a finding as a note with its saving and its actions."""
+def _finding_notes(result: ProfileResult) -> Iterator[Note]:
+    """Yield the findings; a finding of several devices at the same line is one note, on the worst device."""
+    alike: defaultdict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in result.findings:
+        alike[finding.rule, place(finding.stack, finding.site)].append(finding)
+    for findings in alike.values():
+        yield _finding_note(findings[0], result, findings[1:])
+
+
+def _finding_note(finding: Finding, result: ProfileResult, others: Sequence[Finding]) -> Note:
+    """Return a finding as a note with its saving and its actions; ``others`` are alike on other devices."""
     share, time = finding.saving_share, _time(finding.saving_ns)
     saving = (
         f" Could save up to {format_ratio(share)} ({time})."
@@ -213,6 +228,8 @@ def finding_note(finding: Finding, result: ProfileResult) -> Note:
         if (device.process, device.device) == (finding.process, finding.device)
     )
     several = f"{device_name(device, result)}: " if len(result.devices) > 1 else ""
+    if others and share is not None:
+        saving += f" {_also(others)}."
     places = (("change", Stack(finding.stack, finding.site)),) if finding.stack else ()
     return Note(
         "warn",
@@ -220,6 +237,15 @@ def finding_note(finding: Finding, result: ProfileResult) -> Note:
         remedies=finding.actions,
         finding=DocumentFinding(finding.rule, finding.estimate, places),
     )
+
+
+def _also(others: Sequence[Finding]) -> str:
+    """Return on how many other devices a finding holds, with the range of its saving."""
+    shares = [other.saving_share for other in others if other.saving_share is not None]
+    if len(others) == 1:
+        return f"Alike on 1 other GPU ({format_ratio(shares[0])})"
+    least, most = format_ratio(min(shares)), format_ratio(max(shares))
+    return f"Alike on {len(others):,} other GPUs ({least} to {most})"
 
 
 def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:

@@ -18,8 +18,10 @@ class ProfileExplorer {
     this.model = model;
     this.tooltip = new Tooltip();
     const last = model.duration;
+    // The program's start can be much longer than its steps, which would then be too narrow to read.
+    const opening = model.facts.measured_ns || [0, last];
     this.state = new PageState(
-      { view: [0, last], window: null, by: "kernel", tab: "flame", group: -1, pick: "", filter: "" },
+      { view: opening, window: null, by: "kernel", tab: "flame", group: -1, pick: "", filter: "" },
       {
         view: rangeReader(0, last),
         window: rangeReader(0, last),

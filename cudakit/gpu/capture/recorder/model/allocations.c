@@ -24,7 +24,7 @@ static size_t first_ending_after(uint64_t address)
     return low;
 }
 
-/* Return the bytes of device memory of an allocation. */
+/* Return the size in bytes of the device memory of an allocation: 0 for pinned host memory. */
 static uint64_t device_size(const allocation *item)
 {
     return item->memory_kind == ALLOCATION_PINNED ? 0 : item->hi - item->lo;
