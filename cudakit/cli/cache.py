@@ -33,7 +33,7 @@ def cache(context: click.Context) -> None:
     """Show, clear or fill the cache of compiled kernels.
 
     Benchmarks and the race detector compile CUDA code for the GPU at hand and keep the result in
-    ~/.cache/cudakit, or in CUDAKIT_CACHE_DIR. Files in a directory that other users can write to are ignored.
+    ~/.cache/cudakit, or in CUDAKIT_CACHE_DIR. Files that other users can write to are ignored.
 
     \b
     cudakit cache show

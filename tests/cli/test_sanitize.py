@@ -103,7 +103,10 @@ def test_damaged_log_is_one_line_and_exit_code_2(cli: Cli) -> None:
     done = cli("sanitize", LOG)
 
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "cudakit: error: races.log is damaged: it is truncated\n"
+    assert done.stderr == (
+        "cudakit: error: races.log is damaged: the file is truncated\n"
+        "hint: copy the file again, or repeat the run\n"
+    )
 
 
 def test_foreign_file_is_rejected_with_the_command_that_writes_a_log(cli: Cli) -> None:

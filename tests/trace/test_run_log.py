@@ -141,7 +141,7 @@ def test_every_changed_byte_is_detected(log_path: Path) -> None:
 def test_log_without_its_end_is_truncated(log_path: Path) -> None:
     log_path.write_bytes(log_content(*batches(), outcome=None))
 
-    with pytest.raises(InputError, match="damaged: it is truncated"):
+    with pytest.raises(InputError, match="damaged: the file is truncated"):
         read(log_path)
 
 

@@ -133,7 +133,7 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
         return f"did you mean {', '.join(similar_names[:_MAX_SUGGESTIONS])} or one of {omitted_count} others?"
     return (
         "TERM is a CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), a status (ncclSystemError), an Xid "
-        "(Xid 79), check (CK012) or environment variable"
+        "(Xid 79), a check (CK012) or an environment variable"
     )
 
 

@@ -29,7 +29,7 @@ def filter_trace(
         if not 0 <= stream < len(trace.streams):
             raise UsageError(
                 f"no stream {stream} in the snapshot",
-                hint=f"the snapshot has streams {', '.join(map(str, range(len(trace.streams))))}",
+                hint=f"streams of the snapshot: {', '.join(map(str, range(len(trace.streams))))}",
             )
         keep_event &= trace.events.stream == stream
         keep_segment &= trace.segments.stream == stream
@@ -38,7 +38,7 @@ def filter_trace(
             pool_list = "; ".join(map(_pool_text, snapshot.pools))
             raise UsageError(
                 f"no pool {_pool_text(pool)} in the snapshot",
-                hint=f"the snapshot has pools {pool_list}",
+                hint=f"pools of the snapshot: {pool_list}",
             )
         pool_id = snapshot.pools.index(pool)
         recorded_pools = trace.events.pool

@@ -140,10 +140,10 @@ def test_unknown_stream_error_lists_the_streams(
 ) -> None:
     with pytest.raises(UsageError, match=f"no stream {stream}") as caught:
         narrowed(two_streams(), stream=stream)
-    assert caught.value.hint == "streams: 0, 1, 2, 3"
+    assert caught.value.hint == "streams of the snapshot: 0, 1, 2, 3"
 
 
 def test_unknown_pool_error_lists_the_pools() -> None:
     with pytest.raises(UsageError, match="no pool 7,7") as caught:
         narrowed(two_streams(), pool=(7, 7))
-    assert caught.value.hint == "pools: 0,0; 0,1; 1,0; 0,2"
+    assert caught.value.hint == "pools of the snapshot: 0,0; 0,1; 1,0; 0,2"

@@ -86,7 +86,8 @@ def select_devices(
         )
         selected_name = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
         raise UsageError(
-            f"no {selected_name} in the snapshot", hint=f"devices: {available_devices}"
+            f"no {selected_name} in the snapshot",
+            hint=f"devices of the snapshot: {available_devices}",
         )
     return selected_pairs
 
@@ -184,6 +185,6 @@ def _chosen_event(trace: DeviceTrace, replayed: Replay, moment: str | int) -> tu
     event = int(moment)
     if not -1 <= event < n_events:
         raise UsageError(
-            f"no event {event} in the trace", hint=f"the trace has events 0 to {n_events - 1}"
+            f"no event {event} in the trace", hint=f"events of the trace: 0 to {n_events - 1}"
         )
     return "event", event

@@ -97,7 +97,7 @@ def _traces_to_replay(
             f"no device {device} in the snapshot"
             if device is not None
             else "no device in the snapshot",
-            hint=f"devices: {', '.join(map(str, device_numbers)) or 'none'}",
+            hint=f"devices of the snapshot: {', '.join(map(str, device_numbers)) or 'none'}",
         )
     pairs_with_trace = [pair for pair in pairs_of_device if len(pair[1].events)]
     if not pairs_with_trace:
