@@ -181,6 +181,7 @@ class _Process:
         window_start, window_end = self._window(first_ns, last_ns)
         analyzed = Device(
             process=self._timeline.process,
+            rank=self._timeline.activities.rank,
             device=device,
             name=name,
             multiprocessors=multiprocessors,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cudakit.core.profile.findings import place
-from cudakit.core.profile.present.report import copies_name
+from cudakit.core.profile.present.tables import copies_name
 from cudakit.core.profile.result import Device, Limit, ProfileResult
 from cudakit.trace.kinds import Direction
 

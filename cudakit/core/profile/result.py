@@ -173,6 +173,7 @@ class Device:
     """The work of one process on one device."""
 
     process: int  # PID
+    rank: int | None  # rank of the process in its job, as of torchrun; null if there is none
     device: int  # CUDA index in the process
     name: str  # name of the device; empty if it was not recorded
     multiprocessors: int  # number of multiprocessors; 0 if it was not recorded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from core.profile.synthetic import MS, US, Program, activities_of
 
 from cudakit.core.profile.analysis import analyze
@@ -50,6 +52,18 @@ def test_report_names_the_straggler_and_has_a_section_for_each_rank() -> None:
     assert "Process 101 cuda:0 was the last of all ranks in 8 of 8 collectives" in text
     assert "── process 100 cuda:0 " in text
     assert "── process 101 cuda:0 " in text
+
+
+def test_report_names_ranks_that_a_launcher_numbered() -> None:
+    result = _ranks(1 * MS, 2 * MS)
+    devices = tuple(replace(device, rank=rank) for rank, device in enumerate(result.devices))
+    document = report(replace(result, devices=devices))
+
+    text = console.render(document, width=100, color=False, ascii_only=False, height=1000)
+
+    assert "Rank 1, cuda:0 was the last of all ranks in 8 of 8 collectives" in text
+    assert "── rank 0, cuda:0 " in text
+    assert "process 100" not in text
 
 
 def test_overlap_of_collectives_counts_other_kernels_only() -> None:

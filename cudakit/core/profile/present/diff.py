@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cudakit.core.profile.diff import Change, DeviceChange, ProfileDiff
-from cudakit.core.profile.present.report import CAUSES
+from cudakit.core.profile.present.tables import CAUSES
 from cudakit.document import (
     Column,
     Document,

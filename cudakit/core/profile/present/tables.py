@@ -1,0 +1,287 @@
+"""The tables of a profile's report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, TypeAlias, TypeVar
+
+from cudakit.core.profile.findings import place
+from cudakit.core.profile.result import (
+    Collective,
+    Copies,
+    Device,
+    HostWait,
+    Kernel,
+    Limit,
+    Line,
+    NamedRange,
+    ProfileResult,
+    Steps,
+    StreamWork,
+)
+from cudakit.document import (
+    Bytes,
+    Column,
+    Count,
+    Node,
+    Rate,
+    Ratio,
+    Seconds,
+    Section,
+    Table,
+    Text,
+    Value,
+)
+from cudakit.trace.kernel_names import short_kernel
+from cudakit.trace.kinds import Direction
+from cudakit.units import capitalized, format_count, format_ratio, format_seconds
+
+_T = TypeVar("_T")
+_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
+Columns: TypeAlias = Sequence[tuple[str, _Kind, Callable[[_T], Value]]]
+TableName: TypeAlias = Literal["kernel", "line", "range"]
+
+# The name of each cause of idle time in reports, and its meaning.
+CAUSES = {
+    "launch_ns": ("launch-bound", "the host enqueued work more slowly than the GPU completed it"),
+    "host_wait_ns": ("host waits", "the host waited for the GPU, then the GPU for new work"),
+    "allocation_ns": ("memory allocation", "the host allocated or freed memory by the driver"),
+    "data_loading_ns": ("data loading", "the host prepared data before it copied them to the GPU"),
+    "other_host_ns": ("other host work", "the host was outside of CUDA calls for at least 1 ms"),
+    "dependency_ns": ("dependencies", "enqueued work waited for other streams or its predecessor"),
+    "unknown_ns": ("unknown", "the launch of the next work was not recorded"),
+    "not_started_ns": ("before the first work", "no work had been enqueued yet"),
+    "ended_ns": ("after the last work", "no more work was enqueued"),
+}
+_DIRECTIONS = {
+    Direction.HOST_TO_DEVICE: "host to device",
+    Direction.DEVICE_TO_HOST: "device to host",
+    Direction.DEVICE_TO_DEVICE: "within the device",
+    Direction.HOST_TO_HOST: "host to host",
+}
+
+
+def device_nodes(device: Device, top: int, by: TableName | None) -> Iterator[Node]:
+    """Yield the tables of a device; ``by`` selects one of the work tables."""
+    yield _time_table(device)
+    if device.kernels and by in (None, "kernel"):
+        yield Section("Kernels", (_kernel_table(device, top),))
+    if device.lines and by in (None, "line"):
+        yield Section("Lines", (_line_table(device, top),))
+    if device.ranges and by in (None, "range"):
+        yield Section("NVTX ranges", (_range_table(device, top),))
+    if device.copies:
+        yield Section("Copies", (_copy_table(device, top),))
+    if device.collectives:
+        yield Section("Collectives", (_collective_table(device, top),))
+    if device.waits:
+        yield Section("Waits and allocations of the host", (_wait_table(device, top),))
+    if len(device.streams) > 1:
+        yield Section("Streams", (_stream_table(device, top),))
+
+
+def _time_table(device: Device) -> Table:
+    time = device.measured
+    rows = [("busy", "at least one kernel, copy or memset ran", time.busy_ns)]
+    rows += [
+        (f"idle: {name}", meaning, getattr(time.idle, field))
+        for field, (name, meaning) in CAUSES.items()
+        if getattr(time.idle, field)
+    ]
+    steps = device.steps.measured
+    columns: Columns[tuple[str, str, int]] = (
+        ("time", "text", lambda row: Text(row[0])),
+        (
+            "a step" if steps else "total",
+            "number",
+            lambda row: Seconds(row[2] / 1e9 / max(steps, 1)),
+        ),
+        ("share", "bar", lambda row: Ratio(row[2] / time.length_ns if time.length_ns else 0.0)),
+        ("meaning", "text", lambda row: Text(row[1])),
+    )
+    return make_table(columns, rows, _steps_sentence(device.steps))
+
+
+def _steps_sentence(steps: Steps) -> str:
+    if not steps.measured:
+        return (
+            "No steps were found: the tables cover the time from the first to the last work. Mark steps with "
+            "an NVTX range: with cudakit.range('step')."
+        )
+    source = {
+        "range": f"the NVTX range '{steps.name}'",
+        "mark": f"the mark '{steps.name}'",
+        "repetition": "a repeated sequence of launches",
+    }[steps.source]
+    left_out = []
+    if steps.warm_up:
+        name = (
+            "The first step is" if steps.warm_up == 1 else f"The first {steps.warm_up:,} steps are"
+        )
+        left_out.append(f" {name} warm-up and left out.")
+    if steps.slow:
+        slow_ns = sum(step.time.length_ns for step in steps.steps if step.is_slow)
+        name = "step is" if steps.slow == 1 else "steps are"
+        left_out.append(
+            f" {steps.slow:,} later {name} more than 3 times slower than the median and left out "
+            f"({duration_text(slow_ns)})."
+        )
+    measured = count_text("step", steps.measured)
+    return capitalized(f"{measured} measured, found by {source}.{''.join(left_out)}")
+
+
+def _kernel_table(device: Device, top: int) -> Table:
+    columns: Columns[Kernel] = (
+        ("kernel", "text", lambda row: Text(short_kernel(row.name))),
+        ("calls", "number", lambda row: Count(row.calls)),
+        ("total", "number", lambda row: Seconds(row.total_ns / 1e9)),
+        ("mean", "number", lambda row: Seconds(row.mean_ns / 1e9)),
+        ("share", "number", lambda row: Ratio(row.share)),
+        ("line", "text", lambda row: Text(place(row.stack, row.site))),
+    )
+    return limited_table(columns, device.kernels, top, ("kernel", "kernels"))
+
+
+def _line_table(device: Device, top: int) -> Table:
+    columns: Columns[Line] = (
+        ("line", "text", lambda row: Text(f"{place((row.frame,), 0)} {row.frame.name}")),
+        ("own", "number", lambda row: Seconds(row.own_ns / 1e9)),
+        ("cumulative", "number", lambda row: Seconds(row.cumulative_ns / 1e9)),
+        ("launches", "number", lambda row: Count(row.calls)),
+        ("share", "bar", lambda row: Ratio(row.share)),
+    )
+    caption = "GPU time of work that the line launched itself (own), or in functions it called."
+    return limited_table(columns, device.lines, top, ("line", "lines"), caption)
+
+
+def _range_table(device: Device, top: int) -> Table:
+    columns: Columns[NamedRange] = (
+        (
+            "range",
+            "text",
+            lambda row: Text(f"{row.domain}: {row.name}" if row.domain else row.name),
+        ),
+        ("launches", "number", lambda row: Count(row.count)),
+        ("GPU time", "number", lambda row: Seconds(row.total_ns / 1e9)),
+        ("share", "bar", lambda row: Ratio(row.share)),
+    )
+    return limited_table(columns, device.ranges, top, ("range", "ranges"))
+
+
+def _copy_table(device: Device, top: int) -> Table:
+    columns: Columns[Copies] = (
+        ("direction", "text", lambda row: Text(copies_name(row))),
+        ("calls", "number", lambda row: Count(row.calls)),
+        ("size", "number", lambda row: Bytes(row.size_bytes)),
+        ("time", "number", lambda row: Seconds(row.total_ns / 1e9)),
+        (
+            "rate",
+            "number",
+            lambda row: Rate(row.bytes_per_s, "B") if row.bytes_per_s else Text("-"),
+        ),
+        ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
+        ("line", "text", lambda row: Text(place(row.stack, row.site))),
+    )
+    caption = (
+        f"Overlap is the share of the time in which a kernel ran, too: "
+        f"{format_ratio(share_of(device.copies_overlapped_ns, device.copies_ns))} of all copies."
+    )
+    return limited_table(
+        columns, device.copies, top, ("kind of copies", "kinds of copies"), caption
+    )
+
+
+def copies_name(copies: Copies) -> str:
+    """Return direction and host memory of copies: ``host to device, pageable``."""
+    if copies.peer:
+        return "device to device"
+    direction = _DIRECTIONS[copies.direction]
+    return direction if copies.host == "none" else f"{direction}, {copies.host}"
+
+
+def _collective_table(device: Device, top: int) -> Table:
+    columns: Columns[Collective] = (
+        ("collective", "text", lambda row: Text(short_kernel(row.name))),
+        ("calls", "number", lambda row: Count(row.calls)),
+        ("time", "number", lambda row: Seconds(row.total_ns / 1e9)),
+        ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
+        ("line", "text", lambda row: Text(place(row.stack, row.site))),
+    )
+    caption = "Overlap is the share of the time in which another kernel ran, too."
+    return limited_table(columns, device.collectives, top, ("collective", "collectives"), caption)
+
+
+def _wait_table(device: Device, top: int) -> Table:
+    columns: Columns[HostWait] = (
+        ("call", "text", lambda row: Text(row.function)),
+        ("line", "text", lambda row: Text(place(row.stack, row.site))),
+        ("calls", "number", lambda row: Count(row.calls)),
+        ("host time", "number", lambda row: Seconds(row.blocked_ns / 1e9)),
+        ("GPU idle", "number", lambda row: Seconds(row.idle_ns / 1e9)),
+    )
+    return limited_table(columns, device.waits, top, ("call site", "call sites"))
+
+
+def _stream_table(device: Device, top: int) -> Table:
+    columns: Columns[StreamWork] = (
+        ("stream", "number", lambda row: Count(row.stream)),
+        ("launches", "number", lambda row: Count(row.calls)),
+        ("busy", "number", lambda row: Seconds(row.busy_ns / 1e9)),
+        ("alone", "number", lambda row: Seconds(row.alone_ns / 1e9)),
+    )
+    caption = "Alone is the time in which only this stream had running work."
+    return limited_table(columns, device.streams, top, ("stream", "streams"), caption)
+
+
+def limit_table(result: ProfileResult) -> Iterator[Node]:
+    """Yield the table of measured limits of this GPU, if the result has them."""
+    if result.limits:
+        columns: Columns[Limit] = (
+            ("rate of", "text", lambda row: Text(row.name)),
+            ("profile", "number", lambda row: Rate(row.bytes_per_s, "B")),
+            ("measured limit", "number", lambda row: Rate(row.limit_bytes_per_s, "B")),
+            ("share", "bar", lambda row: Ratio(row.share)),
+        )
+        yield Section("Limits of this GPU", (make_table(columns, result.limits),))
+
+
+# --- building tables -------------------------------------------------------------------------------
+
+
+def make_table(columns: Columns[_T], items: Iterable[_T], caption: str = "") -> Table:
+    """Return a table with a row for each item."""
+    return Table(
+        tuple(Column(title, kind) for title, kind, _ in columns),
+        tuple(tuple(value(item) for _, _, value in columns) for item in items),
+        caption,
+    )
+
+
+def limited_table(
+    columns: Columns[_T], items: Sequence[_T], top: int, names: tuple[str, str], caption: str = ""
+) -> Table:
+    """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
+    shown = items[:top] if top else items
+    omitted = len(items) - len(shown)
+    singular, plural = names
+    rest = (
+        f"{omitted:,} more {singular if omitted == 1 else plural}: --top 0 shows all."
+        if omitted
+        else ""
+    )
+    return make_table(columns, shown, " ".join(filter(None, (caption, rest))))
+
+
+def share_of(part_ns: int, total_ns: int) -> float:
+    """Return a part as a share of a total, 0 if the total is 0."""
+    return part_ns / total_ns if total_ns else 0.0
+
+
+def duration_text(time_ns: float) -> str:
+    """Return a time in nanoseconds as text."""
+    return format_seconds(time_ns / 1e9)
+
+
+def count_text(name: str, count: int) -> str:
+    """Return a count with its noun: ``2 steps``."""
+    return f"{format_count(count)} {name if count == 1 else f'{name}s'}"
