@@ -27,7 +27,7 @@ class Change:
     """A time of both profiles, per step if both have steps, or else of the whole measured time."""
 
     name: str
-    before_ns: float  # 0 if only the later profile has the row
+    before_ns: float  # time in the earlier profile; 0 if only the later profile has the row
     after_ns: float
 
     @property
@@ -49,7 +49,7 @@ class DeviceChange:
     per_step: bool  # whether the times are those of a step
     step: Change  # time of a step (median), or without steps the measured time
     busy: Change
-    idle: tuple[Change, ...]  # by cause
+    idle: tuple[Change, ...]  # changes of idle time, one for each cause
     kernels: tuple[Change, ...]  # the largest change first
     lines: tuple[Change, ...]  # own time, the largest change first
 
@@ -89,8 +89,8 @@ def _compare(before: Device, after: Device) -> DeviceChange:
             times[name][0] += time / before_steps
         for name, time in rows(after):
             times[name][1] += time / after_steps
-        found = [Change(name, *pair) for name, pair in times.items() if pair[0] != pair[1]]
-        return tuple(sorted(found, key=lambda row: (-abs(row.change_ns), row.name)))
+        changes = [Change(name, *pair) for name, pair in times.items() if pair[0] != pair[1]]
+        return tuple(sorted(changes, key=lambda row: (-abs(row.change_ns), row.name)))
 
     step = (
         Change("step", before.steps.median_ns, after.steps.median_ns)

@@ -41,13 +41,13 @@ _Rule = Callable[[Device], Iterator[Finding]]
 def find(devices: Sequence[Device], *, is_lossy: bool) -> tuple[Finding, ...]:
     """Return the findings of all devices, the largest saving first.
 
-    ``is_lossy`` tells that events are missing: then no saving is estimated.
+    ``is_lossy`` is true if events are missing: then no saving is estimated.
     """
-    found = [finding for device in devices for rule in _RULES for finding in rule(device)]
-    found.sort(key=lambda finding: -finding.saving_ns)
+    findings = [finding for device in devices for rule in _RULES for finding in rule(device)]
+    findings.sort(key=lambda finding: -finding.saving_ns)
     if is_lossy:
-        found = [replace(finding, saving_share=None) for finding in found]
-    return tuple(found)
+        findings = [replace(finding, saving_share=None) for finding in findings]
+    return tuple(findings)
 
 
 def _finding(

@@ -121,7 +121,7 @@ class Copies:
     direction: Direction
     host: Literal[
         "pageable", "pinned", "managed", "unknown", "none"
-    ]  # none: no host memory is involved
+    ]  # kind of host memory; "none" for copies between devices
     peer: bool  # whether the copies are between two devices
     calls: int
     size_bytes: int
@@ -175,7 +175,7 @@ class Device:
     process: int  # PID
     device: int  # CUDA index in the process
     name: str  # name of the device; empty if it was not recorded
-    multiprocessors: int  # 0 if the number was not recorded
+    multiprocessors: int  # number of multiprocessors; 0 if it was not recorded
     recorded: TimeDivision  # all recorded time
     measured: TimeDivision  # the time of the tables: the steps after the warm-up, or all work
     steps: Steps
@@ -242,7 +242,9 @@ class ProfileResult:
     simulated: bool  # whether a simulated device did the work
     devices: tuple[Device, ...]
     findings: tuple[Finding, ...]  # the largest saving first
-    straggler: Straggler | None  # null for one rank, or if the collectives of the ranks differ
+    straggler: (
+        Straggler | None
+    )  # slowest rank; null for one rank, or if collectives of ranks differ
     limits: tuple[Limit, ...]
     gaps: Mapping[str, int]  # what could not be recorded, with counts
     notes: tuple[str, ...]  # further limits of the result

@@ -176,7 +176,7 @@ def blocks(table: WorkTable, positions: Times) -> Times:
 def lines(table: WorkTable) -> tuple[Line, ...]:
     """Return the lines of the program, that with the most own time first."""
     work = table.timeline.work
-    own: defaultdict[TraceFrame, int] = defaultdict(int)
+    own_ns: defaultdict[TraceFrame, int] = defaultdict(int)
     cumulative: defaultdict[TraceFrame, int] = defaultdict(int)
     calls: defaultdict[TraceFrame, int] = defaultdict(int)
     for site, positions in groups(work.site[table.rows]):
@@ -184,14 +184,14 @@ def lines(table: WorkTable) -> tuple[Line, ...]:
         if not stack:
             continue
         time = int(table.duration_ns[positions].sum())
-        own[stack[call_site_index(stack)]] += time
+        own_ns[stack[call_site_index(stack)]] += time
         for frame in set(stack[call_site_index(stack) :]):
             cumulative[frame] += time
             calls[frame] += len(positions)
     rows = (
         Line(
             Frame(frame.function, frame.file, frame.line),
-            own[frame],
+            own_ns[frame],
             time,
             calls[frame],
             _share(time, table.total_ns),
@@ -342,7 +342,7 @@ def _alone(sets: Sequence[IntervalSet]) -> list[int]:
     order = np.argsort(times, kind="stable")
     times = times[order]
     depth = np.cumsum(np.repeat([1, -1], sum(counts))[order])
-    # Where one set alone has an interval, the sum of the numbers of all open sets is its number.
+    # If only one set has an interval at a time, the sum of the numbers of all open sets is its number.
     open_number = np.cumsum(np.concatenate([number, -number])[order])
     is_alone = depth[:-1] == 1
     alone = np.zeros(len(sets), np.int64)

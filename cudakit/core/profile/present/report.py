@@ -216,16 +216,17 @@ def _finding_notes(result: ProfileResult) -> Iterator[Note]:
 
 def _finding_note(finding: Finding, result: ProfileResult, others: Sequence[Finding]) -> Note:
     """Return a finding as a note with its saving and its actions; ``others`` are alike on other devices."""
-    share, time = finding.saving_share, _time(finding.saving_ns)
-    saving = (
-        f" Could save up to {format_ratio(share)} ({time})."
-        if share is not None
-        else " No saving is estimated, because events are missing."
-    )
     device = next(
         device
         for device in result.devices
         if (device.process, device.device) == (finding.process, finding.device)
+    )
+    share, steps = finding.saving_share, device.steps.measured
+    time = f"{_time(finding.saving_ns / max(steps, 1))}{' a step' if steps else ''}"
+    saving = (
+        f" Could save up to {format_ratio(share)} ({time})."
+        if share is not None
+        else " No saving is estimated, because events are missing."
     )
     several = f"{device_name(device, result)}: " if len(result.devices) > 1 else ""
     if others and share is not None:

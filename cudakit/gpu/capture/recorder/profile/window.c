@@ -220,8 +220,8 @@ static CUpti_SubscriberHandle stop_recording(void)
     return former;
 }
 
-/* Write all records and unsubscribe. ``program_has_ended`` tells whether work without an end is lost: otherwise, it ends
- * after the profile and is not part of it. CUPTI stays loaded: cuptiFinalize, which detaches it from the process, crashed
+/* Write all records and unsubscribe. If ``program_has_ended``, work without an end is lost; otherwise, it ends after the
+ * profile and is not part of it. CUPTI stays loaded: cuptiFinalize, which detaches it from the process, crashed
  * programs whose threads launched work meanwhile (CUDA 13.0). */
 static void end_now(bool program_has_ended)
 {
