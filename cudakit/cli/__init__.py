@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "run": (
         "cudakit.cli.run:run",
-        "Does a program have races, and where do its GPU time and memory go?",
+        "Does a program race, and where do its GPU time and memory go?",
     ),
     "sanitize": (
         "cudakit.cli.sanitize:sanitize",
