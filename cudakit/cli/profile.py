@@ -60,7 +60,9 @@ BY = option(
 STEP = option(
     "--step-range",
     metavar="NAME",
-    help="NVTX range that is one step of the program; # stands for a number.  [default: found]",
+    help="NVTX range that is one step of the program; # stands for a number.  [default: a range with step, "
+    "iteration or batch in its name; if there is none, the steps of PyTorch's optimizer, or launches that "
+    "repeat]",
 )
 BENCH = option(
     "--bench",
@@ -108,8 +110,8 @@ def profile(
 ) -> int:
     """Show a profile of cudakit run --profile again, export it, or compare it with another one.
 
-    FILE is a log (cudakit run --profile --log FILE), or a saved result (-o FILE.json). A result has the
-    report only; exports of the timeline need a log. The exit code is 0 whatever the report finds; --fail-on
+    FILE is a log (cudakit run --profile --log FILE), or a saved result (-o FILE.json). A result has only
+    the report; exports of the timeline need a log. The exit code is 0 whatever the report finds; --fail-on
     makes it 1 if a step became slower.
 
     \b

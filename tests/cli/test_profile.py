@@ -109,7 +109,10 @@ def test_report_on_the_log_is_that_of_the_run(cli: Cli) -> None:
 def test_program_without_gpu_work_has_one_line(cli: Cli) -> None:
     done = cli("run", "--profile", "-c", "print(1)")
     assert done.exit_code == 0
-    assert done.stderr.splitlines()[0] == "No GPU work was recorded"
+    first, *_, last = done.stderr.splitlines()
+    assert first == "No GPU work was recorded"
+    assert last.startswith("i ")
+    assert "CUDA" in last
 
 
 def test_exit_code_is_that_of_the_program(cli: Cli) -> None:
@@ -270,6 +273,15 @@ def _refused(cli: Cli, file: str) -> str:
 def test_file_that_is_no_profile_is_refused(cli: Cli, content: str, message: str) -> None:
     Path("bad").write_text(content)
     assert message in _refused(cli, "bad")
+
+
+def test_log_of_sanitize_names_the_command_for_it(cli: Cli) -> None:
+    Path("program.py").write_text(SIMULATED)
+    cli("run", "--sanitize", "--log", "races.log", "program.py")
+    done = cli("profile", "races.log")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "races.log is a log of run --sanitize" in done.stderr
+    assert "cudakit sanitize races.log" in done.stderr
 
 
 def test_missing_file_is_refused(cli: Cli) -> None:

@@ -115,10 +115,19 @@ class Monitor:
             no_gpu_work=no_gpu_work,
         )
 
+    def why_no_profile(self, exit_status: int | None, *, has_cuda_calls: bool) -> str:
+        """Return the most likely reason why a profile has no GPU work."""
+        if has_cuda_calls:
+            return "the program called CUDA, but enqueued no work while it was profiled"
+        return self._why_cuda_was_not_used(exit_status)
+
     def _why_no_gpu_work(self, exit_status: int | None) -> str:
         """Return the most likely reason why no work of a real GPU was recorded."""
         if self._detector.initialized_cuda:
             return "the program initialized CUDA, but enqueued no work"
+        return self._why_cuda_was_not_used(exit_status)
+
+    def _why_cuda_was_not_used(self, exit_status: int | None) -> str:
         if unusable := why_cuda_is_unusable():
             return unusable
         if self._unrecorded:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from cudakit.core.profile.activities import ActivityCollector
 from cudakit.errors import UsageError
 from cudakit.gpu.capture.cupti import ProfileReady, preflight_profile
 from cudakit.run.protocol import ProfileSettings
-from cudakit.trace.kinds import EventKind
 
 if TYPE_CHECKING:
     from cudakit.core.profile.activities import Activities
     from cudakit.gpu.capture.preflight import Refusal
     from cudakit.trace.spool import Batch
-
-# Kinds of events that are work of a GPU.
-_GPU_WORK = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
 
 
 class ProfileMonitor:
@@ -40,11 +36,6 @@ class ProfileMonitor:
         if self._failure:
             raise self._failure
         return self._collector.activities()
-
-
-def count_gpu_work(activities: Iterable[Activities]) -> int:
-    """Return the number of kernels, copies and memsets that ran."""
-    return sum(len(process.of(kind)) for process in activities for kind in _GPU_WORK)
 
 
 def check_profile_options(

@@ -25,7 +25,6 @@ from cudakit.cli.run.profile import (
     ProfileMonitor,
     check_profile,
     check_profile_options,
-    count_gpu_work,
     profile_settings,
 )
 from cudakit.cli.run.race_report import (
@@ -317,6 +316,9 @@ def _report_profile(
     """
     monitor = prepared_run.monitor
     activities = profile.activities()
+    if not any(process.has_work for process in activities):
+        has_cuda_calls = any(process.has_cuda_calls for process in activities)
+        monitor.add_note(monitor.why_no_profile(exit_status, has_cuda_calls=has_cuda_calls))
     outcome = Outcome(
         exit_status=exit_status,
         notes=tuple(monitor.notes),
@@ -328,7 +330,7 @@ def _report_profile(
         if prepared_run.log:
             quiet = spec.output.quiet or spec.output.json
             prepared_run.log.complete(outcome, quiet=quiet)
-    has_work = count_gpu_work(process for process in activities if not process.simulated)
+    has_work = any(process.has_work for process in activities if not process.simulated)
     is_missing = spec.require_gpu and not has_work
     return ExitCode.FINDINGS if is_missing or outcome.incomplete else ExitCode.OK
 

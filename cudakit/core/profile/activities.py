@@ -30,6 +30,8 @@ _KINDS = (
     EventKind.MARK,
     EventKind.GAP,
 )
+# Kinds of events that are work of a GPU.
+_GPU_WORK = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
 # The fields of each kind that are indices of the string table.
 _TEXT_FIELDS: dict[EventKind, tuple[str, ...]] = {
     EventKind.API_CALL: ("function",),
@@ -62,6 +64,16 @@ class Activities:
         """The rank of the process in a job, as of torchrun, or None if it is unknown."""
         ranks = self.records[EventKind.PROFILE_WINDOW]["rank"]
         return int(ranks[0]) if len(ranks) and ranks[0] >= 0 else None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a kernel, copy or memset of the process ran on a device."""
+        return any(len(self.of(kind)) for kind in _GPU_WORK)
+
+    @property
+    def has_cuda_calls(self) -> bool:
+        """Whether the process called CUDA while it was profiled."""
+        return bool(len(self.of(EventKind.API_CALL)))
 
     def of(self, kind: EventKind) -> Records:
         """Return the records of a kind."""

@@ -87,13 +87,14 @@ def _time(time_ns: float) -> str:
     return format_seconds(time_ns / 1e9)
 
 
-def _per_step(device: Device, count: int, noun: str = "") -> str:
-    """Return a count for each step; without steps, the count of the measured time."""
+def _per_step(device: Device, count: int, noun: str = "times") -> str:
+    """Return a count for each step, ``once per step``; without steps, the count of the measured time."""
     steps = device.steps.measured
     per_step = count / max(steps, 1)
     is_whole = per_step >= 10 or per_step == int(per_step)
     number = f"{per_step:,.0f}" if is_whole else f"{per_step:.1f}"
-    return " ".join(filter(None, (number, noun, "a step" if steps else "")))
+    counted = "once" if (number, noun) == ("1", "times") else f"{number} {noun}"
+    return f"{counted} per step" if steps else counted
 
 
 def place(stack: tuple[Frame, ...], site: int) -> str:
@@ -124,7 +125,7 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
         device,
         "launch-bound",
         f"Launch-bound: the GPU waits {_share(device, idle)} of the time for the next launch "
-        f"({_per_step(device, kernels, 'kernels')}, {_time(mean)} mean).",
+        f"({_per_step(device, kernels, 'kernels')}, {_time(mean)} each on average).",
         idle - min(kernels * _GRAPH_NODE_NS, idle),
         "idle time of cause launch, minus 1 us for each kernel, the time between two nodes of a graph",
         (
@@ -152,8 +153,8 @@ def _host_waits(device: Device) -> Iterator[Finding]:
         yield from _finding(
             device,
             "host-wait",
-            f"The host waits for the GPU{_at(stack, 0)} ({_per_step(device, calls)}, "
-            f"{waits[0].function}): the GPU is then idle, {_share(device, idle)} of the time.",
+            f"The host waits for the GPU{_at(stack, 0)} ({waits[0].function}, "
+            f"{_per_step(device, calls)}). This leaves the GPU idle for {_share(device, idle)} of the time.",
             min(blocked, idle + device.measured.idle.launch_ns),
             "time of the host in these waits, at most the idle time that the waits and launching cause",
             (
@@ -206,8 +207,8 @@ def _allocation(device: Device) -> Iterator[Finding]:
     return _finding(
         device,
         "allocation",
-        f"Memory is allocated or freed by the driver {_per_step(device, calls)}, most"
-        f"{_at(largest.stack, largest.site)} ({largest.function}): the GPU is then idle, "
+        f"The driver allocates or frees memory {_per_step(device, calls)}, most"
+        f"{_at(largest.stack, largest.site) or ' often'} ({largest.function}). This leaves the GPU idle for "
         f"{_share(device, idle)} of the time.",
         min(blocked, idle + device.measured.idle.launch_ns),
         "time of the host in these calls, at most the idle time that the calls and launching cause",
@@ -228,11 +229,11 @@ def _pageable_copies(device: Device) -> Iterator[Finding]:
             rate, source = _pinned_rate(device, copies)
             saved = copies.total_ns - copies.size_bytes / rate * 1e9
             exposed = 1 - min(copies.overlapped_ns / copies.total_ns, 1)
-            direction = copies.direction.name.lower().replace("_", " ")
+            direction = copies.direction.name.capitalize().replace("_", "-")
             yield from _finding(
                 device,
                 "pageable-copies",
-                f"Copies {direction} of pageable memory{_at(copies.stack, copies.site)} reach "
+                f"{direction} copies of pageable memory{_at(copies.stack, copies.site)} reach "
                 f"{(copies.bytes_per_s or 0) / 1e9:.1f} GB/s and block the host.",
                 saved * exposed,
                 f"time of the copies without overlap, minus their time at {rate / 1e9:.0f} GB/s ({source})",

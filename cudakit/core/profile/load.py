@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from cudakit.core.profile.activities import Activities, ActivityCollector
 from cudakit.core.profile.result import (
     Collective,
@@ -19,11 +21,14 @@ from cudakit.core.profile.result import (
 from cudakit.document import Frame
 from cudakit.errors import InputError, read_error
 from cudakit.serialize import Mismatch, from_plain
+from cudakit.trace.kinds import EventKind
 from cudakit.trace.run_log import LogReader, Outcome
 from cudakit.units import format_bytes
 
 # The size limit stops reading of endless files such as /dev/zero; results are far smaller.
 _MAX_BYTES: Final = 256 << 20
+# Kinds of events that only a log of run --sanitize has.
+_SANITIZE_KINDS: Final = (EventKind.LAUNCH, EventKind.COPY, EventKind.FILL, EventKind.GRAPH_LAUNCH)
 _HINT: Final = "write one: cudakit run --profile -o profile.json PROGRAM"
 
 
@@ -49,11 +54,19 @@ def load_log(
 ) -> RecordedProfile:
     """Read a log. Raises InputError if it is damaged or has no profile."""
     collector = ActivityCollector()
+    has_launches = False
     with LogReader(path) as log:
         for batch in log.batches():
             collector.add(batch)
+            has_launches |= bool(np.isin(batch.records["kind"], _SANITIZE_KINDS).any())
             progress("reading the log", log.fraction)
-        return RecordedProfile(tuple(collector.activities()), log.outcome)
+    activities = tuple(collector.activities())
+    if has_launches and not any(process.has_work for process in activities):
+        raise InputError(
+            f"{path} is a log of run --sanitize, not of run --profile",
+            hint=f"find its races: cudakit sanitize {path}",
+        )
+    return RecordedProfile(activities, log.outcome)
 
 
 def load_result(path: Path) -> ProfileResult:

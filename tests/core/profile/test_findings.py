@@ -52,7 +52,7 @@ def test_slow_launches_are_found_and_a_graph_saves_them() -> None:
     finding = _assert_saving(
         _small_kernels(graphed=False), _small_kernels(graphed=True), "launch-bound"
     )
-    assert "100 kernels a step" in finding.sentence
+    assert "100 kernels per step" in finding.sentence
     assert any("CUDA graph" in action for action in finding.actions)
 
 
@@ -121,7 +121,7 @@ def _loop_with_allocation(*, allocates: bool) -> Program:
 def test_driver_allocations_in_the_loop_are_found() -> None:
     slow = _loop_with_allocation(allocates=True)
     finding = _assert_saving(slow, _loop_with_allocation(allocates=False), "allocation")
-    assert "10 a step" in finding.sentence
+    assert "10 times per step" in finding.sentence
 
 
 def test_driver_allocations_before_the_loop_are_no_finding() -> None:
@@ -230,4 +230,4 @@ def test_findings_of_several_devices_at_one_line_are_one_note() -> None:
     assert len(result.findings) == 2
     (note,) = (line for line in brief(result) if isinstance(line, Note) and line.level == "warn")
     assert note.text.startswith("process 200 cuda:0: Launch-bound")
-    assert "Alike on 1 other GPU" in note.text
+    assert "The same on 1 other GPU" in note.text

@@ -194,7 +194,7 @@ def _finding_note(finding: Finding, result: ProfileResult, others: Sequence[Find
         if (device.process, device.device) == (finding.process, finding.device)
     )
     share, steps = finding.saving_share, device.steps.measured
-    time = f"{duration_text(finding.saving_ns / max(steps, 1))}{' a step' if steps else ''}"
+    time = f"{duration_text(finding.saving_ns / max(steps, 1))}{' per step' if steps else ''}"
     saving = (
         f" Could save up to {format_ratio(share)} ({time})."
         if share is not None
@@ -216,9 +216,9 @@ def _also(others: Sequence[Finding]) -> str:
     """Return on how many other devices a finding holds, with the range of its saving."""
     shares = [other.saving_share for other in others if other.saving_share is not None]
     if len(others) == 1:
-        return f"Alike on 1 other GPU ({format_ratio(shares[0])})"
+        return f"The same on 1 other GPU ({format_ratio(shares[0])})"
     least, most = format_ratio(min(shares)), format_ratio(max(shares))
-    return f"Alike on {len(others):,} other GPUs ({least} to {most})"
+    return f"The same on {len(others):,} other GPUs ({least} to {most})"
 
 
 def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:

@@ -43,12 +43,12 @@ TableName: TypeAlias = Literal["kernel", "line", "range"]
 
 # The name of each cause of idle time in reports, and its meaning.
 CAUSES = {
-    "launch_ns": ("launch-bound", "the host enqueued work more slowly than the GPU completed it"),
+    "launch_ns": ("launch-bound", "the GPU waited for the host to launch more work"),
     "host_wait_ns": ("host waits", "the host waited for the GPU, then the GPU for new work"),
-    "allocation_ns": ("memory allocation", "the host allocated or freed memory by the driver"),
+    "allocation_ns": ("memory allocation", "the host called the driver to allocate or free memory"),
     "data_loading_ns": ("data loading", "the host prepared data before it copied them to the GPU"),
     "other_host_ns": ("other host work", "the host was outside of CUDA calls for at least 1 ms"),
-    "dependency_ns": ("dependencies", "enqueued work waited for other streams or its predecessor"),
+    "dependency_ns": ("dependencies", "enqueued work waited for other streams or earlier work"),
     "unknown_ns": ("unknown", "the launch of the next work was not recorded"),
     "not_started_ns": ("before the first work", "no work had been enqueued yet"),
     "ended_ns": ("after the last work", "no more work was enqueued"),
@@ -150,7 +150,10 @@ def _line_table(device: Device, top: int) -> Table:
         ("launches", "number", lambda row: Count(row.calls)),
         ("share", "bar", lambda row: Ratio(row.share)),
     )
-    caption = "GPU time of work that the line launched itself (own), or in functions it called."
+    caption = (
+        "Own: GPU time of the work that the line launched itself. Cumulative: also of the functions that it "
+        "called. Share: that of the cumulative time."
+    )
     return limited_table(columns, device.lines, top, ("line", "lines"), caption)
 
 
@@ -172,7 +175,7 @@ def _copy_table(device: Device, top: int) -> Table:
     columns: Columns[Copies] = (
         ("direction", "text", lambda row: Text(copies_name(row))),
         ("calls", "number", lambda row: Count(row.calls)),
-        ("size", "number", lambda row: Bytes(row.size_bytes)),
+        ("copied", "number", lambda row: Bytes(row.size_bytes)),
         ("time", "number", lambda row: Seconds(row.total_ns / 1e9)),
         (
             "rate",
@@ -183,8 +186,8 @@ def _copy_table(device: Device, top: int) -> Table:
         ("line", "text", lambda row: Text(place(row.stack, row.site))),
     )
     caption = (
-        f"Overlap is the share of the time in which a kernel ran, too: "
-        f"{format_ratio(share_of(device.copies_overlapped_ns, device.copies_ns))} of all copies."
+        f"Overlap: the share of the copy time in which a kernel ran at the same time, "
+        f"{format_ratio(share_of(device.copies_overlapped_ns, device.copies_ns))} for all copies together."
     )
     return limited_table(
         columns, device.copies, top, ("kind of copies", "kinds of copies"), caption
@@ -207,7 +210,7 @@ def _collective_table(device: Device, top: int) -> Table:
         ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
         ("line", "text", lambda row: Text(place(row.stack, row.site))),
     )
-    caption = "Overlap is the share of the time in which another kernel ran, too."
+    caption = "Overlap: the share of the time in which another kernel ran at the same time."
     return limited_table(columns, device.collectives, top, ("collective", "collectives"), caption)
 
 
@@ -229,7 +232,7 @@ def _stream_table(device: Device, top: int) -> Table:
         ("busy", "number", lambda row: Seconds(row.busy_ns / 1e9)),
         ("alone", "number", lambda row: Seconds(row.alone_ns / 1e9)),
     )
-    caption = "Alone is the time in which only this stream had running work."
+    caption = "Alone: the time in which only this stream had running work."
     return limited_table(columns, device.streams, top, ("stream", "streams"), caption)
 
 
