@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from cudakit.errors import InputError
+from cudakit.errors import InputError, read_error
 from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, find_invalid
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Frame, Stack
@@ -145,9 +145,7 @@ class LogReader:
         try:
             self._file = path.open("rb")
         except OSError as error:
-            raise InputError(
-                f"{path} cannot be read: {error.strerror}", hint="check the file name"
-            ) from error
+            raise read_error(path, error) from error
         try:
             self._read_header()
         except BaseException:

@@ -273,7 +273,7 @@ def test_file_that_is_no_profile_is_refused(cli: Cli, content: str, message: str
 
 
 def test_missing_file_is_refused(cli: Cli) -> None:
-    assert "absent.json cannot be read" in _refused(cli, "absent.json")
+    assert "absent.json does not exist" in _refused(cli, "absent.json")
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.99])

@@ -103,9 +103,10 @@ def gemm_options(command: Any) -> Any:
 def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **options: Any) -> int:
     """Measure GEMMs of a library against the theoretical peak of the GPU.
 
-    A SHAPE is MxNxK, such as 4096x1024x8192, or one number for M = N = K. The default is 1024, 4096 and 8192,
-    and with --gpu sim 256, 384 and 512. Matrices are column-major, as in BLAS. Results are verified in
-    float64; no time is reported for wrong results and unsupported cases.
+    A SHAPE is MxNxK, such as 4096x1024x8192, or one number for M = N = K. The default is 1024, 4096 and 8192.
+    With --gpu sim, the default is 256, 384 and 512, and the largest shape about 2048. Matrices are
+    column-major, as in BLAS. Results are verified in float64; no time is reported for wrong results and
+    unsupported cases.
 
     \b
     cudakit bench gemm

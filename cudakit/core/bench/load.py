@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cudakit.core.bench.health import SuiteResult
 from cudakit.core.bench.result import BenchResult, CaseResult
-from cudakit.errors import InputError
+from cudakit.errors import InputError, read_error
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable, format_bytes
 
@@ -126,6 +126,4 @@ def _read_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror or error}", hint="check the file name"
-        ) from None
+        raise read_error(path, error) from None

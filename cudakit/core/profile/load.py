@@ -17,7 +17,7 @@ from cudakit.core.profile.result import (
     ProfileResult,
 )
 from cudakit.document import Frame
-from cudakit.errors import InputError
+from cudakit.errors import InputError, read_error
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.trace.run_log import LogReader, Outcome
 from cudakit.units import format_bytes
@@ -41,9 +41,7 @@ def is_saved_result(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"["))
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror}", hint="check the file name"
-        ) from None
+        raise read_error(path, error) from None
 
 
 def load_log(
@@ -108,9 +106,7 @@ def _read_json(path: Path) -> object:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror}", hint="check the file name"
-        ) from None
+        raise read_error(path, error) from None
     if len(content) > _MAX_BYTES:
         raise InputError(f"{path} is larger than {format_bytes(_MAX_BYTES)}", hint=_HINT)
     try:

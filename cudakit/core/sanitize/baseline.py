@@ -11,7 +11,7 @@ from typing import ClassVar
 from cudakit.core.sanitize.names import is_backward, is_program_frame
 from cudakit.core.sanitize.result import BaselineUse, FoundRace, KnownRace, KnownSide, Side
 from cudakit.document import Frame
-from cudakit.errors import InputError
+from cudakit.errors import InputError, read_error
 from cudakit.serialize import Mismatch, from_plain, to_plain
 
 _HINT = "write a baseline with: cudakit run --sanitize --write-baseline FILE ..."
@@ -82,7 +82,7 @@ def load_baseline(path: str) -> Baseline:
             raise InputError(f"{path} is larger than {_MAX_BYTES >> 20} MiB", hint=_HINT)
         document = json.loads(content.decode("utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read the baseline {path}: {error.strerror}", hint=_HINT) from None
+        raise read_error(path, error, hint=_HINT) from None
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not a baseline: it is not JSON", hint=_HINT) from None
     schema = document.get("schema") if isinstance(document, dict) else None

@@ -65,6 +65,10 @@ _MIN_CAPABILITY: Mapping[str, Capability] = MappingProxyType(
 # Required alignment of matrix columns (cuBLAS Library, "cublasLtMatmul").
 _FP8_ALIGNMENT_BYTES = 16
 _INT8_ALIGNMENT_BYTES = 4
+# The CPU computes the values of a GEMM with this edge in about two seconds, in which a benchmark also fills
+# and verifies the matrices.
+_MAX_EDGE = 2048
+_MAX_ELEMENTS = 3 * _MAX_EDGE**2
 
 
 class SimBlas:
@@ -262,6 +266,7 @@ def _describe_settings(
 def _check_supported(gemm: Gemm, library: Library, facts: DeviceFacts) -> None:
     """Raise Unsupported if the library cannot compute a GEMM on this device."""
     _check_device(gemm, facts)
+    _check_size(gemm)
     if library == "cublas":
         check_for_cublas(gemm)
     else:
@@ -282,6 +287,19 @@ def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
         raise Unsupported(
             f"{gemm.dtype} needs compute capability {minimum}, {name} has {available}",
             hint=f"supported here: {', '.join(supported_types)}",
+        )
+
+
+def _check_size(gemm: Gemm) -> None:
+    """Raise Unsupported for a GEMM that would take the CPU too long."""
+    elements = sum(
+        matrix.rows * matrix.columns * matrix.batch for matrix in (gemm.a, gemm.b, gemm.d)
+    )
+    if elements > _MAX_ELEMENTS:
+        raise Unsupported(
+            "the GEMM is too large for a simulated device, which computes on the CPU: its matrices may have "
+            f"{_MAX_ELEMENTS / 1e6:.1f} million elements together",
+            hint=f"use shapes up to {_MAX_EDGE}x{_MAX_EDGE}x{_MAX_EDGE}, or a real GPU",
         )
 
 

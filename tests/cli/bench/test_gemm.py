@@ -157,7 +157,7 @@ def test_every_format_is_written(cli: Cli, tmp_path: Path) -> None:
     [
         (("0",), "dimension of 0"),
         (("4x4",), "4096x1024x8192"),
-        (("--shapes", "missing.txt"), "missing.txt cannot be read"),
+        (("--shapes", "missing.txt"), "missing.txt does not exist"),
         (("--preset", "gpt5"), "llama3-70b"),
         (("4", "--dtype", "bf17"), "unknown data type 'bf17'"),
         (("4", "--dtype", "all,bf16"), "unknown data type 'all'"),
@@ -173,6 +173,7 @@ def test_every_format_is_written(cli: Cli, tmp_path: Path) -> None:
         (("4", "--library", "torch"), "'cublaslt'"),
         (("4", "--fill", "noise"), "'uniform'"),
         (("4", "--mode", "batch", "--cache", "flush"), "cannot be flushed"),
+        (("--preset", "llama3-8b"), "too large for a simulated device"),
         (("1000000",), "a shape of 154112 would fit"),
     ],
 )

@@ -163,8 +163,8 @@ def test_tuning_of_other_gpu_is_rejected(tmp_path: Path) -> None:
         (("--tune", "--tune-time", "0"), "must be a number above 0"),
         (("--tune", "--tune-iterations", "5"), "at least 20"),
         (("--tune", "-o", "tuned.csv"), "this report has no format with this suffix"),
-        (("--tune", "--tuned", "none.json"), "cannot be read"),
-        (("--tuned", "none.json"), "cannot be read"),
+        (("--tune", "--tuned", "none.json"), "none.json does not exist"),
+        (("--tuned", "none.json"), "none.json does not exist"),
         (("--tune", "--export", "x.csv"), "torch cannot use the algorithms"),
     ],
 )

@@ -120,7 +120,7 @@ def test_unreadable_file_error_names_file(tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
 
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="missing does not exist"):
         read_shapes(tmp_path / "missing")
     with pytest.raises(InputError, match="cannot be read"):
         read_shapes(tmp_path)

@@ -136,5 +136,5 @@ def test_damaged_baseline_is_one_error(content: bytes, message: str, tmp_path: P
 
 
 def test_missing_baseline_is_an_error() -> None:
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match=r"races\.json does not exist"):
         load_baseline("/nonexistent/races.json")

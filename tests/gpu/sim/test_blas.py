@@ -239,6 +239,8 @@ def test_old_device_error_lists_supported_types() -> None:
         ),
         (make_gemm("fp8_e5m2", m=44), "columns of a multiple of 16 B; columns of D have 44"),
         (make_gemm("fp8_e5m2", padding=8), "columns of a multiple of 16 B"),
+        (make_gemm(m=2048, n=2048, k=2049), "may have 12.6 million elements together"),
+        (make_gemm(n=4096, k=64, batch=64), "may have 12.6 million elements together"),
         (make_gemm("int8", k=66), "columns of a multiple of 4 B; columns of A have 66"),
         (make_gemm("int8", epilogue="relu"), "only epilogue none, but relu was requested"),
         (make_gemm("fp16", accumulate="fp16", output="fp32"), "needs output fp16, but fp32 was"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from cudakit.core.memory.load.limits import memory_share
-from cudakit.errors import SnapshotError
+from cudakit.errors import SnapshotError, read_error
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -71,14 +71,8 @@ def _read_file(path: Path, limit: int) -> bytes:
             raise _size_error(str(path), limit)
         with path.open("rb") as stream:
             return stream.read() if status.st_size else _read_stream(stream, str(path), limit)
-    except FileNotFoundError:
-        raise SnapshotError(f"{path} does not exist", hint="check the file name") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SnapshotError(
-            f"{path} cannot be read: {reason}",
-            hint="check the name and the permissions of the file",
-        ) from None
+        raise read_error(path, error, error_type=SnapshotError) from None
 
 
 def _read_stream(stream: IO[bytes], name: str, limit: int) -> bytes:
