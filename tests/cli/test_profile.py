@@ -284,6 +284,13 @@ def test_log_of_sanitize_names_the_command_for_it(cli: Cli) -> None:
     assert "cudakit sanitize races.log" in done.stderr
 
 
+def test_sanitize_refuses_the_log_of_a_profile(cli: Cli) -> None:
+    write_logs()
+    done = cli("sanitize", "slow.log")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "the log is of run --profile" in done.stderr
+
+
 def test_missing_file_is_refused(cli: Cli) -> None:
     assert "absent.json does not exist" in _refused(cli, "absent.json")
 

@@ -14,10 +14,14 @@ from cudakit.core.sanitize.races import Confidence, Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
+from cudakit.errors import InputError
 from cudakit.trace.kinds import EventKind, StreamFlag
 from cudakit.trace.layout import Records, view
 from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
+
+# Kinds of events that only a log of run --profile has.
+_PROFILE_KINDS = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
 
 
 class RaceDetector:
@@ -138,13 +142,23 @@ def analyze_log(
     strict_threads: bool = False,
     progress: Callable[[str, float], None] = lambda _stage, _fraction: None,
 ) -> SanitizeResult:
-    """Find the races in a log, with the result of the recorded run. Raises InputError if it is damaged."""
+    """Find the races in a log, with the result of the recorded run.
+
+    Raises InputError if the log is damaged, or is that of a profile.
+    """
     report_possible = show is Confidence.POSSIBLE
     detector = RaceDetector(strict_threads=strict_threads, report_possible=report_possible)
+    has_profile = False
     for batch in log.batches():
         detector.feed(batch, report)
+        has_profile |= bool(np.isin(batch.records["kind"], _PROFILE_KINDS).any())
         progress("analyzing the log", log.fraction)
     detector.finish(report)
+    if has_profile and not detector.recorded_work:
+        raise InputError(
+            "the log is of run --profile, not of run --sanitize",
+            hint="show its profile: cudakit profile FILE",
+        )
     return detector.result(report, **asdict(log.outcome))
 
 
