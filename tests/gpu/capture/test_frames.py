@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cmp_to_key
 from inspect import isfunction
 from types import FrameType
@@ -112,7 +113,9 @@ def test_coroutine_frames_are_in_stack_of_running_task() -> None:
     async def outer() -> tuple[Stack, Stack]:
         return await inner()
 
-    walked_stacks, expected = asyncio.run(outer())
+    # The main thread of a worker that has tested pages has a running event loop, that of Playwright.
+    with ThreadPoolExecutor(1) as pool:
+        walked_stacks, expected = pool.submit(lambda: asyncio.run(outer())).result()
 
     assert walked_stacks == expected
     assert "inner" in walked_stacks[1][0]
