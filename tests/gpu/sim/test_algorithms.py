@@ -133,8 +133,9 @@ def test_large_gemm_approaches_peak_from_below(model: str, dtype: str) -> None:
     with closing(Sim(model)) as sim:
         for m, n, k in LARGE:
             gemm = Gemm(dtype=dtype, m=m, n=n, k=k)
-            first = sim.blas().heuristics(gemm, DEFAULT_SETTINGS, 1)[0]
-            ratio = limit_of(sim, gemm).seconds / seconds(sim, gemm, first)
+            # Simulated libraries refuse GEMMs of this size, whose values a CPU would compute for minutes.
+            fastest = min(seconds(sim, gemm, algorithm) for algorithm in algorithms(gemm))
+            ratio = limit_of(sim, gemm).seconds / fastest
             assert 0.3 < ratio < 0.95, gemm
 
 

@@ -122,5 +122,5 @@ def test_file_without_validators_is_rejected(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="no line that starts with 'Validator,'"):
         read_validators(path)
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="does not exist"):
         read_validators(tmp_path / "none.csv")
