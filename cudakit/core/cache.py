@@ -54,7 +54,7 @@ class CacheResult:
 
 
 def report(result: CacheResult) -> Document:
-    """Return the content of the cache, after what was done to it."""
+    """Return the report: the result of the action, and the content of the cache after it."""
     return Document(_title(result), tuple(_nodes(result)))
 
 

@@ -222,12 +222,12 @@ class _Process:
     def _window(self, first_ns: int, last_ns: int) -> tuple[int, int]:
         """Return the recorded time of the process, which contains the work of a device."""
         windows = self._timeline.activities.of(EventKind.PROFILE_WINDOW)
-        opened, closed = (
+        begin_ns, end_ns = (
             windows["time_ns"][windows["is_open"]],
             windows["time_ns"][~windows["is_open"]],
         )
-        starts = [first_ns, *opened[:1].tolist(), self._timeline.first_ns()]
-        ends = [last_ns, *closed[-1:].tolist(), self._timeline.last_ns()]
+        starts = [first_ns, *begin_ns[:1].tolist(), self._timeline.first_ns()]
+        ends = [last_ns, *end_ns[-1:].tolist(), self._timeline.last_ns()]
         return min(time for time in starts if time is not None), max(
             time for time in ends if time is not None
         )

@@ -1,9 +1,9 @@
 """Divide the idle time of a device into causes, which add up to the idle time exactly.
 
-A gap is an interval in which no work of a process ran on a device. The work that ends the gap was enqueued by
-an API call of a host thread. Up to the end of this call, the gap is divided by what the thread did
-(``host_time``); the rest of the gap is the latency of the launch, or, if the work was enqueued before the gap
-began, a wait for other work.
+A gap is an interval in which no work of a process ran on a device. An API call of a host thread enqueued the
+work that ends the gap. Until the end of this call, what the thread does (``host_time``) divides it.
+The rest of the gap is the latency of the launch, or a wait for other work if the work was enqueued before the
+gap began.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class WorkTable:
         """Return the positions in ``rows`` of one kind of work."""
         return np.flatnonzero(self.timeline.work.kind[self.rows] == kind)
 
-    def details(self, positions: Times, kind: EventKind, name: str) -> Times:
+    def field_values(self, positions: Times, kind: EventKind, name: str) -> Times:
         """Return a field of the records of some work, all of one kind."""
         rows = self.timeline.work.record[self.rows[positions]]
         result: Times = self.timeline.activities.of(kind)[name][rows]
@@ -165,7 +165,7 @@ def _begins_run(table: WorkTable) -> Times:
 
 def blocks(table: WorkTable, positions: Times) -> Times:
     """Return the number of thread blocks of kernels."""
-    grid = table.details(positions, EventKind.KERNEL_RUN, "grid").astype(np.float64)
+    grid = table.field_values(positions, EventKind.KERNEL_RUN, "grid").astype(np.float64)
     result: Times = grid.prod(axis=1)
     return result
 
@@ -233,9 +233,9 @@ def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
 def copies(table: WorkTable, kernel_time: IntervalSet) -> tuple[Copies, ...]:
     """Return the copies by direction and kind of host memory, those with the most time first."""
     positions = table.of_kind(WorkKind.COPY)
-    direction = table.details(positions, EventKind.COPY_RUN, "direction").astype(np.int64)
+    direction = table.field_values(positions, EventKind.COPY_RUN, "direction").astype(np.int64)
     host = _host_memory(table, positions, direction)
-    is_peer = table.details(positions, EventKind.COPY_RUN, "peer_device") >= 0
+    is_peer = table.field_values(positions, EventKind.COPY_RUN, "peer_device") >= 0
     rows = [
         _copies(table, positions[index], kernel_time)
         for _, index in groups(direction * 100 + host * 10 + is_peer)
@@ -245,8 +245,10 @@ def copies(table: WorkTable, kernel_time: IntervalSet) -> tuple[Copies, ...]:
 
 def _host_memory(table: WorkTable, positions: Times, direction: Times) -> Times:
     """Return the MemoryKind of the host memory of each copy; that of the device if there is none."""
-    source = table.details(positions, EventKind.COPY_RUN, "source_memory").astype(np.int64)
-    target = table.details(positions, EventKind.COPY_RUN, "destination_memory").astype(np.int64)
+    source = table.field_values(positions, EventKind.COPY_RUN, "source_memory").astype(np.int64)
+    target = table.field_values(positions, EventKind.COPY_RUN, "destination_memory").astype(
+        np.int64
+    )
     result: Times = np.select(
         [direction == Direction.HOST_TO_DEVICE, direction == Direction.DEVICE_TO_HOST],
         [source, target],
@@ -259,9 +261,11 @@ def _copies(table: WorkTable, positions: Times, kernel_time: IntervalSet) -> Cop
     size_bytes = int(table.timeline.work.size_bytes[table.rows[positions]].astype(object).sum())
     total = int(table.duration_ns[positions].sum())
     overlapped = kernel_time.covered_within(table.start_ns[positions], table.end_ns[positions])
-    direction = Direction(int(table.details(positions[:1], EventKind.COPY_RUN, "direction")[0]))
+    direction = Direction(
+        int(table.field_values(positions[:1], EventKind.COPY_RUN, "direction")[0])
+    )
     host = MemoryKind(int(_host_memory(table, positions[:1], np.array([direction]))[0]))
-    peer = int(table.details(positions[:1], EventKind.COPY_RUN, "peer_device")[0]) >= 0
+    peer = int(table.field_values(positions[:1], EventKind.COPY_RUN, "peer_device")[0]) >= 0
     uses_host = direction in (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST)
     stack, site = table.stack(positions)
     return Copies(

@@ -47,9 +47,9 @@ class BaselineMatcher:
 
 
 def identify(race: FoundRace, *, root: Path) -> KnownRace:
-    """Return what a race has in common with the same race in other runs and checkouts.
+    """Return the properties of a race that are the same in other runs and checkouts.
 
-    That is its kind and, for each side, the operation and the functions of the program that led to it. Line
+    They are its kind and, for each side, the operation and the functions of the program that led to it. Line
     numbers are left out, so that a change elsewhere in a file does not make a known race new.
     """
     return KnownRace(

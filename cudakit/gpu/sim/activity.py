@@ -21,7 +21,7 @@ from cudakit.trace.events import (
 )
 from cudakit.trace.kinds import SynchronizationType
 
-# Function of the CUDA driver API that does what a call of the simulated device does.
+# Names of functions of the CUDA driver API, by the equivalent call of the simulated device.
 _FUNCTIONS = {
     "launch": "cuLaunchKernel",
     "launch_host_kernel": "cuLaunchKernel",

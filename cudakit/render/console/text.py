@@ -183,8 +183,8 @@ def ascii_symbols(text: str) -> str:
 
 
 def ascii_drawing(text: str) -> str:
-    """Replace what the layout draws by ASCII of the same width; other text stays.
+    """Replace lines, bars and other drawn characters by ASCII of the same width; other text stays.
 
-    The ellipsis of a cut text becomes ``...`` over its last two characters; another becomes ``*``.
+    The ellipsis at the end of a cut text becomes ``...`` over its last two characters; others become ``*``.
     """
     return _CUT_END.sub("...", text).translate(_ASCII_DRAWING)

@@ -36,7 +36,7 @@ static bool load(const char *path, char *error, size_t error_bytes)
     return true;
 }
 
-/* Return what the user can do about a failure of CUPTI. */
+/* Return the advice to the user for a failure of CUPTI. */
 static const char *remedy(int result)
 {
     switch (result) {
