@@ -7,15 +7,14 @@ Allocator".
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cudakit.core.sanitize.clocks import EXACT, NEVER, READ, WRITE, Call, MemoryAccess
+from cudakit.core.sanitize.clocks import EXACT, READ, WRITE, Call, MemoryAccess
 from cudakit.core.sanitize.ordering import Stream, StreamOrder
 from cudakit.core.sanitize.races import Allocation, Coverage
-from cudakit.core.sanitize.record_batch import AccessRow
+from cudakit.core.sanitize.record_batch import AccessRows
 from cudakit.core.sanitize.shadow_memory import Shadow
 from cudakit.trace.kinds import AllocationKind, AllocationLayer, Direction, HostMemory
 
@@ -108,7 +107,7 @@ class AllocationEvents:
             stream.acquire(release, None)
         self._shadow.clear(lo, hi)
         access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
-        self._shadow.add_range(access, stream.clock)
+        self._shadow.add(access, stream.clock)
 
     def _free_in_stream(self, call: Call, lo: int, hi: int) -> None:
         """Add a stream-ordered free. Every later access to the memory is a race, even if it is ordered."""
@@ -116,8 +115,7 @@ class AllocationEvents:
         if stream is None or lo >= hi:
             return
         access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
-        self._shadow.add_range(access, stream.clock)
-        access.tick = NEVER
+        self._shadow.add_free(access, stream.clock)
         call.release = stream.release()
 
 
@@ -181,23 +179,17 @@ class StreamWork:
             None  # stream of the last launch; None if it was captured
         )
 
-    def add_launch(
-        self, call: Call, rows: Iterable[AccessRow]
-    ) -> Callable[[Iterable[AccessRow]], None]:
+    def add_launch(self, call: Call, rows: AccessRows | None) -> Callable[[AccessRows], None]:
         """Add a launch and its accesses; return the function that adds further accesses of it."""
         self._last_launch = call
         self._last_stream = stream = self._stream_order.enqueue(call)
-        if stream is None:  # the launch is captured into a graph
-            deque(rows, maxlen=0)  # skip the rows in the iterator over all accesses of the batch
-        else:
+        if stream is not None and rows is not None:
             self._shadow.add_all(rows, call, stream)
         return self.add_accesses
 
-    def add_accesses(self, rows: Iterable[AccessRow]) -> None:
+    def add_accesses(self, rows: AccessRows) -> None:
         """Add further accesses of the last launch."""
-        if self._last_launch is None or self._last_stream is None:
-            deque(rows, maxlen=0)  # skip the rows in the iterator over all accesses of the batch
-        else:
+        if self._last_launch is not None and self._last_stream is not None:
             self._shadow.add_all(rows, self._last_launch, self._last_stream)
 
     def add_copy(
