@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cudakit.core.sanitize.clocks import Call
 from cudakit.core.sanitize.races import LaunchPrecision
 from cudakit.trace.kinds import EventKind, Precision
-from cudakit.trace.layout import RECORD_BYTES, Records, layout, view
+from cudakit.trace.layout import RECORD_BYTES, Records, layout, take_records, view
 from cudakit.trace.ranges import OpenRanges, RangeTracker
 
 # For each event kind that the engine handles, the fields that its handler takes after the call, in order. The
@@ -90,7 +90,10 @@ class RecordBatch:
             self.stray_accesses = int(
                 np.count_nonzero(records["kind"][~handled] == EventKind.ACCESS)
             )
-            records, belongs_to_previous = records[handled], belongs_to_previous[handled]
+            records, belongs_to_previous = (
+                take_records(records, handled),
+                belongs_to_previous[handled],
+            )
             innermost = None if innermost is None else innermost[handled]
         kinds = records["kind"]
         is_access = kinds == EventKind.ACCESS
@@ -156,7 +159,7 @@ def sorted_by_call(records: Records) -> Records:
     seqs = records["seq"]
     if np.all(seqs[1:] >= seqs[:-1]):
         return records
-    return records[np.argsort(seqs, kind="stable")]
+    return take_records(records, np.argsort(seqs, kind="stable"))
 
 
 def _belongs_to_previous_call(records: Records) -> _Mask:

@@ -301,7 +301,7 @@ def _part_of_access(access: MemoryAccess, lo: int, hi: int) -> MemoryAccess:
 
 
 # Maximum number of range states of one allocation. Above it, they are merged to half of this number.
-MAX_RANGE_STATES: Final = 1 << 15
+MAX_RANGE_STATES: Final = 1 << 17
 
 # A function that returns the allocation that contains an address, or None.
 AllocationAt: TypeAlias = Callable[[int], Allocation | None]

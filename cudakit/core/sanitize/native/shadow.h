@@ -5,7 +5,7 @@
 #include "strided.h"
 
 /* The same values as shadow_memory.MAX_RANGE_STATES and access_state.MAX_POINTER_STATES. */
-enum { MAX_RANGE_STATES = 1 << 15, MAX_POINTER_STATES = 1 << 16 };
+enum { MAX_RANGE_STATES = 1 << 17, MAX_POINTER_STATES = 1 << 16 };
 
 /* States that are about to replace others in a map. */
 struct pieces {
