@@ -40,6 +40,7 @@ enum {
     KIND_GRAPH_NODE_SITE = 35,
     KIND_PROFILE_WINDOW = 36,
     KIND_DEVICE_INFO = 37,
+    KIND_TEMPLATE = 38,
 };
 
 enum {
@@ -73,6 +74,7 @@ enum {
     NODE_TYPE_MEMOP
 };
 enum { FLAG_WAIT = 1, FLAG_WRITE = 2 };
+enum { TEMPLATE_CHECK_NONE = 0, TEMPLATE_CHECK_EQUAL = 1, TEMPLATE_CHECK_DIFFERENT = 2 };
 enum { PHASE_BEGIN = 1, PHASE_END = 2 };
 enum { MEMORY_KIND_MANAGED_STATIC = 7 }; /* largest kind of memory at one end of a copy */
 enum { SYNCHRONIZATION_CONTEXT = 4 };    /* largest type of synchronization */
@@ -94,6 +96,7 @@ typedef struct {
         struct {
             uint32_t name, grid[3], block[3];
             uint8_t pending;
+            uint32_t template_id; /* template that replaces the accesses; 0: none */
         } launch;
         struct {
             uint64_t lo, hi;
@@ -127,7 +130,7 @@ typedef struct {
             uint32_t graph, before, after;
         } edge;
         struct {
-            uint32_t graph, executable, pending;
+            uint32_t graph, executable, pending, template_id;
         } graph_launch;
         struct {
             uint64_t address;
@@ -157,6 +160,10 @@ typedef struct {
             uint32_t node;
             uint8_t exact;
         } accessed;
+        struct {
+            uint32_t template_id; /* template that the accesses become; 0 without a check: all are forgotten */
+            uint8_t check;
+        } access_template;
         struct {
             uint64_t size_bytes;
         } arenas;
