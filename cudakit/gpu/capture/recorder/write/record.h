@@ -36,7 +36,6 @@ enum {
     KIND_KERNEL_RUN = 31,
     KIND_COPY_RUN = 32,
     KIND_FILL_RUN = 33,
-    KIND_SYNCHRONIZATION = 34,
     KIND_GRAPH_NODE_SITE = 35,
     KIND_PROFILE_WINDOW = 36,
     KIND_DEVICE_INFO = 37,
@@ -77,7 +76,6 @@ enum { FLAG_WAIT = 1, FLAG_WRITE = 2 };
 enum { TEMPLATE_CHECK_NONE = 0, TEMPLATE_CHECK_EQUAL = 1, TEMPLATE_CHECK_DIFFERENT = 2 };
 enum { PHASE_BEGIN = 1, PHASE_END = 2 };
 enum { MEMORY_KIND_MANAGED_STATIC = 7 }; /* largest kind of memory at one end of a copy */
-enum { SYNCHRONIZATION_CONTEXT = 4 };    /* largest type of synchronization */
 
 typedef struct {
     uint64_t seq;
@@ -198,11 +196,6 @@ typedef struct {
             uint32_t correlation;
             uint64_t graph_node;
         } fill_run;
-        struct {
-            int64_t start_ns, end_ns;
-            uint8_t synchronization;
-            uint32_t correlation, event;
-        } synchronization;
         struct {
             uint64_t graph_node;
         } graph_node_site;
