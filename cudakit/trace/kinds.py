@@ -44,6 +44,7 @@ class EventKind(IntEnum):
     GRAPH_NODE_SITE = 35
     PROFILE_WINDOW = 36
     DEVICE_INFO = 37
+    TEMPLATE = 42
 
 
 class AllocationLayer(IntEnum):
@@ -82,6 +83,14 @@ class Precision(IntEnum):
     UNCERTAIN = (
         4  # the access was assumed from a pointer table among the arguments, which may be stale
     )
+
+
+class TemplateCheck(IntEnum):
+    """The result of comparing the accesses of a recorded launch with the template of its signature."""
+
+    NONE = 0  # the signature had no template yet
+    EQUAL = 1
+    DIFFERENT = 2  # the template is no longer used
 
 
 class StreamFlag(IntEnum):

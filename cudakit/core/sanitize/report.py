@@ -111,6 +111,7 @@ class RaceDecoder:
             graph=operation.graph,
             node=operation.node,
             ranges=operation.ranges,
+            from_template=operation.from_template,
         )
 
     def _memory(self, allocation: Allocation | None) -> Memory | None:

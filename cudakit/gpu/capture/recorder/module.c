@@ -61,16 +61,15 @@ static int add_patches(PyObject *patches)
 
 static PyObject *start(PyObject *self, PyObject *args, PyObject *keyword_arguments)
 {
-    static char *parameter_names[] = {"spool",       "library",   "walker", "patches",
-                                      "memory_only", "templates", NULL};
+    static char *parameter_names[] = {"spool", "library", "walker", "patches", "memory_only", "templates", NULL};
     const char *spool, *library;
     unsigned long long walker = 0;
     PyObject *patches = NULL;
     int memory_only = 0, templates = 0;
     char error[ERROR_BYTES];
     (void)self;
-    if (!PyArg_ParseTupleAndKeywords(args, keyword_arguments, "ss|KOpp", parameter_names, &spool, &library, &walker,
-                                     &patches, &memory_only, &templates) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keyword_arguments, "ss|KOpp", parameter_names, &spool, &library,
+                                     &walker, &patches, &memory_only, &templates) ||
         add_patches(patches))
         return NULL;
     if (is_started)

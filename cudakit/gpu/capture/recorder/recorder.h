@@ -12,8 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "hooks/driver_api.h"
 #include "exact/templates.h"
+#include "hooks/driver_api.h"
 #include "hooks/sanitizer_api.h"
 #include "model/ranges.h"
 #include "profile/window.h"
@@ -50,7 +50,7 @@ typedef struct {
     /* Kernel launch: arguments of cuLaunchKernel */
     void **parameters, **extra;
     const struct kernel_layout *parameter_layout;
-    uint64_t user_data;        /* value that the device patch receives */
+    uint64_t user_data;       /* value that the device patch receives */
     uint64_t space_signature; /* signature of the prepared launch, by which its arena space is estimated */
     uint64_t reserved_pages, reserved_boxes; /* arena space that is reserved for the prepared launch */
     /* Stream creation */

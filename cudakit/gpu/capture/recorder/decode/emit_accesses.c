@@ -95,8 +95,8 @@ static void add_to_digest(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t
                           uint32_t mode)
 {
     const uint64_t hi = lo + (count - 1) * stride + bytes;
-    const uint64_t values[] = {writer->launches[writer->next_launch].template_record.access.node, mode, lo, bytes,
-                               stride, count};
+    const uint64_t values[] = {
+        writer->launches[writer->next_launch].template_record.access.node, mode, lo, bytes, stride, count};
     if (writer->next_group >= writer->arena->group_count)
         return;
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)

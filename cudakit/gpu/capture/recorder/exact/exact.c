@@ -170,8 +170,8 @@ uint32_t exact_choose_template(const record *launch_record, const Sanitizer_Laun
     }
     const uint64_t arguments_hash =
         kernels_hash_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra);
-    const uint32_t template_id = templates_choose(template_key(launch_record, launch, reach), arguments_hash,
-                                                  is_contested, signature);
+    const uint32_t template_id =
+        templates_choose(template_key(launch_record, launch, reach), arguments_hash, is_contested, signature);
     if (template_id)
         release_reserved_space(launch->context);
     return template_id;
@@ -292,8 +292,8 @@ static reached_memory store_graph_reach(launch_arena *arena, uint32_t graph)
     return memory;
 }
 
-uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch,
-                            uint32_t kernels, const launch_signature *signature)
+uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch, uint32_t kernels,
+                            const launch_signature *signature)
 {
     const uint32_t executable = launch_record->graph_launch.executable;
     arena_pool *pool = patching_is_active(launch->context) ? pool_find(launch->context) : NULL;
@@ -343,8 +343,8 @@ static bool reserve_graph(launch_arena *arena, graph_launch *graph, uint64_t gri
         return false;
     }
     graph->launch_index_count = (uint32_t)launch_index_count;
-    graph->first_launch_index = assign_launch_indices(arena, graph->launch_index_count, graph->kernels,
-                                                      &graph->signature, graph->reached);
+    graph->first_launch_index =
+        assign_launch_indices(arena, graph->launch_index_count, graph->kernels, &graph->signature, graph->reached);
     return true;
 }
 

@@ -45,8 +45,8 @@ void exact_assign_failed(void);
 void exact_skip_graph(CUcontext context);
 
 /* Begin a graph launch, and return the number of its nodes whose accesses will be recorded. The lock is held. */
-uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch,
-                            uint32_t kernels, const launch_signature *signature);
+uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch, uint32_t kernels,
+                            const launch_signature *signature);
 
 /* Assign a launch index to a kernel node of the graph that this thread launches, and return the user data. ``node`` is
  * the node id, or 0 if it is unknown. The lock is held. */

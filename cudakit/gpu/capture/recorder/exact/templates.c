@@ -76,8 +76,7 @@ static uint32_t state_index(uint64_t key)
         return index;
     if (state_count + 1 >= MAX_STATES)
         forget_and_record();
-    signature_state *new_states =
-        array_reserve(states, &state_capacity, state_count + 2, sizeof *states, 1024);
+    signature_state *new_states = array_reserve(states, &state_capacity, state_count + 2, sizeof *states, 1024);
     if (!new_states)
         return 0;
     states = new_states;

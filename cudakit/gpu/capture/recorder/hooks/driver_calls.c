@@ -242,7 +242,9 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuGraphExecMemsetNodeSetParams:
     case CBID_cuGraphExecChildGraphNodeSetParams:
     case CBID_cuGraphExecNodeSetParams: exit_node_change(cbid, parameters); break;
-    case CBID_cuGraphNodeSetEnabled: exit_unrecorded_change(((const node_set_params *)parameters)->hGraphExec); break;
+    case CBID_cuGraphNodeSetEnabled:
+        exit_unrecorded_change(((const node_set_params *)parameters)->hGraphExec);
+        break;
     case CBID_cuGraphLaunchWithArguments:
         lock_and_record_gap("graph launched with cuGraphLaunchWithArguments");
         break;

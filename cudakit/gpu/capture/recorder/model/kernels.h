@@ -15,7 +15,7 @@ struct kernel_layout;
 
 /* The memory that the pointers among the arguments of a launch reach. */
 typedef struct {
-    uint64_t pointer_hash;               /* hash of the pointers and their positions */
+    uint64_t pointer_hash;                 /* hash of the pointers and their positions */
     allocation *allocations[MAX_ACCESSES]; /* valid while the lock is held */
     size_t allocation_count;
     bool is_complete; /* all arguments are known, and all reached allocations are listed */

@@ -39,7 +39,7 @@ enum {
     KIND_GRAPH_NODE_SITE = 35,
     KIND_PROFILE_WINDOW = 36,
     KIND_DEVICE_INFO = 37,
-    KIND_TEMPLATE = 38,
+    KIND_TEMPLATE = 42,
 };
 
 enum {
