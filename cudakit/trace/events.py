@@ -26,7 +26,6 @@ from cudakit.trace.kinds import (
     NodeType,
     Precision,
     StreamFlag,
-    SynchronizationType,
 )
 
 # Field types of records, in numpy's notation.
@@ -416,22 +415,6 @@ class FillRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Synchronization:
-    """The host waited for work on a device, or a stream waits for an event (its times are then equal).
-
-    A query (``cudaEventQuery``, ``cudaStreamQuery``) has this event too, but no ``ApiCall``.
-    """
-
-    kind: ClassVar[EventKind] = EventKind.SYNCHRONIZATION
-    stream: U32
-    start_ns: I64
-    end_ns: I64
-    synchronization: SynchronizationType = SynchronizationType.UNKNOWN
-    correlation: U32 = 0  # id of the API call
-    event: U32 = 0  # number of the event that was waited for; 0 for a stream or context
-
-
-@dataclass(frozen=True, slots=True)
 class GraphNodeSite:
     """A graph node was created; the call stack of this event is that of its capture."""
 
@@ -499,7 +482,7 @@ EventBody: TypeAlias = (
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
     | Mark | Gap | Accessed | Arenas | OutOfMemory | ApiCall | KernelRun | CopyRun | FillRun
-    | Synchronization | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
+    | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
 )  # fmt: skip
 
 

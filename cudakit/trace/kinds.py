@@ -41,7 +41,6 @@ class EventKind(IntEnum):
     KERNEL_RUN = 31
     COPY_RUN = 32
     FILL_RUN = 33
-    SYNCHRONIZATION = 34
     GRAPH_NODE_SITE = 35
     PROFILE_WINDOW = 36
     DEVICE_INFO = 37
@@ -183,16 +182,6 @@ class MemoryKind(IntEnum):
     MANAGED = 5
     DEVICE_STATIC = 6
     MANAGED_STATIC = 7
-
-
-class SynchronizationType(IntEnum):
-    """The type of a synchronization, as in CUpti_ActivitySynchronizationType of CUPTI."""
-
-    UNKNOWN = 0
-    EVENT_SYNC = 1  # the host waited for an event
-    STREAM_WAIT = 2  # a stream waits for an event
-    STREAM_SYNC = 3  # the host waited for a stream
-    CONTEXT_SYNC = 4  # the host waited for a context
 
 
 # The NVTX domains of libraries that record a range for each of their calls: CUB and Thrust (CCCL), NCCL, and

@@ -21,9 +21,8 @@ from cudakit.trace.events import (
     Mark,
     RangePop,
     RangePush,
-    Synchronization,
 )
-from cudakit.trace.kinds import Direction, MemoryKind, SynchronizationType
+from cudakit.trace.kinds import Direction, MemoryKind
 from cudakit.trace.layout import pack
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
@@ -130,9 +129,7 @@ class Program:
         """Wait for all work; the call returns ``latency_ns`` after the work has ended."""
         start = self.now_ns
         end = max([start, *self.stream_end_ns.values()]) + latency_ns
-        correlation = self.call("cudaStreamSynchronize", end - start, line=line)
-        kind = SynchronizationType.STREAM_SYNC
-        self.emit(Synchronization(1, start, end, kind, correlation))
+        self.call("cudaStreamSynchronize", end - start, line=line)
 
     def synchronize_in(self, function: str, *, line: int = 0) -> None:
         """Call a function that waits for all work, without a record of the synchronization."""

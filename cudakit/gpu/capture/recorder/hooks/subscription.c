@@ -160,7 +160,7 @@ static void after_fork_in_parent(void)
 
 static void after_fork_in_child(void)
 {
-    recorder_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    recorder_lock = (pthread_mutex_t)PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
     memset(&this_thread, 0, sizeof this_thread);
     spool_forked();
     call_sites_clear();

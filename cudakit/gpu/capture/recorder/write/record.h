@@ -36,7 +36,6 @@ enum {
     KIND_KERNEL_RUN = 31,
     KIND_COPY_RUN = 32,
     KIND_FILL_RUN = 33,
-    KIND_SYNCHRONIZATION = 34,
     KIND_GRAPH_NODE_SITE = 35,
     KIND_PROFILE_WINDOW = 36,
     KIND_DEVICE_INFO = 37,
@@ -88,7 +87,6 @@ enum {
 };
 enum { DATATYPE_UNKNOWN = 0, DATATYPE_FLOAT8_E5M2 = 12 }; /* a datatype is the number in ncclDataType_t plus 1 */
 enum { MEMORY_KIND_MANAGED_STATIC = 7 };                  /* largest kind of memory at one end of a copy */
-enum { SYNCHRONIZATION_CONTEXT = 4 };                     /* largest type of synchronization */
 
 typedef struct {
     uint64_t seq;
@@ -204,11 +202,6 @@ typedef struct {
             uint32_t correlation;
             uint64_t graph_node;
         } fill_run;
-        struct {
-            int64_t start_ns, end_ns;
-            uint8_t synchronization;
-            uint32_t correlation, event;
-        } synchronization;
         struct {
             uint64_t graph_node;
         } graph_node_site;
