@@ -39,8 +39,8 @@ def to_device(
     """Copy a numpy array to a device, and return it as an array that all libraries of CUDA accept.
 
     ``device`` is a CUDA index (the current device by default), "sim" or "sim:MODEL" for the simulated device
-    of this process, or an opened device of cudakit. The call waits for the copy. Raises UsageError for a dtype that is not
-    numeric, CudaError if the memory does not suffice.
+    of this process, or an opened device of cudakit. The call waits for the copy. Raises UsageError for a
+    dtype that is not numeric, CudaError if the memory does not suffice.
 
     >>> x = cudakit.to_device([1.0, 2.0], "sim")
     >>> x.copy_to_host()
