@@ -44,7 +44,12 @@ class EventKind(IntEnum):
     GRAPH_NODE_SITE = 35
     PROFILE_WINDOW = 36
     DEVICE_INFO = 37
+<<<<<<< HEAD
     TEMPLATE = 42
+=======
+    COMMUNICATOR = 38
+    COLLECTIVE = 39
+>>>>>>> main
 
 
 class AllocationLayer(IntEnum):
@@ -145,6 +150,37 @@ class MemopType(IntEnum):
 
     WAIT = 1
     WRITE = 2
+
+
+class CollectiveFunction(IntEnum):
+    """The function of a collective or point-to-point operation of NCCL."""
+
+    UNKNOWN = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    BROADCAST = 4
+    REDUCE = 5
+    SEND = 6
+    RECEIVE = 7
+
+
+class NcclDatatype(IntEnum):
+    """The type of the elements of a collective: the number in ncclDataType_t of NCCL plus 1."""
+
+    UNKNOWN = 0  # a type without a name in NCCL's events, such as ncclUint8
+    INT8 = 1
+    UINT8 = 2
+    INT32 = 3
+    UINT32 = 4
+    INT64 = 5
+    UINT64 = 6
+    FLOAT16 = 7
+    FLOAT32 = 8
+    FLOAT64 = 9
+    BFLOAT16 = 10
+    FLOAT8_E4M3 = 11
+    FLOAT8_E5M2 = 12
 
 
 class MemoryKind(IntEnum):

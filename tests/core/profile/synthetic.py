@@ -39,7 +39,14 @@ class Program:
     starts. ``site`` is a line of train.py; 0 is an unknown call stack.
     """
 
-    def __init__(self, *, process: int = 100, thread: int = 1, launch_ns: int = 5 * US) -> None:
+    def __init__(
+        self,
+        *,
+        process: int = 100,
+        thread: int = 1,
+        launch_ns: int = 5 * US,
+        gpu: str = "NVIDIA H200",
+    ) -> None:
         self.process = process
         self.thread = thread
         self.launch_ns = launch_ns
@@ -48,7 +55,7 @@ class Program:
         self.stream_end_ns: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._stacks: dict[Stack, int] = {(): 0}
         self._correlation = 0
-        self.emit(DeviceInfo("NVIDIA H200", 132, 141 << 30))
+        self.emit(DeviceInfo(gpu, 132, 141 << 30))
 
     # --- the host
 

@@ -66,6 +66,7 @@ def test_record_layout_equals_trace_layout() -> None:
         "fill_run": EventKind.FILL_RUN,
         "graph_node_site": EventKind.GRAPH_NODE_SITE, "profile_window": EventKind.PROFILE_WINDOW,
         "device_info": EventKind.DEVICE_INFO,
+        "communicator": EventKind.COMMUNICATOR, "collective": EventKind.COLLECTIVE,
     }  # fmt: skip
     for name, offset in recorder.offsets()["record"].items():
         part, _, field = name.rpartition(".")

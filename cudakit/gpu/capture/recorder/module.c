@@ -468,6 +468,12 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
  \
  X(record, graph_node_site.graph_node) X(record, profile_window.is_open) X(record, profile_window.rank) \
     X(record, device_info.name) X(record, device_info.multiprocessors) X(record, device_info.memory_bytes) \
+    X(record, communicator.hash) X(record, communicator.communicator) X(record, communicator.name) \
+    X(record, communicator.rank) X(record, communicator.rank_count) X(record, communicator.profiler_version) \
+    X(record, collective.send) X(record, collective.receive) X(record, collective.element_count) \
+    X(record, collective.communicator) X(record, collective.sequence) X(record, collective.group) \
+    X(record, collective.root) X(record, collective.graph) X(record, collective.node) \
+    X(record, collective.function) X(record, collective.datatype) X(record, collective.name) \
     X(record, gap.reason) X(record, gap.count)
 /* clang-format on */
 
