@@ -500,13 +500,8 @@ EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-<<<<<<< HEAD
     | Mark | Gap | Accessed | Template | Arenas | OutOfMemory | ApiCall | KernelRun | CopyRun | FillRun
-    | GraphNodeSite | ProfileWindow | DeviceInfo
-=======
-    | Mark | Gap | Accessed | Arenas | OutOfMemory | ApiCall | KernelRun | CopyRun | FillRun
     | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
->>>>>>> main
 )  # fmt: skip
 
 

@@ -44,12 +44,9 @@ class EventKind(IntEnum):
     GRAPH_NODE_SITE = 35
     PROFILE_WINDOW = 36
     DEVICE_INFO = 37
-<<<<<<< HEAD
-    TEMPLATE = 42
-=======
     COMMUNICATOR = 38
     COLLECTIVE = 39
->>>>>>> main
+    TEMPLATE = 42
 
 
 class AllocationLayer(IntEnum):

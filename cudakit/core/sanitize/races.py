@@ -82,12 +82,9 @@ class Operation:
     graph: int = 0  # number of the graph; 0 outside of graphs
     node: int = 0  # number of the graph node; 0 outside of graphs
     ranges: tuple[NamedRange, ...] = ()  # NVTX ranges that were open at the call, outermost first
-<<<<<<< HEAD
+    collective: CollectiveOperation | None = None  # None for other operations than collectives
     # Whether the accesses are those of a template: earlier launches of the same kernel had them.
     from_template: bool = False
-=======
-    collective: CollectiveOperation | None = None  # None for other operations than collectives
->>>>>>> main
 
 
 class SyncKind(StrEnum):

@@ -117,11 +117,8 @@ class RaceDecoder:
             graph=operation.graph,
             node=operation.node,
             ranges=operation.ranges,
-<<<<<<< HEAD
             from_template=operation.from_template,
-=======
             collective=operation.collective,
->>>>>>> main
         )
 
     def _memory(self, allocation: Allocation | None) -> Memory | None:

@@ -49,11 +49,8 @@ class Side:
     graph: int  # number of the CUDA graph that contains the operation; 0 if none does
     node: int  # number of the graph node, from 1
     ranges: tuple[NamedRange, ...] = ()  # open NVTX ranges at the call, outermost first
-<<<<<<< HEAD
-    from_template: bool = False  # whether the accesses are known from earlier launches of the kernel
-=======
     collective: CollectiveOperation | None = None  # collective of NCCL; null for other operations
->>>>>>> main
+    from_template: bool = False  # whether the accesses are known from earlier launches of the kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,20 +44,15 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
-<<<<<<< HEAD
-    rec.launch.template_id = exact_choose_template(&rec, launch, &reach, &signature);
-    this_thread.user_data = rec.launch.template_id ? 0 : exact_assign(&rec, launch, &signature, &reach);
-    rec.launch.pending = this_thread.user_data != 0;
-=======
-    if (!is_nccl_kernel(launch->functionName)) {
-        this_thread.user_data = exact_assign(&rec, launch);
-        rec.launch.pending = this_thread.user_data != 0;
-    } else {
-        this_thread.user_data = 0;
+    if (is_nccl_kernel(launch->functionName)) {
         rec.launch.pending = collectives_launched(&rec);
         count = rec.launch.pending ? 0 : count; /* the arguments are pointers to NCCL's own memory */
+        this_thread.user_data = 0;
+    } else {
+        rec.launch.template_id = exact_choose_template(&rec, launch, &reach, &signature);
+        this_thread.user_data = rec.launch.template_id ? 0 : exact_assign(&rec, launch, &signature, &reach);
+        rec.launch.pending = this_thread.user_data != 0;
     }
->>>>>>> main
     launch_records[0] = rec;
     spool_records(launch_records, rec.launch.template_id ? 1 : 1 + count);
     if (count == MAX_ACCESSES)

@@ -92,6 +92,13 @@ void allocations_add_work(uint64_t address, stream_operation operation)
         allocation_add_work(accessed, operation);
 }
 
+void allocations_contest(uint64_t address)
+{
+    allocation *accessed = allocations_find(address);
+    if (accessed)
+        accessed->is_contested = true;
+}
+
 uint64_t allocations_device_bytes(void)
 {
     return device_bytes;

@@ -39,12 +39,9 @@ enum {
     KIND_GRAPH_NODE_SITE = 35,
     KIND_PROFILE_WINDOW = 36,
     KIND_DEVICE_INFO = 37,
-<<<<<<< HEAD
-    KIND_TEMPLATE = 42,
-=======
     KIND_COMMUNICATOR = 38,
     KIND_COLLECTIVE = 39,
->>>>>>> main
+    KIND_TEMPLATE = 42,
 };
 
 enum {
