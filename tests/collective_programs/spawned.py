@@ -7,6 +7,7 @@ import sys
 
 import torch.distributed as dist
 import torch.multiprocessing
+
 from data_parallel import train
 
 RANKS = 2
