@@ -141,9 +141,7 @@ for i in range(12):
     assert written_ranges(events) == 6 * [{(0x100000, 0x100004)}, {(0x100100, 0x100104)}]
 
 
-def test_number_without_effect_is_ignored_after_three_values(
-    library: Path, tmp_path: Path
-) -> None:
+def test_number_without_effect_is_ignored_after_three_values(library: Path, tmp_path: Path) -> None:
     program = """
 for i in range(8):
     launch_with_number(i, write(0x100000))
