@@ -47,7 +47,7 @@ def template_ids(events: list[Event]) -> list[int]:
 def written_ranges(events: list[Event]) -> list[set[tuple[int, int]]]:
     """Return the exact ranges of each launch after templates were inserted, in order of the calls."""
     strings = [""]
-    records = pack(events, lambda text: 0)
+    records = pack(events, lambda _: 0)
     in_order, never_read_count = reordered(records)
     assert never_read_count == 0
     inserted = TemplateAccesses().insert(in_order, Coverage())
