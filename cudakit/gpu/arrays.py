@@ -1,191 +1,180 @@
-"""Arrays in device memory of any library: address, dtype, shape and strides.
+"""Arrays of any library as views, the current streams of libraries, and new arrays of the same library.
 
-Arrays are read through torch's own attributes, the CUDA Array Interface (version 3) or DLPack. DLPack
-capsules are read through the structures of dlpack.h, in the unversioned form (DLManagedTensor).
+No library is imported: torch and CuPy are used only if the program imported them.
 """
 
 from __future__ import annotations
 
-import ctypes
-import math
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cudakit.errors import UsageError
-from cudakit.gpu.api import Ptr
+from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
+from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
+from cudakit.gpu.device_array import DeviceArray
+from cudakit.gpu.dlpack import DLPACK_CUDA, DLPACK_CUDA_MANAGED, view_of_capsule
+from cudakit.gpu.external_streams import stream_of_cupy
 
-# Device types of DLPack for device memory: kDLCUDA and kDLCUDAManaged.
-DLPACK_DEVICES = frozenset({2, 13})
-_CAPSULE_NAME = b"dltensor"
-# stream=-1 requests no synchronization ("Python Specification for DLPack").
-_NO_STREAM = -1
-# Type names of numpy by DLDataTypeCode.
-_TYPE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+if TYPE_CHECKING:
+    from cudakit.gpu.cuda.device import Cuda
+
+_HINT = (
+    "pass arrays of torch, CuPy, Numba or JAX, or copy a numpy array with cudakit.to_device(array)"
+)
+_NO_SYNCHRONIZATION = -1  # the stream argument of __dlpack__ that requests no synchronization
+_LIBRARIES_WITH_IMMUTABLE_ARRAYS = ("jax", "jaxlib")
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayView:
-    """The address and layout of an array. The object that owns the memory must outlive the view."""
+class DeviceOperand:
+    """An array of any library, its device, and the stream on which its contents are computed."""
 
-    ptr: Ptr
-    dtype: str  # Name of the dtype in numpy or torch, such as "float32" or "bfloat16".
-    item_bytes: int  # Size of one element in bytes.
-    shape: tuple[int, ...]
-    strides_bytes: tuple[int, ...]  # Distance of adjacent elements in each dimension, in bytes.
-    is_read_only: bool = False
-    # Driver handle of the stream on which the array's last work was enqueued; None if nothing is pending.
-    producer_stream: int | None = None
-
-    @property
-    def element_count(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of all elements in bytes, without gaps."""
-        return self.element_count * self.item_bytes
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the elements are adjacent in C order. Arrays without elements are contiguous."""
-        dense_stride = self.item_bytes
-        for extent, stride in zip(reversed(self.shape), reversed(self.strides_bytes), strict=True):
-            if extent != 1 and stride != dense_stride:
-                return self.element_count == 0
-            dense_stride *= extent
-        return True
+    view: ArrayView
+    device: Gpu | int  # a simulated device, or the CUDA index of a real one
+    library: str = ""  # "torch", "cupy" or ""
+    # Stream whose enqueued work writes the array; None if the library keeps no such stream.
+    stream: int | None = None
 
 
-def view_of(array: object) -> ArrayView | None:
-    """Return the view of an array in device memory; None if ``array`` is anything else.
+@cache
+def shared_device(ordinal: int) -> Cuda:
+    """Return the device of this process that kernels share; it stays open until the process ends."""
+    from cudakit.gpu.cuda.device import Cuda
 
-    Reading an array enqueues no work and waits for none.
-    """
-    if isinstance(view := getattr(array, "__cudakit_view__", None), ArrayView):
-        return view
-    read = _view_reader(array)
-    return None if read is None else read(array)
+    return Cuda(ordinal, foreign_streams=True)
 
 
-def require_view(array: object, name: str) -> ArrayView:
-    """Return the view of an array; raises UsageError with ``name`` if it is not in device memory."""
-    view = view_of(array)
-    if view is None:
-        raise UsageError(
-            f"{name} is not an array in device memory: {describe(array)}",
-            hint="pass an array of torch, CuPy, Numba, JAX or cudakit that is on the GPU",
-        )
-    return view
-
-
-def contiguous_strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
-    """Return the strides in bytes of a C-contiguous array."""
-    strides: list[int] = []
-    stride = item_bytes
-    for extent in reversed(shape):
-        strides.append(stride)
-        stride *= extent
-    return tuple(reversed(strides))
-
-
-def describe(argument: object) -> str:
-    """Return the type of an object, and whether it is in host memory, as text for a message."""
-    text = f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")
-    on_host = isinstance(argument, np.ndarray) or hasattr(argument, "__dlpack__")
-    return f"{text} in host memory" if on_host else text
-
-
-def _view_reader(array: object) -> Callable[[Any], ArrayView] | None:
+def operand_of(array: Any, name: str) -> DeviceOperand:
+    """Return the view of an array. Raises UsageError with the argument's name for other objects."""
+    if isinstance(array, DeviceArray):
+        device = array.gpu if array.gpu.simulated else int(getattr(array.gpu, "ordinal", 0))
+        return DeviceOperand(array.view, device, stream=int(array.stream))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        # torch's __cuda_array_interface__ supports neither bfloat16 nor tensors that require grad.
-        return _view_of_tensor if array.is_cuda else None
+        return _operand_of_tensor(array, name)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        view = ArrayView(Ptr(array.data.ptr), array.dtype.name, array.shape, array.strides)
+        return DeviceOperand(view, int(array.device.id), "cupy")
     if hasattr(array, "__cuda_array_interface__"):
-        return _view_of_interface
-    if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
-        return None
-    kind, _ = array.__dlpack_device__()
-    return _view_of_dlpack if int(kind) in DLPACK_DEVICES else None
+        return _operand_of_interface(array, name)
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _operand_of_dlpack(array, name)
+    raise _not_an_array(array, name)
 
 
-def _view_of_tensor(tensor: Any) -> ArrayView:
-    item_bytes = tensor.element_size()
-    return ArrayView(
+def current_stream(library: str, ordinal: int) -> int:
+    """Return the handle of the current stream of a library, or of cudakit."""
+    if library == "torch":
+        return int(sys.modules["torch"].cuda.current_stream(ordinal).cuda_stream) or LEGACY
+    if library == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream(ordinal).ptr) or LEGACY
+    from cudakit.gpu.cuda.current import current_stream as current_stream_of_cudakit
+
+    return current_stream_of_cudakit()
+
+
+def new_array(library: str, gpu: Gpu, dtype: str, shape: tuple[int, ...], stream: Stream) -> Any:
+    """Return an uninitialized array of a library, for use on a stream."""
+    ordinal = int(getattr(gpu, "ordinal", 0))
+    if library == "torch":
+        torch = sys.modules["torch"]
+        with _torch_stream(torch, stream, ordinal):
+            return torch.empty(shape, dtype=getattr(torch, dtype), device=f"cuda:{ordinal}")
+    if library == "cupy" and dtype != "bfloat16":
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(ordinal), stream_of_cupy(cupy, stream):
+            return cupy.empty(shape, dtype)
+    if gpu.capture_id(stream) is not None:
+        raise UsageError(
+            "an output cannot be allocated while the stream is captured", hint="pass out="
+        )
+    return DeviceArray(gpu, dtype, shape, stream)
+
+
+def _torch_stream(torch: Any, stream: Stream, ordinal: int) -> Any:
+    """Return a context in which torch allocates memory for a stream."""
+    if stream == LEGACY:
+        return torch.cuda.stream(torch.cuda.default_stream(ordinal))
+    return torch.cuda.stream(torch.cuda.ExternalStream(int(stream), device=ordinal))
+
+
+def _operand_of_tensor(tensor: Any, name: str) -> DeviceOperand:
+    if not tensor.is_cuda:
+        raise _not_an_array(tensor, name, f"a torch tensor on {tensor.device}")
+    if tensor.is_conj() or tensor.is_neg():
+        raise UsageError(
+            f"{name} is a tensor with a pending conjugation or negation",
+            hint="pass tensor.resolve_conj().resolve_neg()",
+        )
+    element_bytes = tensor.element_size()
+    view = ArrayView(
         Ptr(tensor.data_ptr()),
         str(tensor.dtype).removeprefix("torch."),
-        item_bytes,
         tuple(tensor.shape),
-        tuple(stride * item_bytes for stride in tensor.stride()),
+        tuple(stride * element_bytes for stride in tensor.stride()),
+        # A write would be hidden from autograd.
+        read_only=tensor.requires_grad,
     )
+    return DeviceOperand(view, int(tensor.device.index or 0), "torch")
 
 
-def _view_of_interface(array: Any) -> ArrayView:
-    """Read the CUDA Array Interface. An array without strides is C-contiguous."""
+def _operand_of_interface(array: Any, name: str) -> DeviceOperand:
+    """Read the CUDA Array Interface, version 3."""
     interface = array.__cuda_array_interface__
+    if interface.get("mask") is not None:
+        raise UsageError(f"{name} has a mask, which is not supported")
     dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
-    address, is_read_only = interface["data"]
     strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
-    return ArrayView(
+    address, read_only = interface["data"]
+    library = type(array).__module__.partition(".")[0]
+    view = ArrayView(
         Ptr(int(address or 0)),
         dtype.name,
-        dtype.itemsize,
         shape,
         tuple(map(int, strides)),
-        bool(is_read_only),
-        interface.get("stream"),
+        read_only=bool(read_only) or library in _LIBRARIES_WITH_IMMUTABLE_ARRAYS,
     )
+    stream = interface.get("stream")
+    ordinal = _ordinal_of(view.ptr, name) if view.ptr else _current_ordinal()
+    return DeviceOperand(view, ordinal, stream=None if stream is None else int(stream))
 
 
-def _view_of_dlpack(array: Any) -> ArrayView:
-    """Read the DLPack capsule of an object. An array without strides is C-contiguous."""
-    capsule = array.__dlpack__(stream=_NO_STREAM)
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    # A DLManagedTensor begins with the DLTensor. Because nobody consumed the capsule, it frees the tensor.
-    tensor = _DlTensor.from_address(get_pointer(capsule, _CAPSULE_NAME))
-    ndim, dtype = tensor.ndim, tensor.dtype
-    item_bytes = dtype.bits * dtype.lanes // 8
-    shape = tuple(tensor.shape[:ndim]) if ndim else ()
-    strides = (
-        tuple(stride * item_bytes for stride in tensor.strides[:ndim])
-        if ndim and tensor.strides
-        else contiguous_strides(shape, item_bytes)
-    )
-    return ArrayView(
-        Ptr((tensor.data or 0) + tensor.byte_offset),
-        _dtype_name(dtype.code, dtype.bits, dtype.lanes),
-        item_bytes,
-        shape,
-        strides,
-    )
+def _operand_of_dlpack(array: Any, name: str) -> DeviceOperand:
+    kind, ordinal = array.__dlpack_device__()
+    if int(kind) not in (DLPACK_CUDA, DLPACK_CUDA_MANAGED):
+        raise _not_an_array(array, name, f"{_type_name(array)} in host memory")
+    # The capsule is not consumed: it releases its tensor, while the array keeps the memory.
+    view = view_of_capsule(array.__dlpack__(stream=_NO_SYNCHRONIZATION))
+    return DeviceOperand(view, int(ordinal))
 
 
-class _DlDevice(ctypes.Structure):
-    _fields_ = (("kind", ctypes.c_int32), ("ordinal", ctypes.c_int32))
+def _ordinal_of(ptr: int, name: str) -> int:
+    """Return the CUDA index of the device that has an address."""
+    from cudakit.gpu.cuda.driver import cu, initialize
+
+    initialize()
+    attribute = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    status, ordinal = cu.cuPointerGetAttribute(attribute, ptr)
+    if status:
+        raise UsageError(f"{name} is not in device memory: address {ptr:#x}", hint=_HINT)
+    return int(ordinal)
 
 
-class _DlDataType(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+def _current_ordinal() -> int:
+    from cudakit.gpu.cuda.current import current_device
+
+    return current_device()
 
 
-class _DlTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _DlDevice),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DlDataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
+def _not_an_array(value: object, name: str, description: str = "") -> UsageError:
+    actual = description or _type_name(value)
+    return UsageError(f"{name} is not a device array, but {actual}", hint=_HINT)
 
 
-def _dtype_name(code: int, bits: int, lanes: int) -> str:
-    type_name = _TYPE_NAMES.get(code, f"dlpack{code}_")
-    name = type_name if type_name == "bool" else f"{type_name}{bits}"
-    return name if lanes == 1 else f"{name}x{lanes}"
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -15,20 +15,23 @@ from cudakit.trace.kinds import (
     AccessMode,
     AllocationKind,
     AllocationLayer,
+    CollectiveFunction,
     Direction,
     EventKind,
     HostCallPhase,
     HostMemory,
     MemopType,
     MemoryKind,
+    NcclDatatype,
     NodeType,
     Precision,
     StreamFlag,
-    SynchronizationType,
+    TemplateCheck,
 )
 
 # Field types of records, in numpy's notation.
 I16 = Annotated[int, "<i2"]
+I32 = Annotated[int, "<i4"]
 U32 = Annotated[int, "<u4"]
 U64 = Annotated[int, "<u8"]
 I64 = Annotated[int, "<i8"]
@@ -69,6 +72,8 @@ class Launch:
 
     If ``pending`` is true, the recorder writes assumed accesses directly after the launch. It writes exact
     accesses later, and after the last of them an ``Accessed`` with the same ``seq``.
+
+    If ``template_id`` is not 0, no accesses are written: they are those of this ``Template``.
     """
 
     kind: ClassVar[EventKind] = EventKind.LAUNCH
@@ -77,6 +82,7 @@ class Launch:
     grid: Dim3 = (1, 1, 1)
     block: Dim3 = (1, 1, 1)
     pending: Annotated[bool, "?"] = False
+    template_id: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +269,7 @@ class GraphLaunch:
     graph: U32
     executable: U32
     pending: U32 = 0  # number of ``Accessed`` events that follow: one for each kernel node
+    template_id: U32 = 0  # ``Template`` that has the accesses of the kernel nodes; 0 if none has
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +331,19 @@ class Accessed:
     node: U32 = 0  # number of the graph node; 0 for a kernel launch outside of graphs
     # False if exact accesses were lost; then the assumed accesses of the launch count.
     exact: Annotated[bool, "?"] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The accesses of the launch with this ``seq`` were compared with those of earlier launches.
+
+    If ``template_id`` is not 0, they become a template: later launches name it instead of their accesses. If
+    it is 0 and there was no ``check``, all templates so far are forgotten.
+    """
+
+    kind: ClassVar[EventKind] = EventKind.TEMPLATE
+    template_id: U32 = 0
+    check: TemplateCheck = TemplateCheck.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,22 +433,6 @@ class FillRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Synchronization:
-    """The host waited for work on a device, or a stream waits for an event (its times are then equal).
-
-    A query (``cudaEventQuery``, ``cudaStreamQuery``) has this event too, but no ``ApiCall``.
-    """
-
-    kind: ClassVar[EventKind] = EventKind.SYNCHRONIZATION
-    stream: U32
-    start_ns: I64
-    end_ns: I64
-    synchronization: SynchronizationType = SynchronizationType.UNKNOWN
-    correlation: U32 = 0  # id of the API call
-    event: U32 = 0  # number of the event that was waited for; 0 for a stream or context
-
-
-@dataclass(frozen=True, slots=True)
 class GraphNodeSite:
     """A graph node was created; the call stack of this event is that of its capture."""
 
@@ -455,12 +459,49 @@ class DeviceInfo:
     memory_bytes: U64 = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """The process joined a communicator of NCCL, or its hash and rank in the communicator became known."""
+
+    kind: ClassVar[EventKind] = EventKind.COMMUNICATOR
+    hash: U64  # number of the communicator that all its ranks share; 0 if unknown
+    communicator: U32  # number of the communicator in this process, from 1
+    name: Text = ""  # name that the program gave the communicator
+    rank: I32 = -1  # rank of the process in the communicator; -1 if unknown
+    rank_count: U32 = 0  # number of ranks of the communicator; 0 if unknown
+    profiler_version: U32 = 0  # version of NCCL's profiler interface
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A kernel of NCCL performs one operation: a collective, or a send or receive between two ranks.
+
+    The launch of the kernel has the same ``seq`` and stream. In a graph, the node of the kernel has the same
+    ``seq``, and each launch of the graph repeats the operation. The call stack is that of the program's call.
+    """
+
+    kind: ClassVar[EventKind] = EventKind.COLLECTIVE
+    stream: U32  # stream of the launch; 0 for a node of a graph
+    send: U64  # address of the send buffer; 0 for a receive
+    receive: U64  # address of the receive buffer; 0 for a send
+    element_count: U64  # number of elements: of one rank, for an all-gather or reduce-scatter
+    communicator: U32  # number of the communicator in this process
+    sequence: U32 = 0  # number of the call among the calls of the communicator in this process
+    group: U32 = 0  # number of the group of calls, such as ncclGroupStart begins
+    root: I32 = -1  # root rank; for a send or receive, the other rank
+    graph: U32 = 0  # number of the graph; 0 outside of graphs
+    node: U32 = 0  # number of the graph node; 0 outside of graphs
+    function: CollectiveFunction = CollectiveFunction.UNKNOWN
+    datatype: NcclDatatype = NcclDatatype.UNKNOWN
+    name: Text = ""  # name of the kernel
+
+
 EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Arenas | OutOfMemory | ApiCall | KernelRun | CopyRun | FillRun
-    | Synchronization | GraphNodeSite | ProfileWindow | DeviceInfo
+    | Mark | Gap | Accessed | Template | Arenas | OutOfMemory | ApiCall | KernelRun | CopyRun | FillRun
+    | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
 )  # fmt: skip
 
 

@@ -21,6 +21,8 @@ from cudakit.trace.kinds import EventKind
 Records: TypeAlias = npt.NDArray[np.void]
 
 RECORD_BYTES = 96
+# End of the addresses that accesses may have. CUDA's addresses have at most 57 bits.
+ADDRESS_END = 1 << 62
 _COMMON = (
     ("seq", "<u8"),
     ("time_ns", "<i8"),
@@ -79,7 +81,8 @@ def concatenate_records(parts: Sequence[Records]) -> Records:
 def find_invalid(records: Records, string_count: int) -> str:
     """Return why records are invalid, or an empty text; ``string_count`` is the length of the string table.
 
-    Checks enumerations and string indices. Records of unknown kinds count as valid.
+    Checks enumerations, string indices and the addresses of accesses. Records of unknown kinds count as
+    valid.
     """
     kinds = records["kind"]
     for number in np.flatnonzero(np.bincount(kinds)).tolist():
@@ -94,6 +97,10 @@ def find_invalid(records: Records, string_count: int) -> str:
                 or values.min() < minimum
             ):
                 return f"invalid {name} in a record of kind {kind.name}"
+        if kind is EventKind.ACCESS and (
+            rows["lo"][is_kind].max() > ADDRESS_END or rows["hi"][is_kind].max() > ADDRESS_END
+        ):
+            return "invalid address in a record of kind ACCESS"
     return ""
 
 

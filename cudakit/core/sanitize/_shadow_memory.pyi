@@ -8,8 +8,7 @@ from cudakit.core.sanitize.races import Allocation
 from cudakit.core.sanitize.record_batch import AccessRows
 from cudakit.core.sanitize.shadow_memory import ClockPosition
 
-# The limits of shadow_memory.py, access_state.py and strided.py.
-MAX_RANGE_STATES: int
+# The limits of access_state.py and strided.py.
 MAX_POINTER_STATES: int
 MAX_STRIDED_STATES: int
 
@@ -32,4 +31,6 @@ class NativeShadow:
     def freed_before(self, lo: int, hi: int) -> list[Release]: ...
     def clear(self, lo: int, hi: int) -> None: ...
     def prune(self, past: Clock) -> None: ...
-    def coarsen(self, allocation_at: Callable[[int], Allocation | None]) -> None: ...
+    def coarsen(
+        self, allocation_at: Callable[[int], Allocation | None], max_states: int
+    ) -> None: ...

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, MemoryAccess
+from cudakit.core.sanitize.collectives import CollectiveTracker
 from cudakit.core.sanitize.conflicts import Conflict, ConflictChecker
 from cudakit.core.sanitize.graphs import GraphTracker
 from cudakit.core.sanitize.operations import AllocationEvents, Allocations, StreamWork
@@ -110,6 +111,7 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
         graph=call.graph,
         node=call.node,
         ranges=tuple(_open_ranges(call, strings)),
+        collective=call.collective,
     )
 
 
@@ -135,8 +137,9 @@ class Engine:
     All host threads are one timeline, in the order of their calls, because locks between threads are not
     recorded; with ``strict_threads``, each thread is a separate timeline. Possible races are counted, and
     returned only with ``report_possible``. When there are more than ``prune_above`` stored states, the states
-    that no race can involve any more are removed. ``native`` selects the shadow memory: compiled, in Python,
-    or if None compiled if that is installed.
+    that no race can involve any more are removed. An allocation with more than ``max_range_states`` stored
+    ranges gets fewer, larger ranges. ``native`` selects the shadow memory: compiled, in Python, or if None
+    compiled if that is installed.
     """
 
     def __init__(
@@ -145,6 +148,7 @@ class Engine:
         strict_threads: bool = False,
         report_possible: bool = False,
         prune_above: int = 1024,
+        max_range_states: int = MAX_RANGE_STATES,
         native: bool | None = None,
     ) -> None:
         self.coverage = Coverage()
@@ -161,6 +165,9 @@ class Engine:
         self._describer = RaceDescriber(stream_order, self._memory.driver, self._memory.pools)
         self._syncs = SyncTracker(stream_order, self.gaps)
         self._graphs = GraphTracker(stream_order, shadow, self.coverage, self.gaps)
+        self._collectives = CollectiveTracker(
+            stream_order, shadow, self._graphs, self.coverage, self.gaps
+        )
         self._work = StreamWork(
             stream_order, shadow, self._memory.driver, self.coverage, strict=strict_threads
         )
@@ -178,6 +185,7 @@ class Engine:
         # Size of the recorder's arenas in device memory, by device.
         self._arena_bytes: dict[int, int] = {}
         self._prune_above = prune_above
+        self._max_range_states = max_range_states
         self._next_prune_count = prune_above  # number of stored states at which to prune next
 
     def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
@@ -272,8 +280,8 @@ class Engine:
         self._shadow.prune(self._stream_order.past_clock())
         self._syncs.prune()
         self._graphs.prune()
-        if self._shadow.range_state_count > MAX_RANGE_STATES:
-            self._shadow.coarsen(self._memory.driver.find)
+        if self._shadow.range_state_count > self._max_range_states:
+            self._shadow.coarsen(self._memory.driver.find, self._max_range_states)
         self._next_prune_count = self._prune_above + 2 * self._state_count
 
     @property
@@ -316,4 +324,6 @@ class Engine:
             EventKind.GAP: self._add_gap,
             EventKind.ACCESSED: graphs.mark_accessed,
             EventKind.ARENAS: self._set_arena_size,
+            EventKind.COMMUNICATOR: self._collectives.add_communicator,
+            EventKind.COLLECTIVE: self._collectives.add_collective,
         }

@@ -17,6 +17,7 @@ from cudakit.core.sanitize.races import Allocation, Coverage
 from cudakit.core.sanitize.record_batch import AccessRows
 from cudakit.core.sanitize.shadow_memory import Shadow
 from cudakit.trace.kinds import AllocationKind, AllocationLayer, Direction, HostMemory
+from cudakit.trace.layout import ADDRESS_END
 
 
 class Allocations:
@@ -79,9 +80,9 @@ class AllocationEvents:
             return
         self.driver.add(allocation)
         if kind == AllocationKind.STREAM_ORDERED:
-            self._alloc_in_stream(call, address, address + size_bytes)
+            self._alloc_in_stream(call, address, min(address + size_bytes, ADDRESS_END))
         else:
-            self._shadow.clear(address, address + size_bytes)
+            self._shadow.clear(address, min(address + size_bytes, ADDRESS_END))
 
     def add_free(self, call: Call, address: int, size_bytes: int, kind: int, layer: int) -> None:
         """Remove an allocation. ``size_bytes`` may be 0 for an allocation that was recorded."""
@@ -90,6 +91,7 @@ class AllocationEvents:
             return
         allocation = self.driver.find(address)
         hi = address + (size_bytes or (allocation.size_bytes if allocation else 0))
+        hi = min(hi, ADDRESS_END)
         if kind == AllocationKind.STREAM_ORDERED:
             self._free_in_stream(call, address, hi)
             return
@@ -248,6 +250,8 @@ class StreamWork:
             call = replace(call, stream=0)
         hi = lo + (rows - 1) * pitch + width
         if rows == 1 or pitch in (0, width):
-            hi, rows = lo + width * rows, 1
+            hi, rows, pitch = lo + width * rows, 1, 0
+        if hi > ADDRESS_END:
+            return  # no memory has such addresses, so the trace is damaged
         access = MemoryAccess(timeline.slot, timeline.tick, call, lo, hi, mode, EXACT)
         self._shadow.add(access, timeline.clock, pitch, rows)

@@ -53,11 +53,23 @@ FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
     EventKind.GAP: ("reason", "count"),
     EventKind.ACCESSED: ("node", "exact"),
     EventKind.ARENAS: ("size_bytes",),
+    EventKind.COMMUNICATOR: ("communicator", "rank", "rank_count", "hash"),
+    EventKind.COLLECTIVE: (
+        "send",
+        "receive",
+        "element_count",
+        "communicator",
+        "root",
+        "graph",
+        "node",
+        "function",
+        "datatype",
+    ),
 }
 # The bytes of consecutive records of one call. Those that are not accesses are skipped.
 AccessRows: TypeAlias = memoryview
-# The kind, lo, hi, mode, precision, stride_bytes and count in a record of an access.
-_ACCESS_RECORD: Final = struct.Struct("<38xHQQBB6xqQ16x")
+# The kind, lo, hi, mode, precision, stride_bytes, count and node in a record of an access.
+_ACCESS_RECORD: Final = struct.Struct("<38xHQQBB6xqQI12x")
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site")
 _IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *FIELDS))
@@ -122,8 +134,13 @@ def access_fields(rows: AccessRows) -> Iterator[tuple[int, int, int, int, int, i
     """Yield lo, hi, mode, precision, stride in bytes, and number of elements of each access."""
     for kind, *fields in _ACCESS_RECORD.iter_unpack(rows):
         if kind == EventKind.ACCESS:
-            lo, hi, mode, precision, stride, count = fields
+            lo, hi, mode, precision, stride, count, _node = fields
             yield lo, hi, mode, precision, stride, count
+
+
+def access_record(lo: int, hi: int, mode: int, precision: int, node: int) -> bytes:
+    """Return the record of an access to contiguous bytes."""
+    return _ACCESS_RECORD.pack(EventKind.ACCESS, lo, hi, mode, precision, 0, 0, node)
 
 
 def rows_by_node(rows: AccessRows) -> Iterator[tuple[int, bytes]]:
@@ -213,7 +230,7 @@ def _calls(
 ) -> Iterator[tuple[Any, ...]]:
     """Return the calls of one kind, each followed by the fields of its record's body."""
     records = view(records[is_kind], kind)
-    has_name = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE)
+    has_name = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE, EventKind.COLLECTIVE)
     names = records["name"].tolist() if has_name else repeat(0)
     ranges = repeat(None) if innermost is None else innermost[is_kind].tolist()
     numbers = _columns(records, _CALL_FIELDS)

@@ -84,8 +84,8 @@ class Shadow(Protocol):
     def prune(self, past: Clock) -> None:
         """Remove the accesses that all future work happens after: those up to the ticks of ``past``."""
 
-    def coarsen(self, allocation_at: AllocationAt) -> None:
-        """Merge adjacent range states of each allocation that has too many of them.
+    def coarsen(self, allocation_at: AllocationAt, max_states: int) -> None:
+        """Merge range states of each allocation that has more than ``max_states``, to half of this number.
 
         A race with a later access to a part of a merged range is only possible. Outside of recorded
         allocations, the oldest states are removed instead.
@@ -170,15 +170,14 @@ class PythonShadow:
         self._strided_states.remove_unless(lambda _, state: _prune_state(state, past))
         self._pointer_states.remove_unless(lambda pointer: _prune_pointer(pointer, past))
 
-    def coarsen(self, allocation_at: AllocationAt) -> None:
+    def coarsen(self, allocation_at: AllocationAt, max_states: int) -> None:
         def merge_states(states: list[RangeState]) -> list[RangeState]:
             result: list[RangeState] = []
             for allocation, group in groupby(states, key=lambda state: allocation_at(state.lo)):
                 members = list(group)
-                if len(members) > MAX_RANGE_STATES:
-                    members = (
-                        list(_merge_adjacent(members)) if allocation else _most_recent(members)
-                    )
+                if len(members) > max_states:
+                    merge_members = _merge_adjacent if allocation else _most_recent
+                    members = list(merge_members(members, max_states))
                 result += members
             return result
 
@@ -300,7 +299,7 @@ def _part_of_access(access: MemoryAccess, lo: int, hi: int) -> MemoryAccess:
     )
 
 
-# Maximum number of range states of one allocation. Above it, they are merged to half of this number.
+# Maximum number of range states of one allocation, in an engine without another limit.
 MAX_RANGE_STATES: Final = 1 << 17
 
 # A function that returns the allocation that contains an address, or None.
@@ -335,10 +334,10 @@ def _without_past_accesses(accesses: Accesses, past: Clock) -> Accesses:
     return tuple(access for access in accesses if access.tick > past[access.slot])
 
 
-def _merge_adjacent(states: list[RangeState]) -> Iterator[RangeState]:
-    """Merge adjacent states to half of ``MAX_RANGE_STATES``. Drop the states of freed memory."""
+def _merge_adjacent(states: list[RangeState], max_states: int) -> Iterator[RangeState]:
+    """Merge adjacent states to half of ``max_states``. Drop the states of freed memory."""
     states_in_use = (state for state in states if state.write is None or state.write.tick != NEVER)
-    count = -(-len(states) * 2 // MAX_RANGE_STATES)
+    count = -(-len(states) * 2 // max_states)
     while adjacent := list(islice(states_in_use, count)):
         merged_state = RangeState(adjacent[0].lo, adjacent[-1].hi)
         writes = [state.write for state in adjacent if state.write]
@@ -363,11 +362,11 @@ def _last_access_per_stream(accesses: list[MemoryAccess]) -> Accesses:
     return tuple({(access.slot, access.call.node): access for access in in_order}.values())
 
 
-def _most_recent(states: list[RangeState]) -> list[RangeState]:
-    """Return the most recently accessed states: half of ``MAX_RANGE_STATES``."""
+def _most_recent(states: list[RangeState], max_states: int) -> list[RangeState]:
+    """Return the most recently accessed states: half of ``max_states``."""
     seqs = sorted(_last_seq(state) for state in states)
-    oldest_seq = seqs[-MAX_RANGE_STATES // 2]
-    return [state for state in states if _last_seq(state) >= oldest_seq][-MAX_RANGE_STATES:]
+    oldest_seq = seqs[-max_states // 2]
+    return [state for state in states if _last_seq(state) >= oldest_seq][-max_states:]
 
 
 def _last_seq(state: RangeState) -> int:

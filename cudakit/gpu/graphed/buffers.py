@@ -1,14 +1,30 @@
-"""Device buffers that a captured function uses: address, size, dtype and shape."""
+"""Device buffers of any library: address, size, dtype and shape.
+
+DLPack capsules are read through the structures of dlpack.h, in the unversioned form (DLManagedTensor).
+"""
 
 from __future__ import annotations
 
+import ctypes
+import math
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Ptr
-from cudakit.gpu.arrays import ArrayView, describe, view_of
 
 _HINT = "pass device arrays or addresses; bind other arguments with functools.partial or a lambda"
+# Device types of DLPack for device memory: kDLCUDA and kDLCUDAManaged.
+DLPACK_DEVICES = frozenset({2, 13})
+_CAPSULE_NAME = b"dltensor"
+# stream=-1 requests no synchronization ("Python Specification for DLPack").
+_NO_STREAM = -1
+# Type names of numpy by DLDataTypeCode.
+_TYPE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +52,12 @@ def buffer_of(argument: object, index: int) -> Buffer:
     """Return the buffer of argument ``index``. Raises UsageError if it is not device memory."""
     if isinstance(argument, int) and not isinstance(argument, bool):
         return Buffer(Ptr(argument))
-    view = view_of(argument)
-    if view is None:
-        raise UsageError(f"buffer {index} is not a device buffer: {describe(argument)}", hint=_HINT)
-    return Buffer(view.ptr, _layout_of(view))
+    read = _buffer_reader(argument)
+    if read is None:
+        raise UsageError(
+            f"buffer {index} is not a device buffer: {_describe(argument)}", hint=_HINT
+        )
+    return read(argument)
 
 
 def check_contents(new: Buffer, captured: Buffer, index: int) -> None:
@@ -59,5 +77,97 @@ def check_contents(new: Buffer, captured: Buffer, index: int) -> None:
         )
 
 
-def _layout_of(view: ArrayView) -> Layout:
-    return Layout(view.dtype, view.shape, view.size_bytes, view.is_contiguous)
+def _buffer_reader(argument: object) -> Callable[[Any], Buffer] | None:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(argument, torch.Tensor):
+        # torch's __cuda_array_interface__ supports neither bfloat16 nor tensors that require grad.
+        return _buffer_of_tensor if argument.is_cuda else None
+    if hasattr(argument, "__cuda_array_interface__"):
+        return _buffer_of_interface
+    return _dlpack_reader(argument)
+
+
+def _dlpack_reader(argument: object) -> Callable[[Any], Buffer] | None:
+    """Return the function that reads an argument's DLPack capsule; None for host memory or without DLPack."""
+    if not hasattr(argument, "__dlpack__") or not hasattr(argument, "__dlpack_device__"):
+        return None
+    kind, _ = argument.__dlpack_device__()
+    return _buffer_of_dlpack if int(kind) in DLPACK_DEVICES else None
+
+
+def _buffer_of_tensor(tensor: Any) -> Buffer:
+    size_bytes = tensor.numel() * tensor.element_size()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    layout = Layout(dtype, tuple(tensor.shape), size_bytes, bool(tensor.is_contiguous()))
+    return Buffer(Ptr(tensor.data_ptr()), layout)
+
+
+def _buffer_of_interface(argument: Any) -> Buffer:
+    """Read the CUDA Array Interface, version 3. An array without strides is C-contiguous."""
+    interface = argument.__cuda_array_interface__
+    dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
+    strides = interface.get("strides")
+    dense = strides is None or _is_dense(shape, [stride / dtype.itemsize for stride in strides])
+    size_bytes = math.prod(shape) * dtype.itemsize
+    return Buffer(Ptr(int(interface["data"][0])), Layout(dtype.name, shape, size_bytes, dense))
+
+
+def _buffer_of_dlpack(argument: Any) -> Buffer:
+    """Read the DLPack capsule of an object. An array without strides is C-contiguous."""
+    capsule = argument.__dlpack__(stream=_NO_STREAM)
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    # A DLManagedTensor begins with the DLTensor. Because nobody consumed the capsule, it frees the tensor.
+    tensor = _DlTensor.from_address(get_pointer(capsule, _CAPSULE_NAME))
+    ndim, dtype = tensor.ndim, tensor.dtype
+    shape = tuple(tensor.shape[:ndim]) if ndim else ()
+    strides = tensor.strides[:ndim] if ndim and tensor.strides else None
+    layout = Layout(
+        _dtype_name(dtype.code, dtype.bits, dtype.lanes),
+        shape,
+        size_bytes=math.prod(shape) * dtype.bits * dtype.lanes // 8,
+        dense=strides is None or _is_dense(shape, strides),
+    )
+    return Buffer(Ptr((tensor.data or 0) + tensor.byte_offset), layout)
+
+
+def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
+    """Return whether strides, in elements, describe a C-contiguous array."""
+    dense_stride = 1
+    for extent, stride in zip(reversed(shape), reversed(list(strides)), strict=True):
+        if extent != 1 and stride != dense_stride:
+            return math.prod(shape) == 0
+        dense_stride *= extent
+    return True
+
+
+def _describe(argument: object) -> str:
+    text = f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")
+    on_host = isinstance(argument, np.ndarray) or hasattr(argument, "__dlpack__")
+    return f"{text} in host memory" if on_host else text
+
+
+class _DlDevice(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("ordinal", ctypes.c_int32))
+
+
+class _DlDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _DlTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _DlDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DlDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def _dtype_name(code: int, bits: int, lanes: int) -> str:
+    type_name = _TYPE_NAMES.get(code, f"dlpack{code}_")
+    name = type_name if type_name == "bool" else f"{type_name}{bits}"
+    return name if lanes == 1 else f"{name}x{lanes}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from cudakit.core.profile.activities import Activities, ActivityCollector
 from cudakit.trace.events import (
     ApiCall,
+    Collective,
     CopyRun,
     DeviceInfo,
     Event,
@@ -21,9 +23,8 @@ from cudakit.trace.events import (
     Mark,
     RangePop,
     RangePush,
-    Synchronization,
 )
-from cudakit.trace.kinds import Direction, MemoryKind, SynchronizationType
+from cudakit.trace.kinds import CollectiveFunction, Direction, MemoryKind, NcclDatatype
 from cudakit.trace.layout import pack
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
@@ -40,7 +41,14 @@ class Program:
     starts. ``site`` is a line of train.py; 0 is an unknown call stack.
     """
 
-    def __init__(self, *, process: int = 100, thread: int = 1, launch_ns: int = 5 * US) -> None:
+    def __init__(
+        self,
+        *,
+        process: int = 100,
+        thread: int = 1,
+        launch_ns: int = 5 * US,
+        gpu: str = "NVIDIA H200",
+    ) -> None:
         self.process = process
         self.thread = thread
         self.launch_ns = launch_ns
@@ -49,7 +57,7 @@ class Program:
         self.stream_end_ns: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._stacks: dict[Stack, int] = {(): 0}
         self._correlation = 0
-        self.emit(DeviceInfo("NVIDIA H200", 132, 141 << 30))
+        self.emit(DeviceInfo(gpu, 132, 141 << 30))
 
     # --- the host
 
@@ -94,6 +102,18 @@ class Program:
         self.emit(body, device=device)
         return end
 
+    def collective(
+        self, name: str, duration_ns: int, function: CollectiveFunction, element_count: int,
+        *, communicator: int = 1,
+    ) -> None:  # fmt: skip
+        """Launch a kernel of NCCL that performs one operation on 32-bit floats."""
+        self.kernel(name, duration_ns)
+        launch = self.events[-2]
+        body = Collective(
+            1, 0, 0, element_count, communicator, function=function, datatype=NcclDatatype.FLOAT32
+        )
+        self.events.append(replace(launch, body=body))
+
     def kernel_without_call(self, name: str, duration_ns: int) -> None:
         """Launch a kernel whose API call is not recorded."""
         self.kernel(name, duration_ns)
@@ -130,9 +150,7 @@ class Program:
         """Wait for all work; the call returns ``latency_ns`` after the work has ended."""
         start = self.now_ns
         end = max([start, *self.stream_end_ns.values()]) + latency_ns
-        correlation = self.call("cudaStreamSynchronize", end - start, line=line)
-        kind = SynchronizationType.STREAM_SYNC
-        self.emit(Synchronization(1, start, end, kind, correlation))
+        self.call("cudaStreamSynchronize", end - start, line=line)
 
     def synchronize_in(self, function: str, *, line: int = 0) -> None:
         """Call a function that waits for all work, without a record of the synchronization."""

@@ -145,11 +145,11 @@ fail:
     return -1;
 }
 
-/* Merge the states of one allocation to half of MAX_RANGE_STATES, and drop those of freed memory. `*count` becomes
+/* Merge the states of one allocation to half of `max_states`, and drop those of freed memory. `*count` becomes
  * the number of states. Return -1 with an exception if memory runs out; the states are then still valid. */
-static int merge_allocation(struct state *states, size_t *count)
+static int merge_allocation(struct state *states, size_t *count, size_t max_states)
 {
-    size_t group_size = (2 * *count + MAX_RANGE_STATES - 1) / MAX_RANGE_STATES;
+    size_t group_size = (2 * *count + max_states - 1) / max_states;
     size_t in_use = 0, merged_count = 0;
     for (size_t i = 0; i < *count; i++) {
         if (states[i].write && states[i].write->tick == TICK_NEVER)
@@ -180,8 +180,8 @@ static int compare_seqs(const void *first, const void *second)
     return (seq > second_seq) - (seq < second_seq);
 }
 
-/* Keep the most recently accessed states: half of MAX_RANGE_STATES, more only if accessed by the same call. */
-static int keep_most_recent(struct state *states, size_t *count)
+/* Keep the most recently accessed states: half of `max_states`, more only if accessed by the same call. */
+static int keep_most_recent(struct state *states, size_t *count, size_t max_states)
 {
     uint64_t *seqs = PyMem_Malloc(*count * sizeof *seqs);
     if (!seqs) {
@@ -191,12 +191,12 @@ static int keep_most_recent(struct state *states, size_t *count)
     for (size_t i = 0; i < *count; i++)
         seqs[i] = state_last_seq(&states[i]);
     qsort(seqs, *count, sizeof *seqs, compare_seqs);
-    uint64_t oldest_seq = seqs[*count - MAX_RANGE_STATES / 2];
+    uint64_t oldest_seq = seqs[*count - (max_states + 1) / 2];
     PyMem_Free(seqs);
     size_t recent_count = 0, remaining = 0;
     for (size_t i = 0; i < *count; i++)
         recent_count += state_last_seq(&states[i]) >= oldest_seq;
-    size_t excess = recent_count > MAX_RANGE_STATES ? recent_count - MAX_RANGE_STATES : 0;
+    size_t excess = recent_count > max_states ? recent_count - max_states : 0;
     for (size_t i = 0; i < *count; i++) {
         if (state_last_seq(&states[i]) < oldest_seq || excess) {
             excess -= state_last_seq(&states[i]) >= oldest_seq;
@@ -255,7 +255,7 @@ static size_t count_in_allocation(const struct state *states, size_t count, PyOb
     return group_count;
 }
 
-int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at)
+int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_states)
 {
     size_t count = shadow->ranges.state_count, remaining = 0;
     struct state *states = map_take_all(&shadow->ranges);
@@ -270,9 +270,9 @@ int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at)
         size_t kept_count = end - begin;
         if (!group_count)
             result = -1;
-        else if (group_count > MAX_RANGE_STATES)
-            result = has_allocation ? merge_allocation(&states[begin], &kept_count)
-                                    : keep_most_recent(&states[begin], &kept_count);
+        else if (group_count > max_states)
+            result = has_allocation ? merge_allocation(&states[begin], &kept_count, max_states)
+                                    : keep_most_recent(&states[begin], &kept_count, max_states);
         memmove(&states[remaining], &states[begin], kept_count * sizeof *states);
         remaining += kept_count;
         begin = end;

@@ -236,11 +236,19 @@ static PyObject *native_shadow_prune(struct native_shadow *self, PyObject *past_
     return end_call(self, result);
 }
 
-static PyObject *native_shadow_coarsen(struct native_shadow *self, PyObject *allocation_at)
+static PyObject *native_shadow_coarsen(struct native_shadow *self, PyObject *arguments)
 {
+    PyObject *allocation_at;
+    Py_ssize_t max_states;
+    if (!PyArg_ParseTuple(arguments, "On:coarsen", &allocation_at, &max_states))
+        return NULL;
+    if (max_states < 2) {
+        PyErr_SetString(PyExc_ValueError, "max_states must be at least 2");
+        return NULL;
+    }
     if (begin_call(self))
         return NULL;
-    return end_call(self, shadow_coarsen(&self->shadow, allocation_at));
+    return end_call(self, shadow_coarsen(&self->shadow, allocation_at, (size_t)max_states));
 }
 
 static PyObject *get_checker(struct native_shadow *self, void *Py_UNUSED(closure))
@@ -312,7 +320,7 @@ static PyMethodDef methods[] = {
     {"freed_before", (PyCFunction)native_shadow_freed_before, METH_VARARGS, NULL},
     {"clear", (PyCFunction)native_shadow_clear, METH_VARARGS, NULL},
     {"prune", (PyCFunction)native_shadow_prune, METH_O, NULL},
-    {"coarsen", (PyCFunction)native_shadow_coarsen, METH_O, NULL},
+    {"coarsen", (PyCFunction)native_shadow_coarsen, METH_VARARGS, NULL},
     {0},
 };
 
@@ -347,8 +355,7 @@ static int execute_module(PyObject *module)
         return -1;
     int result = PyModule_AddObjectRef(module, "NativeShadow", type);
     Py_DECREF(type);
-    if (result || PyModule_AddIntConstant(module, "MAX_RANGE_STATES", MAX_RANGE_STATES) ||
-        PyModule_AddIntConstant(module, "MAX_POINTER_STATES", MAX_POINTER_STATES) ||
+    if (result || PyModule_AddIntConstant(module, "MAX_POINTER_STATES", MAX_POINTER_STATES) ||
         PyModule_AddIntConstant(module, "MAX_STRIDED_STATES", MAX_STRIDED_STATES))
         return -1;
     return 0;

@@ -4,8 +4,8 @@
 #include "state_map.h"
 #include "strided.h"
 
-/* The same values as shadow_memory.MAX_RANGE_STATES and access_state.MAX_POINTER_STATES. */
-enum { MAX_RANGE_STATES = 1 << 17, MAX_POINTER_STATES = 1 << 16 };
+/* The same value as access_state.MAX_POINTER_STATES. */
+enum { MAX_POINTER_STATES = 1 << 16 };
 
 /* States that are about to replace others in a map. */
 struct pieces {
@@ -33,9 +33,9 @@ int shadow_add(struct shadow *shadow, struct access *access, int64_t stride, uin
 int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi);
 /* Remove the accesses that happen before the clock `past`. */
 int shadow_prune(struct shadow *shadow, const struct clock *past);
-/* Merge adjacent ranges of each allocation that has too many. `allocation_at` is a function that returns the
- * races.Allocation with an address, or None. */
-int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at);
+/* Merge the ranges of each allocation that has more than `max_states`, which is at least 2. `allocation_at` is a
+ * function that returns the races.Allocation with an address, or None. */
+int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_states);
 /* Keep the states of a map for which the function returns 1; it clears the others and returns 0, or returns -1. */
 int map_filter(struct state_map *map, int (*keep)(struct state *, const void *), const void *context);
 void shadow_release(struct shadow *shadow);

@@ -32,6 +32,9 @@ typedef struct {
         tensor_modes; /* MODE_* of stores and reductions through tensor maps, which are among the kernel arguments */
 } unreported_accesses;
 
+/* Return the id of a patched module, which is never reused, or 0. The lock is held. */
+uint32_t patching_module_id(CUmodule module);
+
 /* Record that this process has used a multicast object. */
 void patching_multicast_used(void);
 
@@ -64,5 +67,8 @@ void patching_clear(void);
 int machine_code_find_unreported(const void *cubin, size_t bytes,
                                  void (*report)(void *context, const char *function, const char *kind),
                                  void *context);
+
+/* Return whether a cubin has a function with a name for which ``matches`` returns true. */
+bool machine_code_has_function(const void *cubin, size_t bytes, bool (*matches)(const char *name));
 
 #endif

@@ -36,10 +36,12 @@ enum {
     KIND_KERNEL_RUN = 31,
     KIND_COPY_RUN = 32,
     KIND_FILL_RUN = 33,
-    KIND_SYNCHRONIZATION = 34,
     KIND_GRAPH_NODE_SITE = 35,
     KIND_PROFILE_WINDOW = 36,
     KIND_DEVICE_INFO = 37,
+    KIND_COMMUNICATOR = 38,
+    KIND_COLLECTIVE = 39,
+    KIND_TEMPLATE = 42,
 };
 
 enum {
@@ -73,9 +75,20 @@ enum {
     NODE_TYPE_MEMOP
 };
 enum { FLAG_WAIT = 1, FLAG_WRITE = 2 };
+enum { TEMPLATE_CHECK_NONE = 0, TEMPLATE_CHECK_EQUAL = 1, TEMPLATE_CHECK_DIFFERENT = 2 };
 enum { PHASE_BEGIN = 1, PHASE_END = 2 };
-enum { MEMORY_KIND_MANAGED_STATIC = 7 }; /* largest kind of memory at one end of a copy */
-enum { SYNCHRONIZATION_CONTEXT = 4 };    /* largest type of synchronization */
+enum {
+    COLLECTIVE_UNKNOWN,
+    COLLECTIVE_ALL_REDUCE,
+    COLLECTIVE_ALL_GATHER,
+    COLLECTIVE_REDUCE_SCATTER,
+    COLLECTIVE_BROADCAST,
+    COLLECTIVE_REDUCE,
+    COLLECTIVE_SEND,
+    COLLECTIVE_RECEIVE
+};
+enum { DATATYPE_UNKNOWN = 0, DATATYPE_FLOAT8_E5M2 = 12 }; /* a datatype is the number in ncclDataType_t plus 1 */
+enum { MEMORY_KIND_MANAGED_STATIC = 7 };                  /* largest kind of memory at one end of a copy */
 
 typedef struct {
     uint64_t seq;
@@ -94,6 +107,7 @@ typedef struct {
         struct {
             uint32_t name, grid[3], block[3];
             uint8_t pending;
+            uint32_t template_id; /* template that replaces the accesses; 0: none */
         } launch;
         struct {
             uint64_t lo, hi;
@@ -127,7 +141,7 @@ typedef struct {
             uint32_t graph, before, after;
         } edge;
         struct {
-            uint32_t graph, executable, pending;
+            uint32_t graph, executable, pending, template_id;
         } graph_launch;
         struct {
             uint64_t address;
@@ -157,6 +171,10 @@ typedef struct {
             uint32_t node;
             uint8_t exact;
         } accessed;
+        struct {
+            uint32_t template_id; /* template that the accesses become; 0 without a check: all are forgotten */
+            uint8_t check;
+        } access_template;
         struct {
             uint64_t size_bytes;
         } arenas;
@@ -192,11 +210,6 @@ typedef struct {
             uint64_t graph_node;
         } fill_run;
         struct {
-            int64_t start_ns, end_ns;
-            uint8_t synchronization;
-            uint32_t correlation, event;
-        } synchronization;
-        struct {
             uint64_t graph_node;
         } graph_node_site;
         struct {
@@ -207,6 +220,21 @@ typedef struct {
             uint32_t name, multiprocessors; /* name: text id */
             uint64_t memory_bytes;
         } device_info;
+        struct {
+            uint64_t hash;             /* the same in all ranks; 0: unknown */
+            uint32_t communicator;     /* number of the communicator in this process */
+            uint32_t name;             /* text id */
+            int32_t rank, rank_count;  /* rank_count 0: unknown */
+            uint32_t profiler_version; /* version of NCCL's profiler interface */
+        } communicator;
+        struct {
+            uint64_t send, receive, element_count;
+            uint32_t communicator, sequence, group;
+            int32_t root;
+            uint32_t graph, node;
+            uint8_t function, datatype;
+            uint32_t name; /* text id of the kernel's name */
+        } collective;
         uint8_t kind_fields[56]; /* the fields of any kind, to clear them */
     };
 } record;
