@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.errors import UsageError
+from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.api.elements import BF16, decode
@@ -172,7 +172,6 @@ def _element_bytes(dtype: str) -> int:
 
 
 def _free(gpu: Gpu, ptr: Ptr, stream: Stream) -> None:
-    """Free memory in stream order, unless the device was closed, which frees all memory itself."""
-    if not getattr(gpu, "closed", False):
-        free: Callable[..., None] = gpu.free
-        free(ptr, stream)
+    """Free memory in stream order. A closed device, or one with a lost context, has no memory to free."""
+    with suppress(CudaError):
+        gpu.free(ptr, stream)
