@@ -22,6 +22,7 @@ class Call:
     def __init__(self, arguments: Mapping[str, object], stream: object) -> None:
         self.values: dict[str, Operand] = {}
         self._arrays: dict[str, DeviceOperand] = {}
+        self._device_arrays = [a for a in arguments.values() if isinstance(a, DeviceArray)]
         for name, argument in arguments.items():
             if isinstance(argument, bool | int | float | complex | np.generic):
                 self.values[name] = _number(name, argument)
@@ -40,6 +41,8 @@ class Call:
             if array.stream is not None and array.stream != self.stream:
                 order_streams(self.gpu, Stream(array.stream), self.stream)
         kernels.launch(plan, arguments, self.stream)
+        for device_array in self._device_arrays:
+            device_array.record_use(self.stream)
 
     def finish(self, results: Sequence[object]) -> None:
         """Note the stream of the launch in results that cudakit allocated."""
