@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cudakit.core.sanitize.races import Confidence, Coverage, NamedRange, RaceKind, SyncKind
+from cudakit.core.sanitize.races import (
+    Confidence,
+    Coverage,
+    NamedRange,
+    RaceKind,
+    RaceOwner,
+    SyncKind,
+)
 from cudakit.document import Frame
 from cudakit.trace.kinds import AllocationKind, Precision
 
@@ -99,6 +106,8 @@ class FoundRace:
     approximate: bool  # whether the bytes are an upper bound, because ranges were merged
     process: int  # PID of the process of the described occurrence
     known_issue: KnownIssue | None = None  # known issue of a library that the race looks like
+    owner: RaceOwner = RaceOwner.PROGRAM  # whose code lacks the synchronization
+    library: str | None = None  # the library that has the race; null for a race of the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +165,9 @@ class SanitizeResult:
     exit_status: int | None  # exit status of the program, as in a shell; null if none was started
     simulated: bool  # whether a simulated device did the work
     stopped: bool  # whether --stop-on-first stopped the program
-    races: tuple[FoundRace, ...]  # races in order of decreasing confidence
+    races: tuple[
+        FoundRace, ...
+    ]  # races of the program, then of libraries; the most certain ones first
     coverage: Coverage  # counts of the recorded operations and accesses
     gaps: Mapping[str, int]  # events that were not analyzed, with their counts
     suppressed: tuple[Suppressed, ...]  # all suppressions, including unused ones
@@ -165,3 +176,10 @@ class SanitizeResult:
     incomplete: tuple[str, ...]  # reasons why recorded events are missing; any reason fails the run
     no_gpu_work: str | None  # reason why no GPU work was recorded; null if GPU work was recorded
     baseline: BaselineUse | None = None  # the baseline of --baseline; null without one
+    internal: bool = (
+        False  # whether races of libraries count like those of the program (--internal)
+    )
+
+    def is_counted(self, race: FoundRace) -> bool:
+        """Return whether a race of this result counts: a race of a library only with --internal."""
+        return self.internal or race.owner is RaceOwner.PROGRAM

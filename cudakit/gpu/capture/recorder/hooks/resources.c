@@ -98,7 +98,7 @@ static void on_stream_created(const Sanitizer_ResourceStreamData *data)
     call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
     stream_created(data->hStream, data->context, flag_of_new_stream(data), (int16_t)this_thread.stream_priority,
-                   call_site_id(&stack));
+                   call_site_id(&stack), call_site_program_call(&stack));
     pthread_mutex_unlock(&recorder_lock);
 }
 

@@ -80,7 +80,8 @@ enum { SYNCHRONIZATION_CONTEXT = 4 };    /* largest type of synchronization */
 typedef struct {
     uint64_t seq;
     int64_t time_ns;
-    uint64_t thread;
+    uint32_t thread;
+    uint32_t program_call; /* number of the program call; 0 if it is unknown */
     uint32_t stream, context, site;
     int16_t device;
     uint16_t kind;
