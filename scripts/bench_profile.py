@@ -18,7 +18,7 @@ from cudakit.core.profile.analysis import analyze
 from cudakit.core.profile.load import load_log
 from cudakit.core.profile.present.report import report
 from cudakit.render import console
-from cudakit.trace.kinds import EventKind, SynchronizationType
+from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import RECORD, Records, layout
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
@@ -56,9 +56,6 @@ def write_log(path: Path, kernels: int) -> None:
     waits = records(EventKind.API_CALL, len(last))
     waits["function"], waits["correlation"], waits["thread"] = 2, kernels + 1 + last, 7
     waits["start_ns"], waits["end_ns"] = launch[last] + 5_000, start[last] + duration[last] + 3_000
-    synchronizations = records(EventKind.SYNCHRONIZATION, len(last))
-    synchronizations["correlation"] = waits["correlation"]
-    synchronizations["synchronization"] = SynchronizationType.STREAM_SYNC
     pushes, pops = records(EventKind.RANGE_PUSH, len(last)), records(EventKind.RANGE_POP, len(last))
     pushes["name"], pushes["time_ns"], pushes["thread"] = 3, launch[::STEP] - 500, 7
     pops["time_ns"], pops["thread"] = waits["end_ns"] + 500, 7
@@ -68,7 +65,7 @@ def write_log(path: Path, kernels: int) -> None:
     stacks = [(), *((Frame("f", "/home/me/model.py", line), frame) for line in range(SITES))]
     with path.open("wb") as file:
         log = LogWriter(file)
-        for table in (calls, runs, waits, synchronizations, pushes, pops):
+        for table in (calls, runs, waits, pushes, pops):
             log.add(Batch(100, table.view(RECORD), strings, stacks))
         log.finish(Outcome(exit_status=0))
 

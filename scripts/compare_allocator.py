@@ -32,9 +32,9 @@ sys.path.append(str(ROOT / "tests"))  # The scenarios belong to the tests.
 from allocator_scenarios.canonical import Addresses  # noqa: E402 found by the line above
 from allocator_scenarios.catalog import SCENARIOS  # noqa: E402
 from allocator_scenarios.compare import Verdict, as_row, compare_subjects  # noqa: E402
-from allocator_scenarios.cudakit_subject import Ours, in_memory  # noqa: E402
+from allocator_scenarios.cudakit_subject import CudakitSubject, in_memory  # noqa: E402
 from allocator_scenarios.scenario import Scenario, Subject  # noqa: E402
-from allocator_scenarios.upstreams import Placed  # noqa: E402
+from allocator_scenarios.upstreams import UpstreamAtAddresses  # noqa: E402
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
@@ -79,7 +79,7 @@ def gpu_subjects() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, A
     """Return a function that creates cudakit's allocator, PyTorch's allocator, and the versions."""
     import torch
     from allocator_scenarios.streams_at_work import WorkOnGpu
-    from allocator_scenarios.torch_subject import Torch
+    from allocator_scenarios.torch_subject import TorchSubject
 
     from cudakit.core.allocator.upstream import GpuUpstream
     from cudakit.gpu.cuda.device import Cuda
@@ -87,11 +87,13 @@ def gpu_subjects() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, A
     if set_variables := [name for name in VARIABLES if name in os.environ]:
         sys.exit(f"PyTorch must run with default settings: unset {', '.join(set_variables)}")
     gpu = Cuda(0)
-    torch_subject, work = Torch(gpu), WorkOnGpu(gpu)
+    torch_subject, work = TorchSubject(gpu), WorkOnGpu(gpu)
 
     def new_cudakit(addresses: Addresses) -> Subject:
         upstream = GpuUpstream(gpu)
-        return Ours(Placed(upstream, addresses) if addresses else upstream, work)
+        return CudakitSubject(
+            UpstreamAtAddresses(upstream, addresses) if addresses else upstream, work
+        )
 
     about = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -106,12 +108,13 @@ def gpu_subjects() -> tuple[Callable[[Addresses], Subject], Subject, dict[str, A
 def skipped_verdict(scenario: Scenario) -> Verdict | None:
     if not scenario.without_memory:
         return None
-    return Verdict(scenario.number, scenario.name, not_compared=scenario.without_memory)
+    return Verdict(scenario.number, scenario.name, not_compared_reason=scenario.without_memory)
 
 
 def print_verdict(verdict: Verdict) -> None:
     print(
-        f"{verdict.number:>4}  {verdict.name:<58} {verdict.checks:>3}  {verdict.word}", flush=True
+        f"{verdict.number:>4}  {verdict.name:<58} {verdict.checks:>3}  {verdict.summary}",
+        flush=True,
     )
     for problem in verdict.problems:
         print(f"        {problem}")
@@ -119,9 +122,9 @@ def print_verdict(verdict: Verdict) -> None:
 
 def totals(verdicts: list[Verdict], about: dict[str, Any]) -> str:
     without_problems = [verdict for verdict in verdicts if not verdict.problems]
-    equal = [verdict for verdict in without_problems if not verdict.not_compared]
+    equal = [verdict for verdict in without_problems if not verdict.not_compared_reason]
     checks = sum(verdict.checks for verdict in verdicts)
-    placed = sum(verdict.placed for verdict in verdicts)
+    placed = sum(verdict.at_torch_addresses for verdict in verdicts)
     return (
         f"{len(verdicts)} scenarios, {checks} checks: {len(equal)} equal ({placed} at PyTorch's "
         f"addresses), {len(verdicts) - len(without_problems)} with problems, "

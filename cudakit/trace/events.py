@@ -15,20 +15,22 @@ from cudakit.trace.kinds import (
     AccessMode,
     AllocationKind,
     AllocationLayer,
+    CollectiveFunction,
     Direction,
     EventKind,
     HostCallPhase,
     HostMemory,
     MemopType,
     MemoryKind,
+    NcclDatatype,
     NodeType,
     Precision,
     StreamFlag,
-    SynchronizationType,
 )
 
 # Field types of records, in numpy's notation.
 I16 = Annotated[int, "<i2"]
+I32 = Annotated[int, "<i4"]
 U32 = Annotated[int, "<u4"]
 U64 = Annotated[int, "<u8"]
 I64 = Annotated[int, "<i8"]
@@ -413,22 +415,6 @@ class FillRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Synchronization:
-    """The host waited for work on a device, or a stream waits for an event (its times are then equal).
-
-    A query (``cudaEventQuery``, ``cudaStreamQuery``) has this event too, but no ``ApiCall``.
-    """
-
-    kind: ClassVar[EventKind] = EventKind.SYNCHRONIZATION
-    stream: U32
-    start_ns: I64
-    end_ns: I64
-    synchronization: SynchronizationType = SynchronizationType.UNKNOWN
-    correlation: U32 = 0  # id of the API call
-    event: U32 = 0  # number of the event that was waited for; 0 for a stream or context
-
-
-@dataclass(frozen=True, slots=True)
 class GraphNodeSite:
     """A graph node was created; the call stack of this event is that of its capture."""
 
@@ -455,12 +441,49 @@ class DeviceInfo:
     memory_bytes: U64 = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """The process joined a communicator of NCCL, or its hash and rank in the communicator became known."""
+
+    kind: ClassVar[EventKind] = EventKind.COMMUNICATOR
+    hash: U64  # number of the communicator that all its ranks share; 0 if unknown
+    communicator: U32  # number of the communicator in this process, from 1
+    name: Text = ""  # name that the program gave the communicator
+    rank: I32 = -1  # rank of the process in the communicator; -1 if unknown
+    rank_count: U32 = 0  # number of ranks of the communicator; 0 if unknown
+    profiler_version: U32 = 0  # version of NCCL's profiler interface
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A kernel of NCCL performs one operation: a collective, or a send or receive between two ranks.
+
+    The launch of the kernel has the same ``seq`` and stream. In a graph, the node of the kernel has the same
+    ``seq``, and each launch of the graph repeats the operation. The call stack is that of the program's call.
+    """
+
+    kind: ClassVar[EventKind] = EventKind.COLLECTIVE
+    stream: U32  # stream of the launch; 0 for a node of a graph
+    send: U64  # address of the send buffer; 0 for a receive
+    receive: U64  # address of the receive buffer; 0 for a send
+    element_count: U64  # number of elements: of one rank, for an all-gather or reduce-scatter
+    communicator: U32  # number of the communicator in this process
+    sequence: U32 = 0  # number of the call among the calls of the communicator in this process
+    group: U32 = 0  # number of the group of calls, such as ncclGroupStart begins
+    root: I32 = -1  # root rank; for a send or receive, the other rank
+    graph: U32 = 0  # number of the graph; 0 outside of graphs
+    node: U32 = 0  # number of the graph node; 0 outside of graphs
+    function: CollectiveFunction = CollectiveFunction.UNKNOWN
+    datatype: NcclDatatype = NcclDatatype.UNKNOWN
+    name: Text = ""  # name of the kernel
+
+
 EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
     | Mark | Gap | Accessed | Arenas | OutOfMemory | ApiCall | KernelRun | CopyRun | FillRun
-    | Synchronization | GraphNodeSite | ProfileWindow | DeviceInfo
+    | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
 )  # fmt: skip
 
 

@@ -41,10 +41,11 @@ class EventKind(IntEnum):
     KERNEL_RUN = 31
     COPY_RUN = 32
     FILL_RUN = 33
-    SYNCHRONIZATION = 34
     GRAPH_NODE_SITE = 35
     PROFILE_WINDOW = 36
     DEVICE_INFO = 37
+    COMMUNICATOR = 38
+    COLLECTIVE = 39
 
 
 class AllocationLayer(IntEnum):
@@ -139,6 +140,37 @@ class MemopType(IntEnum):
     WRITE = 2
 
 
+class CollectiveFunction(IntEnum):
+    """The function of a collective or point-to-point operation of NCCL."""
+
+    UNKNOWN = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    BROADCAST = 4
+    REDUCE = 5
+    SEND = 6
+    RECEIVE = 7
+
+
+class NcclDatatype(IntEnum):
+    """The type of the elements of a collective: the number in ncclDataType_t of NCCL plus 1."""
+
+    UNKNOWN = 0  # a type without a name in NCCL's events, such as ncclUint8
+    INT8 = 1
+    UINT8 = 2
+    INT32 = 3
+    UINT32 = 4
+    INT64 = 5
+    UINT64 = 6
+    FLOAT16 = 7
+    FLOAT32 = 8
+    FLOAT64 = 9
+    BFLOAT16 = 10
+    FLOAT8_E4M3 = 11
+    FLOAT8_E5M2 = 12
+
+
 class MemoryKind(IntEnum):
     """The kind of the memory at one end of a copy, as in CUpti_ActivityMemoryKind of CUPTI."""
 
@@ -150,16 +182,6 @@ class MemoryKind(IntEnum):
     MANAGED = 5
     DEVICE_STATIC = 6
     MANAGED_STATIC = 7
-
-
-class SynchronizationType(IntEnum):
-    """The type of a synchronization, as in CUpti_ActivitySynchronizationType of CUPTI."""
-
-    UNKNOWN = 0
-    EVENT_SYNC = 1  # the host waited for an event
-    STREAM_WAIT = 2  # a stream waits for an event
-    STREAM_SYNC = 3  # the host waited for a stream
-    CONTEXT_SYNC = 4  # the host waited for a context
 
 
 # The NVTX domains of libraries that record a range for each of their calls: CUB and Thrust (CCCL), NCCL, and

@@ -1,7 +1,8 @@
 """Snapshots in a canonical form, without addresses, handles, pool numbers and times.
 
-A segment is called by its place in the order in which segments were taken from the device, as the trace tells
-it; an address is a segment and an offset in it. A reservation of virtual memory is one such segment.
+The name of a segment is its position in the order in which the trace allocates segments from the device. A
+canonical address is the name of a segment and an offset in the segment. A reservation of virtual memory
+counts as one segment.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any, TypeAlias
 
 from allocator_scenarios.scenario import DEFAULT
 
-Place: TypeAlias = "tuple[str, int]"  # The name of a segment, and an offset in the segment.
+CanonicalAddress: TypeAlias = (
+    "tuple[str, int]"  # The name of a segment, and an offset in the segment.
+)
 PAGE = 2 << 20
-BEGINNINGS = ("segment_alloc", "segment_map")
+SEGMENT_BEGIN_ACTIONS = ("segment_alloc", "segment_map")
 
-SEGMENT = (
+COMPARED_SEGMENT_KEYS = (
     "total_size",
     "allocated_size",
     "active_size",
@@ -47,7 +50,7 @@ class Names:
 
 
 @dataclass(slots=True)
-class Seen:
+class CanonicalSnapshot:
     """A snapshot in canonical form."""
 
     segments: list[dict[str, Any]]  # Segments in order of allocation.
@@ -70,111 +73,117 @@ class Addresses:
 
 
 @dataclass(slots=True)
-class _Places:
+class _SegmentMap:
     """The addresses of segments while a trace is followed."""
 
     reservation_bytes: int
-    held: dict[int, tuple[str, int]] = field(default_factory=dict)  # begin: name, end
-    mapped: dict[int, int] = field(default_factory=dict)  # bytes of reservations
+    # Name and end address of each segment or reservation, by its begin address.
+    segments: dict[int, tuple[str, int]] = field(default_factory=dict)
+    # Number of mapped bytes of each reservation, by its begin address.
+    mapped_bytes: dict[int, int] = field(default_factory=dict)
     addresses: Addresses = field(default_factory=Addresses)
 
-    def know(self, segments: list[dict[str, Any]], entries: list[dict[str, Any]]) -> None:
+    def add_earlier_segments(
+        self, segments: list[dict[str, Any]], entries: list[dict[str, Any]]
+    ) -> None:
         """Add the segments that existed before the trace."""
-        told = {entry.get("addr") for entry in entries if entry["action"] in BEGINNINGS}
+        begin_addresses = {
+            entry.get("addr") for entry in entries if entry["action"] in SEGMENT_BEGIN_ACTIONS
+        }
         for number, segment in enumerate(segments):
             begin = segment["address"]
-            if begin not in told and not (segment["is_expandable"] and told):
-                self.held[begin] = f"segment ? {number}", begin + segment["total_size"]
+            if begin not in begin_addresses and not (segment["is_expandable"] and begin_addresses):
+                self.segments[begin] = f"segment ? {number}", begin + segment["total_size"]
 
-    def of(self, address: int) -> Place:
-        holding = [
+    def canonical_address(self, address: int) -> CanonicalAddress:
+        containing = [
             (end - begin, begin, name)
-            for begin, (name, end) in self.held.items()
+            for begin, (name, end) in self.segments.items()
             if begin <= address < end
         ]
-        if not holding:
+        if not containing:
             return "?", address % PAGE
-        _, begin, name = min(holding)
+        _, begin, name = min(containing)
         return name, address - begin
 
-    def follow(self, entry: Mapping[str, Any]) -> Place:
+    def follow(self, entry: Mapping[str, Any]) -> CanonicalAddress:
         """Return the canonical address of a trace entry."""
         action, address = entry["action"], entry.get("addr", 0)
         if action in ("snapshot", "oom"):
             return "", 0
         if action == "segment_alloc":
-            self._take(address, entry["size"], "segment")
+            self._add(address, entry["size"], "segment")
             self.addresses.segments.append(address)
         elif action == "segment_map":
             self._map(address, entry["size"])
-        place = self.of(address)
+        canonical_address = self.canonical_address(address)
         if action == "segment_free":
-            self.held.pop(address, None)
+            self.segments.pop(address, None)
         elif action == "segment_unmap":
-            self._unmap(address - place[1], entry["size"])
-        return place
+            self._unmap(address - canonical_address[1], entry["size"])
+        return canonical_address
 
-    def _take(self, address: int, size: int, kind: str) -> None:
-        self.held[address] = f"{kind} {len(self.addresses)}", address + size
+    def _add(self, address: int, size: int, kind: str) -> None:
+        self.segments[address] = f"{kind} {len(self.addresses)}", address + size
 
     def _map(self, address: int, size: int) -> None:
-        name, offset = self.of(address)
+        name, offset = self.canonical_address(address)
         if name == "?":
             offset = 0
-            self._take(address, self.reservation_bytes, "reservation")
+            self._add(address, self.reservation_bytes, "reservation")
             self.addresses.reservations.append(address)
-        self.mapped[address - offset] = self.mapped.get(address - offset, 0) + size
+        self.mapped_bytes[address - offset] = self.mapped_bytes.get(address - offset, 0) + size
 
     def _unmap(self, begin: int, size: int) -> None:
         """Remove a reserved range without mapped pages."""
-        self.mapped[begin] = self.mapped.get(begin, 0) - size
-        if not self.mapped[begin]:
-            self.held.pop(begin, None)
+        self.mapped_bytes[begin] = self.mapped_bytes.get(begin, 0) - size
+        if not self.mapped_bytes[begin]:
+            self.segments.pop(begin, None)
 
 
-def named(statistics: Mapping[str, int], names: Names) -> dict[str, int]:
+def name_pools(statistics: Mapping[str, int], names: Names) -> dict[str, int]:
     """Replace private pool ids in statistics by names; omit the pools of earlier scenarios."""
     ids = {f"{BY_POOL}{a}_{b}.": f"{BY_POOL}{name}." for (a, b), name in names.pools.items()}
-    found = {}
-    for name, number in statistics.items():
+    named_statistics = {}
+    for name, value in statistics.items():
         if name.startswith(BY_POOL):
             begin, kind, part = name.rsplit(".", 2)
             if f"{begin}." in ids:
-                found[f"{ids[f'{begin}.']}{kind}.{part}"] = number
+                named_statistics[f"{ids[f'{begin}.']}{kind}.{part}"] = value
         else:
-            found[name] = number
-    return found
+            named_statistics[name] = value
+    return named_statistics
 
 
-def canonical(snapshot: Mapping[str, Any], names: Names, device: int = 0) -> Seen:
+def canonical(snapshot: Mapping[str, Any], names: Names, device: int = 0) -> CanonicalSnapshot:
     """Return a snapshot in a form that is equal for equal behaviour."""
-    places = _Places(names.reservation_bytes)
+    segment_map = _SegmentMap(names.reservation_bytes)
     entries = snapshot["device_traces"][device] if snapshot["device_traces"] else []
-    own = [segment for segment in snapshot["segments"] if segment["device"] == device]
-    places.know(own, entries)
-    trace = [_entry(entry, places.follow(entry), names) for entry in entries]
-    segments = [_segment(segment, places, names) for segment in own]
+    device_segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
+    segment_map.add_earlier_segments(device_segments, entries)
+    trace = [_entry(entry, segment_map.follow(entry), names) for entry in entries]
+    segments = [_segment(segment, segment_map, names) for segment in device_segments]
     settings = dict(snapshot["allocator_settings"])
     settings.pop(UNCOMPARED_SETTING, None)
-    return Seen(
-        sorted(segments, key=lambda segment: _by_number(segment["at"])),
+    return CanonicalSnapshot(
+        sorted(segments, key=lambda segment: _segment_order(segment["at"])),
         list(_completed_in_any_order(trace)),
         settings,
-        _keys(snapshot, own, entries),
-        places.addresses,
+        _keys(snapshot, device_segments, entries),
+        segment_map.addresses,
     )
 
 
-def _by_number(place: Place) -> tuple[int, int]:
-    number = place[0].rsplit(" ", 1)[-1]
-    return int(number) if number.isdigit() else -1, place[1]
+def _segment_order(canonical_address: CanonicalAddress) -> tuple[int, int]:
+    number = canonical_address[0].rsplit(" ", 1)[-1]
+    return int(number) if number.isdigit() else -1, canonical_address[1]
 
 
-def _segment(segment: Mapping[str, Any], places: _Places, names: Names) -> dict[str, Any]:
+def _segment(segment: Mapping[str, Any], segment_map: _SegmentMap, names: Names) -> dict[str, Any]:
     begin = segment["address"]
     return {
-        "at": places.of(begin),
-        **{key: segment[key] for key in SEGMENT},
+        "at": segment_map.canonical_address(begin),
+        **{key: segment[key] for key in COMPARED_SEGMENT_KEYS},
         "stream": names.stream(segment["stream"]),
         "pool": names.pool(segment["segment_pool_id"]),
         "frames": bool(segment["frames"]),
@@ -191,18 +200,20 @@ def _segment(segment: Mapping[str, Any], places: _Places, names: Names) -> dict[
     }
 
 
-def _entry(entry: Mapping[str, Any], place: Place, names: Names) -> dict[str, Any]:
-    found = {
+def _entry(
+    entry: Mapping[str, Any], canonical_address: CanonicalAddress, names: Names
+) -> dict[str, Any]:
+    canonical_entry = {
         "action": entry["action"],
-        "at": place,
+        "at": canonical_address,
         "size": entry["size"],
         "stream": names.stream(entry["stream"]),
         "frames": bool(entry.get("frames")),
         "metadata": entry.get("user_metadata", ""),
     }
     if "pool_id" in entry:
-        found["pool"] = names.pool(entry["pool_id"])
-    return found
+        canonical_entry["pool"] = names.pool(entry["pool_id"])
+    return canonical_entry
 
 
 def _completed_in_any_order(trace: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -214,27 +225,27 @@ def _completed_in_any_order(trace: list[dict[str, Any]]) -> Iterator[dict[str, A
             yield from entries
 
 
-def segment_by_segment(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def sort_by_segment(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Sort the entries of a restore by segment: first the frees, then the splits.
 
-    In which order PyTorch does either is that of a hash set of pointers to its own blocks, and so another one
-    in every process (c10/cuda/CUDACachingAllocator.cpp, get_private_pool_head_blocks). What happens to one
-    segment has an order.
+    PyTorch iterates over a hash set of pointers to blocks (c10/cuda/CUDACachingAllocator.cpp,
+    get_private_pool_head_blocks), so the order of segments differs from process to process. The entries of
+    one segment have a fixed order.
     """
     return [
         entry
-        for _, run in groupby(entries, key=lambda entry: entry["action"] == "snapshot")
-        for part in _freed_and_divided(list(run))
+        for _, same_kind in groupby(entries, key=lambda entry: entry["action"] == "snapshot")
+        for part in _frees_and_splits(list(same_kind))
         for entry in sorted(part, key=lambda entry: entry["at"][0])
     ]
 
 
-def _freed_and_divided(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _frees_and_splits(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Split the entries of a restore: all blocks are freed before the first segment is split."""
-    divided = (number for number, entry in enumerate(entries) if entry["action"] == "alloc")
-    first = next(divided, len(entries))
-    yield entries[:first]
-    yield entries[first:]
+    first_splits = (number for number, entry in enumerate(entries) if entry["action"] == "alloc")
+    first_split = next(first_splits, len(entries))
+    yield entries[:first_split]
+    yield entries[first_split:]
 
 
 def _keys(

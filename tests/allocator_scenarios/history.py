@@ -10,107 +10,111 @@ from typing import Any
 
 from allocator_scenarios.scenario import MIB, Check, Scenario, Steps, Subject, scenario
 
-SIZE = 311 * 411 * 4
-SKIPPABLE = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
+TENSOR_BYTES = 311 * 411 * 4
+SKIPPED_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
 
 
-def take(s: Subject) -> int:
-    return s.alloc(SIZE)
+def allocate_in_function(subject: Subject) -> int:
+    return subject.alloc(TENSOR_BYTES)
 
 
-def give(s: Subject, ptr: int) -> None:
-    s.free(ptr)
+def free_in_function(subject: Subject, ptr: int) -> None:
+    subject.free(ptr)
 
 
-def make_empty(s: Subject) -> None:
-    s.empty_cache()
+def empty_cache_in_function(subject: Subject) -> None:
+    subject.empty_cache()
 
 
-def trace(s: Subject) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = s.snapshot()["device_traces"][0]
-    return found
+def trace_entries(subject: Subject) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = subject.snapshot()["device_traces"][0]
+    return entries
 
 
-def names(entry: Mapping[str, Any]) -> set[str]:
+def function_names(entry: Mapping[str, Any]) -> set[str]:
     return {frame["name"] for frame in entry.get("frames", ())}
 
 
 @scenario(43, "the stack of a live block")
-def state(s: Subject) -> Steps:
-    s.record("state", context="all", clear=True)
-    ptr = take(s)
-    (segment,) = s.snapshot()["segments"]
+def stack_of_live_block(subject: Subject) -> Steps:
+    subject.record_history("state", context="all", clear=True)
+    ptr = allocate_in_function(subject)
+    (segment,) = subject.snapshot()["segments"]
     block = segment["blocks"][0]
     facts = {
         "address": block["address"] == ptr,
-        "function": "take" in names(block),
+        "function": "allocate_in_function" in function_names(block),
         "file": any(frame["filename"] == __file__ for frame in block["frames"]),
     }
     yield Check("live", facts=facts)
-    give(s, ptr)
-    s.empty_cache()
-    yield Check("emptied", facts={"last": trace(s)[-1]["action"] == "segment_free"})
+    free_in_function(subject, ptr)
+    subject.empty_cache()
+    yield Check("emptied", facts={"last": trace_entries(subject)[-1]["action"] == "segment_free"})
 
 
-def contexts(context: str | None) -> Scenario:
+def stacks_by_context(context: str | None) -> Scenario:
     @scenario(44, f"stacks of context {context}")
-    def steps(s: Subject) -> Steps:
-        s.record(None)
-        s.record("all", context=context, clear=True)
-        give(s, take(s))
-        make_empty(s)
-        seen = {name for entry in trace(s) for name in names(entry)}
+    def steps(subject: Subject) -> Steps:
+        subject.record_history(None)
+        subject.record_history("all", context=context, clear=True)
+        free_in_function(subject, allocate_in_function(subject))
+        empty_cache_in_function(subject)
+        names_in_trace = {
+            name for entry in trace_entries(subject) for name in function_names(entry)
+        }
         facts = {
-            "allocation": ("take" in seen) == (context in ("alloc", "all")),
-            "free": ("give" in seen) == (context == "all"),
-            "empty cache": ("make_empty" in seen) == (context == "all"),
+            "allocation": ("allocate_in_function" in names_in_trace)
+            == (context in ("alloc", "all")),
+            "free": ("free_in_function" in names_in_trace) == (context == "all"),
+            "empty cache": ("empty_cache_in_function" in names_in_trace) == (context == "all"),
         }
         yield Check("emptied", facts=facts)
 
     return steps
 
 
-def skipped(action: str) -> Scenario:
+def trace_without_action(action: str) -> Scenario:
     @scenario(45, f"a trace without {action}")
-    def steps(s: Subject) -> Steps:
-        s.record("all", skip=[action], clear=True)
-        give(s, take(s))
-        s.empty_cache()
-        wanted = [name for name in ALL_OF_THEM if name != action]
-        found = [entry["action"] for entry in trace(s)]
-        yield Check("emptied", facts={"others": found == wanted})
+    def steps(subject: Subject) -> Steps:
+        subject.record_history("all", skip=[action], clear=True)
+        free_in_function(subject, allocate_in_function(subject))
+        subject.empty_cache()
+        expected_actions = [name for name in ALL_ACTIONS if name != action]
+        actions = [entry["action"] for entry in trace_entries(subject)]
+        yield Check("emptied", facts={"other actions are recorded": actions == expected_actions})
 
     return steps
 
 
-ALL_OF_THEM = ("segment_alloc", "alloc", "free_requested", "free_completed", "segment_free")
+ALL_ACTIONS = ("segment_alloc", "alloc", "free_requested", "free_completed", "segment_free")
 
 
-@scenario(45, "metadata, and a part without stacks")
-def metadata(s: Subject) -> Steps:
-    s.record("all", context="all", clear=True)
-    s.metadata("step 1")
-    ptr = take(s)
-    s.metadata("")
-    s.record("all", context=None)
-    second = take(s)
-    s.record("all", context="all")
-    give(s, ptr)
-    give(s, second)
-    entries = trace(s)
+@scenario(45, "metadata, and entries without stacks")
+def metadata_in_trace(subject: Subject) -> Steps:
+    subject.record_history("all", context="all", clear=True)
+    subject.set_metadata("step 1")
+    ptr = allocate_in_function(subject)
+    subject.set_metadata("")
+    subject.record_history("all", context=None)
+    second_ptr = allocate_in_function(subject)
+    subject.record_history("all", context="all")
+    free_in_function(subject, ptr)
+    free_in_function(subject, second_ptr)
+    entries = trace_entries(subject)
     facts = {
         "metadata": [entry["user_metadata"] for entry in entries] == ["step 1"] * 2 + [""] * 5,
-        "stacks": ["take" in names(entry) for entry in entries][:3] == [True, True, False],
+        "stacks": ["allocate_in_function" in function_names(entry) for entry in entries][:3]
+        == [True, True, False],
     }
-    yield Check("given", facts=facts)
+    yield Check("recorded", facts=facts)
 
 
-@scenario(46, "the latest entries are kept")
-def ring(s: Subject) -> Steps:
-    s.record("all", max_entries=10, clear=True)
+@scenario(46, "the ring keeps the latest entries")
+def ring_keeps_latest(subject: Subject) -> Steps:
+    subject.record_history("all", max_entries=10, clear=True)
     for number in range(1, 9):
-        s.free(s.alloc(512 * number))
-    entries = trace(s)
+        subject.free(subject.alloc(512 * number))
+    entries = trace_entries(subject)
     sizes = [entry["size"] // 512 for entry in entries]
     facts = {
         "latest": sizes == [5, 6, 6, 6, 7, 7, 7, 8, 8, 8],
@@ -119,18 +123,18 @@ def ring(s: Subject) -> Steps:
     yield Check("ten", facts=facts)
 
 
-@scenario(47, "a trace leads to its snapshot")
-def folded(s: Subject) -> Steps:
+@scenario(47, "replaying the trace gives the snapshot")
+def trace_replays_to_snapshot(subject: Subject) -> Steps:
     rng = random.Random(1)
     live: list[int] = []
     for _ in range(400):
         if live and rng.random() < 0.45:
-            s.free(live.pop(rng.randrange(len(live))))
+            subject.free(live.pop(rng.randrange(len(live))))
         elif rng.random() < 0.02:
-            s.empty_cache()
+            subject.empty_cache()
         else:
-            live.append(s.alloc(rng.randint(1, 12 * MIB), rng.choice(("", "s1"))))
-    snapshot = s.snapshot()
+            live.append(subject.alloc(rng.randint(1, 12 * MIB), rng.choice(("", "s1"))))
+    snapshot = subject.snapshot()
     segments = {seg["address"]: seg["total_size"] for seg in snapshot["segments"]}
     blocks = {
         block["address"]: block["requested_size"]
@@ -138,11 +142,11 @@ def folded(s: Subject) -> Steps:
         for block in segment["blocks"]
         if block["state"] != "inactive"
     }
-    closes = fold(snapshot["device_traces"][0]) == (segments, blocks)
-    yield Check("folded", facts={"closes": closes})
+    equals_snapshot = replay_trace(snapshot["device_traces"][0]) == (segments, blocks)
+    yield Check("replayed", facts={"equals the snapshot": equals_snapshot})
 
 
-def fold(entries: list[dict[str, Any]]) -> tuple[dict[int, int], dict[int, int]]:
+def replay_trace(entries: list[dict[str, Any]]) -> tuple[dict[int, int], dict[int, int]]:
     """Return the segments and blocks at the end of a trace."""
     segments: dict[int, int] = {}
     blocks: dict[int, int] = {}
@@ -159,23 +163,23 @@ def fold(entries: list[dict[str, Any]]) -> tuple[dict[int, int], dict[int, int]]
     return segments, blocks
 
 
-@scenario(48, "a snapshot can be kept")
-def kept(s: Subject) -> Steps:
-    s.record("all", context="all", clear=True)
-    give(s, take(s))
-    take(s)
-    snapshot = s.snapshot()
-    again = pickle.loads(pickle.dumps(snapshot))  # noqa: S301
-    facts = {"json": json.dumps(snapshot) != "", "pickle": again == snapshot}
-    yield Check("kept", facts=facts)
+@scenario(48, "a snapshot can be pickled and written as JSON")
+def snapshot_serialized(subject: Subject) -> Steps:
+    subject.record_history("all", context="all", clear=True)
+    free_in_function(subject, allocate_in_function(subject))
+    allocate_in_function(subject)
+    snapshot = subject.snapshot()
+    unpickled = pickle.loads(pickle.dumps(snapshot))  # noqa: S301
+    facts = {"json": json.dumps(snapshot) != "", "pickle": unpickled == snapshot}
+    yield Check("serialized", facts=facts)
 
 
 HISTORY = (
-    state,
-    *(contexts(context) for context in (None, "state", "alloc", "all")),
-    *(skipped(action) for action in SKIPPABLE),
-    metadata,
-    ring,
-    folded,
-    kept,
+    stack_of_live_block,
+    *(stacks_by_context(context) for context in (None, "state", "alloc", "all")),
+    *(trace_without_action(action) for action in SKIPPED_ACTIONS),
+    metadata_in_trace,
+    ring_keeps_latest,
+    trace_replays_to_snapshot,
+    snapshot_serialized,
 )

@@ -16,9 +16,9 @@ from allocator_scenarios.scenario import (
     scenario,
 )
 
-EDGES = (1, 512, 513, MIB, MIB + 1, 9 * MIB, 10 * MIB - 512, 10 * MIB, 19 * MIB)
-USERS = STREAMS[:3]
-MOST_LIVE = 768 * MIB
+EDGE_SIZES = (1, 512, 513, MIB, MIB + 1, 9 * MIB, 10 * MIB - 512, 10 * MIB, 19 * MIB)
+OTHER_STREAMS = STREAMS[:3]
+MAX_LIVE_BYTES = 768 * MIB
 LIMIT = 1024 * MIB
 SETTINGS = ("", "roundup_power2_divisions:4", "roundup_power2_divisions:[1:2,16:8,>:1]")
 # Without a limit PyTorch counts the age of blocks if there ever was one.
@@ -27,22 +27,22 @@ LIMITED_SETTINGS = (
     "garbage_collection_threshold:0.4",
     "roundup_power2_divisions:8,garbage_collection_threshold:0.6",
 )
-# In all settings of a run or in none: where the limit is lowered PyTorch gives back parts of what was split
-# before, which the driver refuses (release_available_cached_blocks).
-UNSPLIT = "max_split_size_mb:40"
+# A run has this setting always or never: if it is lowered during a run, PyTorch frees parts of split
+# segments, which the driver rejects (release_available_cached_blocks).
+UNSPLIT_SETTING = "max_split_size_mb:40"
 EXPANDABLE = ("expandable_segments:True", "expandable_segments:True,roundup_power2_divisions:4")
 WEIGHTS = {
     "alloc": 8,
     "free": 6,
-    "use": 2,
-    "settle": 0.4,
-    "busy": 0.3,
-    "rare": 0.3,
-    "phase": 0.02,
+    "record_use": 2,
+    "finish_work": 0.4,
+    "keep_busy": 0.3,
+    "reset": 0.3,
+    "change_settings": 0.02,
 }
 
 
-class Run:
+class RandomRun:
     """One run, in phases: with a limit no stream is busy, since memory may be released at any time."""
 
     def __init__(
@@ -51,19 +51,19 @@ class Run:
         seed: int,
         *,
         settings: tuple[str, ...] = (),
-        always: str = "",
+        fixed_settings: str = "",
         pools: int = 0,
     ) -> None:
         self.subject = subject
         self.rng = random.Random(seed)
-        self.settings, self.always = settings, always
+        self.settings, self.fixed_settings = settings, fixed_settings
         self.pools = [subject.make_pool() for _ in range(pools)]
-        self.weights = WEIGHTS | ({"pooled": 1} if pools else {})
-        self.live: dict[int, int] = {}
-        self.raw: set[int] = set()  # pointers whose streams PyTorch does not know
-        self.used: set[int] = set()  # pointers that other streams use
-        self.limited = False
-        self.refused = 0
+        self.weights = WEIGHTS | ({"use_pool": 1} if pools else {})
+        self.live_bytes: dict[int, int] = {}
+        self.raw_ptrs: set[int] = set()  # pointers whose streams PyTorch does not know
+        self.used_ptrs: set[int] = set()  # pointers that other streams use
+        self.has_limit = False
+        self.failed_allocations = 0
         self.configure("")
 
     def step(self) -> None:
@@ -71,89 +71,91 @@ class Run:
         getattr(self, name)()
 
     def alloc(self) -> None:
-        size, stream = self.size(), self.rng.choice((DEFAULT, *USERS))
-        if sum(self.live.values()) + size > MOST_LIVE:
-            self.free(among=self.live.keys() - self.used)
+        size, stream = self.size(), self.rng.choice((DEFAULT, *OTHER_STREAMS))
+        if sum(self.live_bytes.values()) + size > MAX_LIVE_BYTES:
+            self.free(among=self.live_bytes.keys() - self.used_ptrs)
             return
         raw = self.rng.random() < 0.3
-        ptr = self.subject.attempt(size, stream, raw=raw)
+        ptr = self.subject.try_alloc(size, stream, raw=raw)
         if not ptr:
-            self.refused += 1
+            self.failed_allocations += 1
             return
-        self.live[ptr] = size
-        self.raw.update([ptr] * raw)
+        self.live_bytes[ptr] = size
+        self.raw_ptrs.update([ptr] * raw)
 
     def free(self, among: Collection[int] = ()) -> None:
-        if found := [ptr for ptr in self.live if not among or ptr in among]:
-            ptr = self.rng.choice(found)
-            del self.live[ptr]
-            self.raw.discard(ptr)
+        if candidates := [ptr for ptr in self.live_bytes if not among or ptr in among]:
+            ptr = self.rng.choice(candidates)
+            del self.live_bytes[ptr]
+            self.raw_ptrs.discard(ptr)
             self.subject.free(ptr)
-            if ptr in self.used:
-                self.used.discard(ptr)
-                self.look()
+            if ptr in self.used_ptrs:
+                self.used_ptrs.discard(ptr)
+                self.process_events()
 
-    def use(self) -> None:
-        if tensors := [ptr for ptr in self.live if ptr not in self.raw]:
+    def record_use(self) -> None:
+        if tensors := [ptr for ptr in self.live_bytes if ptr not in self.raw_ptrs]:
             ptr = self.rng.choice(tensors)
-            self.used.add(ptr)
-            self.subject.use(ptr, self.rng.choice(USERS))
+            self.used_ptrs.add(ptr)
+            self.subject.record_use(ptr, self.rng.choice(OTHER_STREAMS))
 
-    def busy(self) -> None:
-        if not self.limited:
-            self.subject.busy(self.rng.choice(USERS))
+    def keep_busy(self) -> None:
+        if not self.has_limit:
+            self.subject.keep_busy(self.rng.choice(OTHER_STREAMS))
 
-    def settle(self) -> None:
-        self.settle_one(self.rng.choice(USERS))
+    def finish_work(self) -> None:
+        self.finish_stream(self.rng.choice(OTHER_STREAMS))
 
-    def rare(self) -> None:
-        self.settle_all()
+    def reset(self) -> None:
+        self.finish_all()
         getattr(self.subject, self.rng.choice(("empty_cache", "reset_peaks", "reset_sums")))()
 
-    def phase(self) -> None:
+    def change_settings(self) -> None:
         """Change the settings, and set or remove a limit."""
-        self.settle_all()
-        self.limited = self.rng.random() < 0.5
-        # A MiB more: the fraction is rounded, and segments are whole MiB.
-        self.subject.limit((LIMIT + MIB) / self.subject.total_bytes if self.limited else 1.0)
-        settings = LIMITED_SETTINGS if self.limited else SETTINGS
+        self.finish_all()
+        self.has_limit = self.rng.random() < 0.5
+        # One MiB is added because the fraction is rounded and segments are whole MiB.
+        self.subject.set_memory_fraction(
+            (LIMIT + MIB) / self.subject.total_bytes if self.has_limit else 1.0
+        )
+        settings = LIMITED_SETTINGS if self.has_limit else SETTINGS
         self.configure(self.rng.choice((*settings, *self.settings)))
 
     def configure(self, settings: str) -> None:
-        self.subject.configure(",".join(filter(None, (settings, self.always))))
+        self.subject.configure(",".join(filter(None, (settings, self.fixed_settings))))
 
-    def pooled(self) -> None:
+    def use_pool(self) -> None:
         """Allocate and free in a pool, without pending frees, in which PyTorch's versions differ."""
-        if self.limited:
+        if self.has_limit:
             return
         self.subject.free(self.subject.alloc(512))  # which looks at events
-        with self.subject.inside(self.rng.choice(self.pools)):
+        with self.subject.use_pool(self.rng.choice(self.pools)):
             for _ in range(self.rng.randint(1, 6)):
                 self.alloc()
-                if self.rng.random() < 0.6 and (unused := self.live.keys() - self.used):
+                if self.rng.random() < 0.6 and (unused := self.live_bytes.keys() - self.used_ptrs):
                     self.free(among=unused)
 
-    def settle_all(self) -> None:
-        for stream in USERS:
-            self.settle_one(stream)
+    def finish_all(self) -> None:
+        for stream in OTHER_STREAMS:
+            self.finish_stream(stream)
 
-    def settle_one(self, stream: str) -> None:
-        self.subject.settle(stream)
-        self.look()
+    def finish_stream(self, stream: str) -> None:
+        self.subject.finish_work(stream)
+        self.process_events()
 
-    def look(self) -> None:
+    def process_events(self) -> None:
         """Process events now, before another stream has completed events.
 
         PyTorch completes the frees of several streams in the order of a hash map, which shows in
         the peaks and sums of pieces and in the last request of a free block.
         """
-        if ptr := self.subject.attempt(512, DEFAULT, raw=True):
+        if ptr := self.subject.try_alloc(512, DEFAULT, raw=True):
             self.subject.free(ptr)
 
     def size(self) -> int:
         kind = self.rng.random()
         if kind < 0.15:
-            return self.rng.choice(EDGES)
+            return self.rng.choice(EDGE_SIZES)
         if kind < 0.5:
             return self.rng.randint(1, 200_000)
         if kind < 0.8:
@@ -168,19 +170,25 @@ def random_run(
     *,
     kind: str = "random operations",
     settings: tuple[str, ...] = (),
-    always: str = "",
+    fixed_settings: str = "",
     pools: int = 0,
 ) -> Scenario:
     @scenario(number, f"{kind}, seed {seed}")
     def run(s: Subject) -> Steps:
-        own = Run(s, seed, settings=settings, always=always, pools=pools)
+        run_state = RandomRun(
+            s, seed, settings=settings, fixed_settings=fixed_settings, pools=pools
+        )
         for step in range(1, steps + 1):
-            own.step()
+            run_state.step()
             if step % 500 == 0:
-                yield Check(f"{step}", now={"allocation.all.current": len(own.live)})
-        own.settle_all()
+                yield Check(f"{step}", now={"allocation.all.current": len(run_state.live_bytes)})
+        run_state.finish_all()
         # Unsplit blocks are released as whole segments, so that the limit is rarely reached.
-        facts = {"some were refused": own.refused > 0} if steps >= 10_000 and not always else {}
-        yield Check("settled", {"allocation": 0}, facts=facts)
+        facts = (
+            {"some allocations failed": run_state.failed_allocations > 0}
+            if steps >= 10_000 and not fixed_settings
+            else {}
+        )
+        yield Check("finished", {"allocation": 0}, facts=facts)
 
     return run

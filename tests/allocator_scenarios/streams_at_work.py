@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from allocator_scenarios.scenario import STREAMS
-from allocator_scenarios.upstreams import InMemory
+from allocator_scenarios.upstreams import UpstreamInMemory
 from cudakit.core.allocator.upstream import CaptureGraph, GpuGraph
 from cudakit.gpu.api import Gpu, Ptr, Stream
 
-MOST_NS = 2_000_000_000
+MAX_GATE_NS = 2_000_000_000
 SOURCE = """
 extern "C" __global__ void gate(volatile unsigned *open, unsigned ticket, unsigned long long most_ns) {
     unsigned long long begin, now;
@@ -25,37 +25,39 @@ extern "C" __global__ void gate(volatile unsigned *open, unsigned ticket, unsign
 
 
 class Gate:
-    """A stream, ``lane``, that holds up other streams."""
+    """A stream that a kernel blocks until ``open``, so that streams that wait for it are busy."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self.lane: Stream = gpu.stream(blocking=False)
+        self.blocked_stream: Stream = gpu.stream(blocking=False)
         self._kernel = gpu.kernel(gpu.load(gpu.compile(SOURCE)), "gate")
-        self._word: Ptr = gpu.host_malloc(64)  # pinned: the device reads it at the same address
-        self._open = np.frombuffer(gpu.host_view(self._word, 64), dtype=np.uint32)
-        self._open[0] = 0
+        self._flag_ptr: Ptr = gpu.host_malloc(
+            64
+        )  # pinned memory, which the device reads at the same address
+        self._flag = np.frombuffer(gpu.host_view(self._flag_ptr, 64), dtype=np.uint32)
+        self._flag[0] = 0
         self._ticket = 0
 
     def close(self) -> None:
-        """Block the lane."""
+        """Block the stream."""
         self._ticket += 1
-        self._launch(self._ticket, self.lane)
+        self._launch(self._ticket, self.blocked_stream)
 
     def pass_through(self, stream: Stream) -> None:
         """Launch a kernel that ends at once."""
         self._launch(0, stream)
 
     def open(self) -> None:
-        """Unblock the lane, and wait for it."""
-        self._open[0] = self._ticket
-        self._gpu.sync_stream(self.lane)
+        """Unblock the stream, and wait until it is idle."""
+        self._flag[0] = self._ticket
+        self._gpu.sync_stream(self.blocked_stream)
 
     def _launch(self, ticket: int, stream: Stream) -> None:
-        arguments = (self._word, np.uint32(ticket), np.uint64(MOST_NS))
+        arguments = (self._flag_ptr, np.uint32(ticket), np.uint64(MAX_GATE_NS))
         self._gpu.launch(self._kernel, (1, 1, 1), (1, 1, 1), arguments, stream)
 
 
-class CapturedByDriver:
+class DriverCapture:
     """Begins and ends captures. Streams are the driver's handles."""
 
     def __init__(self) -> None:
@@ -85,19 +87,19 @@ class GraphInMemory:
 
     def __init__(self, stream: int) -> None:
         self._terminals: dict[int, set[int]] = {stream: set()}
-        self._before: list[set[int]] = []  # nodes before each node
+        self._predecessors: list[set[int]] = []  # direct predecessors of each node
 
     def add(self, stream: int) -> None:
         """Add a node to a captured stream."""
         if stream in self._terminals:
-            self._before.append(self._terminals[stream])
-            self._terminals[stream] = {len(self._before) - 1}
+            self._predecessors.append(self._terminals[stream])
+            self._terminals[stream] = {len(self._predecessors) - 1}
 
-    def join(self, stream: int, other_stream: int) -> None:
+    def make_wait(self, stream: int, other_stream: int) -> None:
         """Make a stream wait for a captured one."""
         if other_stream in self._terminals:
-            own = self._terminals.setdefault(stream, set())
-            self._terminals[stream] = own | self._terminals[other_stream]
+            terminals = self._terminals.setdefault(stream, set())
+            self._terminals[stream] = terminals | self._terminals[other_stream]
 
     def capture(self, stream: int) -> int | None:
         return 1 if stream in self._terminals else None
@@ -106,40 +108,40 @@ class GraphInMemory:
         return self._terminals[stream]
 
     def predecessors(self, node: int) -> Collection[int]:
-        return self._before[node]
+        return self._predecessors[node]
 
 
 class Work(Protocol):
-    """Keeps streams busy. Other streams are idle when synchronized."""
+    """Keeps streams busy until they finish their work."""
 
     numbers: dict[str, int]  # numbers of the streams for the allocator
 
-    def busy(self, stream: str) -> None: ...
-    def settle(self, stream: str) -> None: ...
-    def join(self, stream: str, other_stream: str) -> None: ...
-    def work(self, stream: str) -> None: ...
+    def keep_busy(self, stream: str) -> None: ...
+    def finish_work(self, stream: str) -> None: ...
+    def make_wait(self, stream: str, other_stream: str) -> None: ...
+    def enqueue_work(self, stream: str) -> None: ...
     def begin_capture(self, stream: str) -> CaptureGraph: ...
     def end_capture(self, stream: str) -> None: ...
 
 
 class WorkInMemory:
-    """Streams in memory, which are idle when a scenario settles them."""
+    """Simulated streams whose work ends when a scenario finishes it."""
 
-    def __init__(self, device: InMemory) -> None:
+    def __init__(self, device: UpstreamInMemory) -> None:
         self._device = device
         self._graph: GraphInMemory | None = None
         self.numbers = {name: number for number, name in enumerate(STREAMS, 11)}
 
-    def busy(self, stream: str) -> None: ...
+    def keep_busy(self, stream: str) -> None: ...
 
-    def settle(self, stream: str) -> None:
+    def finish_work(self, stream: str) -> None:
         self._device.finish(self.numbers[stream])
 
-    def join(self, stream: str, other_stream: str) -> None:
+    def make_wait(self, stream: str, other_stream: str) -> None:
         if self._graph:
-            self._graph.join(self.numbers[stream], self.numbers[other_stream])
+            self._graph.make_wait(self.numbers[stream], self.numbers[other_stream])
 
-    def work(self, stream: str) -> None:
+    def enqueue_work(self, stream: str) -> None:
         if self._graph:
             self._graph.add(self.numbers[stream])
 
@@ -158,21 +160,21 @@ class WorkOnGpu:
         self._gpu = gpu
         self.numbers = {name: gpu.stream(blocking=False) for name in STREAMS}
         self._gates = {name: Gate(gpu) for name in STREAMS}
-        self._captured = CapturedByDriver()
+        self._captured = DriverCapture()
 
-    def busy(self, stream: str) -> None:
+    def keep_busy(self, stream: str) -> None:
         gate = self._gates[stream]
         gate.close()
-        self._wait(self._stream(stream), gate.lane)
+        self._wait(self._stream(stream), gate.blocked_stream)
 
-    def settle(self, stream: str) -> None:
+    def finish_work(self, stream: str) -> None:
         self._gates[stream].open()
         self._gpu.sync_stream(self._stream(stream))
 
-    def join(self, stream: str, other_stream: str) -> None:
+    def make_wait(self, stream: str, other_stream: str) -> None:
         self._wait(self._stream(stream), self._stream(other_stream))
 
-    def work(self, stream: str) -> None:
+    def enqueue_work(self, stream: str) -> None:
         """Launch a kernel that ends at once."""
         self._gates[stream].pass_through(self._stream(stream))
 

@@ -128,13 +128,6 @@ OFFSETS = {
         "correlation": 64,
         "graph_node": 72,
     },
-    EventKind.SYNCHRONIZATION: {
-        "start_ns": 40,
-        "end_ns": 48,
-        "synchronization": 56,
-        "correlation": 60,
-        "event": 64,
-    },
     EventKind.GRAPH_NODE_SITE: {"graph_node": 40},
     EventKind.PROFILE_WINDOW: {"is_open": 40},
     EventKind.DEVICE_INFO: {"name": 40, "multiprocessors": 44, "memory_bytes": 48},

@@ -21,7 +21,6 @@ _KINDS = (
     EventKind.KERNEL_RUN,
     EventKind.COPY_RUN,
     EventKind.FILL_RUN,
-    EventKind.SYNCHRONIZATION,
     EventKind.GRAPH_NODE_SITE,
     EventKind.PROFILE_WINDOW,
     EventKind.DEVICE_INFO,

@@ -25,8 +25,12 @@ _MIN_WAIT_SHARE: Final = 0.01
 # Time between two kernels of a CUDA graph that depend on each other; 0.5 to 1.3 microseconds on H100 and H200
 # (cudakit bench graph).
 _GRAPH_NODE_NS: Final = 1_000
-# Rate of copies from pinned memory if the profile has none: PCIe 4.0 x16, without protocol overhead.
-_PINNED_BYTES_PER_S: Final = 25e9
+# Rate of pinned copies if a profile has none: about 80 % of the rate of PCIe x16 (31.5 GB/s for version 4.0,
+# 63 GB/s for 5.0), as cudakit bench copy measures.
+_PCIE_4_BYTES_PER_S: Final = 25e9
+_PCIE_5_BYTES_PER_S: Final = 50e9
+# Names of GPUs with PCIe 5.0 or a faster link to the host (NVIDIA's datasheets).
+_PCIE_5_GPUS = re.compile(r"\b(?:H20|H100|H200|H800|G[HB]\d{3}|B[123]00|RTX 50\d\d|RTX PRO)\b")
 # Copies that are smaller on average do not show the rate of the link.
 _LARGE_COPY_BYTES: Final = 1 << 20
 _GEMM = re.compile(r"gemm|gemv|cutlass.*mma|matmul|xmma|nvjet", re.IGNORECASE)
@@ -250,8 +254,10 @@ def _pinned_rate(device: Device, pageable: Copies) -> tuple[float, str]:
     for copies in device.copies:
         is_large = copies.size_bytes >= copies.calls * _LARGE_COPY_BYTES
         if copies.host == "pinned" and copies.direction is pageable.direction and is_large:
-            return copies.bytes_per_s or _PINNED_BYTES_PER_S, "pinned copies of this profile"
-    return _PINNED_BYTES_PER_S, "assumed for pinned memory on PCIe 4.0"
+            return copies.bytes_per_s or _PCIE_4_BYTES_PER_S, "pinned copies of this profile"
+    if _PCIE_5_GPUS.search(device.name):
+        return _PCIE_5_BYTES_PER_S, "assumed for pinned memory on PCIe 5.0"
+    return _PCIE_4_BYTES_PER_S, "assumed for pinned memory on PCIe 4.0"
 
 
 # --- the GPU is not filled -------------------------------------------------------------------------

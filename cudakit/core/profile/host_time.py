@@ -16,7 +16,7 @@ import numpy as np
 
 from cudakit.core.profile.intervals import IntervalSet, Times
 from cudakit.core.profile.timeline import Timeline, WorkKind
-from cudakit.trace.kinds import Direction, EventKind, MemoryKind, SynchronizationType
+from cudakit.trace.kinds import Direction, EventKind, MemoryKind
 
 
 class IdleCause(IntEnum):
@@ -80,7 +80,7 @@ def call_causes(timeline: Timeline) -> Times:
         [_function_cause(timeline.names[name]) for name in functions.tolist()], np.int64
     )
     cause: Times = by_function[function_of_call] if len(functions) else np.empty(0, np.int64)
-    cause[np.isin(calls.correlation, _waiting_correlations(timeline))] = IdleCause.HOST_WAIT
+    cause[np.isin(calls.correlation, _pageable_copies(timeline))] = IdleCause.HOST_WAIT
     return cause
 
 
@@ -91,17 +91,13 @@ def _function_cause(function: str) -> IdleCause:
     return IdleCause.HOST_WAIT if is_wait else IdleCause.LAUNCH
 
 
-def _waiting_correlations(timeline: Timeline) -> Times:
-    """Return the correlations of calls that wait: synchronizations, and copies of pageable memory."""
-    waits = timeline.activities.of(EventKind.SYNCHRONIZATION)
-    waits = waits[waits["synchronization"] != SynchronizationType.STREAM_WAIT]
+def _pageable_copies(timeline: Timeline) -> Times:
+    """Return the correlations of copies of pageable memory: the host waits in their calls."""
     copies = timeline.activities.of(EventKind.COPY_RUN)
     is_pageable = (copies["source_memory"] == MemoryKind.PAGEABLE) | (
         copies["destination_memory"] == MemoryKind.PAGEABLE
     )
-    correlations: Times = np.concatenate(
-        [waits["correlation"], copies["correlation"][is_pageable & (copies["graph_node"] == 0)]]
-    )
+    correlations: Times = copies["correlation"][is_pageable & (copies["graph_node"] == 0)]
     return np.unique(correlations[correlations != 0])
 
 

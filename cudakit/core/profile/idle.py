@@ -44,12 +44,16 @@ def launched_work(timeline: Timeline, start_ns: int, end_ns: int) -> tuple[int, 
     return busy_time(timeline, rows).total_ns, len(rows)
 
 
-def find_gaps(timeline: Timeline, rows: Times, threads: dict[int, ThreadTime]) -> Gaps:
-    """Return the gaps between work; ``rows`` are those of one device, sorted by start."""
+def find_gaps(timeline: Timeline, device_rows: Times, threads: dict[int, ThreadTime]) -> Gaps:
+    """Return the gaps between the work of one device.
+
+    ``device_rows`` are the rows of ``Timeline.work`` of this device, sorted by start. ``threads`` has the
+    time of each host thread.
+    """
     work, calls = timeline.work, timeline.calls
-    latest_end = np.maximum.accumulate(work.end_ns[rows])[:-1]
-    ends_gap = np.flatnonzero(work.start_ns[rows][1:] > latest_end)
-    start, next_work = latest_end[ends_gap], rows[1:][ends_gap]
+    latest_end = np.maximum.accumulate(work.end_ns[device_rows])[:-1]
+    ends_gap = np.flatnonzero(work.start_ns[device_rows][1:] > latest_end)
+    start, next_work = latest_end[ends_gap], device_rows[1:][ends_gap]
     end = work.start_ns[next_work]
     by_cause = np.zeros((len(start), len(IdleCause)), np.int64)
     site = np.zeros(len(start), np.int64)

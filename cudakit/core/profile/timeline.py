@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.profile.activities import Activities
-from cudakit.trace.kinds import Direction, EventKind, MemoryKind, SynchronizationType
+from cudakit.trace.kinds import Direction, EventKind, MemoryKind
 from cudakit.trace.layout import Records
 from cudakit.trace.trace_file import Stack
 
@@ -32,11 +32,6 @@ _DIRECTION_NAMES = {
     Direction.DEVICE_TO_HOST: "DtoH",
     Direction.DEVICE_TO_DEVICE: "DtoD",
     Direction.HOST_TO_HOST: "HtoH",
-}
-_WAIT_NAMES = {
-    SynchronizationType.EVENT_SYNC: "Event Sync",
-    SynchronizationType.STREAM_SYNC: "Stream Sync",
-    SynchronizationType.CONTEXT_SYNC: "Context Sync",
 }
 
 
@@ -95,16 +90,6 @@ class HostCalls(Spans):
 
 
 @dataclass(frozen=True, slots=True)
-class Waits(Spans):
-    """Waits of the host for a device. The thread is that of the API call, or 0."""
-
-    device: Column
-    context: Column
-    stream: Column
-    correlation: Column
-
-
-@dataclass(frozen=True, slots=True)
 class Timeline:
     """The activities of one process as columns."""
 
@@ -115,19 +100,18 @@ class Timeline:
     activities: Activities
     work: GpuWork
     calls: HostCalls
-    waits: Waits
     ranges: Spans
     marks: Spans  # NVTX marks, whose ends equal their starts
 
     def first_ns(self) -> int | None:
         """Return the earliest start; None if nothing was recorded."""
-        tables = (self.work, self.calls, self.waits, self.ranges, self.marks)
+        tables = (self.work, self.calls, self.ranges, self.marks)
         starts = [int(table.start_ns[0]) for table in tables if len(table.start_ns)]
         return min(starts, default=None)
 
     def last_ns(self) -> int | None:
         """Return the latest end; None if nothing was recorded."""
-        tables = (self.work, self.calls, self.waits, self.ranges, self.marks)
+        tables = (self.work, self.calls, self.ranges, self.marks)
         ends = [int(table.end_ns.max()) for table in tables if len(table.end_ns)]
         return max(ends, default=None)
 
@@ -150,7 +134,6 @@ def timeline(activities: Activities) -> Timeline:
         activities,
         _gpu_work(activities, calls, names),
         calls,
-        _waits(activities, calls, names),
         _ranges(activities),
         _marks(activities),
     )
@@ -202,30 +185,6 @@ def _rows_by_number(numbers: Column, searched_numbers: Column) -> Column:
     place = np.minimum(np.searchsorted(numbers[order], searched_numbers), len(numbers) - 1)
     row = order[place]
     return np.where((numbers[row] == searched_numbers) & (searched_numbers != 0), row, -1)
-
-
-def _waits(activities: Activities, calls: HostCalls, names: _Names) -> Waits:
-    records = activities.of(EventKind.SYNCHRONIZATION)
-    # A stream that waits for an event is no wait of the host; its record has no duration.
-    records = records[records["synchronization"] != SynchronizationType.STREAM_WAIT]
-    start, end = _times(records)
-    order = np.lexsort((-end, start))
-    records = records[order]
-    call = _rows_by_number(calls.correlation, records["correlation"])
-    name_of_type = np.zeros(max(SynchronizationType) + 1, np.int64)
-    for type_number in np.unique(records["synchronization"]).tolist():
-        name = _WAIT_NAMES.get(SynchronizationType(type_number), "Sync")
-        name_of_type[type_number] = names.index(name)
-    return Waits(
-        start[order],
-        end[order],
-        _values_or_zero(calls.thread, call),
-        name_of_type[records["synchronization"]],
-        records["device"],
-        records["context"],
-        records["stream"],
-        records["correlation"],
-    )
 
 
 def _values_or_zero(values: Column, row: Column) -> Column:

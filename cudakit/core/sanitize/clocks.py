@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, TypeAlias
 
-from cudakit.core.sanitize.races import Sync
+from cudakit.core.sanitize.races import CollectiveOperation, Sync
 from cudakit.trace.kinds import AccessMode, Precision
 from cudakit.trace.ranges import OpenRange
 
@@ -120,6 +120,7 @@ class Call:
     capturing_call: int = 0  # number of the program call that captured the graph node; 0 if unknown
     # The release of a stream-ordered free: the driver orders the next allocation of the memory after it.
     release: Release | None = None
+    collective: CollectiveOperation | None = None  # None for other calls than collectives
 
 
 @dataclass(slots=True, eq=False)

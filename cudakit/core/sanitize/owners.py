@@ -27,6 +27,7 @@ _WORK: Final = (
     EventKind.FILL,
     EventKind.ALLOC,
     EventKind.FREE,
+    EventKind.COLLECTIVE,
     EventKind.GRAPH_LAUNCH,
 )
 _PACKAGE = re.compile(r"(?:^|/)(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)|/(cudakit)/")

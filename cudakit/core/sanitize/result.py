@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cudakit.core.sanitize.races import (
+    CollectiveOperation,
     Confidence,
     Coverage,
     NamedRange,
@@ -28,7 +29,9 @@ class Side:
     """One of the two operations of a race."""
 
     stream: str  # name of the stream, as in the report
-    operation: str  # operation, as in the report: kernel NAME, copy, fill, allocation or free
+    operation: (
+        str  # operation, as in the report: kernel NAME, copy, fill, allocation, free or all-reduce
+    )
     stack: tuple[Frame, ...]  # call stack that enqueued the operation
     site: int  # index of the call site in `stack`
     stream_number: int  # number of the stream, unique within the process; 0 is the host
@@ -47,6 +50,7 @@ class Side:
     graph: int  # number of the CUDA graph that contains the operation; 0 if none does
     node: int  # number of the graph node, from 1
     ranges: tuple[NamedRange, ...] = ()  # open NVTX ranges at the call, outermost first
+    collective: CollectiveOperation | None = None  # collective of NCCL; null for other operations
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cudakit.core.sanitize.result import Side
 from cudakit.document import Frame
-from cudakit.errors import UsageError
+from cudakit.errors import UsageError, read_error
 from cudakit.trace.kernel_names import short_kernel
 
 COMMAND_LINE = "--suppress"
@@ -54,7 +54,7 @@ def suppressions(
 
     ``kernel:GLOB`` matches the demangled, the shortened or the mangled name of a kernel.
     ``site:FILE[:FUNCTION]`` matches any frame of a call stack; FILE may be the end of a path. Raises
-    UsageError for an invalid pattern or an unreadable file.
+    UsageError for an invalid pattern and InputError for an unreadable file.
     """
     return tuple(
         suppression
@@ -88,11 +88,11 @@ def _patterns_in_file(name: str) -> Iterator[Suppression]:
                 hint="use a text file with one pattern per line",
             )
         lines = content.decode("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
+    except OSError as error:
+        raise read_error(name, error) from error
+    except UnicodeDecodeError as error:
         raise UsageError(
-            f"cannot read suppressions from {name}: {reason}",
-            hint="use a text file with one pattern per line",
+            f"{name} is not valid UTF-8", hint="use a text file with one pattern per line"
         ) from error
     for number, line in enumerate(lines, start=1):
         pattern = _COMMENT.sub("", line).strip()

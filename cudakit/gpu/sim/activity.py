@@ -17,9 +17,7 @@ from cudakit.trace.events import (
     GraphNodeSite,
     KernelRun,
     ProfileWindow,
-    Synchronization,
 )
-from cudakit.trace.kinds import SynchronizationType
 
 # Names of functions of the CUDA driver API, by the equivalent call of the simulated device.
 _FUNCTIONS = {
@@ -39,11 +37,6 @@ _FUNCTIONS = {
     "sync_stream": "cuStreamSynchronize",
     "sync_event": "cuEventSynchronize",
     "load": "cuModuleLoadData",
-}
-_SYNCHRONIZATIONS = {
-    "sync": SynchronizationType.CONTEXT_SYNC,
-    "sync_stream": SynchronizationType.STREAM_SYNC,
-    "sync_event": SynchronizationType.EVENT_SYNC,
 }
 
 
@@ -77,9 +70,6 @@ class ActivityRecorder:
         function = _FUNCTIONS.get(name, name)
         body = ApiCall(function, event.seq, start_ns, end_ns)
         self._sink(replace(event, body=body))
-        if name in _SYNCHRONIZATIONS:
-            kind = _SYNCHRONIZATIONS[name]
-            self._sink(replace(event, body=Synchronization(0, start_ns, end_ns, kind, event.seq)))
         self._pass_finished()
 
     def enqueued(self, task: Task, stream: int, graph_node: int = 0) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cudakit.core.profile.activities import Activities, ActivityCollector
 from cudakit.trace.events import Event
-from cudakit.trace.kinds import Direction, EventKind, MemoryKind, SynchronizationType
+from cudakit.trace.kinds import Direction, EventKind, MemoryKind
 from cudakit.trace.layout import layout, pack
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Frame, Stack
@@ -31,7 +31,7 @@ def collect(
 def training(
     kernels: int, *, seed: int = 0, streams: int = 3, stacks: int = 200, process: int = PROCESS
 ) -> Activities:
-    """Return a random training program: kernels of several streams, copies, memsets, waits and ranges."""
+    """Return a random training program: kernels of several streams, copies, memsets and ranges."""
     rng = np.random.default_rng(seed)
     strings = ["", "NVIDIA H200", *_KERNEL_NAMES, *_FUNCTIONS]
     work = _Work.random(rng, kernels, streams, stacks)
@@ -41,7 +41,6 @@ def training(
     records[EventKind.FILL_RUN] = work.memsets()
     records[EventKind.API_CALL] = rng.permutation(work.calls())
     step_ends = work.call_end[work.is_step_end]
-    records[EventKind.SYNCHRONIZATION] = _waits(step_ends)
     records[EventKind.RANGE_PUSH], records[EventKind.RANGE_POP] = _steps(step_ends, len(strings))
     records[EventKind.DEVICE_INFO] = _devices()
     strings += [f"ProfilerStep#{number}" for number in range(len(step_ends))]
@@ -143,15 +142,6 @@ class _Work:
         return table
 
 
-def _waits(step_ends: np.ndarray) -> np.ndarray:
-    table = np.zeros(len(step_ends), layout(EventKind.SYNCHRONIZATION))
-    table["kind"] = EventKind.SYNCHRONIZATION
-    table["start_ns"], table["end_ns"] = step_ends + 100, step_ends + 300_000
-    table["stream"], table["context"] = 7, 1
-    table["synchronization"] = SynchronizationType.STREAM_SYNC
-    return table
-
-
 def _steps(step_ends: np.ndarray, first_name: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the begins and ends of one NVTX range for each step; each has its own name."""
     edges = np.concatenate([[0], step_ends + 350_000])
@@ -185,7 +175,6 @@ _KINDS = (
     EventKind.KERNEL_RUN,
     EventKind.COPY_RUN,
     EventKind.FILL_RUN,
-    EventKind.SYNCHRONIZATION,
     EventKind.GRAPH_NODE_SITE,
     EventKind.PROFILE_WINDOW,
     EventKind.DEVICE_INFO,

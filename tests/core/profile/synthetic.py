@@ -21,9 +21,8 @@ from cudakit.trace.events import (
     Mark,
     RangePop,
     RangePush,
-    Synchronization,
 )
-from cudakit.trace.kinds import Direction, MemoryKind, SynchronizationType
+from cudakit.trace.kinds import Direction, MemoryKind
 from cudakit.trace.layout import pack
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
@@ -40,7 +39,14 @@ class Program:
     starts. ``site`` is a line of train.py; 0 is an unknown call stack.
     """
 
-    def __init__(self, *, process: int = 100, thread: int = 1, launch_ns: int = 5 * US) -> None:
+    def __init__(
+        self,
+        *,
+        process: int = 100,
+        thread: int = 1,
+        launch_ns: int = 5 * US,
+        gpu: str = "NVIDIA H200",
+    ) -> None:
         self.process = process
         self.thread = thread
         self.launch_ns = launch_ns
@@ -49,7 +55,7 @@ class Program:
         self.stream_end_ns: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._stacks: dict[Stack, int] = {(): 0}
         self._correlation = 0
-        self.emit(DeviceInfo("NVIDIA H200", 132, 141 << 30))
+        self.emit(DeviceInfo(gpu, 132, 141 << 30))
 
     # --- the host
 
@@ -130,9 +136,7 @@ class Program:
         """Wait for all work; the call returns ``latency_ns`` after the work has ended."""
         start = self.now_ns
         end = max([start, *self.stream_end_ns.values()]) + latency_ns
-        correlation = self.call("cudaStreamSynchronize", end - start, line=line)
-        kind = SynchronizationType.STREAM_SYNC
-        self.emit(Synchronization(1, start, end, kind, correlation))
+        self.call("cudaStreamSynchronize", end - start, line=line)
 
     def synchronize_in(self, function: str, *, line: int = 0) -> None:
         """Call a function that waits for all work, without a record of the synchronization."""

@@ -28,9 +28,8 @@ from cudakit.trace.events import (
     Mark,
     RangePop,
     RangePush,
-    Synchronization,
 )
-from cudakit.trace.kinds import Direction, EventKind, MemoryKind, SynchronizationType
+from cudakit.trace.kinds import Direction, EventKind, MemoryKind
 from cudakit.trace.trace_file import Frame
 
 HOSTILE = (
@@ -84,9 +83,6 @@ def small_program() -> Activities:
             Event(FillRun(7, 4_200, 4_300, 64, 3), **gpu),
             Event(KernelRun(7, "node a", 4, 5_000, 6_000, 11), **gpu),
             Event(KernelRun(7, "node b", 4, 5_500, 6_500, 12), **gpu),
-            Event(
-                Synchronization(7, 1_950, 8_900, SynchronizationType.STREAM_SYNC, 5), **gpu
-            ),
             Event(RangePop(), time_ns=10_000, thread=77, seq=99),
         ],
         stacks=((), TRAIN, CAPTURE),
@@ -210,8 +206,6 @@ def test_chrome_trace_has_the_fields_of_kineto() -> None:
         "cuStreamSynchronize"
     ]
     assert {event["tid"] for event in by_category(events, "cuda_runtime")} == {77}
-    [wait] = by_category(events, "cuda_sync")
-    assert (wait["name"], wait["args"]["stream"]) == ("Stream Sync", 7)
     devices = json.loads(written("trace.json", small_program()))["deviceProperties"]
     assert devices == [{"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 141 << 30, "numSms": 132}]
 

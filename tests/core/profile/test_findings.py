@@ -134,8 +134,8 @@ def test_driver_allocations_before_the_loop_are_no_finding() -> None:
     assert "allocation" not in _findings(program)
 
 
-def _loop_with_copies(*, host: MemoryKind, duration_ns: int) -> Program:
-    program = Program()
+def _loop_with_copies(*, host: MemoryKind, duration_ns: int, gpu: str = "NVIDIA H200") -> Program:
+    program = Program(gpu=gpu)
     for _ in range(STEPS):
         with program.range("step"):
             program.copy(64 << 20, duration_ns, line=7, host=host)
@@ -148,6 +148,15 @@ def test_pageable_copies_are_found_and_pinned_ones_are_not() -> None:
     fixed = _loop_with_copies(host=MemoryKind.PINNED, duration_ns=2 * MS)
     finding = _assert_saving(slow, fixed, "pageable-copies")
     assert "7.5 GB/s" in finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version"),
+    [("NVIDIA H100 80GB HBM3", "5.0"), ("NVIDIA A100-SXM4-40GB", "4.0"), ("", "4.0")],
+)
+def test_pageable_copies_are_compared_with_the_link_of_the_gpu(gpu: str, version: str) -> None:
+    program = _loop_with_copies(host=MemoryKind.PAGEABLE, duration_ns=9 * MS, gpu=gpu)
+    assert f"PCIe {version}" in _findings(program)["pageable-copies"].estimate
 
 
 def _two_streams(*, serial: bool) -> Program:

@@ -29,6 +29,7 @@ static size_t record_bytes[MAX_KINDS], dropped;
 static uint8_t unfinished[256];
 static size_t unfinished_bytes;
 static int subscribe_result, enable_result;
+static bool expects_zeros; /* whether the recorder gives buffers of zeros */
 
 /* --- the functions of CUPTI --------------------------------------------------------------------- */
 
@@ -94,6 +95,13 @@ int cuptiActivityEnable(int kind)
 int cuptiActivityDisable(int kind)
 {
     enabled_kinds[kind] = false;
+    return 0;
+}
+
+int cuptiActivitySetAttribute(int attribute, size_t *value_bytes, void *value)
+{
+    if (attribute == ATTRIBUTE_ZEROED_OUT_ACTIVITY_BUFFER && *value_bytes == 1)
+        expects_zeros = *(uint8_t *)value;
     return 0;
 }
 
@@ -212,13 +220,18 @@ void resource(uint32_t cbid, void *context, void *node, void *original, int node
         subscribed_callback(NULL, CUPTI_DOMAIN_RESOURCE, cbid, &data);
 }
 
-/* Deliver a buffer with these bytes; return 0 if the recorder gives no buffer. */
+static bool is_zero(const uint8_t *buffer, size_t bytes)
+{
+    return !*buffer && !memcmp(buffer, buffer + 1, bytes - 1);
+}
+
+/* Deliver a buffer with these bytes; return 0 if the recorder gives no buffer, or not one of zeros as announced. */
 int deliver(const void *records, size_t bytes)
 {
     uint8_t *buffer = NULL;
     size_t size = 0, max_records = 0;
     request_buffer(&buffer, &size, &max_records);
-    if (!buffer || size < bytes)
+    if (!buffer || size < bytes || (expects_zeros && !is_zero(buffer, size)))
         return 0;
     memcpy(buffer, records, bytes);
     complete_buffer(NULL, 0, buffer, size, bytes);

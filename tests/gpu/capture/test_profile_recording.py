@@ -26,9 +26,8 @@ from cudakit.trace.events import (
     KernelRun,
     Mark,
     ProfileWindow,
-    Synchronization,
 )
-from cudakit.trace.kinds import Direction, MemoryKind, SynchronizationType
+from cudakit.trace.kinds import Direction, MemoryKind
 from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Spool
 
@@ -43,8 +42,8 @@ cupti = ctypes.CDLL(library)
 cupti.current_time.restype = ctypes.c_uint64
 P, U = ctypes.c_void_p, ctypes.c_uint64
 DRIVER, RUNTIME = 1, 2
-MEMCPY, MEMSET, KERNEL, PEER, SYNC = 1, 2, 10, 22, 38
-SIZES = {MEMCPY: 88, MEMSET: 80, KERNEL: 200, PEER: 88, SYNC: 40}
+MEMCPY, MEMSET, KERNEL, PEER = 1, 2, 10, 22
+SIZES = {MEMCPY: 88, MEMSET: 80, KERNEL: 200, PEER: 88}
 names = []  # keeps the names of kernels alive
 
 def set_sizes(extra=0):
@@ -81,11 +80,6 @@ def peer_copy(source, destination, device, *, size=88):
 def fill(count, correlation, *, size=80):
     record = bytearray(size)
     struct.pack_into("<iIQQQIIII", record, 0, MEMSET, 0, count, 500, 600, 1, 5, 7, correlation)
-    return bytes(record)
-
-def sync(kind, correlation, stream, event=0xffffffff, *, size=40):
-    record = bytearray(size)
-    struct.pack_into("<iiQQIIII", record, 0, SYNC, kind, 700, 800, correlation, 5, stream, event)
     return bytes(record)
 
 def deliver(*records):
@@ -173,8 +167,7 @@ open_profile()
 deliver(
     kernel("gemm", 11, node=77, size=200 + extra), copy(1, 1, 3, 4096, 12, size=88 + extra),
     copy(2, 3, 2, 8, 13, size=88 + extra), peer_copy(1, 2, 1, size=88 + extra),
-    fill(256, 14, size=80 + extra), sync(3, 15, 7, size=40 + extra),
-    sync(4, 16, 0xffffffff, size=40 + extra), sync(1, 17, 7, 21, size=40 + extra),
+    fill(256, 14, size=80 + extra),
 )
 recorder.finish()
 """)
@@ -200,12 +193,7 @@ recorder.finish()
         ),
     ]
     assert list(bodies(events, FillRun)) == [FillRun(7, 500, 600, 256, 14)]
-    assert list(bodies(events, Synchronization)) == [
-        Synchronization(7, 700, 800, SynchronizationType.STREAM_SYNC, 15, 0),
-        Synchronization(0, 700, 800, SynchronizationType.CONTEXT_SYNC, 16, 0),
-        Synchronization(7, 700, 800, SynchronizationType.EVENT_SYNC, 17, 21),
-    ]
-    runs = [event for event in events if isinstance(event.body, KernelRun | Synchronization)]
+    runs = [event for event in events if isinstance(event.body, KernelRun | FillRun)]
     assert {(event.device, event.context) for event in runs} == {(1, 5)}
     assert [event.device for event in events if isinstance(event.body, DeviceInfo)] == [1]
 
@@ -297,10 +285,17 @@ deliver(kernel("k", 1))
     assert "dropped" in gaps[0].reason
 
 
+def test_buffers_are_zero_when_cupti_gets_them_again(profiled: Profiled) -> None:
+    profiled("""
+open_profile()
+assert all(deliver(kernel("k", i), kernel("k", i)) for i in range(100))
+""")
+
+
 def test_memory_of_buffers_is_bounded(profiled: Profiled) -> None:
     profiled("""
 open_profile()
-assert cupti.exhaust_buffers() == 128
+assert cupti.exhaust_buffers() == 512
 assert not deliver(kernel("k", 1))
 """)
 

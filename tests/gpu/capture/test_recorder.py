@@ -63,9 +63,10 @@ def test_record_layout_equals_trace_layout() -> None:
         "range_push": EventKind.RANGE_PUSH, "range_pop": EventKind.RANGE_POP, "mark": EventKind.MARK,
         "out_of_memory": EventKind.OUT_OF_MEMORY,
         "api_call": EventKind.API_CALL, "kernel_run": EventKind.KERNEL_RUN, "copy_run": EventKind.COPY_RUN,
-        "fill_run": EventKind.FILL_RUN, "synchronization": EventKind.SYNCHRONIZATION,
+        "fill_run": EventKind.FILL_RUN,
         "graph_node_site": EventKind.GRAPH_NODE_SITE, "profile_window": EventKind.PROFILE_WINDOW,
         "device_info": EventKind.DEVICE_INFO,
+        "communicator": EventKind.COMMUNICATOR, "collective": EventKind.COLLECTIVE,
     }  # fmt: skip
     for name, offset in recorder.offsets()["record"].items():
         part, _, field = name.rpartition(".")

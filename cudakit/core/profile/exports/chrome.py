@@ -215,21 +215,7 @@ class _Process:
             return [f'"cat":"user_annotation","name":{self._names(name)}' for name in ranges], [
                 ""
             ] * len(rows)
-        if source is HostSource.CALL:
-            return self._call_texts(rows)
-        waits = self._timeline.waits
-        names = [self._names(name) for name in waits.name[rows].tolist()]
-        template = (
-            ',"args":{"cuda_sync_kind":%s,"stream":%d,"correlation":%d,"device":%d,"context":%d}'
-        )
-        columns = (
-            table[rows].tolist()
-            for table in (waits.stream, waits.correlation, waits.device, waits.context)
-        )
-        return (
-            [f'"cat":"cuda_sync","name":{name}' for name in names],
-            list(map(template.__mod__, zip(names, *columns, strict=True))),
-        )
+        return self._call_texts(rows)
 
     def _call_texts(self, rows: Column) -> tuple[list[str], list[str]]:
         calls = self._timeline.calls

@@ -262,7 +262,7 @@ class _Process:
         return self._interned.numbers(_STRINGS, texts)[number]
 
     def _host_packets(self, uuids: _Uuids) -> Iterator[bytes]:
-        """Yield the events of ranges, API calls and waits, for each track in the order of their nesting."""
+        """Yield the events of ranges and API calls, for each track in the order of their nesting."""
         host = self._host
         count = len(host.row)
         starts_work = np.zeros(len(self._timeline.calls.start_ns), np.bool_)
@@ -283,7 +283,7 @@ class _Process:
     def _host_begins(self, rows: Column, starts_work: Column, uuids: _Uuids) -> Bytes2D:
         """Return the begin of each host span; ``starts_work`` tells which API calls started work."""
         host, timeline = self._host, self._timeline
-        tables = (timeline.ranges, timeline.calls, timeline.waits)
+        tables = (timeline.ranges, timeline.calls)
         names = np.zeros(len(rows), np.uint64)
         correlation = np.zeros(len(rows), np.uint64)
         site = np.zeros(len(rows), np.int64)

@@ -31,7 +31,6 @@ class HostSource(IntEnum):
 
     RANGE = 0
     CALL = 1
-    WAIT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class WorkTracks:
 
 @dataclass(frozen=True, slots=True)
 class HostTracks:
-    """The ranges, API calls and waits of a Timeline, sorted by start, outer spans first."""
+    """The ranges and API calls of a Timeline, sorted by start, outer spans first."""
 
     tracks: Sequence[Track]
     track: Column
@@ -95,13 +94,13 @@ def work_tracks(timeline: Timeline) -> WorkTracks:
 
 def host_tracks(timeline: Timeline) -> HostTracks:
     """Return one track for each thread; spans that do not nest get sibling tracks."""
-    tables: tuple[Spans, ...] = (timeline.ranges, timeline.calls, timeline.waits)
+    tables: tuple[Spans, ...] = (timeline.ranges, timeline.calls)
     start = np.concatenate([table.start_ns for table in tables])
     end = np.concatenate([table.end_ns for table in tables])
     thread = np.concatenate([table.thread.astype(np.uint64) for table in tables])
     source = np.repeat(np.arange(len(tables)), [len(table.start_ns) for table in tables])
     row = np.concatenate([np.arange(len(table.start_ns)) for table in tables])
-    # Of spans with the same times, a range contains a call, and a call contains a wait.
+    # Of spans with the same times, a range contains a call.
     order = np.lexsort((source, -end, start))
     start, end, thread, source, row = (
         column[order] for column in (start, end, thread, source, row)

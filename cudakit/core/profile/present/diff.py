@@ -12,7 +12,6 @@ from cudakit.document import (
     Document,
     Node,
     Note,
-    Ratio,
     Seconds,
     Section,
     Table,
@@ -20,7 +19,7 @@ from cudakit.document import (
     Value,
 )
 from cudakit.trace.kernel_names import short_kernel
-from cudakit.units import Unavailable, capitalized, format_ratio, format_seconds
+from cudakit.units import capitalized, format_ratio, format_seconds
 
 # Smaller changes than this share of a step are noise of the measurement.
 _NOISE = 0.01
@@ -75,10 +74,19 @@ def _table(title: str, rows: Sequence[Change], caption: str) -> Table:
 
 
 def _row(change: Change) -> tuple[Value, ...]:
-    growth = change.growth
     return (
         Text(change.name),
         Seconds(change.before_ns / 1e9),
         Seconds(change.after_ns / 1e9),
-        Unavailable("only in the later profile") if growth is None else Ratio(growth),
+        Text(_growth_text(change)),
     )
+
+
+def _growth_text(change: Change) -> str:
+    """Return the relative change with its sign; ``new`` or ``gone`` if only one profile has the time."""
+    growth = change.growth
+    if growth is None:
+        return "new"
+    if not change.after_ns:
+        return "gone"
+    return f"{'+' if growth > 0 else ''}{format_ratio(growth)}"

@@ -1,7 +1,6 @@
 """The data of the interactive page: GPU work, API calls, ranges and idle time of all processes as arrays.
 
-Times are nanoseconds after the first activity. Work with the same call stack, name and launch configuration
-has the same *signature*. Sums by kernel, by call site and by call stack are sums over signatures.
+Times are nanoseconds after the first activity.
 """
 
 from __future__ import annotations
@@ -13,9 +12,17 @@ from typing import Any
 import numpy as np
 
 from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.call_sites import call_site_index
 from cudakit.core.profile.exports.lanes import flat_lanes
 from cudakit.core.profile.exports.tracks import device_names, distinct_rows, work_tracks
+from cudakit.core.profile.present.page_columns import (
+    PageTable,
+    as_small_as_possible,
+    cut_text,
+    places_in,
+    sorted_by_track,
+    sorted_table,
+)
+from cudakit.core.profile.present.page_signatures import CallTree, Signatures
 from cudakit.core.profile.timeline import (
     Column,
     Spans,
@@ -24,13 +31,9 @@ from cudakit.core.profile.timeline import (
     first_time,
     timeline,
 )
-from cudakit.document import Array, Explorer, ExplorerData
-from cudakit.trace.kinds import EventKind
-from cudakit.trace.trace_file import Frame
+from cudakit.document import Explorer, ExplorerData
 
 _PACKAGE = "cudakit.core.profile.present"
-# Number of characters to which names from traces are cut, so that a damaged trace makes no huge page.
-_MAX_TEXT_LENGTH = 400
 # Number of devices of each process, of streams of each device, and of rows of the ranges and of the calls of
 # each process that the page draws. Sums count all work.
 _MAX_DEVICES = 64
@@ -40,18 +43,6 @@ _MAX_HOST_ROWS = 16
 _WORK_COLUMNS = ("start", "duration", "track", "kind", "signature", "size", "in_graph", "call")
 _CALL_COLUMNS = ("start", "duration", "row", "name", "node")
 _RANGE_COLUMNS = ("start", "duration", "row", "name")
-_LAUNCH_COLUMNS = (
-    "grid_x",
-    "grid_y",
-    "grid_z",
-    "block_x",
-    "block_y",
-    "block_z",
-    "registers",
-    "shared",
-)
-
-_Table = dict[str, Column]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,36 +83,6 @@ def explorer(
     return Explorer("profile", _PACKAGE, lambda: _Page(activities, idle or Idle(()), steps).data())
 
 
-class _CallTree:
-    """The call tree of all stacks. Node 0 is the root, and a node's number is higher than its parent's."""
-
-    def __init__(self) -> None:
-        self.parents, self.node_frames = [0], [0]
-        self.frames: dict[tuple[str, str, int], int] = {("", "", 0): 0}
-        self._children: dict[tuple[int, int], int] = {}
-
-    def frame(self, frame: Frame) -> int:
-        """Return the number of a frame."""
-        key = (_cut(frame.function), _cut(frame.file), frame.line)
-        return self.frames.setdefault(key, len(self.frames))
-
-    def child(self, parent: int, frame: Frame) -> int:
-        """Return the node of a call below a node."""
-        key = (parent, self.frame(frame))
-        if key not in self._children:
-            self._children[key] = len(self.parents)
-            self.parents.append(parent)
-            self.node_frames.append(key[1])
-        return self._children[key]
-
-    def leaf(self, stack: Sequence[Frame]) -> int:
-        """Return the node of a stack's innermost frame."""
-        node = 0
-        for frame in reversed(stack):
-            node = self.child(node, frame)
-        return node
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A row of the timeline. Rows are drawn in the order of their places."""
@@ -145,19 +106,17 @@ class _Page:
         self._steps = steps
         self._base_ns = first_time(self._timelines)
         self._names: dict[str, int] = {}
-        self._tree = _CallTree()
+        self._tree = CallTree()
+        self._signatures = Signatures(self._tree)
         self._rows: list[_Row] = []
         # Row (or -1), device and stream of each track of GPU work.
         self._tracks: list[tuple[int, int, int]] = []
-        # The number of each signature: node of the tree, name, frame of the call site, and launch.
-        self._signatures: dict[tuple[int, int, int, int], int] = {}
-        self._launches: dict[tuple[int, ...], int] = {(0,) * len(_LAUNCH_COLUMNS): 0}
 
     def data(self) -> ExplorerData:
         """Return all arrays, and the texts and numbers that JSON can hold."""
         calls, ranges, works = [], [], []
         for index, process in enumerate(self._timelines):
-            names = np.array([self._name(name) for name in process.names], np.int64)
+            names = np.array([self._name_number(name) for name in process.names], np.int64)
             nodes = np.array([self._tree.leaf(stack) for stack in process.stacks], np.int64)
             works.append(self._work(index, process, names, nodes))
             ranges.append(self._spans(index, "range", process.ranges, names))
@@ -168,23 +127,23 @@ class _Page:
         first_calls = np.cumsum([0, *(len(table["start"]) for table in calls)])
         for table, first_call in zip(works, first_calls[:-1].tolist(), strict=True):
             table["call"] = np.where(table["call"] >= 0, table["call"] + first_call, -1)
-        call_order, call_table = _sorted_table(_CALL_COLUMNS, calls)
-        _, work_table = _sorted_table(_WORK_COLUMNS, works)
-        work_table["call"] = _places(call_order, work_table["call"]) + 1
-        _, range_table = _sorted_table(_RANGE_COLUMNS, ranges)
+        call_order, call_table = sorted_table(_CALL_COLUMNS, calls)
+        _, work_table = sorted_table(_WORK_COLUMNS, works)
+        work_table["call"] = places_in(call_order, work_table["call"]) + 1
+        _, range_table = sorted_table(_RANGE_COLUMNS, ranges)
         row_order = sorted(range(len(self._rows)), key=lambda number: self._rows[number].place)
         tracks = np.array(self._tracks, np.int64).reshape(-1, 3)
         track_table = {"row": tracks[:, 0], "device": tracks[:, 1], "stream": tracks[:, 2]}
         tables = {"track": track_table, "call": call_table, "range": range_table, "idle": idle}
         for table in tables.values():
-            table["row"] = _places(np.array(row_order, np.int64), table["row"]) + 1
-        tables["work"] = _by_track(work_table)
+            table["row"] = places_in(np.array(row_order, np.int64), table["row"]) + 1
+        tables["work"] = sorted_by_track(work_table)
         arrays = {
-            f"{name}_{column}": _compact(values)
+            f"{name}_{column}": as_small_as_possible(values)
             for name, table in tables.items()
             for column, values in table.items()
         }
-        return ExplorerData({**arrays, **self._signature_arrays()}, self._facts(row_order))
+        return ExplorerData({**arrays, **self._signatures.arrays()}, self._facts(row_order))
 
     def _facts(self, row_order: Iterable[int]) -> Mapping[str, Any]:
         ends = [end for process in self._timelines if (end := process.last_ns()) is not None]
@@ -209,36 +168,25 @@ class _Page:
     def _device_name(self, process: Timeline, name: str) -> str:
         return f"{name} of process {process.process}" if len(self._timelines) > 1 else name
 
-    def _signature_arrays(self) -> dict[str, Array]:
-        signatures = np.array(list(self._signatures), np.int64).reshape(-1, 4)
-        launches = np.array(list(self._launches), np.int64)
-        return {
-            "signature_node": signatures[:, 0],
-            "signature_name": signatures[:, 1],
-            "signature_site": signatures[:, 2],
-            "signature_launch": signatures[:, 3],
-            "node_parent": np.array(self._tree.parents, np.int64),
-            "node_frame": np.array(self._tree.node_frames, np.int64),
-            **{f"launch_{name}": launches[:, i] for i, name in enumerate(_LAUNCH_COLUMNS)},
-        }
+    def _name_number(self, name: str) -> int:
+        """Return the number of a name in the list of names of the page."""
+        return self._names.setdefault(cut_text(name), len(self._names))
 
-    def _name(self, name: str) -> int:
-        return self._names.setdefault(_cut(name), len(self._names))
-
-    def _add_row(self, place: tuple[int, ...], source: str, label: str, group: str) -> int:
+    def _append_row(self, place: tuple[int, ...], source: str, label: str, group: str) -> int:
+        """Add a row to the timeline, and return its number."""
         self._rows.append(_Row(place, source, label, group))
         return len(self._rows) - 1
 
     # --- GPU work ----------------------------------------------------------------------------------
 
-    def _work(self, index: int, process: Timeline, names: Column, nodes: Column) -> _Table:
+    def _work(self, index: int, process: Timeline, names: Column, nodes: Column) -> PageTable:
         work = process.work
         return {
             "start": work.start_ns - self._base_ns,
             "duration": work.end_ns - work.start_ns,
             "track": self._tracks_of_work(index, process),
             "kind": work.kind,
-            "signature": self._signatures_of_work(process, names, nodes),
+            "signature": self._signatures.of_work(process, names, nodes),
             "size": work.size_bytes.astype(np.int64) & ((1 << 53) - 1),
             "in_graph": (work.graph_node != 0).astype(np.uint8),
             "call": work.call,
@@ -259,46 +207,13 @@ class _Page:
             for number in most_used:
                 place = (index, 0, device, 2, number)
                 label = work.tracks[number].name
-                row_of_track[number] = self._add_row(place, "work", label, group)
+                row_of_track[number] = self._append_row(place, "work", label, group)
         first_track = len(self._tracks)
         self._tracks += [
             (row, track.group + (index << 16), track.number)
             for row, track in zip(row_of_track.tolist(), work.tracks, strict=True)
         ]
         return first_track + work.track
-
-    def _signatures_of_work(self, process: Timeline, names: Column, nodes: Column) -> Column:
-        work = process.work
-        columns = (work.site, work.name, self._launches_of_work(process))
-        first, number = distinct_rows(*columns)
-        signatures = []
-        for site, name, launch in zip(*(column[first].tolist() for column in columns), strict=True):
-            leaf = self._tree.child(int(nodes[site]), Frame(process.names[name], "", 0))
-            signature = (leaf, int(names[name]), self._site(process.stacks[site]), launch)
-            signatures.append(self._signatures.setdefault(signature, len(self._signatures)))
-        return np.array(signatures, np.int64)[number]
-
-    def _site(self, stack: Sequence[Frame]) -> int:
-        """Return the number of the frame of a stack's call site; 0 for an empty stack."""
-        return self._tree.frame(stack[call_site_index(stack)]) if stack else 0
-
-    def _launches_of_work(self, process: Timeline) -> Column:
-        """Return the number of the launch configuration of each piece of work; 0 for copies and memsets."""
-        work = process.work
-        is_kernel = work.kind == WorkKind.KERNEL
-        kernels = process.activities.of(EventKind.KERNEL_RUN)[work.record[is_kernel]]
-        columns = [
-            *(kernels["grid"][:, axis] for axis in range(3)),
-            *(kernels["block"][:, axis] for axis in range(3)),
-            kernels["registers"],
-            kernels["shared_bytes"],
-        ]
-        first, number = distinct_rows(*columns)
-        rows = zip(*(column[first].tolist() for column in columns), strict=True)
-        launches = [self._launches.setdefault(row, len(self._launches)) for row in rows]
-        launch_of_work = np.zeros(len(is_kernel), np.int64)
-        launch_of_work[is_kernel] = np.array(launches, np.int64)[number]
-        return launch_of_work
 
     # --- the host ----------------------------------------------------------------------------------
 
@@ -313,7 +228,7 @@ class _Page:
         has_same_stack[work.call[has_call]] = work.site[has_call] == calls.site[work.call[has_call]]
         return np.where(has_same_stack, 0, nodes[calls.site])
 
-    def _spans(self, index: int, source: str, spans: Spans, names: Column) -> _Table:
+    def _spans(self, index: int, source: str, spans: Spans, names: Column) -> PageTable:
         """Return the ranges or calls of a process, and add a row for each thread and depth."""
         _, thread = distinct_rows(spans.thread)
         lane = flat_lanes(thread, spans.start_ns, spans.end_ns)
@@ -327,7 +242,7 @@ class _Page:
             label = f"thread {thread_number}" if thread_number else "process"
             label += " · ranges" if source == "range" else " · CUDA API"
             place = (index, 1, thread_number, int(source == "call"), int(lane[span]))
-            row_of_track[number] = self._add_row(place, source, label, f"process {process}")
+            row_of_track[number] = self._append_row(place, source, label, f"process {process}")
         return {
             "start": spans.start_ns - self._base_ns,
             "duration": spans.end_ns - spans.start_ns,
@@ -351,7 +266,7 @@ class _Page:
 
     # --- steps and idle time -----------------------------------------------------------------------
 
-    def _step_table(self, steps: DeviceSteps) -> _Table:
+    def _step_table(self, steps: DeviceSteps) -> PageTable:
         """Return the steps of a device, and add a row for them."""
         row = self._device_row(steps, 0, "range", "steps")
         start = np.array(steps.start_ns, np.int64)
@@ -359,7 +274,7 @@ class _Page:
             "start": start,
             "duration": np.maximum(np.array(steps.end_ns, np.int64) - start, 0),
             "row": np.full(len(start), row),
-            "name": np.array([self._name(name) for name in steps.names], np.int64),
+            "name": np.array([self._name_number(name) for name in steps.names], np.int64),
         }
 
     def _device_row(
@@ -369,9 +284,9 @@ class _Page:
         index = [process.process for process in self._timelines].index(device.process)
         process = self._timelines[index]
         group = self._device_name(process, device_names(process)[device.device])
-        return self._add_row((index, 0, device.device, place), source, label, group)
+        return self._append_row((index, 0, device.device, place), source, label, group)
 
-    def _idle_table(self) -> _Table:
+    def _idle_table(self) -> PageTable:
         """Return the gaps of all devices, and add a row for each device; the last columns are the causes."""
         tables = []
         for idle in self._idle.devices:
@@ -386,48 +301,5 @@ class _Page:
                 }
             )
         causes_columns = (f"cause{number}" for number in range(len(self._idle.causes)))
-        _, table = _sorted_table(("start", "duration", "row", *causes_columns), tables)
+        _, table = sorted_table(("start", "duration", "row", *causes_columns), tables)
         return table
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}…"
-
-
-def _sorted_table(columns: Iterable[str], tables: Sequence[_Table]) -> tuple[Column, _Table]:
-    """Join tables and sort the rows by start. Return the order of the rows, and the table."""
-    empty = np.empty(0, np.int64)
-    joined = {
-        name: np.concatenate([empty, *(table[name] for table in tables)]).astype(np.int64)
-        for name in columns
-    }
-    order = np.argsort(joined["start"], kind="stable")
-    return order, {name: column[order] for name, column in joined.items()}
-
-
-def _by_track(work: _Table) -> _Table:
-    """Sort work by track, and replace starts and calls by differences, which makes the page smaller.
-
-    Work of a track does not overlap, and mostly runs in the order of its calls, so that the gaps between work
-    and the differences between the numbers of calls are small.
-    """
-    order = np.argsort(work["track"], kind="stable")
-    work = {name: column[order] for name, column in work.items()}
-    previous_end = np.roll(work["start"] + work["duration"], 1)
-    begins_track = np.diff(work["track"], prepend=-1) != 0
-    gap = work.pop("start") - np.where(begins_track, 0, previous_end)
-    return work | {"gap": gap, "call": np.diff(work["call"], prepend=0)}
-
-
-def _places(order: Column, numbers: Column) -> Column:
-    """Return the place in an order of each number; -1 for -1."""
-    places = np.empty(len(order) + 1, np.int64)
-    places[order] = np.arange(len(order))
-    places[-1] = -1
-    return places[numbers]
-
-
-def _compact(column: Column) -> Column:
-    """Return a column as bytes if all of its values fit."""
-    is_small = not len(column) or (column.min() >= 0 and column.max() < 256)
-    return column.astype(np.uint8) if is_small else column

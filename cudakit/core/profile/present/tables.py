@@ -90,9 +90,9 @@ def _time_table(device: Device) -> Table:
     ]
     steps = device.steps.measured
     columns: Columns[tuple[str, str, int]] = (
-        ("time", "text", lambda row: Text(row[0])),
+        ("time per step" if steps else "time", "text", lambda row: Text(row[0])),
         (
-            "a step" if steps else "total",
+            "mean" if steps else "total",
             "number",
             lambda row: Seconds(row[2] / 1e9 / max(steps, 1)),
         ),

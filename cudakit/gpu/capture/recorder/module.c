@@ -458,10 +458,16 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, copy_run.source_memory) X(record, copy_run.destination_memory) X(record, copy_run.graph_node) \
     X(record, fill_run.start_ns) X(record, fill_run.end_ns) X(record, fill_run.size_bytes) \
     X(record, fill_run.correlation) X(record, fill_run.graph_node) \
-    X(record, synchronization.start_ns) X(record, synchronization.end_ns) \
-    X(record, synchronization.synchronization) X(record, synchronization.correlation) \
-    X(record, synchronization.event) X(record, graph_node_site.graph_node) X(record, profile_window.is_open) X(record, profile_window.rank) \
+ \
+ \
+ X(record, graph_node_site.graph_node) X(record, profile_window.is_open) X(record, profile_window.rank) \
     X(record, device_info.name) X(record, device_info.multiprocessors) X(record, device_info.memory_bytes) \
+    X(record, communicator.hash) X(record, communicator.communicator) X(record, communicator.name) \
+    X(record, communicator.rank) X(record, communicator.rank_count) X(record, communicator.profiler_version) \
+    X(record, collective.send) X(record, collective.receive) X(record, collective.element_count) \
+    X(record, collective.communicator) X(record, collective.sequence) X(record, collective.group) \
+    X(record, collective.root) X(record, collective.graph) X(record, collective.node) \
+    X(record, collective.function) X(record, collective.datatype) X(record, collective.name) \
     X(record, gap.reason) X(record, gap.count)
 /* clang-format on */
 

@@ -13,7 +13,8 @@
 #include "write/spool.h"
 
 __thread thread_state this_thread;
-pthread_mutex_t recorder_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Waiters spin before they sleep: the lock is held for microseconds. */
+pthread_mutex_t recorder_lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 sanitizer_api sanitizer;
 
 #define MAX_CONTEXTS 4096

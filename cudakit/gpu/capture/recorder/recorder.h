@@ -60,6 +60,10 @@ typedef struct {
     /* NVTX ranges. ``range_copy_generation`` is the generation of the copies (model/ranges.c) that the thread has. */
     open_ranges open_ranges;
     uint32_t range_copy_generation;
+    /* NCCL: id of the last plan that this thread launched, 0 once its buffers are reported; whether the thread is
+     * launching it */
+    uint64_t collective_plan;
+    bool in_collective_launch;
     profiled_call profiled_call; /* call of the runtime or driver that is being profiled */
 } thread_state;
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from allocator_scenarios.canonical import BY_POOL, Names, canonical, segment_by_segment
+from allocator_scenarios.canonical import BY_POOL, Names, canonical, sort_by_segment
 from allocator_scenarios.compare import compare_subjects, differences, run
-from allocator_scenarios.cudakit_subject import Ours, in_memory
+from allocator_scenarios.cudakit_subject import CudakitSubject, in_memory
 from allocator_scenarios.pools import mixed_checkpoint
 from allocator_scenarios.random_run import EXPANDABLE, random_run
 from allocator_scenarios.scenario import MIB, CannotRun, Check, Steps, Subject, full_name, scenario
@@ -20,7 +20,7 @@ from cudakit.core.allocator.private_pools import MemPool
 SHORT = random_run(1, 9, steps=1500)
 
 
-class Older(Ours):
+class Older(CudakitSubject):
     """A subject that does not count the reserved bytes of each private pool."""
 
     def statistics(self) -> dict[str, int]:
@@ -28,7 +28,7 @@ class Older(Ours):
         return {name: n for name, n in result.items() if not name.startswith(BY_POOL)}
 
 
-class LaterNumbers(Ours):
+class LaterNumbers(CudakitSubject):
     """A subject whose statistics contain pools from before the scenario."""
 
     def begin(self, settings: str) -> None:
@@ -38,10 +38,10 @@ class LaterNumbers(Ours):
                 self.allocator.free(self.allocator.alloc(30 * MIB))
         self.reset_peaks()
         self.reset_sums()
-        self.record(clear=True)
+        self.record_history(clear=True)
 
 
-class Unreleased(Ours):
+class Unreleased(CudakitSubject):
     """A subject that counts the bytes that pools reserve, but not those that pools release."""
 
     def statistics(self) -> dict[str, int]:
@@ -49,37 +49,37 @@ class Unreleased(Ours):
         return result | {name: 0 for name in result if name.startswith(BY_POOL) and "freed" in name}
 
 
-def falling() -> Ours:
+def falling() -> CudakitSubject:
     return in_memory(rising=False)
 
 
-class Generous(Ours):
+class Generous(CudakitSubject):
     """A subject that allocates 512 bytes more than requested."""
 
     def alloc(self, size_bytes: int, *args: Any, **more: Any) -> int:
         return super().alloc(size_bytes + 512, *args, **more)
 
 
-class Forgetful(Ours):
+class Forgetful(CudakitSubject):
     """A subject that ignores record_stream."""
 
-    def use(self, ptr: int, stream: str) -> None:
+    def record_use(self, ptr: int, stream: str) -> None:
         pass
 
 
-class Failing(Ours):
+class Failing(CudakitSubject):
     def empty_cache(self) -> None:
         raise RuntimeError("no cache to empty")
 
 
-class Backwards(Ours):
+class Backwards(CudakitSubject):
     """A subject that splits the last segment of a restored pool first."""
 
     def restore_pool(self, graph: int, state: PoolState, stale: Collection[int]) -> Collection[int]:
         return super().restore_pool(graph, replace(state, segments=state.segments[::-1]), stale)
 
 
-class Twice(Ours):
+class Twice(CudakitSubject):
     """A subject that restores each pool twice."""
 
     def restore_pool(self, graph: int, state: PoolState, stale: Collection[int]) -> Collection[int]:
@@ -87,7 +87,7 @@ class Twice(Ours):
         return super().restore_pool(graph, state, stale)
 
 
-def changed(kind: type[Ours], *, rising: bool = True) -> Ours:
+def changed(kind: type[CudakitSubject], *, rising: bool = True) -> CudakitSubject:
     correct_subject = in_memory(rising=rising)
     return kind(correct_subject._upstream, correct_subject._work)
 
@@ -95,8 +95,8 @@ def changed(kind: type[Ours], *, rising: bool = True) -> Ours:
 @scenario(1, "a use of another stream")
 def another_stream(subject: Subject) -> Steps:
     ptr = subject.alloc(3 * MIB)
-    subject.busy("s1")
-    subject.use(ptr, "s1")
+    subject.keep_busy("s1")
+    subject.record_use(ptr, "s1")
     subject.free(ptr)
     yield Check("freed")
     subject.alloc(2 * MIB)
@@ -116,16 +116,16 @@ def two_caches(subject: Subject) -> Steps:
 @scenario(1, "two pools")
 def two_pools(subject: Subject) -> Steps:
     for _ in range(2):
-        with subject.inside(subject.make_pool()):
+        with subject.use_pool(subject.make_pool()):
             subject.free(subject.alloc(3 * MIB))
-    subject.drop_pool(1)
+    subject.close_pool(1)
     yield Check("one is gone")
 
 
 def test_two_equal_runs_compare_equal() -> None:
     verdict = compare_subjects(SHORT, in_memory, in_memory())
 
-    assert (verdict.problems, verdict.placed, verdict.word) == ((), False, "equal")
+    assert (verdict.problems, verdict.at_torch_addresses, verdict.summary) == ((), False, "equal")
     assert verdict.checks == 4
 
 
@@ -134,7 +134,7 @@ def test_order_of_addresses_is_ignored() -> None:
     verdict = compare_subjects(two_caches, in_memory, falling())
 
     assert found_differences != []
-    assert (verdict.problems, verdict.placed) == ((), True)
+    assert (verdict.problems, verdict.at_torch_addresses) == ((), True)
 
 
 @pytest.mark.parametrize("settings", [(), EXPANDABLE])
@@ -144,14 +144,14 @@ def test_long_run_compares_equal_at_equal_addresses(settings: tuple[str, ...]) -
     assert compare_subjects(run, in_memory, falling()).problems == ()
 
 
-@pytest.mark.parametrize("kind", [Ours, Backwards])
+@pytest.mark.parametrize("kind", [CudakitSubject, Backwards])
 @pytest.mark.parametrize("rising", [True, False])
-def test_order_of_restored_segments_is_ignored(kind: type[Ours], rising: bool) -> None:
+def test_order_of_restored_segments_is_ignored(kind: type[CudakitSubject], rising: bool) -> None:
     other_subject = changed(kind, rising=rising)
 
     verdict = compare_subjects(mixed_checkpoint, in_memory, other_subject)
 
-    assert (verdict.problems, verdict.placed) == ((), False)
+    assert (verdict.problems, verdict.at_torch_addresses) == ((), False)
 
 
 def test_difference_of_a_restored_pool_is_reported() -> None:
@@ -162,7 +162,7 @@ def test_difference_of_a_restored_pool_is_reported() -> None:
 
 @pytest.mark.parametrize("kind", [Older, LaterNumbers])
 def test_reserved_bytes_of_pools_are_compared_if_both_subjects_report_them(
-    kind: type[Ours],
+    kind: type[CudakitSubject],
 ) -> None:
     found_differences = list(
         differences(run(two_pools, in_memory()), run(two_pools, changed(kind)))
@@ -226,22 +226,22 @@ def test_unexpected_value_is_reported(check: Check, words: str) -> None:
 
     (step,) = run(wrong_scenario, in_memory())
 
-    assert len(step.wrong) == 1
-    assert words in step.wrong[0]
+    assert len(step.failures) == 1
+    assert words in step.failures[0]
     assert compare_subjects(wrong_scenario, in_memory, None).problems == (
-        f"a: cudakit is not as expected: {step.wrong[0]}",
+        f"a: cudakit is not as expected: {step.failures[0]}",
     )
 
 
 def test_scenario_that_pytorch_cannot_run_has_a_reason_and_still_runs_on_cudakit() -> None:
-    class Without(Ours):
-        def busy(self, stream: str) -> None:
+    class Without(CudakitSubject):
+        def keep_busy(self, stream: str) -> None:
             raise CannotRun(f"there is no stream {stream}")
 
     verdict = compare_subjects(another_stream, in_memory, changed(Without))
 
     assert verdict.problems == ()
-    assert verdict.word == "as expected, not compared: there is no stream s1"
+    assert verdict.summary == "as expected, not compared: there is no stream s1"
 
 
 def test_exception_of_a_subject_is_reported_as_a_problem() -> None:
@@ -332,7 +332,7 @@ def restored(*actions_and_segments: tuple[str, int]) -> list[dict[str, Any]]:
         {"action": action, "at": (f"segment {number}", 0)}
         for action, number in actions_and_segments
     ]
-    return segment_by_segment(entries)
+    return sort_by_segment(entries)
 
 
 FREED = ("free_requested", 0), ("free_requested", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from allocator_scenarios.catalog import FIRST_RANDOM, SCENARIOS
+from allocator_scenarios.catalog import FIRST_RANDOM_RUN_NUMBER, SCENARIOS
 from allocator_scenarios.compare import run
 from allocator_scenarios.cudakit_subject import in_memory
 from allocator_scenarios.scenario import Scenario
@@ -18,9 +18,9 @@ def test_scenario_passes_on_the_simulated_device(scenario: Scenario) -> None:
 
     results = run(scenario, subject)
 
-    assert [(result.check.label, result.wrong) for result in results if result.wrong] == []
+    assert [(result.check.label, result.failures) for result in results if result.failures] == []
     assert any(result.check.expects_something for result in results)
-    if scenario.number < FIRST_RANDOM:
+    if scenario.number < FIRST_RANDOM_RUN_NUMBER:
         invariants.check(subject.allocator)
     else:  # a changed max_split_size makes the count of oversize blocks negative, as in PyTorch
         invariants.check_layout(subject.snapshot()["segments"])

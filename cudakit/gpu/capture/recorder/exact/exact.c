@@ -8,6 +8,7 @@
 #include "decode/emit_accesses.h"
 #include "exact/arena_pool.h"
 #include "exact/patching.h"
+#include "model/collectives.h"
 #include "model/graphs.h"
 #include "model/ids.h"
 #include "recorder.h"
@@ -257,7 +258,10 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
     if (!arena || !graph->kernels)
         return 0;
     const bool is_expected = graph->kernels_left > 0;
-    const unreported_accesses unreported = patching_unreported(launch->module, launch->functionName);
+    /* NCCL's kernels are not patched: the accesses of a collective follow its record in the graph. */
+    const bool is_nccl = is_nccl_kernel(launch->functionName);
+    const unreported_accesses unreported =
+        is_nccl ? (unreported_accesses){0} : patching_unreported(launch->module, launch->functionName);
     const char *reason = unreported.reason;
     graph->kernels_left -= is_expected;
     memset(graph->launch_record.kind_fields, 0, sizeof graph->launch_record.kind_fields);
@@ -268,8 +272,9 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
         reason = MACHINE_CODE_TENSOR_STORES;
     if (reason)
         record_gap_detail("graph kernel inferred from arguments: ", reason);
-    const bool has_index = !graph->reservation_failed &&
-                           assign_node(arena, graph, launch->gridId, is_expected ? node : 0, reason != NULL);
+    const bool has_index =
+        !graph->reservation_failed &&
+        assign_node(arena, graph, launch->gridId, is_expected && !is_nccl ? node : 0, reason != NULL);
     if (is_expected && !has_index)
         emit_unknown_node(graph, node);
     return graph->reservation_failed ? 0 : graph_user_data(arena, graph);

@@ -196,3 +196,17 @@ int machine_code_find_unreported(const void *cubin, size_t bytes,
     free(functions);
     return is_parsed ? count : -1;
 }
+
+bool machine_code_has_function(const void *cubin, size_t bytes, bool (*matches)(const char *name))
+{
+    elf_image elf = {.bytes = cubin, .size = bytes};
+    bool is_found = false;
+    if (!parse_elf_header(&elf))
+        return false;
+    for (size_t i = 0; i < elf.section_count && !is_found; i++) {
+        const Elf64_Shdr header = section_header(&elf, i);
+        const char *name = string_at(&elf, elf.name_section, header.sh_name);
+        is_found = has_prefix(name, TEXT_PREFIX) && matches(name + strlen(TEXT_PREFIX));
+    }
+    return is_found;
+}

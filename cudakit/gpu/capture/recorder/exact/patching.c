@@ -6,6 +6,7 @@
 
 #include "containers.h"
 #include "hooks/driver_api.h"
+#include "model/collectives.h"
 #include "recorder.h"
 
 #define MAX_PATCHES 16
@@ -170,7 +171,9 @@ void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
         this_thread.in_recorder_call; /* a query of the recorder may make the driver load a module lazily */
     this_thread.in_recorder_call = this_thread.is_patching = true;
     pthread_mutex_lock(&patching_lock);
-    bool is_patched = load_patch(data->context) && patch_module(data->module);
+    bool is_patched = load_patch(data->context) &&
+                      !machine_code_has_function(data->pCubin, data->cubinSize, is_nccl_kernel) &&
+                      patch_module(data->module);
     uint32_t module_id = ++last_module;
     pthread_mutex_unlock(&patching_lock);
     this_thread.in_recorder_call = was_in_recorder_call;

@@ -65,4 +65,7 @@ int machine_code_find_unreported(const void *cubin, size_t bytes,
                                  void (*report)(void *context, const char *function, const char *kind),
                                  void *context);
 
+/* Return whether a cubin has a function with a name for which ``matches`` returns true. */
+bool machine_code_has_function(const void *cubin, size_t bytes, bool (*matches)(const char *name));
+
 #endif

@@ -6,6 +6,7 @@
 #include "exact/exact.h"
 #include "exact/patching.h"
 #include "model/allocations.h"
+#include "model/collectives.h"
 #include "model/graphs.h"
 #include "model/ids.h"
 #include "model/kernels.h"
@@ -41,8 +42,14 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
-    this_thread.user_data = exact_assign(&rec, launch);
-    rec.launch.pending = this_thread.user_data != 0;
+    if (!is_nccl_kernel(launch->functionName)) {
+        this_thread.user_data = exact_assign(&rec, launch);
+        rec.launch.pending = this_thread.user_data != 0;
+    } else {
+        this_thread.user_data = 0;
+        rec.launch.pending = collectives_launched(&rec);
+        count = rec.launch.pending ? 0 : count; /* the arguments are pointers to NCCL's own memory */
+    }
     launch_records[0] = rec;
     spool_records(launch_records, 1 + count);
     if (count == MAX_ACCESSES)
@@ -172,6 +179,8 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
         on_event_lifetime(cbid, data->event);
         return;
     }
+    if (cbid == EVENTS_RECORD)
+        collectives_event_recorded();
     bool is_stream_event = cbid <= EVENTS_SYNCHRONIZE;
     record rec = record_begin_and_lock(is_stream_event ? KIND_OF[cbid] : KIND_GAP, data->context,
                                        cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);

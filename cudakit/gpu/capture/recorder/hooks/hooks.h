@@ -26,6 +26,11 @@ void nvtx_enable(bool enable);
  * user has chosen and that is loaded instead. Call it before the program uses NVTX. */
 const char *nvtx_inject(void);
 
+/* Make NCCL load this library as its profiler plugin in the process and its children, and record collectives until
+ * nccl_detach(). Call it before the program uses NCCL. */
+void nccl_attach(void);
+void nccl_detach(void);
+
 /* Handle a callback of the Sanitizer API. */
 void on_callback(void *unused, int domain, uint32_t cbid, const void *data);
 

@@ -9,6 +9,7 @@
 
 #include "exact/exact.h"
 #include "exact/patching.h"
+#include "model/collectives.h"
 #include "model/graphs.h"
 #include "model/ids.h"
 #include "model/kernels.h"
@@ -159,12 +160,13 @@ static void after_fork_in_parent(void)
 
 static void after_fork_in_child(void)
 {
-    recorder_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    recorder_lock = (pthread_mutex_t)PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
     memset(&this_thread, 0, sizeof this_thread);
     spool_forked();
     call_sites_clear();
     ranges_clear();
     graphs_clear();
+    collectives_clear();
     kernels_clear();
     ids_clear();
     exact_clear();
@@ -208,6 +210,8 @@ bool subscription_begin(const char *library, bool memory_only, char *error, size
         return false;
     }
     tracing_begin();
+    if (!memory_only)
+        nccl_attach();
     return true;
 }
 
@@ -217,6 +221,7 @@ void subscription_end(void)
     if (!is_subscribed && !is_tracing)
         return;
     nvtx_enable(false);
+    nccl_detach();
     is_tracing = false;
     if (is_subscribed) {
         exact_finish();

@@ -7,6 +7,7 @@
 #include "exact/patching.h"
 #include "hooks/driver_api.h"
 #include "model/allocations.h"
+#include "model/collectives.h"
 #include "model/ids.h"
 #include "model/kernels.h"
 #include "recorder.h"
@@ -197,6 +198,12 @@ static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node,
     rec.node.name = node->name ? spool_text(node->name) : 0;
     node_writer writer = {rec, buffer + 1, 0};
     buffer[0] = rec;
+    if (node->type == NODE_KERNEL && is_nccl_kernel(node->name)) {
+        record_append(&rec);
+        if (!collectives_write_node(node->handle, &rec))
+            record_gap("captured collective whose buffers are unknown");
+        return;
+    }
     write_accesses(&writer, node);
     spool_records(buffer, 1 + writer.count);
 }
@@ -366,6 +373,7 @@ void graphs_node_captured(CUstream stream)
     const uint32_t program_call = call_site_program_call(&stack);
     if (program_call)
         hash_table_put(&node_program_calls, key, program_call);
+    collectives_node_captured(last_nodes[0]);
     pthread_mutex_unlock(&recorder_lock);
 }
 

@@ -11,11 +11,12 @@
 #include "recorder.h"
 #include "write/spool.h"
 
-/* A buffer holds about 5,000 kernels. CUPTI holds a few buffers at a time; if it holds MAX_BUFFERS, it drops
- * records. */
-#define BUFFER_BYTES ((size_t)1 << 20)
-#define MAX_BUFFERS 128
-#define MAX_IDLE_BUFFERS 8
+/* A buffer holds about 1,200 kernels. CUPTI returns a buffer when it is full, or at a flush if all work in it has
+ * ended: a program that is killed while work is queued loses one buffer for each thread at most. CUPTI holds a few
+ * buffers at a time; if it holds MAX_BUFFERS, it drops records. */
+#define BUFFER_BYTES ((size_t)256 << 10)
+#define MAX_BUFFERS 512
+#define MAX_IDLE_BUFFERS 32
 #define RECORDS_PER_LOCK 256 /* number of records that are written while the lock is held once */
 #define MAX_DEVICES 64
 #define DEVICE_NAME_BYTES 256
@@ -23,8 +24,13 @@
 /* CUdevice_attribute */
 enum { MULTIPROCESSOR_COUNT = 16 };
 
+/* ACTIVITY_KIND_SYNCHRONIZATION is not among them: API_CALL has the waits of the host, and CUPTI would also record each
+ * wait of a stream for an event. cuDNN makes hundreds of them in a step of an LSTM. */
 static const int KINDS[] = {
-    ACTIVITY_CONCURRENT_KERNEL, ACTIVITY_MEMCPY, ACTIVITY_MEMCPY2, ACTIVITY_MEMSET, ACTIVITY_SYNCHRONIZATION,
+    ACTIVITY_CONCURRENT_KERNEL,
+    ACTIVITY_MEMCPY,
+    ACTIVITY_MEMCPY2,
+    ACTIVITY_MEMSET,
 };
 
 /* Serializes the translation of records, so that the recorder lock is held for their copying only. The lock order is
@@ -42,7 +48,7 @@ static uint64_t described_devices; /* bit i: the name of device i is in the trac
 
 /* --- buffers ------------------------------------------------------------------------------------ */
 
-/* Give CUPTI an empty buffer. Without one, CUPTI drops records and counts them. */
+/* Give CUPTI a buffer of zeros. Without one, CUPTI drops records and counts them. */
 static void on_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records)
 {
     uint8_t *memory = NULL;
@@ -50,7 +56,7 @@ static void on_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_reco
     pthread_mutex_lock(&pool_lock);
     if (idle_count)
         memory = idle_buffers[--idle_count];
-    else if (buffer_count < MAX_BUFFERS && (memory = aligned_alloc(8, BUFFER_BYTES)))
+    else if (buffer_count < MAX_BUFFERS && (memory = calloc(1, BUFFER_BYTES)))
         buffer_count++;
     pthread_mutex_unlock(&pool_lock);
     *buffer = memory;
@@ -59,6 +65,7 @@ static void on_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_reco
 
 static void return_buffer(uint8_t *buffer)
 {
+    memset(buffer, 0, BUFFER_BYTES);
     pthread_mutex_lock(&pool_lock);
     if (idle_count < MAX_IDLE_BUFFERS) {
         idle_buffers[idle_count++] = buffer;
@@ -173,22 +180,6 @@ static void translate_fill(const CUpti_ActivityMemset *fill, record *rec)
     rec->fill_run.graph_node = fill->graphNodeId;
 }
 
-static void translate_synchronization(const CUpti_ActivitySynchronization *synchronization, record *rec)
-{
-    rec->kind = KIND_SYNCHRONIZATION;
-    rec->context = synchronization->contextId;
-    rec->stream = synchronization->streamId == SYNCHRONIZATION_NO_VALUE ? 0 : synchronization->streamId;
-    rec->synchronization.start_ns = (int64_t)synchronization->start;
-    rec->synchronization.end_ns = (int64_t)synchronization->end;
-    rec->synchronization.synchronization =
-        synchronization->type >= 0 && synchronization->type <= SYNCHRONIZATION_CONTEXT
-            ? (uint8_t)synchronization->type
-            : 0;
-    rec->synchronization.correlation = synchronization->correlationId;
-    rec->synchronization.event =
-        synchronization->cudaEventId == SYNCHRONIZATION_NO_VALUE ? 0 : synchronization->cudaEventId;
-}
-
 /* Return the number of bytes that are read of a record, or 0 for a kind that is not recorded. */
 static size_t bytes_of_kind(int kind)
 {
@@ -197,7 +188,6 @@ static size_t bytes_of_kind(int kind)
     case ACTIVITY_MEMCPY: return sizeof(CUpti_ActivityMemcpy);
     case ACTIVITY_MEMCPY2: return sizeof(CUpti_ActivityMemcpyPtoP);
     case ACTIVITY_MEMSET: return sizeof(CUpti_ActivityMemset);
-    case ACTIVITY_SYNCHRONIZATION: return sizeof(CUpti_ActivitySynchronization);
     default: return 0;
     }
 }
@@ -211,8 +201,7 @@ static bool translate(const CUpti_Activity *activity, record *rec)
     case ACTIVITY_CONCURRENT_KERNEL: translate_kernel((const void *)activity, rec); break;
     case ACTIVITY_MEMCPY: translate_copy((const void *)activity, rec); break;
     case ACTIVITY_MEMCPY2: translate_peer_copy((const void *)activity, rec); break;
-    case ACTIVITY_MEMSET: translate_fill((const void *)activity, rec); break;
-    default: translate_synchronization((const void *)activity, rec); break;
+    default: translate_fill((const void *)activity, rec); break;
     }
     if (activity->kind == ACTIVITY_CONCURRENT_KERNEL) {
         start = (uint64_t)rec->kernel_run.start_ns;
@@ -301,11 +290,8 @@ static void append_records(record *records, size_t count, uint64_t *devices)
     for (record *rec = records; rec < records + count; rec++) {
         rec->seq = common.seq;
         rec->time_ns = common.time_ns;
-        if (rec->kind == KIND_SYNCHRONIZATION)
-            rec->device = (int16_t)context_number_device(rec->context);
-        else
-            set_context_device(rec->context, rec->device);
-        if (rec->kind != KIND_SYNCHRONIZATION && rec->device >= 0 && rec->device < MAX_DEVICES)
+        set_context_device(rec->context, rec->device);
+        if (rec->device >= 0 && rec->device < MAX_DEVICES)
             *devices |= 1ull << rec->device;
     }
     if (count)
@@ -376,6 +362,10 @@ static uint64_t read_clock(void)
 
 int activity_prepare(void)
 {
+    /* CUPTI need not clear the buffers, which it does on the threads of the program. A failure has no effect. */
+    uint8_t buffers_are_zero = 1;
+    size_t value_bytes = sizeof buffers_are_zero;
+    cupti.set_attribute(ATTRIBUTE_ZEROED_OUT_ACTIVITY_BUFFER, &value_bytes, &buffers_are_zero);
     const int result = cupti.register_timestamp(read_clock);
     return result ? result : cupti.register_buffers(on_buffer_requested, on_buffer_completed);
 }
@@ -394,11 +384,6 @@ void activity_disable(void)
 {
     for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++)
         cupti.activity_disable(KINDS[i]);
-}
-
-void activity_disable_synchronizations(void)
-{
-    cupti.activity_disable(ACTIVITY_SYNCHRONIZATION);
 }
 
 void activity_flush(void)

@@ -1,5 +1,4 @@
-/* The records of CUPTI about kernels, copies, fills and synchronizations, and their translation to records of the
- * trace. */
+/* The records of CUPTI about kernels, copies and fills, and their translation to records of the trace. */
 #ifndef CK_PROFILE_ACTIVITY_H
 #define CK_PROFILE_ACTIVITY_H
 
@@ -15,9 +14,6 @@ int activity_enable(void);
 
 /* Stop recording. Records of work that was enqueued before are still delivered. */
 void activity_disable(void);
-
-/* Stop recording synchronizations only. */
-void activity_disable_synchronizations(void);
 
 /* Write the completed records to the trace. */
 void activity_flush(void);

@@ -45,7 +45,6 @@ enum {
     ACTIVITY_MEMSET = 2,
     ACTIVITY_CONCURRENT_KERNEL = 10,
     ACTIVITY_MEMCPY2 = 22,
-    ACTIVITY_SYNCHRONIZATION = 38,
 };
 
 /* CUpti_ActivityMemcpyKind */
@@ -58,7 +57,7 @@ enum {
 };
 
 #define ACTIVITY_FLUSH_FORCED 1                           /* CUPTI_ACTIVITY_FLAG_FLUSH_FORCED */
-#define SYNCHRONIZATION_NO_VALUE 0xffffffffu              /* CUPTI_SYNCHRONIZATION_INVALID_VALUE */
+#define ATTRIBUTE_ZEROED_OUT_ACTIVITY_BUFFER 5            /* CUpti_ActivityAttribute */
 #define OLD_SUBSCRIBER_NAME_BYTES 64                      /* CUPTI_OLD_SUBSCRIBER_NAME_MIN_LEN */
 #define RECORD_STRUCT __attribute__((packed, aligned(8))) /* PACKED_ALIGNMENT */
 
@@ -150,13 +149,6 @@ typedef struct RECORD_STRUCT {
     uint64_t graphNodeId;
 } CUpti_ActivityMemset;
 
-/* The first fields of CUpti_ActivitySynchronization and newer. */
-typedef struct RECORD_STRUCT {
-    int kind, type;
-    uint64_t start, end;
-    uint32_t correlationId, contextId, streamId, cudaEventId;
-} CUpti_ActivitySynchronization;
-
 _Static_assert(offsetof(CUpti_ActivityKernel, start) == 16, "offset in CUPTI");
 _Static_assert(offsetof(CUpti_ActivityKernel, correlationId) == 92, "offset in CUPTI");
 _Static_assert(offsetof(CUpti_ActivityKernel, name) == 104, "offset in CUPTI");
@@ -168,7 +160,6 @@ _Static_assert(offsetof(CUpti_ActivityMemcpyPtoP, correlationId) == 60, "offset 
 _Static_assert(offsetof(CUpti_ActivityMemcpyPtoP, graphNodeId) == 72, "offset in CUPTI");
 _Static_assert(offsetof(CUpti_ActivityMemset, correlationId) == 44, "offset in CUPTI");
 _Static_assert(offsetof(CUpti_ActivityMemset, graphNodeId) == 64, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivitySynchronization, cudaEventId) == 36, "offset in CUPTI");
 
 typedef void (*CUpti_CallbackFunc)(void *userdata, int domain, uint32_t cbid, const void *cbdata);
 typedef void (*CUpti_BufferRequestFunc)(uint8_t **buffer, size_t *size, size_t *maxNumRecords);
@@ -185,6 +176,7 @@ typedef void (*CUpti_BufferCompleteFunc)(CUcontext context, uint32_t streamId, u
     X(callback_name, cuptiGetCallbackName, (int, uint32_t, const char **)) \
     X(activity_enable, cuptiActivityEnable, (int)) \
     X(activity_disable, cuptiActivityDisable, (int)) \
+    X(set_attribute, cuptiActivitySetAttribute, (int, size_t *, void *)) \
     X(register_buffers, cuptiActivityRegisterCallbacks, (CUpti_BufferRequestFunc, CUpti_BufferCompleteFunc)) \
     X(register_timestamp, cuptiActivityRegisterTimestampCallback, (uint64_t (*)(void))) \
     X(next_record, cuptiActivityGetNextRecord, (uint8_t *, size_t, CUpti_Activity **)) \

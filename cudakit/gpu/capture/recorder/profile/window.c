@@ -418,7 +418,6 @@ void profile_end(void)
     stop_timer();
     if (!subscriber)
         return;
-    activity_disable_synchronizations(); /* that of the next line is not the program's */
     synchronize_context();
     end_now(true);
 }

@@ -36,10 +36,11 @@ enum {
     KIND_KERNEL_RUN = 31,
     KIND_COPY_RUN = 32,
     KIND_FILL_RUN = 33,
-    KIND_SYNCHRONIZATION = 34,
     KIND_GRAPH_NODE_SITE = 35,
     KIND_PROFILE_WINDOW = 36,
     KIND_DEVICE_INFO = 37,
+    KIND_COMMUNICATOR = 38,
+    KIND_COLLECTIVE = 39,
 };
 
 enum {
@@ -74,8 +75,18 @@ enum {
 };
 enum { FLAG_WAIT = 1, FLAG_WRITE = 2 };
 enum { PHASE_BEGIN = 1, PHASE_END = 2 };
-enum { MEMORY_KIND_MANAGED_STATIC = 7 }; /* largest kind of memory at one end of a copy */
-enum { SYNCHRONIZATION_CONTEXT = 4 };    /* largest type of synchronization */
+enum {
+    COLLECTIVE_UNKNOWN,
+    COLLECTIVE_ALL_REDUCE,
+    COLLECTIVE_ALL_GATHER,
+    COLLECTIVE_REDUCE_SCATTER,
+    COLLECTIVE_BROADCAST,
+    COLLECTIVE_REDUCE,
+    COLLECTIVE_SEND,
+    COLLECTIVE_RECEIVE
+};
+enum { DATATYPE_UNKNOWN = 0, DATATYPE_FLOAT8_E5M2 = 12 }; /* a datatype is the number in ncclDataType_t plus 1 */
+enum { MEMORY_KIND_MANAGED_STATIC = 7 };                  /* largest kind of memory at one end of a copy */
 
 typedef struct {
     uint64_t seq;
@@ -193,11 +204,6 @@ typedef struct {
             uint64_t graph_node;
         } fill_run;
         struct {
-            int64_t start_ns, end_ns;
-            uint8_t synchronization;
-            uint32_t correlation, event;
-        } synchronization;
-        struct {
             uint64_t graph_node;
         } graph_node_site;
         struct {
@@ -208,6 +214,21 @@ typedef struct {
             uint32_t name, multiprocessors; /* name: text id */
             uint64_t memory_bytes;
         } device_info;
+        struct {
+            uint64_t hash;             /* the same in all ranks; 0: unknown */
+            uint32_t communicator;     /* number of the communicator in this process */
+            uint32_t name;             /* text id */
+            int32_t rank, rank_count;  /* rank_count 0: unknown */
+            uint32_t profiler_version; /* version of NCCL's profiler interface */
+        } communicator;
+        struct {
+            uint64_t send, receive, element_count;
+            uint32_t communicator, sequence, group;
+            int32_t root;
+            uint32_t graph, node;
+            uint8_t function, datatype;
+            uint32_t name; /* text id of the kernel's name */
+        } collective;
         uint8_t kind_fields[56]; /* the fields of any kind, to clear them */
     };
 } record;

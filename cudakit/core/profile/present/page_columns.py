@@ -1,0 +1,58 @@
+"""The columns of the interactive page: joined and sorted, and small enough to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from cudakit.core.profile.timeline import Column
+
+# Number of characters to which names from traces are cut.
+_MAX_TEXT_LENGTH = 400
+
+PageTable = dict[str, Column]
+
+
+def cut_text(text: str) -> str:
+    """Return a text of at most 400 characters, so that a damaged trace makes no huge page."""
+    return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}…"
+
+
+def sorted_table(columns: Iterable[str], tables: Sequence[PageTable]) -> tuple[Column, PageTable]:
+    """Join tables and sort the rows by start. Return the order of the rows, and the table."""
+    empty = np.empty(0, np.int64)
+    joined = {
+        name: np.concatenate([empty, *(table[name] for table in tables)]).astype(np.int64)
+        for name in columns
+    }
+    order = np.argsort(joined["start"], kind="stable")
+    return order, {name: column[order] for name, column in joined.items()}
+
+
+def sorted_by_track(work: PageTable) -> PageTable:
+    """Sort work by track, and replace starts and calls by differences, which makes the page smaller.
+
+    Work of a track does not overlap, and mostly runs in the order of its calls, so that the gaps between work
+    and the differences between the numbers of calls are small.
+    """
+    order = np.argsort(work["track"], kind="stable")
+    work = {name: column[order] for name, column in work.items()}
+    previous_end = np.roll(work["start"] + work["duration"], 1)
+    begins_track = np.diff(work["track"], prepend=-1) != 0
+    gap = work.pop("start") - np.where(begins_track, 0, previous_end)
+    return work | {"gap": gap, "call": np.diff(work["call"], prepend=0)}
+
+
+def places_in(order: Column, numbers: Column) -> Column:
+    """Return the place in an order of each number; -1 for -1."""
+    places = np.empty(len(order) + 1, np.int64)
+    places[order] = np.arange(len(order))
+    places[-1] = -1
+    return places[numbers]
+
+
+def as_small_as_possible(column: Column) -> Column:
+    """Return a column as bytes if all of its values fit."""
+    is_small = not len(column) or (column.min() >= 0 and column.max() < 256)
+    return column.astype(np.uint8) if is_small else column

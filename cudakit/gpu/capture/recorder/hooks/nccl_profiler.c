@@ -1,0 +1,418 @@
+/* The recorder as a profiler plugin of NCCL, by which NCCL reports the buffers of collectives.
+ *
+ * NCCL loads the library that NCCL_PROFILER_PLUGIN names when the first communicator is created. This is the file of the
+ * recorder, which the process has already loaded, so both have the same state. The functions below return 0 in every
+ * case, so that NCCL never changes its behavior. A handle that NCCL gets is not a pointer but an id with a tag, so that
+ * a handle of an object that no longer exists does no harm.
+ *
+ * A call of NCCL, such as ncclAllReduce, makes these events (version 5 and newer; older versions make only the last
+ * three): CollApi or P2pApi when it is called; KernelLaunch around the launch of its kernel; Group around Coll or P2p
+ * for each operation of the kernel. Group follows the launch on the same thread, or comes from a host function of the
+ * stream.
+ */
+#define _GNU_SOURCE
+#include "hooks/nccl_profiler.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "hooks/hooks.h"
+#include "model/collectives.h"
+#include "recorder.h"
+
+#define PLUGIN_VARIABLE "NCCL_PROFILER_PLUGIN"
+#define DEFAULT_PLUGIN "libnccl-profiler.so" /* the library that NCCL loads if the variable is not set */
+#define MAX_PLUGIN_PATH 254                  /* NCCL truncates longer names */
+#define EXPORTED __attribute__((visibility("default")))
+
+static bool enabled; /* whether collectives are recorded; read without the lock */
+
+/* --- handles ------------------------------------------------------------------------------------- */
+
+enum tag { TAG_CALL = 1, TAG_LAUNCH, TAG_REPORT, TAG_GROUP_CALL };
+#define TAG_BITS 3
+
+static void *handle_of(uint64_t id, enum tag tag)
+{
+    return id ? (void *)(uintptr_t)(id << TAG_BITS | tag) : NULL;
+}
+
+/* Return the id of a handle, or 0 if the handle has another tag. */
+static uint64_t id_of(const void *handle, enum tag tag)
+{
+    uint64_t number = (uintptr_t)handle;
+    return (number & ((1u << TAG_BITS) - 1)) == tag ? number >> TAG_BITS : 0;
+}
+
+/* Context of a communicator that is not recorded. It is not NULL, because NCCL then treats the plugin as missing. */
+#define NOT_RECORDED ((void *)(uintptr_t)UINT32_MAX)
+
+/* The context of a communicator is its number. */
+static uint32_t communicator_of(const void *context)
+{
+    return (uint32_t)(uintptr_t)context;
+}
+
+static bool is_recording(void)
+{
+    return __atomic_load_n(&enabled, __ATOMIC_ACQUIRE);
+}
+
+/* --- functions and datatypes ---------------------------------------------------------------------- */
+
+static uint8_t function_by_name(const char *name)
+{
+    static const char *const NAMES[] = {
+        [COLLECTIVE_ALL_REDUCE] = "AllReduce",
+        [COLLECTIVE_ALL_GATHER] = "AllGather",
+        [COLLECTIVE_REDUCE_SCATTER] = "ReduceScatter",
+        [COLLECTIVE_BROADCAST] = "Broadcast",
+        [COLLECTIVE_REDUCE] = "Reduce",
+        [COLLECTIVE_SEND] = "Send",
+        [COLLECTIVE_RECEIVE] = "Recv",
+    };
+    for (uint8_t i = 1; name && i < sizeof NAMES / sizeof *NAMES; i++)
+        if (!strcmp(name, NAMES[i]))
+            return i;
+    return COLLECTIVE_UNKNOWN;
+}
+
+/* Functions by their number in version 1, the numbers of ncclFunc_t in NCCL 2.23. */
+static uint8_t function_by_number(uint8_t number)
+{
+    static const uint8_t FUNCTIONS[] = {COLLECTIVE_BROADCAST,      COLLECTIVE_REDUCE,     COLLECTIVE_ALL_GATHER,
+                                        COLLECTIVE_REDUCE_SCATTER, COLLECTIVE_ALL_REDUCE, COLLECTIVE_UNKNOWN,
+                                        COLLECTIVE_SEND,           COLLECTIVE_RECEIVE};
+    return number < sizeof FUNCTIONS ? FUNCTIONS[number] : COLLECTIVE_UNKNOWN;
+}
+
+static uint8_t datatype_by_number(unsigned number)
+{
+    return number < DATATYPE_FLOAT8_E5M2 ? (uint8_t)(number + 1) : DATATYPE_UNKNOWN;
+}
+
+static uint8_t datatype_by_name(const char *name)
+{
+    static const char *const NAMES[] = {"ncclInt8",    "ncclUint8",    "ncclInt32",      "ncclUint32",
+                                        "ncclInt64",   "ncclUint64",   "ncclFloat16",    "ncclFloat32",
+                                        "ncclFloat64", "ncclBfloat16", "ncclFloat8e4m3", "ncclFloat8e5m2"};
+    for (unsigned i = 0; name && i < sizeof NAMES / sizeof *NAMES; i++)
+        if (!strcmp(name, NAMES[i]))
+            return datatype_by_number(i);
+    return DATATYPE_UNKNOWN;
+}
+
+/* Return a point-to-point operation with its only buffer. */
+static collective transfer(uint8_t function, uint8_t datatype, const void *buffer, size_t count, int peer)
+{
+    const uint64_t address = (uintptr_t)buffer;
+    const bool is_send = function == COLLECTIVE_SEND;
+    return (collective){.function = function,
+                        .datatype = datatype,
+                        .send = is_send ? address : 0,
+                        .receive = is_send ? 0 : address,
+                        .count = count,
+                        .root = peer};
+}
+
+/* --- events -------------------------------------------------------------------------------------- */
+
+/* The plan whose buffers this thread reports. NCCL reports all buffers of a plan between the begin and the end of its
+ * Group event, on one thread. */
+static __thread uint64_t reported_plan;
+
+static void begin_report(const void *context, void **handle)
+{
+    reported_plan = collective_report_begin(communicator_of(context));
+    *handle = handle_of(reported_plan, TAG_REPORT);
+}
+
+static int start_event_v1(void *context, void **handle, const void *descriptor)
+{
+    const nccl_event_v1 *event = descriptor;
+    *handle = NULL;
+    if (!is_recording() || !communicator_of(context))
+        return 0;
+    if (event->type == NCCL_GROUP) {
+        begin_report(context, handle);
+    } else if (event->type == NCCL_COLL) {
+        const collective operation = {function_by_number(event->coll.function),
+                                      datatype_by_number(event->coll.datatype),
+                                      (uintptr_t)event->coll.send,
+                                      (uintptr_t)event->coll.receive,
+                                      event->coll.count,
+                                      event->coll.root};
+        communicator_identify(communicator_of(context), event->coll.communicator_hash, event->rank);
+        collective_add(reported_plan, 0, &operation);
+    } else if (event->type == NCCL_P2P) {
+        const collective operation =
+            transfer(function_by_number(event->p2p.function), datatype_by_number(event->p2p.datatype),
+                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
+        communicator_identify(communicator_of(context), event->p2p.communicator_hash, event->rank);
+        collective_add(reported_plan, 0, &operation);
+    }
+    return 0;
+}
+
+static int start_event_v2(void *context, void **handle, const void *descriptor)
+{
+    const nccl_event_v2 *event = descriptor;
+    *handle = NULL;
+    if (!is_recording() || !communicator_of(context))
+        return 0;
+    if (event->type == NCCL_GROUP) {
+        begin_report(context, handle);
+    } else if (event->type == NCCL_COLL) {
+        const collective operation = {function_by_name(event->coll.function),
+                                      datatype_by_name(event->coll.datatype),
+                                      (uintptr_t)event->coll.send,
+                                      (uintptr_t)event->coll.receive,
+                                      event->coll.count,
+                                      event->coll.root};
+        communicator_identify(communicator_of(context), event->coll.communicator_hash, event->rank);
+        collective_add(reported_plan, 0, &operation);
+    } else if (event->type == NCCL_P2P) {
+        const collective operation =
+            transfer(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
+                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
+        communicator_identify(communicator_of(context), event->p2p.communicator_hash, event->rank);
+        collective_add(reported_plan, 0, &operation);
+    }
+    return 0;
+}
+
+static int start_event_v4(void *context, void **handle, const void *descriptor)
+{
+    const nccl_event_v4 *event = descriptor;
+    *handle = NULL;
+    if (!is_recording() || !communicator_of(context))
+        return 0;
+    if (event->type == NCCL_GROUP) {
+        begin_report(context, handle);
+    } else if (event->type == NCCL_COLL) {
+        const collective operation = {function_by_name(event->coll.function),
+                                      datatype_by_name(event->coll.datatype),
+                                      (uintptr_t)event->coll.send,
+                                      (uintptr_t)event->coll.receive,
+                                      event->coll.count,
+                                      event->coll.root};
+        collective_add(reported_plan, 0, &operation);
+    } else if (event->type == NCCL_P2P) {
+        const collective operation =
+            transfer(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
+                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
+        collective_add(reported_plan, 0, &operation);
+    }
+    return 0;
+}
+
+/* Record the call of a collective or of a point-to-point operation. */
+static void *call_handle(const void *context, const nccl_event_v5 *event)
+{
+    const bool is_collective = event->type == NCCL_COLL_API;
+    const collective operation = {
+        .function = function_by_name(is_collective ? event->coll_api.function : event->p2p_api.function),
+        .datatype = datatype_by_name(is_collective ? event->coll_api.datatype : event->p2p_api.datatype),
+        .count = is_collective ? event->coll_api.count : event->p2p_api.count,
+        .root = is_collective ? event->coll_api.root : -1};
+    const bool is_captured = is_collective ? event->coll_api.is_captured : event->p2p_api.is_captured;
+    return handle_of(
+        collective_called(communicator_of(context), (uintptr_t)event->parent, &operation, is_captured), TAG_CALL);
+}
+
+static int start_event_v5(void *context, void **handle, const void *descriptor)
+{
+    static uint64_t group_calls; /* number of groups of calls, the id of the last one */
+    const nccl_event_v5 *event = descriptor;
+    *handle = NULL;
+    if (!is_recording() || !communicator_of(context))
+        return 0;
+    switch (event->type) {
+    case NCCL_GROUP_API:
+        *handle = handle_of(__atomic_add_fetch(&group_calls, 1, __ATOMIC_RELAXED), TAG_GROUP_CALL);
+        break;
+    case NCCL_COLL_API:
+    case NCCL_P2P_API: *handle = call_handle(context, event); break;
+    case NCCL_KERNEL_LAUNCH:
+        *handle = handle_of(collective_launch_begin(communicator_of(context)), TAG_LAUNCH);
+        break;
+    case NCCL_GROUP: begin_report(context, handle); break;
+    case NCCL_COLL: {
+        const collective operation = {function_by_name(event->coll.function),
+                                      datatype_by_name(event->coll.datatype),
+                                      (uintptr_t)event->coll.send,
+                                      (uintptr_t)event->coll.receive,
+                                      event->coll.count,
+                                      event->coll.root};
+        collective_add(reported_plan, id_of(event->parent, TAG_CALL), &operation);
+        break;
+    }
+    case NCCL_P2P: {
+        const collective operation =
+            transfer(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
+                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
+        collective_add(reported_plan, id_of(event->parent, TAG_CALL), &operation);
+        break;
+    }
+    case NCCL_COPY_ENGINE_COLL: collective_unknown("NCCL performs it by copies"); break;
+    }
+    return 0;
+}
+
+static int stop_event(void *handle)
+{
+    const uint64_t launch = id_of(handle, TAG_LAUNCH), report = id_of(handle, TAG_REPORT);
+    if (launch)
+        collective_launch_end(launch);
+    if (report) {
+        reported_plan = 0;
+        collective_report_end(report);
+    }
+    return 0;
+}
+
+static int record_event_state(void *handle, int state, const void *arguments)
+{
+    (void)handle, (void)state, (void)arguments;
+    return 0;
+}
+
+/* --- communicators ------------------------------------------------------------------------------- */
+
+static void *open_communicator(const communicator_info *info, int *activation_mask, int mask)
+{
+    uint32_t number = is_recording() ? communicator_open(info) : 0;
+    *activation_mask = number ? mask : 0;
+    return number ? (void *)(uintptr_t)number : NOT_RECORDED;
+}
+
+#define OLD_EVENTS (NCCL_GROUP | NCCL_COLL | NCCL_P2P)
+#define ALL_EVENTS \
+    (OLD_EVENTS | NCCL_GROUP_API | NCCL_COLL_API | NCCL_P2P_API | NCCL_KERNEL_LAUNCH | NCCL_COPY_ENGINE_COLL)
+
+static int init_old(void **context, int *activation_mask, int version)
+{
+    const communicator_info info = {.rank = -1, .version = version};
+    *context = open_communicator(&info, activation_mask, OLD_EVENTS);
+    return 0;
+}
+
+static int init_v1(void **context, int *activation_mask)
+{
+    return init_old(context, activation_mask, 1);
+}
+
+static int init_v2(void **context, int *activation_mask)
+{
+    return init_old(context, activation_mask, 2);
+}
+
+static int init_v3(void **context, int *activation_mask)
+{
+    return init_old(context, activation_mask, 3);
+}
+
+static int init_v4(void **context, int *activation_mask, const char *name, uint64_t hash, int node_count,
+                   int rank_count, int rank, nccl_logger logger)
+{
+    const communicator_info info = {hash, name, rank, rank_count, 4};
+    (void)node_count, (void)logger;
+    *context = open_communicator(&info, activation_mask, OLD_EVENTS);
+    return 0;
+}
+
+static int init_new(void **context, int *activation_mask, const communicator_info *info)
+{
+    *context = open_communicator(info, activation_mask, ALL_EVENTS);
+    return 0;
+}
+
+static int init_v5(void **context, uint64_t hash, int *activation_mask, const char *name, int node_count,
+                   int rank_count, int rank, nccl_logger logger)
+{
+    const communicator_info info = {hash, name, rank, rank_count, 5};
+    (void)node_count, (void)logger;
+    return init_new(context, activation_mask, &info);
+}
+
+static int init_v6(void **context, uint64_t hash, int *activation_mask, const char *name, int node_count,
+                   int rank_count, int rank, nccl_logger logger)
+{
+    const communicator_info info = {hash, name, rank, rank_count, 6};
+    (void)node_count, (void)logger;
+    return init_new(context, activation_mask, &info);
+}
+
+static int finalize(void *context)
+{
+    if (is_recording() && communicator_of(context))
+        communicator_close(communicator_of(context));
+    return 0;
+}
+
+#define NAME "cudakit"
+EXPORTED const nccl_profiler_v1 ncclProfiler_v1 = {
+    NAME, init_v1, start_event_v1, stop_event, record_event_state, finalize};
+EXPORTED const nccl_profiler_v1 ncclProfiler_v2 = {
+    NAME, init_v2, start_event_v2, stop_event, record_event_state, finalize};
+EXPORTED const nccl_profiler_v1 ncclProfiler_v3 = {
+    NAME, init_v3, start_event_v2, stop_event, record_event_state, finalize};
+EXPORTED const nccl_profiler_v4 ncclProfiler_v4 = {
+    NAME, init_v4, start_event_v4, stop_event, record_event_state, finalize};
+EXPORTED const nccl_profiler_v5 ncclProfiler_v5 = {
+    NAME, init_v5, start_event_v5, stop_event, record_event_state, finalize};
+EXPORTED const nccl_profiler_v5 ncclProfiler_v6 = {
+    NAME, init_v6, start_event_v5, stop_event, record_event_state, finalize};
+
+/* --- attaching ----------------------------------------------------------------------------------- */
+
+/* Return whether a directory of LD_LIBRARY_PATH has the plugin that NCCL would load without the variable. */
+static bool has_default_plugin(void)
+{
+    char path[PATH_MAX];
+    const char *rest = getenv("LD_LIBRARY_PATH");
+    while (rest) {
+        const char *colon = strchr(rest, ':');
+        const int length = (int)(colon ? colon - rest : (ptrdiff_t)strlen(rest));
+        snprintf(path, sizeof path, "%.*s/%s", length, rest, DEFAULT_PLUGIN);
+        if (length && !access(path, R_OK))
+            return true;
+        rest = colon ? colon + 1 : NULL;
+    }
+    return false;
+}
+
+/* Make NCCL load this library. Return NULL, or why it does not. */
+static const char *attach(void)
+{
+    char path[PATH_MAX];
+    Dl_info this_library;
+    const char *plugin = getenv(PLUGIN_VARIABLE);
+    if (!dladdr((const void *)attach, &this_library) || !realpath(this_library.dli_fname, path))
+        return "the path of the recorder is unknown";
+    if (plugin && !strcmp(plugin, path))
+        return NULL;
+    if (plugin && *plugin)
+        return PLUGIN_VARIABLE " names another plugin";
+    if (has_default_plugin())
+        return "LD_LIBRARY_PATH has another plugin, " DEFAULT_PLUGIN;
+    if (strlen(path) > MAX_PLUGIN_PATH)
+        return "the path of the recorder is longer than 254 characters";
+    setenv(PLUGIN_VARIABLE, path, 1);
+    return NULL;
+}
+
+void nccl_attach(void)
+{
+    collectives_set_refusal(attach());
+    __atomic_store_n(&enabled, true, __ATOMIC_RELEASE);
+}
+
+void nccl_detach(void)
+{
+    __atomic_store_n(&enabled, false, __ATOMIC_RELEASE);
+}
