@@ -64,7 +64,7 @@ static void on_context_created(const Sanitizer_ResourceContextData *data)
     pthread_mutex_lock(&recorder_lock);
     context_created(data->context, data->device);
     if (legacy_stream)
-        stream_created(legacy_stream, data->context, STREAM_LEGACY, 0, 0);
+        stream_created(legacy_stream, data->context, STREAM_LEGACY, 0, 0, 0);
     pthread_mutex_unlock(&recorder_lock);
 }
 
