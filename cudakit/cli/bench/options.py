@@ -70,8 +70,8 @@ def _parse_range(text: str) -> list[int]:
         raise click.BadParameter(
             f"{text.strip()!r} is not an ascending range; write for example 1MiB..1GiB"
         )
-    doubled = [first << i for i in range(_MAX_SIZES) if first << i <= last or not i]
-    return doubled if dots else doubled[:1]
+    doubled_sizes = [first << i for i in range(_MAX_SIZES) if first << i <= last or not i]
+    return doubled_sizes if dots else doubled_sizes[:1]
 
 
 def sizes_option(meaning: str) -> Decorator:
