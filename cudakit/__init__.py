@@ -24,6 +24,12 @@ if TYPE_CHECKING:
         SharedMemory as SharedMemory,
     )
     from cudakit.api.cuda_core import CachingMemoryResource as CachingMemoryResource
+    from cudakit.api.kernels import (
+        DeviceArray as DeviceArray,
+        Elementwise as Elementwise,
+        elementwise as elementwise,
+        to_device as to_device,
+    )
     from cudakit.api.memory import (
         load_snapshot as load_snapshot,
         memviz as memviz,
@@ -81,6 +87,8 @@ _MODULES = {
     "CachingMemoryResource": "cudakit.api.cuda_core",
     "CudaError": "cudakit.errors",
     "CudakitError": "cudakit.errors",
+    "DeviceArray": "cudakit.api.kernels",
+    "Elementwise": "cudakit.api.kernels",
     "EnvironmentUnusable": "cudakit.errors",
     "ForkedAllocator": "cudakit.api.allocator",
     "GraphMemory": "cudakit.api.allocator",
@@ -108,6 +116,7 @@ _MODULES = {
     "device_count": "cudakit.gpu.cuda.current",
     "device_name": "cudakit.gpu.cuda.current",
     "devices": "cudakit.api",
+    "elementwise": "cudakit.api.kernels",
     "graph": "cudakit.gpu.graphed.callable",
     "is_available": "cudakit.gpu.cuda.current",
     "is_initialized": "cudakit.gpu.cuda.current",
@@ -130,6 +139,7 @@ _MODULES = {
     "stream": "cudakit.gpu.cuda.current",
     "synchronize": "cudakit.gpu.cuda.current",
     "timed": "cudakit.api.profile",
+    "to_device": "cudakit.api.kernels",
     "torch_pool": "cudakit.api.plugs",
 }
 

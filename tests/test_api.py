@@ -21,6 +21,15 @@ def test_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert results.failed == 0
 
 
+def test_examples_of_kernels_run() -> None:
+    results = doctest.testmod(
+        importlib.import_module("cudakit.api.kernels"), extraglobs={"cudakit": cudakit}
+    )
+
+    assert results.attempted >= 4
+    assert results.failed == 0
+
+
 def test_path_object_is_accepted_like_a_string() -> None:
     path = ROOT / "tests" / "data" / "oom.pkl.gz"
 

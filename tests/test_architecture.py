@@ -49,7 +49,7 @@ PACKAGES = {
     "run": {"gpu.capture", "trace", "errors"},
     "run.agent": frozenset(),
     "render": {"document", "serialize", "units", "errors"},
-    "api": {"core", "gpu", "run", "trace", "document", "torch_rules", "errors"},
+    "api": {"core", "kernels", "gpu", "run", "trace", "document", "torch_rules", "errors"},
     "pytest_plugin": {
         "api",
         "core",

@@ -38,18 +38,22 @@ __device__ uint4 philox(u64 position, u64 sequence, u64 key) {
 """
 
 
-def philox(first: int, count: int, sequence: int, key: int) -> npt.NDArray[np.uint32]:
-    """Return ``count`` blocks of a sequence from position ``first``, as rows of four words.
+def philox(
+    first: int, blocks: int | npt.NDArray[Any], sequence: int, key: int
+) -> npt.NDArray[np.uint32]:
+    """Return blocks of a sequence as rows of four words.
 
-    The low 64 bits of the counter are the position, the high 64 bits the sequence.
+    ``blocks`` is the number of adjacent blocks from position ``first``, or an array of distances from it. The
+    low 64 bits of the counter are the position, the high 64 bits the sequence.
     """
-    position = np.uint64(first) + np.arange(count, dtype=np.uint64)
+    distances = np.arange(blocks) if isinstance(blocks, int) else blocks
+    position = np.uint64(first) + distances.astype(np.uint64)
     high = np.uint64(sequence)
     words: list[npt.NDArray[Any]] = [
         position & _LOW,
         position >> _WORD,
-        np.broadcast_to(high & _LOW, count),
-        np.broadcast_to(high >> _WORD, count),
+        np.broadcast_to(high & _LOW, position.shape),
+        np.broadcast_to(high >> _WORD, position.shape),
     ]
     keys = [key & 0xFFFFFFFF, key >> 32]
     for _ in range(_ROUNDS):

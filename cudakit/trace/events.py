@@ -475,6 +475,7 @@ class Collective:
     node: U32 = 0  # number of the graph node; 0 outside of graphs
     function: CollectiveFunction = CollectiveFunction.UNKNOWN
     datatype: NcclDatatype = NcclDatatype.UNKNOWN
+    name: Text = ""  # name of the kernel
 
 
 EventBody: TypeAlias = (

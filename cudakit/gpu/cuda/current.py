@@ -192,7 +192,7 @@ def _use_device(device: int) -> Iterator[int]:
 
 @contextmanager
 def _use_stream(stream: object) -> Iterator[int]:
-    handle = _stream_handle(stream)
+    handle = stream_handle(stream)
     with _use_context_of_stream(handle):
         token = _STREAM.set(handle)
         try:
@@ -226,7 +226,7 @@ def _use_context(context: Any) -> Iterator[None]:
         check(cu.cuCtxPopCurrent())
 
 
-def _stream_handle(stream: object) -> int:
+def stream_handle(stream: object) -> int:
     """Return the driver handle of a stream object of any library, or of an int."""
     if hasattr(stream, "__cuda_stream__"):  # stream protocol of cuda.core: version and handle
         _, stream = stream.__cuda_stream__()

@@ -467,7 +467,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, collective.send) X(record, collective.receive) X(record, collective.element_count) \
     X(record, collective.communicator) X(record, collective.sequence) X(record, collective.group) \
     X(record, collective.root) X(record, collective.graph) X(record, collective.node) \
-    X(record, collective.function) X(record, collective.datatype) \
+    X(record, collective.function) X(record, collective.datatype) X(record, collective.name) \
     X(record, gap.reason) X(record, gap.count)
 /* clang-format on */
 

@@ -205,6 +205,7 @@ static void write_plan(plan *written)
         rec.kind = KIND_COLLECTIVE;
         rec.site = site ? site : written->launch.site;
         rec.collective = operation->collective;
+        rec.collective.name = written->launch.launch.name;
         record_append(&rec);
     }
     if (!written->count)
@@ -460,6 +461,7 @@ bool collectives_write_node(CUgraphNode handle, const record *node_record)
         rec.collective = performed->operations[i].collective;
         rec.collective.graph = node_record->node.graph;
         rec.collective.node = node_record->node.node;
+        rec.collective.name = node_record->node.name;
         record_append(&rec);
     }
     return true;

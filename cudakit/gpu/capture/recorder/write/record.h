@@ -226,6 +226,7 @@ typedef struct {
             int32_t root;
             uint32_t graph, node;
             uint8_t function, datatype;
+            uint32_t name; /* text id of the kernel's name */
         } collective;
         uint8_t kind_fields[56]; /* the fields of any kind, to clear them */
     };

@@ -1,0 +1,149 @@
+"""The steps that calls of all kernels share: arguments by name, the device, the stream and the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cudakit.errors import UsageError
+from cudakit.gpu.api import LEGACY, Argument, Gpu, Stream
+from cudakit.gpu.arrays import DeviceOperand, current_stream, operand_of, shared_device
+from cudakit.gpu.device_array import DeviceArray, order_streams
+from cudakit.kernels.elementwise import Operand
+from cudakit.kernels.launch_plan import LaunchPlan, PlannedKernels
+
+_MAX_INTEGER = 1 << 63
+
+
+class Call:
+    """The operands of one call by name, and the device and stream of its launch."""
+
+    def __init__(self, arguments: Mapping[str, object], stream: object) -> None:
+        self.values: dict[str, Operand] = {}
+        self._arrays: dict[str, DeviceOperand] = {}
+        for name, argument in arguments.items():
+            if isinstance(argument, bool | int | float | complex | np.generic):
+                self.values[name] = _number(name, argument)
+            else:
+                array = self._arrays[name] = operand_of(argument, name)
+                self.values[name] = array.view
+        self.gpu = self._device()
+        self.library = next(iter(self._arrays.values())).library
+        self.stream = stream_of(stream, self.gpu, self.library)
+
+    def launch(
+        self, kernels: PlannedKernels, plan: LaunchPlan, arguments: Sequence[Argument]
+    ) -> None:
+        """Enqueue the launch after the work that computes its arrays on other streams."""
+        for array in self._arrays.values():
+            if array.stream is not None and array.stream != self.stream:
+                order_streams(self.gpu, Stream(array.stream), self.stream)
+        kernels.launch(plan, arguments, self.stream)
+
+    def finish(self, results: Sequence[object]) -> None:
+        """Note the stream of the launch in results that cudakit allocated."""
+        for result in results:
+            if isinstance(result, DeviceArray):
+                result.stream = self.stream
+
+    def _device(self) -> Gpu:
+        """Return the device of all arrays. Raises UsageError for several devices, or without an array."""
+        if not self._arrays:
+            raise UsageError(
+                "all arguments are numbers", hint="pass at least one array, or an array as out="
+            )
+        (first_name, first), *others = self._arrays.items()
+        for name, array in others:
+            if array.device != first.device:
+                raise UsageError(
+                    f"{first_name} is on {_device_name(first.device)}, {name} on "
+                    f"{_device_name(array.device)}",
+                    hint="copy the arrays to one device",
+                )
+        return shared_device(first.device) if isinstance(first.device, int) else first.device
+
+
+def stream_of(stream: object, gpu: Gpu, library: str = "") -> Stream:
+    """Return the stream of an argument; for None, the current stream of the library.
+
+    Raises UsageError for objects that are no streams.
+    """
+    if gpu.simulated:
+        if stream is None:
+            return LEGACY
+        if not isinstance(stream, int):
+            raise UsageError(f"not a stream of the simulated device: {stream!r}")
+        return Stream(stream)
+    if stream is None:
+        return Stream(current_stream(library, int(getattr(gpu, "ordinal", 0))))
+    from cudakit.gpu.cuda.current import stream_handle
+
+    return Stream(stream_handle(stream))
+
+
+def bind_arguments(
+    names: Sequence[str], arguments: Sequence[object], named: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the arguments of a call by name, in the order of the names.
+
+    Raises UsageError that lists the names if arguments are missing or unexpected.
+    """
+    bound = dict(zip(names, arguments, strict=False))
+    repeated = [name for name in named if name in bound]
+    unexpected = [name for name in named if name not in names]
+    if len(arguments) > len(names) or repeated or unexpected:
+        if repeated:
+            problem = f"{repeated[0]} is given twice"
+        elif unexpected:
+            problem = f"there is no argument {unexpected[0]}"
+        else:
+            problem = f"{len(arguments)} arguments are given"
+        raise UsageError(f"{problem}; the arguments are: {', '.join(names) or 'none'}")
+    bound |= named
+    missing = [name for name in names if name not in bound]
+    if missing:
+        raise UsageError(
+            f"missing arguments: {', '.join(missing)}; the arguments are: {', '.join(names)}"
+        )
+    return {name: bound[name] for name in names}
+
+
+def bind_outputs(names: Sequence[str], out: object) -> dict[str, object]:
+    """Return the arrays of ``out`` by name, none if it is None. Raises UsageError for another number."""
+    if out is None:
+        return {}
+    arrays = out if isinstance(out, tuple | list) else (out,)
+    if len(arrays) != len(names):
+        raise UsageError(
+            f"out has {len(arrays)} arrays, the expression has {len(names)} outputs to write: "
+            f"{', '.join(names) or 'none'}"
+        )
+    return dict(zip(names, arrays, strict=True))
+
+
+class KernelsByDevice:
+    """The loaded kernels of one callable for each device that it was called on."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[Gpu, PlannedKernels] = {}
+
+    def of(self, gpu: Gpu) -> PlannedKernels:
+        """Return the kernels of a device."""
+        kernels = self._kernels.get(gpu)
+        if kernels is None:
+            kernels = self._kernels[gpu] = PlannedKernels(gpu)
+        return kernels
+
+
+def _number(name: str, value: bool | int | float | complex | np.generic) -> Operand:
+    """Return a scalar argument. Raises UsageError for an integer of more than 64 bits."""
+    if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
+        raise UsageError(f"{name} is {value}, which does not fit into 64 bits")
+    if isinstance(value, np.generic) and value.dtype.kind not in "biufc":
+        raise UsageError(f"{name} is a {value.dtype}, not a number")
+    return value
+
+
+def _device_name(device: Gpu | int) -> str:
+    return f"cuda:{device}" if isinstance(device, int) else str(getattr(device, "name", device))

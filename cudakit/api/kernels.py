@@ -1,0 +1,169 @@
+"""Kernels that are compiled at run time: element-wise expressions, reductions and CUDA C++."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudakit.api.kernel_calls import (
+    Call,
+    KernelsByDevice,
+    bind_arguments,
+    bind_outputs,
+    stream_of,
+)
+from cudakit.gpu.api.arrays import ArrayView
+from cudakit.gpu.arrays import new_array, operand_of, shared_device
+from cudakit.gpu.device_array import DeviceArray
+from cudakit.gpu.device_array import to_device as copy_to_device
+from cudakit.kernels.elementwise import DEFAULT_THREADS, ElementwiseProgram, Operand
+from cudakit.kernels.launch_plan import LaunchPlan, arguments_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cudakit.gpu.api import Gpu
+
+__all__ = ["DeviceArray", "Elementwise", "elementwise", "to_device"]
+
+# Plans of one kernel. A program that exceeds this number has shapes that change all the time.
+_MAX_PLANS = 1024
+
+
+def to_device(
+    values: npt.ArrayLike, device: int | str | Gpu | None = None, stream: object = None
+) -> DeviceArray:
+    """Copy a numpy array to a device, and return it as an array that all libraries of CUDA accept.
+
+    ``device`` is a CUDA index (the current device by default), "sim" or "sim:MODEL" for the simulated device
+    of this process, or an opened device of cudakit. The call waits for the copy. Raises UsageError for a
+    dtype that is not numeric, CudaError if the memory does not suffice.
+
+    >>> x = cudakit.to_device([1.0, 2.0], "sim")
+    >>> x.copy_to_host()
+    array([1., 2.])
+    """
+    gpu = _open_device(device)
+    return copy_to_device(values, gpu, stream_of(stream, gpu))
+
+
+class Elementwise:
+    """A compiled expression, which ``cudakit.elementwise`` returns. Call it with arrays and numbers."""
+
+    def __init__(self, text: str, outputs: Sequence[str] | None, *, threads: int) -> None:
+        self._program = ElementwiseProgram(text, outputs)
+        self._threads = threads
+        self._kernels = KernelsByDevice()
+        self._plans: dict[object, LaunchPlan] = {}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the arguments, in the order of a call."""
+        return self._program.program.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the results, in the order of the returned tuple."""
+        return self._program.program.outputs
+
+    def __call__(
+        self, *arguments: object, out: object = None, stream: object = None, **named: object
+    ) -> Any:
+        """Enqueue the kernel, and return its output: an array, or a tuple of several.
+
+        Arguments are arrays and numbers, in the order of first use in the expression or by name. ``out`` is
+        an array, or a tuple of arrays, for the outputs that the expression does not read. ``stream`` is a
+        stream of any library or a handle; the default is the current stream of the first array's library.
+        """
+        program = self._program.program
+        inputs = bind_arguments(program.inputs, arguments, named)
+        outputs = bind_outputs(program.new_outputs, out)
+        call = Call({**inputs, **outputs}, stream)
+        values = {name: call.values[name] for name in inputs}
+        if not outputs:
+            outputs = {
+                name: new_array(call.library, call.gpu, result.dtype, result.shape, call.stream)
+                for name, result in self._program.result_types(values).items()
+            }
+        views = {name: operand_of(array, name).view for name, array in outputs.items()}
+        plan = self._plan(values, views)
+        self._program.check_overlaps(values, views)
+        operands = [
+            value.ptr if isinstance(value, ArrayView) else value
+            for value in (*values.values(), *views.values())
+        ]
+        call.launch(self._kernels.of(call.gpu), plan, arguments_of(plan, operands))
+        arrays = {**inputs, **outputs}
+        results = tuple(arrays[name] for name in program.outputs)
+        call.finish(results)
+        return results[0] if len(results) == 1 else results
+
+    def _plan(self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]) -> LaunchPlan:
+        key = tuple(map(_layout_key, (*inputs.values(), *outputs.values())))
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._program.plan(inputs, outputs, threads=self._threads)
+            self._plans[key] = plan
+        return plan
+
+
+def elementwise(
+    expressions: str,
+    *,
+    outputs: Sequence[str] | None = None,
+    threads: int = DEFAULT_THREADS,
+) -> Elementwise:
+    """Return a function that computes expressions for each element of arrays, in one kernel.
+
+    Expressions are Python assignments, one on each line or separated by semicolons. Names that are read
+    before they are assigned are the arguments, in the order of first use: device arrays of any library
+    (``__cuda_array_interface__`` or DLPack), which broadcast as in numpy, or numbers. Assigned names are the
+    outputs; ``outputs`` selects those to store, if others are only intermediate values. A name that is read
+    and assigned, as in ``x += y``, is updated in place. New outputs are arrays of the first argument's
+    library. ``threads`` is the number of threads of a block.
+
+    Operators are those of Python, with ``a if c else b``; functions are those of numpy, such as ``exp``,
+    ``maximum``, ``where`` and ``isnan``, and conversions have the name of a dtype. Dtypes are promoted as in
+    PyTorch; float16 and bfloat16 are computed in float32 and rounded when they are stored.
+
+    The kernel is compiled by NVRTC at the first call with new dtypes, and stored in the kernel cache. Raises
+    UsageError, before anything is changed, for an invalid expression (with its source line), arrays that are
+    in host memory or on several devices, shapes that do not broadcast, and outputs that are read-only,
+    misaligned or overlap an input in part.
+
+    >>> scale_and_add = cudakit.elementwise("z = x * a + y")
+    >>> x, y = (cudakit.to_device([1.0, 2.0, 3.0], "sim") for _ in range(2))
+    >>> scale_and_add(x, 10, y).copy_to_host()
+    array([11., 22., 33.])
+    """
+    return Elementwise(expressions, outputs, threads=threads)
+
+
+def _layout_key(value: Operand) -> object:
+    """Return the properties of an operand on which a plan depends."""
+    if isinstance(value, ArrayView):
+        return (value.dtype, value.shape, value.strides, value.ptr % 16, value.read_only)
+    return value.dtype if isinstance(value, np.generic) else type(value)
+
+
+@cache
+def _open_by_name(name: str) -> Gpu:
+    """Return the device of a name, the same one for each call, so that arrays can be used together."""
+    from cudakit.gpu.open import open_gpu
+
+    return open_gpu(name)
+
+
+def _open_device(device: int | str | Gpu | None) -> Gpu:
+    if isinstance(device, str):
+        return _open_by_name(device)
+    if device is None:
+        from cudakit.gpu.cuda.current import current_device
+
+        return shared_device(current_device())
+    return shared_device(device) if isinstance(device, int) else device

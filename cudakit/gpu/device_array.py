@@ -1,0 +1,178 @@
+"""Arrays that cudakit allocates: memory of a real or simulated device with a dtype and a shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.errors import UsageError
+from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
+from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
+from cudakit.gpu.api.elements import BF16, decode
+from cudakit.gpu.dlpack import DLPACK_CUDA, capsule_of
+
+_BFLOAT16 = "bfloat16"
+_KINDS = "biufc"  # kinds of numpy dtypes: bool, integers, floats and complex numbers
+
+
+class DeviceArray:
+    """A C-contiguous array in the memory of one device, which other libraries can use without a copy.
+
+    ``cudakit.to_device`` and the kernels of cudakit create it. Arrays of a real device implement
+    ``__cuda_array_interface__`` (version 3) and DLPack; ``torch.from_dlpack(array)`` and
+    ``cupy.asarray(array)`` share its memory. The memory is freed in stream order when the last reference to
+    the array is deleted.
+    """
+
+    def __init__(
+        self, gpu: Gpu, dtype: str, shape: tuple[int, ...], stream: Stream = LEGACY
+    ) -> None:
+        element_bytes = _element_bytes(dtype)
+        self._gpu = gpu
+        self.stream = stream
+        size_bytes = math.prod(shape) * element_bytes
+        ptr = Ptr(0)
+        if size_bytes:
+            ptr = gpu.malloc(size_bytes, stream)
+            self._finalizer = finalize(self, _free, gpu, ptr, stream)
+        self.view = ArrayView(ptr, dtype, shape, contiguous_strides(shape, element_bytes))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of elements in each dimension."""
+        return self.view.shape
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype in numpy, or "bfloat16"."""
+        return self.view.dtype
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The distance between elements in bytes, for each dimension."""
+        return self.view.strides
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.view.size
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the elements in bytes."""
+        return self.view.size * _element_bytes(self.view.dtype)
+
+    @property
+    def ptr(self) -> int:
+        """The address of the first element; 0 for an array without elements."""
+        return self.view.ptr
+
+    @property
+    def gpu(self) -> Gpu:
+        """The device that has the memory."""
+        return self._gpu
+
+    def copy_to_host(self, stream: Stream | None = None) -> npt.NDArray[Any]:
+        """Wait for the stream, and return the elements as a numpy array; bfloat16 becomes float32."""
+        storage = np.dtype(np.uint16 if self.dtype == _BFLOAT16 else self.dtype)
+        values = np.empty(self.shape, storage)
+        if self.nbytes:
+            gpu, used_stream = self._gpu, self.stream if stream is None else stream
+            host = gpu.host_malloc(self.nbytes)
+            try:
+                gpu.copy(host, self.view.ptr, self.nbytes, used_stream)
+                gpu.sync_stream(used_stream)
+                values.reshape(-1).view(np.uint8)[:] = gpu.host_view(host, self.nbytes)
+            finally:
+                gpu.host_free(host)
+        if self.dtype == _BFLOAT16:
+            return decode(values, BF16).astype(np.float32)
+        return values
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The CUDA Array Interface, version 3."""
+        if self._gpu.simulated or self.dtype == _BFLOAT16:
+            reason = "bfloat16 has no type string" if not self._gpu.simulated else "it is simulated"
+            raise AttributeError(f"this array has no __cuda_array_interface__: {reason}")
+        return {
+            "shape": self.shape,
+            "typestr": np.dtype(self.dtype).str,
+            "data": (self.ptr, False),
+            "strides": None,
+            "stream": int(self.stream),
+            "version": 3,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's device type and the index of the device."""
+        if self._gpu.simulated:
+            raise AttributeError("arrays of a simulated device have no DLPack")
+        return DLPACK_CUDA, int(getattr(self._gpu, "ordinal", 0))
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Return a DLPack capsule that shares the memory, usable on a stream of the caller."""
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("only the shared memory on its own device is available")
+        consumer = LEGACY if stream in (None, 0) else Stream(stream)
+        if stream != -1:
+            order_streams(self._gpu, self.stream, consumer)
+        return capsule_of(self.view, self.__dlpack_device__(), self)
+
+    def __repr__(self) -> str:
+        device = self._gpu.name if hasattr(self._gpu, "name") else "device"
+        return f"DeviceArray({self.dtype}, {list(self.shape)}, {device})"
+
+
+def to_device(values: npt.ArrayLike, gpu: Gpu, stream: Stream = LEGACY) -> DeviceArray:
+    """Copy a host array to a device, and wait for the copy."""
+    host_values = np.ascontiguousarray(values)
+    if host_values.dtype.kind not in _KINDS:
+        raise UsageError(f"arrays of dtype {host_values.dtype} are not supported")
+    array = DeviceArray(gpu, host_values.dtype.name, np.shape(values), stream)
+    if array.nbytes:
+        host = gpu.host_malloc(array.nbytes)
+        try:
+            gpu.host_view(host, array.nbytes)[:] = host_values.reshape(-1).view(np.uint8).data
+            gpu.copy(array.view.ptr, host, array.nbytes, stream)
+            gpu.sync_stream(stream)
+        finally:
+            gpu.host_free(host)
+    return array
+
+
+def order_streams(gpu: Gpu, earlier: Stream, later: Stream) -> None:
+    """Make a stream wait for all work that is enqueued on another stream."""
+    if earlier == later:
+        return
+    event = gpu.event(timing=False)
+    try:
+        gpu.record(event, earlier)
+        gpu.wait(later, event)
+    finally:
+        gpu.destroy_event(event)
+
+
+def _element_bytes(dtype: str) -> int:
+    if dtype == _BFLOAT16:
+        return 2
+    return np.dtype(dtype).itemsize
+
+
+def _free(gpu: Gpu, ptr: Ptr, stream: Stream) -> None:
+    """Free memory in stream order, unless the device was closed, which frees all memory itself."""
+    if not getattr(gpu, "closed", False):
+        free: Callable[..., None] = gpu.free
+        free(ptr, stream)

@@ -1,0 +1,229 @@
+"""Random numbers on the device: draws, the kernels that fill memory with them, and their numpy twins.
+
+A draw names the kernel and the parameters of one call. It starts at a Philox block, and each element depends
+only on its index, the draw and the counter, not on the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.errors import UsageError
+from cudakit.gpu.api import Argument, Kernels, Ptr, Stream
+from cudakit.gpu.api.elements import BF16, decode
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.kernels import random_source, random_values
+from cudakit.kernels.loaded import LoadedKernels
+from cudakit.kernels.random_values import Counter, narrow
+
+SOURCE = random_source.SOURCE
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+# Elements that the numpy twin computes at once: intermediate arrays stay in the CPU's cache.
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One call of a generator: the kernel, its parameters, and the Philox blocks that it uses."""
+
+    kernel: str  # Name of the kernel without its prefix; names the numpy function, too.
+    count: int  # Number of elements that the kernel writes.
+    parameters: tuple[np.generic, ...]  # Arguments of the kernel after the counter.
+    blocks: int = 0  # Number of Philox blocks that the call uses.
+
+    @property
+    def storage(self) -> str:
+        """The numpy dtype in which the kernel writes: bfloat16 as uint16, integers as unsigned ones."""
+        method, _, item = self.kernel.partition("_")
+        if method in ("uniform", "normal"):
+            return "uint16" if item == "bfloat16" else item
+        return {"bits": "u1", "wide_integers": "u8"}.get(self.kernel, f"u{item}")
+
+    @property
+    def elements_per_thread(self) -> int:
+        """The number of elements that one iteration of a thread writes."""
+        method, _, dtype = self.kernel.partition("_")
+        if method == "uniform":
+            return random_values.elements_per_block(dtype)
+        return {"bits": 16, "wide_integers": 2, "normal_float64": 2}.get(self.kernel, 4)
+
+
+def bits_draw(size_bytes: int) -> Draw:
+    """Return the draw of random bytes."""
+    return Draw("bits", size_bytes, (), -(-size_bytes // 16))
+
+
+def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
+    """Return the draw of uniform values in [low, high), whose bounds are rounded to the dtype.
+
+    Raises UsageError unless the rounded bounds are finite, ``low`` is less than ``high``, and their
+    difference is finite.
+    """
+    _check_dtype(dtype, FLOATS, "uniform")
+    scalar = _arithmetic(dtype)
+    rounded_low, rounded_high = (_rounded(bound, dtype) for bound in (low, high))
+    with np.errstate(over="ignore"):
+        span = scalar(rounded_high - rounded_low)
+    if not (np.isfinite(span) and -np.inf < rounded_low < rounded_high < np.inf):
+        raise UsageError(
+            f"uniform {dtype} values in [{low}, {high}): the bounds must be finite, and low below high",
+            hint="the bounds are rounded to the dtype, and their difference must not overflow",
+        )
+    largest = _next_below(rounded_high, dtype)
+    per_block = random_values.elements_per_block(dtype)
+    parameters = (scalar(rounded_low), span, scalar(largest))
+    return Draw(f"uniform_{dtype}", count, parameters, -(-count // per_block))
+
+
+def normal_draw(count: int, dtype: str, mean: float, deviation: float) -> Draw:
+    """Return the draw of normal values. Raises UsageError unless mean and deviation are valid."""
+    _check_dtype(dtype, FLOATS, "normal")
+    scalar = _arithmetic(dtype)
+    with np.errstate(over="ignore"):
+        parameters = (scalar(mean), scalar(deviation))
+    if not np.isfinite(parameters).all() or deviation < 0:
+        raise UsageError(
+            f"normal {dtype} values with mean {mean} and standard deviation {deviation}: both must be "
+            "finite, and the deviation not negative"
+        )
+    per_block = 2 if dtype == "float64" else 4
+    return Draw(f"normal_{dtype}", count, parameters, -(-count // per_block))
+
+
+def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
+    """Return the draw of integers in [low, high). Raises UsageError if the dtype cannot hold them."""
+    _check_dtype(dtype, INTEGERS, "integers")
+    limits, item_bytes = np.iinfo(dtype), np.dtype(dtype).itemsize
+    if not limits.min <= low < high <= limits.max + 1:
+        raise UsageError(
+            f"{dtype} integers in [{low}, {high}): low must be below high, and {dtype} holds "
+            f"{limits.min} to {limits.max}"
+        )
+    span, low_word = high - low, np.uint64(low % (1 << 64))
+    if span <= 1 << 32:
+        narrow_parameters = (low_word, np.uint64(span), np.uint32((1 << 32) % span))
+        blocks = -(-count // random_values.WORDS_PER_BLOCK)
+        return Draw(f"integers_{item_bytes}", count, narrow_parameters, blocks)
+    parameters = (low_word, np.uint64(span % (1 << 64)), np.uint64((1 << 64) % span))
+    return Draw("wide_integers", count, parameters, -(-count // 2))
+
+
+def permutation_draw(size: int, dtype: str) -> Draw:
+    """Return the draw of a permutation of 0 to ``size`` - 1. Raises UsageError if the dtype is too small."""
+    _check_dtype(dtype, INTEGERS, "permutation")
+    limits, item_bytes = np.iinfo(dtype), np.dtype(dtype).itemsize
+    if size > limits.max + 1:
+        raise UsageError(f"a permutation of {size} numbers does not fit in {dtype}")
+    left_bits, right_bits = random_values.domain_bits(size)
+    parameters = (np.uint64(size), np.int32(left_bits), np.int32(right_bits))
+    blocks = random_values.PERMUTATION_BLOCKS if size else 0
+    return Draw(f"permutation_{item_bytes}", size, parameters, blocks)
+
+
+class RandomKernels:
+    """The random kernels of one device, loaded until ``close``."""
+
+    def __init__(self, gpu: Kernels) -> None:
+        names = [f"cudakit_random_{name}" for name in _FUNCTIONS]
+        self._kernels = LoadedKernels(gpu, SOURCE, names)
+
+    def fill(self, destination: Ptr, draw: Draw, start: Counter, stream: Stream) -> None:
+        """Enqueue the kernel of a draw, from block ``start``. A draw of 0 elements launches nothing."""
+        counter = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
+        args: tuple[Argument, ...] = (destination, *counter, *draw.parameters)
+        threads = -(-draw.count // draw.elements_per_thread)
+        self._kernels.launch_over(f"cudakit_random_{draw.kernel}", threads, args, stream)
+
+    def close(self) -> None:
+        """Unload the kernels, all of which must have finished."""
+        self._kernels.close()
+
+
+def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start: Counter) -> None:
+    """Write the numbers that ``RandomKernels.fill`` writes to a flat array of the storage dtype."""
+    values = _FUNCTIONS[draw.kernel]
+    for first in range(0, draw.count, _CHUNK):
+        count = min(_CHUNK, draw.count - first)
+        destination[first : first + count] = values(first, count, start, *draw.parameters)
+
+
+def _check_dtype(dtype: str, allowed: tuple[str, ...], method: str) -> None:
+    if dtype not in allowed:
+        raise UsageError(f"{method} cannot give {dtype}", hint=f"use one of {', '.join(allowed)}")
+
+
+def _arithmetic(dtype: str) -> type[np.float64] | type[np.float32]:
+    """Return the type in which values of a dtype are computed before they are rounded."""
+    return np.float64 if dtype == "float64" else np.float32
+
+
+def _rounded(value: float, dtype: str) -> float:
+    """Return a number rounded to a dtype."""
+    with np.errstate(over="ignore"):
+        if dtype != "bfloat16":
+            return float(np.dtype(dtype).type(value))
+        fp32 = np.float32(value)
+    return float(decode(narrow(np.array([fp32]), dtype), BF16)[0]) if np.isfinite(fp32) else value
+
+
+def _next_below(value: float, dtype: str) -> float:
+    """Return the largest number of a dtype below a finite number of the dtype."""
+    if dtype != "bfloat16":
+        scalar = np.dtype(dtype).type
+        return float(np.nextafter(scalar(value), scalar(-np.inf)))
+    # Neighbours of bfloat16 differ by 1 in the upper 16 bits of fp32.
+    word = int(np.float32(value).view(np.uint32)) >> 16
+    lower = word - 1 if 0 < word < 0x8000 else 0x8001 if word in (0, 0x8000) else word + 1
+    return float(np.array([lower << 16], np.uint32).view(np.float32)[0])
+
+
+def _permuted(
+    first: int,
+    count: int,
+    start: Counter,
+    size: np.uint64,
+    left_bits: np.int32,  # noqa: ARG001 the size gives them
+    right_bits: np.int32,  # noqa: ARG001
+) -> npt.NDArray[Any]:
+    return random_values.permutation(first, count, start, int(size))
+
+
+# The numpy function of each kernel, by the name of the kernel without its prefix.
+_FUNCTIONS: dict[str, Callable[..., npt.NDArray[Any]]] = {
+    "bits": random_values.bits,
+    "wide_integers": random_values.wide_integers,
+    **{f"uniform_{dtype}": partial(random_values.uniform, dtype) for dtype in FLOATS},
+    **{f"normal_{dtype}": partial(random_values.normal, dtype) for dtype in FLOATS},
+    **{f"integers_{item_bytes}": random_values.integers for item_bytes in (1, 2, 4, 8)},
+    **{f"permutation_{item_bytes}": _permuted for item_bytes in (1, 2, 4, 8)},
+}
+
+
+def _register(name: str) -> None:
+    """Register the host kernel of a random kernel for simulated devices."""
+
+    @host_kernel(f"cudakit_random_{name}")
+    def fill(
+        launch: Launch,
+        destination: Ptr,
+        count: np.uint64,
+        position: np.uint64,
+        sequence: np.uint64,
+        seed: np.uint64,
+        *parameters: np.generic,
+    ) -> None:
+        draw = Draw(name, int(count), parameters)
+        array = launch.write(destination, draw.storage, draw.count)
+        fill_on_host(array, draw, Counter(int(position), int(sequence), int(seed)))
+
+
+for _name in _FUNCTIONS:
+    _register(_name)

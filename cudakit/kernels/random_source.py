@@ -1,0 +1,356 @@
+"""CUDA C++ of the random kernels. ``random_values`` has the same numbers in numpy, and the sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cudakit.kernels import philox, random_values
+
+
+def _table(name: str, coefficients: Sequence[float], *, is_fp64: bool) -> str:
+    """Return a constant array of exact hexadecimal literals."""
+    numbers = coefficients if is_fp64 else [float(np.float32(value)) for value in coefficients]
+    literals = ", ".join(value.hex() + ("" if is_fp64 else "f") for value in numbers)
+    scalar = "double" if is_fp64 else "float"
+    return f"__device__ constexpr {scalar} {name}[{len(numbers)}] = {{{literals}}};\n"
+
+
+_TABLES = "".join(
+    (
+        _table("LOG_FP32", random_values.LOG_FP32, is_fp64=False),
+        _table("SIN_FP32", random_values.SIN_FP32, is_fp64=False),
+        _table("COS_FP32", random_values.COS_FP32, is_fp64=False),
+        _table("LN2_FP32", (random_values.LN2_HIGH, random_values.LN2_LOW), is_fp64=False),
+        _table("RADIANS_FP32", (random_values.RADIANS_FP32,), is_fp64=False),
+        _table("LOG_P_FP64", random_values.LOG_P_FP64, is_fp64=True),
+        _table("LOG_Q_FP64", random_values.LOG_Q_FP64, is_fp64=True),
+        _table("SIN_FP64", random_values.SIN_FP64, is_fp64=True),
+        _table("COS_FP64", random_values.COS_FP64, is_fp64=True),
+        _table("LN2_FP64", (random_values.LN2_HIGH, random_values.LN2_LOW), is_fp64=True),
+        _table("RADIANS_FP64", (random_values.RADIANS_FP64,), is_fp64=True),
+    )
+)
+
+_DEVICE_FUNCTIONS = r"""
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef long long i64;
+
+// These operations are never fused into multiply-add, so that numpy can repeat them.
+__device__ inline float add(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline float mul(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double add(double a, double b) { return __dadd_rn(a, b); }
+__device__ inline double mul(double a, double b) { return __dmul_rn(a, b); }
+
+// Evaluates a polynomial by Horner's rule, the coefficient of the highest power first.
+template <typename T, int N>
+__device__ inline T polynomial(T x, const T (&coefficients)[N]) {
+    T value = coefficients[0];
+    #pragma unroll
+    for (int i = 1; i < N; ++i) value = add(mul(value, x), coefficients[i]);
+    return value;
+}
+
+// bfloat16 and binary16 are stored as their bits, in types that select the rounding.
+struct bf16 { u16 bits; };
+struct fp16 { u16 bits; };
+
+__device__ inline void round_to(float value, float* out) { *out = value; }
+__device__ inline void round_to(double value, double* out) { *out = value; }
+__device__ inline void round_to(float value, fp16* out) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out->bits) : "f"(value));
+}
+// Rounds to nearest, ties to even, and saturates at the largest finite value.
+__device__ inline void round_to(float value, bf16* out) {
+    const u32 word = __float_as_uint(value);
+    const u32 rounded = (word + 0x7FFFu + (word >> 16 & 1u)) >> 16;
+    out->bits = (u16)((rounded & 0x7FFFu) < 0x7F80u ? rounded : (rounded & 0x8000u) | 0x7F7Fu);
+}
+
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector { T items[N]; };
+
+// Writes the values of one Philox block, by vector stores if the address is aligned.
+template <typename T, int N>
+__device__ inline void store(T* out, u64 count, u64 block, const Vector<T, N>& values) {
+    const u64 at = block * N;
+    if (((u64)out % alignof(Vector<T, N>)) == 0 && at + N <= count) {
+        *(Vector<T, N>*)(out + at) = values;
+        return;
+    }
+    #pragma unroll
+    for (int i = 0; i < N; ++i)
+        if (at + i < count) out[at + i] = values.items[i];
+}
+
+#define FOR_EACH_BLOCK(count, per_block) \
+    for (u64 b = blockIdx.x * (u64)blockDim.x + threadIdx.x; b < ((count) + (per_block) - 1) / (per_block); \
+         b += (u64)gridDim.x * blockDim.x)
+
+// The 53-bit integer that curand_uniform2_double composes of two words.
+__device__ inline u64 wide53(u32 x, u32 y) { return (u64)x ^ ((u64)y << 21); }
+
+__device__ inline void unit(uint4 w, float (&to)[4]) {
+    const u32 words[4] = {w.x, w.y, w.z, w.w};
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = mul(__uint2float_rn(words[i] >> 8), 0x1p-24f);
+}
+__device__ inline void unit(uint4 w, double (&to)[2]) {
+    to[0] = mul(__ull2double_rn(wide53(w.x, w.y)), 0x1p-53);
+    to[1] = mul(__ull2double_rn(wide53(w.z, w.w)), 0x1p-53);
+}
+template <int SHIFT>
+__device__ inline void unit16(uint4 w, float (&to)[8]) {
+    const u32 words[4] = {w.x, w.y, w.z, w.w};
+    const float step = SHIFT == 5 ? 0x1p-11f : 0x1p-8f;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        to[2 * i] = mul(__uint2float_rn((words[i] & 0xFFFFu) >> SHIFT), step);
+        to[2 * i + 1] = mul(__uint2float_rn(words[i] >> (16 + SHIFT)), step);
+    }
+}
+__device__ inline void unit_of(uint4 w, float (&to)[4], float*) { unit(w, to); }
+__device__ inline void unit_of(uint4 w, double (&to)[2], double*) { unit(w, to); }
+__device__ inline void unit_of(uint4 w, float (&to)[8], fp16*) { unit16<5>(w, to); }
+__device__ inline void unit_of(uint4 w, float (&to)[8], bf16*) { unit16<8>(w, to); }
+
+template <typename T, typename S, int N>
+__device__ inline void fill_uniform(
+    T* out, u64 count, u64 position, u64 sequence, u64 seed, S low, S span, S largest) {
+    FOR_EACH_BLOCK(count, N) {
+        S units[N];
+        Vector<T, N> values;
+        unit_of(philox(position + b, sequence, seed), units, (T*)0);
+        #pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const S value = add(low, mul(span, units[i]));
+            round_to(value < largest ? value : largest, &values.items[i]);
+        }
+        store(out, count, b, values);
+    }
+}
+
+// The natural logarithm of a normal positive number.
+__device__ inline float natural_log(float value) {
+    const int bits = __float_as_int(value), exponent = (bits - SQRT_HALF_FP32) >> 23;
+    const float f = add(__int_as_float(bits - (exponent << 23)), -1.0f);
+    const float e = __int2float_rn(exponent), square = mul(f, f);
+    const float correction = add(mul(mul(polynomial(f, LOG_FP32), square), f), mul(e, LN2_FP32[1]));
+    return add(add(add(correction, -mul(0.5f, square)), f), mul(e, LN2_FP32[0]));
+}
+__device__ inline double natural_log(double value) {
+    const i64 bits = __double_as_longlong(value), exponent = (bits - SQRT_HALF_FP64) >> 52;
+    const double f = add(__longlong_as_double(bits - (exponent << 52)), -1.0);
+    const double e = __ll2double_rn(exponent), square = mul(f, f);
+    const double ratio = __ddiv_rn(polynomial(f, LOG_P_FP64), polynomial(f, LOG_Q_FP64));
+    const double correction = add(mul(mul(ratio, square), f), mul(e, LN2_FP64[1]));
+    return add(add(add(correction, -mul(0.5, square)), f), mul(e, LN2_FP64[0]));
+}
+
+// Writes radius * sin and radius * cos of an angle after a turn by quadrants.
+template <typename S>
+__device__ inline void rotate(S radius, S sine, S cosine, int quadrant, S* to) {
+    const S signed_radius = quadrant & 2 ? -radius : radius;
+    to[0] = mul(signed_radius, quadrant & 1 ? cosine : sine);
+    to[1] = mul(signed_radius, quadrant & 1 ? -sine : cosine);
+}
+
+// Two normal values from two words (Box and Muller, 1958).
+__device__ inline void normal_pair(u32 x, u32 y, float* to) {
+    const float fraction = add(mul(__uint2float_rn(x), 0x1p-32f), 0x1p-33f);
+    const float radius = __fsqrt_rn(mul(-2.0f, natural_log(fraction)));
+    const u32 quadrant = (y + (1u << 29)) >> 30;
+    const float offset = __int2float_rn((int)(y - (quadrant << 30)));
+    const float angle = mul(add(offset, 0.5f), RADIANS_FP32[0]), square = mul(angle, angle);
+    const float sine = add(mul(mul(polynomial(square, SIN_FP32), square), angle), angle);
+    const float cosine = add(
+        add(mul(mul(polynomial(square, COS_FP32), square), square), -mul(0.5f, square)), 1.0f);
+    rotate(radius, sine, cosine, (int)quadrant, to);
+}
+__device__ inline void normal_pair(u64 x, u64 y, double* to) {
+    const double fraction = add(mul(__ull2double_rn(x), 0x1p-53), 0x1p-54);
+    const double radius = __dsqrt_rn(mul(-2.0, natural_log(fraction)));
+    const u64 quadrant = (y + (1ull << 50)) >> 51;
+    const double offset = __ll2double_rn((i64)(y - (quadrant << 51)));
+    const double angle = mul(add(offset, 0.5), RADIANS_FP64[0]), square = mul(angle, angle);
+    const double sine = add(mul(mul(polynomial(square, SIN_FP64), square), angle), angle);
+    const double cosine = add(
+        add(mul(mul(polynomial(square, COS_FP64), square), square), -mul(0.5, square)), 1.0);
+    rotate(radius, sine, cosine, (int)quadrant, to);
+}
+__device__ inline void normals(uint4 w, float (&to)[4]) {
+    normal_pair(w.x, w.y, to);
+    normal_pair(w.z, w.w, to + 2);
+}
+__device__ inline void normals(uint4 w, double (&to)[2]) {
+    normal_pair(wide53(w.x, w.y), wide53(w.z, w.w), to);
+}
+
+template <typename T, typename S, int N>
+__device__ inline void fill_normal(
+    T* out, u64 count, u64 position, u64 sequence, u64 seed, S mean, S deviation) {
+    FOR_EACH_BLOCK(count, N) {
+        S pairs[N];
+        Vector<T, N> values;
+        normals(philox(position + b, sequence, seed), pairs);
+        #pragma unroll
+        for (int i = 0; i < N; ++i) round_to(add(mean, mul(deviation, pairs[i])), &values.items[i]);
+        store(out, count, b, values);
+    }
+}
+
+__device__ inline u32 word_of(uint4 w, int lane) {
+    return lane == 0 ? w.x : lane == 1 ? w.y : lane == 2 ? w.z : w.w;
+}
+
+// Integers of [low, low + span) without bias (D. Lemire, 2019): a word whose product with the span has a low
+// half below 2^32 mod span is drawn again, from the same block and lane of a later sequence.
+template <typename T>
+__device__ inline void fill_integers(
+    T* out, u64 count, u64 position, u64 sequence, u64 seed, u64 low, u64 span, u32 limit) {
+    FOR_EACH_BLOCK(count, 4) {
+        const uint4 block = philox(position + b, sequence, seed);
+        Vector<T, 4> values;
+        #pragma unroll
+        for (int lane = 0; lane < 4; ++lane) {
+            u64 product = word_of(block, lane) * span, later = sequence;
+            while ((u32)product < limit) {
+                later += 1ull << ATTEMPT_SHIFT;
+                product = word_of(philox(position + b, later, seed), lane) * span;
+            }
+            values.items[lane] = (T)(low + (product >> 32));
+        }
+        store(out, count, b, values);
+    }
+}
+
+__device__ inline u64 wide_word(uint4 w, int lane) {
+    return lane == 0 ? (u64)w.y << 32 | w.x : (u64)w.w << 32 | w.z;
+}
+
+// Rounds of the finalizer of MurmurHash3 (A. Appleby).
+__device__ inline u32 mix(u32 word) {
+    word = (word ^ word >> 16) * 0x85EBCA6Bu;
+    word = (word ^ word >> 13) * 0xC2B2AE35u;
+    return word ^ word >> 16;
+}
+
+// A permutation of [0, size): a Feistel network permutes a domain of 2^(left_bits + right_bits) numbers, and
+// is applied again while the result is not below the size. The swap of 0 and 1 makes odd permutations as
+// likely as even ones.
+template <typename T>
+__device__ inline void fill_permutation(
+    T* out, u64 count, u64 position, u64 sequence, u64 seed, u64 size, int left_bits, int right_bits) {
+    __shared__ u32 keys[4 * PERMUTATION_BLOCKS];
+    if (threadIdx.x < PERMUTATION_BLOCKS) {
+        const uint4 w = philox(position + threadIdx.x, sequence, seed);
+        #pragma unroll
+        for (int lane = 0; lane < 4; ++lane) keys[4 * threadIdx.x + lane] = word_of(w, lane);
+    }
+    __syncthreads();
+    const u32 left_mask = (u32)((1ull << left_bits) - 1), right_mask = (u32)((1ull << right_bits) - 1);
+    const u64 swap = size > 1 ? keys[ROUNDS] & 1 : 0;
+    FOR_EACH_BLOCK(count, 4) {
+        Vector<T, 4> values;
+        for (int i = 0; i < 4; ++i) {
+            u64 value = 4 * b + i;
+            if (value >= size) break;
+            do {
+                u32 left = (u32)(value >> right_bits), right = (u32)value & right_mask;
+                #pragma unroll
+                for (int round = 0; round < ROUNDS; round += 2) {
+                    left ^= mix(right ^ keys[round]) & left_mask;
+                    right ^= mix(left ^ keys[round + 1]) & right_mask;
+                }
+                value = (u64)left << right_bits | right;
+            } while (value >= size);
+            values.items[i] = (T)(value < 2 ? value ^ swap : value);
+        }
+        store(out, count, b, values);
+    }
+}
+
+extern "C" __global__ void cudakit_random_bits(
+    u8* out, u64 count, u64 position, u64 sequence, u64 seed) {
+    FOR_EACH_BLOCK(count, 16) {
+        const uint4 w = philox(position + b, sequence, seed);
+        const u32 words[4] = {w.x, w.y, w.z, w.w};
+        Vector<u8, 16> values;
+        #pragma unroll
+        for (int i = 0; i < 16; ++i) values.items[i] = (u8)(words[i / 4] >> (8 * (i % 4)));
+        store(out, count, b, values);
+    }
+}
+
+extern "C" __global__ void cudakit_random_wide_integers(
+    u64* out, u64 count, u64 position, u64 sequence, u64 seed, u64 low, u64 span, u64 limit) {
+    FOR_EACH_BLOCK(count, 2) {
+        const uint4 block = philox(position + b, sequence, seed);
+        Vector<u64, 2> values;
+        #pragma unroll
+        for (int lane = 0; lane < 2; ++lane) {
+            u64 word = wide_word(block, lane), later = sequence;
+            while (span && word * span < limit) {
+                later += 1ull << ATTEMPT_SHIFT;
+                word = wide_word(philox(position + b, later, seed), lane);
+            }
+            values.items[lane] = low + (span ? __umul64hi(word, span) : word);
+        }
+        store(out, count, b, values);
+    }
+}
+"""
+
+# (name of the dtype, type of the elements, type of the arithmetic, elements per block of uniform and normal)
+_FLOATS = (
+    ("float64", "double", "double", 2, 2),
+    ("float32", "float", "float", 4, 4),
+    ("float16", "fp16", "float", 8, 4),
+    ("bfloat16", "bf16", "float", 8, 4),
+)
+_START = "u64 count, u64 position, u64 sequence, u64 seed"
+
+
+def _float_kernels(name: str, item: str, scalar: str, per_uniform: int, per_normal: int) -> str:
+    return f"""
+extern "C" __global__ void cudakit_random_uniform_{name}(
+    {item}* out, {_START}, {scalar} low, {scalar} span, {scalar} largest) {{
+    fill_uniform<{item}, {scalar}, {per_uniform}>(out, count, position, sequence, seed, low, span, largest);
+}}
+extern "C" __global__ void cudakit_random_normal_{name}(
+    {item}* out, {_START}, {scalar} mean, {scalar} deviation) {{
+    fill_normal<{item}, {scalar}, {per_normal}>(out, count, position, sequence, seed, mean, deviation);
+}}
+"""
+
+
+def _integer_kernels(item_bytes: int) -> str:
+    item = f"u{8 * item_bytes}"
+    return f"""
+extern "C" __global__ void cudakit_random_integers_{item_bytes}(
+    {item}* out, {_START}, u64 low, u64 span, u32 limit) {{
+    fill_integers<{item}>(out, count, position, sequence, seed, low, span, limit);
+}}
+extern "C" __global__ void cudakit_random_permutation_{item_bytes}(
+    {item}* out, {_START}, u64 size, int left_bits, int right_bits) {{
+    fill_permutation<{item}>(out, count, position, sequence, seed, size, left_bits, right_bits);
+}}
+"""
+
+
+SOURCE = "".join(
+    (
+        philox.SOURCE,
+        f"#define ATTEMPT_SHIFT {random_values.ATTEMPT_SHIFT}\n",
+        f"#define ROUNDS {random_values.ROUNDS}\n",
+        f"#define PERMUTATION_BLOCKS {random_values.PERMUTATION_BLOCKS}\n",
+        f"#define SQRT_HALF_FP32 {random_values.SQRT_HALF_FP32:#x}\n",
+        f"#define SQRT_HALF_FP64 {random_values.SQRT_HALF_FP64:#x}LL\n",
+        _TABLES,
+        _DEVICE_FUNCTIONS,
+        *(_float_kernels(*row) for row in _FLOATS),
+        *(_integer_kernels(item_bytes) for item_bytes in (1, 2, 4, 8)),
+    )
+)

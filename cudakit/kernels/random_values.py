@@ -1,0 +1,347 @@
+"""Random numbers in numpy, equal bit by bit to those of the kernels in ``random_source``.
+
+Each function returns elements ``first`` to ``first + count`` of one call, from the Philox counter at which
+the call begins. All floating-point operations are additions, multiplications, divisions and square roots,
+which IEEE 754 defines exactly, and no two of them are fused: thus numpy and the kernels round alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.gpu.api.elements import BF16, encode
+from cudakit.kernels.philox import philox
+
+Words = npt.NDArray[np.uint32]
+Values = npt.NDArray[Any]
+
+WORDS_PER_BLOCK = 4
+# Attempts to draw an integer beyond the first use sequence numbers whose top 16 bits count the attempts.
+ATTEMPT_SHIFT = 48
+# Feistel rounds of a permutation, and the Philox blocks that give their keys and the parity bit.
+ROUNDS = 16
+PERMUTATION_BLOCKS = ROUNDS // WORDS_PER_BLOCK + 1
+# A permutation of fewer numbers walks in a domain of this size: small Feistel networks mix badly.
+MIN_DOMAIN_BITS = 8
+
+# Coefficients of the approximations in the Cephes Mathematical Library (S. L. Moshier), logf.c, sinf.c,
+# log.c and sin.c, the highest power first. ln(1 + f) = f - f^2 / 2 + f^3 P(f) [/ Q(f)] for a mantissa
+# 1 + f in [sqrt(1/2), sqrt(2)).
+LOG_FP32 = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+SIN_FP32 = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+COS_FP32 = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+LOG_P_FP64 = (
+    1.01875663804580931796e-4,
+    4.97494994976747001425e-1,
+    4.70579119878881725854e0,
+    1.44989225341610930846e1,
+    1.79368678507819816313e1,
+    7.70838733755885391666e0,
+)
+LOG_Q_FP64 = (
+    1.0,
+    1.12873587189167450590e1,
+    4.52279145837532221105e1,
+    8.29875266912776603211e1,
+    7.11544750618563894466e1,
+    2.31251620126765340583e1,
+)
+SIN_FP64 = (
+    1.58962301576546568060e-10,
+    -2.50507477628578072866e-8,
+    2.75573136213857245213e-6,
+    -1.98412698295895385996e-4,
+    8.33333333332211858878e-3,
+    -1.66666666666666307295e-1,
+)
+COS_FP64 = (
+    -1.13585365213876817300e-11,
+    2.08757008419747316778e-9,
+    -2.75573141792967388112e-7,
+    2.48015872888517045348e-5,
+    -1.38888888888730564116e-3,
+    4.16666666666665929218e-2,
+)
+# ln(2) as the sum of a number with few bits, which has exact products with exponents, and a remainder.
+LN2_HIGH, LN2_LOW = 0.693359375, -2.121944400546905827679e-4
+# Angle in radians of one unit of the words that select the angle.
+RADIANS_FP32 = 2 * np.pi * 2.0**-32
+RADIANS_FP64 = 2 * np.pi * 2.0**-53
+# Bits of sqrt(1/2) in fp32 and in fp64: the smallest mantissa.
+SQRT_HALF_FP32, SQRT_HALF_FP64 = 0x3F3504F3, 0x3FE6A09E667F3BCD
+
+
+class Counter(NamedTuple):
+    """The counter and key of a Philox block."""
+
+    position: int  # Low 64 bits of the counter.
+    sequence: int  # High 64 bits of the counter.
+    seed: int  # Key.
+
+
+def elements_per_block(dtype: str) -> int:
+    """Return the number of floating-point values that one Philox block gives for ``uniform``."""
+    return {"float64": 2, "float32": 4}.get(dtype, 8)
+
+
+def bits(first: int, count: int, start: Counter) -> Values:
+    """Return bytes ``first`` to ``first + count`` of the words, each with its low byte first."""
+    return _elements(first, count, start, 16, lambda words: words.view(np.uint8))
+
+
+def uniform(dtype: str, first: int, count: int, start: Counter, *scale: np.generic) -> Values:
+    """Return uniform values in [low, high); ``scale`` is low, high - low and the largest value below high."""
+    per_block = elements_per_block(dtype)
+    unit = {"float64": _unit_fp64, "float32": _unit_fp32, "float16": _unit_fp16}.get(
+        dtype, _unit_bf16
+    )
+    low, span, largest = scale
+
+    def scaled(words: Words) -> Values:
+        return narrow(np.minimum(low + span * unit(words), largest), dtype)
+
+    return _elements(first, count, start, per_block, scaled)
+
+
+def normal(dtype: str, first: int, count: int, start: Counter, *scale: np.generic) -> Values:
+    """Return normal values; ``scale`` is the mean and the standard deviation."""
+    mean, deviation = scale
+    per_block, pairs = (2, _pairs_fp64) if dtype == "float64" else (4, _pairs_fp32)
+
+    def scaled(words: Words) -> Values:
+        return narrow(mean + deviation * pairs(words), dtype)
+
+    return _elements(first, count, start, per_block, scaled)
+
+
+def integers(
+    first: int, count: int, start: Counter, low: np.uint64, span: np.uint64, limit: np.uint32
+) -> Values:
+    """Return integers of [low, low + span), modulo 2^64, for a span of at most 2^32.
+
+    The high half of word * span is the result, unless the low half is below ``limit``, which is
+    2^32 mod span: then another word replaces the word (D. Lemire, "Fast Random Integer Generation in an
+    Interval", 2019).
+    """
+
+    def draw(words: Words) -> tuple[Values, Values]:
+        product = words.astype(np.uint64) * span
+        return product >> np.uint64(32), product.astype(np.uint32) < limit
+
+    return low + _drawn(first, count, start, WORDS_PER_BLOCK, draw)
+
+
+def wide_integers(
+    first: int, count: int, start: Counter, low: np.uint64, span: np.uint64, limit: np.uint64
+) -> Values:
+    """Return integers as ``integers`` does, from 64-bit words, for any span; a span of 0 means 2^64."""
+
+    def draw(words: Words) -> tuple[Values, Values]:
+        wide = (
+            words.view("<u8")
+            if words.flags.c_contiguous
+            else np.ascontiguousarray(words).view("<u8")
+        )
+        wide = wide.reshape(-1)
+        if not span:
+            return wide, np.zeros(len(wide), bool)
+        return _high_half(wide, span), wide * span < limit
+
+    return low + _drawn(first, count, start, 2, draw)
+
+
+def permutation(first: int, count: int, start: Counter, size: int) -> Values:
+    """Return elements of a permutation of 0 to ``size`` - 1."""
+    keys = philox(start.position, PERMUTATION_BLOCKS, start.sequence, start.seed).reshape(-1)
+    left_bits, right_bits = domain_bits(size)
+    values = np.arange(first, first + count, dtype=np.uint64)
+    # A small size needs many steps: a table of the small domain makes each step one look-up.
+    table = _feistel(np.arange(1 << MIN_DOMAIN_BITS, dtype=np.uint64), keys, left_bits, right_bits)
+    has_table = left_bits + right_bits == MIN_DOMAIN_BITS
+    pending = np.arange(count)
+    while len(pending):
+        walked = values[pending]
+        values[pending] = (
+            table[walked] if has_table else _feistel(walked, keys, left_bits, right_bits)
+        )
+        pending = pending[values[pending] >= size]
+    # A Feistel network is an even permutation; the swap of 0 and 1 makes odd ones as likely.
+    values[values < 2] ^= np.uint64(keys[ROUNDS] & 1 if size > 1 else 0)
+    return values
+
+
+def domain_bits(size: int) -> tuple[int, int]:
+    """Return the bits of the left and right half of the domain in which a permutation walks."""
+    bit_count = max((size - 1).bit_length(), MIN_DOMAIN_BITS)
+    return bit_count - bit_count // 2, bit_count // 2
+
+
+def narrow(values: Values, dtype: str) -> Values:
+    """Round fp32 values to a narrower type, ties to even; bfloat16 as its 16 bits."""
+    if dtype == "bfloat16":
+        return encode(values, BF16)
+    with np.errstate(over="ignore"):  # large values become infinite
+        return values.astype(dtype)
+
+
+def _elements(
+    first: int, count: int, start: Counter, per_block: int, convert: Callable[[Words], Values]
+) -> Values:
+    begin, skipped = divmod(first, per_block)
+    blocks = -(-(skipped + count) // per_block)
+    words = philox(start.position + begin, blocks, start.sequence, start.seed)
+    return convert(words.reshape(-1))[skipped : skipped + count]
+
+
+def _unit_fp32(words: Words) -> Values:
+    return (words >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+
+
+def _unit_fp64(words: Words) -> Values:
+    return _wide53(words).astype(np.float64) * 2.0**-53
+
+
+def _unit_fp16(words: Words) -> Values:
+    return (words.view(np.uint16) >> np.uint16(5)).astype(np.float32) * np.float32(2**-11)
+
+
+def _unit_bf16(words: Words) -> Values:
+    return (words.view(np.uint16) >> np.uint16(8)).astype(np.float32) * np.float32(2**-8)
+
+
+def _wide53(words: Words) -> Values:
+    """Return 53-bit integers from pairs of words, composed as by curand_uniform2_double."""
+    pairs = words.reshape(-1, 2).astype(np.uint64)
+    return pairs[:, 0] ^ (pairs[:, 1] << np.uint64(21))
+
+
+def _pairs_fp32(words: Words) -> Values:
+    """Return normal values by the transform of Box and Muller (1958), two from two words."""
+    fp32, pairs = np.float32, words.reshape(-1, 2)
+    fraction = pairs[:, 0].astype(fp32) * fp32(2**-32) + fp32(2**-33)
+    radius = np.sqrt(fp32(-2) * _log_fp32(fraction))
+    quadrant = (pairs[:, 1] + np.uint32(1 << 29)) >> np.uint32(30)
+    offset = (pairs[:, 1] - (quadrant << np.uint32(30))).view(np.int32)
+    angle = (offset.astype(fp32) + fp32(0.5)) * fp32(RADIANS_FP32)
+    square = angle * angle
+    sine = _polynomial(square, SIN_FP32) * square * angle + angle
+    cosine = _polynomial(square, COS_FP32) * square * square - fp32(0.5) * square + fp32(1)
+    return _rotated(radius, sine, cosine, quadrant)
+
+
+def _pairs_fp64(words: Words) -> Values:
+    """Return normal values by the transform of Box and Muller, two from four words."""
+    pairs = _wide53(words).reshape(-1, 2)
+    radius = np.sqrt(-2.0 * _log_fp64(pairs[:, 0].astype(np.float64) * 2.0**-53 + 2.0**-54))
+    quadrant = (pairs[:, 1] + np.uint64(1 << 50)) >> np.uint64(51)
+    offset = (pairs[:, 1] - (quadrant << np.uint64(51))).view(np.int64)
+    angle = (offset.astype(np.float64) + 0.5) * RADIANS_FP64
+    square = angle * angle
+    sine = _polynomial(square, SIN_FP64) * square * angle + angle
+    cosine = _polynomial(square, COS_FP64) * square * square - 0.5 * square + 1.0
+    return _rotated(radius, sine, cosine, quadrant)
+
+
+def _rotated(radius: Values, sine: Values, cosine: Values, quadrant: Values) -> Values:
+    """Return radius * sin and radius * cos of angles, adjacent, after turns by quadrants."""
+    is_odd, is_upper = (quadrant & 1).astype(bool), (quadrant & 2).astype(bool)
+    turned_sine = np.where(is_odd, cosine, sine)
+    turned_cosine = np.where(is_odd, -sine, cosine)
+    signed_radius = np.where(is_upper, -radius, radius)
+    return np.stack([signed_radius * turned_sine, signed_radius * turned_cosine], axis=1).reshape(
+        -1
+    )
+
+
+def _log_fp32(values: Values) -> Values:
+    fp32, bit_values = np.float32, values.view(np.int32)
+    exponent = (bit_values - np.int32(SQRT_HALF_FP32)) >> np.int32(23)
+    f = (bit_values - (exponent << np.int32(23))).view(fp32) - fp32(1)  # mantissa minus 1
+    e, square = exponent.astype(fp32), f * f
+    correction = _polynomial(f, LOG_FP32) * square * f + e * fp32(LN2_LOW)
+    logarithm: Values = (correction - fp32(0.5) * square + f) + e * fp32(LN2_HIGH)
+    return logarithm
+
+
+def _log_fp64(values: Values) -> Values:
+    bit_values = values.view(np.int64)
+    exponent = (bit_values - np.int64(SQRT_HALF_FP64)) >> np.int64(52)
+    f = (bit_values - (exponent << np.int64(52))).view(np.float64) - 1.0  # mantissa minus 1
+    e, square = exponent.astype(np.float64), f * f
+    ratio = _polynomial(f, LOG_P_FP64) / _polynomial(f, LOG_Q_FP64)
+    correction = ratio * square * f + e * LN2_LOW
+    return (correction - 0.5 * square + f) + e * LN2_HIGH
+
+
+def _polynomial(x: Values, coefficients: tuple[float, ...]) -> Values:
+    """Evaluate a polynomial by Horner's rule in the type of ``x``."""
+    value = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = value * x + x.dtype.type(coefficient)
+    return value
+
+
+def _drawn(
+    first: int,
+    count: int,
+    start: Counter,
+    per_block: int,
+    draw: Callable[[Words], tuple[Values, Values]],
+) -> Values:
+    """Draw integers, and draw rejected ones again from the same block of later sequences."""
+    begin, skipped = divmod(first, per_block)
+    blocks = -(-(skipped + count) // per_block)
+    words = philox(start.position + begin, blocks, start.sequence, start.seed)
+    values, rejected = draw(words.reshape(-1))
+    values, rejected = values[skipped : skipped + count], rejected[skipped : skipped + count]
+    sequence = start.sequence
+    while (pending := np.flatnonzero(rejected)).size:
+        sequence += 1 << ATTEMPT_SHIFT
+        block, lane = np.divmod(pending + skipped, per_block)
+        words = philox(start.position + begin, block, sequence, start.seed)
+        new_values, new_rejected = draw(words.reshape(-1))
+        drawn_index = np.arange(len(pending)) * per_block + lane
+        values[pending], rejected[pending] = new_values[drawn_index], new_rejected[drawn_index]
+    return values
+
+
+def _high_half(a: Values, b: np.uint64) -> Values:
+    """Return the high 64 bits of products of 64-bit integers."""
+    half, low_mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    a_low, a_high, b_low, b_high = a & low_mask, a >> half, b & low_mask, b >> half
+    middle = a_high * b_low + (a_low * b_low >> half)
+    other_middle = a_low * b_high + (middle & low_mask)
+    high: Values = a_high * b_high + (middle >> half) + (other_middle >> half)
+    return high
+
+
+def _feistel(values: Values, keys: Words, left_bits: int, right_bits: int) -> Values:
+    """Apply a Feistel network whose halves have 4 to 32 bits."""
+    left_mask, right_mask = (np.uint32((1 << width) - 1) for width in (left_bits, right_bits))
+    left = (values >> np.uint64(right_bits)).astype(np.uint32)
+    right = values.astype(np.uint32) & right_mask
+    for number in range(0, ROUNDS, 2):
+        left ^= _mix(right ^ keys[number]) & left_mask
+        right ^= _mix(left ^ keys[number + 1]) & right_mask
+    return left.astype(np.uint64) << np.uint64(right_bits) | right
+
+
+def _mix(words: Words) -> Words:
+    """Return the finalizer of MurmurHash3 (A. Appleby): each input bit changes half of the output bits."""
+    words = (words ^ words >> np.uint32(16)) * np.uint32(0x85EBCA6B)
+    words = (words ^ words >> np.uint32(13)) * np.uint32(0xC2B2AE35)
+    return words ^ words >> np.uint32(16)
