@@ -135,7 +135,7 @@ static bool parse_profile(PyObject *args, PyObject *keywords, profile_options *o
 }
 
 PyDoc_STRVAR(profile_doc, "profile(library, delay=0, duration=0, range='', paused=False, now=False)\n--\n\n"
-                          "Record the kernels, copies, fills and synchronizations of this process with\n"
+                          "Record the kernels, copies and fills of this process with\n"
                           "CUPTI, and the calls that start them. library is the path of libcupti.so.\n\n"
                           "The profile begins at the first use of CUDA, or with now immediately, and ends\n"
                           "with finish(). delay and duration are in seconds; duration 0 has no limit.\n"

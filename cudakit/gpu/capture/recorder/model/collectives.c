@@ -472,6 +472,14 @@ void collectives_set_refusal(const char *reason)
     refusal = reason;
 }
 
+void collectives_discard_plans(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+    while (plans)
+        remove_plan(plans);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
 void collectives_clear(void)
 {
     while (plans)
