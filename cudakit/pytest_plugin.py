@@ -59,9 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--cuda-sanitize-accesses",
-        choices=("exact", "arguments"),
-        help="accesses of kernels: recorded exactly, or assumed from pointer arguments"
-        " (default: exact if possible)",
+        choices=("auto", "exact", "arguments"),
+        help="accesses of kernels: recorded exactly, recorded until they repeat, or assumed from"
+        " pointer arguments (default: exact if possible)",
     )
     group.addoption(
         "--cuda-profile",

@@ -44,6 +44,9 @@ class Settings:
     frames: Mapping[str, str] = field(default_factory=dict)
     # Paths of the device patches, by compute capability, such as "90".
     patches: Mapping[str, str] = field(default_factory=dict)
+    templates: bool = (
+        False  # whether launches are not recorded whose accesses are known from others
+    )
     follow: bool = True  # whether to record child processes
 
 

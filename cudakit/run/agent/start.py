@@ -111,7 +111,12 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     try:
         _refuse_loaded_cuda(settings["library"])
         nvtx_tool = recorder.start(
-            spool.directory, settings["library"], walker_address, patches, memory_only
+            spool.directory,
+            settings["library"],
+            walker_address,
+            patches,
+            memory_only,
+            settings["templates"],
         )
     except RuntimeError as error:
         if not memory_only:
