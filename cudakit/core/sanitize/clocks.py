@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, TypeAlias
 
-from cudakit.core.sanitize.races import Sync
+from cudakit.core.sanitize.races import CollectiveOperation, Sync
 from cudakit.trace.kinds import AccessMode, Precision
 from cudakit.trace.ranges import OpenRange
 
@@ -117,6 +117,7 @@ class Call:
     node: int = 0  # number of the graph node; 0 outside of graphs
     # The release of a stream-ordered free: the driver orders the next allocation of the memory after it.
     release: Release | None = None
+    collective: CollectiveOperation | None = None  # None for other calls than collectives
 
 
 @dataclass(slots=True, eq=False)

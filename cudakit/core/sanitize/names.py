@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from cudakit.core.sanitize.races import NamedRange
+from cudakit.core.sanitize.races import CollectiveOperation, NamedRange
 from cudakit.document import Frame
 from cudakit.trace.kernel_names import cut
-from cudakit.trace.kinds import StreamFlag
+from cudakit.trace.kinds import CollectiveFunction, StreamFlag
 
 # A function that returns the demangled form of a mangled name, and other names unchanged.
 Demangle: TypeAlias = Callable[[str], str]
@@ -30,6 +30,31 @@ def stream_name(number: int, flag: StreamFlag | None) -> str:
             return f"stream {number} (non-blocking)"
         case _:
             return f"stream {number}"
+
+
+_COLLECTIVE_NAMES = {
+    CollectiveFunction.UNKNOWN: "unknown collective",
+    CollectiveFunction.ALL_REDUCE: "all-reduce",
+    CollectiveFunction.ALL_GATHER: "all-gather",
+    CollectiveFunction.REDUCE_SCATTER: "reduce-scatter",
+    CollectiveFunction.BROADCAST: "broadcast",
+    CollectiveFunction.REDUCE: "reduce",
+    CollectiveFunction.SEND: "send",
+    CollectiveFunction.RECEIVE: "receive",
+}
+
+
+def collective_name(operation: CollectiveOperation) -> str:
+    """Return the name of a collective with its ranks: ``all-reduce (rank 0 of 2)``."""
+    name = _COLLECTIVE_NAMES[operation.function]
+    other_rank = {
+        CollectiveFunction.SEND: f" to rank {operation.root}",
+        CollectiveFunction.RECEIVE: f" from rank {operation.root}",
+    }.get(operation.function, "")
+    if operation.rank < 0:
+        return f"{name}{other_rank}"
+    ranks = f" of {operation.rank_count}" if operation.rank_count else ""
+    return f"{name}{other_rank} (rank {operation.rank}{ranks})"
 
 
 MAX_RANGE_NAME_LENGTH = 60

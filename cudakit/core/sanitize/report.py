@@ -16,6 +16,7 @@ from cudakit.core.sanitize.names import (
     Demangle,
     call_site,
     call_site_index,
+    collective_name,
     in_range,
     is_program_frame,
     stream_name,
@@ -89,10 +90,15 @@ class RaceDecoder:
     def side(self, operation: Operation) -> Side:
         """Return an operation as a side of a race."""
         stack = self.stacks(operation.site)
-        kernel = self.demangle(operation.name) if operation.kind is EventKind.LAUNCH else None
+        has_kernel = operation.kind in (EventKind.LAUNCH, EventKind.COLLECTIVE)
+        kernel = self.demangle(operation.name) if has_kernel else None
         return Side(
             stream=stream_name(operation.stream, self.streams.get(operation.stream)),
-            operation=_operation_text(operation.kind, kernel),
+            operation=(
+                collective_name(operation.collective)
+                if operation.collective
+                else _operation_text(operation.kind, kernel)
+            ),
             stack=stack,
             site=call_site_index(stack),
             stream_number=operation.stream,
@@ -111,6 +117,8 @@ class RaceDecoder:
             graph=operation.graph,
             node=operation.node,
             ranges=operation.ranges,
+            from_template=operation.from_template,
+            collective=operation.collective,
         )
 
     def _memory(self, allocation: Allocation | None) -> Memory | None:
@@ -271,7 +279,10 @@ class Report:
 
     def _identity(self, decoder: RaceDecoder, operation: Operation) -> tuple[object, ...]:
         # Equal stacks are one object, so their identity replaces a comparison of all frames.
-        return operation.kind, operation.name, id(decoder.stacks(operation.site))
+        # The kernel of a collective depends on the size of its buffers.
+        collective = operation.collective
+        name = collective.function if collective else operation.name
+        return operation.kind, name, id(decoder.stacks(operation.site))
 
     def _stack(self, trace_id: tuple[int, int], stacks: Sequence[Stack], number: int) -> _Frames:
         """Return a call stack; ``trace_id`` is a PID and a trace number."""

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cudakit.core.sanitize.races import Confidence, Coverage, NamedRange, RaceKind, SyncKind
+from cudakit.core.sanitize.races import (
+    CollectiveOperation,
+    Confidence,
+    Coverage,
+    NamedRange,
+    RaceKind,
+    SyncKind,
+)
 from cudakit.document import Frame
 from cudakit.trace.kinds import AllocationKind, Precision
 
@@ -21,7 +28,9 @@ class Side:
     """One of the two operations of a race."""
 
     stream: str  # name of the stream, as in the report
-    operation: str  # operation, as in the report: kernel NAME, copy, fill, allocation or free
+    operation: (
+        str  # operation, as in the report: kernel NAME, copy, fill, allocation, free or all-reduce
+    )
     stack: tuple[Frame, ...]  # call stack that enqueued the operation
     site: int  # index of the call site in `stack`
     stream_number: int  # number of the stream, unique within the process; 0 is the host
@@ -40,6 +49,10 @@ class Side:
     graph: int  # number of the CUDA graph that contains the operation; 0 if none does
     node: int  # number of the graph node, from 1
     ranges: tuple[NamedRange, ...] = ()  # open NVTX ranges at the call, outermost first
+    collective: CollectiveOperation | None = None  # collective of NCCL; null for other operations
+    from_template: bool = (
+        False  # whether the accesses are known from earlier launches of the kernel
+    )
 
 
 @dataclass(frozen=True, slots=True)
