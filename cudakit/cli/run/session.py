@@ -60,12 +60,8 @@ class RunSpec:
     suppress: tuple[str, ...]
     baseline: str | None
     write_baseline: str | None
-<<<<<<< HEAD
     internal: bool
-    accesses: Literal["exact", "arguments"] | None
-=======
     accesses: Literal["auto", "exact", "arguments"] | None
->>>>>>> main
     stop_on_first: bool
     host_threads: Literal["joined", "strict"]
     on_missing: Literal["refuse", "run"]

@@ -121,13 +121,9 @@ class _TraceAnalysis:
 
     def analyze(self, records: Records, report: Report) -> list[Race]:
         """Add the races in reordered records to a report; return the races that are findings."""
-<<<<<<< HEAD
         self.stream_use.feed(records, self.last_batch.stacks)
-        races = self.engine.feed(records, self.last_batch.strings)
-=======
         records = self.templates.insert(records, self.engine.coverage)
         races = self.templates.mark(self.engine.feed(records, self.last_batch.strings))
->>>>>>> main
         report.add(
             self.last_batch.process,
             races,
