@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "containers.h"
+#include "model/allocations.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 #include "write/spool.h"
@@ -361,6 +362,9 @@ void collective_add(uint64_t id, uint64_t call_id, const collective *operation)
         rec->site = call ? call->site : 0;
         rec->collective.send = operation->send;
         rec->collective.receive = operation->receive;
+        /* The buffers are reported after the launch, so that their order with other work is unknown here. */
+        allocations_contest(operation->send);
+        allocations_contest(operation->receive);
         rec->collective.element_count = described->count;
         rec->collective.communicator = owner->communicator;
         rec->collective.sequence = call ? call->sequence : ++of_plan->operations;
@@ -475,6 +479,14 @@ bool collectives_write_node(CUgraphNode handle, const record *node_record)
 void collectives_set_refusal(const char *reason)
 {
     refusal = reason;
+}
+
+void collectives_discard_plans(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+    while (plans)
+        remove_plan(plans);
+    pthread_mutex_unlock(&recorder_lock);
 }
 
 void collectives_clear(void)
