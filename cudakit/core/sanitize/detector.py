@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from cudakit.core.sanitize.different_calls import CallComparison
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.owners import StreamUse
 from cudakit.core.sanitize.races import Confidence, Coverage, Race
@@ -34,9 +35,11 @@ class RaceDetector:
             Engine, strict_threads=strict_threads, report_possible=report_possible
         )
         self._traces: dict[tuple[int, int], _TraceAnalysis] = {}
+        self._calls = CallComparison()
 
     def feed(self, batch: Batch, report: Report) -> list[Race]:
         """Analyze a batch; return its races that are findings, including suppressed ones."""
+        self._calls.feed(batch)
         analysis = self._analysis_of(batch)
         analysis.streams.update(_created_streams(batch.records))
         return analysis.analyze(analysis.buffer.feed(batch.records), report)
@@ -46,6 +49,7 @@ class RaceDetector:
 
         Returns the races that are findings, by process and number of the trace.
         """
+        self._calls.finish()
         return {
             trace: analysis.analyze(analysis.buffer.flush(), report)
             for trace, analysis in self._traces.items()
@@ -72,6 +76,7 @@ class RaceDetector:
             notes=notes,
             incomplete=incomplete,
             no_gpu_work=no_gpu_work,
+            different_calls=tuple(self._calls.results()),
         )
 
     @property

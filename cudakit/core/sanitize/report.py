@@ -33,6 +33,7 @@ from cudakit.core.sanitize.races import (
 )
 from cudakit.core.sanitize.result import (
     BaselineUse,
+    DifferentCalls,
     FoundRace,
     KnownRace,
     LastSync,
@@ -238,6 +239,7 @@ class Report:
         notes: Sequence[str] = (),
         incomplete: Sequence[str] = (),
         no_gpu_work: str | None = None,
+        different_calls: tuple[DifferentCalls, ...] = (),
     ) -> SanitizeResult:
         """Return the result. ``coverage`` is by PID, ``gaps`` are the counts of each trace."""
         total_coverage = sum(coverage.values(), Coverage())
@@ -260,6 +262,7 @@ class Report:
             no_gpu_work=no_gpu_work,
             baseline=self._baseline_use(),
             internal=self._internal,
+            different_calls=different_calls,
         )
 
     def _add(self, decoder: RaceDecoder, race: Race, stream_use: StreamUse) -> bool:

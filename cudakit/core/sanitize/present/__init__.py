@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cudakit.core.sanitize.present import coverage, races
+from cudakit.core.sanitize.present.different_calls import call_sections, calls_note
 from cudakit.core.sanitize.races import RaceKind
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.document import Document, Node, Note, Section
@@ -24,7 +25,11 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
         for number, race in enumerate(shown_races, start=1)
     ]
     counted_races = sum(map(result.is_counted, shown_races))
-    nodes: list[Node] = [*_incomplete_notes(result), *sections[:counted_races]]
+    nodes: list[Node] = [
+        *_incomplete_notes(result),
+        *call_sections(result.different_calls),
+        *sections[:counted_races],
+    ]
     if library_sections := sections[counted_races:]:
         nodes.append(_library_section(library_sections))
     omitted_count = len(result.races) - len(shown_races)
@@ -55,6 +60,7 @@ def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
     return (
         capitalized(verdict),
         *_incomplete_notes(result),
+        *map(calls_note, result.different_calls),
         *notes_on_races,
         *coverage.recorder_notes(result),
     )
@@ -79,6 +85,8 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
         yield f"{races:,} race{'s' if races > 1 else ''}{between}"
     else:
         yield coverage.NOTHING_RECORDED if coverage.is_empty(result) else "no races found"
+    if different := len(result.different_calls):
+        yield f"{different:,} collective{'s' if different > 1 else ''} called differently by ranks"
     if occurrence_count > races:
         yield f"found {format_count(occurrence_count)} times"
     if library_races := len(result.races) - races:
