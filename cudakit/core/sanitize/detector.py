@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from cudakit.core.sanitize.different_calls import CallComparison
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.races import Confidence, Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
@@ -33,9 +34,11 @@ class RaceDetector:
             Engine, strict_threads=strict_threads, report_possible=report_possible
         )
         self._traces: dict[tuple[int, int], _TraceAnalysis] = {}
+        self._calls = CallComparison()
 
     def feed(self, batch: Batch, report: Report) -> list[Race]:
         """Analyze a batch; return its races that are findings, including suppressed ones."""
+        self._calls.feed(batch)
         analysis = self._analysis_of(batch)
         analysis.streams.update(_created_streams(batch.records))
         return analysis.analyze(analysis.buffer.feed(batch.records), report)
@@ -45,6 +48,7 @@ class RaceDetector:
 
         Returns the races that are findings, by process and number of the trace.
         """
+        self._calls.finish()
         return {
             trace: analysis.analyze(analysis.buffer.flush(), report)
             for trace, analysis in self._traces.items()
@@ -71,6 +75,7 @@ class RaceDetector:
             notes=notes,
             incomplete=incomplete,
             no_gpu_work=no_gpu_work,
+            different_calls=tuple(self._calls.results()),
         )
 
     @property

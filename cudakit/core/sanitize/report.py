@@ -24,6 +24,7 @@ from cudakit.core.sanitize.names import (
 from cudakit.core.sanitize.races import Allocation, Confidence, Coverage, Operation, Race, Sync
 from cudakit.core.sanitize.result import (
     BaselineUse,
+    DifferentCalls,
     FoundRace,
     KnownRace,
     LastSync,
@@ -222,6 +223,7 @@ class Report:
         notes: Sequence[str] = (),
         incomplete: Sequence[str] = (),
         no_gpu_work: str | None = None,
+        different_calls: tuple[DifferentCalls, ...] = (),
     ) -> SanitizeResult:
         """Return the result. ``coverage`` is by PID, ``gaps`` are the counts of each trace."""
         total_coverage = sum(coverage.values(), Coverage())
@@ -243,6 +245,7 @@ class Report:
             incomplete=tuple(incomplete),
             no_gpu_work=no_gpu_work,
             baseline=self._baseline_use(),
+            different_calls=different_calls,
         )
 
     def _add(self, decoder: RaceDecoder, race: Race) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cudakit.core.sanitize.present import coverage, races
+from cudakit.core.sanitize.present.different_calls import call_sections, calls_note
 from cudakit.core.sanitize.races import RaceKind
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.document import Document, Node, Note, Section
@@ -14,7 +15,7 @@ from cudakit.units import capitalized, format_count
 def report(result: SanitizeResult, *, top: int = 20) -> Document:
     """Return the report with the first ``top`` races, or with all races if ``top`` is 0."""
     shown_races = result.races if top == 0 else result.races[:top]
-    nodes: list[Node] = list(_incomplete_notes(result))
+    nodes: list[Node] = [*_incomplete_notes(result), *call_sections(result.different_calls)]
     nodes += [
         races.race_section(race, number, several_processes=len(result.processes) > 1)
         for number, race in enumerate(shown_races, start=1)
@@ -37,6 +38,7 @@ def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
     return (
         capitalized(verdict),
         *_incomplete_notes(result),
+        *map(calls_note, result.different_calls),
         *notes_on_races,
         *coverage.recorder_notes(result),
     )
@@ -60,6 +62,8 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
         yield f"{races:,} race{'s' if races > 1 else ''}{between}"
     else:
         yield coverage.NOTHING_RECORDED if coverage.is_empty(result) else "no races found"
+    if different := len(result.different_calls):
+        yield f"{different:,} collective{'s' if different > 1 else ''} called differently by ranks"
     if occurrence_count > races:
         yield f"found {format_count(occurrence_count)} times"
     if result.incomplete:
