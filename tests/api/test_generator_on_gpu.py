@@ -46,7 +46,8 @@ extern "C" __global__ void wide_normals(double2* out, unsigned long long seed, u
     curand_init(seed, subsequence, offset, &state);
     for (int i = 0; i < count; ++i) out[i] = curand_normal2_double(&state);
 }
-extern "C" __global__ void wide_uniforms(double2* out, unsigned long long seed, unsigned long long subsequence,
+extern "C" __global__ void wide_uniforms(double2* out, unsigned long long seed,
+                                         unsigned long long subsequence,
                                          unsigned long long offset, int count) {
     curandStatePhilox4_32_10_t state;
     curand_init(seed, subsequence, offset, &state);
