@@ -92,3 +92,7 @@ class CudaError(EnvironmentUnusable):
         super().__init__(f"{name}: {explanation}", hint=hint)
         self.code = code
         self.name = name
+
+
+class CollectiveError(EnvironmentUnusable):
+    """A collective operation failed, or a process that takes part in collective operations ended."""

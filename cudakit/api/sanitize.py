@@ -18,7 +18,7 @@ from cudakit.gpu.demangle import demangle
 from cudakit.trace.spool import Batch
 
 GpuChoice: TypeAlias = Literal["auto", "sim"]
-Accesses: TypeAlias = Literal["exact", "arguments"]
+Accesses: TypeAlias = Literal["auto", "exact", "arguments"]
 
 
 class Sanitized:
@@ -36,8 +36,12 @@ class Sanitized:
 
     @property
     def races(self) -> tuple[FoundRace, ...]:
-        """The races, in order of decreasing confidence."""
-        return self.result.races
+        """The races of the program, in order of decreasing confidence.
+
+        ``result.races`` also has the races inside libraries.
+        """
+        result = self.result
+        return tuple(filter(result.is_counted, result.races))
 
     def close(self) -> None:
         """Store the result, because the block has ended."""

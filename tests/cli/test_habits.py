@@ -38,6 +38,7 @@ LINES = {
     "bench graph": ["--gpu", "sim", "--nodes", "1", "--topologies", "chain", "--steps", "launch"],
     "bench launch": ["--gpu", "sim", "--calls", "launch"],
     "bench memory": ["--gpu", "sim", "--sizes", "64KiB", "--operations", "copy"],
+    "bench nccl": ["--gpu", "sim", "--sizes", "4KiB", "--operations", "broadcast"],
     "bench suite": ["--gpu", "sim", "--quick"],
     "cache clear": [],
     "cache show": [],

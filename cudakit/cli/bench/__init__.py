@@ -6,6 +6,7 @@ import click
 
 from cudakit.cli.bench.compare import compare
 from cudakit.cli.bench.gemm import gemm
+from cudakit.cli.bench.nccl import nccl
 from cudakit.cli.bench.options import EFFORT_OPTIONS, MEASUREMENT
 from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory, suite
 from cudakit.cli.failure import ExitCode
@@ -49,5 +50,5 @@ def bench(context: click.Context) -> None:
         context.exit(ExitCode.USAGE)
 
 
-for _command in (gemm, memory, copy, launch, alloc, graph, suite, compare):
+for _command in (gemm, memory, copy, launch, alloc, graph, nccl, suite, compare):
     bench.add_command(_command)

@@ -40,7 +40,7 @@ def name_list(choices: str | Sequence[str] | Callable[[], Iterable[str]]) -> Val
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parse ``64KiB,1MiB..1GiB`` as bytes; the sizes of a range double."""
+    """Parse ``64KiB,1MiB..1GiB`` as bytes; the sizes of a range double, or grow by N in ``1MiB..1GiB:N``."""
     sizes_bytes = [size for item in _split_list(text) for size in _parse_range(item)]
     return tuple(dict.fromkeys(sizes_bytes))
 
@@ -64,14 +64,16 @@ def _split_list(text: str) -> list[str]:
 
 
 def _parse_range(text: str) -> list[int]:
-    low, dots, high = text.partition("..")
+    low, dots, rest = text.partition("..")
+    high, colon, factor_text = rest.partition(":")
     first, last = byte_size(low), byte_size(high) if dots else byte_size(low)
-    if dots and not 0 < first <= last:
+    factor = int(factor_text) if factor_text.isdecimal() else 0 if colon else 2
+    if (dots and not 0 < first <= last) or factor < 2:
         raise click.BadParameter(
-            f"{text.strip()!r} is not an ascending range; write for example 1MiB..1GiB"
+            f"{text.strip()!r} is not an ascending range; write for example 1MiB..1GiB or 1KiB..1GiB:4"
         )
-    doubled = [first << i for i in range(_MAX_SIZES) if first << i <= last or not i]
-    return doubled if dots else doubled[:1]
+    powers = [first * factor**i for i in range(_MAX_SIZES)]
+    return [size for size in powers if size <= last] if dots else [first]
 
 
 def sizes_option(meaning: str) -> Decorator:
@@ -81,7 +83,8 @@ def sizes_option(meaning: str) -> Decorator:
         "sizes_bytes",
         type=Value((), parse_sizes),
         metavar="SIZE,...",
-        help=f"{meaning}: a list (64KiB,1MiB) or a range that doubles (1MiB..1GiB).",
+        help=f"{meaning}: a list (64KiB,1MiB), a range that doubles (1MiB..1GiB) or grows by a factor "
+        "(1KiB..1GiB:4).",
     )
 
 

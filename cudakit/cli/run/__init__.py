@@ -71,6 +71,11 @@ WRITE_BASELINE = option(
     metavar="FILE",
     help="Write the races to FILE, for --baseline. These races do not make the exit code 1.",
 )
+INTERNAL = option(
+    "--internal",
+    is_flag=True,
+    help="Count races inside libraries, too: they make the exit code 1.",
+)
 HOST_THREADS = option(
     "--host-threads",
     type=click.Choice(["joined", "strict"]),
@@ -178,11 +183,12 @@ _RACES = option_group(
     SUPPRESS,
     BASELINE,
     WRITE_BASELINE,
+    INTERNAL,
     option(
         "--accesses",
-        type=click.Choice(["exact", "arguments"]),
-        help="Accesses of kernels: exact (observed while the kernels run) or arguments (assumed from their "
-        "pointer arguments).  [default: exact if available]",
+        type=click.Choice(["auto", "exact", "arguments"]),
+        help="Accesses of kernels: exact (observed while the kernels run), auto (observed until they repeat) "
+        "or arguments (assumed from their pointer arguments).  [default: exact if available]",
     ),
     option("--stop-on-first", is_flag=True, help="Stop the program at its first race."),
     HOST_THREADS,

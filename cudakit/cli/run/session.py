@@ -60,7 +60,8 @@ class RunSpec:
     suppress: tuple[str, ...]
     baseline: str | None
     write_baseline: str | None
-    accesses: Literal["exact", "arguments"] | None
+    internal: bool
+    accesses: Literal["auto", "exact", "arguments"] | None
     stop_on_first: bool
     host_threads: Literal["joined", "strict"]
     on_missing: Literal["refuse", "run"]
@@ -130,6 +131,7 @@ class RunSpec:
             "--suppress": self.suppress,
             "--baseline": self.baseline,
             "--write-baseline": self.write_baseline,
+            "--internal": self.internal,
             "--accesses": self.accesses,
             "--host-threads": self.host_threads == "strict",
             "--stop-on-first": self.stop_on_first,
@@ -201,6 +203,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         show=Confidence(spec.show),
         suppress=spec.suppress,
         baseline=match_baseline(spec.baseline),
+        internal=spec.internal,
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",
@@ -223,6 +226,11 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         ready_recorder, reason = add_device_patches(ready_recorder, spec.accesses, patches)
         if reason:
             monitor.add_note(reason)
+        if ready_recorder.templates and spec.host_threads == "strict":
+            ready_recorder = replace(ready_recorder, templates=False)
+            monitor.add_note(
+                "all launches are recorded: --host-threads strict excludes --accesses auto"
+            )
         settings = replace(settings, **ready_recorder.settings())
     memory = None
     if path:

@@ -30,12 +30,13 @@ from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.sample import end_sampling, sample
 from cudakit.core.bench.spec import Spec
 from cudakit.core.bench.summarize import Machine, summarize_case, summarize_run
-from cudakit.core.bench.timer import Timer
+from cudakit.core.bench.timer import SampleTimer, Timer
 from cudakit.core.bench.verify import verify
 from cudakit.core.bench.warm_up import warm_up
 from cudakit.core.bench.warnings import result_warnings
 from cudakit.core.bench.workload import UnsupportedCase, Workload
 from cudakit.core.bench.workloads.graph_costs import graph_costs
+from cudakit.errors import CollectiveError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.run_context import RunContext
 
@@ -67,11 +68,13 @@ def run(
     run_context: RunContext | None = None,
     cases: Sequence[Case] | None = None,
     now_ns: Callable[[], int] = time.time_ns,
+    open_timer: Callable[[Gpu], SampleTimer] = Timer,
 ) -> BenchResult:
     """Measure the cases of a Spec, or ``cases`` instead.
 
     A case whose values are wrong, or that a library does not support, has a result without a time. After a
     KeyboardInterrupt the result has the measurements so far; if there are none, the interrupt propagates.
+    A CollectiveError has the same effect, and becomes a warning. ``open_timer`` opens the timer of the run.
     Raises InputError, before any allocation, for a case that does not fit in memory, UnsupportedCase if no
     case is supported, and the errors of workloads and device.
     """
@@ -81,9 +84,9 @@ def run(
     check_fit(cases, gpu.memory_info().free_bytes, run_context.host.available_bytes)
     machine = Machine(gpu.simulated, gpu.facts(), run_context)
     measured_cases: list[_MeasuredCase] = []
-    is_complete = False
+    is_complete, failure = False, ""
     try:
-        with closing(Timer(gpu)) as timer:
+        with closing(open_timer(gpu)) as timer:
             for index, (case, share_s) in enumerate(share_budget(spec, cases, timer.now_s)):
                 libraries, variables = case.implementations, run_context.variables
                 method = plan_method(
@@ -96,11 +99,14 @@ def run(
                     break
             else:
                 is_complete = True
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, CollectiveError) as error:
         if all(measured_case.outcome is None for measured_case in measured_cases):
             raise
+        failure = error.message if isinstance(error, CollectiveError) else ""
     results = _summarize(machine, measured_cases, is_complete=is_complete)
     warnings = tuple(result_warnings(results, _titles_by_warning(measured_cases)))
+    if failure:
+        warnings = (f"the measurement ended early: {failure}", *warnings)
     costs_of_graphs = graph_costs(results)
     return BenchResult(
         gpu.simulated, spec.bench, begin_ns, is_complete, warnings, results, costs_of_graphs
@@ -141,7 +147,7 @@ def _titles_by_warning(measured_cases: Sequence[_MeasuredCase]) -> Mapping[str, 
 
 
 def measure_case(
-    timer: Timer,
+    timer: SampleTimer,
     workloads: Sequence[Workload],
     method: Method,
     *,
@@ -196,7 +202,7 @@ def measure_case(
 
 
 def measure_round(
-    timer: Timer,
+    timer: SampleTimer,
     workloads: Sequence[Workload],
     method: Method,
     progress: Progress,
@@ -258,11 +264,11 @@ def _distinct_names(workloads: Sequence[Workload]) -> tuple[str, ...]:
     if len(set(names)) == len(names):
         return names
     first_axes, *other_axes = (workload.axes for workload in workloads)
-    differing = [
+    differing_axes = [
         name
         for name in first_axes
         if any(axes.get(name) != first_axes[name] for axes in other_axes)
     ]
     return tuple(
-        " ".join(str(workload.axes.get(name)) for name in differing) for workload in workloads
+        " ".join(str(workload.axes.get(name)) for name in differing_axes) for workload in workloads
     )

@@ -11,7 +11,7 @@ from cudakit.core.bench.labels import workload_label
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.sample_work import BufferRotation
-from cudakit.core.bench.timer import SampleWork, Timer
+from cudakit.core.bench.timer import SampleTimer, SampleWork
 from cudakit.core.bench.verify import verify
 from cudakit.core.bench.workload import (
     Axis,
@@ -35,7 +35,7 @@ class WorkloadRun:
     """One workload in one round: its buffers, the work of a sample, and the data that each step recorded."""
 
     def __init__(
-        self, timer: Timer, workload: Workload, prepared: Prepared, method: Method
+        self, timer: SampleTimer, workload: Workload, prepared: Prepared, method: Method
     ) -> None:
         self.title = workload_label(workload)
         self.timer, self.workload, self.prepared, self.method = timer, workload, prepared, method
@@ -80,7 +80,7 @@ class WorkloadRun:
 
 
 def prepare(
-    timer: Timer, workloads: Sequence[Workload], method: Method, cleanup: ExitStack
+    timer: SampleTimer, workloads: Sequence[Workload], method: Method, cleanup: ExitStack
 ) -> list[WorkloadRun]:
     """Allocate, fill and verify the buffers of every workload; ``cleanup`` releases them.
 
@@ -97,14 +97,14 @@ def prepare(
     ]
 
 
-def _prepare(timer: Timer, workload: Workload, method: Method) -> Prepared:
+def _prepare(timer: SampleTimer, workload: Workload, method: Method) -> Prepared:
     try:
         return workload.prepare(timer.gpu, method.seed)
     except Unsupported as reason:
         raise UnsupportedCase(workload, reason, {}) from reason
 
 
-def rotate_buffers(timer: Timer, prepared: Prepared, method: Method) -> int:
+def rotate_buffers(timer: SampleTimer, prepared: Prepared, method: Method) -> int:
     """Allocate the buffer sets that the L2 state needs, and return their number."""
     sets = buffer_sets(
         method.cache,

@@ -108,6 +108,41 @@ class GraphCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class RankFacts:
+    """One rank of a group that performs collective operations, with its process and its GPU."""
+
+    host: str  # Name of the host.
+    process: int  # Process id.
+    device: int  # CUDA device index in the process.
+    gpu: str  # Name of the GPU model.
+    uuid: str  # UUID of the GPU; "" if unknown.
+    pci_bus_id: str  # PCI address of the GPU; "" if unknown.
+    nccl_version: str  # Version of NCCL: "2.28.9".
+    nccl_path: str  # Path of NCCL's shared library.
+    free_bytes: int  # Free device memory before the measurement.
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRate:
+    """The bandwidths of one case of collective operations, as nccl-tests define them."""
+
+    bus_factor: float | Unavailable  # Bus bandwidth divided by algorithm bandwidth.
+    algbw_bytes_per_s: float | Unavailable  # Algorithm bandwidth: the size divided by the time.
+    busbw_bytes_per_s: float | Unavailable  # Bus bandwidth; unavailable for one rank.
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """The ranks and the bandwidths of a benchmark of collective operations."""
+
+    ranks: tuple[RankFacts, ...]  # Ranks in their order.
+    variables: Mapping[str, str]  # Environment variables NCCL_* of rank 0.
+    # Connection of each pair of ranks on the host of rank 0, by "0-1": "NV18" (nvidia-smi topo -m).
+    links: Mapping[str, str]
+    rates: tuple[CollectiveRate, ...]  # Bandwidths of each item of ``results``.
+
+
+@dataclass(frozen=True, slots=True)
 class BenchResult:
     """The result of one ``cudakit bench`` command on one device."""
 
@@ -119,3 +154,6 @@ class BenchResult:
     warnings: tuple[str, ...]  # Reasons to doubt the figures.
     results: tuple[CaseResult, ...]  # A result per case and library, in the order measured.
     graphs: tuple[GraphCosts, ...] = ()  # Costs of graphs; empty for other benches.
+    collectives: Collectives | None = (
+        None  # Ranks and bandwidths of collectives; null for other benches.
+    )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from cudakit.core.bench.l2_cache import MAX_SETS
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.timer import MAX_QUEUED, Enqueue, SampleWork, Timer
-from cudakit.errors import CudaError, UsageError
-from cudakit.gpu.api import Graph, Graphs, Stream
+from cudakit.core.bench.timer import MAX_QUEUED, Enqueue, SampleTimer, SampleWork
+from cudakit.errors import UsageError
+from cudakit.gpu.api import Stream
 
 
 class BufferRotation:
@@ -56,7 +55,7 @@ class BufferRotation:
 
 
 def make_sample_work(
-    timer: Timer, rotation: BufferRotation, method: Method, estimate_s: float
+    timer: SampleTimer, rotation: BufferRotation, method: Method, estimate_s: float
 ) -> SampleWork:
     """Return the work of a sample; ``estimate_s`` is the estimated time of one execution.
 
@@ -85,25 +84,20 @@ def make_sample_work(
 
 
 def _graph_work(
-    timer: Timer, rotation: BufferRotation, executions: int, enqueue_before: Enqueue | None
+    timer: SampleTimer, rotation: BufferRotation, executions: int, enqueue_before: Enqueue | None
 ) -> SampleWork:
     """Capture executions in a graph, which a sample replays."""
-    gpu = timer.gpu
-    graph = capture(gpu, timer.stream, partial(rotation.capture, count=executions))
-    executable = gpu.instantiate(graph)
-    gpu.destroy_graph(graph)
+    graph = timer.capture(partial(rotation.capture, count=executions))
 
     def replay(stream: Stream) -> None:
-        gpu.graph_launch(executable, stream)
+        graph.launch(stream)
         rotation.advance(executions)
 
-    return SampleWork(
-        replay, executions, enqueue_before, close=partial(gpu.destroy_graph_exec, executable)
-    )
+    return SampleWork(replay, executions, enqueue_before, close=graph.close)
 
 
 def _work_before_sample(
-    timer: Timer, rotation: BufferRotation, *, flushes: bool, interleaved: bool
+    timer: SampleTimer, rotation: BufferRotation, *, flushes: bool, interleaved: bool
 ) -> Enqueue | None:
     """Return the untimed work before each sample.
 
@@ -130,15 +124,3 @@ def _executions_per_graph(method: Method, estimate_s: float, sets: int) -> int:
     """Return the number of executions per graph: a multiple of the number of buffer sets."""
     rotations = -(-min(_executions_per_batch(method, estimate_s), MAX_SETS) // sets)
     return sets * max(1, min(rotations, MAX_SETS // sets))
-
-
-def capture(gpu: Graphs, stream: Stream, work: Enqueue) -> Graph:
-    """Capture the work that ``work`` enqueues on a stream in a graph. Any error ends the capture."""
-    gpu.capture_begin(stream)
-    try:
-        work(stream)
-    except BaseException:
-        with suppress(CudaError):  # Report the error that ended the capture.
-            gpu.destroy_graph(gpu.capture_end(stream))
-        raise
-    return gpu.capture_end(stream)

@@ -13,6 +13,8 @@ from typing import ClassVar, Protocol, TypeAlias, get_args
 from cudakit.core.bench.method import Cache, Method, Mode, Rule
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api.collectives import OPERATIONS as COLLECTIVE_OPERATIONS
+from cudakit.gpu.api.elements import ELEMENTS
 from cudakit.gpu.api.gemm import LIBRARIES, Algorithm, Gemm, GemmSettings, Library
 from cudakit.kernels.bandwidth import WIDTH_BYTES
 
@@ -48,6 +50,10 @@ STEPS = (
     "replay",
     "eager",
 )
+# Places of the buffers of a collective: in place, the send and receive buffers share memory.
+PLACES = ("out-of-place", "in-place")
+# Libraries that bench nccl measures beside NCCL.
+COLLECTIVE_BASELINES = ("torch",)
 # Kinds of matrix data; "int" stands for small integers, whose sums are exact.
 FILLS = ("uniform", "normal", "int", "zeros", "ones")
 
@@ -58,6 +64,8 @@ _MODES = ("isolated", "batch", "graph", "host")
 _GEMM_WARMUP_S = 1.0
 # Sizes of copies are multiples of this size, because the kernels that verify copies compare words.
 _WORD_BYTES = 4
+# GPUs settle sooner under collectives than under GEMMs, which draw more power.
+_NCCL_WARMUP_S = 0.1
 _MAX_NODES = 100_000
 _MAX_ROUNDS = 1000
 _MAX_SAMPLES = 1_000_000
@@ -257,6 +265,36 @@ class GemmSpec(Spec):
                 f"tuned algorithms are of cublaslt and cannot be used with --library {self.library}",
                 hint="remove --library",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclSpec(Spec):
+    """Options of ``cudakit bench nccl``."""
+
+    bench: ClassVar[str] = "nccl"
+
+    warmup_s: float = _NCCL_WARMUP_S
+    rounds: int = 2
+    operations: tuple[str, ...] = COLLECTIVE_OPERATIONS
+    # Sizes of the largest buffer of an operation. None: several sizes from 1 KiB on.
+    sizes_bytes: tuple[int, ...] | None = None
+    dtypes: tuple[str, ...] = ("fp32",)
+    places: tuple[str, ...] = PLACES
+    mode: Mode = "batch"
+    cache: Cache = "hot"
+    baselines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("operation", self.operations, COLLECTIVE_OPERATIONS)
+        _check_names("place", self.places, PLACES)
+        _check_names("dtype", self.dtypes, tuple(ELEMENTS))
+        _check_sizes(self.sizes_bytes, 1)
+        _check_method(self.mode, self.cache)
+        if self.cache == "flush":
+            raise InputError("collectives have no --cache flush", hint="use --cache rotate")
+        for baseline in self.baselines:
+            _check_names("library", (baseline,), COLLECTIVE_BASELINES)
 
 
 def is_pageable(direction: str) -> bool:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
-from typing import TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from cudakit.core.bench.l2_cache import Flush, l2_size_bytes
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Clock
-from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Ptr, Stream
+from cudakit.errors import CudaError
+from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Graph, Graphs, Ptr, Stream
 from cudakit.kernels.spin import Spin
 from cudakit.kernels.timestamp import STAMP_BYTES, Timestamp, clock_hz
 
@@ -43,19 +45,53 @@ class SampleWork:
     enqueue_before: Enqueue | None = None  # Untimed work before the sample.
     clock: Clock = "device"
     close: Callable[[], None] = _do_nothing
+    # Untimed work that makes several devices start the timed work at the same time; None for one device.
+    align: Enqueue | None = None
+
+
+class CapturedWork(NamedTuple):
+    """Work in a graph: a function that enqueues a launch of the graph, and one that destroys it."""
+
+    launch: Enqueue
+    close: Callable[[], None]
+
+
+class SampleTimer(Protocol):
+    """The methods of a timer that the pipeline calls; see ``Timer``."""
+
+    gpu: Gpu
+    stream: Stream
+    l2_bytes: int
+    now_s: Callable[[], float]
+
+    @property
+    def flush(self) -> Enqueue: ...
+    def time(self, work: SampleWork, *, blocked: bool = False) -> Reading: ...
+    def capture(self, work: Enqueue) -> CapturedWork: ...
+    def close(self) -> None: ...
 
 
 class Timer:
-    """Times work on one stream of a device; ``blocking_limit_s`` limits the time of the blocking kernel."""
+    """Times work on one stream of a device; ``blocking_limit_s`` limits the time of the blocking kernel.
 
-    def __init__(self, gpu: Gpu, *, blocking_limit_s: float = _BLOCKING_LIMIT_S) -> None:
+    ``wait`` waits for the work of a stream; the default is ``sync_stream`` of the device.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        *,
+        blocking_limit_s: float = _BLOCKING_LIMIT_S,
+        wait: Callable[[Stream], None] | None = None,
+    ) -> None:
         self.gpu = gpu
+        self._wait = wait or gpu.sync_stream
         fields = gpu.facts().fields
         multiprocessors = fields.get("first_reading_size")
         self.l2_bytes = l2_size_bytes(fields)
         self.stream = gpu.stream(blocking=False)
         self.flush = Flush(gpu, self.l2_bytes)
-        self.now_s = _host_clock(gpu)
+        self.now_s = host_clock(gpu)
         self._clock = _SmClock(gpu, multiprocessors if isinstance(multiprocessors, int) else 1)
         self._blocking_kernel = _BlockingKernel(gpu, limit_s=blocking_limit_s)
         self._begin, self._end = gpu.event(), gpu.event()
@@ -72,12 +108,14 @@ class Timer:
         if work.enqueue_before:
             work.enqueue_before(stream)
         with self._blocking_kernel.blocking(stream) if blocked else nullcontext():
+            if work.align:
+                work.align(stream)
             self._clock.begin(stream)
             gpu.record(self._begin, stream)
             work.enqueue(stream)
             gpu.record(self._end, stream)
             self._clock.end(stream)
-        gpu.sync_stream(stream)
+        self._wait(stream)
         is_valid = not (blocked and self._blocking_kernel.timed_out)
         time_s = gpu.elapsed(self._begin, self._end) / work.executions
         return Reading(time_s, self._clock.take_hz(), is_valid)
@@ -88,15 +126,27 @@ class Timer:
         if work.enqueue_before:
             work.enqueue_before(stream)
         self._clock.begin(stream)
-        self.gpu.sync_stream(stream)
+        if work.align:
+            work.align(stream)
+        self._wait(stream)
         begin_s = self.now_s()
         work.enqueue(stream)
         if work.clock == "host":
-            self.gpu.sync_stream(stream)
+            self._wait(stream)
         time_s = (self.now_s() - begin_s) / work.executions
         self._clock.end(stream)
-        self.gpu.sync_stream(stream)
+        self._wait(stream)
         return Reading(time_s, self._clock.take_hz())
+
+    def capture(self, work: Enqueue) -> CapturedWork:
+        """Capture work in a graph."""
+        gpu = self.gpu
+        graph = capture(gpu, self.stream, work)
+        executable = gpu.instantiate(graph)
+        gpu.destroy_graph(graph)
+        return CapturedWork(
+            partial(gpu.graph_launch, executable), partial(gpu.destroy_graph_exec, executable)
+        )
 
     def close(self) -> None:
         """Wait for the stream, and release all resources of the timer."""
@@ -107,6 +157,18 @@ class Timer:
         for event in (self._begin, self._end):
             self.gpu.destroy_event(event)
         self.gpu.destroy_stream(self.stream)
+
+
+def capture(gpu: Graphs, stream: Stream, work: Enqueue) -> Graph:
+    """Capture the work that ``work`` enqueues on a stream in a graph. Any error ends the capture."""
+    gpu.capture_begin(stream)
+    try:
+        work(stream)
+    except BaseException:
+        with suppress(CudaError):  # Report the error that ended the capture.
+            gpu.destroy_graph(gpu.capture_end(stream))
+        raise
+    return gpu.capture_end(stream)
 
 
 def disabling_variable(variables: Mapping[str, str]) -> str:
@@ -188,7 +250,7 @@ class _SmClock:
         self._kernel.close()
 
 
-def _host_clock(gpu: DeviceInfo) -> Callable[[], float]:
+def host_clock(gpu: DeviceInfo) -> Callable[[], float]:
     """Return a function that reads the time in seconds; virtual time on a simulated device."""
     if gpu.simulated:
         return lambda: gpu.telemetry().time_ns / 1e9

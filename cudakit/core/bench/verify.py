@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.sample_work import BufferRotation
-from cudakit.core.bench.timer import Timer
+from cudakit.core.bench.timer import SampleTimer
 from cudakit.core.bench.workload import Prepared, Verification
 from cudakit.units import Unavailable
 
 
-def verify(timer: Timer, rotation: BufferRotation, prepared: Prepared) -> Verification:
+def verify(timer: SampleTimer, rotation: BufferRotation, prepared: Prepared) -> Verification:
     """Execute the workload on every buffer set that was not used since the previous call; check all outputs.
 
     The caller checks before the first sample, and after the last sample, whose outputs are then checked.

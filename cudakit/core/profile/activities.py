@@ -28,6 +28,8 @@ _KINDS = (
     EventKind.RANGE_POP,
     EventKind.MARK,
     EventKind.GAP,
+    EventKind.COMMUNICATOR,
+    EventKind.COLLECTIVE,
 )
 # Kinds of events that are work of a GPU.
 _GPU_WORK = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
@@ -40,6 +42,7 @@ _TEXT_FIELDS: dict[EventKind, tuple[str, ...]] = {
     EventKind.RANGE_POP: ("domain",),
     EventKind.MARK: ("name", "domain"),
     EventKind.GAP: ("reason",),
+    EventKind.COMMUNICATOR: ("name",),
 }
 
 

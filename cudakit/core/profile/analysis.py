@@ -10,6 +10,7 @@ import numpy as np
 
 from cudakit.core.profile import tables
 from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.collectives import collectives, is_collective_kernel
 from cudakit.core.profile.findings import find
 from cudakit.core.profile.host_time import IdleCause, ThreadTime, call_causes, divide_thread
 from cudakit.core.profile.idle import Gaps, busy_time, find_gaps
@@ -36,6 +37,10 @@ from cudakit.trace.kinds import EventKind
 
 # Maximum number of steps in the result; the other ones count in all sums.
 _MAX_STEPS = 10_000
+
+
+# First words of the reasons why the size of a collective is unknown (model/collectives.c). Its time is known.
+_UNKNOWN_COLLECTIVE = "collective whose buffers are unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,9 @@ def _lost_events(activities: Sequence[Activities]) -> dict[str, int]:
     for process in activities:
         rows = process.of(EventKind.GAP)
         for reason, count in zip(rows["reason"].tolist(), rows["count"].tolist(), strict=True):
-            lost[process.strings[reason]] += count
+            text = process.strings[reason]
+            if not text.startswith(_UNKNOWN_COLLECTIVE):
+                lost[text] += count
     return dict(lost)
 
 
@@ -173,7 +180,7 @@ class _Process:
             self._demangle,
         )
         kernels = table.of_kind(WorkKind.KERNEL)
-        is_collective = tables.is_collective(table, kernels)
+        is_collective = is_collective_kernel(table, kernels)
         kernel_time = table.intervals(kernels)
         compute_time = table.intervals(kernels[~is_collective])
         collective_time = table.intervals(kernels[is_collective])
@@ -196,7 +203,7 @@ class _Process:
             copies=tables.copies(table, kernel_time),
             copies_ns=copy_time.total_ns,
             copies_overlapped_ns=tables.overlap(copy_time, kernel_time),
-            collectives=tables.collectives(table, kernels[is_collective], compute_time),
+            collectives=collectives(table, kernels[is_collective], compute_time),
             collectives_ns=collective_time.total_ns,
             collectives_overlapped_ns=tables.overlap(collective_time, compute_time),
             streams=tables.streams(table) if len(table.rows) else (),

@@ -134,7 +134,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """All runs of one NCCL kernel."""
+    """All runs of one NCCL kernel with operations of one size."""
 
     name: str
     calls: int
@@ -142,6 +142,10 @@ class Collective:
     overlapped_ns: int  # time in which another kernel ran, too
     stack: tuple[Frame, ...]
     site: int
+    ranks: int | None = None  # number of ranks of the communicator; null if NCCL did not report it
+    size_bytes: int | None = None  # size of the operations of one run; null if it is unknown
+    algorithm_bytes_per_s: float | None = None  # size divided by time, as in nccl-tests
+    bus_bytes_per_s: float | None = None  # bus bandwidth, as in nccl-tests
 
 
 @dataclass(frozen=True, slots=True)

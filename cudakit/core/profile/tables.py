@@ -13,7 +13,6 @@ from cudakit.core.profile.call_sites import call_site_index
 from cudakit.core.profile.intervals import IntervalSet, Times, intersection, union
 from cudakit.core.profile.nvtx import OpenRanges
 from cudakit.core.profile.result import (
-    Collective,
     Copies,
     Kernel,
     Line,
@@ -280,40 +279,6 @@ def _copies(table: WorkTable, positions: Times, kernel_time: IntervalSet) -> Cop
         stack=stack,
         site=site,
     )
-
-
-def is_collective(table: WorkTable, positions: Times) -> Times:
-    """Return which kernels are collectives: NCCL names its kernels ncclDevKernel_* or ncclKernel_*."""
-    names = table.timeline.names
-    name = table.timeline.work.name[table.rows[positions]]
-    values, index = np.unique(name, return_inverse=True)
-    is_nccl = np.array(
-        [names[value].startswith(("ncclDev", "ncclKernel")) for value in values], bool
-    )
-    result: Times = is_nccl[index] if len(values) else np.empty(0, bool)
-    return result
-
-
-def collectives(
-    table: WorkTable, positions: Times, compute_time: IntervalSet
-) -> tuple[Collective, ...]:
-    """Return the collectives by kernel; ``positions`` are all of them."""
-    rows = []
-    for name, index in groups(table.timeline.work.name[table.rows[positions]]):
-        selected = positions[index]
-        overlapped = compute_time.covered_within(table.start_ns[selected], table.end_ns[selected])
-        stack, site = table.stack(selected)
-        rows.append(
-            Collective(
-                table.demangle(table.timeline.names[name]),
-                len(selected),
-                int(table.duration_ns[selected].sum()),
-                int(overlapped.sum()),
-                stack,
-                site,
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: -row.total_ns))
 
 
 def overlap(first: IntervalSet, second: IntervalSet) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, MemoryAccess
+from cudakit.core.sanitize.collectives import CollectiveTracker
 from cudakit.core.sanitize.conflicts import Conflict, ConflictChecker
 from cudakit.core.sanitize.graphs import GraphTracker
 from cudakit.core.sanitize.operations import AllocationEvents, Allocations, StreamWork
@@ -104,6 +105,8 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
         device=call.device,
         thread=call.thread,
         site=call.site,
+        program_call=call.program_call,
+        capturing_call=call.capturing_call,
         mode=AccessMode(access.mode),
         precision=Precision(access.precision),
         lo=access.lo,
@@ -111,6 +114,7 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
         graph=call.graph,
         node=call.node,
         ranges=tuple(_open_ranges(call, strings)),
+        collective=call.collective,
     )
 
 
@@ -160,6 +164,9 @@ class Engine:
         self._describer = RaceDescriber(stream_order, self._memory.driver, self._memory.pools)
         self._syncs = SyncTracker(stream_order, self.gaps)
         self._graphs = GraphTracker(stream_order, shadow, self.coverage, self.gaps)
+        self._collectives = CollectiveTracker(
+            stream_order, shadow, self._graphs, self.coverage, self.gaps
+        )
         self._work = StreamWork(
             stream_order, shadow, self._memory.driver, self.coverage, strict=strict_threads
         )
@@ -315,4 +322,6 @@ class Engine:
             EventKind.GAP: self._add_gap,
             EventKind.ACCESSED: graphs.mark_accessed,
             EventKind.ARENAS: self._set_arena_size,
+            EventKind.COMMUNICATOR: self._collectives.add_communicator,
+            EventKind.COLLECTIVE: self._collectives.add_collective,
         }

@@ -36,6 +36,8 @@ class Node:
 
     call: Call  # the call that added the node
     accesses: list[AccessRow] = field(default_factory=list)  # accesses of the node in each launch
+    # The collectives of NCCL that the kernel performs, each with its accesses; then the node has no others.
+    collectives: list[tuple[Call, list[AccessRow]]] = field(default_factory=list)
 
 
 class Graph:
@@ -63,6 +65,11 @@ class Graph:
         """Add an access that a node performs in each launch."""
         if row[-1] in self._nodes:
             self._nodes[row[-1]].accesses.append(row)
+
+    def add_collective(self, call: Call, rows: list[AccessRow]) -> None:
+        """Add a collective that a kernel node performs in each launch."""
+        if call.node in self._nodes:
+            self._nodes[call.node].collectives.append((call, rows))
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -122,20 +129,24 @@ class GraphLaunch:
         """Yield the call and the accesses of each node that has any, in topological order."""
         launch = self.call
         for number in self.graph.ancestors:
-            node_call = self.graph.node(number).call
-            accesses = self._accesses(number)
-            if accesses:
-                call = replace(
-                    node_call,
-                    seq=launch.seq,
-                    stream=launch.stream,
-                    site=node_call.site or launch.site,
-                    innermost_range=launch.innermost_range,
-                )
-                yield call, accesses
+            node = self.graph.node(number)
+            for node_call, accesses in (*node.collectives, (node.call, self._accesses(number))):
+                if accesses:
+                    call = replace(
+                        node_call,
+                        seq=launch.seq,
+                        stream=launch.stream,
+                        site=node_call.site or launch.site,
+                        program_call=launch.program_call,
+                        capturing_call=node_call.program_call,
+                        innermost_range=launch.innermost_range,
+                    )
+                    yield call, accesses
 
     def launch_precision(self, number: int) -> LaunchPrecision:
         """Return the precision of a node; a node without any recorded access counts as assumed."""
+        if self.graph.node(number).collectives:
+            return LaunchPrecision.EXACT
         accesses = self._accesses(number)
         least_precise = max((row[_PRECISION_INDEX] for row in accesses), default=ASSUMED)
         if number not in self.exact and (number in self.lost or least_precise >= ASSUMED):
@@ -181,6 +192,10 @@ class GraphTracker:
         call.graph = graph
         self._last_graph = self._graph(graph)
         self._last_graph.add_node(call, node, node_type)
+
+    def add_collective(self, call: Call, rows: list[AccessRow]) -> None:
+        """Add a collective that a node performs in each launch of its graph."""
+        self._graph(call.graph).add_collective(call, rows)
 
     def add_edge(self, _: Call, graph: int, before: int, after: int) -> None:
         self._graph(graph).add_edge(before, after)

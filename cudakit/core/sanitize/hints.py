@@ -190,6 +190,14 @@ def fix(kind: RaceKind, current: Side, previous: Side) -> str:
     return order_fix
 
 
+def advice_on_library(library: str) -> str:
+    """Return what to do about a race inside a library, whose streams a program cannot order."""
+    return (
+        f"report the race to the developers of {library}: it is inside {library}, so the program cannot "
+        "order the operations"
+    )
+
+
 def why_not_covered(
     kind: SyncKind, current: Side, previous: Side, recorded_at: str, waited_at: str
 ) -> str:
@@ -219,7 +227,7 @@ def short_stream_name(side: Side) -> str:
 def operation_at(side: Side) -> str:
     """Return the operation with its call site. Without a call site, return its name."""
     site = call_site(side.stack)
-    operation = "kernel" if side.kernel is not None else side.operation
+    operation = "kernel" if _is_kernel(side) else side.operation
     prefix = "backward pass started at " if is_backward(side.stack) else ""
     return f"the {operation} ({prefix}{site})" if site else _operation_name(side)
 
@@ -232,7 +240,12 @@ def _subject_text(side: Side) -> str:
 
 
 def _operation_name(side: Side) -> str:
-    return side.operation if side.kernel is not None else f"the {side.operation}"
+    return side.operation if _is_kernel(side) else f"the {side.operation}"
+
+
+def _is_kernel(side: Side) -> bool:
+    """Return whether the operation is a kernel, and not a collective that a kernel performs."""
+    return side.kernel is not None and side.collective is None
 
 
 # The verb of an assumed access. "reads" or "writes" could be wrong: the kernel may not use its pointer

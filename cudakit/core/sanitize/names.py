@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from cudakit.core.sanitize.races import NamedRange
+from cudakit.core.sanitize.races import CollectiveOperation, NamedRange
 from cudakit.document import Frame
 from cudakit.trace.kernel_names import cut
-from cudakit.trace.kinds import StreamFlag
+from cudakit.trace.kinds import CollectiveFunction, StreamFlag
 
 # A function that returns the demangled form of a mangled name, and other names unchanged.
 Demangle: TypeAlias = Callable[[str], str]
@@ -30,6 +30,35 @@ def stream_name(number: int, flag: StreamFlag | None) -> str:
             return f"stream {number} (non-blocking)"
         case _:
             return f"stream {number}"
+
+
+_COLLECTIVE_NAMES = {
+    CollectiveFunction.UNKNOWN: "unknown collective",
+    CollectiveFunction.ALL_REDUCE: "all-reduce",
+    CollectiveFunction.ALL_GATHER: "all-gather",
+    CollectiveFunction.REDUCE_SCATTER: "reduce-scatter",
+    CollectiveFunction.BROADCAST: "broadcast",
+    CollectiveFunction.REDUCE: "reduce",
+}
+
+
+def collective_name(operation: CollectiveOperation) -> str:
+    """Return the name of a collective with its ranks: ``all-reduce (rank 0 of 2)``."""
+    name = function_name(operation.function, operation.root)
+    if operation.rank < 0:
+        return name
+    ranks = f" of {operation.rank_count}" if operation.rank_count else ""
+    return f"{name} (rank {operation.rank}{ranks})"
+
+
+def function_name(function: CollectiveFunction, other_rank: int) -> str:
+    """Return the name of a function of NCCL; a send or receive names the other rank: ``send to rank 1``."""
+    match function:
+        case CollectiveFunction.SEND:
+            return f"send to rank {other_rank}"
+        case CollectiveFunction.RECEIVE:
+            return f"receive from rank {other_rank}"
+    return _COLLECTIVE_NAMES[function]
 
 
 MAX_RANGE_NAME_LENGTH = 60

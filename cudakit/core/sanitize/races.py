@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 
-from cudakit.trace.kinds import AccessMode, AllocationKind, EventKind, Precision
+from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    CollectiveFunction,
+    EventKind,
+    Precision,
+)
 
 
 class RaceKind(StrEnum):
@@ -18,6 +24,13 @@ class RaceKind(StrEnum):
     USE_AFTER_FREE = "use-after-free"
     REUSE = "reuse"  # a caching allocator reuses a block that earlier work may still use
     HOST = "host"  # the host reads or writes memory while a copy may still use it
+
+
+class RaceOwner(StrEnum):
+    """Whose code lacks the synchronization (``core.sanitize.owners`` has the rule)."""
+
+    PROGRAM = "program"
+    LIBRARY = "library"
 
 
 class Confidence(StrEnum):
@@ -48,11 +61,21 @@ class NamedRange:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveOperation:
+    """A collective of NCCL, or a send or receive, as one rank performs it."""
+
+    function: CollectiveFunction
+    rank: int  # rank of the process in the communicator; -1 if unknown
+    rank_count: int  # number of ranks of the communicator; 0 if unknown
+    root: int  # root rank; for a send or receive, the other rank
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One of the two operations of a race, which accesses the bytes from ``lo`` up to ``hi``."""
 
     seq: int  # number of the call that enqueued the operation; 0 if unknown
-    kind: EventKind  # LAUNCH, COPY, FILL, ALLOC or FREE
+    kind: EventKind  # LAUNCH, COPY, FILL, ALLOC, FREE or COLLECTIVE
     name: str  # mangled name of the kernel; empty for other operations
     stream: int  # number of the stream; 0 is the host
     context: int
@@ -66,6 +89,11 @@ class Operation:
     graph: int = 0  # number of the graph; 0 outside of graphs
     node: int = 0  # number of the graph node; 0 outside of graphs
     ranges: tuple[NamedRange, ...] = ()  # NVTX ranges that were open at the call, outermost first
+    collective: CollectiveOperation | None = None  # None for other operations than collectives
+    program_call: int = 0  # number of the program call (``core.sanitize.owners``); 0 if unknown
+    capturing_call: int = 0  # number of the program call that captured the graph node; 0 if unknown
+    # Whether the accesses are those of a template: earlier launches of the same kernel had them.
+    from_template: bool = False
 
 
 class SyncKind(StrEnum):
@@ -144,6 +172,11 @@ class Coverage:
     # Launches that are exact except for stores to a part of a tensor.
     launches_whole_tensor: int = 0
     launches_assumed: int = 0  # launches with assumed accesses, graph nodes included
+    # Launches with exact accesses that are known from a template, without being recorded. A graph launch
+    # counts once.
+    launches_from_template: int = 0
+    template_checks: int = 0  # recorded launches that were compared with their template
+    template_differences: int = 0  # recorded launches that differed from their template
     copies: int = 0  # copies, whose accesses are always exact
     fills: int = 0  # fills, whose accesses are always exact
     accesses_exact: int = 0  # exact accesses of kernels
@@ -154,6 +187,7 @@ class Coverage:
     accesses_assumed: int = 0  # accesses assumed from a pointer argument of a kernel
     accesses_uncertain: int = 0  # accesses assumed from a pointer table, which may be stale
     graph_launches: int = 0  # launches of CUDA graphs
+    collectives: int = 0  # collectives, sends and receives of NCCL, those of a graph once
     suspected: int = 0  # possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
     launches_without_call_site: int = 0  # kernel launches without a Python call stack

@@ -52,11 +52,23 @@ FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
     EventKind.GAP: ("reason", "count"),
     EventKind.ACCESSED: ("node", "exact"),
     EventKind.ARENAS: ("size_bytes",),
+    EventKind.COMMUNICATOR: ("communicator", "rank", "rank_count", "hash"),
+    EventKind.COLLECTIVE: (
+        "send",
+        "receive",
+        "element_count",
+        "communicator",
+        "root",
+        "graph",
+        "node",
+        "function",
+        "datatype",
+    ),
 }
 AccessRow: TypeAlias = tuple[int, int, int, int, int, int, int]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 ACCESS_FIELDS: Final = ("lo", "hi", "mode", "precision", "stride_bytes", "count", "node")
-_CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site")
+_CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site", "program_call")
 _IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *FIELDS))
 
 
@@ -174,7 +186,7 @@ def _calls(
 ) -> Iterator[tuple[Any, ...]]:
     """Return the calls of one kind, each followed by the fields of its record's body."""
     records = view(records[is_kind], kind)
-    has_name = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE)
+    has_name = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE, EventKind.COLLECTIVE)
     names = records["name"].tolist() if has_name else repeat(0)
     ranges = repeat(None) if innermost is None else innermost[is_kind].tolist()
     numbers = _columns(records, _CALL_FIELDS)

@@ -38,6 +38,7 @@ from cudakit.gpu.api.values import (
 )
 
 if TYPE_CHECKING:
+    from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
     from cudakit.gpu.api.gemm import Blas, Library  # imports numpy
 
 __all__ = [
@@ -376,6 +377,9 @@ class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graph
 
     def blas(self, library: Library = "cublaslt") -> Blas:
         """Open a GEMM library. Raises MissingDependency if it is not installed."""
+
+    def collectives(self, library: CollectiveLibraryName = "nccl") -> CollectiveLibrary:
+        """Open a library of collective operations. Raises MissingDependency if it is not installed."""
 
     def close(self) -> None:
         """Wait for all work and release all resources. Has no effect the second time."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 from cudakit.errors import CudaError, EnvironmentUnusable
 from cudakit.gpu.api import Stream
 from cudakit.gpu.api.attributes import attributes
+from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Process, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
 from cudakit.gpu.cuda.context import Context
@@ -102,6 +103,12 @@ class Cuda(Device):
         from cudakit.gpu.blas import open_blas
 
         return open_blas(self, library, self.context.capability)
+
+    def collectives(self, library: CollectiveLibraryName = "nccl") -> CollectiveLibrary:
+        """Open NCCL or torch. Raises MissingDependency with the package to install."""
+        from cudakit.gpu.collectives import open_collectives
+
+        return open_collectives(self, library)
 
     def in_context(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with this device's context current; restore the previous context."""

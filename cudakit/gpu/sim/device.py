@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import HandleKind
+from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
 from cudakit.gpu.api.host_kernels import HostKernel
@@ -95,6 +96,12 @@ class Sim(Device):
         from cudakit.gpu.sim.blas import SimBlas
 
         return SimBlas(library, self.memory, self.kernels)
+
+    def collectives(self, library: CollectiveLibraryName = "nccl") -> CollectiveLibrary:
+        """Open the simulated NCCL. Raises Unsupported for torch."""
+        from cudakit.gpu.sim.collectives import SimNccl, SimParts
+
+        return SimNccl(library, SimParts(self.streams, self.kernels, self.peers))
 
     def fail_next(self, call: str, error: CudaError) -> None:
         """Make the next call with this name raise ``error``; after a sticky error all calls fail.

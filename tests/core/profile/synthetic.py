@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from cudakit.core.profile.activities import Activities, ActivityCollector
 from cudakit.trace.events import (
     ApiCall,
+    Collective,
     CopyRun,
     DeviceInfo,
     Event,
@@ -22,7 +24,7 @@ from cudakit.trace.events import (
     RangePop,
     RangePush,
 )
-from cudakit.trace.kinds import Direction, MemoryKind
+from cudakit.trace.kinds import CollectiveFunction, Direction, MemoryKind, NcclDatatype
 from cudakit.trace.layout import pack
 from cudakit.trace.run_log import LogWriter, Outcome
 from cudakit.trace.spool import Batch
@@ -99,6 +101,18 @@ class Program:
         body = KernelRun(stream, name, correlation, start, end, grid=(blocks, 1, 1))
         self.emit(body, device=device)
         return end
+
+    def collective(
+        self, name: str, duration_ns: int, function: CollectiveFunction, element_count: int,
+        *, communicator: int = 1,
+    ) -> None:  # fmt: skip
+        """Launch a kernel of NCCL that performs one operation on 32-bit floats."""
+        self.kernel(name, duration_ns)
+        launch = self.events[-2]
+        body = Collective(
+            1, 0, 0, element_count, communicator, function=function, datatype=NcclDatatype.FLOAT32
+        )
+        self.events.append(replace(launch, body=body))
 
     def kernel_without_call(self, name: str, duration_ns: int) -> None:
         """Launch a kernel whose API call is not recorded."""

@@ -72,6 +72,7 @@ def test_collective_has_the_call_and_the_stream_of_its_launch(
             root=0,
             function=CollectiveFunction.ALL_REDUCE,
             datatype=NcclDatatype.FLOAT32,
+            name=launch.body.name,
         ),
     ]
     assert not list(event_bodies(events, Access))  # the arguments are pointers to NCCL's memory

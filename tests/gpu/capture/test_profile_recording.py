@@ -17,6 +17,8 @@ from gpu.capture.recorded import CAPTURE, HERE
 
 from cudakit.trace.events import (
     ApiCall,
+    Collective,
+    Communicator,
     CopyRun,
     DeviceInfo,
     Event,
@@ -27,7 +29,7 @@ from cudakit.trace.events import (
     Mark,
     ProfileWindow,
 )
-from cudakit.trace.kinds import Direction, MemoryKind
+from cudakit.trace.kinds import CollectiveFunction, Direction, MemoryKind
 from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Spool
 
@@ -493,3 +495,49 @@ open_profile()
 recorder.mark("optimizer step")
 """)
     assert list(bodies(events, Mark)) == [Mark("optimizer step", "cudakit")]
+
+
+NCCL = f"""
+sys.path.insert(0, {str(HERE)!r})
+import fake_nccl
+open_profile(paused=PAUSED)
+launches = []
+def launch(stream):
+    launches.append(len(launches) + 11)
+    call(DRIVER, 1, launches[-1])
+comm = fake_nccl.Communicator(fake_nccl.Plugin(5), launch, rank=1, ranks=4, hash=77, name=b"dp")
+"""
+
+
+def test_collective_has_the_number_of_the_call_that_launched_it(profiled: Profiled) -> None:
+    events = profiled(
+        "PAUSED = False\n"
+        + NCCL
+        + "call(DRIVER, 1, 5)\ncomm.all_reduce(0x1000, 0x2000, 512, None)\ncall(DRIVER, 1, 6)\n"
+    )
+    (communicator,) = bodies(events, Communicator)
+    assert (communicator.communicator, communicator.rank_count) == (1, 4)
+    calls = {
+        event.body.correlation: event.seq for event in events if isinstance(event.body, ApiCall)
+    }
+    assert set(calls) == {5, 11, 6}
+    ((seq, collective),) = (
+        (event.seq, event.body) for event in events if isinstance(event.body, Collective)
+    )
+    assert seq == calls[11]
+    assert (collective.function, collective.element_count) == (CollectiveFunction.ALL_REDUCE, 512)
+    assert not list(bodies(events, Gap))
+
+
+def test_collectives_outside_of_the_profiled_time_are_not_recorded(profiled: Profiled) -> None:
+    events = profiled(
+        "PAUSED = True\n"
+        + NCCL
+        + "comm.all_reduce(0x1000, 0x2000, 512, None)\n"
+        + "call(DRIVER, 4, 3)  # cuProfilerStart\n"
+        + "comm.all_reduce(0x1000, 0x2000, 64, None)\n"
+        + "call(DRIVER, 5, 4)  # cuProfilerStop\n"
+        + "comm.all_reduce(0x1000, 0x2000, 128, None)\n"
+    )
+    assert [each.element_count for each in bodies(events, Collective)] == [64]
+    assert not list(bodies(events, Gap))

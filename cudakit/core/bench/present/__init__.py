@@ -27,7 +27,7 @@ def present(result: BenchResult, *, detail: bool = False) -> Document:
         nodes.append(cases_table(cases))
     nodes += [*graph_section(result.graphs), *notes(result), sample_columns(cases)]
     if cases:
-        nodes += [machine_facts(cases), device_columns(cases[0].environment)]
+        nodes += [machine_facts(cases, result.collectives), device_columns(cases[0].environment)]
     if cases and detail:
         nodes += sweeps(cases, result.graphs)
         nodes += roofline_section(cases)

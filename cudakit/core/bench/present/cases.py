@@ -26,6 +26,8 @@ from cudakit.document import Column, Rate, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 
 _STEP, _NODES = "step", "nodes"
+# The setting of a collective that its bus bandwidth is computed with.
+_BUS_FACTOR = "bus_factor"
 
 _T = TypeVar("_T")
 
@@ -103,8 +105,12 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
         ),
         # A narrow table with baselines shows the relative rate instead.
         _CaseColumn(
-            "rate", rate, has_value=lambda case: bool(case.amount), is_optional=has_baselines
+            "algbw" if any(map(_is_collective, cases)) else "rate",
+            rate,
+            has_value=lambda case: bool(case.amount),
+            is_optional=has_baselines,
         ),
+        _CaseColumn("busbw", _bus_bandwidth, has_value=_is_collective),
         *(
             _CaseColumn(f"vs {baseline}", partial(relative_rate, baseline, cases=cases))
             for baseline in measured_baselines(cases)
@@ -132,6 +138,18 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
     ]
 
 
+def _is_collective(case: CaseResult) -> bool:
+    return _BUS_FACTOR in case.settings
+
+
+def _bus_bandwidth(case: CaseResult) -> Value:
+    """Return the bus bandwidth of a collective; "-" for one rank, which uses no link."""
+    factor = case.settings.get(_BUS_FACTOR)
+    if not isinstance(factor, float) or case.axes.get("ranks") == 1:
+        return case.median_s if isinstance(case.median_s, Unavailable) else Text("-")
+    return cell(lambda amount: Rate(amount, case.unit), case.per_second(factor * case.bytes_moved))
+
+
 def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
     is_numeric = all(not isinstance(case.axes.get(name), str) for case in cases)
     return Column(axis_title(name), "number" if is_numeric else "text")
@@ -146,7 +164,12 @@ def _caption(cases: Sequence[CaseResult]) -> str:
         lines.append(
             f"{names}: rate relative to the baseline, median of interleaved samples with its 95% CI."
         )
-    if any(map(_has_peak, cases)):
+    if any(map(_is_collective, cases)):
+        lines.append(
+            "algbw: size divided by time. busbw: algbw times the factor of nccl-tests, comparable with "
+            "the peak of a GPU's links in one direction."
+        )
+    elif any(map(_has_peak, cases)):
         lines.append(_explain_peak(cases))
     return " ".join(lines)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from cudakit.core.bench.environment import Environment
-from cudakit.core.bench.labels import axis_names, format_axis, short_labels, varying_axes
+from cudakit.core.bench.labels import axis_names, first_few, format_axis, short_labels, varying_axes
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.result import BenchResult, CaseResult
+from cudakit.core.bench.result import BenchResult, CaseResult, Collectives
 from cudakit.core.bench.workload import CUDAKIT
 from cudakit.document import Facts, Text, Value
 from cudakit.units import Unavailable, format_bytes, format_seconds
@@ -44,11 +44,12 @@ def title(result: BenchResult) -> str:
     return text if isinstance(gpu, Unavailable) else f"{text}, {gpu}"
 
 
-def machine_facts(cases: Sequence[CaseResult]) -> Facts:
-    """Return rows with methods, libraries and versions, and with the GPU state after the first case."""
+def machine_facts(cases: Sequence[CaseResult], collectives: Collectives | None = None) -> Facts:
+    """Return rows with methods, libraries, ranks, versions, and the GPU state after the first case."""
     supported = [case for case in cases if not case.is_unsupported] or cases
     first_case = supported[0]
     rows = [*method_rows(supported), *library_rows(supported)]
+    rows += collective_rows(collectives) if collectives else []
     rows += (
         [("versions", Text(_versions(first_case.environment)))]
         if first_case.environment.versions
@@ -56,6 +57,21 @@ def machine_facts(cases: Sequence[CaseResult]) -> Facts:
     )
     state = _gpu_state(first_case)
     return Facts((*rows, ("GPU state", Text(state))) if state else tuple(rows))
+
+
+def collective_rows(collectives: Collectives) -> list[tuple[str, Value]]:
+    """Return the GPUs of the ranks, the links between them, and the NCCL variables that are set."""
+    ranks = [
+        f"{number}: {rank.host} GPU {rank.device}" for number, rank in enumerate(collectives.ranks)
+    ]
+    rows: list[tuple[str, Value]] = [("ranks", Text(first_few(ranks, 8)))]
+    if collectives.links:
+        links = [f"{pair} {path}" for pair, path in collectives.links.items()]
+        rows.append(("links", Text(first_few(links, 8))))
+    if collectives.variables:
+        texts = (f"{name}={text}" for name, text in collectives.variables.items())
+        rows.append(("environment", Text(", ".join(texts))))
+    return rows
 
 
 def library_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:

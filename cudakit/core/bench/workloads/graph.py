@@ -14,8 +14,8 @@ from typing import Protocol
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Mode
-from cudakit.core.bench.sample_work import capture
 from cudakit.core.bench.spec import GraphSpec
+from cudakit.core.bench.timer import capture
 from cudakit.core.bench.workload import Axis, PreparedLatency, Verification
 from cudakit.core.bench.workloads.graph_nodes import BYTES, Nodes
 from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Graph, GraphExec, Graphs, Stream

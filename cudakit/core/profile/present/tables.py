@@ -180,7 +180,7 @@ def _copy_table(device: Device, top: int) -> Table:
         (
             "rate",
             "number",
-            lambda row: Rate(row.bytes_per_s, "B") if row.bytes_per_s else Text("-"),
+            lambda row: _rate(row.bytes_per_s),
         ),
         ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
         ("line", "text", lambda row: Text(place(row.stack, row.site))),
@@ -192,6 +192,10 @@ def _copy_table(device: Device, top: int) -> Table:
     return limited_table(
         columns, device.copies, top, ("kind of copies", "kinds of copies"), caption
     )
+
+
+def _rate(bytes_per_s: float | None) -> Value:
+    return Rate(bytes_per_s, "B") if bytes_per_s else Text("-")
 
 
 def copies_name(copies: Copies) -> str:
@@ -206,11 +210,18 @@ def _collective_table(device: Device, top: int) -> Table:
     columns: Columns[Collective] = (
         ("collective", "text", lambda row: Text(short_kernel(row.name))),
         ("calls", "number", lambda row: Count(row.calls)),
-        ("time", "number", lambda row: Seconds(row.total_ns / 1e9)),
+        ("size", "number", lambda row: Bytes(row.size_bytes) if row.size_bytes else Text("-")),
+        ("mean", "number", lambda row: Seconds(row.total_ns / row.calls / 1e9)),
+        ("busbw", "number", lambda row: _rate(row.bus_bytes_per_s)),
         ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
         ("line", "text", lambda row: Text(place(row.stack, row.site))),
     )
-    caption = "Overlap: the share of the time in which another kernel ran at the same time."
+    caption = (
+        "Busbw: the bus bandwidth as nccl-tests define it; the time includes the wait for other ranks. "
+        "Overlap: the share of the time in which another kernel ran at the same time."
+    )
+    if any(row.size_bytes is None for row in device.collectives):
+        caption += " NCCL 2.28 or newer reports sizes, except those of collectives in CUDA graphs."
     return limited_table(columns, device.collectives, top, ("collective", "collectives"), caption)
 
 

@@ -57,6 +57,7 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
         ("copy", coverage.copies),
         ("fill", coverage.fills),
         ("graph launch", coverage.graph_launches),
+        ("collective", coverage.collectives),
     )
     process_count = len(result.processes)
     processes = f" in {process_count:,} processes" if process_count > 1 else ""

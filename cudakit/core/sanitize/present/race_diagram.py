@@ -71,7 +71,9 @@ def _sync_steps(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
 
 def _operation(side: Side, lane: str, after: Step | None = None) -> Step:
     label = (
-        short_kernel(side.kernel, max_length=_MAX_LABEL_LENGTH) if side.kernel else side.operation
+        short_kernel(side.kernel, max_length=_MAX_LABEL_LENGTH)
+        if side.kernel and not side.collective
+        else side.operation
     )
     return Step(lane, side.seq, label, call_site(side.stack), True, after)
 

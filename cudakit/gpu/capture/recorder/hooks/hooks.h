@@ -31,6 +31,9 @@ const char *nvtx_inject(void);
 void nccl_attach(void);
 void nccl_detach(void);
 
+/* Record no operations of communicators, or record them again. Takes the lock. */
+void nccl_pause(bool pause);
+
 /* Handle a callback of the Sanitizer API. */
 void on_callback(void *unused, int domain, uint32_t cbid, const void *data);
 

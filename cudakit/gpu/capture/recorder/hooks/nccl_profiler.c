@@ -29,7 +29,8 @@
 #define MAX_PLUGIN_PATH 254                  /* NCCL truncates longer names */
 #define EXPORTED __attribute__((visibility("default")))
 
-static bool enabled; /* whether collectives are recorded; read without the lock */
+/* Whether NCCL's communicators are recorded, and whether their operations are not; both are read without the lock. */
+static bool enabled, is_paused;
 
 /* --- handles ------------------------------------------------------------------------------------- */
 
@@ -57,9 +58,14 @@ static uint32_t communicator_of(const void *context)
     return (uint32_t)(uintptr_t)context;
 }
 
-static bool is_recording(void)
+static bool is_attached(void)
 {
     return __atomic_load_n(&enabled, __ATOMIC_ACQUIRE);
+}
+
+static bool is_recording(void)
+{
+    return is_attached() && !__atomic_load_n(&is_paused, __ATOMIC_ACQUIRE);
 }
 
 /* --- functions and datatypes ---------------------------------------------------------------------- */
@@ -285,7 +291,7 @@ static int record_event_state(void *handle, int state, const void *arguments)
 
 static void *open_communicator(const communicator_info *info, int *activation_mask, int mask)
 {
-    uint32_t number = is_recording() ? communicator_open(info) : 0;
+    uint32_t number = is_attached() ? communicator_open(info) : 0;
     *activation_mask = number ? mask : 0;
     return number ? (void *)(uintptr_t)number : NOT_RECORDED;
 }
@@ -349,7 +355,7 @@ static int init_v6(void **context, uint64_t hash, int *activation_mask, const ch
 
 static int finalize(void *context)
 {
-    if (is_recording() && communicator_of(context))
+    if (is_attached() && communicator_of(context))
         communicator_close(communicator_of(context));
     return 0;
 }
@@ -415,4 +421,12 @@ void nccl_attach(void)
 void nccl_detach(void)
 {
     __atomic_store_n(&enabled, false, __ATOMIC_RELEASE);
+}
+
+void nccl_pause(bool pause)
+{
+    /* An operation whose launch or report was not recorded must not be assigned to a later one. */
+    if (!pause)
+        collectives_discard_plans();
+    __atomic_store_n(&is_paused, pause, __ATOMIC_RELEASE);
 }

@@ -33,6 +33,8 @@ static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
     rec.memory.layer = LAYER_DRIVER;
     rec.device = (int16_t)memory->device;
     allocations_add(memory->address, memory->size, rec.memory.allocation_kind);
+    if (cbid == RESOURCE_ALLOC_ASYNC) /* later work must be ordered after the allocation */
+        allocations_add_work(memory->address, order_enqueue(rec.stream, rec.context));
     record_append_and_unlock(&rec);
 }
 
@@ -64,7 +66,7 @@ static void on_context_created(const Sanitizer_ResourceContextData *data)
     pthread_mutex_lock(&recorder_lock);
     context_created(data->context, data->device);
     if (legacy_stream)
-        stream_created(legacy_stream, data->context, STREAM_LEGACY, 0, 0);
+        stream_created(legacy_stream, data->context, STREAM_LEGACY, 0, 0, 0);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -98,7 +100,7 @@ static void on_stream_created(const Sanitizer_ResourceStreamData *data)
     call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
     stream_created(data->hStream, data->context, flag_of_new_stream(data), (int16_t)this_thread.stream_priority,
-                   call_site_id(&stack));
+                   call_site_id(&stack), call_site_program_call(&stack));
     pthread_mutex_unlock(&recorder_lock);
 }
 

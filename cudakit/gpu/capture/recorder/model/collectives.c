@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "containers.h"
+#include "model/allocations.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 #include "write/spool.h"
@@ -16,6 +17,7 @@ typedef struct {
     int version;                     /* version of NCCL's profiler interface; 0: the communicator is closed */
     uint32_t call_count, operations; /* numbers of calls, and of operations without a call */
     uint32_t group_count;            /* number of groups of calls, or of plans if calls are not reported */
+    uint32_t captured_count;         /* number of captured calls: each rank may capture them at another time */
     uint64_t last_group;             /* identifies the last group of calls */
 } communicator;
 
@@ -132,12 +134,13 @@ uint64_t collective_called(uint32_t number, uint64_t group, const collective *op
     if (array)
         calls = array;
     if (array && owner && !hash_table_put(&call_indices, id, (uint32_t)call_count + 1))
-        calls[call_count++] = (program_call){.id = id,
-                                             .site = call_site_id(&stack),
-                                             .sequence = ++owner->call_count,
-                                             .group = group_number(owner, group),
-                                             .operation = *operation,
-                                             .is_captured = is_captured};
+        calls[call_count++] =
+            (program_call){.id = id,
+                           .site = call_site_id(&stack),
+                           .sequence = ++*(is_captured ? &owner->captured_count : &owner->call_count),
+                           .group = is_captured ? 0 : group_number(owner, group),
+                           .operation = *operation,
+                           .is_captured = is_captured};
     pthread_mutex_unlock(&recorder_lock);
     return id;
 }
@@ -205,6 +208,7 @@ static void write_plan(plan *written)
         rec.kind = KIND_COLLECTIVE;
         rec.site = site ? site : written->launch.site;
         rec.collective = operation->collective;
+        rec.collective.name = written->launch.launch.name;
         record_append(&rec);
     }
     if (!written->count)
@@ -349,19 +353,25 @@ void collective_add(uint64_t id, uint64_t call_id, const collective *operation)
     record *array =
         of_plan ? array_reserve(owner->operations, &owner->capacity, owner->count + 1, sizeof *array, 1) : NULL;
     if (array) {
+        /* NCCL reports the buffers of some collectives in bytes. */
+        const collective *described =
+            call && call->operation.function == operation->function ? &call->operation : operation;
         owner->operations = array;
         record *rec = array + owner->count++;
         memset(rec, 0, sizeof *rec);
         rec->site = call ? call->site : 0;
         rec->collective.send = operation->send;
         rec->collective.receive = operation->receive;
-        rec->collective.element_count = operation->count;
+        /* The buffers are reported after the launch, so that their order with other work is unknown here. */
+        allocations_contest(operation->send);
+        allocations_contest(operation->receive);
+        rec->collective.element_count = described->count;
         rec->collective.communicator = owner->communicator;
         rec->collective.sequence = call ? call->sequence : ++of_plan->operations;
         rec->collective.group = call ? call->group : group_number(of_plan, owner->id);
         rec->collective.root = operation->root;
         rec->collective.function = operation->function;
-        rec->collective.datatype = operation->datatype;
+        rec->collective.datatype = described->datatype;
     }
     if (call && !call->is_captured)
         remove_call(call);
@@ -460,6 +470,7 @@ bool collectives_write_node(CUgraphNode handle, const record *node_record)
         rec.collective = performed->operations[i].collective;
         rec.collective.graph = node_record->node.graph;
         rec.collective.node = node_record->node.node;
+        rec.collective.name = node_record->node.name;
         record_append(&rec);
     }
     return true;
@@ -468,6 +479,14 @@ bool collectives_write_node(CUgraphNode handle, const record *node_record)
 void collectives_set_refusal(const char *reason)
 {
     refusal = reason;
+}
+
+void collectives_discard_plans(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+    while (plans)
+        remove_plan(plans);
+    pthread_mutex_unlock(&recorder_lock);
 }
 
 void collectives_clear(void)

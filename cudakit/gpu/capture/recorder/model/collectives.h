@@ -81,6 +81,9 @@ bool collectives_write_node(CUgraphNode handle, const record *node_record);
 /* Set why NCCL does not load the recorder as its plugin; NULL if it does. */
 void collectives_set_refusal(const char *reason);
 
+/* Remove the operations that are not written yet, because their launch or report was not recorded. */
+void collectives_discard_plans(void);
+
 /* Forget everything, in the child of a fork. */
 void collectives_clear(void);
 

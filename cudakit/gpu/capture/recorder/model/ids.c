@@ -5,6 +5,7 @@
 
 #include "containers.h"
 #include "model/allocations.h"
+#include "model/stream_order.h"
 #include "recorder.h"
 
 #define MAX_EXECUTABLES 65536
@@ -28,6 +29,7 @@ void ids_clear(void)
     hash_table_clear(&event_ids);
     hash_table_clear(&executable_ids);
     allocations_clear();
+    order_clear();
     last_context = last_stream = last_event = last_graph = last_executable = 0;
 }
 
@@ -66,11 +68,12 @@ void context_forget(CUcontext context)
 /* --- streams ------------------------------------------------------------------------------------- */
 
 uint32_t stream_created(Sanitizer_StreamHandle stream, CUcontext context, uint8_t flag, int16_t priority,
-                        uint32_t site)
+                        uint32_t site, uint32_t program_call)
 {
     uint32_t id = ++last_stream;
     hash_table_put(&stream_ids, handle_key(stream), id);
     record rec = record_begin(KIND_STREAM_CREATE, context_id(context), id, site);
+    rec.program_call = program_call;
     rec.stream_create.flag = flag;
     rec.stream_create.priority = priority;
     record_append(&rec);
@@ -86,7 +89,7 @@ uint32_t stream_id(Sanitizer_StreamHandle stream, CUcontext context)
         return id;
     /* Assume a blocking stream, which is ordered with most others, to avoid false races. */
     record_gap("stream whose creation was not recorded");
-    return stream_created(stream, context, STREAM_BLOCKING, 0, 0);
+    return stream_created(stream, context, STREAM_BLOCKING, 0, 0, 0);
 }
 
 uint32_t stream_forget(Sanitizer_StreamHandle stream)
@@ -102,10 +105,10 @@ void event_created(CUevent event)
         hash_table_put(&event_ids, handle_key(event), ++last_event);
 }
 
-void event_forget(CUevent event)
+void event_destroyed(CUevent event)
 {
     if (event)
-        hash_table_remove(&event_ids, handle_key(event));
+        order_event_destroyed(hash_table_remove(&event_ids, handle_key(event)));
 }
 
 uint32_t event_id(CUevent event)

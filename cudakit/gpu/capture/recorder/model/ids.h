@@ -21,13 +21,13 @@ void context_forget(CUcontext context);
 
 /* Assign an id to a new stream, record its creation, and return the id. */
 uint32_t stream_created(Sanitizer_StreamHandle stream, CUcontext context, uint8_t flag, int16_t priority,
-                        uint32_t site);
+                        uint32_t site, uint32_t program_call);
 /* Remove the handle of a destroyed stream and return its id. */
 uint32_t stream_forget(Sanitizer_StreamHandle stream);
 
 /* Assign a new id to an event, and remove the handle of a destroyed event. */
 void event_created(CUevent event);
-void event_forget(CUevent event);
+void event_destroyed(CUevent event);
 
 uint32_t new_graph_id(void);
 

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "model/collectives.h"
 #include "profile/library.h"
 #include "profile/window.h"
 #include "recorder.h"
@@ -136,6 +137,11 @@ static uint32_t name_id(int domain, uint32_t cbid, const char *name)
     return *id;
 }
 
+static bool is_kernel_launch(const CUpti_CallbackData *data)
+{
+    return data->functionName && !strncmp(data->functionName, "cuLaunchKernel", strlen("cuLaunchKernel"));
+}
+
 /* Write the record of a call that ends now. The stack is read here and not at the entry: the Python frames of a thread
  * do not change while it is inside a call. */
 static void record_call(const CUpti_CallbackData *data, uint32_t cbid, const profiled_call *call)
@@ -151,6 +157,8 @@ static void record_call(const CUpti_CallbackData *data, uint32_t cbid, const pro
     rec.api_call.end_ns = end_ns;
     if (roles[call->domain][cbid] == ROLE_ALLOCATION && data->functionParams)
         rec.api_call.size_bytes = ((const uint64_t *)data->functionParams)[1];
+    if (this_thread.in_collective_launch && is_kernel_launch(data))
+        collectives_launched(&rec); /* its COLLECTIVE records will have the ``seq`` of this call */
     record_append_and_unlock(&rec);
 }
 

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "hooks/hooks.h"
 #include "profile/activity.h"
 #include "profile/api_calls.h"
 #include "profile/library.h"
@@ -111,6 +112,7 @@ static void open_window(void)
         return;
     }
     __atomic_store_n(&is_open, true, __ATOMIC_RELEASE);
+    nccl_pause(false);
     record_window(true);
     if (duration_ns && !end_ns)
         end_ns = monotonic_ns() + duration_ns;
@@ -119,6 +121,7 @@ static void open_window(void)
 /* Stop recording. The window lock is held. */
 static void close_window(void)
 {
+    nccl_pause(true);
     record_window(false);
     api_calls_enable(subscriber, false);
     activity_disable();
@@ -209,6 +212,7 @@ static CUpti_SubscriberHandle stop_recording(void)
     CUpti_SubscriberHandle former = subscriber;
     if (!former)
         return NULL;
+    nccl_pause(true);
     if (is_open) {
         record_window(false);
         activity_disable();
@@ -307,7 +311,7 @@ static void stop_timer(void)
 
 /* --- begin and end of the profile --------------------------------------------------------------- */
 
-static void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
+static void on_cupti_callback(void *unused, int domain, uint32_t cbid, const void *data)
 {
     (void)unused;
     switch (domain) {
@@ -328,13 +332,15 @@ static bool configure(const profile_options *options)
     duration_ns = (int64_t)(options->duration_s * 1e9);
     is_paused = options->is_paused;
     is_configured = true;
+    nccl_pause(true);
+    nccl_attach();
     return true;
 }
 
 /* Subscribe, and open the window if it begins now. The window lock is held. */
 static bool subscribe(char *error, size_t error_bytes)
 {
-    CUpti_SubscriberHandle handle = library_subscribe(library_path, on_callback, error, error_bytes);
+    CUpti_SubscriberHandle handle = library_subscribe(library_path, on_cupti_callback, error, error_bytes);
     if (!handle)
         return false;
     api_calls_find();
@@ -427,6 +433,7 @@ void profile_cancel(void)
     profile_end();
     if (is_configured)
         unsetenv(INJECTION_VARIABLE);
+    nccl_detach();
     is_configured = false;
 }
 

@@ -1,0 +1,362 @@
+"""``cudakit bench nccl``: benchmark collective operations between GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import fields
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cudakit.cli.bench.measure import FORMATS, exit_code, report
+from cudakit.cli.bench.options import (
+    DESCRIBED_IN,
+    Effort,
+    effort_options,
+    mode_option,
+    name_list,
+    passed_options,
+    sizes_option,
+)
+from cudakit.cli.failure import ExitCode
+from cudakit.cli.interrupts import held_interrupts
+from cudakit.cli.options import (
+    Command,
+    OutputOptions,
+    gpu_option,
+    option,
+    option_group,
+    output_options,
+    with_options,
+)
+from cudakit.cli.progress import progress_line
+from cudakit.cli.report import open_outputs
+
+if TYPE_CHECKING:
+    from cudakit.core.bench.collectives.group import RankGroup
+    from cudakit.core.bench.collectives.launch import Launch
+    from cudakit.core.bench.result import BenchResult
+    from cudakit.core.bench.spec import NcclSpec
+    from cudakit.gpu.api import Gpu
+    from cudakit.gpu.api.facts import Machine
+
+# The simulated machine of ``--gpu sim``: the other models have one GPU.
+_SIMULATED = "sim:h200x2"
+# The host of the ranks of one process.
+_THIS_HOST = "127.0.0.1"
+
+_WORK = option_group(
+    "Operations",
+    option(
+        "--operations",
+        type=name_list("cudakit.gpu.api.collectives:OPERATIONS"),
+        metavar="NAME,...",
+        help="Operations: all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all, "
+        "send-receive.  [default: all]",
+    ),
+    sizes_option("Bytes of the largest buffer of an operation"),
+    option(
+        "--dtype",
+        "dtypes",
+        type=name_list(("fp64", "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int32")),
+        metavar="NAME,...",
+        help="Data types: fp64, fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, int8, int32.  [default: fp32]",
+    ),
+    option(
+        "--places",
+        type=name_list("cudakit.core.bench.spec:PLACES"),
+        metavar="NAME,...",
+        help="Buffers: out-of-place (separate send and receive buffers), in-place (one buffer).  "
+        "[default: both]",
+    ),
+    option(
+        "--vs",
+        "baselines",
+        type=name_list("cudakit.core.bench.spec:COLLECTIVE_BASELINES"),
+        metavar="NAME",
+        help="Baseline: torch, which is torch.distributed with its NCCL backend. Samples alternate.",
+    ),
+)
+_METHOD = option_group(
+    "Method",
+    mode_option("batch"),
+    option("--graph", is_flag=True, help="The same as --mode graph."),
+    option(
+        "--cache",
+        type=click.Choice(["rotate", "hot"]),
+        metavar="STATE",
+        help="L2 state before each sample: rotate (cycle through buffers) or hot (operands cached).  "
+        "[default: hot]",
+    ),
+    gpu_option,
+)
+_RANKS = option_group(
+    "Ranks",
+    option(
+        "--ranks",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Number of ranks of a single process, one per GPU. Simulated GPUs can have several "
+        "ranks each.  [default: all visible GPUs]",
+    ),
+    option(
+        "--rendezvous",
+        metavar="HOST:PORT|FILE",
+        default="",
+        help="Where the processes find rank 0: an address on its host, or a file that all hosts "
+        "share.  [default: MASTER_ADDR:MASTER_PORT, or the first Slurm node]",
+    ),
+    option(
+        "--rank-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SEC",
+        default=30.0,
+        help="Stop if a rank does not connect or answer within SEC seconds.  [default: 30]",
+    ),
+)
+
+
+@click.command(
+    cls=Command,
+    described_in=DESCRIBED_IN,
+    short_help="Bandwidth and latency of NCCL's collective operations.",
+)
+@partial(with_options, (*_WORK, *_METHOD, *_RANKS))
+@effort_options
+@output_options(FORMATS)
+def nccl(
+    *,
+    gpu: str,
+    effort: Effort,
+    output: OutputOptions,
+    ranks: int | None,
+    rendezvous: str,
+    rank_timeout: float,
+    graph: bool,
+    **options: Any,
+) -> int:
+    """Measure collective operations between all visible GPUs, or between processes.
+
+    The algorithm bandwidth (algbw) and the bus bandwidth (busbw) are those of nccl-tests; the bus bandwidth
+    is compared with the links of a GPU. The time of a sample is that of the slowest rank. All received values
+    are verified. The default sizes are 1 KiB to 1 GiB, and with --gpu sim 1 KiB to 256 KiB.
+
+    A single process uses all visible GPUs. Processes of torchrun, srun or mpirun are one rank each; only rank
+    0 prints and writes files. If a rank ends early, the others stop within seconds and the completed cases
+    are kept.
+
+    \b
+    cudakit bench nccl
+    cudakit bench nccl --operations all-reduce --sizes 1KiB..1GiB:4 -o nccl.html
+    cudakit bench nccl --graph --dtype bf16 --vs torch
+    torchrun --nproc-per-node 8 --no-python cudakit bench nccl
+    """
+    from cudakit.core.bench.collectives.launch import detect_launch
+
+    if graph and options["mode"] not in (None, "graph"):
+        raise click.UsageError(f"--graph and --mode {options['mode']} exclude each other")
+    spec = _make_spec(options | ({"mode": "graph"} if graph else {}), effort)
+    gpu = _SIMULATED if gpu == "sim" else gpu
+    launch = detect_launch(os.environ)
+    if launch is None:
+        with _local_group(gpu, ranks, rank_timeout) as (group, machine):
+            return _measure(spec, gpu, group, machine, output)
+    if ranks not in (None, launch.ranks):
+        raise click.UsageError(f"{launch.launcher} started {launch.ranks} ranks, not {ranks}")
+    if launch.rank:
+        return _serve(spec, gpu, launch, rendezvous, rank_timeout)
+    with _process_group(spec, gpu, launch, rendezvous, rank_timeout) as (group, machine, places):
+        return _measure(spec, gpu, group, machine, output, **places)
+
+
+def _make_spec(options: dict[str, Any], effort: Effort) -> NcclSpec:
+    from cudakit.core.bench.spec import NcclSpec
+
+    return NcclSpec(**passed_options(**options), **effort)
+
+
+def _measure(
+    spec: NcclSpec,
+    gpu: str,
+    group: RankGroup,
+    machine: Machine,
+    output: OutputOptions,
+    *,
+    ordinal: int = 0,
+    host: str = _THIS_HOST,
+    variables: tuple[dict[str, str], ...] | None = None,
+) -> int:
+    """Measure on all ranks, write the report, and return the exit code."""
+    from cudakit.gpu.open import open_gpu
+    from cudakit.gpu.run_context import gather
+
+    with open_outputs(output) as outputs:
+        run_context = gather(machine, variables=dict(os.environ), command=_command())
+        with (
+            closing(open_gpu(gpu, ordinal)) as device,
+            progress_line(quiet=output.quiet) as show_progress,
+            held_interrupts() as deliver_interrupt,
+        ):
+
+            def progress(stage: str, fraction: float) -> None:
+                show_progress(stage, fraction)
+                deliver_interrupt()
+
+            result = _run(spec, device, group, progress, run_context, machine, host, variables)
+        outputs.write(report(result))
+    return ExitCode.ENVIRONMENT if group.failure else exit_code(result)
+
+
+def _run(
+    spec: NcclSpec,
+    device: Gpu,
+    group: RankGroup,
+    progress: Callable[[str, float], None],
+    run_context: Any,
+    machine: Machine,
+    host: str,
+    variables: tuple[dict[str, str], ...] | None,
+) -> BenchResult:
+    from cudakit.core.bench.collectives.measure import measure_collectives
+
+    return measure_collectives(
+        spec,
+        device,
+        group,
+        progress,
+        run_context=run_context,
+        nvml=machine.nvml(links=True),
+        host=host,
+        variables=(_nccl_variables(),) if variables is None else variables,
+    )
+
+
+@contextmanager
+def _local_group(
+    gpu: str, ranks: int | None, timeout_s: float
+) -> Iterator[tuple[RankGroup, Machine]]:
+    """Yield a group of ranks in threads of this process, one per GPU."""
+    from cudakit.core.bench.collectives.group import LocalChannel, RankGroup, new_answers
+    from cudakit.gpu.machine import open_machine
+
+    machine = open_machine(gpu)
+    devices = _count_devices(machine)
+    rank_count = ranks or devices
+    answers = new_answers()
+    channels = [
+        LocalChannel(_opener(gpu, rank, devices), rank, rank_count, answers, f"rank {rank}")
+        for rank in range(rank_count)
+    ]
+    with _closing_group(RankGroup(channels, answers, timeout_s)) as group:
+        yield group, machine
+
+
+@contextmanager
+def _process_group(
+    spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s: float
+) -> Iterator[tuple[RankGroup, Machine, dict[str, Any]]]:
+    """Yield a group of processes: rank 0 in a thread of this one, the others by TCP."""
+    from cudakit.core.bench.collectives.group import LocalChannel, RankGroup, new_answers
+    from cudakit.core.bench.collectives.processes import RemoteChannel, check_equal
+    from cudakit.core.bench.collectives.rendezvous import accept_ranks
+    from cudakit.gpu.machine import open_machine
+
+    facts = _start_facts(spec, gpu)
+    connections = accept_ranks(launch, rendezvous, timeout_s)
+    answers = new_answers()
+    remote = [
+        RemoteChannel(connection, rank, answers, hello)
+        for rank, (connection, hello) in sorted(connections.items())
+    ]
+    machine = open_machine(gpu)
+    devices = _count_devices(machine)
+    local = LocalChannel(
+        _opener(gpu, launch.local_rank, devices), 0, launch.ranks, answers, "rank 0"
+    )
+    with _closing_group(RankGroup([local, *remote], answers, timeout_s)) as group:
+        hellos = [hello for _, (_, hello) in sorted(connections.items())]
+        for rank, hello in enumerate(hellos, start=1):
+            check_equal(facts, hello, rank)
+        host = next(iter(connections.values()))[0].local_host
+        variables = tuple(message["variables"] for message in (facts, *hellos))
+        ordinal = launch.local_rank % devices
+        yield group, machine, {"ordinal": ordinal, "host": host, "variables": variables}
+
+
+@contextmanager
+def _closing_group(group: RankGroup) -> Iterator[RankGroup]:
+    """Close a group at the end; after an error all ranks end with its message. SIGTERM acts as Ctrl-C."""
+    from cudakit.errors import CudakitError
+
+    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield group
+    except BaseException as error:
+        reason = error.message if isinstance(error, CudakitError) else type(error).__name__
+        group.fail(f"rank 0 stopped: {reason}")
+        raise
+    finally:
+        group.close()
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _serve(spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s: float) -> int:
+    """Be a rank other than 0: execute the requests of rank 0."""
+    from cudakit.core.bench.collectives.processes import serve_rank
+    from cudakit.gpu.machine import open_machine
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Rank 0 handles Ctrl-C.
+    devices = _count_devices(open_machine(gpu))
+    open_device = _opener(gpu, launch.local_rank, devices)
+    serve_rank(launch, rendezvous, _start_facts(spec, gpu), open_device, timeout_s)
+    return ExitCode.OK
+
+
+def _start_facts(spec: NcclSpec, gpu: str) -> dict[str, Any]:
+    from cudakit.core.bench.collectives.processes import start_facts
+
+    options = {field.name: str(getattr(spec, field.name)) for field in fields(spec)}
+    return start_facts(version("cudakit"), options | {"gpu": gpu}, os.environ)
+
+
+def _count_devices(machine: Machine) -> int:
+    """Return the number of CUDA devices. Raises EnvironmentUnusable if there is none."""
+    from cudakit.errors import EnvironmentUnusable
+    from cudakit.units import Unavailable
+
+    cuda = machine.cuda()
+    if isinstance(cuda, Unavailable) or not cuda.devices:
+        reason = cuda.reason if isinstance(cuda, Unavailable) else "CUDA has no device"
+        raise EnvironmentUnusable(
+            f"no GPU can be used: {reason}", hint="use --gpu sim to simulate two GPUs"
+        )
+    return len(cuda.devices)
+
+
+def _opener(gpu: str, local_rank: int, devices: int) -> Callable[[], Gpu]:
+    """Return a function that opens the device of a rank; simulated devices can have several ranks."""
+    from cudakit.errors import InputError
+    from cudakit.gpu.open import open_gpu
+
+    if local_rank < devices or gpu.startswith("sim"):
+        return partial(open_gpu, gpu, local_rank % devices)
+    if devices == 1:
+        return partial(open_gpu, gpu, 0)  # The launcher gave each process a GPU of its own.
+    raise InputError(
+        f"there is no GPU for rank {local_rank} of this host: CUDA has {devices}",
+        hint="start one rank per GPU; CUDA_VISIBLE_DEVICES may hide GPUs",
+    )
+
+
+def _nccl_variables() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if name.startswith("NCCL_")}
+
+
+def _command() -> tuple[str, ...]:
+    arguments = click.get_current_context().find_object(tuple)
+    return ("cudakit", *(arguments or ()))

@@ -1,0 +1,108 @@
+"""Which rank this process is, from the environment of torchrun, Slurm or MPI."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cudakit.errors import InputError, UsageError
+
+# The variables of each launcher: rank, number of ranks, rank on the host.
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    # srun sets these; a batch script that starts no job step has no SLURM_STEP_NUM_TASKS.
+    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+}
+# Variables that all processes of one start have in common.
+_JOB_VARIABLES = (
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+)
+# Number of ranks on this host, by the variable of the number of all ranks.
+_LOCAL_SIZES = {
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_SIZE": "MPI_LOCALNRANKS",
+}
+_FIRST_PORT, _PORT_COUNT = 29_600, 1_000
+_MAX_RANKS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The place of this process among the processes of one start."""
+
+    launcher: str  # Name of the launcher: "torchrun".
+    rank: int
+    ranks: int  # Number of processes.
+    local_rank: int  # Rank among the processes on this host.
+    job: str  # Text that is equal in all processes of the start, and differs in other starts.
+    host: str = ""  # Name or address of the host of rank 0; "" if unknown.
+    port: int = 0  # TCP port of rank 0; 0 if unknown.
+
+
+def detect_launch(variables: Mapping[str, str]) -> Launch | None:
+    """Return the place of this process, or None if it is the only process.
+
+    Raises InputError for variables that contradict one another.
+    """
+    for launcher, names in _LAUNCHERS.items():
+        rank_name, ranks_name, local_name = names
+        if rank_name not in variables or ranks_name not in variables:
+            continue
+        rank, ranks = _number(variables, rank_name), _number(variables, ranks_name)
+        if ranks <= 1:
+            continue
+        if rank >= ranks:
+            raise InputError(f"{rank_name}={rank} must be below {ranks_name}={ranks}")
+        local_rank = _number(variables, local_name) if local_name in variables else rank
+        job = " ".join(variables.get(name, "") for name in _JOB_VARIABLES).strip()
+        host, port = _address(launcher, variables, job)
+        return Launch(launcher, rank, ranks, local_rank, job, host, port)
+    return None
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """Parse ``HOST:PORT``; return None for other text, which is the path of a file."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdigit() and "/" not in text):
+        return None
+    if not 0 < int(port) < 1 << 16:
+        raise UsageError(f"--rendezvous {text}: a port is a number from 1 to 65535")
+    return host.strip("[]"), int(port)
+
+
+def _address(launcher: str, variables: Mapping[str, str], job: str) -> tuple[str, int]:
+    """Return the address at which rank 0 listens, without a host if the variables do not tell it."""
+    port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORT_COUNT
+    if host := variables.get("MASTER_ADDR", ""):
+        if "MASTER_PORT" in variables:
+            port = _number(variables, "MASTER_PORT")
+            # torchrun's agent itself listens at MASTER_PORT.
+            port += variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return host, port
+    if launcher == "Slurm":
+        return _first_node(variables.get("SLURM_STEP_NODELIST", "127.0.0.1")), port
+    ranks_name = _LAUNCHERS[launcher][1]
+    local_size = variables.get(_LOCAL_SIZES.get(ranks_name, ""))
+    is_one_host = local_size is None or local_size == variables[ranks_name]
+    return ("127.0.0.1" if is_one_host else ""), port
+
+
+def _first_node(nodes: str) -> str:
+    """Return the first host of a Slurm node list such as ``gpu[03-05,09],login``."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
+    return "".join(part or "" for part in match.groups()) if match else nodes
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    text = variables[name].strip()
+    if not text.isdecimal() or int(text) > _MAX_RANKS:
+        raise InputError(f"{name} is {text!r}; it must be a number from 0 to {_MAX_RANKS}")
+    return int(text)

@@ -1,0 +1,141 @@
+"""Measure collective operations: check the ranks, connect them, run the pipeline, and add the bandwidths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cudakit.core.bench.case import check_fit
+from cudakit.core.bench.collectives.group import GroupTimer, RankGroup
+from cudakit.core.bench.pipeline import no_progress, run
+from cudakit.core.bench.prepare import Progress
+from cudakit.core.bench.result import (
+    BenchResult,
+    CaseResult,
+    CollectiveRate,
+    Collectives,
+    RankFacts,
+)
+from cudakit.core.bench.spec import NcclSpec
+from cudakit.core.bench.workloads.nccl import nccl_cases
+from cudakit.errors import InputError
+from cudakit.gpu.api import Gpu
+from cudakit.gpu.api.facts import NOT_QUERIED, Link, NvmlView
+from cudakit.gpu.api.run_context import RunContext
+from cudakit.serialize import from_plain
+from cudakit.units import Unavailable
+
+_SINGLE_RANK = (
+    "one rank: NCCL copies data within the GPU and uses no link, so there is no bus bandwidth; "
+    "use two GPUs, or --gpu sim:h200x2 for simulated ones"
+)
+
+
+def measure_collectives(
+    spec: NcclSpec,
+    gpu: Gpu,
+    group: RankGroup,
+    progress: Progress = no_progress,
+    *,
+    run_context: RunContext | None = None,
+    nvml: NvmlView | Unavailable = NOT_QUERIED,
+    host: str = "127.0.0.1",
+    variables: Sequence[Mapping[str, str]] = (),
+) -> BenchResult:
+    """Measure the cases of a Spec on the ranks of a group.
+
+    ``gpu`` is the device of the first rank, ``nvml`` the view with its links. The other ranks reach the
+    process of rank 0 at ``host``. ``variables`` are the NCCL variables of each rank. Raises CollectiveError
+    if a rank fails before the first case is complete; later, the result has the complete cases and a warning.
+    """
+    ranks = [from_plain(RankFacts, facts) for facts in group.request("describe")]
+    check_ranks(ranks, simulated=gpu.simulated)
+    versions = {"nccl": group.connect("nccl", host)[0]}
+    for name in spec.baselines:
+        versions[name] = group.connect(name, host)[0]
+    hosts = len({rank.host for rank in ranks})
+    cases = nccl_cases(spec, group, versions, simulated=gpu.simulated, hosts=hosts)
+    check_fit(cases, min(rank.free_bytes for rank in ranks))
+    result = run(
+        spec,
+        gpu,
+        progress,
+        run_context=run_context,
+        cases=cases,
+        open_timer=lambda device: GroupTimer(device, group),
+    )
+    collectives = Collectives(
+        ranks=tuple(ranks),
+        variables=dict(variables[0]) if variables else {},
+        links=_links(ranks, nvml),
+        rates=tuple(map(_rate, result.results)),
+    )
+    warnings = [*result.warnings, *_variable_warnings(variables)]
+    if len(ranks) == 1:
+        warnings.append(_SINGLE_RANK)
+    return replace(result, warnings=tuple(warnings), collectives=collectives)
+
+
+def check_ranks(ranks: Sequence[RankFacts], *, simulated: bool) -> None:
+    """Raise InputError if ranks have different versions of NCCL, or share a device."""
+    first_rank = ranks[0]
+    for rank in ranks[1:]:
+        if rank.nccl_version != first_rank.nccl_version:
+            raise InputError(
+                f"rank {ranks.index(rank)} on {rank.host} has NCCL {rank.nccl_version} "
+                f"({rank.nccl_path}), rank 0 on {first_rank.host} has {first_rank.nccl_version} "
+                f"({first_rank.nccl_path})",
+                hint="install the same version on all hosts, or set CUDAKIT_NCCL_LIBRARY",
+            )
+    if simulated:
+        return
+    ranks_by_device: dict[tuple[str, str], int] = {}
+    for number, rank in enumerate(ranks):
+        other_number = ranks_by_device.setdefault((rank.host, rank.uuid), number)
+        if other_number != number and rank.uuid:
+            raise InputError(
+                f"ranks {other_number} and {number} on {rank.host} use the same GPU, {rank.uuid}",
+                hint="start one rank per GPU: NCCL needs a GPU for each",
+            )
+
+
+def _links(ranks: Sequence[RankFacts], nvml: NvmlView | Unavailable) -> Mapping[str, str]:
+    """Return the path between the GPUs of each pair of ranks on the first rank's host, as NVML names it."""
+    if isinstance(nvml, Unavailable):
+        return {}
+    index_by_uuid = {device.uuid: device.index for device in nvml.devices}
+    paths = {(link.first, link.second): _path(link) for link in nvml.links}
+    links: dict[str, str] = {}
+    local_ranks = [(n, rank) for n, rank in enumerate(ranks) if rank.host == ranks[0].host]
+    for position, (number, rank) in enumerate(local_ranks):
+        for other_number, other_rank in local_ranks[position + 1 :]:
+            indices = (index_by_uuid.get(rank.uuid, -1), index_by_uuid.get(other_rank.uuid, -1))
+            if path := paths.get((min(indices), max(indices))):
+                links[f"{number}-{other_number}"] = path
+    return links
+
+
+def _path(link: Link) -> str:
+    return link.path if isinstance(link.path, str) else ""
+
+
+def _rate(case: CaseResult) -> CollectiveRate:
+    """Return the bandwidths of a case as nccl-tests define them."""
+    algorithm = case.per_second(case.bytes_moved) if case.bytes_moved else case.median_s
+    factor = case.settings.get("bus_factor")
+    if isinstance(factor, float) and not isinstance(algorithm, Unavailable):
+        is_single = case.axes.get("ranks") == 1
+        bus = Unavailable("one rank uses no link") if is_single else factor * algorithm
+        return CollectiveRate(factor, algorithm, bus)
+    reason = algorithm if isinstance(algorithm, Unavailable) else Unavailable("not measured")
+    return CollectiveRate(reason, reason, reason)
+
+
+def _variable_warnings(variables: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a warning for each NCCL variable that differs between ranks."""
+    names = sorted({name for mapping in variables for name in mapping})
+    return [
+        f"{name} differs between the ranks"
+        for name in names
+        if len({mapping.get(name) for mapping in variables}) > 1
+    ]

@@ -1,0 +1,127 @@
+"""Ranks in other processes: rank 0's channel to one, and the main loop of such a process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+from cudakit.core.bench.collectives.group import Answers
+from cudakit.core.bench.collectives.launch import Launch
+from cudakit.core.bench.collectives.rank import CLOSE, REQUEST, Message, Rank
+from cudakit.core.bench.collectives.rendezvous import Connection, join
+from cudakit.errors import CollectiveError, InputError
+from cudakit.gpu.api import Gpu
+
+# A process whose rank does not end within this time after a failure exits without it.
+_END_TIMEOUT_S = 3.0
+# Key of the message that ends a rank early; its value is the reason.
+_ENDED = "ended"
+
+
+def start_facts(version: str, options: Mapping[str, str], variables: Mapping[str, str]) -> Message:
+    """Return the facts about this process that must be equal in all ranks, or that name it."""
+    return {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "version": version,
+        "options": dict(options),
+        "variables": {name: text for name, text in variables.items() if name.startswith("NCCL_")},
+    }
+
+
+def check_equal(first: Message, other: Message, rank: int) -> None:
+    """Raise InputError if a rank was started with another version or other options than rank 0."""
+    if other["version"] != first["version"]:
+        raise InputError(
+            f"rank {rank} on {other['host']} has cudakit {other['version']}, "
+            f"rank 0 on {first['host']} has {first['version']}",
+            hint="install the same version on all hosts",
+        )
+    options, other_options = first["options"], other["options"]
+    for name in sorted(options.keys() | other_options.keys()):
+        text, other_text = options.get(name), other_options.get(name)
+        if text != other_text:
+            raise InputError(
+                f"rank {rank} on {other['host']} has {name} {other_text}, rank 0 has {text}",
+                hint="start all ranks with the same options",
+            )
+
+
+class RemoteChannel:
+    """A rank in another process."""
+
+    def __init__(self, connection: Connection, rank: int, answers: Answers, facts: Message) -> None:
+        self.name = f"rank {rank} ({facts['host']}, process {facts['process']})"
+        self._connection, self._rank, self._answers = connection, rank, answers
+        self._reader = Thread(target=self._read, name=f"rank {rank}", daemon=True)
+        self._reader.start()
+
+    def send(self, message: Message) -> None:
+        with suppress(OSError):  # The reader reports the end of the rank.
+            self._connection.send(message)
+
+    def abort(self, reason: str) -> None:
+        self.send({_ENDED: reason})
+
+    def close(self) -> None:
+        self._reader.join(_END_TIMEOUT_S)
+        self._connection.close()
+
+    def _read(self) -> None:
+        message: Message | None = {}
+        while message is not None:
+            try:
+                message = self._connection.receive()
+            except ValueError:
+                message = None
+            self._answers.put((self._rank, message))
+
+
+def serve_rank(
+    launch: Launch,
+    rendezvous: str,
+    facts: Message,
+    open_gpu: Callable[[], Gpu],
+    timeout_s: float,
+) -> None:
+    """Execute the requests of rank 0 in this process, until rank 0 ends the measurement.
+
+    Raises CollectiveError if another rank fails or rank 0 ends.
+    """
+    connection = join(launch, rendezvous, facts, timeout_s)
+    rank = Rank(open_gpu, launch.rank, launch.ranks, _reply_by(connection))
+    thread = Thread(target=rank.run, name="rank", daemon=True)
+    thread.start()
+    reason = ""
+    while not reason:
+        try:
+            message = connection.receive()
+        except ValueError as error:
+            message = {_ENDED: f"rank 0 sent no message, but other data: {error}"}
+        if message is None:
+            reason = "rank 0 ended"
+        elif _ENDED in message:
+            reason = str(message[_ENDED])
+        else:
+            rank.inbox.put(message)
+            if message.get(REQUEST) == CLOSE:
+                thread.join(_END_TIMEOUT_S)
+                connection.close()
+                return
+    rank.abort()
+    rank.inbox.put({"number": 0, REQUEST: CLOSE, "arguments": {}})
+    thread.join(_END_TIMEOUT_S)
+    connection.close()
+    raise CollectiveError(f"rank {launch.rank} stopped: {reason}")
+
+
+def _reply_by(connection: Connection) -> Callable[[Message], Any]:
+    def reply(message: Message) -> None:
+        with suppress(OSError):  # The main thread reports the end of rank 0.
+            connection.send(message)
+
+    return reply

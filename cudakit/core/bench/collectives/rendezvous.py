@@ -1,0 +1,258 @@
+"""The rendezvous: all processes of a start connect to the process of rank 0 by TCP.
+
+Rank 0 listens at an address that all processes know, or at a free port that it writes to a file. Messages
+are JSON objects with a length before them. A process with another job text is not let in: several starts may
+share a host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cudakit.core.bench.collectives.launch import Launch, parse_address
+from cudakit.errors import CollectiveError, InputError
+
+# If a port is taken, rank 0 listens at one of the next ports; the other ranks try them in turn.
+_PORTS = 8
+_GREETING = "cudakit bench nccl 1"
+_MAX_MESSAGE_BYTES = 64 << 20
+_HELLO_TIMEOUT_S = 2.0
+_RETRY_S = 0.1
+_LENGTH = struct.Struct("!I")
+
+Message = dict[str, Any]
+
+
+class Connection:
+    """A TCP connection that transfers JSON objects."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lock = threading.Lock()  # Held while a message is sent.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def local_host(self) -> str:
+        """Address of this end of the connection."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message. Raises OSError if the other process has ended."""
+        content = json.dumps(message).encode()
+        with self._lock:
+            self._socket.sendall(_LENGTH.pack(len(content)) + content)
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """Return the next message, or None if the other process has closed the connection or ended.
+
+        Raises TimeoutError after ``timeout_s``, ValueError for bytes that are no message.
+        """
+        self._socket.settimeout(timeout_s)
+        try:
+            size_bytes = _LENGTH.unpack(self._read(_LENGTH.size))[0]
+            if size_bytes > _MAX_MESSAGE_BYTES:
+                raise ValueError("the message is too large")
+            message = json.loads(self._read(size_bytes))
+        except TimeoutError:
+            raise
+        except OSError:
+            return None
+        if not isinstance(message, dict):
+            raise ValueError("the message is not a JSON object")
+        return message
+
+    def close(self) -> None:
+        """Close the connection, also if another thread waits in ``receive``."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _read(self, size_bytes: int) -> bytes:
+        content = bytearray()
+        while len(content) < size_bytes:
+            piece = self._socket.recv(size_bytes - len(content))
+            if not piece:
+                raise ConnectionResetError("the connection was closed")
+            content += piece
+        return bytes(content)
+
+
+def accept_ranks(
+    launch: Launch, rendezvous: str, timeout_s: float
+) -> dict[int, tuple[Connection, Message]]:
+    """Return the connections of all other ranks, each with the rank's first message.
+
+    ``rendezvous`` is the address or the file that the user gave, or "". Raises CollectiveError with the
+    numbers of the missing ranks after ``timeout_s``.
+    """
+    file, address = _place(launch, rendezvous)
+    server, token = _listen(address), ""
+    if file:
+        token = secrets.token_hex(8)
+        _write_address(file, server.getsockname()[1], token)
+    connections: dict[int, tuple[Connection, Message]] = {}
+    place = file or f"{address[0]}:{server.getsockname()[1]}"
+    try:
+        with server:
+            deadline_s = time.monotonic() + timeout_s
+            while len(connections) < launch.ranks - 1:
+                server.settimeout(max(deadline_s - time.monotonic(), 0.001))
+                try:
+                    accepted = Connection(server.accept()[0])
+                except TimeoutError:
+                    raise _missing_error(launch, set(connections), place, timeout_s) from None
+                hello = _read_hello(accepted, launch, token)
+                if hello is None or hello["rank"] in connections:
+                    accepted.close()
+                else:
+                    connections[int(hello["rank"])] = accepted, hello
+    except BaseException as error:
+        for connection, _ in connections.values():
+            with suppress(OSError):
+                connection.send({"ended": getattr(error, "message", "rank 0 was interrupted")})
+            connection.close()
+        raise
+    finally:
+        if file:
+            Path(file).unlink(missing_ok=True)
+    return connections
+
+
+def join(launch: Launch, rendezvous: str, facts: Message, timeout_s: float) -> Connection:
+    """Connect to rank 0, and send it the facts of this rank.
+
+    Raises CollectiveError if rank 0 does not answer within ``timeout_s``.
+    """
+    file, address = _place(launch, rendezvous)
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        targets = _read_addresses(file) if file else _candidates(address)
+        for host, port, token in targets:
+            if connection := _try_to_join(host, port, launch, facts | {"token": token}):
+                return connection
+        time.sleep(_RETRY_S)
+    place = file or f"{address[0]}:{address[1]}"
+    raise CollectiveError(
+        f"rank {launch.rank}: rank 0 did not answer at {place} within {timeout_s:g} s",
+        hint="start all ranks at the same time, or allow more time with --rank-timeout",
+    )
+
+
+def _place(launch: Launch, rendezvous: str) -> tuple[str, tuple[str, int]]:
+    """Return the file of the rendezvous or "", and the address at which rank 0 listens."""
+    if rendezvous:
+        address = parse_address(rendezvous)
+        return ("", address) if address else (rendezvous, ("", 0))
+    if not launch.host:
+        raise InputError(
+            f"{launch.launcher} does not tell on which host rank 0 runs",
+            hint="add --rendezvous HOST:PORT, or set MASTER_ADDR and MASTER_PORT",
+        )
+    return "", (launch.host, launch.port)
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    """Listen at the address, or at one of the next ports if that port is taken."""
+    host, first_port = address
+    for port in range(first_port, first_port + _PORTS):
+        with suppress(OSError):
+            return socket.create_server((host, port if first_port else 0))
+    try:
+        # The name of the host may stand for an address outside of this host, such as that of a gateway.
+        return socket.create_server(("", first_port))
+    except OSError as error:
+        raise CollectiveError(
+            f"rank 0 cannot listen at {host}:{first_port}: {error.strerror}",
+            hint="add --rendezvous HOST:PORT with a free port",
+        ) from error
+
+
+def _read_hello(connection: Connection, launch: Launch, token: str) -> Message | None:
+    """Return the first message of a rank, and welcome it; None for any other program."""
+    try:
+        hello = connection.receive(_HELLO_TIMEOUT_S)
+        if (
+            hello is None
+            or hello.get("greeting") != _GREETING
+            or hello.get("job") != launch.job
+            or hello.get("token", "") != token
+            or hello.get("ranks") != launch.ranks
+            or hello.get("rank") not in range(1, launch.ranks)
+        ):
+            return None
+        connection.send({"greeting": _GREETING})
+    except (OSError, ValueError):
+        return None
+    return hello
+
+
+def _try_to_join(host: str, port: int, launch: Launch, facts: Message) -> Connection | None:
+    """Return a connection to rank 0, or None if another program or none listens there."""
+    try:
+        connection = Connection(socket.create_connection((host, port), timeout=_HELLO_TIMEOUT_S))
+    except OSError:
+        return None
+    identity = {"job": launch.job, "rank": launch.rank, "ranks": launch.ranks}
+    try:
+        connection.send({"greeting": _GREETING, **identity, **facts})
+        answer = connection.receive(_HELLO_TIMEOUT_S)
+        if answer is not None and answer.get("greeting") == _GREETING:
+            return connection
+    except (OSError, ValueError):
+        pass
+    connection.close()
+    return None
+
+
+def _candidates(address: tuple[str, int]) -> list[tuple[str, int, str]]:
+    host, first_port = address
+    return [(host, port, "") for port in range(first_port, first_port + _PORTS)]
+
+
+def _write_address(file: str, port: int, token: str) -> None:
+    """Write the address of rank 0 to a file that appears with its whole content."""
+    content = json.dumps({"host": socket.gethostname(), "port": port, "token": token})
+    partial_file = Path(f"{file}.{os.getpid()}")
+    try:
+        partial_file.write_text(content, encoding="utf-8")
+        partial_file.replace(file)
+    except OSError as error:
+        raise InputError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _read_addresses(file: str) -> list[tuple[str, int, str]]:
+    """Return the address in a file; nothing if the file does not exist yet or is of an earlier start."""
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        host, port, token = content["host"], int(content["port"]), str(content["token"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [("127.0.0.1" if host == socket.gethostname() else host, port, token)]
+
+
+def _missing_error(
+    launch: Launch, connected: set[int], place: str, timeout_s: float
+) -> CollectiveError:
+    missing = [rank for rank in range(1, launch.ranks) if rank not in connected]
+    noun = "rank" if len(missing) == 1 else "ranks"
+    names = _join_numbers(missing)
+    return CollectiveError(
+        f"{noun} {names} of {launch.ranks} did not connect to {place} within {timeout_s:g} s",
+        hint="start all ranks at the same time, or allow more time with --rank-timeout",
+    )
+
+
+def _join_numbers(numbers: list[int]) -> str:
+    """Join numbers as in ``1, 2 and 5``."""
+    *first_numbers, last_number = map(str, numbers)
+    return f"{', '.join(first_numbers)} and {last_number}" if first_numbers else last_number

@@ -1,0 +1,199 @@
+"""Benchmark of collective operations between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from cudakit.core.bench.case import Case
+from cudakit.core.bench.collectives.group import RankGroup
+from cudakit.core.bench.roofline import Work
+from cudakit.core.bench.spec import NcclSpec
+from cudakit.core.bench.workload import Axis, Verification, verification
+from cudakit.errors import Unsupported
+from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.api.collectives import Collective, bus_factor
+from cudakit.gpu.api.elements import ELEMENTS, Element
+from cudakit.units import Unavailable
+
+_SIZES_BYTES = (1 << 10, 32 << 10, 1 << 20, 32 << 20, 1 << 30)
+_SIMULATED_SIZES_BYTES = (1 << 10, 16 << 10, 256 << 10)
+# Chunks of this size or more are multiples of it, as in nccl-tests: kernels access memory in this unit.
+_CHUNK_UNIT_BYTES = 16
+_WORD_BYTES = 4  # Outputs are compared as words of this size.
+# Operations whose send and receive buffers cannot be the same memory.
+_OUT_OF_PLACE_ONLY = ("all-to-all", "send-receive")
+_REFERENCE = "a host computation, all words"
+
+
+def nccl_cases(
+    spec: NcclSpec,
+    group: RankGroup,
+    versions: Mapping[str, str],
+    *,
+    simulated: bool,
+    hosts: int = 1,
+) -> tuple[Case, ...]:
+    """Return a case per operation, data type, place and size.
+
+    ``versions`` are those of the libraries. Raises Unsupported if no operation can run in the given places.
+    """
+    ranks = len(group.channels)
+    cases: dict[tuple[object, ...], Case] = {}
+    for operation, dtype, place, size_bytes in _combinations(spec, simulated=simulated):
+        collective = make_collective(operation, ELEMENTS[dtype], size_bytes, ranks)
+        workload = CollectiveWorkload(group, collective, place, "nccl", versions["nccl"])
+        # Small sizes may round to the same size.
+        cases.setdefault(
+            tuple(workload.axes.values()), _case(spec, workload, versions, hosts=hosts)
+        )
+    if not cases:
+        raise Unsupported(f"{' and '.join(spec.operations)} cannot run in place")
+    return tuple(cases.values())
+
+
+def make_collective(operation: str, element: Element, size_bytes: int, ranks: int) -> Collective:
+    """Return an operation whose largest buffer has at most ``size_bytes``, if that is possible.
+
+    Chunks are multiples of 16 bytes, or of 4 bytes and one element if they are smaller.
+    """
+    one_element = Collective(operation, element, 1)
+    chunks = max(one_element.send_chunks(ranks), one_element.receive_chunks(ranks))
+    chunk_bytes = size_bytes // chunks
+    small_unit = max(_WORD_BYTES, element.size_bytes)
+    unit = _CHUNK_UNIT_BYTES if chunk_bytes >= _CHUNK_UNIT_BYTES else small_unit
+    rounded_bytes = max(chunk_bytes // unit * unit, unit)
+    return Collective(operation, element, rounded_bytes // element.size_bytes)
+
+
+def _combinations(spec: NcclSpec, *, simulated: bool) -> Iterator[tuple[str, str, str, int]]:
+    default_sizes = _SIMULATED_SIZES_BYTES if simulated else _SIZES_BYTES
+    return (
+        (operation, dtype, place, size_bytes)
+        for operation in spec.operations
+        for dtype in spec.dtypes
+        for place in spec.places
+        for size_bytes in spec.sizes_bytes or default_sizes
+        if place != "in-place" or operation not in _OUT_OF_PLACE_ONLY
+    )
+
+
+def _case(
+    spec: NcclSpec, workload: CollectiveWorkload, versions: Mapping[str, str], *, hosts: int
+) -> Case:
+    collective, ranks = workload.collective, workload.ranks
+    return Case(
+        workload,
+        spec.method(spec.mode, spec.cache, fill="small integers"),
+        _work(collective, ranks, workload.size_bytes, hosts),
+        size_bytes=workload.size_bytes,
+        buffers=3,
+        baselines=tuple(
+            CollectiveWorkload(workload.group, collective, workload.place, name, versions[name])
+            for name in spec.baselines
+        ),
+    )
+
+
+def _work(collective: Collective, ranks: int, size_bytes: int, hosts: int) -> Work | Unavailable:
+    """Return the bytes over a rank's link: the size times the bus factor."""
+    if ranks == 1:
+        return Unavailable("one rank sends no data over a link")
+    if hosts > 1:
+        return Unavailable("the bandwidth of the network between the hosts is unknown")
+    bus_bytes = size_bytes * bus_factor(collective.operation, ranks)
+    return Work(link_bytes=bus_bytes, link="peer")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveWorkload:
+    """A collective operation of all ranks by one library."""
+
+    group: RankGroup
+    collective: Collective
+    place: str  # "in-place" or "out-of-place".
+    library: str
+    version: str  # Version of the library.
+    name: str = field(default="nccl")
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.group.channels)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the largest buffer: the size S of the algorithm bandwidth S / time."""
+        collective, ranks = self.collective, self.ranks
+        chunks = max(collective.send_chunks(ranks), collective.receive_chunks(ranks))
+        return chunks * collective.chunk_bytes
+
+    @property
+    def axes(self) -> Mapping[str, Axis]:
+        return {
+            "operation": self.collective.operation,
+            "dtype": self.collective.element.name,
+            "place": self.place,
+            "ranks": self.ranks,
+            "size_bytes": self.size_bytes,
+        }
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedCollective:  # noqa: ARG002 ranks have own devices
+        return PreparedCollective(self, seed)
+
+
+class PreparedCollective:
+    """The buffers of a collective operation on all ranks."""
+
+    operations = 0
+
+    def __init__(self, workload: CollectiveWorkload, seed: int) -> None:
+        self._group, collective = workload.group, workload.collective
+        self.bytes_moved = workload.size_bytes
+        self.footprint_bytes = collective.chunk_bytes * (
+            collective.send_chunks(workload.ranks) + collective.receive_chunks(workload.ranks)
+        )
+        self.settings: Mapping[str, Axis] = {
+            "library": workload.library,
+            "version": workload.version,
+            "bus_factor": bus_factor(collective.operation, workload.ranks),
+        }
+        self._id: int | None = self._group.new_id()
+        try:
+            self._group.request(
+                "prepare",
+                operation_id=self._id,
+                library=workload.library,
+                collective=[collective.operation, collective.element.name, collective.count],
+                in_place=workload.place == "in-place",
+                seed=seed,
+            )
+            # The first execution connects the ranks, and finds out whether the library supports it.
+            self._group.enqueue(self._id, 0)
+            self._group.execute_pending()
+        except Unsupported:
+            self.close()
+            raise
+
+    def rotate(self, sets: int) -> None:
+        self._group.request("rotate", operation_id=self._id, sets=sets)
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002 every rank has its own stream
+        if self._id is not None:
+            self._group.enqueue(self._id, index)
+
+    def verify(self) -> Verification:
+        self._group.execute_pending()
+        counts = self._group.request("verify", operation_id=self._id)
+        wrong_count, word_count = (sum(column) for column in zip(*counts, strict=True))
+        detail = ""
+        if wrong_count:
+            ranks = ", ".join(str(rank) for rank, (wrong, _) in enumerate(counts) if wrong)
+            detail = f"{wrong_count} of {word_count} words are wrong, on rank {ranks}"
+        return verification(wrong_count / max(word_count, 1), 0.0, _REFERENCE, detail)
+
+    def close(self) -> None:
+        operation_id, self._id = self._id, None
+        if operation_id is not None and not self._group.failure:
+            self._group.take_pending()
+            self._group.request("release", operation_id=operation_id)

@@ -1,0 +1,164 @@
+"""Sum the collectives of NCCL, with their rates where NCCL reports the sizes.
+
+NCCL 2.28 and newer reports the size of each operation to its profiler plugin, which is the recorder. The
+kernels of a CUDA graph, and those of older versions, have no size. Rates are those of nccl-tests
+(https://github.com/NVIDIA/nccl-tests, PERFORMANCE.md): the algorithm bandwidth is the size of an operation
+divided by its time. The bus bandwidth is the algorithm bandwidth times a factor, which depends on the
+operation and on the number of ranks; it is comparable with the rate of the links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudakit.core.profile.intervals import IntervalSet, Times
+from cudakit.core.profile.result import Collective
+from cudakit.core.profile.tables import WorkTable, groups
+from cudakit.core.profile.timeline import Timeline
+from cudakit.trace.kinds import CollectiveFunction, EventKind, NcclDatatype
+
+_ELEMENT_BYTES = {
+    NcclDatatype.INT8: 1,
+    NcclDatatype.UINT8: 1,
+    NcclDatatype.INT32: 4,
+    NcclDatatype.UINT32: 4,
+    NcclDatatype.INT64: 8,
+    NcclDatatype.UINT64: 8,
+    NcclDatatype.FLOAT16: 2,
+    NcclDatatype.FLOAT32: 4,
+    NcclDatatype.FLOAT64: 8,
+    NcclDatatype.BFLOAT16: 2,
+    NcclDatatype.FLOAT8_E4M3: 1,
+    NcclDatatype.FLOAT8_E5M2: 1,
+}
+# NCCL counts the elements of one rank for these functions; the size is that of all ranks.
+_COUNTED_BY_RANK = (CollectiveFunction.ALL_GATHER, CollectiveFunction.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The sizes of the operations of each collective kernel; 0 bytes if they are unknown."""
+
+    size_bytes: Times  # summed size of the operations that the kernel performs
+    bus_bytes: Times  # the same, each operation times the factor of the bus bandwidth
+    rank_count: Times  # number of ranks of the communicator
+
+
+def is_collective_kernel(table: WorkTable, positions: Times) -> Times:
+    """Return which kernels are collectives: NCCL names its kernels ncclDevKernel_* or ncclKernel_*."""
+    names = table.timeline.names
+    name = table.timeline.work.name[table.rows[positions]]
+    values, index = np.unique(name, return_inverse=True)
+    is_nccl = np.array(
+        [names[value].startswith(("ncclDev", "ncclKernel")) for value in values], bool
+    )
+    result: Times = is_nccl[index] if len(values) else np.empty(0, bool)
+    return result
+
+
+def collectives(
+    table: WorkTable, positions: Times, compute_time: IntervalSet
+) -> tuple[Collective, ...]:
+    """Return the collectives by kernel and size; ``positions`` are those of all collective kernels."""
+    sizes = _sizes_of_kernels(table, positions)
+    name = table.timeline.work.name[table.rows[positions]]
+    keys = np.stack([name, sizes.size_bytes, sizes.rank_count], axis=1)
+    _, key = np.unique(keys, axis=0, return_inverse=True)
+    rows = []
+    for _, index in groups(key.reshape(-1)):
+        selected = positions[index]
+        overlapped = compute_time.covered_within(table.start_ns[selected], table.end_ns[selected])
+        stack, site = table.stack(selected)
+        total_ns = int(table.duration_ns[selected].sum())
+        size_bytes, bus_bytes = int(sizes.size_bytes[index[0]]), float(sizes.bus_bytes[index].sum())
+        has_rate = size_bytes > 0 and total_ns > 0
+        rows.append(
+            Collective(
+                name=table.demangle(table.timeline.names[name[index[0]]]),
+                calls=len(selected),
+                total_ns=total_ns,
+                overlapped_ns=int(overlapped.sum()),
+                stack=stack,
+                site=site,
+                ranks=int(sizes.rank_count[index[0]]) or None,
+                size_bytes=size_bytes or None,
+                algorithm_bytes_per_s=(
+                    size_bytes * len(selected) / total_ns * 1e9 if has_rate else None
+                ),
+                bus_bytes_per_s=bus_bytes / total_ns * 1e9 if has_rate else None,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.total_ns))
+
+
+def _sizes_of_kernels(table: WorkTable, positions: Times) -> _Sizes:
+    """Return the sizes of kernels by the calls that launched them; kernels of graphs have none."""
+    operations = _operations_by_correlation(table.timeline)
+    work, rows = table.timeline.work, table.rows[positions]
+    correlations = np.where(work.graph_node[rows] == 0, work.correlation[rows], 0)
+    unknown = (0, 0.0, 0)
+    found = [operations.get(correlation, unknown) for correlation in correlations.tolist()]
+    return _Sizes(
+        np.array([size for size, _, _ in found], np.int64),
+        np.array([bus for _, bus, _ in found], np.float64),
+        np.array([ranks for _, _, ranks in found], np.int64),
+    )
+
+
+def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float, int]]:
+    """Return size, size times bus factor, and number of ranks of the operations that a call launched.
+
+    A call launches several operations if the program groups them. Calls with an operation of unknown size
+    have no entry.
+    """
+    activities = timeline.activities
+    calls, operations = activities.of(EventKind.API_CALL), activities.of(EventKind.COLLECTIVE)
+    is_launch = np.isin(calls["seq"], operations["seq"])
+    launches = calls[is_launch]
+    correlation_of_call = dict(
+        zip(launches["seq"].tolist(), launches["correlation"].tolist(), strict=True)
+    )
+    ranks = _rank_counts(timeline)
+    sums: dict[int, tuple[int, float, int]] = {}
+    unknown = set()
+    columns = ("seq", "function", "datatype", "element_count", "communicator")
+    for seq, function, datatype, count, communicator in zip(
+        *(operations[column].tolist() for column in columns), strict=True
+    ):
+        correlation = correlation_of_call.get(seq, 0)
+        rank_count = ranks.get(communicator, 0)
+        size = _size_bytes(CollectiveFunction(function), NcclDatatype(datatype), count, rank_count)
+        if not size or not correlation:
+            unknown.add(correlation)
+            continue
+        bus = size * _bus_factor(CollectiveFunction(function), rank_count)
+        previous_size, previous_bus, _ = sums.get(correlation, (0, 0.0, 0))
+        sums[correlation] = (previous_size + size, previous_bus + bus, rank_count)
+    return {call: sizes for call, sizes in sums.items() if call not in unknown}
+
+
+def _rank_counts(timeline: Timeline) -> dict[int, int]:
+    """Return the number of ranks of each communicator; those of old versions of NCCL have no entry."""
+    records = timeline.activities.of(EventKind.COMMUNICATOR)
+    pairs = zip(records["communicator"].tolist(), records["rank_count"].tolist(), strict=True)
+    return {communicator: count for communicator, count in pairs if count}
+
+
+def _size_bytes(
+    function: CollectiveFunction, datatype: NcclDatatype, element_count: int, rank_count: int
+) -> int:
+    """Return the size of an operation as nccl-tests count it; 0 if it is unknown."""
+    if function is CollectiveFunction.UNKNOWN or not rank_count:
+        return 0
+    size = element_count * _ELEMENT_BYTES.get(datatype, 0)
+    return size * rank_count if function in _COUNTED_BY_RANK else size
+
+
+def _bus_factor(function: CollectiveFunction, rank_count: int) -> float:
+    if function is CollectiveFunction.ALL_REDUCE:
+        return 2 * (rank_count - 1) / rank_count
+    if function in _COUNTED_BY_RANK:
+        return (rank_count - 1) / rank_count
+    return 1.0

@@ -1,0 +1,256 @@
+"""A simulated NCCL: it moves and sums real values between simulated devices, in threads or processes.
+
+All ranks connect by TCP to an exchange, which runs in the process that created the unique id. When a kernel
+of a rank runs, it sends its data, waits for the data of all other ranks, and computes its own output.
+
+Times are estimates in virtual time. An operation begins when its last rank begins. It then takes a fixed
+latency, plus its bus bytes (size times the bus factor of nccl-tests) divided by 80% of the bandwidth of a
+rank's links, plus the time to read and write the buffers in device memory.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudakit.errors import CollectiveError, CudaError, Unsupported
+from cudakit.gpu.api import Ptr, Stream
+from cudakit.gpu.api.collectives import (
+    REDUCTIONS,
+    ROOT,
+    Collective,
+    CollectiveLibraryName,
+    bus_factor,
+)
+from cudakit.gpu.api.elements import decode, encode
+from cudakit.gpu.api.host_kernels import Launch
+from cudakit.gpu.sim.kernels import SimKernels
+from cudakit.gpu.sim.peers import SimPeers
+from cudakit.gpu.sim.streams import SimStreams
+
+_LATENCY_NS = 5_000
+_LINK_EFFICIENCY = 0.8
+_NS_PER_S = 1_000_000_000
+_CONNECT_TIMEOUT_S = 30.0
+_PREFIX = struct.Struct("!IQ")  # Bytes of the JSON header, bytes of the data.
+
+
+@dataclass(frozen=True, slots=True)
+class SimParts:
+    """The components of a simulated device that the simulated NCCL uses."""
+
+    streams: SimStreams
+    kernels: SimKernels
+    peers: SimPeers
+
+
+@dataclass(frozen=True, slots=True)
+class _Packet:
+    """What one rank contributes to one operation."""
+
+    header: dict[str, Any]
+    data: bytes = b""
+
+
+class SimNccl:
+    """The simulated NCCL of one device. Raises Unsupported for torch, which needs a real GPU."""
+
+    version = "simulated"
+    path = "simulated"
+
+    def __init__(self, library: CollectiveLibraryName, gpu: SimParts) -> None:
+        if library != "nccl":
+            raise Unsupported(f"{library} needs a real GPU; this device is simulated")
+        self._gpu = gpu
+        self._exchange: _Exchange | None = None
+
+    def unique_id(self, host: str) -> bytes:
+        """Start an exchange that the other ranks reach at ``host``."""
+        self._exchange = _Exchange(host)
+        return f"{host} {self._exchange.port}".encode()
+
+    def connect(self, unique_id: bytes, rank: int, ranks: int) -> SimCommunicator:
+        """Connect to the exchange, and wait for all ranks."""
+        host, port = unique_id.decode().split()
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _send(connection, _Packet({"rank": rank, "ranks": ranks}))
+            _receive(connection)
+            connection.settimeout(None)
+        except OSError as error:
+            raise CollectiveError(f"rank {rank} cannot join the group: {error}") from error
+        return SimCommunicator(self._gpu, connection, rank, ranks)
+
+
+class SimCommunicator:
+    """One rank of a simulated group."""
+
+    def __init__(self, gpu: SimParts, connection: socket.socket, rank: int, ranks: int) -> None:
+        self._gpu, self._connection = gpu, connection
+        self._rank, self._ranks = rank, ranks
+        self._is_broken = False
+
+    def enqueue(self, collective: Collective, send: Ptr, receive: Ptr, stream: Stream) -> None:
+        """Enqueue an operation as a kernel."""
+        name = f"ncclDevKernel_{collective.operation.replace('-', '_')}"
+        self._gpu.kernels.launch_host_kernel(
+            self._run, name, (1, 1, 1), (512, 1, 1), (collective, send, receive), stream
+        )
+
+    def synchronize(self, stream: Stream) -> None:
+        """Wait for all work of a stream."""
+        try:
+            self._gpu.streams.sync_stream(stream)
+        except CudaError as error:
+            if self._is_broken:
+                raise CollectiveError(
+                    "the collective operation was aborted, or another rank failed"
+                ) from error
+            raise
+
+    def abort(self) -> None:
+        """Close the connection, which ends operations of all ranks."""
+        self._is_broken = True
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _run(self, launch: Launch, collective: Collective, send: Ptr, receive: Ptr) -> None:
+        """Perform one operation: a host kernel."""
+        operation, ranks = collective.operation, self._ranks
+        send_bytes = collective.send_chunks(ranks) * collective.chunk_bytes
+        receive_bytes = collective.receive_chunks(ranks) * collective.chunk_bytes
+        is_root = self._rank == ROOT
+        sends = operation != "broadcast" or is_root
+        data = launch.read(send, np.uint8, send_bytes).tobytes() if sends else b""
+        packets = self._swap(launch.begin_ns, collective, data)
+        if operation != "reduce" or is_root:
+            output = _output(collective, [packet.data for packet in packets], self._rank)
+            launch.write(receive, np.uint8, receive_bytes)[:] = np.frombuffer(output, np.uint8)
+        begin_ns = max(int(packet.header["begin_ns"]) for packet in packets)
+        size_bytes = max(send_bytes, receive_bytes)
+        launch.busy(begin_ns - launch.begin_ns + self._duration_ns(operation, size_bytes))
+
+    def _swap(self, begin_ns: int, collective: Collective, data: bytes) -> list[_Packet]:
+        """Send this rank's data, and return the data of all ranks in their order."""
+        request = [collective.operation, collective.element.name, collective.count]
+        try:
+            _send(self._connection, _Packet({"begin_ns": begin_ns, "request": request}, data))
+            packets = [_receive(self._connection) for _ in range(self._ranks)]
+        except OSError as error:
+            self._is_broken = True
+            raise CollectiveError("another rank has left the group") from error
+        for number, packet in enumerate(packets):
+            if packet.header["request"] != request:
+                raise CollectiveError(
+                    f"rank {self._rank} called {request}, rank {number} {packet.header['request']}"
+                )
+        return packets
+
+    def _duration_ns(self, operation: str, size_bytes: int) -> int:
+        if self._ranks == 1:
+            return _LATENCY_NS
+        bus_bytes = size_bytes * bus_factor(operation, self._ranks)
+        return _LATENCY_NS + int(bus_bytes * _NS_PER_S / (_LINK_EFFICIENCY * self._link_rate()))
+
+    def _link_rate(self) -> int:
+        """Return the bytes per second of all NVLinks of the device, or of its host link without NVLink."""
+        peers = self._gpu.peers
+        context = peers.context
+        other_ordinals = set(range(len(context.view.devices))) - {context.ordinal}
+        nvlinks = max(map(peers.nvlinks, other_ordinals), default=0)
+        return nvlinks * context.costs.nvlink_bytes_per_s or context.costs.link_bytes_per_s
+
+
+class _Exchange:
+    """Passes the packets of every operation on to all ranks, in a thread. Ends when a rank disconnects."""
+
+    def __init__(self, host: str) -> None:
+        self._server = socket.create_server((host, 0))
+        self._server.settimeout(_CONNECT_TIMEOUT_S)
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._serve, name="simulated NCCL", daemon=True).start()
+
+    def _serve(self) -> None:
+        connections: dict[int, socket.socket] = {}
+        with suppress(OSError, ValueError):
+            self._accept(connections)
+            self._pass_packets([connections[rank] for rank in sorted(connections)])
+        for connection in connections.values():
+            connection.close()
+        self._server.close()
+
+    def _accept(self, connections: dict[int, socket.socket]) -> None:
+        """Wait for all ranks, then tell each that the group is complete."""
+        ranks = 1
+        while len(connections) < ranks:
+            connection, _ = self._server.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            hello = _receive(connection).header
+            connections[int(hello["rank"])] = connection
+            ranks = int(hello["ranks"])
+        for connection in connections.values():
+            _send(connection, _Packet({}))
+
+    def _pass_packets(self, connections: Sequence[socket.socket]) -> None:
+        while True:
+            packets = [_receive(connection) for connection in connections]
+            for connection in connections:
+                for packet in packets:
+                    _send(connection, packet)
+
+
+def _output(collective: Collective, inputs: Sequence[bytes], rank: int) -> bytes:
+    """Return the receive buffer of a rank; ``inputs`` are the send buffers of all ranks."""
+    size = collective.chunk_bytes
+    match collective.operation:
+        case "all-gather":
+            return b"".join(inputs)
+        case "all-to-all":
+            return b"".join(data[rank * size : (rank + 1) * size] for data in inputs)
+        case "broadcast":
+            return inputs[ROOT]
+        case "send-receive":
+            return inputs[(rank - 1) % len(inputs)]
+        case "reduce-scatter":
+            inputs = [data[rank * size : (rank + 1) * size] for data in inputs]
+    assert collective.operation in REDUCTIONS  # noqa: S101 an unknown operation is a bug
+    element = collective.element
+    with np.errstate(over="ignore"):  # Repeated sums in place may exceed the largest value.
+        total = sum(decode(np.frombuffer(data, element.bits), element) for data in inputs)
+        return encode(total, element).tobytes()
+
+
+def _send(connection: socket.socket, packet: _Packet) -> None:
+    header = json.dumps(packet.header).encode()
+    connection.sendall(_PREFIX.pack(len(header), len(packet.data)) + header + packet.data)
+
+
+def _receive(connection: socket.socket) -> _Packet:
+    """Read one packet. Raises OSError if the connection ends."""
+    header_bytes, data_bytes = _PREFIX.unpack(_read(connection, _PREFIX.size))
+    header = json.loads(_read(connection, header_bytes))
+    return _Packet(header, _read(connection, data_bytes))
+
+
+def _read(connection: socket.socket, size_bytes: int) -> bytes:
+    buffer = bytearray(size_bytes)
+    view, position = memoryview(buffer), 0
+    while position < size_bytes:
+        count = connection.recv_into(view[position:])
+        if not count:
+            raise ConnectionResetError("the connection was closed")
+        position += count
+    return bytes(buffer)

@@ -1,0 +1,212 @@
+"""Tests the accesses of NCCL's collectives, and their races with other work."""
+
+from __future__ import annotations
+
+import pytest
+from core.sanitize.trace_scene import READ, SIZE, WRITE, Scene, address_of
+
+from cudakit.core.sanitize.collectives import (
+    UNKNOWN_FUNCTION,
+    UNKNOWN_RANKS,
+    Buffers,
+    Member,
+    Range,
+)
+from cudakit.core.sanitize.races import CollectiveOperation, Confidence, Race, RaceKind
+from cudakit.trace.events import (
+    Accessed,
+    Collective,
+    Communicator,
+    GraphEdge,
+    GraphLaunch,
+    GraphNode,
+    Launch,
+)
+from cudakit.trace.kinds import CollectiveFunction, EventKind, NcclDatatype, NodeType
+
+ALL_REDUCE, ALL_GATHER = CollectiveFunction.ALL_REDUCE, CollectiveFunction.ALL_GATHER
+REDUCE_SCATTER, BROADCAST = CollectiveFunction.REDUCE_SCATTER, CollectiveFunction.BROADCAST
+REDUCE = CollectiveFunction.REDUCE
+SEND, RECEIVE = CollectiveFunction.SEND, CollectiveFunction.RECEIVE
+
+KERNEL_NAME = "ncclDevKernel_Generic"
+ROOT, OTHER = Member(rank=1, rank_count=4), Member(rank=2, rank_count=4)
+
+
+@pytest.mark.parametrize(
+    ("function", "send", "receive", "member", "expected"),
+    [
+        (ALL_REDUCE, 1000, 2000, ROOT, [(1000, 1010, READ), (2000, 2010, WRITE)]),
+        (ALL_REDUCE, 1000, 1000, ROOT, [(1000, 1010, READ | WRITE)]),
+        (ALL_GATHER, 1000, 2000, ROOT, [(1000, 1010, READ), (2000, 2040, WRITE)]),
+        (ALL_GATHER, 1010, 1000, ROOT, [(1010, 1020, READ), (1000, 1010, WRITE), (1020, 1040, WRITE)]),
+        (REDUCE_SCATTER, 1000, 2000, ROOT, [(1000, 1040, READ), (2000, 2010, WRITE)]),
+        (REDUCE_SCATTER, 1000, 1010, ROOT,
+         [(1000, 1010, READ), (1010, 1020, READ | WRITE), (1020, 1040, READ)]),
+        (BROADCAST, 1000, 2000, ROOT, [(1000, 1010, READ), (2000, 2010, WRITE)]),
+        (BROADCAST, 1000, 1000, ROOT, [(1000, 1010, READ)]),
+        (BROADCAST, 1000, 2000, OTHER, [(2000, 2010, WRITE)]),
+        (BROADCAST, 1000, 1000, OTHER, [(1000, 1010, WRITE)]),
+        (REDUCE, 1000, 2000, ROOT, [(1000, 1010, READ), (2000, 2010, WRITE)]),
+        (REDUCE, 1000, 1000, ROOT, [(1000, 1010, READ | WRITE)]),
+        (REDUCE, 1000, 2000, OTHER, [(1000, 1010, READ)]),
+        (REDUCE, 1000, 1000, OTHER, [(1000, 1010, READ)]),
+        (SEND, 1000, 0, ROOT, [(1000, 1010, READ)]),
+        (RECEIVE, 0, 1000, ROOT, [(1000, 1010, WRITE)]),
+    ],
+)  # fmt: skip
+def test_accessed_ranges_follow_the_definition_of_the_function(
+    function: CollectiveFunction,
+    send: int,
+    receive: int,
+    member: Member,
+    expected: list[tuple[int, int, int]],
+) -> None:
+    buffers = Buffers(send, receive, 10, member, root=1)
+    assert list(buffers.accessed_ranges(function)) == [Range(*each) for each in expected]
+
+
+class CollectiveScene(Scene):
+    """A scene with communicator 1: this process is rank 1 of 4. Collectives run in stream 2."""
+
+    def __init__(self, member: Communicator | None = None) -> None:
+        super().__init__()
+        self.call(member or Communicator(77, 1, rank=1, rank_count=4))
+
+    def collective(
+        self,
+        function: CollectiveFunction,
+        send: str = "",
+        receive: str = "",
+        *,
+        stream: int = 2,
+        root: int = 0,
+        size: int = SIZE,
+    ) -> list[Race]:
+        operation = operation_of(function, send, receive, stream=stream, root=root, size=size)
+        return self.call(Launch(stream, KERNEL_NAME, pending=True), Accessed(), operation)
+
+
+def operation_of(
+    function: CollectiveFunction, send: str = "", receive: str = "", *, stream: int = 2, root: int = 0,
+    size: int = SIZE, node: int = 0,
+) -> Collective:  # fmt: skip
+    return Collective(
+        stream,
+        address_of(send) if send else 0,
+        address_of(receive) if receive else 0,
+        size // 4,
+        communicator=1,
+        root=root,
+        graph=1 if node else 0,
+        node=node,
+        function=function,
+        datatype=NcclDatatype.FLOAT32,
+        name=KERNEL_NAME,
+    )
+
+
+def test_result_used_before_wait_races() -> None:
+    scene = CollectiveScene()
+    scene.write(1, "x")
+    scene.record(1, 1)
+    scene.wait(2, 1)
+    assert scene.collective(ALL_REDUCE, "x", "x") == []
+    (race,) = scene.read(1, "x")
+    assert (race.kind, race.confidence) == (RaceKind.READ_AFTER_WRITE, Confidence.CERTAIN)
+    assert race.previous.kind is EventKind.COLLECTIVE
+    assert race.previous.collective == CollectiveOperation(ALL_REDUCE, 1, 4, 0)
+    assert race.previous.name == KERNEL_NAME
+
+
+def test_result_used_after_wait_is_ordered() -> None:
+    scene = CollectiveScene()
+    scene.write(1, "x")
+    scene.record(1, 1)
+    scene.wait(2, 1)
+    scene.collective(ALL_REDUCE, "x", "x")
+    scene.record(2, 2)
+    scene.wait(1, 2)
+    assert scene.write(1, "x") == []
+
+
+def test_input_overwritten_during_the_collective_races() -> None:
+    scene = CollectiveScene()
+    scene.collective(REDUCE, "x", root=0)
+    (race,) = scene.write(1, "x")
+    assert race.kind is RaceKind.WRITE_AFTER_READ
+
+
+def test_input_read_during_the_collective_is_no_race() -> None:
+    scene = CollectiveScene()
+    scene.collective(ALL_REDUCE, "x", "y")
+    assert scene.read(1, "x") == []
+
+
+def test_all_gather_writes_the_parts_of_all_ranks() -> None:
+    scene = CollectiveScene()
+    scene.collective(ALL_GATHER, "x", "y")
+    last_part = address_of("y") + 3 * SIZE
+    (race,) = scene.read(1, last_part)
+    assert (race.lo, race.hi) == (last_part, last_part + SIZE)
+    assert scene.read(3, address_of("y") + 4 * SIZE) == []
+
+
+def test_send_and_receive_pipeline_is_ordered_within_its_stream() -> None:
+    scene = CollectiveScene()
+    scene.collective(RECEIVE, receive="x")
+    scene.read(2, "x")
+    scene.write(2, "y")
+    assert scene.collective(SEND, send="y") == []
+    (race,) = scene.write(1, "y")
+    assert race.previous.collective is not None
+    assert race.previous.collective.function is SEND
+
+
+def test_operations_of_one_launch_do_not_race_with_each_other() -> None:
+    scene = CollectiveScene()
+    operations = [operation_of(SEND, "x"), operation_of(RECEIVE, receive="x")]
+    assert scene.call(Launch(2, KERNEL_NAME, pending=True), Accessed(), *operations) == []
+    assert len(scene.read(1, "x")) == 1
+
+
+def test_captured_collective_races_in_each_launch_of_its_graph() -> None:
+    scene = CollectiveScene()
+    scene.call(
+        GraphNode(1, 1, NodeType.LAUNCH, KERNEL_NAME),
+        operation_of(ALL_REDUCE, "x", "x", stream=0, node=1),
+    )
+    scene.call(GraphNode(1, 2, NodeType.LAUNCH, "k"))
+    scene.call(GraphEdge(1, 1, 2))
+    for _ in range(2):
+        scene.call(
+            GraphLaunch(2, 1, executable=1, pending=2), Accessed(1, exact=False), Accessed(2)
+        )
+        (race,) = scene.read(1, "x")
+        assert race.previous.collective == CollectiveOperation(ALL_REDUCE, 1, 4, 0)
+        assert (race.previous.graph, race.previous.node) == (1, 1)
+        scene.device_sync()
+    assert scene.engine.coverage.launches_exact == 6  # and two kernels outside of the graph
+    assert scene.engine.coverage.collectives == 1
+
+
+def test_unknown_ranks_and_functions_are_gaps() -> None:
+    scene = CollectiveScene(Communicator(77, 1))
+    scene.collective(ALL_GATHER, "x", "y")
+    scene.collective(CollectiveFunction.UNKNOWN, "x", "y")
+    assert scene.write(1, "x", "y") == []
+    assert dict(scene.engine.gaps) == {UNKNOWN_RANKS: 1, UNKNOWN_FUNCTION: 1}
+
+
+def test_all_reduce_needs_no_rank() -> None:
+    scene = CollectiveScene(Communicator(77, 1))
+    scene.collective(ALL_REDUCE, "x", "y")
+    assert len(scene.write(1, "x")) == len(scene.write(3, "y")) == 1
+    assert not scene.engine.gaps
+
+
+def test_launch_of_a_collective_counts_as_exact() -> None:
+    scene = CollectiveScene()
+    scene.collective(ALL_REDUCE, "x", "y")
+    coverage = scene.engine.coverage
+    assert (coverage.launches, coverage.launches_exact, coverage.collectives) == (1, 1, 1)
