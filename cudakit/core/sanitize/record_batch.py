@@ -71,7 +71,7 @@ AccessRows: TypeAlias = memoryview
 # The kind, lo, hi, mode, precision, stride_bytes, count and node in a record of an access.
 _ACCESS_RECORD: Final = struct.Struct("<38xHQQBB6xqQI12x")
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-_CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site")
+_CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site", "program_call")
 _IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *FIELDS))
 
 

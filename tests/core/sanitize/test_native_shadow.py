@@ -17,6 +17,7 @@ from cudakit.core.sanitize.clocks import Call, MemoryAccess
 from cudakit.core.sanitize.conflicts import ConflictChecker
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.races import Coverage, Race
+from cudakit.core.sanitize.record_batch import access_fields, access_record, rows_by_node
 from cudakit.core.sanitize.shadow_memory import Shadow, new_shadow
 from cudakit.trace.events import (
     Access,
@@ -279,3 +280,16 @@ def test_error_of_the_checker_leaves_the_shadow_memory_usable() -> None:
 def test_compiled_shadow_memory_is_used_if_installed() -> None:
     shadow = new_shadow(ConflictChecker(lambda _: None))
     assert isinstance(shadow, native.NativeShadow)
+
+
+def test_record_of_an_access_has_its_fields_where_both_implementations_read_them() -> None:
+    access = Access(1, 2, WRITE, Precision.SUMMARY, stride_bytes=-3, count=4, node=5)
+    records = pack([Event(access, seq=9, context=8, thread=7, site=6)], lambda _: 0)
+
+    assert list(access_fields(memoryview(records.tobytes()))) == [(1, 2, WRITE, 2, -3, 4)]
+    assert list(rows_by_node(memoryview(access_record(1, 2, WRITE, 2, 5)))) == [
+        (5, access_record(1, 2, WRITE, 2, 5))
+    ]
+    shadow, call = empty_shadow(), Call(1, EventKind.LAUNCH, 0, 1, 1, 0, 1, 1)
+    shadow.add_all(memoryview(access_record(0, 8, READ, 1, 5)), call, Position(1))
+    assert shadow.range_state_count == 1
