@@ -17,7 +17,7 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
     shown_races = result.races if top == 0 else result.races[:top]
     nodes: list[Node] = [*_incomplete_notes(result), *call_sections(result.different_calls)]
     nodes += [
-        races.race_section(race, number, several_processes=len(result.processes) > 1)
+        races.race_section(race, number, processes=result.processes)
         for number, race in enumerate(shown_races, start=1)
     ]
     omitted_count = len(result.races) - len(shown_races)
