@@ -196,6 +196,14 @@ def fix(kind: RaceKind, current: Side, previous: Side) -> str:
     return order_fix
 
 
+def advice_on_library(library: str) -> str:
+    """Return what to do about a race inside a library, whose streams a program cannot order."""
+    return (
+        f"report the race to the developers of {library}: it is inside {library}, so the program cannot "
+        "order the operations"
+    )
+
+
 def why_not_covered(
     kind: SyncKind, current: Side, previous: Side, recorded_at: str, waited_at: str
 ) -> str:

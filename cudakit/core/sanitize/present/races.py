@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cudakit.core.sanitize.hints import short_stream_name
-from cudakit.core.sanitize.names import in_range
+from cudakit.core.sanitize.names import in_range, is_backward
 from cudakit.core.sanitize.present.race_diagram import diagram
 from cudakit.core.sanitize.races import Confidence, RaceKind
 from cudakit.core.sanitize.result import FoundRace, Memory, Process, Side
@@ -102,19 +102,38 @@ _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
 }
 
 
+<<<<<<< HEAD
 def race_section(race: FoundRace, number: int, *, processes: Sequence[Process] = ()) -> Section:
     """Return the section of one race, the ``number``-th of the report; ``processes`` are those of the run."""
     facts = Facts(tuple(_facts(race, processes)))
     return Section(_heading(race, number), (race_note(race), *diagram(race, number), facts))
+=======
+def race_section(
+    race: FoundRace, number: int, *, several_processes: bool, is_counted: bool = True
+) -> Section:
+    """Return the section of one race, the ``number``-th of the report.
+
+    A race that does not count is not drawn, and does not have the level of an error.
+    """
+    note = race_note(race, is_counted=is_counted)
+    drawing = diagram(race, number) if is_counted else ()
+    facts = Facts(tuple(_facts(race, several_processes=several_processes)))
+    return Section(_heading(race, number), (note, *drawing, facts))
+>>>>>>> main
 
 
 def _heading(race: FoundRace, number: int) -> str:
     occurrences = f", found {format_count(race.count)} times" if race.count > 1 else ""
-    return f"{number}. {_HEADINGS.get(race.kind, race.kind.value)}, {race.confidence.value}{occurrences}"
+    library = f" in {race.library}" if race.library else ""
+    kind = _HEADINGS.get(race.kind, race.kind.value)
+    return f"{number}. {kind}{library}, {race.confidence.value}{occurrences}"
 
 
-def race_note(race: FoundRace) -> Note:
-    """Return the sentence of a race with its remedies, and the finding for structured formats."""
+def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
+    """Return the sentence of a race with its remedies, and the finding for structured formats.
+
+    A race that does not count has the level "info".
+    """
     sides_by_order = (("later", race.current), ("earlier", race.previous))
     locations = [
         (f"{order}: {_operation_text(side)}", _stack(side)) for order, side in sides_by_order
@@ -122,7 +141,7 @@ def race_note(race: FoundRace) -> Note:
     if race.memory:
         locations.append(("allocated", Stack(race.memory.stack, race.memory.site)))
     finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(locations), race.count)
-    level = _LEVELS[race.confidence]
+    level = _LEVELS[race.confidence] if is_counted else "info"
     # The program cannot order the streams of a library: what helps is the advice on its issue.
     remedies = (race.known_issue.advice,) if race.known_issue else (race.hint, *race.remedies)
     lines = tuple(_source_lines(race))
@@ -163,6 +182,9 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
     for order, side in (("earlier", race.previous), ("later", race.current)):
         device = f" of cuda:{side.device}" if on_two_devices else ""
         yield order, Text(f"{_operation_text(side)}{device}; {describe_access(side, race.memory)}")
+        if race.library:
+            # The innermost frame shows the place in the library; the outer frames show the program's call.
+            yield "in the library", Stack(side.stack, int(is_backward(side.stack)))
         yield "called at", _stack(side)
     yield "both access", Text(_bytes_text(race))
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
