@@ -284,13 +284,9 @@ class Report:
         if key in self._suppressed or key in self._known_races:
             return False
         self._occurrences_by_process[decoder.process] += 1
-<<<<<<< HEAD
         self._processes[key].add(decoder.process)
-        if _is_better_example(race, self._races[key]):
-=======
         is_of_program = self._ownerships[key].add(race, stream_use)
         if is_of_program or _is_better_example(race, self._races[key]):
->>>>>>> main
             self._races[key] = decoder.decode(race)
         return True
 
@@ -332,18 +328,13 @@ class Report:
         return self._interned_stacks.setdefault(frames, frames)
 
     def _races_with_counts(self) -> Iterable[FoundRace]:
-<<<<<<< HEAD
-        return (
-            replace(
+        for key, reported in self._races.items():
+            ownership = self._ownerships[key]
+            race = replace(
                 reported,
                 count=self._counts[key],
                 processes=tuple(sorted(self._processes[key])),
             )
-            for key, reported in self._races.items()
-        )
-=======
-        for key, reported in self._races.items():
-            race, ownership = replace(reported, count=self._counts[key]), self._ownerships[key]
             if ownership.owner is RaceOwner.LIBRARY:
                 race = replace(
                     race,
@@ -353,7 +344,6 @@ class Report:
                     remedies=(),
                 )
             yield race
->>>>>>> main
 
     def _suppressed_counts(self) -> Iterable[Suppressed]:
         for number, suppression in enumerate(self._suppressions):

@@ -114,12 +114,9 @@ class FoundRace:
     approximate: bool  # whether the bytes are an upper bound, because ranges were merged
     process: int  # PID of the process of the described occurrence
     known_issue: KnownIssue | None = None  # known issue of a library that the race looks like
-<<<<<<< HEAD
     processes: tuple[int, ...] = ()  # PIDs of all processes with the race
-=======
     owner: RaceOwner = RaceOwner.PROGRAM  # whose code lacks the synchronization
     library: str | None = None  # the library that has the race; null for a race of the program
->>>>>>> main
 
 
 class DifferenceKind(StrEnum):

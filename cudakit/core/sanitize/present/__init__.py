@@ -15,19 +15,13 @@ from cudakit.units import capitalized, format_count
 def report(result: SanitizeResult, *, top: int = 20) -> Document:
     """Return the report with the first ``top`` races, or with all races if ``top`` is 0."""
     shown_races = result.races if top == 0 else result.races[:top]
-<<<<<<< HEAD
-    nodes: list[Node] = [*_incomplete_notes(result), *call_sections(result.different_calls)]
-    nodes += [
-        races.race_section(race, number, processes=result.processes)
-=======
     sections = [
         races.race_section(
             race,
             number,
-            several_processes=len(result.processes) > 1,
+            processes=result.processes,
             is_counted=result.is_counted(race),
         )
->>>>>>> main
         for number, race in enumerate(shown_races, start=1)
     ]
     counted_races = sum(map(result.is_counted, shown_races))

@@ -102,24 +102,17 @@ _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
 }
 
 
-<<<<<<< HEAD
-def race_section(race: FoundRace, number: int, *, processes: Sequence[Process] = ()) -> Section:
-    """Return the section of one race, the ``number``-th of the report; ``processes`` are those of the run."""
-    facts = Facts(tuple(_facts(race, processes)))
-    return Section(_heading(race, number), (race_note(race), *diagram(race, number), facts))
-=======
 def race_section(
-    race: FoundRace, number: int, *, several_processes: bool, is_counted: bool = True
+    race: FoundRace, number: int, *, processes: Sequence[Process] = (), is_counted: bool = True
 ) -> Section:
-    """Return the section of one race, the ``number``-th of the report.
+    """Return the section of one race, the ``number``-th of the report; ``processes`` are those of the run.
 
     A race that does not count is not drawn, and does not have the level of an error.
     """
     note = race_note(race, is_counted=is_counted)
     drawing = diagram(race, number) if is_counted else ()
-    facts = Facts(tuple(_facts(race, several_processes=several_processes)))
+    facts = Facts(tuple(_facts(race, processes)))
     return Section(_heading(race, number), (note, *drawing, facts))
->>>>>>> main
 
 
 def _heading(race: FoundRace, number: int) -> str:
