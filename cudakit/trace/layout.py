@@ -24,7 +24,8 @@ RECORD_BYTES = 96
 _COMMON = (
     ("seq", "<u8"),
     ("time_ns", "<i8"),
-    ("thread", "<u8"),
+    ("thread", "<u4"),
+    ("program_call", "<u4"),  # number of the program call; 0 if it is unknown
     ("stream", "<u4"),  # number of the stream; 0 if events of this kind have no stream
     ("context", "<u4"),
     ("site", "<u4"),

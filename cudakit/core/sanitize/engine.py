@@ -105,6 +105,8 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
         device=call.device,
         thread=call.thread,
         site=call.site,
+        program_call=call.program_call,
+        capturing_call=call.capturing_call,
         mode=AccessMode(access.mode),
         precision=Precision(access.precision),
         lo=access.lo,

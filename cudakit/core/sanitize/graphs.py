@@ -137,6 +137,8 @@ class GraphLaunch:
                         seq=launch.seq,
                         stream=launch.stream,
                         site=node_call.site or launch.site,
+                        program_call=launch.program_call,
+                        capturing_call=node_call.program_call,
                         innermost_range=launch.innermost_range,
                     )
                     yield call, accesses

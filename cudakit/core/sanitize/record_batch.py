@@ -68,7 +68,7 @@ FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
 AccessRow: TypeAlias = tuple[int, int, int, int, int, int, int]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 ACCESS_FIELDS: Final = ("lo", "hi", "mode", "precision", "stride_bytes", "count", "node")
-_CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site")
+_CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site", "program_call")
 _IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *FIELDS))
 
 
