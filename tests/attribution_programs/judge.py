@@ -24,12 +24,17 @@ for name, found in owners.items():
     expected = name.partition("_")[0]
     is_right = bool(found) and {owner for owner, *_ in found} == {expected}
     if name == "program_callback_in_library":  # the library's own race is there, too
-        is_right = ("program" in {owner for owner, *_ in found})
+        is_right = "program" in {owner for owner, *_ in found}
     mistakes += not is_right
     print("ok   " if is_right else "WRONG", name, [f"{o} x{c}" for o, c, _ in found])
     if not is_right:
         for o, c, s in found:
             print("        ", o, c, s)
 for race in unknown:
-    print("UNKNOWN", race["owner"], race["sentence"], [f["name"] for f in race["current"]["stack"]][:6])
+    print(
+        "UNKNOWN",
+        race["owner"],
+        race["sentence"],
+        [f["name"] for f in race["current"]["stack"]][:6],
+    )
 print(f"{len(owners) - mistakes} of {len(owners)} right, {len(unknown)} races elsewhere")

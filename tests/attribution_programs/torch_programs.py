@@ -229,8 +229,7 @@ def program_threads():
 
 
 if __name__ == "__main__":
-    with torch.no_grad() if False else torch.enable_grad():
-        for name, run in list(globals().items()):
-            if name.startswith(("library_", "program_")):
-                run()
-                torch.cuda.synchronize()
+    for name, run in list(globals().items()):
+        if name.startswith(("library_", "program_")):
+            run()
+            torch.cuda.synchronize()
