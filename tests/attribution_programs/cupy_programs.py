@@ -1,6 +1,7 @@
 """Races of the program (``program_*``) and of a library (``library_*``) with CuPy; all run in one process."""
 
 import cupy
+
 import fakecupy
 
 N = 1 << 20

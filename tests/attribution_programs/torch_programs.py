@@ -3,9 +3,10 @@
 import threading
 from functools import partial
 
-import fakelib
 import torch
 import torch.nn.functional as F
+
+import fakelib
 
 N = 1 << 20
 
