@@ -173,8 +173,11 @@ uint32_t exact_choose_template(const record *launch_record, const Sanitizer_Laun
         kernels_hash_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra);
     const uint32_t template_id =
         templates_choose(template_key(launch_record, launch, reach), arguments_hash, is_contested, signature);
-    if (template_id)
-        release_reserved_space(launch->context);
+    if (!template_id)
+        return 0;
+    for (size_t i = 0; i < reach->allocation_count; i++)
+        reach->allocations[i]->last_template_work = operation;
+    release_reserved_space(launch->context);
     return template_id;
 }
 
@@ -250,14 +253,13 @@ static void record_graph_gap(void)
     record_gap("graph launch inferred from arguments: arena full");
 }
 
-static allocation *find_reached(uint64_t address, stream_operation operation, bool *is_contested)
+/* Add a graph launch to the work on the allocation that contains an address. Return whether it is contested. */
+static bool add_graph_work(uint64_t address, stream_operation operation)
 {
     allocation *reached = allocations_find(address);
-    if (reached) {
+    if (reached)
         allocation_add_work(reached, operation);
-        *is_contested = *is_contested || reached->is_contested;
-    }
-    return reached;
+    return reached && reached->is_contested;
 }
 
 uint32_t exact_choose_graph_template(const record *launch_record, launch_signature *signature)
@@ -272,9 +274,15 @@ uint32_t exact_choose_graph_template(const record *launch_record, launch_signatu
     const stream_operation operation = order_enqueue(launch_record->stream, launch_record->context);
     bool is_contested = !operation.slot;
     for (size_t i = 0; i < address_count; i++)
-        find_reached(addresses[i], operation, &is_contested);
+        is_contested = add_graph_work(addresses[i], operation) || is_contested;
     const uint64_t key = mix(mix((uint64_t)graph << 32 | executable, version), 1);
-    return templates_choose(version ? key | 1 : 0, 1, is_contested, signature);
+    const uint32_t template_id = templates_choose(version ? key | 1 : 0, 1, is_contested, signature);
+    for (size_t i = 0; template_id && i < address_count; i++) {
+        allocation *reached = allocations_find(addresses[i]);
+        if (reached)
+            reached->last_template_work = operation;
+    }
+    return template_id;
 }
 
 /* Store the allocations that a graph reaches. */
