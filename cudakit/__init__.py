@@ -24,10 +24,13 @@ if TYPE_CHECKING:
         SharedMemory as SharedMemory,
     )
     from cudakit.api.cuda_core import CachingMemoryResource as CachingMemoryResource
+    from cudakit.api.generator import Generator as Generator
     from cudakit.api.kernels import (
         DeviceArray as DeviceArray,
         Elementwise as Elementwise,
+        Reduction as Reduction,
         elementwise as elementwise,
+        reduction as reduction,
         to_device as to_device,
     )
     from cudakit.api.memory import (
@@ -91,6 +94,7 @@ _MODULES = {
     "Elementwise": "cudakit.api.kernels",
     "EnvironmentUnusable": "cudakit.errors",
     "ForkedAllocator": "cudakit.api.allocator",
+    "Generator": "cudakit.api.generator",
     "GraphMemory": "cudakit.api.allocator",
     "InputError": "cudakit.errors",
     "InvalidPointer": "cudakit.api.allocator",
@@ -102,6 +106,7 @@ _MODULES = {
     "PoolError": "cudakit.api.allocator",
     "RaceError": "cudakit.errors",
     "Reentered": "cudakit.api.allocator",
+    "Reduction": "cudakit.api.kernels",
     "SettingRefused": "cudakit.api.allocator",
     "SharedMemory": "cudakit.api.allocator",
     "SnapshotError": "cudakit.errors",
@@ -133,6 +138,7 @@ _MODULES = {
     "push_range": "cudakit.gpu.nvtx",
     "range": "cudakit.gpu.nvtx",
     "record_memory": "cudakit.api.record_memory",
+    "reduction": "cudakit.api.kernels",
     "rmm_resource": "cudakit.api.plugs",
     "sanitize": "cudakit.api.sanitize",
     "set_device": "cudakit.gpu.cuda.current",

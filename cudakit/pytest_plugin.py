@@ -293,9 +293,9 @@ class _Sanitizer:
         for race in races:
             test = tests_by_call.test_of(race.previous.seq)
             if race.previous.seq and test != self._test:
-                place = f"in {test}" if test else "outside the checked tests"
+                test_or_outside = f"in {test}" if test else "outside the checked tests"
                 self._shared_race_notes.append(
-                    f"the earlier operation of the race was enqueued {place}"
+                    f"the earlier operation of the race was enqueued {test_or_outside}"
                 )
 
 

@@ -121,7 +121,7 @@ class AgentMessages:
         self._directory = directory
         self._read_bytes: dict[str, int] = {}  # number of bytes read of each file
 
-    def new(self) -> Iterator[AgentMessage]:
+    def read_new(self) -> Iterator[AgentMessage]:
         """Yield the complete messages that were written since the last call."""
         for name in sorted(os.listdir(self._directory)):
             process, _, suffix = name.partition(".")

@@ -74,7 +74,9 @@ def run(
 
     A case whose values are wrong, or that a library does not support, has a result without a time. After a
     KeyboardInterrupt the result has the measurements so far; if there are none, the interrupt propagates.
-    A CollectiveError has the same effect, and becomes a warning. ``open_timer`` opens the timer of the run.
+    A CollectiveError has the same effect, and its message becomes the ``failure`` of the result.
+    ``open_timer`` opens the timer of the run.
+
     Raises InputError, before any allocation, for a case that does not fit in memory, UnsupportedCase if no
     case is supported, and the errors of workloads and device.
     """
@@ -105,11 +107,16 @@ def run(
         failure = error.message if isinstance(error, CollectiveError) else ""
     results = _summarize(machine, measured_cases, is_complete=is_complete)
     warnings = tuple(result_warnings(results, _titles_by_warning(measured_cases)))
-    if failure:
-        warnings = (f"the measurement ended early: {failure}", *warnings)
     costs_of_graphs = graph_costs(results)
     return BenchResult(
-        gpu.simulated, spec.bench, begin_ns, is_complete, warnings, results, costs_of_graphs
+        gpu.simulated,
+        spec.bench,
+        begin_ns,
+        is_complete,
+        warnings,
+        results,
+        costs_of_graphs,
+        failure=failure,
     )
 
 
@@ -264,11 +271,11 @@ def _distinct_names(workloads: Sequence[Workload]) -> tuple[str, ...]:
     if len(set(names)) == len(names):
         return names
     first_axes, *other_axes = (workload.axes for workload in workloads)
-    differing = [
+    differing_axes = [
         name
         for name in first_axes
         if any(axes.get(name) != first_axes[name] for axes in other_axes)
     ]
     return tuple(
-        " ".join(str(workload.axes.get(name)) for name in differing) for workload in workloads
+        " ".join(str(workload.axes.get(name)) for name in differing_axes) for workload in workloads
     )
