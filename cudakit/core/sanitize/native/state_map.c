@@ -18,7 +18,8 @@ static size_t find_chunk(struct state_map *map, uint64_t address)
         if (hint + 2 == map->chunk_count || address <= firsts[hint + 2])
             return map->last_chunk = hint + 1;
     }
-    size_t begin = 0, end = map->chunk_count; /* chunks before `begin` begin below the address, others from `end` not */
+    size_t begin = 0,
+           end = map->chunk_count; /* chunks before `begin` begin below the address, others from `end` not */
     while (begin < end) {
         size_t middle = begin + (end - begin) / 2;
         if (firsts[middle] < address)
@@ -50,7 +51,10 @@ struct position map_lower_bound(struct state_map *map, uint64_t address)
 
 struct state *map_state(const struct state_map *map, struct position position)
 {
-    return position.chunk < map->chunk_count ? &map->chunks[position.chunk]->states[position.index] : NULL;
+    if (position.chunk >= map->chunk_count)
+        return NULL;
+    struct chunk *chunk = map->chunks[position.chunk];
+    return position.index < chunk->count ? &chunk->states[position.index] : NULL;
 }
 
 struct state *map_last_at_or_below(struct state_map *map, uint64_t address)
@@ -232,7 +236,8 @@ static int insert_states(struct state_map *map, struct position position, const 
     return 0;
 }
 
-int map_replace(struct state_map *map, struct position position, size_t removed, struct state *states, size_t count)
+int map_replace(struct state_map *map, struct position position, size_t removed, struct state *states,
+                size_t count)
 {
     size_t overwritten = Py_MIN(removed, count);
     for (size_t i = 0; i < overwritten; i++) {
