@@ -53,6 +53,8 @@ EXTENSIONS = [
         "cudakit/core/allocator/fast/fast_path.c",
         headers=("cudakit/core/allocator/fast/*.h",),
     ),
+    # Without it, kernels of cudakit.elementwise and cudakit.reduction are launched through Python.
+    _extension("cudakit.gpu._fast_call", "cudakit/gpu/_fast_call.c"),
     # Without it, buffers of cuda.core are allocated through pure Python.
     _extension("cudakit.gpu.plugs._buffers", "cudakit/gpu/plugs/_buffers.c"),
     # Without it, `cudakit.torch_pool` is unavailable and says so.
