@@ -64,7 +64,8 @@ struct operation *operation_new(PyObject *call)
     }
     if (read_integer(call, "seq", &seq) || read_integer(call, "kind", &operation->kind) ||
         read_integer(call, "name", &operation->name) || read_integer(call, "site", &operation->site) ||
-        read_integer(call, "node", &operation->node)) {
+        read_integer(call, "node", &operation->node) ||
+        read_integer(call, "program_call", &operation->program_call)) {
         PyMem_Free(operation);
         return NULL;
     }
@@ -133,7 +134,8 @@ bool accesses_are_equivalent(const struct access *first, const struct access *se
     const struct operation *operation = first->operation, *second_operation = second->operation;
     return operation == second_operation ||
            (operation->kind == second_operation->kind && operation->name == second_operation->name &&
-            operation->site == second_operation->site && operation->node == second_operation->node);
+            operation->site == second_operation->site && operation->node == second_operation->node &&
+            operation->program_call == second_operation->program_call);
 }
 
 /* ---- lists of accesses ------------------------------------------------------------------------------------ */

@@ -29,7 +29,7 @@ struct operation {
     uint64_t reference_count;
     PyObject *call;
     uint64_t seq;
-    long long kind, name, site, node;
+    long long kind, name, site, node, program_call;
 };
 
 /* Return a new operation for a Call, or NULL with an exception. */
