@@ -11,6 +11,7 @@ import numpy as np
 
 from cudakit.core.sanitize.different_calls import CallComparison
 from cudakit.core.sanitize.engine import Engine
+from cudakit.core.sanitize.owners import StreamUse
 from cudakit.core.sanitize.races import Confidence, Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
@@ -76,6 +77,7 @@ class RaceDetector:
             incomplete=incomplete,
             no_gpu_work=no_gpu_work,
             different_calls=tuple(self._calls.results()),
+            ranks=self._calls.ranks(),
         )
 
     @property
@@ -121,9 +123,11 @@ class _TraceAnalysis:
     buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
     templates: TemplateAccesses = field(default_factory=TemplateAccesses)
     streams: dict[int, StreamFlag] = field(default_factory=dict)
+    stream_use: StreamUse = field(default_factory=StreamUse)
 
     def analyze(self, records: Records, report: Report) -> list[Race]:
         """Add the races in reordered records to a report; return the races that are findings."""
+        self.stream_use.feed(records, self.last_batch.stacks)
         records = self.templates.insert(records, self.engine.coverage)
         races = self.templates.mark(self.engine.feed(records, self.last_batch.strings))
         report.add(
@@ -132,6 +136,7 @@ class _TraceAnalysis:
             stacks=self.last_batch.stacks,
             streams=self.streams,
             chain=self.last_batch.chain,
+            stream_use=self.stream_use,
         )
         return [race for race in races if race.confidence.is_finding]
 

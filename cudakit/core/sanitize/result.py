@@ -18,6 +18,7 @@ from cudakit.core.sanitize.races import (
     Coverage,
     NamedRange,
     RaceKind,
+    RaceOwner,
     SyncKind,
 )
 from cudakit.document import Frame
@@ -113,6 +114,9 @@ class FoundRace:
     approximate: bool  # whether the bytes are an upper bound, because ranges were merged
     process: int  # PID of the process of the described occurrence
     known_issue: KnownIssue | None = None  # known issue of a library that the race looks like
+    processes: tuple[int, ...] = ()  # PIDs of all processes with the race
+    owner: RaceOwner = RaceOwner.PROGRAM  # whose code lacks the synchronization
+    library: str | None = None  # the library that has the race; null for a race of the program
 
 
 class DifferenceKind(StrEnum):
@@ -199,6 +203,9 @@ class Process:
     process: int  # PID of the process
     launches: int  # number of kernel launches
     count: int  # number of occurrences of races in the process
+    rank: int | None = (
+        None  # rank in its largest communicator; null without one, or with several ranks
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +216,9 @@ class SanitizeResult:
     exit_status: int | None  # exit status of the program, as in a shell; null if none was started
     simulated: bool  # whether a simulated device did the work
     stopped: bool  # whether --stop-on-first stopped the program
-    races: tuple[FoundRace, ...]  # races in order of decreasing confidence
+    races: tuple[
+        FoundRace, ...
+    ]  # races of the program, then of libraries; the most certain ones first
     coverage: Coverage  # counts of the recorded operations and accesses
     gaps: Mapping[str, int]  # events that were not analyzed, with their counts
     suppressed: tuple[Suppressed, ...]  # all suppressions, including unused ones
@@ -219,3 +228,8 @@ class SanitizeResult:
     no_gpu_work: str | None  # reason why no GPU work was recorded; null if GPU work was recorded
     baseline: BaselineUse | None = None  # the baseline of --baseline; null without one
     different_calls: tuple[DifferentCalls, ...] = ()  # collectives that ranks call differently
+    internal: bool = False  # whether races inside libraries count, too (--internal)
+
+    def is_counted(self, race: FoundRace) -> bool:
+        """Return whether a race of this result counts: a race of a library only with --internal."""
+        return self.internal or race.owner is RaceOwner.PROGRAM
