@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         SharedMemory as SharedMemory,
     )
     from cudakit.api.cuda_core import CachingMemoryResource as CachingMemoryResource
+    from cudakit.api.generator import Generator as Generator
     from cudakit.api.kernels import (
         DeviceArray as DeviceArray,
         Elementwise as Elementwise,
@@ -91,6 +92,7 @@ _MODULES = {
     "Elementwise": "cudakit.api.kernels",
     "EnvironmentUnusable": "cudakit.errors",
     "ForkedAllocator": "cudakit.api.allocator",
+    "Generator": "cudakit.api.generator",
     "GraphMemory": "cudakit.api.allocator",
     "InputError": "cudakit.errors",
     "InvalidPointer": "cudakit.api.allocator",

@@ -59,9 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--cuda-sanitize-accesses",
-        choices=("exact", "arguments"),
-        help="accesses of kernels: recorded exactly, or assumed from pointer arguments"
-        " (default: exact if possible)",
+        choices=("auto", "exact", "arguments"),
+        help="accesses of kernels: recorded exactly, recorded until they repeat, or assumed from"
+        " pointer arguments (default: exact if possible)",
     )
     group.addoption(
         "--cuda-profile",
@@ -293,9 +293,9 @@ class _Sanitizer:
         for race in races:
             test = tests_by_call.test_of(race.previous.seq)
             if race.previous.seq and test != self._test:
-                place = f"in {test}" if test else "outside the checked tests"
+                test_or_outside = f"in {test}" if test else "outside the checked tests"
                 self._shared_race_notes.append(
-                    f"the earlier operation of the race was enqueued {place}"
+                    f"the earlier operation of the race was enqueued {test_or_outside}"
                 )
 
 

@@ -106,9 +106,11 @@ def capitalized(sentence: str) -> str:
 
 def parse_ratio(text: str) -> float:
     """Parse ``5%`` or ``0.05`` as 0.05. Raises ValueError for other text and for negative ratios."""
-    stripped = text.strip()
+    stripped_text = text.strip()
     try:
-        ratio = float(stripped[:-1]) / 100 if stripped.endswith("%") else float(stripped)
+        ratio = (
+            float(stripped_text[:-1]) / 100 if stripped_text.endswith("%") else float(stripped_text)
+        )
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio < float("inf"):

@@ -46,7 +46,7 @@ def to_device(
     >>> x.copy_to_host()
     array([1., 2.])
     """
-    gpu = _open_device(device)
+    gpu = open_device(device)
     return copy_to_device(values, gpu, stream_of(stream, gpu))
 
 
@@ -159,7 +159,8 @@ def _open_by_name(name: str) -> Gpu:
     return open_gpu(name)
 
 
-def _open_device(device: int | str | Gpu | None) -> Gpu:
+def open_device(device: int | str | Gpu | None) -> Gpu:
+    """Return the device for an argument of a public function."""
     if isinstance(device, str):
         return _open_by_name(device)
     if device is None:

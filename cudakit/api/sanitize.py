@@ -18,7 +18,7 @@ from cudakit.gpu.demangle import demangle
 from cudakit.trace.spool import Batch
 
 GpuChoice: TypeAlias = Literal["auto", "sim"]
-Accesses: TypeAlias = Literal["exact", "arguments"]
+Accesses: TypeAlias = Literal["auto", "exact", "arguments"]
 
 
 class Sanitized:

@@ -73,8 +73,8 @@ def clear(*, output: OutputOptions) -> int:
     compile_cache = _user_cache()
     with open_outputs(output) as outputs:
         with _os_errors_reported(compile_cache):
-            cleared = Cleared(*compile_cache.clear())
-        outputs.write(_report(_result(compile_cache, cleared=cleared)))
+            removed_images = Cleared(*compile_cache.clear())
+        outputs.write(_report(_result(compile_cache, cleared=removed_images)))
     return ExitCode.OK
 
 
@@ -102,9 +102,9 @@ def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
     capabilities = [_capability(text) for text in arch] or _capabilities_of_this_machine()
     with open_outputs(output) as outputs:
         with progress_line(quiet=output.quiet) as progress:
-            warmed = tuple(_warm(compile_cache, capabilities, progress))
-        outputs.write(_report(_result(compile_cache, warmed=warmed)))
-    return ExitCode.FINDINGS if any(target.failures for target in warmed) else ExitCode.OK
+            warmed_targets = tuple(_warm(compile_cache, capabilities, progress))
+        outputs.write(_report(_result(compile_cache, warmed=warmed_targets)))
+    return ExitCode.FINDINGS if any(target.failures for target in warmed_targets) else ExitCode.OK
 
 
 # --- the cache
@@ -204,18 +204,20 @@ def _warm(
     builds = _builds(compile_cache)
     for number, capability in enumerate(capabilities):
         target = "sm_{}{}".format(*capability)
-        failed = defaultdict(list)  # names of the sources, by the reason
+        failed_sources = defaultdict(list)  # names of the sources, by the reason
         for index, (name, build) in enumerate(builds.items()):
-            done = (number + index / len(builds)) / len(capabilities)
-            progress(f"compiling {name} for {target}", done)
+            finished_share = (number + index / len(builds)) / len(capabilities)
+            progress(f"compiling {name} for {target}", finished_share)
             try:
                 build(capability)
             except MissingDependency:
                 raise  # nothing can be compiled without NVRTC
             except CudakitError as error:
-                failed[error.message.partition("\n")[0]].append(name)
-        failures = tuple(f"{', '.join(names)}: {reason}" for reason, names in failed.items())
-        count = len(builds) - sum(map(len, failed.values()))
+                failed_sources[error.message.partition("\n")[0]].append(name)
+        failures = tuple(
+            f"{', '.join(names)}: {reason}" for reason, names in failed_sources.items()
+        )
+        count = len(builds) - sum(map(len, failed_sources.values()))
         yield Warmed(target, count, failures)
 
 

@@ -94,8 +94,10 @@ class _Bash(BashComplete):
 
     def _prefix_before_word_break(self, incomplete: str) -> str:
         """Return the beginning of the word that bash keeps: up to its last word break."""
-        breaks = set(os.environ.get("COMP_WORDBREAKS", "")) & {":", "="}
-        prefix_length = max((incomplete.rfind(character) for character in breaks), default=-1) + 1
+        word_breaks = set(os.environ.get("COMP_WORDBREAKS", "")) & {":", "="}
+        prefix_length = (
+            max((incomplete.rfind(character) for character in word_breaks), default=-1) + 1
+        )
         return incomplete[:prefix_length]
 
 

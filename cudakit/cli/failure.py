@@ -73,12 +73,12 @@ def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> 
         return ExitCode.INTERRUPTED
     if isinstance(error, BrokenPipeError):
         return ExitCode.BROKEN_PIPE
-    converted = _as_cudakit_error(error)
-    if not (json_to and _write_json(converted, json_to)):
-        click.echo(f"cudakit: error: {_shorten(converted.message, _LONGEST_MESSAGE)}", err=True)
-        if converted.hint:
-            click.echo(f"hint: {_shorten(converted.hint, _LONGEST_HINT)}", err=True)
-    return converted.exit_code
+    cudakit_error = _as_cudakit_error(error)
+    if not (json_to and _write_json(cudakit_error, json_to)):
+        click.echo(f"cudakit: error: {_shorten(cudakit_error.message, _LONGEST_MESSAGE)}", err=True)
+        if cudakit_error.hint:
+            click.echo(f"hint: {_shorten(cudakit_error.hint, _LONGEST_HINT)}", err=True)
+    return cudakit_error.exit_code
 
 
 def _write_json(error: CudakitError, target: Callable[[], Output]) -> bool:

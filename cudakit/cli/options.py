@@ -56,8 +56,8 @@ def option_group(title: str, *options: Decorator) -> tuple[Decorator, ...]:
     def titled(add_option: Decorator) -> Decorator:
         def apply(command: Callable[..., Any]) -> Callable[..., Any]:
             command = add_option(command)
-            added = vars(command)["__click_params__"][-1]
-            added.group = title
+            parameter = vars(command)["__click_params__"][-1]
+            parameter.group = title
             return command
 
         return apply
@@ -146,8 +146,8 @@ def collect_options(
 
     @functools.wraps(command)
     def collecting(**values: Any) -> Any:
-        collected = {field.name: values.pop(field.name) for field in fields(kind)}
-        return command(**{name: kind(**collected)}, **values)
+        option_values = {field.name: values.pop(field.name) for field in fields(kind)}
+        return command(**{name: kind(**option_values)}, **values)
 
     return with_options(options, collecting)
 

@@ -92,9 +92,9 @@ def _origin() -> str:
     from importlib.metadata import version
     from platform import python_version
 
-    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    written_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     versions = f"cudakit {version('cudakit')}, Python {python_version()}"
-    return f"{versions}, written {written}: {shlex.join(['cudakit', *sys.argv[1:]])}"
+    return f"{versions}, written {written_at}: {shlex.join(['cudakit', *sys.argv[1:]])}"
 
 
 def main_rows(document: Document) -> Iterator[str]:

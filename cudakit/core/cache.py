@@ -59,18 +59,20 @@ def report(result: CacheResult) -> Document:
 
 
 def _title(result: CacheResult) -> str:
-    if cleared := result.cleared:
-        return f"Deleted {_files(cleared.files)}, {format_bytes(cleared.size_bytes)}"
+    if removed_images := result.cleared:
+        return f"Deleted {_files(removed_images.files)}, {format_bytes(removed_images.size_bytes)}"
     if result.warmed:
-        names = ", ".join(f"{warmed.sources} for {warmed.target}" for warmed in result.warmed)
+        names = ", ".join(
+            f"{warmed_target.sources} for {warmed_target.target}" for warmed_target in result.warmed
+        )
         return f"Compiled kernels in the cache: {names}"
     return f"{_images(len(result.images))}, {format_bytes(result.size_bytes)}"
 
 
 def _nodes(result: CacheResult) -> Iterator[Node]:
-    for warmed in result.warmed:
-        for failure in warmed.failures:
-            yield Note("error", f"{warmed.target}: {failure}")
+    for warmed_target in result.warmed:
+        for failure in warmed_target.failures:
+            yield Note("error", f"{warmed_target.target}: {failure}")
     limit = f"{_files(result.max_images)}, {format_bytes(result.max_bytes)}"
     yield Facts((("directory", Text(result.directory)), ("limit", Text(limit))))
     if result.unusable:
@@ -108,8 +110,8 @@ def _table(result: CacheResult) -> Table:
 
 def _short(kernels: str) -> str:
     """Return the first kernel and the number of the others."""
-    first, *others = kernels.split(", ")
-    return f"{first} and {len(others)} more" if others else first
+    first, *other_kernels = kernels.split(", ")
+    return f"{first} and {len(other_kernels)} more" if other_kernels else first
 
 
 def _images(count: int) -> str:

@@ -47,15 +47,15 @@ def choose_target(capability: tuple[int, int], supported: Sequence[int]) -> tupl
     architecture = capability[0] * 10 + capability[1]
     if architecture in supported:
         return f"sm_{architecture}", "CUBIN"
-    older = [arch for arch in supported if arch < architecture]
-    if not older:
+    older_architectures = [arch for arch in supported if arch < architecture]
+    if not older_architectures:
         raise CudaError(
             5,
             "NVRTC_ERROR_INVALID_OPTION",
             f"this NVRTC supports sm_{min(supported)} and newer, the device is sm_{architecture}",
             hint="install an older nvidia-cuda-nvrtc",
         )
-    return f"compute_{max(older)}", "PTX"
+    return f"compute_{max(older_architectures)}", "PTX"
 
 
 class Nvrtc:

@@ -94,12 +94,12 @@ def format_place(frame: Frame) -> str:
 
 def _shorten_path(path: str) -> str:
     """Shorten a path to the part after site-packages, or else to its last two components."""
-    tidy = path.replace("\\", "/")
+    normal_path = path.replace("\\", "/")
     for folder in _INSTALLED:
-        _, separator, path_in_folder = tidy.rpartition(folder)
+        _, separator, path_in_folder = normal_path.rpartition(folder)
         if separator:
             return path_in_folder
-    return "/".join(tidy.rsplit("/", 2)[-2:])
+    return "/".join(normal_path.rsplit("/", 2)[-2:])
 
 
 def _amount(value: Bytes | Change | Seconds | Rate | Ratio | Count) -> str:

@@ -44,6 +44,9 @@ class Settings:
     frames: Mapping[str, str] = field(default_factory=dict)
     # Paths of the device patches, by compute capability, such as "90".
     patches: Mapping[str, str] = field(default_factory=dict)
+    templates: bool = (
+        False  # whether launches are not recorded whose accesses are known from others
+    )
     follow: bool = True  # whether to record child processes
 
 
@@ -118,7 +121,7 @@ class AgentMessages:
         self._directory = directory
         self._read_bytes: dict[str, int] = {}  # number of bytes read of each file
 
-    def new(self) -> Iterator[AgentMessage]:
+    def read_new(self) -> Iterator[AgentMessage]:
         """Yield the complete messages that were written since the last call."""
         for name in sorted(os.listdir(self._directory)):
             process, _, suffix = name.partition(".")

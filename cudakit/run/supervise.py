@@ -97,7 +97,7 @@ class _SpoolReader:
             self.failure = self.failure or failure
 
     def _pass_on_messages(self) -> None:
-        for message in self._messages.new():
+        for message in self._messages.read_new():
             self._notify(message)
         while self._spool.damaged:
             self._notify(AgentMessage(0, AgentMessageKind.INCOMPLETE, self._spool.damaged.pop()))

@@ -133,8 +133,8 @@ class OomReport:
     @property
     def unallocated_bytes(self) -> int:
         """Bytes that are reserved and free in the default pool."""
-        unallocated = self.reserved_bytes - self.allocated_bytes - self.private_free_bytes
-        return max(unallocated - self.pending_bytes, 0)
+        unallocated_bytes = self.reserved_bytes - self.allocated_bytes - self.private_free_bytes
+        return max(unallocated_bytes - self.pending_bytes, 0)
 
     @property
     def is_limited(self) -> bool:

@@ -20,13 +20,13 @@ def remedies(report: OomReport) -> tuple[str, ...]:
     """Return the remedies, most certain first; never empty."""
     if report.segment_bytes > report.device_total_bytes:
         return ("request less: the device has less memory",)
-    specific = [
+    specific_remedies = [
         *_address_remedies(report),
         *_timing_remedies(report),
         *_limit_remedies(report),
         *_free_block_remedies(report),
     ]
-    return tuple([*specific, *_other_memory_remedies(report)] or _general_remedies(report))
+    return tuple([*specific_remedies, *_other_memory_remedies(report)] or _general_remedies(report))
 
 
 def describe_stream_pool(stream_pool: StreamPool) -> str:
@@ -41,16 +41,16 @@ def describe_stream_pool(stream_pool: StreamPool) -> str:
 
 
 def _timing_remedies(r: OomReport) -> Iterator[str]:
-    cached = sum(stream_pool.releasable_bytes for stream_pool in r.stream_pools)
-    if r.is_capturing and (cached or r.pending_bytes):
+    cached_bytes = sum(stream_pool.releasable_bytes for stream_pool in r.stream_pools)
+    if r.is_capturing and (cached_bytes or r.pending_bytes):
         yield (
-            f"during a capture {format_bytes(cached + r.pending_bytes)} of cached or pending memory cannot be"
-            " released: run the code once before the capture, then call empty_cache()"
+            f"during a capture {format_bytes(cached_bytes + r.pending_bytes)} of cached or pending memory"
+            " cannot be released: run the code once before the capture, then call empty_cache()"
         )
-    if r.is_rejected and cached:
+    if r.is_rejected and cached_bytes:
         yield (
-            f"without throw_on_cudamalloc_oom:True {format_bytes(cached)} of cached memory would have been"
-            " released first"
+            f"without throw_on_cudamalloc_oom:True {format_bytes(cached_bytes)} of cached memory would have"
+            " been released first"
         )
     for stream, waiting in r.bytes_by_awaited_stream:
         if waiting >= r.block_bytes:

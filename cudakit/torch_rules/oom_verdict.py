@@ -111,74 +111,74 @@ class Verdict:
     remedy: str = ""  # an action; empty: none that holds for every program
 
 
-def verdict_of(failed: FailedRequest) -> Verdict:
+def verdict_of(request: FailedRequest) -> Verdict:
     """Return the first change that helps: cache, pending frees, fragmentation, pools, limit, capacity."""
-    fit = failed.fit
+    fit = request.fit
     if fit.without_cache:
-        return _cache_verdict(failed)
+        return _cache_verdict(request)
     if fit.after_pending_frees:
-        return _pending_verdict(failed)
+        return _pending_verdict(request)
     if fit.without_holes:
-        return _fragmentation_verdict(failed)
-    if fit.in_another_pool or not failed.short_bytes:
-        return _pool_verdict(failed)
-    return Verdict("limit" if failed.is_limited else "capacity", "")
+        return _fragmentation_verdict(request)
+    if fit.in_another_pool or not request.short_bytes:
+        return _pool_verdict(request)
+    return Verdict("limit" if request.is_limited else "capacity", "")
 
 
-def _cache_verdict(failed: FailedRequest) -> Verdict:
+def _cache_verdict(request: FailedRequest) -> Verdict:
     remedies = []
-    if failed.releasable_private_bytes:
+    if request.releasable_private_bytes:
         remedies.append(
             "delete CUDA graphs and MemPools that are no longer used: the empty segments of a private"
             " pool are released only with the pool"
         )
-    if failed.releasable_bytes > failed.releasable_private_bytes:
+    if request.releasable_bytes > request.releasable_private_bytes:
         remedies.append(
-            f"call {failed.calls.empty_cache} before this allocation; during graph capture no memory"
+            f"call {request.calls.empty_cache} before this allocation; during graph capture no memory"
             " can be released"
         )
     reason = (
-        f"{format_bytes(failed.releasable_bytes)} is in empty segments that were not released to the device"
+        f"{format_bytes(request.releasable_bytes)} is in empty segments that were not released to the device"
         " (cache)"
     )
     return Verdict("cache", reason, "; ".join(remedies))
 
 
-def _pending_verdict(failed: FailedRequest) -> Verdict:
-    if failed.own_largest_bytes < failed.size_bytes:
+def _pending_verdict(request: FailedRequest) -> Verdict:
+    if request.own_largest_bytes < request.size_bytes:
         reason = (
-            f"{format_bytes(failed.pending_bytes)} was freed, but other streams may still use it"
+            f"{format_bytes(request.pending_bytes)} was freed, but other streams may still use it"
         )
     else:
         reason = (
-            f"a block of {format_bytes(failed.own_largest_bytes)} became free only after the search for a"
+            f"a block of {format_bytes(request.own_largest_bytes)} became free only after the search for a"
             " free block, when other streams had finished with it"
         )
     return Verdict(
         "pending",
         f"{reason} (pending free)",
-        f"wait for the side stream before the memory is freed: {failed.calls.wait_for_stream}; or call"
-        f" {failed.calls.synchronize} before this allocation",
+        f"wait for the side stream before the memory is freed: {request.calls.wait_for_stream}; or call"
+        f" {request.calls.synchronize} before this allocation",
     )
 
 
-def _fragmentation_verdict(failed: FailedRequest) -> Verdict:
-    reports_device_memory = not failed.is_limited and failed.own_free_bytes < failed.size_bytes
+def _fragmentation_verdict(request: FailedRequest) -> Verdict:
+    reports_device_memory = not request.is_limited and request.own_free_bytes < request.size_bytes
     device = (
-        f" and {format_bytes(failed.device_free_bytes)} on the device"
+        f" and {format_bytes(request.device_free_bytes)} on the device"
         if reports_device_memory
         else ""
     )
     return Verdict(
         "fragmentation",
-        f"{format_bytes(failed.own_free_bytes)} is free in the segments that can serve the request{device},"
-        f" but the largest free block is {format_bytes(failed.own_largest_bytes)} (fragmentation)",
+        f"{format_bytes(request.own_free_bytes)} is free in the segments that can serve the request{device},"
+        f" but the largest free block is {format_bytes(request.own_largest_bytes)} (fragmentation)",
     )
 
 
-def _pool_verdict(failed: FailedRequest) -> Verdict:
+def _pool_verdict(request: FailedRequest) -> Verdict:
     return Verdict(
         "pool",
-        f"{format_bytes(failed.free_bytes - failed.own_free_bytes)} is free in segments of other pools,"
+        f"{format_bytes(request.free_bytes - request.own_free_bytes)} is free in segments of other pools,"
         " streams or size classes, which cannot serve the request (pool)",
     )

@@ -133,14 +133,16 @@ class Settings:
 
         Names are the keys without ``_mb``; sizes are in bytes, -1 for no limit.
         """
-        all_settings = {name.removesuffix("_mb"): self._recorded(key) for name, key in KEYS.items()}
+        all_settings = {
+            name.removesuffix("_mb"): self._recorded_value(key) for name, key in KEYS.items()
+        }
         all_settings["max_non_split_rounding"] = self.slack_bytes
         torch_settings = self.as_torch()
         return torch_settings | {
             k: value for k, value in all_settings.items() if k not in torch_settings
         }
 
-    def _recorded(self, key: Key) -> RecordedValue:
+    def _recorded_value(self, key: Key) -> RecordedValue:
         value = getattr(self, key.field)
         if value is None:
             return -1

@@ -26,6 +26,7 @@ from cudakit.trace.kinds import (
     NodeType,
     Precision,
     StreamFlag,
+    TemplateCheck,
 )
 
 # Field types of records, in numpy's notation.
@@ -71,6 +72,8 @@ class Launch:
 
     If ``pending`` is true, the recorder writes assumed accesses directly after the launch. It writes exact
     accesses later, and after the last of them an ``Accessed`` with the same ``seq``.
+
+    If ``template_id`` is not 0, no accesses are written: they are those of this ``Template``.
     """
 
     kind: ClassVar[EventKind] = EventKind.LAUNCH
@@ -79,6 +82,7 @@ class Launch:
     grid: Dim3 = (1, 1, 1)
     block: Dim3 = (1, 1, 1)
     pending: Annotated[bool, "?"] = False
+    template_id: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +269,7 @@ class GraphLaunch:
     graph: U32
     executable: U32
     pending: U32 = 0  # number of ``Accessed`` events that follow: one for each kernel node
+    template_id: U32 = 0  # ``Template`` that has the accesses of the kernel nodes; 0 if none has
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +331,19 @@ class Accessed:
     node: U32 = 0  # number of the graph node; 0 for a kernel launch outside of graphs
     # False if exact accesses were lost; then the assumed accesses of the launch count.
     exact: Annotated[bool, "?"] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The accesses of the launch with this ``seq`` were compared with those of earlier launches.
+
+    If ``template_id`` is not 0, they become a template: later launches name it instead of their accesses. If
+    it is 0 and there was no ``check``, all templates so far are forgotten.
+    """
+
+    kind: ClassVar[EventKind] = EventKind.TEMPLATE
+    template_id: U32 = 0
+    check: TemplateCheck = TemplateCheck.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +500,7 @@ EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Arenas | OutOfMemory | ApiCall | KernelRun | CopyRun | FillRun
+    | Mark | Gap | Accessed | Template | Arenas | OutOfMemory | ApiCall | KernelRun | CopyRun | FillRun
     | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
 )  # fmt: skip
 

@@ -35,9 +35,9 @@ def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:
     if not _is_balanced(text):
         return cut(text, max_length)
     *enclosing, last_scope = _scopes(_without_signature(text))
-    for levels, max_types, qualified in _DETAIL_LEVELS:
+    for levels, max_types, is_qualified in _DETAIL_LEVELS:
         short_name = "::".join(
-            (*(enclosing if qualified else ()), _shorten_template(last_scope, levels, max_types))
+            (*(enclosing if is_qualified else ()), _shorten_template(last_scope, levels, max_types))
         )
         if len(short_name) <= max_length:
             return short_name

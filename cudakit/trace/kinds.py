@@ -46,6 +46,7 @@ class EventKind(IntEnum):
     DEVICE_INFO = 37
     COMMUNICATOR = 38
     COLLECTIVE = 39
+    TEMPLATE = 42
 
 
 class AllocationLayer(IntEnum):
@@ -84,6 +85,14 @@ class Precision(IntEnum):
     UNCERTAIN = (
         4  # the access was assumed from a pointer table among the arguments, which may be stale
     )
+
+
+class TemplateCheck(IntEnum):
+    """The result of comparing the accesses of a recorded launch with the template of its signature."""
+
+    NONE = 0  # the signature had no template yet
+    EQUAL = 1
+    DIFFERENT = 2  # the template is no longer used
 
 
 class StreamFlag(IntEnum):

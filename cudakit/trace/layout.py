@@ -118,12 +118,12 @@ def unpack(records: Records, strings: Sequence[str]) -> Iterator[Event]:
     for row in range(len(records)):
         kind = EventKind(int(records["kind"][row]))
         record = records[row : row + 1].view(layout(kind))
-        common = {name: int(record[name][0]) for name in _EVENT_FIELDS}
+        common_fields = {name: int(record[name][0]) for name in _EVENT_FIELDS}
         body_fields = {
             name: _decode(hint, record[name][0].tolist(), strings)
             for name, hint in _type_hints(kind).items()
         }
-        yield Event(_BODIES[kind](**body_fields), **common)
+        yield Event(_BODIES[kind](**body_fields), **common_fields)
 
 
 def _decode(hint: Any, stored: Any, strings: Sequence[str]) -> Any:

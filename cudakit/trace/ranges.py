@@ -93,15 +93,15 @@ class RangeTracker:
             innermost = OpenRange(name, domain, innermost)
         return innermost
 
-    def _push(self, thread: int, pushed: _Range, number: int) -> None:
+    def _push(self, thread: int, new_range: _Range, number: int) -> None:
         if number:
             if len(self._process_ranges) < _MAX_OPEN_RANGES:
-                self._process_ranges[number] = pushed
+                self._process_ranges[number] = new_range
             self._innermost.clear()
             return
         thread_ranges = self._thread_ranges.setdefault(thread, [])
         if len(thread_ranges) < _MAX_OPEN_RANGES:
-            thread_ranges.append(pushed)
+            thread_ranges.append(new_range)
         self._innermost.pop(thread, None)
 
     def _pop(self, thread: int, domain: int, number: int) -> None:

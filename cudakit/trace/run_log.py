@@ -190,7 +190,9 @@ class LogReader:
         is_done = False
         while header := self._file.read(_BLOCK.size):
             if len(header) < _BLOCK.size or is_done:
-                raise self._damaged("data after its end" if is_done else "the file is truncated")
+                raise self._damage_error(
+                    "data after its end" if is_done else "the file is truncated"
+                )
             tag, trace, count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
             content = self._read_content(header, size_bytes, compressed_bytes)
             if tag == b"rcds":
@@ -199,32 +201,32 @@ class LogReader:
                 self._decode_json(tag, trace, count, content)
             is_done = tag == b"done"
         if not is_done:
-            raise self._damaged("the file is truncated")
+            raise self._damage_error("the file is truncated")
 
     def _read_content(self, header: bytes, size_bytes: int, compressed_bytes: int) -> bytes:
         """Read the checksum and the content of a block; return the decompressed content."""
         if max(size_bytes, compressed_bytes) > _MAX_BLOCK_BYTES:
-            raise self._damaged("a block is too large")
+            raise self._damage_error("a block is too large")
         checksum = self._file.read(_CHECKSUM.size)
         compressed = self._file.read(compressed_bytes)
         if len(checksum) < _CHECKSUM.size or len(compressed) < compressed_bytes:
-            raise self._damaged("the file is truncated")
+            raise self._damage_error("the file is truncated")
         if checksum != _CHECKSUM.pack(zlib.crc32(compressed, zlib.crc32(header))):
-            raise self._damaged("a checksum is wrong")
+            raise self._damage_error("a checksum is wrong")
         try:
             # The limit is one byte above the expected size, so that a longer content is detected without
             # decompressing all of it.
             content = zlib.decompressobj().decompress(compressed, size_bytes + 1)
         except zlib.error as error:
-            raise self._damaged("a block cannot be decompressed") from error
+            raise self._damage_error("a block cannot be decompressed") from error
         if len(content) != size_bytes:
-            raise self._damaged("a block has a wrong size")
+            raise self._damage_error("a block has a wrong size")
         return content
 
     def _decode_records(self, number: int, count: int, content: bytes) -> Batch:
         """Return the batch of a block of records; ``number`` is that of the trace."""
         if len(content) != count * RECORD_BYTES or number >= len(self._traces):
-            raise self._damaged("a block of records is not valid")
+            raise self._damage_error("a block of records is not valid")
         columns = np.frombuffer(content, np.uint8).reshape(RECORD_BYTES, count)
         return self._transposed_batch(self._traces[number], columns)
 
@@ -243,7 +245,7 @@ class LogReader:
             else:
                 raise ValueError(f"block {tag!r}")
         except _JSON_ERRORS as error:
-            raise self._damaged("a table cannot be read") from error
+            raise self._damage_error("a table cannot be read") from error
 
     def _read_version_1(self) -> Iterator[Batch]:
         """Read a .npz file, one trace after the other."""
@@ -274,12 +276,12 @@ class LogReader:
         """Return the batch of records that are stored transposed. Raises InputError if they are invalid."""
         records: Records = np.ascontiguousarray(columns.T).reshape(-1).view(RECORD)
         if reason := find_invalid(records, len(trace.strings)):
-            raise self._damaged(reason)
+            raise self._damage_error(reason)
         return Batch(
             trace.process, records, trace.strings, trace.stacks, trace.chain, trace.simulated
         )
 
-    def _damaged(self, reason: str) -> InputError:
+    def _damage_error(self, reason: str) -> InputError:
         return InputError(
             f"{self._path} is damaged: {reason}", hint="copy the file again, or repeat the run"
         )

@@ -91,11 +91,11 @@ def test_notices_are_complete_lines_read_once(tmp_path: Path) -> None:
     with (tmp_path / "7.failed").open("w") as file:
         file.write("first\nsec")
         file.flush()
-        assert list(messages.new()) == [AgentMessage(7, AgentMessageKind.FAILED, "first")]
+        assert list(messages.read_new()) == [AgentMessage(7, AgentMessageKind.FAILED, "first")]
         file.write("ond\n")
         file.flush()
-        assert list(messages.new()) == [AgentMessage(7, AgentMessageKind.FAILED, "second")]
-    assert list(messages.new()) == []
+        assert list(messages.read_new()) == [AgentMessage(7, AgentMessageKind.FAILED, "second")]
+    assert list(messages.read_new()) == []
 
 
 def test_notices_ignore_other_files_of_the_spool(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_notices_ignore_other_files_of_the_spool(tmp_path: Path) -> None:
         (tmp_path / name).write_text("line\n")
     (tmp_path / "8.snapshots").write_bytes(b"/caf\xe9.pkl\n")
 
-    (message,) = AgentMessages(tmp_path).new()
+    (message,) = AgentMessages(tmp_path).read_new()
 
     assert message.kind is AgentMessageKind.SNAPSHOTS
     assert message.text == b"/caf\xe9.pkl".decode("utf-8", "surrogateescape")

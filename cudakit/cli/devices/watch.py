@@ -90,8 +90,8 @@ class _Session:
             time.sleep(seconds)
             return
         deadline_s = time.monotonic() + seconds
-        while (remaining := deadline_s - time.monotonic()) > 0:
-            keys = self.wait_for_keys(remaining)
+        while (remaining_s := deadline_s - time.monotonic()) > 0:
+            keys = self.wait_for_keys(remaining_s)
             earlier_view = self.view
             for key in keys:
                 self.view = self.view.press(key)
@@ -175,8 +175,8 @@ class Writer:
             return ""
         height = os.get_terminal_size(self.target.stream.fileno()).lines
         # Lines that have scrolled away cannot be overwritten; a height of 0 is unknown.
-        scrolled = 0 < height <= self._lines_above
-        return (_CURSOR_HOME if scrolled else f"\x1b[{self._lines_above}F") + _CLEAR_TO_END
+        has_scrolled = 0 < height <= self._lines_above
+        return (_CURSOR_HOME if has_scrolled else f"\x1b[{self._lines_above}F") + _CLEAR_TO_END
 
 
 _CLEAR_TO_END = "\x1b[J"

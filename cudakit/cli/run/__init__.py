@@ -180,9 +180,9 @@ _RACES = option_group(
     WRITE_BASELINE,
     option(
         "--accesses",
-        type=click.Choice(["exact", "arguments"]),
-        help="Accesses of kernels: exact (observed while the kernels run) or arguments (assumed from their "
-        "pointer arguments).  [default: exact if available]",
+        type=click.Choice(["auto", "exact", "arguments"]),
+        help="Accesses of kernels: exact (observed while the kernels run), auto (observed until they repeat) "
+        "or arguments (assumed from their pointer arguments).  [default: exact if available]",
     ),
     option("--stop-on-first", is_flag=True, help="Stop the program at its first race."),
     HOST_THREADS,

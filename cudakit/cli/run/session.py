@@ -60,7 +60,7 @@ class RunSpec:
     suppress: tuple[str, ...]
     baseline: str | None
     write_baseline: str | None
-    accesses: Literal["exact", "arguments"] | None
+    accesses: Literal["auto", "exact", "arguments"] | None
     stop_on_first: bool
     host_threads: Literal["joined", "strict"]
     on_missing: Literal["refuse", "run"]
@@ -223,6 +223,11 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         ready_recorder, reason = add_device_patches(ready_recorder, spec.accesses, patches)
         if reason:
             monitor.add_note(reason)
+        if ready_recorder.templates and spec.host_threads == "strict":
+            ready_recorder = replace(ready_recorder, templates=False)
+            monitor.add_note(
+                "all launches are recorded: --host-threads strict excludes --accesses auto"
+            )
         settings = replace(settings, **ready_recorder.settings())
     memory = None
     if path:

@@ -70,7 +70,7 @@ class CachingAllocator:
         This is PyTorch's record_stream. Raises InvalidPointer if nothing is allocated at ``ptr``.
         """
         state = self._state
-        with state.inside():
+        with state.locked():
             block = state.live.get(ptr)
             if block is None:
                 raise InvalidPointer(
@@ -80,7 +80,7 @@ class CachingAllocator:
 
     def process_events(self) -> None:
         """Complete the pending frees whose streams have finished, as the next request does."""
-        with self._state.inside():
+        with self._state.locked():
             self._state.pending.process()
 
     def empty_cache(self, pool: HeldPool | PoolId | None = None) -> None:
@@ -101,7 +101,7 @@ class CachingAllocator:
     def close(self) -> None:
         """Release cached memory and destroy unused events. Live allocations stay."""
         self.empty_cache()
-        with self._state.inside():
+        with self._state.locked():
             self._state.pending.close()
 
     # Settings.
@@ -116,7 +116,7 @@ class CachingAllocator:
         state, limit = self._state, UNLIMITED
         if settings.memory_fraction < 1:
             limit = int(settings.memory_fraction * state.upstream.memory_info().total_bytes)
-        with state.inside():
+        with state.locked():
             state.engine.configure(settings, limit)
             is_unlocked = settings.release_lock_on_cudamalloc
             state.cache.malloc = self._malloc_unlocked if is_unlocked else state.upstream.malloc
@@ -256,13 +256,13 @@ class CachingAllocator:
         These are ``reserved_bytes_by_private_pools.<a>_<b>.<pool>.<metric>`` for the pool of id (a, b), as in
         PyTorch 2.15. Once a pool is dropped, its ``current`` is 0, and its other numbers stay.
         """
-        with self._state.inside():
+        with self._state.locked():
             return self._state.engine.stats.read()
 
     def counters(self) -> dict[str, int]:
         """Return the counters that PyTorch does not have."""
         stats = self._state.engine.stats
-        with self._state.inside():
+        with self._state.locked():
             return {
                 "num_invalid_frees": stats.num_invalid_frees,
                 "num_oom_rejections": stats.num_oom_rejections,
@@ -271,9 +271,9 @@ class CachingAllocator:
 
     def fragmentation(self) -> Fragmentation:
         """Return the fragmentation of the reserved memory, and the free memory that each stream can reuse."""
-        with self._state.inside():
+        with self._state.locked():
             segments = self._state.engine.segments.values()
-            return fragmentation_of(segments, self._state.pending.awaited())
+            return fragmentation_of(segments, self._state.pending.awaited_streams())
 
     def invalid_frees(self) -> tuple[InvalidFree, ...]:
         """Return the latest invalid frees, oldest first."""
@@ -281,14 +281,14 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """Set the peak of every statistic to its current value."""
-        with self._state.inside():
+        with self._state.locked():
             self._state.engine.stats.reset_peaks()
 
     def reset_sums(self) -> None:
         """Set the sums of allocated and freed bytes and counts to 0."""
-        with self._state.inside():
+        with self._state.locked():
             self._state.engine.stats.reset_sums()
 
     def _malloc_unlocked(self, size_bytes: int, stream: int) -> int:
-        with self._state.guard.outside():
+        with self._state.guard.unlocked():
             return self._state.upstream.malloc(size_bytes, stream)

@@ -187,9 +187,9 @@ class FreeBlocks:
         del chunk[middle_index:]
         self.only_chunk = None
 
-    def _drop_chunk(self, empty: list[SortedBlock]) -> None:
+    def _drop_chunk(self, empty_chunk: list[SortedBlock]) -> None:
         if len(self.chunks) > 1:
-            self.chunks.remove(empty)
+            self.chunks.remove(empty_chunk)
         self.only_chunk = self.chunks[0] if len(self.chunks) == 1 else None
 
 

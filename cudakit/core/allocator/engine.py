@@ -109,7 +109,7 @@ class Engine:
             or self.max_split_bytes < UNLIMITED
         )
 
-    def expands(self, pool: BlockPool) -> bool:
+    def uses_expandable_segments(self, pool: BlockPool) -> bool:
         """Return whether new memory of a pool is mapped into expandable segments.
 
         It is not for a pool with its own source of segments (PyTorch's is_expandable_segments_active).
@@ -117,11 +117,11 @@ class Engine:
         return self.settings.expandable_segments and self.private.source(pool.id) is None
 
     def get_free_block(
-        self, pool: BlockPool, size: int, stream: int, *, expands: bool
+        self, pool: BlockPool, size: int, stream: int, *, uses_expandable: bool
     ) -> Block | None:
         """Remove and return the best fit of a pool; None if no block fits, or if the best fit is too large.
 
-        Without ``expands``, blocks of expandable segments are skipped.
+        Without ``uses_expandable``, blocks of expandable segments are skipped.
         """
         if self.collects_garbage and pool.id == self.default.id:
             pool.stats.blocks.searches += 1
@@ -133,18 +133,18 @@ class Engine:
             limit = size + self.settings.slack_bytes
         if self.expandable is None:
             return free.take(size, limit)
-        block = best_fit(free, size, expands=expands)
+        block = best_fit(free, size, uses_expandable=uses_expandable)
         if block is None or block.size >= limit:
             return None
         free.remove(block)
         return block
 
-    def should_split(self, block: Block, size: int, *, expands: bool) -> bool:
+    def should_split(self, block: Block, size: int, *, uses_expandable: bool) -> bool:
         """Return whether a block is split, so that its rest stays free."""
         pool, rest_bytes = block.free_blocks.pool, block.size - size
         if pool.no_split:
             return False
-        if pool.small or expands:
+        if pool.small or uses_expandable:
             return rest_bytes >= SMALLEST_BLOCK
         return size < self.max_split_bytes and rest_bytes > MIB
 

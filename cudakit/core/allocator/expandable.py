@@ -202,22 +202,24 @@ def require_paged(upstream: object, large_page_bytes: int) -> PagedUpstream:
     return upstream
 
 
-def best_fit(free: FreeBlocks, size: int, *, expands: bool) -> Block | None:
-    """Return the best fit among all free blocks; without ``expands``, among blocks of plain segments only.
+def best_fit(free: FreeBlocks, size: int, *, uses_expandable: bool) -> Block | None:
+    """Return the best fit among all free blocks; without ``uses_expandable``, among blocks of plain segments.
 
     Blocks are tried by size and address. An expandable block is skipped if the next block can grow to a
     smaller size, as in PyTorch.
     """
     candidates = iter(free.from_size(size))
-    if not expands:
+    if not uses_expandable:
         return next((block for block in candidates if block.expandable_segment is None), None)
-    best = next(candidates, None)
-    for block in candidates if best is not None else ():
-        assert best is not None  # noqa: S101
-        if best.expandable_segment is None or expandable_size(block) >= expandable_size(best):
+    best_block = next(candidates, None)
+    for block in candidates if best_block is not None else ():
+        assert best_block is not None  # noqa: S101
+        if best_block.expandable_segment is None or expandable_size(block) >= expandable_size(
+            best_block
+        ):
             break
-        best = block
-    return best
+        best_block = block
+    return best_block
 
 
 def _stream(group: tuple[tuple[BlockPool, int], StreamSegments]) -> int:

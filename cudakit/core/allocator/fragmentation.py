@@ -213,7 +213,7 @@ def report_of(
 
 def _reserve_bytes(engine: Engine, request: Request, total_bytes: int) -> int | None:
     """Return the size of an expandable segment for a request; None if the request uses plain segments."""
-    if engine.expandable is None or not engine.expands(request.pool):
+    if engine.expandable is None or not engine.uses_expandable_segments(request.pool):
         return None
     pool, stream = request.pool, request.stream
     return engine.expandable.reserve_bytes(engine.settings, pool, stream, total_bytes)

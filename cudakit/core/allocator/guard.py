@@ -57,7 +57,7 @@ class Guard(Generic[_Free]):
         self.watchers: list[Callable[[], None]] = []
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the lock during a ``with`` block. Raises Reentered if this thread holds it already."""
         self.enter()
         try:
@@ -67,7 +67,7 @@ class Guard(Generic[_Free]):
             self.exit()
 
     @contextmanager
-    def outside(self) -> Iterator[None]:
+    def unlocked(self) -> Iterator[None]:
         """Release the lock during a ``with`` block."""
         self.leave()
         try:

@@ -109,7 +109,7 @@ class Limits:
         if not isinstance(threshold, int):
             threshold = int(threshold * self._state.upstream.memory_info().total_bytes)
         _check(metric, threshold, direction)
-        with self._state.inside():
+        with self._state.locked():
             monitor = Monitor(metric, threshold, direction, callback)
             monitor.is_above = self._state.engine.stats.total(metric) >= threshold
             monitor._on_end = self._forget
@@ -151,11 +151,11 @@ class Limits:
             self._callback_lock.release()
 
     def _report_crossing(self, monitor: Monitor, value: int) -> None:
-        crossing = Crossing(
+        limit_crossing = Crossing(
             monitor.metric, monitor.is_above, value, monitor.threshold_bytes, self._state.device
         )
         try:
-            monitor.callback(crossing)
+            monitor.callback(limit_crossing)
         except Exception as error:  # noqa: BLE001  # The caller of the allocator did not cause it.
             _report_unraisable(error, monitor.callback)
 
@@ -172,7 +172,7 @@ class Limits:
             raise UsageError(
                 f"invalid cache limit: {limit_bytes} bytes", hint="0 is no cache, None is no limit"
             )
-        with self._state.inside():
+        with self._state.locked():
             self.cache_limit_bytes = limit_bytes
             if limit_bytes is None:
                 self._state.unwatch(self._trim)
@@ -209,7 +209,7 @@ class Limits:
                 f"{name!r} is not a valid name of a stream class",
                 hint="a name has no ',', ':', '[', ']' and no space",
             )
-        with self._state.inside():
+        with self._state.locked():
             if name:
                 self._state.engine.reserve_class_by_stream[stream_number(stream)] = name
             else:
@@ -221,7 +221,7 @@ class Limits:
 
     def address_space(self) -> AddressSpace:
         """Return the number and the size of the address ranges that expandable segments reserve."""
-        with self._state.inside():
+        with self._state.locked():
             expandable = self._state.engine.expandable
             segments = expandable.segments if expandable else ()
             return AddressSpace(len(segments), sum(segment.size for segment in segments))

@@ -126,8 +126,8 @@ class OomChain:
         """Find a block for a request that no free block serves; it is in no free list. Raises OutOfMemory."""
         engine = self._state.engine
         if self._call_helpers():
-            expands = engine.expands(pool)
-            block = engine.get_free_block(pool, size, stream, expands=expands)
+            uses_expandable = engine.uses_expandable_segments(pool)
+            block = engine.get_free_block(pool, size, stream, uses_expandable=uses_expandable)
             if block is not None:
                 return block
         segment_bytes = segment_size(size, engine.settings.large_segment_size_bytes)
@@ -137,11 +137,11 @@ class OomChain:
         # With throw_on_cudamalloc_oom (PyTorch 2.12, pull request 179473) a request beyond the limit fails at
         # once.
         exceeds_limit = engine.reserved_bytes + segment_bytes > engine.limit_bytes
-        rejected = exceeds_limit and engine.settings.throw_on_cudamalloc_oom
-        block = None if rejected else self._try_all(request)
+        is_rejected = exceeds_limit and engine.settings.throw_on_cudamalloc_oom
+        block = None if is_rejected else self._try_all(request)
         if block is not None:
             return block
-        raise self._error(self._report(request, rejected=rejected))
+        raise self._error(self._report(request, rejected=is_rejected))
 
     def _try_all(self, request: Request) -> Block | None:
         """Try PyTorch's ways to find memory in its order; return None if all of them fail."""
@@ -155,8 +155,10 @@ class OomChain:
         engine.stats.num_alloc_retries += 1
         block = state.cache.alloc_block(request)
         if block is None and self.search_again:
-            pool, expands = request.pool, engine.expands(request.pool)
-            block = engine.get_free_block(pool, request.size, request.stream, expands=expands)
+            pool, uses_expandable = request.pool, engine.uses_expandable_segments(request.pool)
+            block = engine.get_free_block(
+                pool, request.size, request.stream, uses_expandable=uses_expandable
+            )
             engine.stats.num_sync_rescues += block is not None
         return block
 
@@ -170,7 +172,7 @@ class OomChain:
             return None
         for pool in engine.private.lenders():
             kind = pool.small if request.pool.small else pool.large
-            block = engine.get_free_block(kind, request.size, request.stream, expands=False)
+            block = engine.get_free_block(kind, request.size, request.stream, uses_expandable=False)
             if block is not None:
                 return block
         return None
@@ -180,7 +182,7 @@ class OomChain:
         if not self._helpers:
             return False
         state = self._state
-        with state.guard.outside():
+        with state.guard.unlocked():
             helper_results = [
                 helper() for helper in self._helpers
             ]  # A list, so that every helper is called.
@@ -203,14 +205,14 @@ class OomChain:
             request,
             state.device,
             info,
-            awaited_blocks=state.pending.awaited(),
+            awaited_blocks=state.pending.awaited_streams(),
             capturing=state.captures.count > 0,
             rejected=rejected,
         )
 
     def _error(self, report: OomReport) -> OutOfMemory:
         """Call the observers without the guard; return the error with a note for each failed observer."""
-        with self._state.guard.outside():
+        with self._state.guard.unlocked():
             if self._query is not None:
                 report = replace(report, processes=_processes(self._query))
             saver = [self._snapshot_saver] if self._snapshot_saver else []
@@ -251,7 +253,7 @@ class SlowPath:
             return self._alloc_uncached(size_bytes, stream)
         level = state.history.level
         stack = gather(1 + state.fast_path.python_frames) if level else None
-        with state.guard.inside():
+        with state.guard.locked():
             if state.pending:
                 state.pending.process(stack, stream)
             block = self._alloc_block(size_bytes, stream, stack)
@@ -263,13 +265,13 @@ class SlowPath:
         size = rounded(size_bytes, engine.divisions)
         pools = engine.private.route(stream) or engine.default
         pool = pools.small if size <= MAX_SMALL_BYTES else pools.large
-        expands = engine.expands(pool)
+        uses_expandable = engine.uses_expandable_segments(pool)
         block = engine.get_free_block(
-            pool, size, stream, expands=expands
+            pool, size, stream, uses_expandable=uses_expandable
         ) or self._oom.obtain_block(pool, size, size_bytes, stream, stack)
         # A lent block is split as if no segment were expandable, as in PyTorch.
-        expands = engine.expands(pool) and block.pool is pool
-        split = engine.should_split(block, size, expands=expands)
+        uses_expandable = engine.uses_expandable_segments(pool) and block.pool is pool
+        split = engine.should_split(block, size, uses_expandable=uses_expandable)
         engine.alloc_found_block(block, size, size_bytes, stack, split=split)
         return block
 
@@ -307,7 +309,7 @@ class SlowPath:
 
     def _alloc_uncached(self, size_bytes: int, stream: int) -> Ptr:
         state = self._state
-        with state.inside():
+        with state.locked():
             if state.captures.count and state.engine.private.route(stream) is not None:
                 raise UsageError(
                     f"caching is off, and the graph of stream {stream:#x} could not keep the memory",

@@ -115,23 +115,24 @@ class PoolRouting:
         with self.with_pools() as pools:
             pools.end(pool_id)
 
-    def release_pool(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
+    def release_pool(self, pool_id: PoolId, *, must_be_unrouted: bool = False) -> None:
         """Remove a holder of a pool. Without holders, ``empty_cache`` releases the pool's cached memory.
 
         Raises PoolError if the pool has no holder, or if this is its only holder and requests are still
-        routed to the pool. With ``unrouted``, raises PoolError whenever requests are routed to the pool.
+        routed to the pool. With ``must_be_unrouted``, raises PoolError whenever requests are routed to the
+        pool.
         """
         with self.with_pools() as pools:
-            pools.release_holder(pool_id, unrouted=unrouted)
+            pools.release_holder(pool_id, must_be_unrouted=must_be_unrouted)
 
     def begin_capture(self) -> None:
         """Begin a capture: until its end no event is queried and nothing is released."""
-        with self._state.inside():
+        with self._state.locked():
             self._begin_capture(None)
 
     def end_capture(self) -> None:
         """End a capture. Raises PoolError if none was begun."""
-        with self._state.inside():
+        with self._state.locked():
             self._end_capture(None)
 
     def create_pool(
@@ -153,9 +154,9 @@ class PoolRouting:
             if pools.is_known(pool_id):
                 self._empty_pool(pool_id)
 
-    def abandon_pool(self, pool_id: PoolId, empties: bool) -> None:
+    def abandon_pool(self, pool_id: PoolId, releases_cache: bool) -> None:
         """Remove a holder of a pool from a finalizer, now or at the next call. Raises no exception."""
-        self._pools.abandoned.append((pool_id, empties))
+        self._pools.abandoned.append((pool_id, releases_cache))
         guard = self._state.guard
         if guard.try_enter():
             try:
@@ -177,7 +178,7 @@ class PoolRouting:
     @contextmanager
     def with_pools(self) -> Iterator[PrivatePools]:
         """Hold the guard in a ``with`` block, and first release the pools that finalizers abandoned."""
-        with self._state.inside():
+        with self._state.locked():
             self._release_abandoned()
             try:
                 yield self._pools
@@ -213,10 +214,10 @@ class PoolRouting:
     def _release_abandoned(self) -> None:
         pools = self._pools
         while pools.abandoned:
-            pool_id, empties = pools.abandoned.popleft()
+            pool_id, releases_cache = pools.abandoned.popleft()
             with suppress(CudaError, PoolError):  # Memory that cannot be released stays cached.
                 pools.release_holder(pool_id)
-                if empties:
+                if releases_cache:
                     self._empty_pool(pool_id)
 
     def _empty_pool(self, pool_id: PoolId) -> None:
@@ -305,7 +306,7 @@ class Checkpoints:
             allocator.pending.record_deferred_events(stack)
             pool_id = pools.find_held(state.pool).id
             _check_restorable(engine, pool_id, state)
-            claimed_blocks = self._claim(_live_blocks(engine, pool_id))
+            claimed_blocks = self._remove_live(_live_blocks(engine, pool_id))
             freed_addresses = tuple(int(block.ptr) for block in claimed_blocks)
             for block in claimed_blocks:
                 allocator.free_live(block, stack)
@@ -329,7 +330,7 @@ class Checkpoints:
             live_blocks = _live_blocks(self._state.engine, pools.find(id_of(pool)).id)
             return {int(block.ptr) for block in live_blocks} == set(live)
 
-    def _claim(self, blocks: list[Block]) -> list[Block]:
+    def _remove_live(self, blocks: list[Block]) -> list[Block]:
         """Remove blocks from the live blocks. Raises PoolError if another thread is freeing one of them."""
         live = self._state.live
         for number, block in enumerate(blocks):

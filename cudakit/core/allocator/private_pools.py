@@ -143,7 +143,7 @@ class PrivatePools:
         self._pools[pool_id] = pool
         return pool
 
-    def hold(self, pool_id: PoolId) -> PrivatePool:
+    def add_holder(self, pool_id: PoolId) -> PrivatePool:
         """Add a holder to a pool, or create the pool. Raises PoolError if an existing pool has no holder."""
         if pool_id not in self._pools:
             return self.create(pool_id)
@@ -151,14 +151,15 @@ class PrivatePools:
         pool.uses += 1
         return pool
 
-    def release_holder(self, pool_id: PoolId, *, unrouted: bool = False) -> None:
+    def release_holder(self, pool_id: PoolId, *, must_be_unrouted: bool = False) -> None:
         """Remove a holder of a pool.
 
         Raises PoolError if the pool has no holder, or if this is its only holder and requests are still
-        routed to the pool. With ``unrouted``, raises PoolError whenever requests are routed to the pool.
+        routed to the pool. With ``must_be_unrouted``, raises PoolError whenever requests are routed to the
+        pool.
         """
         pool = self.find_held(pool_id)
-        if (unrouted or pool.uses == 1) and self.is_routed(pool_id):
+        if (must_be_unrouted or pool.uses == 1) and self.is_routed(pool_id):
             raise PoolError(
                 f"requests are still routed to private pool {pool_id}",
                 hint="first leave its use_pool or capture context",
@@ -180,7 +181,7 @@ class PrivatePools:
                 f"private pool {pool_id} is in use by another context",
                 hint="a pool serves one use_pool or capture at a time",
             )
-        self.routes.append(Route(self.hold(pool_id), matches))
+        self.routes.append(Route(self.add_holder(pool_id), matches))
 
     def end(self, pool_id: PoolId) -> None:
         """Stop routing requests to a pool, which stays held. Raises PoolError if none are routed to it."""
@@ -248,8 +249,8 @@ class PoolOwner(Protocol):
         use_on_oom: bool = False,
         splits: bool = True,
     ) -> PoolId: ...
-    def abandon_pool(self, pool_id: PoolId, empties: bool) -> None: ...
-    def release_pool(self, pool_id: PoolId, *, unrouted: bool = False) -> None: ...
+    def abandon_pool(self, pool_id: PoolId, releases_cache: bool) -> None: ...
+    def release_pool(self, pool_id: PoolId, *, must_be_unrouted: bool = False) -> None: ...
     def empty_pool(self, pool_id: PoolId) -> None: ...
     def pool_uses(self, pool_id: PoolId) -> int: ...
     def snapshot(self) -> dict[str, Any]: ...
@@ -258,12 +259,14 @@ class PoolOwner(Protocol):
 class HeldPool:
     """A holder of a private pool, until ``close``, the end of a with block, or garbage collection."""
 
-    _empties = False  # Whether the cached memory is released when the pool is closed.
+    _releases_cache = False  # Whether the cached memory is released when the pool is closed.
 
     def __init__(self, allocator: PoolOwner, pool_id: PoolId) -> None:
         self.id = pool_id
         self._allocator = allocator
-        self._finalizer = weakref.finalize(self, allocator.abandon_pool, pool_id, self._empties)
+        self._finalizer = weakref.finalize(
+            self, allocator.abandon_pool, pool_id, self._releases_cache
+        )
         self._finalizer.atexit = False  # The device may be closed already at exit.
 
     @property
@@ -282,9 +285,9 @@ class HeldPool:
         Raises PoolError while requests are routed to the pool, CudaError if the driver refuses.
         """
         if self._finalizer.alive:
-            self._allocator.release_pool(self.id, unrouted=self._empties)
+            self._allocator.release_pool(self.id, must_be_unrouted=self._releases_cache)
             self._finalizer.detach()
-            if self._empties:
+            if self._releases_cache:
                 self._allocator.empty_pool(self.id)
 
     def __enter__(self) -> Self:
@@ -317,7 +320,7 @@ class MemPool(HeldPool):
     memory is released.
     """
 
-    _empties = True
+    _releases_cache = True
 
     def __init__(
         self,

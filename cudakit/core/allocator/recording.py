@@ -71,7 +71,7 @@ class Recording:
         UsageError for an invalid setting.
         """
         state = self._state
-        with state.inside():
+        with state.locked():
             state.history.configure(
                 history,
                 context=context,
@@ -84,7 +84,7 @@ class Recording:
 
     def set_metadata(self, text: str) -> None:
         """Set the text of the key ``user_metadata`` in all later entries of the trace."""
-        with self._state.inside():
+        with self._state.locked():
             self._state.history.metadata = text
 
     def annotate(self, ptr: int, text: str) -> None:
@@ -94,7 +94,7 @@ class Recording:
         """
         state = self._state
         stack = gather(2) if state.history.level else None
-        with state.inside():
+        with state.locked():
             block = state.live.get(ptr)
             if block is None:
                 raise InvalidPointer(
@@ -119,7 +119,7 @@ class Recording:
     def snapshot(self) -> dict[str, Any]:
         """Return the segments and the trace in PyTorch's format, as builtin types."""
         state = self._state
-        with state.inside():
+        with state.locked():
             result = _snapshot(state.engine, state.history, state.device, self._cudakit_settings())
         return result | (self._pinned.snapshot() if self._pinned else {})
 
@@ -133,7 +133,7 @@ class Recording:
 
     def _mark(self, name: str, stage: Stage) -> None:
         if self._state.history.enabled:
-            with self._state.inside():
+            with self._state.locked():
                 self._state.history.mark(name, stage)
 
 

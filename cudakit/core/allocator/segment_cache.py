@@ -35,7 +35,7 @@ class SegmentCache:
         engine, size, pool = self._engine, request.segment_bytes, request.pool
         if engine.reserved_bytes + size > engine.limit_bytes:
             return None
-        if engine.expandable is not None and engine.expands(pool):
+        if engine.expandable is not None and engine.uses_expandable_segments(pool):
             return engine.expandable.alloc_block(engine, request)
         source = engine.private.source(pool.id)
         malloc = self.malloc if source is None else source.malloc

@@ -231,9 +231,9 @@ class ExpandableSegment:
         block.mapped = False
         return block
 
-    def _replace(self, replaced: Block, chain: list[Block]) -> None:
+    def _replace(self, old_block: Block, chain: list[Block]) -> None:
         """Replace a block of the segment by a chain of blocks, whose first block may be the same one."""
-        previous_block, next_block = replaced.prev, replaced.next
+        previous_block, next_block = old_block.prev, old_block.next
         for lower_block, upper_block in pairwise([previous_block, *chain, next_block]):
             if lower_block is not None:
                 lower_block.next = upper_block
@@ -285,11 +285,11 @@ class ExpandableSegment:
         """Remove an unmapped block from the mapped range that contains its addresses."""
         ranges, end = self.ranges, gap.ptr + gap.size
         index = bisect_right(ranges, gap.ptr, key=_by_address) - 1
-        containing = ranges[index]
-        after_bytes = containing.end - end
-        containing.size = gap.ptr - containing.ptr
-        if not containing.size:
-            del ranges[index], self.registry[containing.ptr]
+        containing_range = ranges[index]
+        after_bytes = containing_range.end - end
+        containing_range.size = gap.ptr - containing_range.ptr
+        if not containing_range.size:
+            del ranges[index], self.registry[containing_range.ptr]
             index -= 1
         if after_bytes:
             self._add_range(index + 1, MappedRange(cast("Block", gap.next), after_bytes, None))
@@ -306,10 +306,10 @@ def is_whole_segment(block: Block) -> bool:
 
 def _absorb_next(block: Block) -> None:
     """Merge the next block, which must be in no list of free blocks, into a block."""
-    absorbed = block.next
-    assert absorbed is not None  # noqa: S101
-    block.size += absorbed.size
-    block.next = next_block = absorbed.next
+    absorbed_block = block.next
+    assert absorbed_block is not None  # noqa: S101
+    block.size += absorbed_block.size
+    block.next = next_block = absorbed_block.next
     if next_block is not None:
         next_block.prev = block
 

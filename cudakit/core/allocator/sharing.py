@@ -37,7 +37,7 @@ class Sharing:
         """
         registry = self._registry()
         handles: tuple[Handle, ...]
-        with self._state.inside():
+        with self._state.locked():
             begin, size_bytes, block = self._allocation(ptr)
             segment = block.expandable_segment if block is not None else None
             if segment is None:
@@ -56,7 +56,7 @@ class Sharing:
         Unsupported for an expandable segment, which has no such handle.
         """
         registry = self._registry()
-        with self._state.inside():
+        with self._state.locked():
             base, _, block = self._allocation(ptr)
             if block is not None and block.expandable_segment is not None:
                 raise Unsupported(
@@ -82,7 +82,7 @@ class Sharing:
         upstream = self._upstream
         if not isinstance(upstream, PeerAccessUpstream):
             raise Unsupported("this upstream has no device, and so no peer access")
-        with self._state.inside():
+        with self._state.locked():
             if device not in upstream.peers:
                 expandable = self._state.engine.expandable
                 upstream.enable_peer(device, expandable.mapped_ranges if expandable else ())

@@ -122,9 +122,9 @@ class AllocatorState:
         else:
             self.fast_path = FastPath(self.engine, self.guard, self.live, slow_calls)
 
-    def inside(self) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Hold the guard during a ``with`` block. Raises Reentered."""
-        return self.guard.inside()
+        return self.guard.locked()
 
     def retire(self, refusal: Callable[[], Exception] | None) -> None:
         """Ignore frees from now on; if ``refusal`` is given, allocations raise the error that it returns."""

@@ -62,14 +62,14 @@ class CapturedGraph:
         capture = self._graph.capture(stream)
         if capture is None:
             return frozenset()
-        visited = self._nodes_before.setdefault((capture, stream), set())
+        visited_nodes = self._nodes_before.setdefault((capture, stream), set())
         unvisited = list(self._graph.terminals(stream))
         while unvisited:
             node = unvisited.pop()
-            if node not in visited:
-                visited.add(node)
+            if node not in visited_nodes:
+                visited_nodes.add(node)
                 unvisited += self._graph.predecessors(node)
-        return visited
+        return visited_nodes
 
 
 class Captures:
@@ -182,7 +182,7 @@ class PendingFrees:
         if not self._captures.count:
             self._record_deferred(stack)
 
-    def awaited(self) -> Iterator[tuple[int, Block]]:
+    def awaited_streams(self) -> Iterator[tuple[int, Block]]:
         """Iterate over the streams that freed blocks wait for, each with its block."""
         for queue in self._queues.values():
             yield from ((stream, block) for _, stream, block in queue)

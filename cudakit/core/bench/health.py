@@ -196,7 +196,7 @@ def _health(
 
 
 def _worst(figures: Sequence[Figure]) -> Health | None:
-    healths = {rated.health for rated in figures}
+    healths = {rated_figure.health for rated_figure in figures}
     return next((health for health in _WORST_FIRST if health in healths), None)
 
 

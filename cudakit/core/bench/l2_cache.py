@@ -20,8 +20,12 @@ _UNKNOWN_L2_BYTES = 128 << 20
 
 def l2_size_bytes(fields: Mapping[str, Field]) -> int:
     """Return the size of the L2 cache of a device."""
-    reported = fields.get("l2_cache_size_bytes")
-    return reported if isinstance(reported, int) and reported > 0 else _UNKNOWN_L2_BYTES
+    reported_bytes = fields.get("l2_cache_size_bytes")
+    return (
+        reported_bytes
+        if isinstance(reported_bytes, int) and reported_bytes > 0
+        else _UNKNOWN_L2_BYTES
+    )
 
 
 def buffer_sets(cache: Cache, *, l2_bytes: int, footprint_bytes: int, free_bytes: int) -> int:

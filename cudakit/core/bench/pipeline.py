@@ -264,11 +264,11 @@ def _distinct_names(workloads: Sequence[Workload]) -> tuple[str, ...]:
     if len(set(names)) == len(names):
         return names
     first_axes, *other_axes = (workload.axes for workload in workloads)
-    differing = [
+    differing_axes = [
         name
         for name in first_axes
         if any(axes.get(name) != first_axes[name] for axes in other_axes)
     ]
     return tuple(
-        " ".join(str(workload.axes.get(name)) for name in differing) for workload in workloads
+        " ".join(str(workload.axes.get(name)) for name in differing_axes) for workload in workloads
     )

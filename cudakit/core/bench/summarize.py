@@ -159,8 +159,10 @@ def case_result(
     The result has no time if the case is unsupported, if its verification failed, or if it has no samples.
     """
     why_no_time = unsupported or reason_to_withhold(samples, verification)
-    reported = Samples((), discarded=samples.discarded, converged=False) if why_no_time else samples
-    summary = why_no_time or summarize(reported)
+    reported_samples = (
+        Samples((), discarded=samples.discarded, converged=False) if why_no_time else samples
+    )
+    summary = why_no_time or summarize(reported_samples)
     median_s = summary.median_s if isinstance(summary, Summary) else summary
     return CaseResult(
         name=name,
@@ -168,7 +170,7 @@ def case_result(
         library=library,
         median_s=median_s,
         ci95_s=summary.ci95_s if isinstance(summary, Summary) else summary,
-        samples_s=reported.times_s,
+        samples_s=reported_samples.times_s,
         limit=limit,
         ratio_to_limit=_share_of_peak(limit, median_s),
         ratio_to_datasheet=_share_of_peak(limit, median_s, datasheet=True),
@@ -176,16 +178,16 @@ def case_result(
         verification=verification,
         method=method,
         environment=environment,
-        sm_clock_hz=reported.sm_clock_hz,
-        discarded=reported.discarded,
-        converged=reported.converged,
+        sm_clock_hz=reported_samples.sm_clock_hz,
+        discarded=reported_samples.discarded,
+        converged=reported_samples.converged,
         statistics=summary,
         operations=operations,
         operation=operation,
         bytes_moved=bytes_moved,
         energy_j=why_no_time or energy_j,
         settings=dict(settings or {}),
-        rounds=reported.rounds,
+        rounds=reported_samples.rounds,
     )
 
 
@@ -224,14 +226,14 @@ def _run_warnings(run: WorkloadRun) -> Iterator[str]:
 
 
 def _settings(
-    case: Case, implementation: Implementation, configured: Mapping[str, Axis]
+    case: Case, implementation: Implementation, workload_settings: Mapping[str, Axis]
 ) -> Mapping[str, Axis]:
     """Combine the settings of the case, the library, and the settings that the workload reports."""
     is_cudakit = implementation.library == CUDAKIT
     return {
         **case.settings,
         **({} if is_cudakit else {"library": implementation.library}),
-        **configured,
+        **workload_settings,
     }
 
 

@@ -89,9 +89,11 @@ class SteadyState:
         """Return whether times and clocks are stable over the second half of the warm-up."""
         half_s = self.elapsed_s / 2
         half_index = next(i for i, time_s in enumerate(self._times) if time_s >= half_s)
-        recent = self.readings[min(half_index, len(self.readings) - _MIN_READINGS) :]
-        clocks = [reading.sm_clock_hz for reading in recent if reading.sm_clock_hz is not None]
-        times = [reading.time_s for reading in recent]
+        recent_readings = self.readings[min(half_index, len(self.readings) - _MIN_READINGS) :]
+        clocks = [
+            reading.sm_clock_hz for reading in recent_readings if reading.sm_clock_hz is not None
+        ]
+        times = [reading.time_s for reading in recent_readings]
         return drift(times) < _MAX_DRIFT and drift(clocks) < _MAX_DRIFT
 
 

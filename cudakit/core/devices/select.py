@@ -117,7 +117,7 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
             f"{label(device)}: {reason_by_id[id(device)]}" for device in excluded_devices
         )
         raise EnvironmentUnusable(
-            f"{_request(spec)}, but {_matching(len(free_devices), len(devices))}",
+            f"{_request(spec)}, but {_matching_of_total(len(free_devices), len(devices))}",
             hint=reasons or f"use --count {len(devices)}",
         )
     if spec.count > 1 and any(device.parent is not None for device in best_devices):
@@ -129,7 +129,7 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
     return SelectResult(result.simulated, ",".join(uuids), tuple(best_devices))
 
 
-def _matching(count: int, total: int) -> str:
+def _matching_of_total(count: int, total: int) -> str:
     """Describe the number of devices that can be selected."""
     if not count:
         return "no device can be selected" if total > 1 else "the only device cannot be selected"

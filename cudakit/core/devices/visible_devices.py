@@ -59,15 +59,15 @@ def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
 def _find_by_index(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
     """Return the position of a device, or None with the reason."""
     count = len(uuids)
-    parsed = _NUMBER.match(entry)
-    if parsed is None:
+    index_match = _NUMBER.match(entry)
+    if index_match is None:
         return None, f"{entry.strip()!r} is not a number"
-    number = _as_unsigned(int(parsed[2]), negative=parsed[1] == "-")
+    number = _as_unsigned(int(index_match[2]), negative=index_match[1] == "-")
     if number < count:
         return number, ""
-    if parsed[1] == "-":
+    if index_match[1] == "-":
         return None, f"{entry.strip()!r} is negative"
-    return None, f"no device has index {int(parsed[2])} (of {count})"
+    return None, f"no device has index {int(index_match[2])} (of {count})"
 
 
 def _as_unsigned(number: int, *, negative: bool) -> int:

@@ -83,5 +83,5 @@ def _select(
 
 def _take_blocks(blocks: Blocks, keep_segment: np.typing.NDArray[np.bool_]) -> Blocks:
     kept_blocks = take(blocks, keep_segment[blocks.segment])
-    renumbered = (np.cumsum(keep_segment) - 1).astype(np.int32)
-    return replace(kept_blocks, segment=renumbered[kept_blocks.segment])
+    new_segment_ids = (np.cumsum(keep_segment) - 1).astype(np.int32)
+    return replace(kept_blocks, segment=new_segment_ids[kept_blocks.segment])

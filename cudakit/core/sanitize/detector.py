@@ -14,6 +14,7 @@ from cudakit.core.sanitize.races import Confidence, Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
+from cudakit.core.sanitize.templates import UNKNOWN_TEMPLATE, TemplateAccesses
 from cudakit.errors import InputError
 from cudakit.trace.kinds import EventKind, StreamFlag
 from cudakit.trace.layout import Records, view
@@ -113,11 +114,13 @@ class _TraceAnalysis:
     engine: Engine
     last_batch: Batch  # the last batch, whose string and stack tables are the most complete
     buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
+    templates: TemplateAccesses = field(default_factory=TemplateAccesses)
     streams: dict[int, StreamFlag] = field(default_factory=dict)
 
     def analyze(self, records: Records, report: Report) -> list[Race]:
         """Add the races in reordered records to a report; return the races that are findings."""
-        races = self.engine.feed(records, self.last_batch.strings)
+        records = self.templates.insert(records, self.engine.coverage)
+        races = self.templates.mark(self.engine.feed(records, self.last_batch.strings))
         report.add(
             self.last_batch.process,
             races,
@@ -132,6 +135,8 @@ class _TraceAnalysis:
         yield self.engine.gaps
         if self.buffer.never_read_count:
             yield {NEVER_READ: self.buffer.never_read_count}
+        if self.templates.unknown_count:
+            yield {UNKNOWN_TEMPLATE: self.templates.unknown_count}
 
 
 def analyze_log(

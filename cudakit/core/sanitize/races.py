@@ -83,6 +83,8 @@ class Operation:
     node: int = 0  # number of the graph node; 0 outside of graphs
     ranges: tuple[NamedRange, ...] = ()  # NVTX ranges that were open at the call, outermost first
     collective: CollectiveOperation | None = None  # None for other operations than collectives
+    # Whether the accesses are those of a template: earlier launches of the same kernel had them.
+    from_template: bool = False
 
 
 class SyncKind(StrEnum):
@@ -161,6 +163,11 @@ class Coverage:
     # Launches that are exact except for stores to a part of a tensor.
     launches_whole_tensor: int = 0
     launches_assumed: int = 0  # launches with assumed accesses, graph nodes included
+    # Launches with exact accesses that are known from a template, without being recorded. A graph launch
+    # counts once.
+    launches_from_template: int = 0
+    template_checks: int = 0  # recorded launches that were compared with their template
+    template_differences: int = 0  # recorded launches that differed from their template
     copies: int = 0  # copies, whose accesses are always exact
     fills: int = 0  # fills, whose accesses are always exact
     accesses_exact: int = 0  # exact accesses of kernels

@@ -117,6 +117,7 @@ class RaceDecoder:
             graph=operation.graph,
             node=operation.node,
             ranges=operation.ranges,
+            from_template=operation.from_template,
             collective=operation.collective,
         )
 

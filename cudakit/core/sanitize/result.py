@@ -50,6 +50,9 @@ class Side:
     node: int  # number of the graph node, from 1
     ranges: tuple[NamedRange, ...] = ()  # open NVTX ranges at the call, outermost first
     collective: CollectiveOperation | None = None  # collective of NCCL; null for other operations
+    from_template: bool = (
+        False  # whether the accesses are known from earlier launches of the kernel
+    )
 
 
 @dataclass(frozen=True, slots=True)

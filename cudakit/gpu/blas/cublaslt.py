@@ -130,10 +130,10 @@ class CublasLt:
         except lt.cuBLASLtError as error:
             if error.status not in UNSUPPORTED:
                 raise call_error(error.status, "cublasLtMatmulAlgoGetHeuristic") from error
-        usable = [result for result in results[: count[0]] if not result["state"]]
-        if not usable:
+        usable_results = [result for result in results[: count[0]] if not result["state"]]
+        if not usable_results:
             raise no_algorithm(problem.gemm, f"cuBLASLt {self.version}", self._capability)
-        return [self._read_result(result) for result in usable]
+        return [self._read_result(result) for result in usable_results]
 
     def _read_result(self, result: Any) -> tuple[Any, Algorithm]:
         structure = np.array([result["algo"]], self.vendor.lt.matmul_algo_dtype)
@@ -177,13 +177,13 @@ class CublasLt:
         check = _AlgorithmCheck(self, problem, algorithm_id)
         if not check.initialized:
             return
-        allowed = allowed_reductions(problem.gemm, problem.settings)
+        reduction_schemes = allowed_reductions(problem.gemm, problem.settings)
         supported = self.call(
             choices,
             self.vendor.lt,
             algorithm_id,
             check.address,
-            allowed,
+            reduction_schemes,
             self._capability,
             name="cublasLtMatmulAlgoCapGetAttribute",
         )

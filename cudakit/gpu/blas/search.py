@@ -70,17 +70,17 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | N
     ]
     supported: list[Algorithm] = []
     for shape in shapes:
-        if accepted := accepts(shape):
+        if accepted_shape := accepts(shape):
             supported.append(shape)
-        yield accepted
+        yield accepted_shape
     samples = _sample(supported or shapes)
     clusters = _effective_values("cluster", choices.clusters, samples, accepts)
     inners = _effective_values("inner", choices.inners, samples, accepts)
     for shape, custom, cluster, inner_shape in product(shapes, choices.customs, clusters, inners):
         candidate = replace(shape, custom=custom, cluster=cluster, inner=inner_shape)
-        accepted = accepts(candidate)
-        yield accepted if candidate != shape else None
-        if accepted:
+        accepted_shape = accepts(candidate)
+        yield accepted_shape if candidate != shape else None
+        if accepted_shape:
             yield from map(accepts, _variants(candidate, choices))
 
 

@@ -21,7 +21,7 @@ from cudakit.gpu.compile_cache import CompileCache, Label, cache_key, user_cache
 from cudakit.gpu.nvml import Nvml, open_nvml
 from cudakit.units import Unavailable
 
-Accesses: TypeAlias = Literal["exact", "arguments"]
+Accesses: TypeAlias = Literal["auto", "exact", "arguments"]
 Capability: TypeAlias = tuple[int, int]
 Build: TypeAlias = Callable[[Capability, SearchPaths], bytes]
 
@@ -55,9 +55,9 @@ def add_device_patches(
     """Build a device patch for each compute capability of this machine, as files in ``directory``.
 
     Returns ``ready`` with the paths of the patches, and the reason why there are none, or "". Without a
-    device there are no patches and no reason. ``accesses`` None builds patches if possible. ``devices`` and
-    ``build`` replace NVML and the compiler. Raises EnvironmentUnusable if ``accesses`` is "exact" and the
-    patches cannot be built.
+    device there are no patches and no reason. ``accesses`` None builds patches if possible, and "auto" uses
+    templates as well. ``devices`` and ``build`` replace NVML and the compiler. Raises EnvironmentUnusable if
+    ``accesses`` is "exact" and the patches cannot be built.
     """
     if accesses == "arguments":
         return ready, ""
@@ -73,7 +73,7 @@ def add_device_patches(
     for capability, image in images.items():
         patches[capability] = directory / f"sm_{capability}.cubin"
         patches[capability].write_bytes(image)
-    return replace(ready, patches=patches), ""
+    return replace(ready, patches=patches, templates=accesses == "auto"), ""
 
 
 def device_capabilities(nvml: Nvml | Unavailable | None = None) -> frozenset[Capability]:

@@ -57,6 +57,9 @@ class Ready:
     frames: Mapping[str, Path]  # modules that read Python frames, by sys.implementation.cache_tag
     packages: Sequence[str] = ()  # the program's search path; empty for cudakit's own interpreter
     patches: Mapping[int, Path] = field(default_factory=dict)  # device patches, by capability (90)
+    templates: bool = (
+        False  # whether launches are not recorded whose accesses are known from others
+    )
 
     def settings(self) -> dict[str, Any]:
         """Return the paths that are passed to the program in its environment, as JSON values."""
@@ -65,6 +68,7 @@ class Ready:
             "recorder": str(self.recorder),
             "frames": {tag: str(path) for tag, path in self.frames.items()},
             "patches": {str(number): str(path) for number, path in self.patches.items()},
+            "templates": self.templates,
         }
 
 

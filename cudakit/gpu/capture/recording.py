@@ -255,7 +255,7 @@ def _record_cuda(
         ready, note = add_device_patches(readiness, accesses, directory)
         recorder, why_no_ranges = _start_recorder(ready, directory)
         return CudaRecording(
-            accesses="exact" if ready.patches else "arguments",
+            accesses=_recorded_accesses(ready),
             notes=tuple(filter(None, (note, why_no_ranges))),
             flush=getattr(recorder, "read", None),
         )
@@ -264,13 +264,25 @@ def _record_cuda(
     return NOT_RECORDED
 
 
+def _recorded_accesses(ready: Ready) -> Accesses:
+    if not ready.patches:
+        return "arguments"
+    return "auto" if ready.templates else "exact"
+
+
 def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
     """Start the recorder; return its module, and the reason why NVTX ranges are not recorded, or ""."""
     walker_address = frame_walker_address(ready.frames)
     patches = [(capability, path.read_bytes()) for capability, path in ready.patches.items()]
     recorder = load_native_module("_recorder", ready.recorder)
     try:
-        other_tool = recorder.start(str(directory), str(ready.library), walker_address, patches)
+        other_tool = recorder.start(
+            str(directory),
+            str(ready.library),
+            walker_address,
+            patches,
+            templates=ready.templates,
+        )
     except RuntimeError as error:
         raise EnvironmentUnusable(
             f"the recorder does not work in this process: {error}",

@@ -79,22 +79,22 @@ class CudaKernels:
         *,
         shared_bytes: int = 0,
     ) -> None:
-        loaded = self._kernels[kernel]
-        check_arguments(loaded.name, loaded.sizes, args)
-        _check_shape(loaded.name, grid, block)
+        loaded_kernel = self._kernels[kernel]
+        check_arguments(loaded_kernel.name, loaded_kernel.sizes, args)
+        _check_shape(loaded_kernel.name, grid, block)
         if shared_bytes > _SHARED_WITHOUT_OPT_IN_BYTES:
-            self._allow_shared_memory(loaded, shared_bytes)
+            self._allow_shared_memory(loaded_kernel, shared_bytes)
         parameters = _kernel_params(args)  # must stay referenced until the driver returns
         self._context.call(
             cu.cuLaunchKernel,
-            loaded.function,
+            loaded_kernel.function,
             *grid,
             *block,
             shared_bytes,
             self._streams.handle(stream),
             ctypes.addressof(parameters),
             0,
-            detail=lambda: self._describe_launch(loaded, grid, block, shared_bytes),
+            detail=lambda: self._describe_launch(loaded_kernel, grid, block, shared_bytes),
         )
 
     @property
@@ -124,22 +124,22 @@ class CudaKernels:
             sizes.append(parameter_info[2])
         return tuple(sizes)
 
-    def _allow_shared_memory(self, loaded: _LoadedKernel, shared_bytes: int) -> None:
+    def _allow_shared_memory(self, loaded_kernel: _LoadedKernel, shared_bytes: int) -> None:
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._context.call(
             cu.cuFuncSetAttribute,
-            loaded.function,
+            loaded_kernel.function,
             attribute,
             shared_bytes,
-            detail=lambda: f"{shared_bytes} bytes of shared memory for {loaded.name}",
+            detail=lambda: f"{shared_bytes} bytes of shared memory for {loaded_kernel.name}",
         )
 
     def _describe_launch(
-        self, loaded: _LoadedKernel, grid: Dim3, block: Dim3, shared_bytes: int
+        self, loaded_kernel: _LoadedKernel, grid: Dim3, block: Dim3, shared_bytes: int
     ) -> str:
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-        threads = self._context.call(cu.cuFuncGetAttribute, attribute, loaded.function)
-        shape = f"{loaded.name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
+        threads = self._context.call(cu.cuFuncGetAttribute, attribute, loaded_kernel.function)
+        shape = f"{loaded_kernel.name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
         return f"{shape}; at most {threads} threads per block"
 
 

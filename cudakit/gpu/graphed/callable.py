@@ -52,9 +52,9 @@ class Graphed(Generic[_T]):
         self._check_open()
         sources = self._checked_buffers(contents)
         target = self._graph.streams.stream(stream)
-        for captured, source in zip(self._buffers, sources, strict=True):
-            size_bytes = captured.layout.size_bytes if captured.layout else 0
-            self._graph.copy(captured.ptr, source.ptr, size_bytes, target)
+        for captured_buffer, source in zip(self._buffers, sources, strict=True):
+            size_bytes = captured_buffer.layout.size_bytes if captured_buffer.layout else 0
+            self._graph.copy(captured_buffer.ptr, source.ptr, size_bytes, target)
         self._graph.launch(target)
         return self._value
 
@@ -178,9 +178,9 @@ def graph(
         raise UsageError(f"warmup is {warmup}, must be at least 0")
     resources = ExitStack()
     try:
-        captured = _graph(buffers, device, resources)
-        resources.callback(captured.close)
-        return Graphed(captured, fn, buffers, warmup=warmup, close=resources.close)
+        captured_graph = _graph(buffers, device, resources)
+        resources.callback(captured_graph.close)
+        return Graphed(captured_graph, fn, buffers, warmup=warmup, close=resources.close)
     except BaseException:
         resources.close()
         raise

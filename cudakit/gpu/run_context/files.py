@@ -62,9 +62,13 @@ class Files:
         location = self.locate(path)
         if location is None or not os.path.exists(location):
             return path
-        resolved = os.path.realpath(location)
+        resolved_path = os.path.realpath(location)
         root = os.path.realpath(str(self.root))
-        return "/" + os.path.relpath(resolved, root) if resolved.startswith(root) else resolved
+        return (
+            "/" + os.path.relpath(resolved_path, root)
+            if resolved_path.startswith(root)
+            else resolved_path
+        )
 
     def locate(self, path: str) -> Path | None:
         """Return the location of a file on this system; None for a system without files."""

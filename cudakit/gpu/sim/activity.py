@@ -91,11 +91,13 @@ class ActivityRecorder:
         self._sink(self._event(ProfileWindow(is_open=False)))
 
     def _pass_finished(self) -> None:
-        finished = [pending for pending in self._pending if pending.task.done]
-        if finished:
+        finished_work = [pending for pending in self._pending if pending.task.done]
+        if finished_work:
             self._pending = [pending for pending in self._pending if not pending.task.done]
-        for pending in finished:
+        for pending in finished_work:
             body = pending.event.body
             assert isinstance(body, (KernelRun, CopyRun, FillRun))  # noqa: S101 of ``enqueued``
-            ran = replace(body, start_ns=pending.task.begin_ns, end_ns=pending.task.end_ns)
-            self._sink(replace(pending.event, body=ran))
+            body_with_times = replace(
+                body, start_ns=pending.task.begin_ns, end_ns=pending.task.end_ns
+            )
+            self._sink(replace(pending.event, body=body_with_times))

@@ -100,13 +100,13 @@ class SimKernels:
         *,
         shared_bytes: int = 0,
     ) -> None:
-        loaded = self._kernels[kernel]
-        self._modules[loaded.module]  # raises if the module was unloaded
+        loaded_kernel = self._kernels[kernel]
+        self._modules[loaded_kernel.module]  # raises if the module was unloaded
         queue = self._streams.checked_queue(stream)
-        check_arguments(loaded.name, loaded.sizes, args)
-        self._check_shape(loaded.name, grid, block, shared_bytes)
-        shape = _LaunchShape(loaded.name, grid, block, shared_bytes)
-        self._enqueue(queue, shape, self._host_kernel(loaded.name), args)
+        check_arguments(loaded_kernel.name, loaded_kernel.sizes, args)
+        self._check_shape(loaded_kernel.name, grid, block, shared_bytes)
+        shape = _LaunchShape(loaded_kernel.name, grid, block, shared_bytes)
+        self._enqueue(queue, shape, self._host_kernel(loaded_kernel.name), args)
 
     @driver_call
     def launch_host_kernel(

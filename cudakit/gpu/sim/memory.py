@@ -82,7 +82,7 @@ class SimMemory:
     def malloc(self, size_bytes: int, stream: Stream | None = None) -> Ptr:
         check_size(size_bytes)
         queue = self._allocation_queue(stream)
-        self._heap.charge(size_bytes)
+        self._heap.count_allocation(size_bytes)
         region = self._heap.add(new_bytes(size_bytes), live=queue is None)
         self.allocated[region.begin] = region
         if queue is None:
@@ -260,10 +260,10 @@ class SimMemory:
         return _Route(direction, host, engine, costs.to_peer_ns(size_bytes, nvlinks))
 
     def _copy_job(self, route: _Route, dst: int, src: int, size_bytes: int) -> Job:
-        staged = self._read(src, size_bytes).copy() if route.is_staged(size_bytes) else None
+        staged_bytes = self._read(src, size_bytes).copy() if route.is_staged(size_bytes) else None
 
         def run() -> Outcome:
-            content = self._read(src, size_bytes) if staged is None else staged
+            content = self._read(src, size_bytes) if staged_bytes is None else staged_bytes
             self._heap.copy_span(dst, size_bytes, "a copy writes").scatter(content)
             return Outcome(route.duration_ns)
 

@@ -64,14 +64,14 @@ class Capture:
 
     def is_joined(self, end: Nodes) -> bool:
         """Return whether the last nodes of the origin stream depend, transitively, on every node."""
-        visited: set[Node] = set()
+        visited_nodes: set[Node] = set()
         unvisited = list(end)
         while unvisited:
             node = unvisited.pop()
-            if node not in visited:
-                visited.add(node)
+            if node not in visited_nodes:
+                visited_nodes.add(node)
                 unvisited += node.dependencies
-        return len(visited) == len(self.nodes)
+        return len(visited_nodes) == len(self.nodes)
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +145,7 @@ class EventState:
 
 def _prune_finished(tasks: Iterable[Task]) -> tuple[Task, ...]:
     """Return the unfinished tasks and the finished task that ended last."""
-    distinct = dict.fromkeys(tasks)
-    finished = [task for task in distinct if task.done]
-    last_finished = max(finished, key=lambda task: task.end_ns, default=None)
-    return tuple(task for task in distinct if not task.done or task is last_finished)
+    distinct_tasks = dict.fromkeys(tasks)
+    finished_tasks = [task for task in distinct_tasks if task.done]
+    last_finished = max(finished_tasks, key=lambda task: task.end_ns, default=None)
+    return tuple(task for task in distinct_tasks if not task.done or task is last_finished)

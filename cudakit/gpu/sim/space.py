@@ -158,7 +158,7 @@ class Heap:
             self.uncharge(self.released.popleft())
         return self.capacity_bytes - self._used_bytes
 
-    def charge(self, size_bytes: int) -> None:
+    def count_allocation(self, size_bytes: int) -> None:
         """Count device memory as used. Raises CUDA_ERROR_OUT_OF_MEMORY."""
         if rounded_size(size_bytes) > self.free_bytes:
             self._context.wait_for_all()  # completes stream-ordered frees
@@ -189,10 +189,10 @@ class Heap:
         """Return the bytes that a kernel accesses now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
         regions = self._live_regions(ptr, size_bytes, accessor)
         if not all(map(self._is_accessible, regions)):
-            inaccessible = "pageable host memory, or memory of a device without peer access"
+            inaccessible_kinds = "pageable host memory, or memory of a device without peer access"
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS,
-                detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are {inaccessible}",
+                detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are {inaccessible_kinds}",
             )
         return span(regions, ptr, size_bytes)
 

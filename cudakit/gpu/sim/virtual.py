@@ -78,7 +78,7 @@ class SimVirtualMemory:
     @driver_call
     def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
         _check_size(size_bytes)
-        self._heap.charge(size_bytes)
+        self._heap.count_allocation(size_bytes)
         data = new_bytes(size_bytes)
         return self.backing_of(
             PhysicalMemory(data, self.context.ordinal, handle, self._heap.released)

@@ -74,17 +74,17 @@ def render(
 
 def _with_ascii_symbols(part: _PartT) -> _PartT:
     """Return a part of a document with ASCII in place of the symbols in its texts; call stacks stay."""
-    replaced: Any = part
+    ascii_part: Any = part
     if isinstance(part, str):
-        replaced = ascii_symbols(part)
+        ascii_part = ascii_symbols(part)
     elif isinstance(part, tuple):
-        replaced = tuple(map(_with_ascii_symbols, part))
+        ascii_part = tuple(map(_with_ascii_symbols, part))
     elif isinstance(part, _WITH_TEXTS):
         texts = {
             field.name: _with_ascii_symbols(getattr(part, field.name)) for field in fields(part)
         }
-        replaced = replace(part, **texts)
-    result: _PartT = replaced
+        ascii_part = replace(part, **texts)
+    result: _PartT = ascii_part
     return result
 
 

@@ -136,8 +136,8 @@ def _leaf_forms(stack: Stack, *, with_line: bool) -> tuple[str, ...]:
     # The shortest form of a frame that distinguishes two stacks keeps the line, because the line differs.
     shortest = f"… {escape(frame.name)}"
     if with_line and frame.line:
-        place = escape(format_place(Frame("", frame.filename.rpartition("/")[2], frame.line)))
-        shortest = f"…/{place}"
+        short_place = escape(format_place(Frame("", frame.filename.rpartition("/")[2], frame.line)))
+        shortest = f"…/{short_place}"
     return tuple(f" ({form})" for form in dict.fromkeys((full_text, short_text, shortest)))
 
 

@@ -116,8 +116,8 @@ def _collect(name: str, package: str, modules: dict[str, str]) -> None:
     if not file.is_file():
         file = files(package).joinpath(f"assets/{name}.js")
     text = file.read_text(encoding="utf-8")
-    for _, imported in _IMPORT.findall(text):
-        _collect(imported, package, modules)
+    for _, imported_name in _IMPORT.findall(text):
+        _collect(imported_name, package, modules)
     exported_names = ", ".join(match[1] for match in _EXPORT.findall(text))
     body = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r"const \1 = module_\2;", text))
     modules[name] = (

@@ -33,7 +33,7 @@ def chart(node: Chart) -> Markup:
         for i, series in enumerate(node.series)
     ]
     keys = [_key(series, node) for series in node.series]
-    named = ", ".join(f"{key.name} ({key.remark})" for key in keys[:8])
+    curve_names = ", ".join(f"{key.name} ({key.remark})" for key in keys[:8])
     drawing = Plot(
         "line",
         node.title,
@@ -41,7 +41,7 @@ def chart(node: Chart) -> Markup:
         y,
         shapes=(stretch_shapes(paths, width=_WIDTH, height=_HEIGHT),),
         legend=tuple(keys) if len(keys) > 1 else (),
-        description=f"line chart: {named}",
+        description=f"line chart: {curve_names}",
         x_label=node.x_label,
     )
     return plot(drawing, node.markers)
@@ -55,12 +55,12 @@ def _curve(series: Series, node: Chart, x: Axis, y: Axis) -> str:
     # A point starts a new line if values before it are missing.
     gaps = np.cumsum(~is_finite)[is_finite]
     starts = np.diff(gaps, prepend=-1) != 0
-    across = _round(x.shares(points_x[is_finite]) * _WIDTH)
-    down = _round((1 - y.shares(points_y[is_finite])) * _HEIGHT)
+    x_positions = _round(x.shares(points_x[is_finite]) * _WIDTH)
+    y_positions = _round((1 - y.shares(points_y[is_finite])) * _HEIGHT)
     join = "H{0}V{1}" if series.step else "L{0} {1}"
     return "".join(
         ("M{0} {1}" if is_start else join).format(left, top)
-        for left, top, is_start in zip(across, down, starts, strict=True)
+        for left, top, is_start in zip(x_positions, y_positions, starts, strict=True)
     )
 
 
@@ -72,8 +72,8 @@ def _finite(values: Array) -> npt.NDArray[np.float64]:
 
 
 def _round(positions: Array) -> list[int]:
-    rounded: list[int] = np.rint(positions).astype(np.int64).tolist()
-    return rounded
+    rounded_positions: list[int] = np.rint(positions).astype(np.int64).tolist()
+    return rounded_positions
 
 
 def _range(values: Array) -> tuple[float, float] | None:

@@ -19,10 +19,10 @@ def draw_shape(shape: Shape) -> Markup:
 def figure(node: Figure) -> Markup:
     """Return the parts of a figure, from top to bottom."""
     title = element("figcaption", node.title) if node.title else None
-    return element("figure", title, *map(_part, node.parts), class_=node.kind)
+    return element("figure", title, *map(_draw_part, node.parts), class_=node.kind)
 
 
-def _part(part: Legend | Drawing | Caption) -> Markup:
+def _draw_part(part: Legend | Drawing | Caption) -> Markup:
     match part:
         case Legend(keys, width):
             return element("ul", *(_key(key, width) for key in keys), class_="legend")

@@ -55,9 +55,10 @@ class _PlacedMarker:
 
 def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
     """Return shapes between axes, with legend and markers."""
-    placed = _place_markers(markers, node.x)
+    placed_markers = _place_markers(markers, node.x)
     markers_height = _MARKER_LINE_HEIGHT * max(
-        (placed_marker.line + 1 for placed_marker in placed if placed_marker.has_label), default=0
+        (placed_marker.line + 1 for placed_marker in placed_markers if placed_marker.has_label),
+        default=0,
     )
     shapes = map(draw_shape, node.shapes)
     picture = element(
@@ -69,7 +70,7 @@ def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
         _x_labels(node.x, markers_height + node.height, node.x_label),
         *(
             _draw_marker(placed_marker, markers_height, markers_height + node.height)
-            for placed_marker in placed
+            for placed_marker in placed_markers
         ),
         class_="chart",
         role="img",
@@ -159,13 +160,13 @@ def _place_markers(markers: Sequence[Marker], axis: Axis) -> list[_PlacedMarker]
     the line of a marker, which starts at its label, crosses no label placed before.
     """
     finite_markers = sorted((marker for marker in markers if isfinite(marker.x)), key=lambda m: m.x)
-    unplaced = [_place_marker(marker, axis) for marker in finite_markers[:_MAX_MARKERS]]
+    unplaced_markers = [_place_marker(marker, axis) for marker in finite_markers[:_MAX_MARKERS]]
     left_markers = [
-        placed_marker for placed_marker in reversed(unplaced) if placed_marker.extends_left
+        placed_marker for placed_marker in reversed(unplaced_markers) if placed_marker.extends_left
     ]
     placed_markers: list[_PlacedMarker] = []
     for placed_marker in left_markers + [
-        placed_marker for placed_marker in unplaced if not placed_marker.extends_left
+        placed_marker for placed_marker in unplaced_markers if not placed_marker.extends_left
     ]:
         lines = [
             earlier_marker.line

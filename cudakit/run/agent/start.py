@@ -111,7 +111,12 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     try:
         _refuse_loaded_cuda(settings["library"])
         nvtx_tool = recorder.start(
-            spool.directory, settings["library"], walker_address, patches, memory_only
+            spool.directory,
+            settings["library"],
+            walker_address,
+            patches,
+            memory_only,
+            settings["templates"],
         )
     except RuntimeError as error:
         if not memory_only:
@@ -169,8 +174,8 @@ def finish_with_worker(recorder: "Any") -> None:
 
 def _refuse_loaded_cuda(library: str) -> None:
     """Raise RuntimeError if CUDA is loaded already: the Sanitizer API has then missed earlier calls."""
-    if library and (loaded := _mapped_path(b"/libcuda.so")):
-        raise RuntimeError(f"CUDA was loaded before recording could start: {loaded}")
+    if library and (loaded_path := _mapped_path(b"/libcuda.so")):
+        raise RuntimeError(f"CUDA was loaded before recording could start: {loaded_path}")
 
 
 def attribute_backward(recorder: "Any", spool: "Spool", *, ranges: bool) -> None:

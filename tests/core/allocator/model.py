@@ -59,10 +59,10 @@ class Model(ExpandableModel):
         max_split: float = math.inf,
         limit: float = math.inf,
         gc_threshold: float = 0.0,
-        expands: bool = False,
+        uses_expandable: bool = False,
     ) -> None:
         self.device, self.max_split, self.limit = device, max_split, limit
-        self.gc_threshold, self.expands = gc_threshold, expands
+        self.gc_threshold, self.uses_expandable = gc_threshold, uses_expandable
         self.segments: list[ModelSegment] = []
         self.queues: dict[int, list[tuple[int, ModelSegment, ModelBlock]]] = {}
         self.pool = DEFAULT
@@ -195,7 +195,7 @@ class Model(ExpandableModel):
             for segment, block in self._free_blocks(small)
             if segment.stream == stream
             and block.size >= size
-            and (self.expands or not segment.page)
+            and (self.uses_expandable or not segment.page)
         ]
         while (
             len(candidates) > 1
@@ -216,7 +216,7 @@ class Model(ExpandableModel):
         return block.size + sum(adjacent.size for adjacent in next_blocks if adjacent.state == GAP)
 
     def _splits(self, segment: ModelSegment, size: int, rest: int) -> bool:
-        if segment.small or self.expands:
+        if segment.small or self.uses_expandable:
             return rest >= 512
         return size < self.max_split and rest > MIB
 
@@ -257,7 +257,7 @@ class Model(ExpandableModel):
             segment_bytes = -(-size // (2 * MIB)) * 2 * MIB
         if sum(segment.mapped for segment in self.segments) + segment_bytes > self.limit:
             return None
-        if self.expands:
+        if self.uses_expandable:
             return self._expand(size, small, stream)
         try:
             address = self.device.malloc(segment_bytes, stream)

@@ -150,9 +150,12 @@ class PoolModel(Model):
         if segment.pool != DEFAULT and self.pools[segment.pool].no_split:
             return False
         is_lent = segment.pool != self.pool
-        expands, self.expands = self.expands, self.expands and not is_lent
+        uses_expandable, self.uses_expandable = (
+            self.uses_expandable,
+            self.uses_expandable and not is_lent,
+        )
         splits = super()._splits(segment, size, rest_bytes)
-        self.expands = expands
+        self.uses_expandable = uses_expandable
         return splits
 
     def _borrow(
@@ -169,9 +172,9 @@ class PoolModel(Model):
     def _find_plain(
         self, size: int, small: bool, stream: int
     ) -> tuple[ModelSegment, ModelBlock] | None:
-        expands, self.expands = self.expands, False
+        uses_expandable, self.uses_expandable = self.uses_expandable, False
         location = self._find(size, small, stream)
-        self.expands = expands
+        self.uses_expandable = uses_expandable
         return location
 
     def _retry(self, size: int, small: bool, stream: int) -> tuple[ModelSegment, ModelBlock] | None:

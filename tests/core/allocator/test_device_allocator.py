@@ -157,7 +157,7 @@ FORKED = """
 import threading, warnings
 inside, go = threading.Event(), threading.Event()
 def hold():
-    with allocator._state.inside():
+    with allocator._state.locked():
         inside.set()
         go.wait()
 threading.Thread(target=hold).start()

@@ -150,21 +150,21 @@ class AgainstSlowPath(RuleBasedStateMachine):
         max_split=strategies.sampled_from([None, 20, 40]),
         divisions=strategies.sampled_from([1, 4]),
         garbage=strategies.sampled_from([0.0, 0.5]),
-        expands=strategies.booleans(),
+        uses_expandable=strategies.booleans(),
     )
     def begin(
         self,
         max_split: int | None,
         divisions: int,
         garbage: float,
-        expands: bool,
+        uses_expandable: bool,
     ) -> None:
         chosen_settings = Settings(
             max_split_size_bytes=max_split and max_split * MIB,
             roundup_power2_divisions=(divisions,) * 16,
             garbage_collection_threshold=garbage,
             memory_fraction=0.75 if garbage else 1.0,
-            expandable_segments=expands,
+            expandable_segments=uses_expandable,
         )
         self.fast_and_slow = FastAndSlow(native=self.native, settings=chosen_settings)
 

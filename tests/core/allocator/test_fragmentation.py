@@ -128,10 +128,10 @@ def test_releasable_bytes_include_whole_pages_beside_live_blocks() -> None:
     assert fragmentation.releasable_bytes == PAGE
 
 
-@pytest.mark.parametrize("expands", [False, True])
-def test_releasable_bytes_are_those_that_empty_cache_releases(expands: bool) -> None:
+@pytest.mark.parametrize("uses_expandable", [False, True])
+def test_releasable_bytes_are_those_that_empty_cache_releases(uses_expandable: bool) -> None:
     allocator, rng = expandable_allocator(), random.Random(3)
-    set_expandable(allocator, on=expands)
+    set_expandable(allocator, on=uses_expandable)
     live: list[int] = []
     for _ in range(20):
         for _ in range(40):

@@ -96,11 +96,11 @@ def test_throw_on_cudamalloc_oom_rejects_a_request_beyond_the_limit() -> None:
     assert segments(allocator) == [("large", 100 * MIB)]
 
 
-@pytest.mark.parametrize("expands", [False, True])
-def test_rejection_calls_no_driver_and_counts_no_oom(expands: bool) -> None:
+@pytest.mark.parametrize("uses_expandable", [False, True])
+def test_rejection_calls_no_driver_and_counts_no_oom(uses_expandable: bool) -> None:
     device = VirtualDevice(120 * MIB)
     settings = Settings(
-        memory_fraction=0.5, throw_on_cudamalloc_oom=True, expandable_segments=expands
+        memory_fraction=0.5, throw_on_cudamalloc_oom=True, expandable_segments=uses_expandable
     )
     allocator = CachingAllocator(device, settings)
     cached = allocator.alloc(40 * MIB)

@@ -44,7 +44,7 @@ class Pair:
     kind_of_model = Model
 
     def __init__(
-        self, *, limited: bool, max_split: int | None, gc: float, expands: bool = False
+        self, *, limited: bool, max_split: int | None, gc: float, uses_expandable: bool = False
     ) -> None:
         self.device, model_device = VirtualDevice(CAPACITY), VirtualDevice(CAPACITY)
         self.allocator = CachingAllocator(
@@ -53,7 +53,7 @@ class Pair:
                 max_split_size_bytes=max_split and max_split * MIB,
                 garbage_collection_threshold=gc,
                 memory_fraction=0.75 if limited else 1.0,
-                expandable_segments=expands,
+                expandable_segments=uses_expandable,
             ),
         )
         self.model = self.kind_of_model(
@@ -61,7 +61,7 @@ class Pair:
             max_split=max_split * MIB if max_split else math.inf,
             limit=int(0.75 * CAPACITY) if limited else math.inf,
             gc_threshold=gc,
-            expands=expands,
+            uses_expandable=uses_expandable,
         )
 
     def alloc(self, size: int, stream: int) -> int:
@@ -91,7 +91,7 @@ class Pair:
 
     def switch(self) -> None:
         """Turn expandable segments on or off."""
-        on = self.model.expands = not self.model.expands
+        on = self.model.uses_expandable = not self.model.uses_expandable
         self.allocator.configure(replace(self.allocator.settings, expandable_segments=on))
 
     def call_both(self, operation: str) -> None:
@@ -114,10 +114,12 @@ class AgainstModel(RuleBasedStateMachine):
         limited=strategies.booleans(),
         max_split=strategies.sampled_from([None, 20, 40]),
         gc=strategies.sampled_from([0.0, 0.3, 0.8]),
-        expands=strategies.booleans(),
+        uses_expandable=strategies.booleans(),
     )
-    def begin(self, limited: bool, max_split: int | None, gc: float, expands: bool) -> None:
-        self.pair = Pair(limited=limited, max_split=max_split, gc=gc, expands=expands)
+    def begin(self, limited: bool, max_split: int | None, gc: float, uses_expandable: bool) -> None:
+        self.pair = Pair(
+            limited=limited, max_split=max_split, gc=gc, uses_expandable=uses_expandable
+        )
 
     @rule(target=live, size=SIZES, stream=strategies.sampled_from(STREAMS))
     def alloc(self, size: int, stream: int) -> Any:
@@ -148,17 +150,17 @@ class AgainstModel(RuleBasedStateMachine):
         self.pair.check()
 
 
-@pytest.mark.parametrize("expands", [False, True])
+@pytest.mark.parametrize("uses_expandable", [False, True])
 @pytest.mark.parametrize("max_split", [None, 20, 40])
 @pytest.mark.parametrize(("limited", "gc"), [(False, 0.0), (True, 0.0), (True, 0.3), (True, 0.8)])
 def test_long_run_equals_the_model(
-    limited: bool, max_split: int | None, gc: float, expands: bool
+    limited: bool, max_split: int | None, gc: float, uses_expandable: bool
 ) -> None:
-    pair = Pair(limited=limited, max_split=max_split, gc=gc, expands=expands)
+    pair = Pair(limited=limited, max_split=max_split, gc=gc, uses_expandable=uses_expandable)
     rng = random.Random(7)
     live: list[int] = []
     for _ in range(700):
-        weights = (8, 7, 2, 1, 0.3, 0.1 if expands else 0)
+        weights = (8, 7, 2, 1, 0.3, 0.1 if uses_expandable else 0)
         match rng.choices(("alloc", "free", "use", "finish", "rare", "switch"), weights)[0]:
             case "alloc":
                 if ptr := pair.alloc(some_size(rng), rng.choice(STREAMS)):

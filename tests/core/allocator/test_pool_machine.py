@@ -30,9 +30,11 @@ class PoolPair(Pair):
     kind_of_model = PoolModel
 
     def __init__(
-        self, *, limited: bool, max_split: int | None, gc: float, expands: bool = False
+        self, *, limited: bool, max_split: int | None, gc: float, uses_expandable: bool = False
     ) -> None:
-        super().__init__(limited=limited, max_split=max_split, gc=gc, expands=expands)
+        super().__init__(
+            limited=limited, max_split=max_split, gc=gc, uses_expandable=uses_expandable
+        )
         self.contexts: list[tuple[AbstractContextManager[Any], MemPool | None]] = []
         self.graphs: list[GraphMemory] = []
 
@@ -100,10 +102,12 @@ class PoolsAgainstModel(RuleBasedStateMachine):
         limited=strategies.booleans(),
         max_split=strategies.sampled_from([None, 20, 40]),
         gc=strategies.sampled_from([0.0, 0.3]),
-        expands=strategies.booleans(),
+        uses_expandable=strategies.booleans(),
     )
-    def begin(self, limited: bool, max_split: int | None, gc: float, expands: bool) -> None:
-        self.pair = PoolPair(limited=limited, max_split=max_split, gc=gc, expands=expands)
+    def begin(self, limited: bool, max_split: int | None, gc: float, uses_expandable: bool) -> None:
+        self.pair = PoolPair(
+            limited=limited, max_split=max_split, gc=gc, uses_expandable=uses_expandable
+        )
 
     @rule(target=live, size=SIZES, stream=strategies.sampled_from(STREAMS))
     def alloc(self, size: int, stream: int) -> Any:
@@ -233,13 +237,13 @@ RARELY_CAPTURED = {
 }
 
 
-@pytest.mark.parametrize("expands", [False, True])
+@pytest.mark.parametrize("uses_expandable", [False, True])
 @pytest.mark.parametrize("max_split", [None, 40])
 @pytest.mark.parametrize(("limited", "gc"), [(False, 0.0), (True, 0.0), (True, 0.3)])
 def test_long_run_with_pools_equals_the_model(
-    limited: bool, max_split: int | None, gc: float, expands: bool
+    limited: bool, max_split: int | None, gc: float, uses_expandable: bool
 ) -> None:
-    pair = PoolPair(limited=limited, max_split=max_split, gc=gc, expands=expands)
+    pair = PoolPair(limited=limited, max_split=max_split, gc=gc, uses_expandable=uses_expandable)
     run = Run(pair, random.Random(7))
     for operation in run.rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=700):
         operation(run)
@@ -252,7 +256,7 @@ def test_long_run_with_pools_equals_the_model(
 def test_long_run_with_expandable_pools_equals_the_model(
     seed: int,
 ) -> None:
-    pair = PoolPair(limited=True, max_split=40 if seed % 2 else None, gc=0.0, expands=True)
+    pair = PoolPair(limited=True, max_split=40 if seed % 2 else None, gc=0.0, uses_expandable=True)
     run = Run(pair, random.Random(seed))
     weights = WEIGHTS | RARELY_CAPTURED
     for operation in run.rng.choices(list(weights), list(weights.values()), k=700):

@@ -55,7 +55,7 @@ def pointers(*values):
     array.held = held
     return array
 
-recorder.start(spool, library, 0, PATCHES)
+recorder.start(spool, library, 0, PATCHES, templates=TEMPLATES)
 assert "again" in os.environ or not os.listdir(spool), "nothing is written before CUDA is used"
 cuda.make_context(CONTEXT, 3)
 cuda.make_stream(CONTEXT, STREAM, 1)
@@ -63,16 +63,30 @@ cuda.make_stream(CONTEXT, STREAM, 1)
 
 
 def recorded(
-    directory: Path, library: Path, program: str, *, status: int = 0, patches: Patches = ()
+    directory: Path,
+    library: Path,
+    program: str,
+    *,
+    status: int = 0,
+    patches: Patches = (),
+    templates: bool = False,
 ) -> list[Event]:
     """Run a program, and return the events of its process in order."""
-    processes = recorded_processes(directory, library, program, status=status, patches=patches)
+    processes = recorded_processes(
+        directory, library, program, status=status, patches=patches, templates=templates
+    )
     assert len(processes) <= 1
     return processes[0] if processes else []
 
 
 def recorded_processes(
-    directory: Path, library: Path, program: str, *, status: int = 0, patches: Patches = ()
+    directory: Path,
+    library: Path,
+    program: str,
+    *,
+    status: int = 0,
+    patches: Patches = (),
+    templates: bool = False,
 ) -> list[list[Event]]:
     """Run a program that may fork, and return the events of each process."""
     result = subprocess.run(
@@ -80,7 +94,7 @@ def recorded_processes(
             sys.executable,
             "-P",
             "-c",
-            f"PATCHES = {patches}" + BEGIN + program,
+            f"PATCHES, TEMPLATES = {patches}, {templates}" + BEGIN + program,
             str(directory),
             str(library),
         ],

@@ -126,7 +126,7 @@ class CachingHostAllocator:
             return Ptr(0)
         stack = gather() if self._history.level else None
         number = None if stream is None else stream_number(stream)
-        with self._guard.inside():
+        with self._guard.locked():
             block = self._memory.alloc(size_bytes, number, stack, retries=self._retries)
             return block.ptr
 
@@ -159,7 +159,7 @@ class CachingHostAllocator:
 
         Raises InvalidPointer if nothing is allocated there.
         """
-        with self._guard.inside():
+        with self._guard.locked():
             block = self._memory.live.get(ptr)
             if block is None:
                 raise InvalidPointer(f"nothing pinned is allocated at {ptr:#x}")
@@ -173,7 +173,7 @@ class CachingHostAllocator:
         the driver refuses; the remaining memory stays cached.
         """
         stack = gather() if self._history.level >= Level.ALL else None
-        with self._guard.inside():
+        with self._guard.locked():
             if not self._memory.captures.count:
                 self._memory.default.pending.process()
                 self._memory.release_cached(stack)
@@ -181,7 +181,7 @@ class CachingHostAllocator:
     def close(self) -> None:
         """Wait for pending frees, and release all memory that is neither allocated nor used by a graph."""
         self._stop()
-        with self._guard.inside():
+        with self._guard.locked():
             self._memory.close()
 
     # Settings and captures.
@@ -193,7 +193,7 @@ class CachingHostAllocator:
 
     def configure(self, settings: Settings) -> None:
         """Replace the settings. Raises Unsupported if the upstream does not support one."""
-        with self._guard.inside():
+        with self._guard.locked():
             self._memory.configure(settings)
         self._wake()
 
@@ -204,47 +204,47 @@ class CachingHostAllocator:
         memory, the memory is not reused after its free until its private pool has no holder any more, or
         ``forget_graphs`` is called.
         """
-        with self._guard.inside():
+        with self._guard.locked():
             self._memory.captures.count += 1
 
     def end_capture(self) -> None:
         """End a capture."""
-        with self._guard.inside():
+        with self._guard.locked():
             self._memory.captures.count -= 1
 
     def forget_graphs(self) -> None:
         """Free the memory that is kept for graphs, which must not run any more."""
-        with self._guard.inside():
+        with self._guard.locked():
             self._memory.forget_graphs()
 
     # Statistics, history and snapshots.
 
     def statistics(self) -> dict[str, int]:
         """Return the 28 numbers of torch.cuda.host_memory_stats; times are in microseconds."""
-        with self._guard.inside():
+        with self._guard.locked():
             return self._memory.stats.read()
 
     def counters(self) -> dict[str, int]:
         """Return counters that PyTorch does not have. ``waiting_bytes`` were freed, but streams use them."""
-        with self._guard.inside():
+        with self._guard.locked():
             return self._memory.counters()
 
     def waiting(self) -> dict[int, int]:
         """Return for each stream the bytes of freed blocks that wait for it."""
-        with self._guard.inside():
+        with self._guard.locked():
             bytes_by_stream: dict[int, int] = {}
-            for stream, block in self._memory.awaited():
+            for stream, block in self._memory.awaited_streams():
                 bytes_by_stream[stream] = bytes_by_stream.get(stream, 0) + block.size
             return bytes_by_stream
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value."""
-        with self._guard.inside():
+        with self._guard.locked():
             self._memory.stats.reset_peaks()
 
     def reset_sums(self) -> None:
         """Set the sums of allocated and freed bytes and counts to 0."""
-        with self._guard.inside():
+        with self._guard.locked():
             self._memory.stats.reset_sums()
 
     def record_history(
@@ -260,7 +260,7 @@ class CachingHostAllocator:
 
         Raises UsageError for an invalid setting.
         """
-        with self._guard.inside():
+        with self._guard.locked():
             self._history.configure(
                 history,
                 context=context,
@@ -272,7 +272,7 @@ class CachingHostAllocator:
 
     def snapshot(self) -> dict[str, Any]:
         """Return ``host_segments`` and ``host_traces`` in PyTorch's format, as builtin types."""
-        with self._guard.inside():
+        with self._guard.locked():
             used_blocks = [
                 *self._memory.live.values(),
                 *(block for block, _ in list(self._guard.queued_frees)),
@@ -284,7 +284,7 @@ class CachingHostAllocator:
 
     def _poll(self) -> bool:
         """Process pending frees in the background thread; return whether pending frees remain."""
-        with suppress(CudaError), self._guard.inside():  # The next request raises the error again.
+        with suppress(CudaError), self._guard.locked():  # The next request raises the error again.
             if self.settings.pinned_use_background_threads and not self._memory.captures.count:
                 self._memory.default.pending.process()
         return self.settings.pinned_use_background_threads and bool(self._memory.default.pending)

@@ -90,7 +90,7 @@ class HostMemory:
         block = self._get_free_block(pool, size)
         if block is None:
             block = self._obtain(pool, size, stack, retries=retries)
-        split = self.engine.should_split(block, size, expands=False)
+        split = self.engine.should_split(block, size, uses_expandable=False)
         self.engine.alloc_found_block(block, size, size_bytes, stack, split=split)
         self.stats.count_alloc(block.size)
         # A request without a stream may belong to a capture, even if another thread began this capture.
@@ -121,15 +121,15 @@ class HostMemory:
                 block.stream_uses = None
                 self._complete(block, None)
 
-    def awaited(self) -> Iterator[tuple[int, Block]]:
+    def awaited_streams(self) -> Iterator[tuple[int, Block]]:
         """Iterate over the streams that freed blocks wait for, each with its block."""
         for pool in self.pools:
-            yield from pool.pending.awaited()
+            yield from pool.pending.awaited_streams()
 
     def counters(self) -> dict[str, int]:
         """Return counters that PyTorch does not have."""
         stats = self.stats
-        waiting = {block.ptr: block.size for _, block in self.awaited()}
+        waiting = {block.ptr: block.size for _, block in self.awaited_streams()}
         return {
             "num_free_failures": stats.num_free_failures,
             "num_invalid_frees": stats.num_invalid_frees,
@@ -164,7 +164,7 @@ class HostMemory:
     def _get_free_block(self, pool: HostPool, size: int) -> Block | None:
         """Remove and return a free block of a pool, or else of the reserve; None if there is none."""
         for blocks in dict.fromkeys((pool.pool_for_size(size), pool.reserve)):
-            block = self.engine.get_free_block(blocks, size, NO_STREAM, expands=False)
+            block = self.engine.get_free_block(blocks, size, NO_STREAM, uses_expandable=False)
             if block is not None:
                 return block
         return None

@@ -209,7 +209,7 @@ class HostPool:
         """Iterate over all blocks; a block that waits for several streams is repeated."""
         yield from self.kept_for_graphs
         yield from self.free_blocks()
-        yield from (block for _, block in self.pending.awaited())
+        yield from (block for _, block in self.pending.awaited_streams())
 
 
 class HostPools:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +94,7 @@ def _values(collective: Collective, rank: int, ranks: int, seed: int) -> npt.NDA
     return _random_integers(seed, rank, min(limit, _MAX_VALUE))
 
 
-@cache
+@lru_cache(maxsize=64)
 def _random_integers(seed: int, rank: int, largest: int) -> npt.NDArray[np.float64]:
     values = np.random.default_rng([seed, rank]).integers(0, largest, PERIOD, endpoint=True)
     return values.astype(np.float64)

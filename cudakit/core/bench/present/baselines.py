@@ -42,8 +42,8 @@ def baseline_libraries(cases: Sequence[CaseResult]) -> list[str]:
 
 def measured_baselines(cases: Sequence[CaseResult]) -> list[str]:
     """Return the baselines that have at least one time."""
-    timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
-    return baseline_libraries(timed)
+    timed_cases = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    return baseline_libraries(timed_cases)
 
 
 def relative_rate(baseline: str, case: CaseResult, cases: Sequence[CaseResult]) -> Value:

@@ -46,11 +46,11 @@ def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> It
 
     The fits of ``graphs`` are drawn with their steps.
     """
-    timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    timed_cases = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     # Square GEMMs have an additional axis.
-    square = [_SQUARE] if any(map(is_square, timed)) else []
-    for name in [*square, *axis_names(timed)]:
-        if groups := _groups(timed, name):
+    square = [_SQUARE] if any(map(is_square, timed_cases)) else []
+    for name in [*square, *axis_names(timed_cases)]:
+        if groups := _groups(timed_cases, name):
             pictures = (
                 node for group in _panels(groups) for node in _picture(name, *group, graphs)
             )

@@ -56,17 +56,19 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
 
 def _headline(suite: SuiteResult) -> Note:
     """Return the verdict, the figures outside of their bands, and likely causes."""
-    assessed = [figure for figure in suite.figures if not isinstance(figure.health, Unavailable)]
-    out_of_band = [figure for figure in assessed if figure.is_out_of_band]
-    if not assessed:
+    assessed_figures = [
+        figure for figure in suite.figures if not isinstance(figure.health, Unavailable)
+    ]
+    out_of_band = [figure for figure in assessed_figures if figure.is_out_of_band]
+    if not assessed_figures:
         reason = suite.health.reason if isinstance(suite.health, Unavailable) else "nothing was run"
         return Note("info", f"{capitalized(reason)}.")
     if not out_of_band:
-        return Note("ok", f"Pass: all {len(assessed)} assessed figures are as expected.")
+        return Note("ok", f"Pass: all {len(assessed_figures)} assessed figures are as expected.")
     verdict = "Fail" if suite.health == "fail" else "Warning"
     worst_first = sorted(out_of_band, key=lambda figure: figure.health != "fail")
     names = first_few([_describe_figure(figure) for figure in worst_first], 4)
-    text = f"{verdict}: {len(out_of_band)} of {len(assessed)} figures are not as expected: {names}."
+    text = f"{verdict}: {len(out_of_band)} of {len(assessed_figures)} figures are not as expected: {names}."
     if suite.causes:
         text += f" Likely causes: {'; '.join(suite.causes)}."
     remedies = () if suite.causes else _NEXT_STEPS
@@ -91,14 +93,14 @@ def _table(suite: SuiteResult) -> Table:
     )
     if not is_assessed:
         return Table((*_MEASURED_COLUMNS, *_PEAK_COLUMNS), rows)
-    unassessed = frozenset(
+    unassessed_figures = frozenset(
         i for i, figure in enumerate(figures) if isinstance(figure.health, Unavailable)
     )
     return Table(
         (*_MEASURED_COLUMNS, *_EXPECTED_COLUMNS, *_PEAK_COLUMNS, *_VERDICT_COLUMNS),
         rows,
         _CAPTION,
-        faint_rows=unassessed,
+        faint_rows=unassessed_figures,
     )
 
 

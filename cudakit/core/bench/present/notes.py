@@ -47,10 +47,10 @@ def _not_run_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
 
 def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Yield the reason for each figure that a measured case should have but does not have."""
-    timed = [case for case in cases if not isinstance(case.median_s, Unavailable)]
-    has_energy = any(not isinstance(case.energy_j, Unavailable) for case in timed)
+    timed_cases = [case for case in cases if not isinstance(case.median_s, Unavailable)]
+    has_energy = any(not isinstance(case.energy_j, Unavailable) for case in timed_cases)
     reasons: dict[tuple[str, str], list[CaseResult]] = {}
-    for case in timed:
+    for case in timed_cases:
         if case.amount and isinstance(case.ratio_to_limit, Unavailable):
             reasons.setdefault(("% of peak", case.ratio_to_limit.reason), []).append(case)
         if has_energy and case.operations and isinstance(case.energy_j, Unavailable):

@@ -34,17 +34,17 @@ def candidates(
     Listing can take seconds, and ends early when ``is_over()`` is true. Raises Unsupported if the library has
     no algorithm.
     """
-    recommended = blas.heuristics(gemm, settings, _RECOMMENDED)
-    if not recommended:
+    recommended_algorithms = blas.heuristics(gemm, settings, _RECOMMENDED)
+    if not recommended_algorithms:
         raise Unsupported(
             f"{blas.library} has no algorithm for this GEMM in {gemm.dtype}",
             hint="try another --layout, --padding or --workspace",
         )
-    recommended_first = _distinct_by_parameters(recommended)
-    offered = _distinct_by_parameters(blas.algorithms(gemm, settings, is_over))
+    recommended_first = _distinct_by_parameters(recommended_algorithms)
+    offered_algorithms = _distinct_by_parameters(blas.algorithms(gemm, settings, is_over))
     other_algorithms = [
         algorithm
-        for parameters, algorithm in offered.items()
+        for parameters, algorithm in offered_algorithms.items()
         if parameters not in recommended_first
     ]
     random.Random(seed).shuffle(other_algorithms)  # noqa: S311 not for cryptography

@@ -185,12 +185,12 @@ class _Search:
                 self._measure_rounds(self._pool, _HALVING_ROUNDS, _HALVING_UNTIL)
             )
             kept_count = max(FINALISTS, math.ceil(len(self._pool) / 2))
-            self._pool, dropped = (
+            self._pool, dropped_candidates = (
                 ranked_candidates[:kept_count],
                 [*ranked_candidates[kept_count:], *self._reserve],
             )
-            self._reserve = dropped[:FINALISTS]
-            self._release(dropped[FINALISTS:])
+            self._reserve = dropped_candidates[:FINALISTS]
+            self._release(dropped_candidates[FINALISTS:])
 
     def run_final(self) -> None:
         """Measure the best correct candidates a fixed number of times."""

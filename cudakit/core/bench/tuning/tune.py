@@ -86,8 +86,8 @@ def tune(
     begin_ns = now_ns()
     run_context = run_context or RunContext()
     machine = tuning_machine(gpu, run_context)
-    unblocked = bool(disabling_variable(run_context.variables))
-    session = _Session(spec, gpu, limits, unblocked=unblocked)
+    lacks_blocker = bool(disabling_variable(run_context.variables))
+    session = _Session(spec, gpu, limits, unblocked=lacks_blocker)
     cases = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
     check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
     earlier_results = earlier_tuned.results_for(machine) if earlier_tuned else {}
@@ -104,7 +104,7 @@ def tune(
         time_ns=begin_ns,
         complete=is_complete,
         machine=machine,
-        warnings=(_UNBLOCKED,) if unblocked else (),
+        warnings=(_UNBLOCKED,) if lacks_blocker else (),
         gemms=(*results_to_keep.values(), *session.gemms.values()),
         untuned=tuple(session.untuned),
     )
@@ -132,8 +132,10 @@ class _Session:
             with closing(Timer(self._gpu)) as timer:
                 for index, gemm in enumerate(gemms):
                     gemm_progress = sub_progress(progress, index, len(gemms))
-                    titled = _prefix_stages(gemm_progress, cases[gemm].title)
-                    if self._tune_gemm(timer, gemm, self._method(cases[gemm].method), titled):
+                    gemm_progress_with_title = _prefix_stages(gemm_progress, cases[gemm].title)
+                    if self._tune_gemm(
+                        timer, gemm, self._method(cases[gemm].method), gemm_progress_with_title
+                    ):
                         return False
         except KeyboardInterrupt:
             if not self.gemms:

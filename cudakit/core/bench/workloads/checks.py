@@ -45,9 +45,9 @@ def check_copy(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -
 
 def check_read(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Check that the kernel found the sentinel at the end of the buffer."""
-    missed = compare.count_not_equal(buffers.target, SENTINEL, _WORD_BYTES, LEGACY)
-    detail = "the end of the buffer was not read" if missed else ""
-    return verification(float(missed), 0.0, "a sentinel at the end", detail)
+    missed_words = compare.count_not_equal(buffers.target, SENTINEL, _WORD_BYTES, LEGACY)
+    detail = "the end of the buffer was not read" if missed_words else ""
+    return verification(float(missed_words), 0.0, "a sentinel at the end", detail)
 
 
 def check_write(expected_word: int) -> Check:

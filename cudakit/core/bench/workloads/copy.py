@@ -206,8 +206,13 @@ class PreparedCopy:
             gpu.record(self._fork, stream)
             gpu.wait(self._second_stream, self._fork)
         gpu.copy(route.target.ptr, route.source.ptr, size_bytes, stream)
-        for concurrent in concurrent_routes:
-            gpu.copy(concurrent.target.ptr, concurrent.source.ptr, size_bytes, self._second_stream)
+        for concurrent_route in concurrent_routes:
+            gpu.copy(
+                concurrent_route.target.ptr,
+                concurrent_route.source.ptr,
+                size_bytes,
+                self._second_stream,
+            )
         if concurrent_routes:
             gpu.record(self._join, self._second_stream)
             gpu.wait(stream, self._join)

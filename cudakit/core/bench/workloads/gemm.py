@@ -187,9 +187,11 @@ class PreparedGemm:
     @property
     def settings(self) -> Mapping[str, Axis]:
         """Library, workspace and algorithm, which the result records."""
-        reported = self.algorithm
+        reported_algorithm = self.algorithm
         algorithm = (
-            reported.reason if isinstance(reported, Unavailable) else describe_algorithm(reported)
+            reported_algorithm.reason
+            if isinstance(reported_algorithm, Unavailable)
+            else describe_algorithm(reported_algorithm)
         )
         return {
             "library": self._workload.library,

@@ -79,8 +79,8 @@ def parse_shape(text: str) -> Shape:
     """Parse ``4096``, for m = n = k, or ``4096x1024x8192``, m by n by k. Raises InputError for other text."""
     size_texts = text.strip().lower().split("x")
     if len(size_texts) not in (1, 3) or not all(map(_INTEGER.fullmatch, size_texts)):
-        raise InputError(f"{_quoted(text)} is not a shape", hint=_HINT)
-    return _shape([int(size) for size in (size_texts * 3)[:3]], f"the shape {_quoted(text)}")
+        raise InputError(f"{_quote(text)} is not a shape", hint=_HINT)
+    return _shape([int(size) for size in (size_texts * 3)[:3]], f"the shape {_quote(text)}")
 
 
 def preset(name: str) -> tuple[Shape, ...]:
@@ -136,7 +136,7 @@ def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
     names = tuple(word.lower() for word in words)
     if missing_columns := [name for name in _REQUIRED_COLUMNS if names.count(name) != 1]:
         raise InputError(
-            f"{path}:{line}: {_quoted(' '.join(words))} is not a shape, and as a header it lacks "
+            f"{path}:{line}: {_quote(' '.join(words))} is not a shape, and as a header it lacks "
             f"{', '.join(missing_columns)}",
             hint="write a shape as m n k, or a header such as m,n,k,batch",
         )
@@ -144,7 +144,7 @@ def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_row(path: Path, line: int, words: Sequence[str], columns: Sequence[str]) -> Shape:
-    position = f"{path}:{line}: {_quoted(' '.join(words))}"
+    position = f"{path}:{line}: {_quote(' '.join(words))}"
     row = dict(zip(columns, words, strict=False))
     has_all_columns = len(words) == len(columns) or (
         columns is _COLUMNS and len(words) == len(_REQUIRED_COLUMNS)
@@ -155,7 +155,7 @@ def _read_row(path: Path, line: int, words: Sequence[str], columns: Sequence[str
     return _shape([int(number) for number in numbers], position)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}...")
 
 

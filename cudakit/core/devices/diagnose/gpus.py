@@ -95,18 +95,18 @@ class GpuRule:
 
     def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:
         """Yield the finding if at least one GPU fulfills the condition."""
-        affected = [gpu for gpu in gpus if self.is_met(gpu)]
-        if affected:
+        affected_gpus = [gpu for gpu in gpus if self.is_met(gpu)]
+        if affected_gpus:
             placeholders = {
-                "gpus": names_of(affected),
-                "indices": ",".join(str(gpu.facts.index) for gpu in affected),
-                "index": affected[0].facts.index,
-                "detail": self.detail(affected[0]),
+                "gpus": names_of(affected_gpus),
+                "indices": ",".join(str(gpu.facts.index) for gpu in affected_gpus),
+                "index": affected_gpus[0].facts.index,
+                "detail": self.detail(affected_gpus[0]),
             }
             yield Finding(
                 self.status,
                 self.message.format(**placeholders),
-                evidence_of(affected, self.describe),
+                evidence_of(affected_gpus, self.describe),
                 tuple(line.format(**placeholders) for line in self.fix),
             )
 

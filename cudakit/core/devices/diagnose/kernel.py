@@ -130,10 +130,10 @@ def gpus_on_bus(context: RunContext) -> Finding:
     """
     require_driver(context)
     bus_gpus = [gpu for gpu in context.driver.pci_gpus if gpu.driver not in _PASS_THROUGH_DRIVERS]
-    failed = [gpu.address for gpu in bus_gpus if gpu.is_gone]
-    if failed:
+    failed_addresses = [gpu.address for gpu in bus_gpus if gpu.is_gone]
+    if failed_addresses:
         return fail(
-            f"a GPU has fallen off the bus: {', '.join(failed)}",
+            f"a GPU has fallen off the bus: {', '.join(failed_addresses)}",
             {"revision": "0xff"},
             "reboot; if it returns, check power, cooling and the PCIe slot (CK033 shows Xid errors)",
         )

@@ -141,16 +141,16 @@ def compute_mode(context: RunContext) -> Finding:
     """
     gpus = [gpu for gpu in gpu_states(context) if gpu.text("compute_mode")]
     modes = evidence_of(gpus, lambda gpu: gpu.text("compute_mode"))
-    restricted = [gpu for gpu in gpus if gpu.text("compute_mode") != "default"]
-    if not restricted:
+    restricted_gpus = [gpu for gpu in gpus if gpu.text("compute_mode") != "default"]
+    if not restricted_gpus:
         return ok("any number of processes can use each GPU")
-    fix = f"sudo nvidia-smi -i {restricted[0].facts.index} -c DEFAULT"
-    prohibited = [gpu for gpu in restricted if gpu.text("compute_mode") == "prohibited"]
+    fix = f"sudo nvidia-smi -i {restricted_gpus[0].facts.index} -c DEFAULT"
+    prohibited = [gpu for gpu in restricted_gpus if gpu.text("compute_mode") == "prohibited"]
     if prohibited:
         make_finding = fail if len(prohibited) == len(gpus) else warn
         return make_finding(
             f"no process can use {names_of(prohibited)} (compute mode prohibited)", modes, fix
         )
     return warn(
-        f"only one process can use {names_of(restricted)} (compute mode exclusive)", modes, fix
+        f"only one process can use {names_of(restricted_gpus)} (compute mode exclusive)", modes, fix
     )

@@ -89,10 +89,10 @@ def _title(result: DoctorResult) -> str:
 
 
 def _verdict(result: DoctorResult) -> str:
-    failed, warned = result.failures, result.warnings
-    if failed or warned:
-        count_texts = [count_of(failed, "check") + " failed"] if failed else []
-        count_texts += [count_of(warned, "warning")] if warned else []
+    failed_checks, warned_checks = result.failures, result.warnings
+    if failed_checks or warned_checks:
+        count_texts = [count_of(failed_checks, "check") + " failed"] if failed_checks else []
+        count_texts += [count_of(warned_checks, "warning")] if warned_checks else []
         return ", ".join(count_texts)
     return "no check could be performed" if result.is_unknown else "no problems found"
 

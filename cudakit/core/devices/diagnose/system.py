@@ -306,8 +306,8 @@ def compiled_extensions(context: RunContext) -> Finding:
     cudakit without them, silently. Snapshots and the allocator then use a slower Python implementation.
     """
     effects_of_missing = {
-        name: effect
-        for name, effect in _EFFECTS_OF_MISSING.items()
+        name: effect_of_missing
+        for name, effect_of_missing in _EFFECTS_OF_MISSING.items()
         if name in context.software.missing_extensions
     }
     if not effects_of_missing:

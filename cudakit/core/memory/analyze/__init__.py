@@ -56,15 +56,18 @@ def analyze(
     selected_pairs = select_devices(snapshots, spec)
     if spec.at == "oom" and not any(_has_oom(trace) for _, trace in selected_pairs):
         raise UsageError("no allocation failed in this trace", hint="use --at peak or --at end")
-    failed = [id(trace) for _, trace in selected_pairs if _has_oom(trace)]
-    replayed = failed[:_MAX_REPLAYED_DEVICES]
+    failed_device_ids = [id(trace) for _, trace in selected_pairs if _has_oom(trace)]
+    replayed_device_ids = failed_device_ids[:_MAX_REPLAYED_DEVICES]
     stacks = {id(snapshot): StackTable(snapshot) for snapshot in snapshots}
     return MemoryResult(
         schema=SCHEMA,
         files=tuple(map(file_facts, snapshots)),
         devices=tuple(
             _analyze_device(
-                stacks[id(snapshot)], trace, spec, new_allocator if id(trace) in replayed else None
+                stacks[id(snapshot)],
+                trace,
+                spec,
+                new_allocator if id(trace) in replayed_device_ids else None,
             )
             for snapshot, trace in selected_pairs
         ),
@@ -109,32 +112,35 @@ def _analyze_device(
 ) -> DeviceMemory:
     snapshot = stacks.snapshot
     trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
-    replayed = replay(snapshot, trace)
-    allocations, n_events = replayed.allocations, replayed.n_events
-    name, event = _chosen_event(trace, replayed, spec.at)
-    layout_at_event, layout_at_end = replayed.layout_at(event + 1), replayed.layout_at(n_events)
+    trace_replay = replay(snapshot, trace)
+    allocations, n_events = trace_replay.allocations, trace_replay.n_events
+    name, event = _chosen_event(trace, trace_replay, spec.at)
+    layout_at_event, layout_at_end = (
+        trace_replay.layout_at(event + 1),
+        trace_replay.layout_at(n_events),
+    )
     live_allocations = live_at(allocations, event + 1)
-    history = step_history(snapshot, trace, replayed)
+    history = step_history(snapshot, trace, trace_replay)
     return DeviceMemory(
         file=snapshot.source,
         device=device_number(trace),
         events=n_events,
-        exact=replayed.inconsistencies.total == 0 and not trace.warnings,
-        inconsistencies=replayed.inconsistencies.total,
-        end=state_at(replayed, layout_at_end, n_events),
-        peak=peak_of(snapshot, trace, replayed),
+        exact=trace_replay.inconsistencies.total == 0 and not trace.warnings,
+        inconsistencies=trace_replay.inconsistencies.total,
+        end=state_at(trace_replay, layout_at_end, n_events),
+        peak=peak_of(snapshot, trace, trace_replay),
         at=Moment(
             name,
             event,
             time_of(snapshot, trace, event),
-            state_at(replayed, layout_at_event, event + 1),
+            state_at(trace_replay, layout_at_event, event + 1),
         ),
-        health=health(snapshot, trace, replayed),
+        health=health(snapshot, trace, trace_replay),
         ooms=_ooms(
             snapshot,
             full_trace,
             stacks,
-            (replayed, history) if trace is full_trace else None,
+            (trace_replay, history) if trace is full_trace else None,
             new_allocator,
         ),
         holders=holders_by_stack(stacks, allocations, live_allocations),
@@ -143,13 +149,13 @@ def _analyze_device(
         segments=segment_groups(snapshot, layout_at_event),
         fragmentation=fragmentation(stacks, allocations, layout_at_event),
         churn=churn_by_stack(snapshot, trace, stacks, allocations),
-        steps=steps_of(history, snapshot, trace, stacks, replayed),
+        steps=steps_of(history, snapshot, trace, stacks, trace_replay),
         leaks=find_leaks(stacks, allocations, history.bounds, n_events),
-        timeline=timeline(snapshot, trace, replayed.curves),
+        timeline=timeline(snapshot, trace, trace_replay.curves),
         layout=layout_at_end,
         snapshot=snapshot,
         trace=trace,
-        replay=replayed,
+        replay=trace_replay,
     )
 
 
@@ -167,17 +173,17 @@ def _ooms(
     if not _has_oom(full_trace):
         return ()
     if analyzed is None:
-        replayed = replay(snapshot, full_trace)
-        analyzed = replayed, step_history(snapshot, full_trace, replayed)
+        trace_replay = replay(snapshot, full_trace)
+        analyzed = trace_replay, step_history(snapshot, full_trace, trace_replay)
     return find_ooms(snapshot, full_trace, stacks, *analyzed, new_allocator)
 
 
-def _chosen_event(trace: DeviceTrace, replayed: Replay, moment: str | int) -> tuple[str, int]:
-    n_events = replayed.n_events
+def _chosen_event(trace: DeviceTrace, trace_replay: Replay, moment: str | int) -> tuple[str, int]:
+    n_events = trace_replay.n_events
     if moment == "end":
         return "end", n_events - 1
     if moment == "peak":
-        return "peak", replayed.peak_moment() - 1
+        return "peak", trace_replay.peak_moment() - 1
     if moment == "oom":
         ooms = np.flatnonzero(trace.events.action == Action.OOM)
         # Of several ranks, often only one runs out of memory; the others are shown at their end.

@@ -76,22 +76,24 @@ def _device_moments(snapshot: Snapshot, spec: MemorySpec) -> list[_DeviceMoments
     devices = []
     for _, full_trace in select_devices([snapshot], spec):
         trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
-        replayed = replay(snapshot, trace)
+        trace_replay = replay(snapshot, trace)
         stacks = StackTable(snapshot)
-        peak = _holdings_at(stacks, trace, replayed, "peak", replayed.peak_moment() - 1)
-        holdings_at_end = _holdings_at(stacks, trace, replayed, "end", replayed.n_events - 1)
+        peak = _holdings_at(stacks, trace, trace_replay, "peak", trace_replay.peak_moment() - 1)
+        holdings_at_end = _holdings_at(
+            stacks, trace, trace_replay, "end", trace_replay.n_events - 1
+        )
         devices.append(_DeviceMoments(device_number(trace), peak, holdings_at_end))
     return devices
 
 
 def _holdings_at(
-    stacks: StackTable, trace: DeviceTrace, replayed: Replay, name: str, event: int
+    stacks: StackTable, trace: DeviceTrace, trace_replay: Replay, name: str, event: int
 ) -> _Holdings:
-    live_allocations = live_at(replayed.allocations, event + 1)
-    state = state_at(replayed, replayed.layout_at(event + 1), event + 1)
+    live_allocations = live_at(trace_replay.allocations, event + 1)
+    state = state_at(trace_replay, trace_replay.layout_at(event + 1), event + 1)
     return _Holdings(
         Moment(name, event, time_of(stacks.snapshot, trace, event), state),
-        holders_by_stack(stacks, replayed.allocations, live_allocations),
+        holders_by_stack(stacks, trace_replay.allocations, live_allocations),
     )
 
 

@@ -17,17 +17,17 @@ _ROUND_LENGTHS = frozenset(factor * 10**power for factor in (1, 2, 5) for power 
 _MAX_SHARE_WITHOUT_STACK = 0.1
 
 
-def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
+def health(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> Health:
     """Return the health of one device's trace."""
-    contradictions, allocations = replayed.inconsistencies, replayed.allocations
+    contradictions, allocations = trace_replay.inconsistencies, trace_replay.allocations
     # Allocations from before the trace that were freed in it cannot have a stack.
     can_have_stack = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
     stack = allocations.stack[can_have_stack]
     share_without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
-    overflowed = _has_overflowed(trace, replayed)
+    overflowed = _has_overflowed(trace, trace_replay)
     return Health(
         contradictions=contradictions,
-        begins_complete=replayed.begins_complete,
+        begins_complete=trace_replay.begins_complete,
         overflowed=overflowed,
         without_stack=share_without_stack,
         has_times=snapshot.has_times,
@@ -36,10 +36,10 @@ def health(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Health:
     )
 
 
-def _has_overflowed(trace: DeviceTrace, replayed: Replay) -> bool | None:
+def _has_overflowed(trace: DeviceTrace, trace_replay: Replay) -> bool | None:
     if trace.overflowed is not None:
         return trace.overflowed
-    if replayed.begins_complete:
+    if trace_replay.begins_complete:
         return False
     return True if len(trace.events) in _ROUND_LENGTHS else None
 

@@ -23,11 +23,11 @@ def holders_by_stack(
 ) -> tuple[Holder, ...]:
     """Return live memory by call stack, largest first."""
     stack = allocations.stack[live_allocations]
-    requested = np.bincount(stack, weights=allocations.requested[live_allocations])
+    requested_bytes = np.bincount(stack, weights=allocations.requested[live_allocations])
     return tuple(
         Holder(
             bytes=total.bytes,
-            requested_bytes=int(requested[total.key]),
+            requested_bytes=int(requested_bytes[total.key]),
             count=total.count,
             share=total.share,
             stack=stacks.frames(total.key),

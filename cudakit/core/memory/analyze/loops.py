@@ -121,8 +121,8 @@ def _iteration_starts(line: Ints) -> Ints:
     if not len(jumps):
         return jumps
     targets, jump_counts = np.unique(line[jumps], return_counts=True)
-    frequent = targets[jump_counts >= min(2, int(jump_counts.max()))]
-    jumps = jumps[line[jumps] == frequent.min()]
+    frequent_targets = targets[jump_counts >= min(2, int(jump_counts.max()))]
+    jumps = jumps[line[jumps] == frequent_targets.min()]
     # The first iteration starts at its first line, without a jump.
     first_line_indices = np.flatnonzero(line[: jumps[0]] == line[jumps[0]])
     return np.append(first_line_indices[:1], jumps)

@@ -16,9 +16,9 @@ from cudakit.core.memory.snapshot import DeviceTrace, Ints, Snapshot
 _MAX_SPANS = 2000
 
 
-def state_at(replayed: Replay, layout: Layout, moment: int) -> State:
+def state_at(trace_replay: Replay, layout: Layout, moment: int) -> State:
     """Return the totals of a moment; ``layout`` is the layout at this moment."""
-    curves = replayed.curves
+    curves = trace_replay.curves
     active_bytes, allocated_bytes = int(curves.active[moment]), int(curves.allocated[moment])
     return State(
         allocated_bytes=allocated_bytes,
@@ -28,7 +28,7 @@ def state_at(replayed: Replay, layout: Layout, moment: int) -> State:
         pending_free_bytes=active_bytes - allocated_bytes,
         segments=len(layout.segments),
         blocks=len(layout.block_size),
-        allocated_is_derived=not bool(replayed.allocations.size_known[layout.allocation].all()),
+        allocated_is_derived=not bool(trace_replay.allocations.size_known[layout.allocation].all()),
     )
 
 
@@ -39,10 +39,10 @@ def time_of(snapshot: Snapshot, trace: DeviceTrace, event: int) -> int | None:
     return int(trace.events.time_us[event])
 
 
-def peak_of(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
+def peak_of(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> Peak:
     """Return the first moment with the most requested memory, and the maximum of each curve."""
-    curves, moment = replayed.curves, replayed.peak_moment()
-    live_allocations = live_at(replayed.allocations, moment)
+    curves, moment = trace_replay.curves, trace_replay.peak_moment()
+    live_allocations = live_at(trace_replay.allocations, moment)
     return Peak(
         event=moment - 1,
         time_us=time_of(snapshot, trace, moment - 1),
@@ -50,7 +50,7 @@ def peak_of(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> Peak:
         allocated_bytes=int(curves.allocated[moment]),
         active_bytes=int(curves.active[moment]),
         reserved_bytes=int(curves.reserved[moment]),
-        allocated_is_derived=not bool(replayed.allocations.size_known[live_allocations].all()),
+        allocated_is_derived=not bool(trace_replay.allocations.size_known[live_allocations].all()),
         highest_allocated_bytes=int(curves.allocated.max()),
         highest_active_bytes=int(curves.active.max()),
         highest_reserved_bytes=int(curves.reserved.max()),

@@ -54,11 +54,11 @@ class StepHistory:
         return first_moment + int(self.requested[first_moment : self.end(step)].argmax())
 
 
-def step_history(snapshot: Snapshot, trace: DeviceTrace, replayed: Replay) -> StepHistory:
+def step_history(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> StepHistory:
     """Return the steps of a trace, which are none if the trace shows no steps."""
     source, bounds = step_moments(snapshot, trace)
-    requested = replayed.curves.requested
-    first_moments = np.unique(bounds[bounds < replayed.n_events])
+    requested = trace_replay.curves.requested
+    first_moments = np.unique(bounds[bounds < trace_replay.n_events])
     peak = np.maximum.reduceat(requested, first_moments) if len(first_moments) else first_moments
     return StepHistory(source, bounds, first_moments, peak, requested)
 
@@ -123,18 +123,18 @@ def steps_of(
 
 
 def _step_peak(
-    history: StepHistory, snapshot: Snapshot, trace: DeviceTrace, replayed: Replay, step: int
+    history: StepHistory, snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay, step: int
 ) -> StepPeak:
     first_moment, end_moment = int(history.first[step]), history.end(step)
     return StepPeak(
         step=step,
         first_event=first_moment,
-        last_event=min(end_moment, replayed.n_events) - 1,
+        last_event=min(end_moment, trace_replay.n_events) - 1,
         peak_event=history.peak_moment(step) - 1,
         time_us=time_of(snapshot, trace, first_moment),
         requested_bytes=int(history.peak[step]),
         start_bytes=int(history.requested[first_moment]),
-        reserved_bytes=int(replayed.curves.reserved[first_moment:end_moment].max()),
+        reserved_bytes=int(trace_replay.curves.reserved[first_moment:end_moment].max()),
     )
 
 

@@ -12,52 +12,56 @@ _DECIMAL = re.compile(rb"-?[0-9]+")
 _UNSIGNED_DECIMAL = re.compile(rb"[0-9]+")
 
 
-def convert_argument(opcode: int, raw: bytes) -> bool | int | float | str:
+def convert_argument(opcode: int, argument_bytes: bytes) -> bool | int | float | str:
     """Return the value of an opcode's argument, for both machines. ``raw`` is a line or the bytes of a text.
 
     Raises ValueError if the argument is invalid.
     """
     match chr(opcode):
-        case "I" if raw in (b"00", b"01"):
-            return raw == b"01"
+        case "I" if argument_bytes in (b"00", b"01"):
+            return argument_bytes == b"01"
         case "I":
-            return _parse_integer(raw, _DECIMAL)
+            return _parse_integer(argument_bytes, _DECIMAL)
         case "L":
-            return _parse_integer(raw.removesuffix(b"L"), _DECIMAL)
+            return _parse_integer(argument_bytes.removesuffix(b"L"), _DECIMAL)
         case "g" | "p":
-            return _parse_integer(raw, _UNSIGNED_DECIMAL)
+            return _parse_integer(argument_bytes, _UNSIGNED_DECIMAL)
         case "F":
-            return _parse_float(raw)
+            return _parse_float(argument_bytes)
         case "V":
-            return _decode_printable(raw, "raw-unicode-escape")
+            return _decode_printable(argument_bytes, "raw-unicode-escape")
         case "S":
-            return _parse_quoted(raw)
+            return _parse_quoted(argument_bytes)
         case "T" | "U":
-            return _decode_printable(raw, "latin-1")
+            return _decode_printable(argument_bytes, "latin-1")
         case _:
-            return _decode_printable(raw, "utf-8")
+            return _decode_printable(argument_bytes, "utf-8")
 
 
-def _parse_integer(raw: bytes, pattern: re.Pattern[bytes]) -> int:
-    if len(raw) > _MAX_DIGITS or not pattern.fullmatch(raw):
+def _parse_integer(digits_bytes: bytes, pattern: re.Pattern[bytes]) -> int:
+    if len(digits_bytes) > _MAX_DIGITS or not pattern.fullmatch(digits_bytes):
         raise ValueError("not an integer")
-    return int(raw)
+    return int(digits_bytes)
 
 
-def _parse_float(raw: bytes) -> float:
-    if len(raw) > _MAX_DIGITS:
+def _parse_float(text_bytes: bytes) -> float:
+    if len(text_bytes) > _MAX_DIGITS:
         raise ValueError("not a number")
-    return float(raw)
+    return float(text_bytes)
 
 
-def _parse_quoted(raw: bytes) -> str:
+def _parse_quoted(quoted_bytes: bytes) -> str:
     # Python 2 wrote quoted texts with escapes, which are not decoded here.
-    if len(raw) < 2 or raw[:1] not in (b"'", b'"') or raw[-1] != raw[0]:
+    if (
+        len(quoted_bytes) < 2
+        or quoted_bytes[:1] not in (b"'", b'"')
+        or quoted_bytes[-1] != quoted_bytes[0]
+    ):
         raise ValueError("not a quoted text")
-    return _decode_printable(raw[1:-1], "latin-1")
+    return _decode_printable(quoted_bytes[1:-1], "latin-1")
 
 
-def _decode_printable(raw: bytes, codec: str) -> str:
+def _decode_printable(text_bytes: bytes, codec: str) -> str:
     """Decode a text; invalid bytes and lone surrogates become escapes, which any encoder accepts."""
-    text = raw.decode(codec, "backslashreplace")
+    text = text_bytes.decode(codec, "backslashreplace")
     return text.encode("utf-8", "backslashreplace").decode()

@@ -105,8 +105,8 @@ def read_events(
 
 def is_range(address: Ints, size: Ints) -> Mask:
     """Return which addresses (signed, wrapped) and sizes are a possible range of memory."""
-    valid = (address >= 0) & (address <= _MAX_ADDRESS)
-    return valid & (size >= 0) & (size <= MAX_BYTES)
+    is_valid = (address >= 0) & (address <= _MAX_ADDRESS)
+    return is_valid & (size >= 0) & (size <= MAX_BYTES)
 
 
 def _check_total(size: Ints) -> None:
@@ -238,9 +238,9 @@ def _last_history_entry(tree: Tree, histories: Handles) -> Handles:
     """Return the last entry of each block's history (before torch 2.1); 0 if there is none."""
     counts, entries = tree.children(histories)
     starts = np.cumsum(counts) - counts
-    newest = np.zeros(len(histories), np.uint64)
-    newest[counts > 0] = entries[starts[counts > 0]]
-    return newest
+    newest_entry = np.zeros(len(histories), np.uint64)
+    newest_entry[counts > 0] = entries[starts[counts > 0]]
+    return newest_entry
 
 
 def _optional_column(tree: Tree, handles: Handles, key: str) -> Handles:

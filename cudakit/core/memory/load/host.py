@@ -30,8 +30,8 @@ _POOL_KEYS = ("segment_pool_id", "pool_id")
 
 def host_entries(tree: Tree, traces: Handles) -> Handles:
     """Return the entries of the host trace, which is a list of entries or, as for devices, of such lists."""
-    nested = len(traces) > 0 and tree.is_list(int(traces[0]))
-    return tree.children(traces)[1] if nested else traces
+    is_nested = len(traces) > 0 and tree.is_list(int(traces[0]))
+    return tree.children(traces)[1] if is_nested else traces
 
 
 def read_host_state(
@@ -66,15 +66,15 @@ def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, Ints, Ints, 
     """Return the segments with a valid address and size, by address."""
     address, has_address = _integers(tree, handles, _ADDRESS_KEYS)
     size, has_size = _integers(tree, handles, _SIZE_KEYS)
-    usable = np.flatnonzero(has_address & has_size & is_range(address, size))
-    by_address = usable[np.argsort(address[usable].view(np.uint64), kind="stable")]
-    skipped = len(handles) - len(by_address)
-    warning = f"{skipped:,} host segments without a valid address or size were skipped"
+    usable_rows = np.flatnonzero(has_address & has_size & is_range(address, size))
+    by_address = usable_rows[np.argsort(address[usable_rows].view(np.uint64), kind="stable")]
+    skipped_count = len(handles) - len(by_address)
+    warning = f"{skipped_count:,} host segments without a valid address or size were skipped"
     return (
         handles[by_address],
         address[by_address],
         size[by_address],
-        (warning,) if skipped else (),
+        (warning,) if skipped_count else (),
     )
 
 

@@ -48,7 +48,7 @@ class Machine:
                     return self._top()
                 handlers[data[position]](self)
         except IndexError:
-            raise self._rejected("truncated") from None
+            raise self._rejection("truncated") from None
 
     def _run_frequent(self) -> int:
         """Execute the opcodes that snapshots have most, without a call for each.
@@ -87,7 +87,7 @@ class Machine:
         self._stack = stack
         return position
 
-    def _rejected(self, reason: str) -> PickleRejected:
+    def _rejection(self, reason: str) -> PickleRejected:
         return PickleRejected(reason, self._opcode_at)
 
     # Arguments of opcodes.
@@ -96,7 +96,7 @@ class Machine:
         start = self._position
         self._position += count
         if self._position > len(self._data):
-            raise self._rejected("truncated")
+            raise self._rejection("truncated")
         return self._data[start : self._position]
 
     def read_byte(self) -> int:
@@ -111,22 +111,22 @@ class Machine:
         return self.read_bytes(self.read_unsigned(width))
 
     def read_text(self, width: int) -> str:
-        raw = self.read_counted(width)
-        text: str = raw.decode() if raw.isascii() else self._convert(raw)
+        encoded_text = self.read_counted(width)
+        text: str = encoded_text.decode() if encoded_text.isascii() else self._convert(encoded_text)
         return text
 
     def read_line(self) -> Any:
         start, end = self._position, self._data.find(b"\n", self._position)
         if end < 0:
-            raise self._rejected("truncated")
+            raise self._rejection("truncated")
         self._position = end + 1
         return self._convert(self._data[start:end])
 
-    def _convert(self, raw: bytes) -> Any:
+    def _convert(self, argument_bytes: bytes) -> Any:
         try:
-            return convert_argument(self._data[self._opcode_at], raw)
+            return convert_argument(self._data[self._opcode_at], argument_bytes)
         except ValueError:
-            raise self._rejected("argument") from None
+            raise self._rejection("argument") from None
 
     # The stack.
 
@@ -135,7 +135,7 @@ class Machine:
 
     def _top(self) -> Any:
         if not self._stack:
-            raise self._rejected("stack")
+            raise self._rejection("stack")
         return self._stack[-1]
 
     def duplicate(self) -> None:
@@ -153,17 +153,17 @@ class Machine:
 
     def pop_mark(self) -> list[Any]:
         if not self._metastack:
-            raise self._rejected("mark")
-        popped, self._stack = self._stack, self._metastack.pop()
-        return popped
+            raise self._rejection("mark")
+        popped_items, self._stack = self._stack, self._metastack.pop()
+        return popped_items
 
     def _pop_last(self, count: int) -> list[Any]:
         start = len(self._stack) - count
         if start < 0:
-            raise self._rejected("stack")
-        popped = self._stack[start:]
+            raise self._rejection("stack")
+        popped_items = self._stack[start:]
         del self._stack[start:]
-        return popped
+        return popped_items
 
     # The memo.
 
@@ -171,7 +171,7 @@ class Machine:
         value = self._top()
         # A file of N bytes stores at most N values.
         if index >= self._position:
-            raise self._rejected("memo_index")
+            raise self._rejection("memo_index")
         if self._memo.put(index, value):
             self._pushed_values.clear()
 
@@ -182,7 +182,7 @@ class Machine:
         try:
             self._stack.append(self._memo[index])
         except KeyError:
-            raise self._rejected("memo") from None
+            raise self._rejection("memo") from None
 
     # Containers.
 
@@ -203,7 +203,7 @@ class Machine:
     def _append(self, items: list[Any]) -> None:
         target = self._top()
         if not isinstance(target, list):
-            raise self._rejected("target")
+            raise self._rejection("target")
         target += items
 
     def set_item(self) -> None:
@@ -215,12 +215,12 @@ class Machine:
     def _set_top(self, pairs: list[Any]) -> None:
         target = self._top()
         if not isinstance(target, dict):
-            raise self._rejected("target")
+            raise self._rejection("target")
         self._set(target, pairs)
 
     def _set(self, target: dict[str, Any], pairs: list[Any]) -> None:
         if len(pairs) % 2:
-            raise self._rejected("pairs")
+            raise self._rejection("pairs")
         keys, values = pairs[::2], pairs[1::2]
         if set(map(type, keys)) <= {str}:
             target.update(zip(keys, values, strict=True))
@@ -232,15 +232,15 @@ class Machine:
 
     def protocol(self) -> None:
         if self.read_byte() > _MAX_PROTOCOL:
-            raise self._rejected("protocol")
+            raise self._rejection("protocol")
 
     def frame(self) -> None:
         # A frame that is longer than the rest of the file means that the file is truncated.
         if self.read_unsigned(8) > len(self._data) - self._position:
-            raise self._rejected("truncated")
+            raise self._rejection("truncated")
 
     def reject_opcode(self) -> None:
-        raise self._rejected("opcode")
+        raise self._rejection("opcode")
 
 
 _Step: TypeAlias = Callable[[Machine], object]

@@ -39,7 +39,7 @@ class NativeTree:
     def root(self) -> int:
         return self._nodes.root
 
-    def plain(self, handle: int) -> Any:
+    def plain_object(self, handle: int) -> Any:
         if self._nodes.kind(handle) in (_LIST, _DICTIONARY):
             check_subtree(handle, self._nodes.length, self._items)
         return self._object(handle)
@@ -114,9 +114,9 @@ def _kind_errors(kind: str) -> Iterator[None]:
         raise (keys_error() if reason == "keys" else kind_error(kind, kind_of_node)) from None
 
 
-def _convert_for_native(opcode: int, raw: bytes) -> bool | float | str | bytes:
+def _convert_for_native(opcode: int, argument_bytes: bytes) -> bool | float | str | bytes:
     """Return an argument's value; integers as bytes in two's complement, as ``push_object`` expects."""
-    value = convert_argument(opcode, raw)
+    value = convert_argument(opcode, argument_bytes)
     if isinstance(value, int) and not isinstance(value, bool):
         return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     return value

@@ -49,13 +49,18 @@ def build(tree: Tree, *, source: str, file_format: str, size_bytes: int) -> Snap
 
     Raises SnapshotError if the tree is not a snapshot, or has impossible sizes.
     """
-    parts = _snapshot_parts(tree)
+    handle_by_key = _snapshot_parts(tree)
     tables = Tables(tree)
-    settings = valid_settings(_plain_part(tree, parts, "allocator_settings"))
-    devices = _device_traces(tree, tables, parts, _overflow_flag(tree, parts, settings))
-    devices += _host_traces(tree, tables, parts)
+    settings = valid_settings(_plain_part(tree, handle_by_key, "allocator_settings"))
+    devices = _device_traces(
+        tree, tables, handle_by_key, _overflow_flag(tree, handle_by_key, settings)
+    )
+    devices += _host_traces(tree, tables, handle_by_key)
     tables.spend_stacks(devices)
-    annotations, marks = _annotations(tree, tables, parts), _marks(tree, tables, parts)
+    annotations, marks = (
+        _annotations(tree, tables, handle_by_key),
+        _marks(tree, tables, handle_by_key),
+    )
     return Snapshot(
         source=source,
         format=file_format,
@@ -75,20 +80,20 @@ def build(tree: Tree, *, source: str, file_format: str, size_bytes: int) -> Snap
 def _snapshot_parts(tree: Tree) -> dict[str, int]:
     # torch.cuda.memory_snapshot() and MemPool.snapshot() return a list of segments without a dictionary.
     if tree.is_list(tree.root):
-        parts = {"segments": tree.root}
+        handle_by_key = {"segments": tree.root}
         _, items = tree.children(_handle_array(tree.root))
         if not len(items) or "total_size" not in _keys_or_none(tree, int(items[0])):
             raise SnapshotError(
                 "the file is not a memory snapshot: its list contains no memory segments"
             )
-        return parts
-    parts = tree.members(tree.root)
-    if not any(name in parts for name in _PARTS):
-        keys = ", ".join(sorted(parts)[:4]) or "none"
+        return handle_by_key
+    handle_by_key = tree.members(tree.root)
+    if not any(name in handle_by_key for name in _PARTS):
+        keys = ", ".join(sorted(handle_by_key)[:4]) or "none"
         raise SnapshotError(
             f"the file is not a memory snapshot: its dictionary has other keys ({keys[:80]})"
         )
-    return parts
+    return handle_by_key
 
 
 def _keys_or_none(tree: Tree, handle: int) -> Iterable[str]:
@@ -99,10 +104,10 @@ def _keys_or_none(tree: Tree, handle: int) -> Iterable[str]:
 
 
 def _device_traces(
-    tree: Tree, tables: Tables, parts: Mapping[str, int], overflow: object
+    tree: Tree, tables: Tables, handle_by_key: Mapping[str, int], overflow: object
 ) -> list[DeviceTrace]:
-    counts, entries = tree.children(_list_part(tree, parts, "device_traces"))
-    segments = _list_part(tree, parts, "segments")
+    counts, entries = tree.children(_list_part(tree, handle_by_key, "device_traces"))
+    segments = _list_part(tree, handle_by_key, "segments")
     devices = [
         DeviceRows(ordinal, _entries_of(counts, ordinal), StreamNumbers())
         for ordinal in _ordinals(counts, segment_devices(tree, segments))
@@ -148,9 +153,9 @@ def _entries_of(counts: Ints, ordinal: int) -> slice:
     return slice(end - int(counts[ordinal]), end)
 
 
-def _host_traces(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[DeviceTrace]:
-    entries = host_entries(tree, _list_part(tree, parts, "host_traces"))
-    segments = _list_part(tree, parts, "host_segments")
+def _host_traces(tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]) -> list[DeviceTrace]:
+    entries = host_entries(tree, _list_part(tree, handle_by_key, "host_traces"))
+    segments = _list_part(tree, handle_by_key, "host_segments")
     if not len(entries) and not len(segments):
         return []
     rows = DeviceRows(HOST, slice(len(entries)), StreamNumbers())
@@ -159,14 +164,16 @@ def _host_traces(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> list[D
     return [_device_trace(rows, events, state)]
 
 
-def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Annotation, ...]:
+def _annotations(
+    tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]
+) -> tuple[Annotation, ...]:
     """Return the starts and ends of named ranges; entries without stage or time are ignored."""
-    handles = _list_part(tree, parts, "external_annotations")
+    handles = _list_part(tree, handle_by_key, "external_annotations")
     tree.budget.spend_rows(len(handles))
     stages = tables.codes(tree.column(handles, "stage"), {"START": 1, "END": 0}, default=2)
     times, has_time = _parse_numbers(tree, tree.column(handles, "time_us"))
-    usable = np.flatnonzero(has_time & (stages != 2))
-    handles, times, stages = handles[usable], times[usable], stages[usable]
+    usable_rows = np.flatnonzero(has_time & (stages != 2))
+    handles, times, stages = handles[usable_rows], times[usable_rows], stages[usable_rows]
     names = tables.text_ids(tree.column(handles, "name")).tolist()
     devices, _ = _parse_numbers(tree, tree.column(handles, "device"))
     texts = tuple(tables.texts)
@@ -178,9 +185,9 @@ def _annotations(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[
     )
 
 
-def _marks(tree: Tree, tables: Tables, parts: Mapping[str, int]) -> tuple[Mark, ...]:
+def _marks(tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]) -> tuple[Mark, ...]:
     """Return the marks that ``run --memory`` recorded; entries without a time are ignored."""
-    handles = _list_part(tree, parts, _MARKS_KEY)
+    handles = _list_part(tree, handle_by_key, _MARKS_KEY)
     tree.budget.spend_rows(len(handles))
     times, has_time = tree.integers(tree.column(handles, "time_us"))
     handles, times = handles[has_time], times[has_time]
@@ -201,18 +208,20 @@ def _parse_numbers(tree: Tree, handles: Handles) -> tuple[Ints, Mask]:
     return numbers, is_integer
 
 
-def _overflow_flag(tree: Tree, parts: Mapping[str, int], settings: Mapping[str, Any]) -> object:
+def _overflow_flag(
+    tree: Tree, handle_by_key: Mapping[str, int], settings: Mapping[str, Any]
+) -> object:
     """Return the flag for dropped old events, which only some builds of PyTorch write."""
     key = "trace_alloc_overflowed"
-    return _plain_part(tree, parts, key) if key in parts else settings.get(key)
+    return _plain_part(tree, handle_by_key, key) if key in handle_by_key else settings.get(key)
 
 
-def _plain_part(tree: Tree, parts: Mapping[str, int], key: str) -> object:
-    return tree.plain(parts[key]) if key in parts else None
+def _plain_part(tree: Tree, handle_by_key: Mapping[str, int], key: str) -> object:
+    return tree.plain_object(handle_by_key[key]) if key in handle_by_key else None
 
 
-def _list_part(tree: Tree, parts: Mapping[str, int], key: str) -> Handles:
-    return tree.children(_handle_array(parts.get(key, 0)))[1]
+def _list_part(tree: Tree, handle_by_key: Mapping[str, int], key: str) -> Handles:
+    return tree.children(_handle_array(handle_by_key.get(key, 0)))[1]
 
 
 def _handle_array(handle: int) -> Handles:

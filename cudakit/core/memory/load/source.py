@@ -45,22 +45,22 @@ def read(path: str, memory_bytes: int | None = None) -> Source:
     """
     limit = memory_share(memory_bytes)
     name = "standard input" if path == "-" else path
-    packed = (
+    compressed_bytes = (
         _read_stream(sys.stdin.buffer, name, limit)
         if path == "-"
         else _read_file(Path(path), limit)
     )
-    if not packed:
+    if not compressed_bytes:
         raise SnapshotError(f"{name} is empty", hint=HINT_DUMP)
-    if packed.startswith(_ZIP):
+    if compressed_bytes.startswith(_ZIP):
         raise SnapshotError(
             f"{name} is a zip archive (as torch.save writes), not a memory snapshot",
             hint=HINT_DUMP,
         )
-    content = _unpack(packed, name, limit)
+    content = _unpack(compressed_bytes, name, limit)
     if not content:
         raise SnapshotError(f"{name} is empty after decompression", hint=HINT_DUMP)
-    return Source(name, content, len(packed))
+    return Source(name, content, len(compressed_bytes))
 
 
 def _read_file(path: Path, limit: int) -> bytes:
@@ -103,23 +103,23 @@ def _reject_special_file(path: Path, mode: int) -> None:
         )
 
 
-def _unpack(packed: bytes, name: str, limit: int) -> bytes:
-    if packed.startswith(_GZIP):
-        compressed = io.BytesIO(packed)
+def _unpack(compressed_bytes: bytes, name: str, limit: int) -> bytes:
+    if compressed_bytes.startswith(_GZIP):
+        compressed = io.BytesIO(compressed_bytes)
         return _expand(gzip.GzipFile(fileobj=compressed), compressed, name, limit)
-    if packed.startswith(_ZSTD):
-        compressed = io.BytesIO(packed)
+    if compressed_bytes.startswith(_ZSTD):
+        compressed = io.BytesIO(compressed_bytes)
         return _expand(_open_zstd(compressed), compressed, name, limit)
-    return packed
+    return compressed_bytes
 
 
-def _open_zstd(packed: io.BufferedIOBase) -> io.BufferedIOBase:
+def _open_zstd(compressed_file: io.BufferedIOBase) -> io.BufferedIOBase:
     # The standard library has Zstandard since Python 3.14; backports.zstd is the same code.
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
         from backports import zstd
-    file: io.BufferedIOBase = zstd.ZstdFile(packed)
+    file: io.BufferedIOBase = zstd.ZstdFile(compressed_file)
     return file
 
 

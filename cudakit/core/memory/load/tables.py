@@ -110,17 +110,19 @@ class Tables:
         names = self._tree.texts(self._tree.column(handles, "name"))
         files = self._tree.texts(self._tree.column(handles, "filename"))
         lines, _ = self._tree.integers(self._tree.column(handles, "line"))
-        return [Frame(*parts) for parts in zip(names, files, lines.tolist(), strict=True)]
+        return [
+            Frame(*frame_fields) for frame_fields in zip(names, files, lines.tolist(), strict=True)
+        ]
 
     def _decode_pools(self, handles: Handles) -> list[bytes]:
         self._tree.budget.spend_rows(len(handles))
         counts, items = self._tree.children(self._lists(handles))
         numbers, is_integer = self._tree.integers(items)
         has_two = counts == 2
-        places = (np.cumsum(counts) - counts)[has_two][:, np.newaxis] + np.arange(2)
-        is_pool = is_integer[places].all(axis=1, keepdims=True)
+        word_indices = (np.cumsum(counts) - counts)[has_two][:, np.newaxis] + np.arange(2)
+        is_pool = is_integer[word_indices].all(axis=1, keepdims=True)
         pairs = np.zeros((len(handles), 2), np.uint64)
-        pairs[has_two] = np.where(is_pool, numbers[places].view(np.uint64), np.uint64(0))
+        pairs[has_two] = np.where(is_pool, numbers[word_indices].view(np.uint64), np.uint64(0))
         content = pairs.tobytes()
         return [content[i : i + _POOL.size] for i in range(0, len(content), _POOL.size)]
 

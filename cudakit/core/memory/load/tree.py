@@ -46,7 +46,7 @@ class Tree(Protocol):
     def budget(self) -> Budget:
         """The budget of the file."""
 
-    def plain(self, handle: int) -> Any:
+    def plain_object(self, handle: int) -> Any:
         """Return a subtree as Python objects; for small subtrees only.
 
         Raises SnapshotError if the subtree is nested deeper than 100 levels, or has more than 10,000 items.
@@ -108,7 +108,7 @@ class ObjectTree:
     def root(self) -> int:
         return 1
 
-    def plain(self, handle: int) -> Any:
+    def plain_object(self, handle: int) -> Any:
         root = self._objects[handle]
         check_subtree(root, _length, _items)
         return root
@@ -161,11 +161,11 @@ class ObjectTree:
                 return np.array(rows, np.int64), np.ones(len(rows), np.bool_)
         is_integer = [isinstance(item, int) and -(1 << 63) <= item < 1 << 64 for item in rows]
         values = (
-            item & 0xFFFF_FFFF_FFFF_FFFF if valid else 0
-            for item, valid in zip(rows, is_integer, strict=True)
+            item & 0xFFFF_FFFF_FFFF_FFFF if is_valid else 0
+            for item, is_valid in zip(rows, is_integer, strict=True)
         )
-        wrapped = np.fromiter(values, np.uint64, len(rows)).view(np.int64)
-        return wrapped, np.array(is_integer, np.bool_)
+        wrapped_values = np.fromiter(values, np.uint64, len(rows)).view(np.int64)
+        return wrapped_values, np.array(is_integer, np.bool_)
 
     def intern(self, handles: Handles) -> tuple[Ids, Handles]:
         contents = _ContentKeys()

@@ -79,16 +79,19 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             remedies=(f"mark each step with {device.snapshot.calls.mark_step}",),
         )
         return
-    compared = f"{steps.count} step boundaries were compared, found by {steps_source(device)}."
+    compared_sentence = (
+        f"{steps.count} step boundaries were compared, found by {steps_source(device)}."
+    )
     if device.leaks:
-        yield Note("warn", f"{growth_sentence(device)} {compared}")
+        yield Note("warn", f"{growth_sentence(device)} {compared_sentence}")
     elif device.steps.rising:
         rises = f"{rising_sentence(device)} (section Peak per step)"
         yield Note(
-            "info", f"No call stack holds more memory after each step, but {rises}. {compared}"
+            "info",
+            f"No call stack holds more memory after each step, but {rises}. {compared_sentence}",
         )
     else:
-        yield Note("ok", f"No call stack grows from step to step. {compared}")
+        yield Note("ok", f"No call stack grows from step to step. {compared_sentence}")
     if not device.leaks:
         return
     yield limited_table(

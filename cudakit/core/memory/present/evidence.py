@@ -35,9 +35,9 @@ def recommended_settings(device: DeviceMemory) -> str:
     """Return the recommended settings as the assignment of a shell variable; "" if none is recommended."""
     variable = device.snapshot.calls.settings_variable
     for oom in device.ooms[-1:]:
-        for replayed in oom.replays:
-            if replayed.recommended and replayed.settings is not None:
-                return f"{variable}={shlex.quote(replayed.settings)}"
+        for remedy_replay in oom.replays:
+            if remedy_replay.recommended and remedy_replay.settings is not None:
+                return f"{variable}={shlex.quote(remedy_replay.settings)}"
     return ""
 
 
@@ -48,7 +48,7 @@ def _failure(oom: Oom) -> Iterator[str]:
         f" free block {format_bytes(oom.largest_hole_bytes)}"
     )
     yield from (f"another cause: {cause.sentence}" for cause in oom.causes[1:])
-    helpful_changes = [replayed.change for replayed in oom.replays if replayed.helps]
+    helpful_changes = [remedy_replay.change for remedy_replay in oom.replays if remedy_replay.helps]
     if sentence := replays_sentence(oom):
         yield sentence.removesuffix(".")
     elif helpful_changes:

@@ -252,16 +252,18 @@ class MemoryModel:
         insort(self._addresses, segment.address)
         address, stack, time_ns = segment.address, segment.stack, segment.begin_ns
         self._append("segment_alloc", segment, address, segment.size_bytes, stack, time_ns)
-        requested = segment.requested_bytes
-        self._append("alloc", segment, address, requested, stack, time_ns, is_segment_as_block=True)
+        requested_bytes = segment.requested_bytes
+        self._append(
+            "alloc", segment, address, requested_bytes, stack, time_ns, is_segment_as_block=True
+        )
 
     def _remove_segment(self, segment: Segment, stack: Stack, time_ns: int) -> None:
         for address in list(segment.blocks):
             self._free_block(segment, address, stack, time_ns)
-        address, requested = segment.address, segment.requested_bytes
+        address, requested_bytes = segment.address, segment.requested_bytes
         for action in ("free_requested", "free_completed"):
             self._append(
-                action, segment, address, requested, stack, time_ns, is_segment_as_block=True
+                action, segment, address, requested_bytes, stack, time_ns, is_segment_as_block=True
             )
         self._append("segment_free", segment, address, segment.size_bytes, stack, time_ns)
         segment.end_ns = time_ns

@@ -126,9 +126,12 @@ def allocation_lifetime_steps(events: Events) -> LifetimeSteps:
     event = np.flatnonzero(step != NO_STEP)
     step = step[event]
     if is_free.any():
-        repeated = np.repeat(np.arange(len(event)), 1 + is_free[event])
-        is_repeat = np.append(False, repeated[1:] == repeated[:-1])
-        event, step = event[repeated], np.where(is_repeat, np.uint8(COMPLETE), step[repeated])
+        repeated_indices = np.repeat(np.arange(len(event)), 1 + is_free[event])
+        is_repeat = np.append(False, repeated_indices[1:] == repeated_indices[:-1])
+        event, step = (
+            event[repeated_indices],
+            np.where(is_repeat, np.uint8(COMPLETE), step[repeated_indices]),
+        )
     return sorted_by_address(event, events.address[event], step, events.size[event])
 
 
@@ -160,34 +163,36 @@ def match_final_blocks(
     block, is_matched = _final_blocks(address, lifetimes, blocks, live_blocks)
     unfinished = lifetimes.complete < 0
     missing_at_end = lifetimes.is_newest & unfinished & (block < 0)
-    overwritten = ~lifetimes.is_newest & unfinished
+    is_overwritten = ~lifetimes.is_newest & unfinished
     begin, n_missing_allocs = _begins(steps, lifetimes)
     end = np.where(unfinished, n_events, lifetimes.complete)
-    end[overwritten] = steps.event[lifetimes.last[overwritten] + 1]
+    end[is_overwritten] = steps.event[lifetimes.last[is_overwritten] + 1]
     end[missing_at_end] = max(n_events - 1, 0)
     request, n_missing_requests = _request_events(lifetimes, blocks, block, end, n_events)
     requested = steps.size[lifetimes.first]
     # A live block without a lifetime was allocated before the trace. If its address has earlier lifetimes in
     # the trace, its allocation was lost instead.
-    unmatched = np.setdiff1d(live_blocks, block[is_matched])
-    unmatched_begin, reallocated = _begins_of_unmatched(address, lifetimes, blocks, unmatched)
+    unmatched_blocks = np.setdiff1d(live_blocks, block[is_matched])
+    unmatched_begin, reallocated = _begins_of_unmatched(
+        address, lifetimes, blocks, unmatched_blocks
+    )
     has_block = block >= 0
     size_mismatches = np.count_nonzero(requested[has_block] != blocks.requested[block[has_block]])
     size_mismatches += _size_disagreements(steps)
-    unmatched_pending = blocks.state[unmatched] == BlockState.PENDING_FREE
+    unmatched_pending = blocks.state[unmatched_blocks] == BlockState.PENDING_FREE
     return MatchedLifetimes(
-        address=np.concatenate((address, blocks.address[unmatched])),
-        requested=np.concatenate((requested, blocks.requested[unmatched])),
+        address=np.concatenate((address, blocks.address[unmatched_blocks])),
+        requested=np.concatenate((requested, blocks.requested[unmatched_blocks])),
         begin=np.concatenate((begin, unmatched_begin)),
         free_requested=np.concatenate(
             (request, np.where(unmatched_pending, unmatched_begin, n_events))
         ),
-        end=np.concatenate((end, np.full(len(unmatched), n_events))),
-        source=np.concatenate((steps.event[lifetimes.first], np.full(len(unmatched), -1))),
-        block=np.concatenate((block, unmatched)),
+        end=np.concatenate((end, np.full(len(unmatched_blocks), n_events))),
+        source=np.concatenate((steps.event[lifetimes.first], np.full(len(unmatched_blocks), -1))),
+        block=np.concatenate((block, unmatched_blocks)),
         counts=Contradictions(
             lost_allocations=n_missing_allocs + reallocated,
-            lost_frees=int(np.count_nonzero(missing_at_end | overwritten)),
+            lost_frees=int(np.count_nonzero(missing_at_end | is_overwritten)),
             lost_requests=n_missing_requests,
             sizes=int(size_mismatches),
         ),

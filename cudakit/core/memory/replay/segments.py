@@ -133,8 +133,8 @@ def _final_segment_of(segments: Segments, steps: LifetimeSteps, lifetimes: Lifet
     if len(plain_segments):
         addresses = steps.address[lifetimes.first]
         index = np.minimum(np.searchsorted(address, addresses), len(plain_segments) - 1)
-        alive = lifetimes.is_newest & (lifetimes.complete < 0) & (address[index] == addresses)
-        final_index[alive] = plain_segments[index[alive]]
+        is_alive = lifetimes.is_newest & (lifetimes.complete < 0) & (address[index] == addresses)
+        final_index[is_alive] = plain_segments[index[is_alive]]
     return final_index
 
 
@@ -185,7 +185,7 @@ def _contradictions(
     segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final_index: Ints
 ) -> int:
     """Count segments that are allocated or freed twice, or that differ from the final state."""
-    repeated = ((lifetimes.begin < 0) & ~lifetimes.is_oldest) | (
+    is_repeated = ((lifetimes.begin < 0) & ~lifetimes.is_oldest) | (
         (lifetimes.complete < 0) & ~lifetimes.is_newest
     )
     exists_at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
@@ -196,7 +196,7 @@ def _contradictions(
     resized[lasts_to_end] = (
         steps.size[lifetimes.first[lasts_to_end]] != segments.size[final_index[lasts_to_end]]
     )
-    return int(sum(np.count_nonzero(mask) for mask in (repeated, differs_at_end, resized)))
+    return int(sum(np.count_nonzero(mask) for mask in (is_repeated, differs_at_end, resized)))
 
 
 def _reserved_curve(trace: DeviceTrace) -> Ints:
@@ -213,14 +213,14 @@ def _reserved_curve(trace: DeviceTrace) -> Ints:
 
 def _lifetimes_of(ranges: list[MappedRange]) -> SegmentLifetimes:
     return SegmentLifetimes(
-        address=np.array([mapped.address for mapped in ranges], np.uint64),
-        size=np.array([mapped.size for mapped in ranges], np.int64),
-        stream=np.array([mapped.stream for mapped in ranges], np.int32),
-        pool=np.array([mapped.pool for mapped in ranges], np.int32),
-        kind=np.array([mapped.kind for mapped in ranges], np.uint8),
+        address=np.array([mapped_range.address for mapped_range in ranges], np.uint64),
+        size=np.array([mapped_range.size for mapped_range in ranges], np.int64),
+        stream=np.array([mapped_range.stream for mapped_range in ranges], np.int32),
+        pool=np.array([mapped_range.pool for mapped_range in ranges], np.int32),
+        kind=np.array([mapped_range.kind for mapped_range in ranges], np.uint8),
         expandable=np.ones(len(ranges), np.bool_),
-        begin=np.array([mapped.begin for mapped in ranges], np.int64),
-        end=np.array([mapped.end for mapped in ranges], np.int64),
+        begin=np.array([mapped_range.begin for mapped_range in ranges], np.int64),
+        end=np.array([mapped_range.end for mapped_range in ranges], np.int64),
     )
 
 
@@ -250,11 +250,13 @@ def _continues_previous(ranges: SegmentLifetimes, stop: Addresses) -> Mask:
     same_pool |= (pool[1:] == UNKNOWN_POOL) | (pool[:-1] == UNKNOWN_POOL)
     same_kind = kind[1:] == kind[:-1]
     same_kind |= (kind[1:] == SegmentKind.UNKNOWN) | (kind[:-1] == SegmentKind.UNKNOWN)
-    adjacent = (ranges.address[1:] == stop[:-1]) & (ranges.stream[1:] == ranges.stream[:-1])
-    continues: Mask = adjacent & same_pool & same_kind
+    is_adjacent = (ranges.address[1:] == stop[:-1]) & (ranges.stream[1:] == ranges.stream[:-1])
+    continues: Mask = is_adjacent & same_pool & same_kind
     return continues
 
 
-def _merged_by_address(plain: SegmentLifetimes, mapped: SegmentLifetimes) -> SegmentLifetimes:
-    segments = concatenate_arrays(plain, mapped)
+def _merged_by_address(
+    plain_segments: SegmentLifetimes, expandable_segments: SegmentLifetimes
+) -> SegmentLifetimes:
+    segments = concatenate_arrays(plain_segments, expandable_segments)
     return take(segments, np.argsort(segments.address, kind="stable"))

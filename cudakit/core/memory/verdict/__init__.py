@@ -109,21 +109,27 @@ def _with_recommendations(
     there.
     """
     helpful_replays = [
-        replayed for replayed in replays if replayed.helps and replayed.cause == first_cause.id
+        remedy_replay
+        for remedy_replay in replays
+        if remedy_replay.helps and remedy_replay.cause == first_cause.id
     ]
-    settings = [replayed for replayed in helpful_replays if replayed.settings is not None]
+    settings = [
+        remedy_replay for remedy_replay in helpful_replays if remedy_replay.settings is not None
+    ]
     if verdict == "pool":
         settings = []
-    recommended = [
+    recommended_replays = [
         *settings[:1],
-        *(replayed for replayed in helpful_replays if replayed.settings is None),
+        *(remedy_replay for remedy_replay in helpful_replays if remedy_replay.settings is None),
     ]
     return tuple(
         replace(
-            replayed,
-            recommended=any(replayed is recommended_replay for recommended_replay in recommended),
+            remedy_replay,
+            recommended=any(
+                remedy_replay is recommended_replay for recommended_replay in recommended_replays
+            ),
         )
-        for replayed in replays
+        for remedy_replay in replays
     )
 
 
@@ -132,35 +138,39 @@ def _remedies(
 ) -> tuple[str, ...]:
     """Return the remedies: those that a replay confirmed first, then the remedy of each cause."""
     confirmed_remedies, first_remedy = [], causes[0].remedy
-    for replayed in replays:
-        if not replayed.recommended:
+    for remedy_replay in replays:
+        if not remedy_replay.recommended:
             continue
         result = (
             " (replayed: the request fits, peak reserved"
-            f" {format_bytes(replayed.peak_reserved_bytes)})"
+            f" {format_bytes(remedy_replay.peak_reserved_bytes)})"
         )
-        if replayed.cause != "fragmentation":
+        if remedy_replay.cause != "fragmentation":
             first_remedy += result
-        elif replayed.settings is not None:
-            confirmed_remedies.append(f"set {calls.settings_variable}={replayed.settings}{result}")
+        elif remedy_replay.settings is not None:
+            confirmed_remedies.append(
+                f"set {calls.settings_variable}={remedy_replay.settings}{result}"
+            )
         else:
-            confirmed_remedies.append(f"change the program: {replayed.change}{result}")
+            confirmed_remedies.append(f"change the program: {remedy_replay.change}{result}")
     return (*confirmed_remedies, first_remedy, *(cause.remedy for cause in causes[1:]))
 
 
 def replays_sentence(oom: Oom) -> str:
     """Return the result of the replays in one sentence; "" if nothing was replayed."""
-    settings = [replayed for replayed in oom.replays if replayed.settings is not None]
+    settings = [
+        remedy_replay for remedy_replay in oom.replays if remedy_replay.settings is not None
+    ]
     if not settings:
         return ""
-    helpful_changes = [replayed.change for replayed in settings if replayed.helps]
+    helpful_changes = [remedy_replay.change for remedy_replay in settings if remedy_replay.helps]
     if not helpful_changes:
         return (
             f"No allocator setting helps: {format_count(len(settings))} were replayed, and the request"
             " fails with each."
         )
     if oom.causes[0].id == "fragmentation":
-        if any(replayed.recommended for replayed in settings):
+        if any(remedy_replay.recommended for remedy_replay in settings):
             return ""
         return (
             f"{' or '.join(helpful_changes[:2])} would have let this request succeed, but no setting moves"

@@ -52,8 +52,14 @@ class Failure:
     def available_bytes(self) -> int:
         """Largest memory that the allocator could reserve if nothing else used the device."""
         library_bytes = sum(size for _, size in self.libraries)
-        reachable = self.request.reserved_bytes + self.request.device_free_bytes + library_bytes
-        return reachable if self.device_total is None else max(self.device_total, reachable)
+        reachable_bytes = (
+            self.request.reserved_bytes + self.request.device_free_bytes + library_bytes
+        )
+        return (
+            reachable_bytes
+            if self.device_total is None
+            else max(self.device_total, reachable_bytes)
+        )
 
     @property
     def outside_bytes(self) -> int:

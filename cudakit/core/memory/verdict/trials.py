@@ -133,16 +133,16 @@ def _retry(
 
 def _replay_change(change: Change, retry: Callable[[Change], ReplayedRequest]) -> ReplayedRemedy:
     try:
-        replayed = retry(change)
+        change_replay = retry(change)
     except CudakitError:  # the allocator lacks the setting
-        replayed = ReplayedRequest(succeeded=False, peak_reserved_bytes=0)
+        change_replay = ReplayedRequest(succeeded=False, peak_reserved_bytes=0)
     return ReplayedRemedy(
         change=change.text,
         cause=change.cause,
         settings=change.settings_text,
-        helps=replayed.succeeded,
+        helps=change_replay.succeeded,
         recommended=False,
-        peak_reserved_bytes=replayed.peak_reserved_bytes,
+        peak_reserved_bytes=change_replay.peak_reserved_bytes,
     )
 
 

@@ -129,8 +129,8 @@ def _limit_sentence(device: DeviceWhatIf) -> str:
 def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Table:
     baseline_bytes = device.baseline.peak.reserved_bytes
     # The peak of a replay that ended early is not comparable.
-    ended = [outcome for outcome in device.tried if outcome.shortage is None]
-    compared_ids = {id(outcome) for outcome in ended if device.baseline.shortage is None}
+    ended_outcomes = [outcome for outcome in device.tried if outcome.shortage is None]
+    compared_ids = {id(outcome) for outcome in ended_outcomes if device.baseline.shortage is None}
 
     def change(outcome: Outcome) -> Value:
         increase_bytes = outcome.peak.reserved_bytes - baseline_bytes

@@ -40,13 +40,13 @@ def limit_of(recording: Recording, program: Program, settings: Settings) -> Limi
     """
     reserved, events = recording.history.curves.reserved, recording.trace.events
     highest_reserved = int(reserved.max())
-    failed = recording.failed_requests()
+    failed_requests = recording.failed_requests()
     releases_for_requests = [release for release in program.releases if release.request is not None]
-    if not failed and not releases_for_requests:
+    if not failed_requests and not releases_for_requests:
         return None
     device_limits = [
         int(reserved[event]) + int(events.address[event])
-        for event in failed
+        for event in failed_requests
         if int(events.address[event]) < _needed_bytes(int(events.size[event]), settings)
     ]
     if device_limits and min(device_limits) > highest_reserved:

@@ -130,8 +130,8 @@ class _Replay:
         try:
             initial_totals = self._allocate_initial()
             self._run_steps()
-        except _OutOfMemory as ended:
-            shortage = ended.shortage
+        except _OutOfMemory as out_of_memory:
+            shortage = out_of_memory.shortage
             if shortage.event < 0:
                 initial_totals = self._totals("current")
         self._allocator.process_events()

@@ -97,8 +97,8 @@ def headline(baseline: Outcome, trial_outcomes: Sequence[Outcome], best_index: i
     if baseline.shortage is not None or best_outcome.ooms < baseline.ooms:
         return f"{_subject(best_outcome)} would have {_benefit(baseline, best_outcome)}"
     saved_bytes = baseline.peak.reserved_bytes - best_outcome.peak.reserved_bytes
-    saved = f"{format_bytes(saved_bytes)} ({saved_bytes / baseline.peak.reserved_bytes:.0%})"
-    return f"{_subject(best_outcome)} would have reserved {saved} less at the peak"
+    saved_text = f"{format_bytes(saved_bytes)} ({saved_bytes / baseline.peak.reserved_bytes:.0%})"
+    return f"{_subject(best_outcome)} would have reserved {saved_text} less at the peak"
 
 
 def _benefit(baseline: Outcome, best_outcome: Outcome) -> str:

@@ -8,6 +8,7 @@
 
 #include "exact/exact.h"
 #include "exact/patching.h"
+#include "exact/templates.h"
 #include "hooks/hooks.h"
 #include "hooks/sanitizer_api.h"
 #include "profile/library.h"
@@ -26,13 +27,14 @@ static PyObject *raise_error(const char *error)
     return NULL;
 }
 
-PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=(), memory_only=False)\n--\n\n"
+PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=(), memory_only=False, templates=False)\n--\n\n"
                         "Record the CUDA and NVTX calls of this process into the directory spool, until\n"
                         "stop().\n\n"
                         "library is the path of libsanitizer-public.so; if it is empty, CUDA calls are not\n"
                         "recorded. walker is the value of _frames.walker, or 0: then records have no call\n"
                         "stacks. patches are pairs of a compute capability, such as 90, and the bytes of\n"
-                        "the device patch for it: patched kernels report their accesses. memory_only\n"
+                        "the device patch for it: patched kernels report their accesses. With templates,\n"
+                        "launches whose accesses are known from earlier ones are not recorded. memory_only\n"
                         "records no CUDA calls but allocations and frees. Call it before CUDA and NVTX\n"
                         "are used. Returns None, or the path of another library that\n"
                         "NVTX_INJECTION64_PATH names: then NVTX is not recorded. Raises RuntimeError.");
@@ -59,19 +61,21 @@ static int add_patches(PyObject *patches)
 
 static PyObject *start(PyObject *self, PyObject *args, PyObject *keyword_arguments)
 {
-    static char *parameter_names[] = {"spool", "library", "walker", "patches", "memory_only", NULL};
+    static char *parameter_names[] = {"spool", "library", "walker", "patches", "memory_only", "templates", NULL};
     const char *spool, *library;
     unsigned long long walker = 0;
     PyObject *patches = NULL;
-    int memory_only = 0;
+    int memory_only = 0, templates = 0;
     char error[ERROR_BYTES];
     (void)self;
-    if (!PyArg_ParseTupleAndKeywords(args, keyword_arguments, "ss|KOp", parameter_names, &spool, &library, &walker,
-                                     &patches, &memory_only) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keyword_arguments, "ss|KOpp", parameter_names, &spool, &library,
+                                     &walker, &patches, &memory_only, &templates) ||
         add_patches(patches))
         return NULL;
     if (is_started)
         return raise_error("this process is being recorded already");
+    if (templates)
+        templates_enable();
     spool_open(spool);
     call_sites_set_walker((const struct ck_walker *)(uintptr_t)walker);
     if (!*library)
@@ -427,6 +431,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, memory.address) X(record, memory.size_bytes) X(record, memory.allocation_kind) X(record, memory.layer) \
     X(record, memory.pool) X(record, memory.requested_bytes) \
     X(record, launch.name) X(record, launch.grid) X(record, launch.block) X(record, launch.pending) \
+    X(record, launch.template_id) \
     X(record, access.lo) X(record, access.hi) X(record, access.mode) X(record, access.precision) \
     X(record, access.stride_bytes) X(record, access.count) X(record, access.node) \
     X(record, copy.destination) X(record, copy.source) X(record, copy.size_bytes) X(record, copy.rows) \
@@ -439,6 +444,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, node.graph) X(record, node.node) X(record, node.node_type) X(record, node.name) \
     X(record, edge.graph) X(record, edge.before) X(record, edge.after) \
     X(record, graph_launch.graph) X(record, graph_launch.executable) X(record, graph_launch.pending) \
+    X(record, graph_launch.template_id) X(record, access_template.template_id) X(record, access_template.check) \
     X(record, accessed.node) X(record, accessed.exact) \
     X(record, arenas.size_bytes) \
     X(record, out_of_memory.size_bytes) X(record, out_of_memory.free_bytes) X(record, out_of_memory.pool) \

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "exact/templates.h"
 #include "hooks/driver_api.h"
 #include "hooks/sanitizer_api.h"
 #include "model/ranges.h"
@@ -21,6 +22,11 @@
 struct kernel_layout;
 struct launch_arena;
 
+/* The memory that a launch reaches: consecutive elements of the arena's ``reached_ranges``. */
+typedef struct {
+    uint32_t first, count;
+} reached_memory;
+
 /* A launch of a graph whose kernel nodes write their accesses to an arena. */
 typedef struct {
     record launch_record;
@@ -29,6 +35,8 @@ typedef struct {
     uint32_t first_launch_index;    /* first reserved launch index */
     uint32_t launch_index_count;    /* number of reserved launch indices; 0: none reserved yet */
     uint64_t first_grid_id;         /* %gridid that maps to first_launch_index */
+    launch_signature signature;     /* signature by which the accesses are compared */
+    reached_memory reached;         /* memory that the nodes reach */
     bool reservation_failed;        /* the arena has too few launch indices left */
 } graph_launch;
 
@@ -42,8 +50,9 @@ typedef struct {
     /* Kernel launch: arguments of cuLaunchKernel */
     void **parameters, **extra;
     const struct kernel_layout *parameter_layout;
-    uint64_t user_data;        /* value that the device patch receives */
-    uint64_t launch_signature; /* signature of the prepared launch, by which its arena space is estimated */
+    uint64_t user_data;       /* value that the device patch receives */
+    uint64_t space_signature; /* signature of the prepared launch, by which its arena space is estimated */
+    uint64_t reserved_pages, reserved_boxes; /* arena space that is reserved for the prepared launch */
     /* Stream creation */
     uint32_t stream_flags;
     int32_t stream_priority;

@@ -28,14 +28,14 @@ def read(request: pytest.FixtureRequest) -> Read:
 def test_containers_longer_than_a_batch_are_complete(read: Read, count: int, protocol: int) -> None:
     value = {"list": [[i] for i in range(count)], "dict": {str(i): i for i in range(count)}}
     tree = read(pickle.dumps(value, protocol))
-    assert tree.plain(tree.root) == value
+    assert tree.plain_object(tree.root) == value
 
 
 def test_lists_that_grow_alternately_do_not_overlap(read: Read) -> None:
     # Two lists, at memo indices 0 and 1, get one item each in turn.
     turns = b"".join(b"h\0K%ca0h\1K%ca0" % (i, 255 - i) for i in range(250))
     tree = read(b"\x80\2]q\0]q\1" + turns + b"h\0h\1\x86.")
-    up, down = tree.plain(tree.root)
+    up, down = tree.plain_object(tree.root)
     assert up == list(range(250))
     assert down == list(range(255, 5, -1))
 
@@ -64,12 +64,12 @@ def test_integers_beyond_64_bits_are_not_integers(read: Read, value: Any) -> Non
     tree = read(pickle.dumps(value, 4))
     numbers, known = tree.integers(handles(tree.root, 0))
     assert (numbers.tolist(), known.tolist()) == ([0, 0], [False, False])
-    assert tree.plain(tree.root) == value
+    assert tree.plain_object(tree.root) == value
 
 
 def test_redundant_sign_bytes_do_not_change_an_integer(read: Read) -> None:
     tree = read(b"\x80\2(K\x07\x8a\x09\7\0\0\0\0\0\0\0\0\x8a\3\xff\xff\xff\x8a\1\xff\x8a\0K\0t.")
-    assert tree.plain(tree.root) == [7, 7, -1, -1, 0, 0]
+    assert tree.plain_object(tree.root) == [7, 7, -1, -1, 0, 0]
     assert tree.intern(tree.children(handles(tree.root))[1])[0].tolist() == [0, 0, 1, 1, 2, 2]
 
 
@@ -88,7 +88,7 @@ def test_redundant_sign_bytes_do_not_change_an_integer(read: Read) -> None:
 )
 def test_invalid_utf_8_becomes_escapes(read: Read, pickle_of_text: bytes, text: str) -> None:
     tree = read(pickle_of_text)
-    found = tree.plain(tree.root)
+    found = tree.plain_object(tree.root)
     assert found == text
     assert isinstance(found.encode(), bytes)
 
@@ -97,8 +97,8 @@ def test_repeated_key_has_its_last_value_and_first_position(
     read: Read,
 ) -> None:
     tree = read(b"\x80\4}(\x8c\1aK\1\x8c\1bK\2\x8c\1aK\3u.")
-    assert list(tree.plain(tree.root).items()) == [("a", 3), ("b", 2)]
-    assert tree.plain(int(tree.column(handles(tree.root), "a")[0])) == 3
+    assert list(tree.plain_object(tree.root).items()) == [("a", 3), ("b", 2)]
+    assert tree.plain_object(int(tree.column(handles(tree.root), "a")[0])) == 3
 
 
 def test_content_of_a_dictionary_uses_the_last_value_of_each_key(read: Read) -> None:
@@ -112,10 +112,10 @@ def test_content_of_a_dictionary_uses_the_last_value_of_each_key(read: Read) -> 
 def test_memoize_uses_the_number_of_memo_entries(read: Read) -> None:
     # The empty list is stored twice at index 0, so 7 gets index 1 and 8 gets index 2.
     tree = read(b"\x80\4]q\0q\0K\7\x94K\x08\x94h\2h\1h\0\x87.")
-    assert tree.plain(tree.root) == [8, 7, []]
+    assert tree.plain_object(tree.root) == [8, 7, []]
     # Indices 0 to 3 are unused, but 7 gets index 1: the number of entries.
     tree = read(b"\x80\4]q\4K\7\x94h\1.")
-    assert tree.plain(tree.root) == 7
+    assert tree.plain_object(tree.root) == 7
 
 
 def test_empty_texts_are_equal_and_found_as_keys(read: Read) -> None:
@@ -128,17 +128,17 @@ def test_empty_texts_are_equal_and_found_as_keys(read: Read) -> None:
 
 def test_key_that_is_not_text_is_dropped(read: Read) -> None:
     tree = read(b"\x80\4}(K\1K\1N]\x8c\1a}]\x8c\1b)NG" + bytes(8) + b"NC\1xNu.")
-    assert tree.plain(tree.root) == {"a": {}}
+    assert tree.plain_object(tree.root) == {"a": {}}
 
 
 def test_bytes_after_the_end_of_the_pickle_are_ignored(read: Read) -> None:
     tree = read(pickle.dumps([1]) + b"cos\nsystem\n")
-    assert tree.plain(tree.root) == [1]
+    assert tree.plain_object(tree.root) == [1]
 
 
 def test_leftover_stack_values_and_marks_are_ignored(read: Read) -> None:
     tree = read(b"\x80\4N(K\1K\2" + b"1" + b"(0K\3K\4" + b"0.")
-    assert tree.plain(tree.root) == 3
+    assert tree.plain_object(tree.root) == 3
 
 
 # Equal content.
@@ -213,7 +213,7 @@ def test_handle_0_has_no_items_and_is_not_a_dictionary(read: Read) -> None:
     counts, children = tree.children(handles(0, tree.root, 0))
     assert (counts.tolist(), children.tolist()) == ([0, 0, 0], [])
     assert not tree.is_list(0)
-    assert tree.plain(0) is None
+    assert tree.plain_object(0) is None
     with pytest.raises(SnapshotError, match="has None where"):
         tree.column(handles(0), "a")
 
@@ -238,7 +238,7 @@ def test_non_contiguous_arrays_of_handles_are_accepted(read: Read) -> None:
 @pytest.mark.parametrize("handle", [1, *((tag << 60) + 3 for tag in range(16) if tag != 2)])
 def test_invalid_handle_raises_index_error(handle: int) -> None:
     tree = pickled.read(b"\x80\4]}\x8c\1aNs\x86.", native=True)
-    for answer in (tree.plain, tree.is_list, tree.members):
+    for answer in (tree.plain_object, tree.is_list, tree.members):
         with pytest.raises(IndexError):
             answer(handle)
     for many in (tree.children, tree.integers, tree.intern, lambda h: tree.column(h, "a")):

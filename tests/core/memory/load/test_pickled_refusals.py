@@ -144,7 +144,7 @@ def test_list_that_contains_itself_is_rejected_or_bounded(read: Read) -> None:
     loop += [loop, {"a": loop}, 1]
     tree = read(pickle.dumps(loop, 4))
     with pytest.raises(SnapshotError, match="more than 10,000 values"):
-        tree.plain(tree.root)
+        tree.plain_object(tree.root)
     counts, children = tree.children(handles(tree.root))
     assert counts.tolist() == [3]
     assert tree.intern(children)[0].tolist() == [0, 1, 2]
@@ -158,7 +158,7 @@ def test_exponentially_shared_lists_are_rejected(
         layers = [layers] * 100
     tree = read(pickle.dumps(layers, 4))
     with pytest.raises(SnapshotError, match="more than 10,000 values"):
-        tree.plain(tree.root)
+        tree.plain_object(tree.root)
     children = tree.children(handles(tree.root))[1]
     with pytest.raises(SnapshotError, match="describes more"):
         tree.children(np.repeat(children, 110))
@@ -181,7 +181,7 @@ def test_children_of_all_calls_together_are_limited_by_the_file_size(read: Read)
 def test_million_levels_of_nesting_do_not_recurse(read: Read) -> None:
     tree = read(b"\x80\4N" + b"\x85" * 1_000_000 + b".")
     with pytest.raises(SnapshotError, match="deeper than 100 levels"):
-        tree.plain(tree.root)
+        tree.plain_object(tree.root)
     assert tree.intern(handles(tree.root))[0].tolist() == [0]
 
 
@@ -189,19 +189,19 @@ def test_plain_rejects_more_than_100_levels(
     read: Read,
 ) -> None:
     deepest = read(b"\x80\4N" + b"\x85" * 99 + b".")
-    value = deepest.plain(deepest.root)
+    value = deepest.plain_object(deepest.root)
     for _ in range(99):
         (value,) = value
     assert value is None
     deeper = read(b"\x80\4N" + b"\x85" * 100 + b".")
     with pytest.raises(SnapshotError, match="deeper than 100 levels"):
-        deeper.plain(deeper.root)
+        deeper.plain_object(deeper.root)
 
 
 @pytest.mark.parametrize("key", [b"N" + b"\x85" * 1_000_000, b")" + b"2\x86" * 100, b"]2a", b"}"])
 def test_container_as_a_key_is_never_hashed(read: Read, key: bytes) -> None:
     tree = read(b"\x80\4}" + key + b"Ns\x8c\1aK\1s.")
-    assert tree.plain(tree.root) == {"a": 1}
+    assert tree.plain_object(tree.root) == {"a": 1}
 
 
 @pytest.mark.parametrize(

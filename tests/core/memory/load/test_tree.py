@@ -75,7 +75,7 @@ def shape(node: Any) -> Any:
 @settings(max_examples=30, deadline=None)
 def test_plain_returns_the_original_objects(grow: Grow, root: Any) -> None:
     tree = grow(root)
-    assert shape(tree.plain(tree.root)) == shape(root)
+    assert shape(tree.plain_object(tree.root)) == shape(root)
 
 
 @EVERY
@@ -109,7 +109,7 @@ def test_tuple_is_a_list(grow: Grow) -> None:
     assert [tree.is_list(int(handle)) for handle in items(tree)] == [True, True, False, False]
     counts, inner = tree.children(items(tree)[:2])
     assert counts.tolist() == [2, 2]
-    assert [tree.plain(int(handle)) for handle in inner] == [1, 2, 1, 2]
+    assert [tree.plain_object(int(handle)) for handle in inner] == [1, 2, 1, 2]
 
 
 @EVERY
@@ -165,7 +165,7 @@ def test_integers_of_64_bits_wrap_and_other_values_are_unknown(
 def test_members_maps_keys_to_handles(grow: Grow) -> None:
     tree = grow({"a": 1, "": 2})
     found = tree.members(tree.root)
-    assert {key: tree.plain(handle) for key, handle in found.items()} == {"a": 1, "": 2}
+    assert {key: tree.plain_object(handle) for key, handle in found.items()} == {"a": 1, "": 2}
 
 
 @EVERY
@@ -199,10 +199,10 @@ def test_items_of_all_calls_together_are_limited(grow: Grow) -> None:
 @EVERY
 def test_plain_rejects_more_than_10_000_items(grow: Grow) -> None:
     largest = grow([list(range(99))] * 100)
-    assert largest.plain(largest.root) == [list(range(99))] * 100
+    assert largest.plain_object(largest.root) == [list(range(99))] * 100
     larger = grow([list(range(100))] * 100)
     with pytest.raises(SnapshotError, match="more than 10,000 values"):
-        larger.plain(larger.root)
+        larger.plain_object(larger.root)
 
 
 @EVERY
@@ -226,7 +226,7 @@ def test_deeply_nested_nodes_are_rejected(grow: Grow) -> None:
         root = [root]
     tree = grow(root)
     with pytest.raises(SnapshotError, match="nested deeper than 100"):
-        tree.plain(tree.root)
+        tree.plain_object(tree.root)
 
 
 @EVERY
@@ -237,7 +237,7 @@ def test_plain_rejects_a_list_that_contains_itself(grow: Grow) -> None:
     assert tree.children(root_of(tree))[0].tolist() == [1]
     assert len(tree.intern(root_of(tree))[0]) == 1
     with pytest.raises(SnapshotError):
-        tree.plain(tree.root)
+        tree.plain_object(tree.root)
 
 
 @EVERY

@@ -64,7 +64,7 @@ def facts(tree: Tree, max_count: int = 200) -> list[Any]:
     for node in nodes:
         members = outcome(tree.members, node)
         children = outcome(tree.children, handles(node))
-        found.append((tree.is_list(node), listed(outcome(tree.plain, node))))
+        found.append((tree.is_list(node), listed(outcome(tree.plain_object, node))))
         found.append(list(members) if isinstance(members, dict) else members)
         found.append(children[0].tolist() if isinstance(children, tuple) else children)
         if len(nodes) < max_count:
@@ -80,7 +80,7 @@ def _facts_of_many(tree: Tree, nodes: list[int]) -> list[Any]:
     numbers, known = tree.integers(handles(0, *nodes))
     counts = outcome(tree.children, handles(*lists))
     columns = [
-        [bool(found), found and listed(outcome(tree.plain, found))]
+        [bool(found), found and listed(outcome(tree.plain_object, found))]
         for key in ("", "name", "a", "\ud800")
         for found in tree.column(handles(*dicts), key).tolist()
     ]

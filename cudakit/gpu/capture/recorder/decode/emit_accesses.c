@@ -17,6 +17,15 @@ typedef struct {
     arena_copy *copy;
     const arena_launch *launches;
     uint32_t next_launch, launch_count; /* the launches before ``next_launch`` are written */
+    const arena_launches *arena;
+    size_t next_group; /* index of the group of ``next_launch`` */
+    /* The launches of this group so far: a hash of their ranges, the number of ranges, the number of launches whose
+     * accesses are exact, and whether all ranges are in memory that the group reaches. */
+    uint64_t digest;
+    size_t range_count;
+    uint32_t exact_launches;
+    bool is_inside;
+    size_t reached_index; /* index of the reached allocation that has the last range */
     const tma_store_set *stores;
     size_t next_store;
     bool attribution_lost;
@@ -61,6 +70,41 @@ static bool is_lost(const emitter *writer, uint32_t launch)
     return writer->copy->top.header.lost_launches && writer->copy->lost_bits[launch / 32] >> (launch & 31) & 1;
 }
 
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+    return hash ^ hash >> 29;
+}
+
+/* Return whether a range is in one of the allocations that the current group reaches. */
+static bool is_reached(emitter *writer, uint64_t lo, uint64_t hi)
+{
+    const launch_group *group = writer->arena->groups + writer->next_group;
+    const reached_range *reached = writer->arena->reached_ranges + group->reached.first;
+    for (uint32_t i = 0; i < group->reached.count; i++, writer->reached_index++) {
+        if (writer->reached_index >= group->reached.count)
+            writer->reached_index = 0;
+        if (reached[writer->reached_index].lo <= lo && hi <= reached[writer->reached_index].hi)
+            return true;
+    }
+    return false;
+}
+
+/* Add a range of the current launch to the digest of its group. */
+static void add_to_digest(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count,
+                          uint32_t mode)
+{
+    const uint64_t hi = lo + (count - 1) * stride + bytes;
+    const uint64_t values[] = {
+        writer->launches[writer->next_launch].template_record.access.node, mode, lo, bytes, stride, count};
+    if (writer->next_group >= writer->arena->group_count)
+        return;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        writer->digest = mix(writer->digest, values[i]);
+    writer->range_count++;
+    writer->is_inside = writer->is_inside && is_reached(writer, lo, hi);
+}
+
 /* Append an access of the current launch. The caller sets ``mode`` and ``precision``. */
 static record *append_access(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
@@ -80,6 +124,7 @@ static void append_store_row(void *context, uint64_t lo, uint64_t bytes, uint64_
     record *rec = append_access(writer, lo, bytes, stride, count);
     rec->access.mode = writer->stores->maps[writer->next_store].mode;
     rec->access.precision = PRECISION_SUMMARY;
+    add_to_digest(writer, lo, bytes, stride, count, 16u + rec->access.mode);
 }
 
 /* Append the tensors that the current launch stores to through tensor maps. */
@@ -92,19 +137,74 @@ static void emit_stores(emitter *writer)
             tma_store_rows(stores->maps + writer->next_store, append_store_row, writer);
 }
 
+static void begin_group(emitter *writer)
+{
+    writer->digest = 1;
+    writer->range_count = writer->exact_launches = 0;
+    writer->reached_index = 0;
+    writer->is_inside = true;
+}
+
+/* Compare the accesses of the current group, whose last launch is the current one, with its template. Append a TEMPLATE
+ * record if they become one, or differ. It precedes the last ACCESSED record of the call, so that the analysis has the
+ * template before it continues with later calls. */
+static void compare_group(emitter *writer, bool is_exact)
+{
+    const launch_group *group = writer->arena->groups + writer->next_group;
+    const record *launch_record = &writer->launches[writer->next_launch].template_record;
+    if (writer->exact_launches + is_exact != group->expected_launches)
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    const template_result result =
+        templates_compare(&group->signature, writer->digest, writer->range_count, writer->is_inside);
+    pthread_mutex_unlock(&recorder_lock);
+    if (!result.new_template && result.check == TEMPLATE_CHECK_NONE)
+        return;
+    record *rec = append(writer, launch_record, KIND_TEMPLATE);
+    rec->access_template.template_id = result.new_template;
+    rec->access_template.check = result.check;
+}
+
+/* Return whether no later launch of the current group has a record. */
+static bool is_last_of_group(const emitter *writer)
+{
+    const launch_group *group = writer->arena->groups + writer->next_group;
+    uint32_t index = writer->next_launch + 1;
+    while (index < group->first_launch_index + group->launch_index_count &&
+           !writer->launches[index].template_record.kind)
+        index++;
+    return index == group->first_launch_index + group->launch_index_count;
+}
+
+/* Begin the next group if the next launch is not in the current one. */
+static void select_group(emitter *writer)
+{
+    const arena_launches *arena = writer->arena;
+    while (writer->next_group < arena->group_count &&
+           writer->next_launch >= arena->groups[writer->next_group].first_launch_index +
+                                      arena->groups[writer->next_group].launch_index_count) {
+        writer->next_group++;
+        begin_group(writer);
+    }
+}
+
 /* Write the stores and the ACCESSED records of the launches before index ``before``. */
 static void finish_launches(emitter *writer, uint32_t before)
 {
-    for (; writer->next_launch < before; writer->next_launch++) {
+    for (; writer->next_launch < before; writer->next_launch++, select_group(writer)) {
         const arena_launch *launch = writer->launches + writer->next_launch;
         if (!launch->template_record.kind)
             continue;
         bool is_lost_launch = is_lost(writer, writer->next_launch);
         writer->lost_launches += is_lost_launch;
         emit_stores(writer);
+        const bool is_exact = !is_lost_launch && !launch->is_incomplete;
+        if (writer->next_group < writer->arena->group_count && is_last_of_group(writer))
+            compare_group(writer, is_exact);
         record *rec = append(writer, &launch->template_record, KIND_ACCESSED);
         rec->accessed.node = launch->template_record.access.node;
-        rec->accessed.exact = !is_lost_launch && !launch->is_incomplete;
+        rec->accessed.exact = is_exact;
+        writer->exact_launches += is_exact;
         writer->piece_count = 0;
     }
 }
@@ -124,6 +224,7 @@ static void emit_range(void *context, const access_range *range)
     uint64_t hi = range->lo + (range->count - 1) * range->stride + range->bytes;
     if (!writer->launches[range->launch].template_record.kind || writer->attribution_lost || hi <= LOWEST_ADDRESS)
         return;
+    add_to_digest(writer, range->lo, range->bytes, range->stride, range->count, range->mode);
     record *last_record = writer->buffered_count ? record_buffer + writer->buffered_count - 1 : NULL;
     if (++writer->piece_count > MAX_PIECES && last_record && can_coalesce(last_record, range, hi)) {
         last_record->access.hi = hi;
@@ -163,25 +264,26 @@ static void mark_unknown_stores_lost(emitter *writer)
     }
 }
 
-void emit_accesses(arena_copy *copy, const arena_launch *launches, uint32_t count, tma_store_set *stores,
-                   bool attribution_lost)
+void emit_accesses(arena_copy *copy, const arena_launches *arena, tma_store_set *stores, bool attribution_lost)
 {
     const ck_header *header = &copy->top.header;
     const size_t maps = header->requested_maps < CK_MAX_MAPS ? header->requested_maps : CK_MAX_MAPS;
     const size_t boxes = header->requested_boxes < CK_MAX_BOXES ? header->requested_boxes : CK_MAX_BOXES;
     attribution_lost = !tma_stores_resolve(stores, copy->maps, maps, copy->boxes, boxes) || attribution_lost;
     emitter writer = {.copy = copy,
-                      .launches = launches,
-                      .launch_count = count,
+                      .launches = arena->launches,
+                      .launch_count = arena->launch_count,
+                      .arena = arena,
                       .stores = stores,
                       .attribution_lost = attribution_lost};
+    begin_group(&writer);
     mark_unknown_stores_lost(&writer);
     page_set *pages = &copy->pages;
     if (!tma_boxes_expand(copy->maps, copy->top.header.requested_maps, copy->boxes,
                           copy->top.header.requested_boxes, pages, mark_lost, &writer) ||
         !pages_to_ranges(pages->pages, pages->bitmaps, pages->count, emit_range, &writer))
         writer.attribution_lost = true;
-    finish_launches(&writer, count);
+    finish_launches(&writer, arena->launch_count);
     flush(&writer);
     pthread_mutex_lock(&recorder_lock);
     if (writer.launches_with_unknown_stores)

@@ -4,6 +4,7 @@
 
 #include "decode/tensor_maps.h"
 #include "exact/arena_memory.h"
+#include "recorder.h"
 #include "write/record.h"
 
 /* A launch that writes its accesses to an arena. */
@@ -12,13 +13,34 @@ typedef struct {
     bool is_incomplete;     /* the Sanitizer API does not report some of its accesses */
 } arena_launch;
 
-/* Write the accesses of the launches in an arena. ``launches`` has ``count`` elements, by launch index. With
- * ``attribution_lost``, accesses cannot be attributed to launches, and all launches are lost. The caller holds the
- * reader lock, but not the lock.
+/* The launch indices of one call: of one kernel, or of the kernels of a graph. */
+typedef struct {
+    uint32_t first_launch_index, launch_index_count; /* first launch index, and number of launch indices */
+    uint64_t space_signature;                        /* key of the estimate of their space */
+    uint32_t expected_launches;                      /* number of kernels that were expected to launch */
+    launch_signature signature;                      /* signature by which the accesses are compared */
+    reached_memory reached;
+} launch_group;
+
+/* An allocation that a launch reaches, from its first address up to its end. */
+typedef struct {
+    uint64_t lo, hi;
+} reached_range;
+
+/* The launches of an arena. */
+typedef struct {
+    const arena_launch *launches; /* by launch index */
+    uint32_t launch_count;
+    const launch_group *groups; /* all launch indices, in order */
+    size_t group_count;
+    const reached_range *reached_ranges;
+} arena_launches;
+
+/* Write the accesses of the launches in an arena, and compare them with templates. With ``attribution_lost``, accesses
+ * cannot be attributed to launches, and all launches are lost. The caller holds the reader lock, but not the lock.
  *
  * If some accesses of a launch are missing, the others are written, but its ACCESSED record is not exact. */
-void emit_accesses(arena_copy *copy, const arena_launch *launches, uint32_t count, tma_store_set *stores,
-                   bool attribution_lost);
+void emit_accesses(arena_copy *copy, const arena_launches *arena, tma_store_set *stores, bool attribution_lost);
 
 /* Write an ACCESSED record for a launch whose accesses are unknown. The lock is held. */
 void emit_unknown_accesses(const record *launch_record);

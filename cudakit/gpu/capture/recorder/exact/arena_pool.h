@@ -16,12 +16,6 @@ typedef struct {
     uint64_t pages, boxes, launch_indices; /* numbers of pages, of boxes and of launch indices */
 } arena_space;
 
-/* The launch indices of one call: of one kernel, or of the kernels of a graph. */
-typedef struct {
-    uint32_t first_launch_index, launch_index_count; /* first launch index, and number of launch indices */
-    uint64_t signature;                              /* key of the estimate of their space */
-} launch_group;
-
 typedef struct launch_arena {
     arena_memory memory;
     bool retired;               /* new launches no longer write to it */
@@ -31,6 +25,8 @@ typedef struct launch_arena {
     arena_launch *launches;     /* launches by launch index */
     launch_group *groups;       /* all launch indices, grouped by call */
     size_t launch_capacity, group_count, group_capacity;
+    reached_range *reached_ranges; /* allocations that the launches reach */
+    size_t reached_count, reached_capacity;
     tma_store_set stores;       /* tensor maps through which launches may store */
     arena_space expected_space; /* estimate for the launches so far; its launch_indices are unused */
     arena_streams streams;

@@ -11,6 +11,7 @@
 #include "model/collectives.h"
 #include "model/graphs.h"
 #include "model/ids.h"
+#include "model/kernels.h"
 #include "recorder.h"
 
 /* The memory budget and the complete arenas are checked once per this number of launches, because the check calls
@@ -38,13 +39,37 @@ static bool reserve_launch_indices(launch_arena *arena, size_t launch_index_coun
     return true;
 }
 
-/* Assign the next ``launch_index_count`` launch indices, which must be reserved, and return the first of them. */
-static uint32_t assign_launch_indices(launch_arena *arena, uint32_t launch_index_count)
+/* Assign the next ``launch_index_count`` launch indices, which must be reserved, to the kernels of one call, and return
+ * the first of them. */
+static uint32_t assign_launch_indices(launch_arena *arena, uint32_t launch_index_count, uint32_t expected_launches,
+                                      const launch_signature *signature, reached_memory reached)
 {
-    const launch_group group = {arena->launch_count, launch_index_count, this_thread.launch_signature};
+    const launch_group group = {arena->launch_count, launch_index_count, this_thread.space_signature,
+                                expected_launches,   *signature,         reached};
     arena->groups[arena->group_count++] = group;
     arena->launch_count += launch_index_count;
+    this_thread.reserved_pages = this_thread.reserved_boxes = 0;
     return group.first_launch_index;
+}
+
+/* Store an allocation that a launch reaches. If no memory is left, accesses to it count as outside. */
+static void store_reached(launch_arena *arena, const allocation *reached, reached_memory *memory)
+{
+    reached_range *ranges = array_reserve(arena->reached_ranges, &arena->reached_capacity,
+                                          arena->reached_count + 1, sizeof *ranges, 4096);
+    if (!ranges)
+        return;
+    arena->reached_ranges = ranges;
+    ranges[arena->reached_count++] = (reached_range){reached->lo, reached->hi};
+    memory->count++;
+}
+
+static reached_memory store_reach(launch_arena *arena, const launch_reach *reach)
+{
+    reached_memory memory = {(uint32_t)arena->reached_count, 0};
+    for (size_t i = 0; i < reach->allocation_count; i++)
+        store_reached(arena, reach->allocations[i], &memory);
+    return memory;
 }
 
 static void set_arena_launch(launch_arena *arena, uint32_t index, const record *launch_record, uint32_t node,
@@ -94,7 +119,67 @@ static void begin_pending_launch(launch_arena *arena, Sanitizer_StreamHandle str
 
 /* --- kernels --------------------------------------------------------------------------------------- */
 
-uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch)
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+    return hash ^ hash >> 32;
+}
+
+/* Return a key of the kernel, its grid, block and clusters, and its pointers; 0 if there can be no template. */
+static uint64_t template_key(const record *launch_record, const Sanitizer_LaunchData *launch,
+                             const launch_reach *reach)
+{
+    const uint32_t module = patching_module_id(launch->module);
+    if (!module || !launch_record->launch.name || !reach->is_complete)
+        return 0;
+    const uint64_t shape[] = {(uint64_t)module << 32 | launch_record->launch.name,
+                              (uint64_t)launch->gridDim_x << 32 | launch->gridDim_y,
+                              (uint64_t)launch->gridDim_z << 32 | launch->blockDim_x,
+                              (uint64_t)launch->blockDim_y << 32 | launch->blockDim_z,
+                              (uint64_t)launch->clusterDim_x << 32 | launch->clusterDim_y,
+                              launch->clusterDim_z,
+                              launch_record->context};
+    uint64_t key = reach->pointer_hash;
+    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++)
+        key = mix(key, shape[i]);
+    return key | 1;
+}
+
+/* Release the arena space that was reserved for a launch that is not recorded. */
+static void release_reserved_space(CUcontext context)
+{
+    launch_arena *arena = current_arena(context);
+    if (arena && arena->expected_space.pages >= this_thread.reserved_pages &&
+        arena->expected_space.boxes >= this_thread.reserved_boxes) {
+        arena->expected_space.pages -= this_thread.reserved_pages;
+        arena->expected_space.boxes -= this_thread.reserved_boxes;
+    }
+    this_thread.reserved_pages = this_thread.reserved_boxes = 0;
+}
+
+uint32_t exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
+                               const launch_reach *reach, launch_signature *signature)
+{
+    *signature = (launch_signature){0};
+    if (!templates_are_enabled())
+        return 0;
+    const stream_operation operation = order_enqueue(launch_record->stream, launch_record->context);
+    bool is_contested = !operation.slot;
+    for (size_t i = 0; i < reach->allocation_count; i++) {
+        allocation_add_work(reach->allocations[i], operation);
+        is_contested = is_contested || reach->allocations[i]->is_contested;
+    }
+    const uint64_t arguments_hash =
+        kernels_hash_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra);
+    const uint32_t template_id =
+        templates_choose(template_key(launch_record, launch, reach), arguments_hash, is_contested, signature);
+    if (template_id)
+        release_reserved_space(launch->context);
+    return template_id;
+}
+
+uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch,
+                      const launch_signature *signature, const launch_reach *reach)
 {
     if (!patching_is_active(launch->context))
         return 0;
@@ -114,7 +199,8 @@ uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *l
         reason = MACHINE_CODE_TENSOR_STORES;
     if (reason)
         record_gap_detail(FROM_ARGUMENTS, reason);
-    uint32_t index = assign_launch_indices(arena, 1);
+    uint32_t index = assign_launch_indices(arena, 1, 1, signature,
+                                           signature->state ? store_reach(arena, reach) : (reached_memory){0, 0});
     set_arena_launch(arena, index, launch_record, 0, reason != NULL);
     begin_pending_launch(arena, launch->hStream);
     return CK_USERDATA(arena->memory.base_address, arena->memory.entries_log2, index);
@@ -164,9 +250,53 @@ static void record_graph_gap(void)
     record_gap("graph launch inferred from arguments: arena full");
 }
 
-uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch,
-                            uint32_t executable, uint32_t kernels)
+static allocation *find_reached(uint64_t address, stream_operation operation, bool *is_contested)
 {
+    allocation *reached = allocations_find(address);
+    if (reached) {
+        allocation_add_work(reached, operation);
+        *is_contested = *is_contested || reached->is_contested;
+    }
+    return reached;
+}
+
+uint32_t exact_choose_graph_template(const record *launch_record, launch_signature *signature)
+{
+    uint32_t version;
+    size_t address_count;
+    *signature = (launch_signature){0};
+    if (!templates_are_enabled())
+        return 0;
+    const uint32_t graph = launch_record->graph_launch.graph, executable = launch_record->graph_launch.executable;
+    const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
+    const stream_operation operation = order_enqueue(launch_record->stream, launch_record->context);
+    bool is_contested = !operation.slot;
+    for (size_t i = 0; i < address_count; i++)
+        find_reached(addresses[i], operation, &is_contested);
+    const uint64_t key = mix(mix((uint64_t)graph << 32 | executable, version), 1);
+    return templates_choose(version ? key | 1 : 0, 1, is_contested, signature);
+}
+
+/* Store the allocations that a graph reaches. */
+static reached_memory store_graph_reach(launch_arena *arena, uint32_t graph)
+{
+    uint32_t version;
+    size_t address_count;
+    reached_memory memory = {(uint32_t)arena->reached_count, 0};
+    const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
+    const allocation *last = NULL;
+    for (size_t i = 0; i < address_count; i++) {
+        const allocation *reached = allocations_find(addresses[i]);
+        if (reached && reached != last)
+            store_reached(arena, last = reached, &memory);
+    }
+    return memory;
+}
+
+uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch, uint32_t kernels,
+                            const launch_signature *signature)
+{
+    const uint32_t executable = launch_record->graph_launch.executable;
     arena_pool *pool = patching_is_active(launch->context) ? pool_find(launch->context) : NULL;
     graph_launch *graph = &this_thread.pending_graph_launch;
     finish_pending_launch();
@@ -180,10 +310,20 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
     }
     graph->launch_record = *launch_record;
     graph->executable = executable;
+    graph->signature = *signature;
+    graph->reached = signature->state ? store_graph_reach(pool->current, launch_record->graph_launch.graph)
+                                      : (reached_memory){0, 0};
     graph->kernels = graph->kernels_left = kernels;
     pool->launches_since_poll += kernels;
     begin_pending_launch(pool->current, launch->hStream);
     return kernels;
+}
+
+void exact_skip_graph(CUcontext context)
+{
+    finish_pending_launch();
+    this_thread.pending_graph_launch = (graph_launch){0};
+    release_reserved_space(context);
 }
 
 /* Assign the launch indices of all kernel nodes. Called when the first kernel launches, whose %gridid is
@@ -204,7 +344,8 @@ static bool reserve_graph(launch_arena *arena, graph_launch *graph, uint64_t gri
         return false;
     }
     graph->launch_index_count = (uint32_t)launch_index_count;
-    graph->first_launch_index = assign_launch_indices(arena, graph->launch_index_count);
+    graph->first_launch_index =
+        assign_launch_indices(arena, graph->launch_index_count, graph->kernels, &graph->signature, graph->reached);
     return true;
 }
 
@@ -285,7 +426,8 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threads, uint64_t launch_index_count)
 {
     arena_pool *pool = pool_open(context);
-    this_thread.launch_signature = signature;
+    this_thread.space_signature = signature;
+    this_thread.reserved_pages = this_thread.reserved_boxes = 0;
     if (!pool || pool->disabled)
         return;
     pthread_mutex_lock(&recorder_lock);
@@ -298,6 +440,8 @@ static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threa
     }
     needed.launch_indices = launch_index_count;
     pool_reserve(pool, needed);
+    this_thread.reserved_pages = needed.pages;
+    this_thread.reserved_boxes = needed.boxes;
 }
 
 void exact_prepare(CUcontext context, CUfunction function, uint64_t threads)
@@ -393,5 +537,6 @@ void exact_clear(void)
         return;
     pool_clear();
     patching_clear();
+    templates_clear();
     memset(grid_id_ranges, 0, sizeof grid_id_ranges);
 }

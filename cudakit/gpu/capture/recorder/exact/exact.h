@@ -10,7 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "exact/templates.h"
 #include "hooks/sanitizer_api.h"
+#include "model/kernels.h"
 #include "write/record.h"
 
 /* Make sure that an arena has space for a kernel launch of ``threads`` threads, or for a graph launch. Called at the
@@ -18,9 +20,19 @@
 void exact_prepare(CUcontext context, CUfunction function, uint64_t threads);
 void exact_prepare_graph(CUcontext context, CUgraphExec executable);
 
-/* Assign a launch index to a kernel launch and return its user data, or 0 if its accesses will not be recorded. The
- * lock is held. The arena is not replaced before exact_enqueued(). */
-uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch);
+/* Assign a launch index to a kernel launch and return its user data, or 0 if its accesses will not be recorded.
+ * ``signature`` and ``reach`` are those by which its accesses are compared. The lock is held. The arena is not replaced
+ * before exact_enqueued(). */
+uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch,
+                      const launch_signature *signature, const launch_reach *reach);
+
+/* Return the template of a kernel launch that need not be recorded, or 0; then set ``signature``. Also add the launch to
+ * the work on the allocations that it reaches. The lock is held. */
+uint32_t exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
+                               const launch_reach *reach, launch_signature *signature);
+
+/* Do the same for the launch of a graph. */
+uint32_t exact_choose_graph_template(const record *launch_record, launch_signature *signature);
 
 /* Handle the end of this thread's last launch of a kernel or a graph: it is enqueued on its stream, or it failed.
  * Takes the lock. */
@@ -29,9 +41,12 @@ void exact_enqueued(void);
 /* Handle a failure to set the user data of this thread's launch. Takes the lock. */
 void exact_assign_failed(void);
 
+/* Begin a graph launch that need not be recorded. The lock is held. */
+void exact_skip_graph(CUcontext context);
+
 /* Begin a graph launch, and return the number of its nodes whose accesses will be recorded. The lock is held. */
-uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch,
-                            uint32_t executable, uint32_t kernels);
+uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch, uint32_t kernels,
+                            const launch_signature *signature);
 
 /* Assign a launch index to a kernel node of the graph that this thread launches, and return the user data. ``node`` is
  * the node id, or 0 if it is unknown. The lock is held. */

@@ -192,6 +192,11 @@ void patching_module_unloading(CUmodule module)
     hash_table_remove(&module_ids, (uint64_t)(uintptr_t)module);
 }
 
+uint32_t patching_module_id(CUmodule module)
+{
+    return hash_table_get(&module_ids, (uint64_t)(uintptr_t)module);
+}
+
 void patching_multicast_used(void)
 {
     __atomic_store_n(&multicast_used, true, __ATOMIC_RELAXED);

@@ -32,6 +32,9 @@ typedef struct {
         tensor_modes; /* MODE_* of stores and reductions through tensor maps, which are among the kernel arguments */
 } unreported_accesses;
 
+/* Return the id of a patched module, which is never reused, or 0. The lock is held. */
+uint32_t patching_module_id(CUmodule module);
+
 /* Record that this process has used a multicast object. */
 void patching_multicast_used(void);
 

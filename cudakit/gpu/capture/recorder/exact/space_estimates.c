@@ -80,7 +80,7 @@ void space_learn(const launch_arena *arena, const arena_copy *copy)
         }
         if (is_lower_bound) /* the launch lost accesses, so it needs more space than was counted */
             needed.pages *= 2, needed.boxes *= 2;
-        learn_space(group->signature, needed);
+        learn_space(group->space_signature, needed);
     }
 }
 

@@ -31,6 +31,8 @@ static bool is_split_launch(const Sanitizer_LaunchData *launch)
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
     static record launch_records[1 + MAX_ACCESSES]; /* protected by the lock */
+    static launch_reach reach;                      /* protected by the lock */
+    launch_signature signature;
     if (launch->splitLaunchPart > 1) {
         set_user_data(launch, this_thread.user_data);
         return;
@@ -38,20 +40,21 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
     rec.device = (int16_t)launch->device;
     size_t count = kernels_find_pointers(this_thread.parameter_layout, this_thread.parameters, this_thread.extra,
-                                         &rec, launch_records + 1, MAX_ACCESSES);
+                                         &rec, launch_records + 1, MAX_ACCESSES, &reach);
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
-    if (!is_nccl_kernel(launch->functionName)) {
-        this_thread.user_data = exact_assign(&rec, launch);
-        rec.launch.pending = this_thread.user_data != 0;
-    } else {
-        this_thread.user_data = 0;
+    if (is_nccl_kernel(launch->functionName)) {
         rec.launch.pending = collectives_launched(&rec);
         count = rec.launch.pending ? 0 : count; /* the arguments are pointers to NCCL's own memory */
+        this_thread.user_data = 0;
+    } else {
+        rec.launch.template_id = exact_choose_template(&rec, launch, &reach, &signature);
+        this_thread.user_data = rec.launch.template_id ? 0 : exact_assign(&rec, launch, &signature, &reach);
+        rec.launch.pending = this_thread.user_data != 0;
     }
     launch_records[0] = rec;
-    spool_records(launch_records, 1 + count);
+    spool_records(launch_records, rec.launch.template_id ? 1 : 1 + count);
     if (count == MAX_ACCESSES)
         record_gap("kernel with more than 512 pointer arguments");
     bool context_is_patched = patching_is_active(launch->context);
@@ -109,6 +112,9 @@ static void on_copy(const Sanitizer_MemcpyData *copy)
     rec.copy.direction = DIRECTION_OF[copy->direction];
     rec.copy.host = host_side(rec.copy.direction, copy);
     rec.copy.asynchronous = copy->isAsync != 0;
+    const stream_operation operation = order_enqueue(rec.stream, rec.context);
+    allocations_add_work(copy->srcAddress, operation);
+    allocations_add_work(copy->dstAddress, operation);
     for (uint64_t i = 0; i < slices; i++) {
         rec.copy.source = copy->srcAddress + i * source_slice;
         rec.copy.destination = copy->dstAddress + i * destination_slice;
@@ -127,6 +133,7 @@ static void on_memset(const Sanitizer_MemsetData *fill)
     rec.fill.rows = value_or(fill->height, 1);
     rec.fill.pitch_bytes = rec.fill.rows > 1 ? fill->pitch : 0;
     rec.fill.asynchronous = fill->isAsync != 0;
+    allocations_add_work(fill->address, order_enqueue(rec.stream, rec.context));
     record_append_and_unlock(&rec);
 }
 
@@ -153,6 +160,10 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
     bool is_stream_sync = cbid == SYNC_STREAM;
     record rec = record_begin_and_lock(is_stream_sync ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
                                        is_stream_sync ? sync->hStream : NULL);
+    if (is_stream_sync)
+        order_host_waited_for_stream(rec.stream, rec.context);
+    else
+        order_host_waited_for_context(rec.context);
     record_append_and_unlock(&rec);
     if (!is_stream_sync || sync->hStream)
         exact_synchronized(sync->context, is_stream_sync ? sync->hStream : NULL);
@@ -164,8 +175,18 @@ static void on_event_lifetime(uint32_t cbid, CUevent event)
     if (cbid == EVENTS_CREATED)
         event_created(event);
     else
-        event_forget(event);
+        event_destroyed(event);
     pthread_mutex_unlock(&recorder_lock);
+}
+
+/* Apply the order that a call with an event creates. The lock is held. */
+static void add_event_order(uint32_t cbid, const record *rec)
+{
+    switch (cbid) {
+    case EVENTS_RECORD: order_event_recorded(rec->event.event, rec->stream, rec->context); break;
+    case EVENTS_STREAM_WAIT: order_stream_waits(rec->stream, rec->context, rec->event.event); break;
+    case EVENTS_SYNCHRONIZE: order_host_waited_for_event(rec->event.event); break;
+    }
 }
 
 static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
@@ -186,6 +207,7 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
                                        cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);
     if (is_stream_event) {
         rec.event.event = event_id(data->event);
+        add_event_order(cbid, &rec);
         record_append(&rec);
     } else {
         record_gap("event recorded on a whole context");
@@ -199,8 +221,10 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
 
 static void on_executable(uint32_t cbid, const Sanitizer_GraphExecData *data)
 {
+    uint32_t executable, kernel_count;
     pthread_mutex_lock(&recorder_lock);
     if (cbid == GRAPHS_EXEC_DESTROYING) {
+        graphs_forget_reach(executable_graph(data->graphExec, &executable, &kernel_count));
         executable_forget(data->graphExec);
     } else {
         executable_created(data->graphExec, this_thread.instantiated_graph, this_thread.instantiated_kernels);
@@ -212,14 +236,18 @@ static void on_executable(uint32_t cbid, const Sanitizer_GraphExecData *data)
 
 static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
 {
+    launch_signature signature;
     if (data->isGraphUpload)
         return;
     record rec = record_begin_and_lock(KIND_GRAPH_LAUNCH, data->context, data->hStream);
     rec.graph_launch.graph =
         executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernels);
     this_thread.launched_graph = rec.graph_launch.graph;
-    rec.graph_launch.pending =
-        exact_assign_graph(&rec, data, rec.graph_launch.executable, this_thread.expected_kernels);
+    rec.graph_launch.template_id = exact_choose_graph_template(&rec, &signature);
+    if (rec.graph_launch.template_id)
+        exact_skip_graph(data->context);
+    else
+        rec.graph_launch.pending = exact_assign_graph(&rec, data, this_thread.expected_kernels, &signature);
     if (rec.graph_launch.graph)
         record_append(&rec);
     else

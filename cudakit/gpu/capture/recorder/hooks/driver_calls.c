@@ -112,6 +112,7 @@ static void record_event_completed(CUevent event)
     pthread_mutex_lock(&recorder_lock);
     record rec = record_begin(KIND_EVENT_QUERY_OK, 0, 0, call_site_id(&stack));
     rec.event.event = event_id(event);
+    order_host_waited_for_event(rec.event.event);
     record_append(&rec);
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -165,6 +166,16 @@ static graph_node changed_node(uint32_t cbid, const void *parameters)
     return node;
 }
 
+/* Handle a change of a graph that is not recorded: the memory that the graph reaches is no longer known. */
+static void exit_unrecorded_change(CUgraphExec executable)
+{
+    uint32_t id, kernel_count;
+    pthread_mutex_lock(&recorder_lock);
+    record_gap("executable graph whose nodes were changed");
+    graphs_forget_reach(executable_graph(executable, &id, &kernel_count));
+    pthread_mutex_unlock(&recorder_lock);
+}
+
 static void exit_node_change(uint32_t cbid, const node_set_params *change)
 {
     bool is_recorded;
@@ -175,7 +186,7 @@ static void exit_node_change(uint32_t cbid, const node_set_params *change)
         is_recorded = graphs_node_changed(change->hGraphExec, change->hNode, &node);
     }
     if (!is_recorded)
-        lock_and_record_gap("executable graph whose nodes were changed");
+        exit_unrecorded_change(change->hGraphExec);
 }
 
 static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
@@ -231,7 +242,9 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuGraphExecMemsetNodeSetParams:
     case CBID_cuGraphExecChildGraphNodeSetParams:
     case CBID_cuGraphExecNodeSetParams: exit_node_change(cbid, parameters); break;
-    case CBID_cuGraphNodeSetEnabled: lock_and_record_gap("executable graph whose nodes were changed"); break;
+    case CBID_cuGraphNodeSetEnabled:
+        exit_unrecorded_change(((const node_set_params *)parameters)->hGraphExec);
+        break;
     case CBID_cuGraphLaunchWithArguments:
         lock_and_record_gap("graph launched with cuGraphLaunchWithArguments");
         break;

@@ -33,6 +33,8 @@ static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
     rec.memory.layer = LAYER_DRIVER;
     rec.device = (int16_t)memory->device;
     allocations_add(memory->address, memory->size, rec.memory.allocation_kind);
+    if (cbid == RESOURCE_ALLOC_ASYNC) /* later work must be ordered after the allocation */
+        allocations_add_work(memory->address, order_enqueue(rec.stream, rec.context));
     record_append_and_unlock(&rec);
 }
 

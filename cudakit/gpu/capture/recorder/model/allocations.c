@@ -54,7 +54,7 @@ int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t memory_kind)
         return -1;
     allocations = new_allocations;
     memmove(allocations + index + 1, allocations + index, (allocation_count - index) * sizeof *allocations);
-    allocations[index] = (allocation){address, end, memory_kind};
+    allocations[index] = (allocation){.lo = address, .hi = end, .memory_kind = memory_kind};
     allocation_count++;
     device_bytes += device_size(allocations + index);
     return 0;
@@ -70,12 +70,33 @@ int allocations_remove(uint64_t address, allocation *removed)
     return 1;
 }
 
-const allocation *allocations_find(uint64_t address)
+allocation *allocations_find(uint64_t address)
 {
     if (!allocation_count || address < allocations[0].lo || address >= allocations[allocation_count - 1].hi)
         return NULL; /* fast path: most parameter words are not pointers */
-    const allocation *candidate = allocations + first_ending_after(address);
+    allocation *candidate = allocations + first_ending_after(address);
     return candidate->lo <= address ? candidate : NULL;
+}
+
+void allocation_add_work(allocation *accessed, stream_operation operation)
+{
+    if (!operation.slot || (accessed->last_work.slot && !order_is_before(accessed->last_work, operation)))
+        accessed->is_contested = true;
+    accessed->last_work = operation;
+}
+
+void allocations_add_work(uint64_t address, stream_operation operation)
+{
+    allocation *accessed = allocations_find(address);
+    if (accessed)
+        allocation_add_work(accessed, operation);
+}
+
+void allocations_contest(uint64_t address)
+{
+    allocation *accessed = allocations_find(address);
+    if (accessed)
+        accessed->is_contested = true;
 }
 
 uint64_t allocations_device_bytes(void)

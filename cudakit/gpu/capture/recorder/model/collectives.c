@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "containers.h"
+#include "model/allocations.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 #include "write/spool.h"
@@ -356,6 +357,9 @@ void collective_add(uint64_t id, uint64_t call_id, const collective *operation)
         rec->site = call ? call->site : 0;
         rec->collective.send = operation->send;
         rec->collective.receive = operation->receive;
+        /* The buffers are reported after the launch, so that their order with other work is unknown here. */
+        allocations_contest(operation->send);
+        allocations_contest(operation->receive);
         rec->collective.element_count = operation->count;
         rec->collective.communicator = owner->communicator;
         rec->collective.sequence = call ? call->sequence : ++of_plan->operations;

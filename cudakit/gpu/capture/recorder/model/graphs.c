@@ -82,7 +82,7 @@ static void write_accesses(node_writer *writer, const graph_node *node)
     switch (node->type) {
     case NODE_KERNEL:
         writer->count = kernels_find_pointers(node->layout, node->kernel.kernelParams, node->kernel.extra,
-                                              &writer->node_record, writer->accesses, MAX_ACCESSES);
+                                              &writer->node_record, writer->accesses, MAX_ACCESSES, NULL);
         for (size_t i = 0; i < writer->count; i++)
             writer->accesses[i].access.node = writer->node_record.node.node;
         break;
@@ -177,6 +177,67 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
     return id ? all_node_maps[id - 1].maps : NULL;
 }
 
+/* --- reached memory -------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint64_t *addresses;
+    size_t count, capacity;
+    uint32_t version; /* number of written nodes, changed ones included; 0: unknown */
+    bool is_unknown;
+} graph_reach;
+
+static graph_reach *graph_reaches; /* by graph id */
+static size_t graph_reach_count, graph_reach_capacity;
+
+/* Return the reach of a graph; a new graph gets an empty one. Return NULL if no memory is left. */
+static graph_reach *graph_reach_get(uint32_t graph)
+{
+    graph_reach *reaches =
+        array_reserve(graph_reaches, &graph_reach_capacity, graph + 1u, sizeof *graph_reaches, 64);
+    if (!reaches)
+        return NULL;
+    graph_reaches = reaches;
+    for (; graph_reach_count <= graph; graph_reach_count++)
+        graph_reaches[graph_reach_count] = (graph_reach){0};
+    return graph_reaches + graph;
+}
+
+void graphs_forget_reach(uint32_t graph)
+{
+    graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
+    if (!reach)
+        return;
+    free(reach->addresses);
+    *reach = (graph_reach){.is_unknown = true};
+}
+
+/* Add the addresses that a node reaches, those of its accesses. */
+static void add_to_reach(uint32_t graph, const graph_node *node, const record *accesses, size_t count)
+{
+    graph_reach *reach = graph_reach_get(graph);
+    if (!reach || reach->is_unknown)
+        return;
+    uint64_t *addresses =
+        array_reserve(reach->addresses, &reach->capacity, reach->count + count, sizeof *addresses, 64);
+    if ((count && !addresses) || count == MAX_ACCESSES || node->type == NODE_MEM_ALLOC ||
+        node->type == NODE_MEM_FREE) {
+        graphs_forget_reach(graph); /* memory of the graph itself is another one in each launch */
+        return;
+    }
+    reach->addresses = addresses;
+    for (size_t i = 0; i < count; i++)
+        reach->addresses[reach->count++] = accesses[i].access.lo;
+    reach->version++;
+}
+
+const uint64_t *graphs_reached_addresses(uint32_t graph, size_t *count, uint32_t *version)
+{
+    const graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
+    *count = reach ? reach->count : 0;
+    *version = reach ? reach->version : 0;
+    return reach ? reach->addresses : NULL;
+}
+
 /* --- writing graphs ------------------------------------------------------------------------------ */
 
 /* Return whether a node's accesses follow from its parameters, which the program can set in the executable graph. */
@@ -203,6 +264,7 @@ static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node,
         return;
     }
     write_accesses(&writer, node);
+    add_to_reach(graph, node, buffer + 1, writer.count);
     spool_records(buffer, 1 + writer.count);
 }
 
@@ -239,6 +301,8 @@ static uint32_t write_graph(const graph_structure *structure, const call_site *s
         rec.edge.after = structure->edges[i].after;
         record_append(&rec);
     }
+    if (structure->failed || structure->has_conditional)
+        graphs_forget_reach(graph);
     if (structure->failed)
         record_gap("graph with nodes that could not be queried");
     if (structure->has_conditional)
@@ -376,5 +440,6 @@ void graphs_clear(void)
     hash_table_clear(&node_ids);
     hash_table_clear(&node_map_ids);
     node_map_count = 0;
+    graph_reach_count = 0;
     __atomic_store_n(&active_captures, 0, __ATOMIC_RELAXED);
 }

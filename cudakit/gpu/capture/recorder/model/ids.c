@@ -5,6 +5,7 @@
 
 #include "containers.h"
 #include "model/allocations.h"
+#include "model/stream_order.h"
 #include "recorder.h"
 
 #define MAX_EXECUTABLES 65536
@@ -28,6 +29,7 @@ void ids_clear(void)
     hash_table_clear(&event_ids);
     hash_table_clear(&executable_ids);
     allocations_clear();
+    order_clear();
     last_context = last_stream = last_event = last_graph = last_executable = 0;
 }
 
@@ -102,10 +104,10 @@ void event_created(CUevent event)
         hash_table_put(&event_ids, handle_key(event), ++last_event);
 }
 
-void event_forget(CUevent event)
+void event_destroyed(CUevent event)
 {
     if (event)
-        hash_table_remove(&event_ids, handle_key(event));
+        order_event_destroyed(hash_table_remove(&event_ids, handle_key(event)));
 }
 
 uint32_t event_id(CUevent event)

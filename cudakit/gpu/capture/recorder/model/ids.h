@@ -27,7 +27,7 @@ uint32_t stream_forget(Sanitizer_StreamHandle stream);
 
 /* Assign a new id to an event, and remove the handle of a destroyed event. */
 void event_created(CUevent event);
-void event_forget(CUevent event);
+void event_destroyed(CUevent event);
 
 uint32_t new_graph_id(void);
 

@@ -28,8 +28,13 @@ typedef struct {
     uint8_t certainty;            /* PRECISION_* value for a pointer at this offset */
 } parameter_word;
 
+typedef struct {
+    uint16_t offset, size; /* in the packed parameter buffer, in bytes */
+} parameter_span;
+
 struct kernel_layout {
-    size_t word_count;
+    size_t word_count, parameter_count;
+    parameter_span *spans; /* the parameters */
     parameter_word words[];
 };
 
@@ -78,11 +83,17 @@ static struct kernel_layout *query_layout(const driver_functions *driver, CUfunc
            offset + size <= MAX_PARAMETER_BYTES)
         word_count += append_pointer_words(parameter_count++, offset, size, NULL);
     struct kernel_layout *layout = malloc(sizeof *layout + word_count * sizeof(parameter_word));
-    if (!layout)
+    parameter_span *spans = calloc(parameter_count + 1u, sizeof *spans);
+    if (!layout || !spans) {
+        free(layout);
+        free(spans);
         return NULL;
-    layout->word_count = 0;
-    for (uint16_t i = 0; i < parameter_count && parameter_info(driver, function, i, &offset, &size); i++)
+    }
+    *layout = (struct kernel_layout){.spans = spans};
+    for (uint16_t i = 0; i < parameter_count && parameter_info(driver, function, i, &offset, &size); i++) {
+        spans[layout->parameter_count++] = (parameter_span){(uint16_t)offset, (uint16_t)size};
         layout->word_count += append_pointer_words(i, offset, size, layout->words + layout->word_count);
+    }
     return layout;
 }
 
@@ -103,7 +114,8 @@ const struct kernel_layout *kernels_layout(CUfunction function)
     if (layout && last_layout + 1 < MAX_LAYOUTS) {
         layouts[++last_layout] = layout;
         hash_table_put(&layout_numbers, handle_key(function), last_layout);
-    } else {
+    } else if (layout) {
+        free(layout->spans);
         free(layout);
         layout = NULL;
     }
@@ -161,11 +173,34 @@ int kernels_read_words(const struct kernel_layout *layout, void **parameters, vo
     return 1;
 }
 
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+    return hash ^ hash >> 32;
+}
+
+/* Add a pointer, which is the word at index ``word``, to the reach of a launch. */
+static void add_to_reach(launch_reach *reach, size_t word, uint64_t pointer, allocation *target)
+{
+    reach->pointer_hash = mix(mix(reach->pointer_hash, word), pointer);
+    for (size_t i = reach->allocation_count; i-- > 0;)
+        if (reach->allocations[i] == target)
+            return;
+    if (reach->allocation_count < MAX_ACCESSES)
+        reach->allocations[reach->allocation_count++] = target;
+    else
+        reach->is_complete = false;
+}
+
 size_t kernels_find_pointers(const struct kernel_layout *layout, void **parameters, void **extra,
-                             const record *launch_record, record *accesses, size_t limit)
+                             const record *launch_record, record *accesses, size_t limit, launch_reach *reach)
 {
     const char *buffer = parameters ? NULL : packed_buffer(extra);
     size_t count = 0;
+    if (reach) { /* the array is not cleared, because it is large */
+        reach->pointer_hash = reach->allocation_count = 0;
+        reach->is_complete = layout && (parameters || buffer);
+    }
     if (!layout || (!parameters && !buffer))
         return 0;
     for (size_t i = 0; i < layout->word_count && count < limit; i++) {
@@ -174,7 +209,9 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
                                     : (const char *)parameters[word->parameter_index] + word->offset_in_parameter;
         uint64_t value;
         memcpy(&value, source, sizeof value);
-        const allocation *target = allocations_find(value);
+        allocation *target = allocations_find(value);
+        if (target && reach)
+            add_to_reach(reach, i, value, target);
         record *existing_access = target ? find_access(value, accesses, count) : NULL;
         if (existing_access && word->certainty < existing_access->access.precision)
             existing_access->access.precision = word->certainty;
@@ -189,7 +226,27 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
         access->access.mode = MODE_READ | MODE_WRITE;
         access->access.precision = word->certainty;
     }
+    if (count == limit && reach)
+        reach->is_complete = false;
     return count;
+}
+
+uint64_t kernels_hash_arguments(const struct kernel_layout *layout, void **parameters, void **extra)
+{
+    const char *buffer = parameters ? NULL : packed_buffer(extra);
+    uint64_t hash = 1;
+    if (!layout || (!parameters && !buffer))
+        return 0;
+    for (size_t i = 0; i < layout->parameter_count; i++) {
+        const char *bytes = buffer ? buffer + layout->spans[i].offset : parameters[i];
+        size_t size = layout->spans[i].size;
+        for (uint64_t word = 0; size; bytes += sizeof word, size -= size < sizeof word ? size : sizeof word) {
+            word = 0;
+            memcpy(&word, bytes, size < sizeof word ? size : sizeof word);
+            hash = mix(hash, word);
+        }
+    }
+    return hash ? hash : 1;
 }
 
 uint32_t kernels_name_id(CUfunction function, const char *name)

@@ -41,6 +41,7 @@ enum {
     KIND_DEVICE_INFO = 37,
     KIND_COMMUNICATOR = 38,
     KIND_COLLECTIVE = 39,
+    KIND_TEMPLATE = 42,
 };
 
 enum {
@@ -74,6 +75,7 @@ enum {
     NODE_TYPE_MEMOP
 };
 enum { FLAG_WAIT = 1, FLAG_WRITE = 2 };
+enum { TEMPLATE_CHECK_NONE = 0, TEMPLATE_CHECK_EQUAL = 1, TEMPLATE_CHECK_DIFFERENT = 2 };
 enum { PHASE_BEGIN = 1, PHASE_END = 2 };
 enum {
     COLLECTIVE_UNKNOWN,
@@ -105,6 +107,7 @@ typedef struct {
         struct {
             uint32_t name, grid[3], block[3];
             uint8_t pending;
+            uint32_t template_id; /* template that replaces the accesses; 0: none */
         } launch;
         struct {
             uint64_t lo, hi;
@@ -138,7 +141,7 @@ typedef struct {
             uint32_t graph, before, after;
         } edge;
         struct {
-            uint32_t graph, executable, pending;
+            uint32_t graph, executable, pending, template_id;
         } graph_launch;
         struct {
             uint64_t address;
@@ -168,6 +171,10 @@ typedef struct {
             uint32_t node;
             uint8_t exact;
         } accessed;
+        struct {
+            uint32_t template_id; /* template that the accesses become; 0 without a check: all are forgotten */
+            uint8_t check;
+        } access_template;
         struct {
             uint64_t size_bytes;
         } arenas;

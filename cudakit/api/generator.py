@@ -1,0 +1,318 @@
+"""``cudakit.Generator``: random numbers on the device, bit by bit the same in numpy."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from cudakit.api.kernels import open_device
+from cudakit.api.random_arrays import DeviceMemory, HostMemory, Output, RandomMemory, Shape
+from cudakit.errors import InputError, UsageError
+from cudakit.gpu.api import Gpu
+from cudakit.kernels.philox import philox
+from cudakit.kernels.random import (
+    Draw,
+    bits_draw,
+    integers_draw,
+    normal_draw,
+    permutation_draw,
+    uniform_draw,
+)
+from cudakit.kernels.random_values import ATTEMPT_SHIFT, Counter
+
+_STATE_VERSION = 1
+_ALGORITHM = "philox4x32-10"
+# Each number of a state, and the number below which it must be.
+_STATE_LIMITS = {
+    "seed": 1 << 64,
+    "sequence": 1 << ATTEMPT_SHIFT,
+    "position": 1 << 64,
+    "spawned": 1 << 63,
+}
+# Seeds of spawned generators come from these sequence numbers, which no attempt to draw an integer reaches.
+_SPAWN_SEQUENCE = 0xFFFF << ATTEMPT_SHIFT
+
+
+class Generator:
+    """Generates random numbers by Philox 4x32-10, in new arrays or in arrays of any library.
+
+    ``seed`` is an integer below 2^64; None takes one from the operating system. ``device`` is a CUDA device
+    index (the current device by default), ``"sim"`` or ``"sim:MODEL"`` for a simulated device, a device that
+    cudakit opened, or ``"numpy"``, which computes the same numbers on the host. ``sequence``, below 2^48,
+    selects one of the independent sequences of a seed.
+
+    Each call begins at the next Philox block of 128 bits and uses whole blocks. Its numbers depend on the
+    seed, the sequence and the position only: not on the device, the launch, the stream or the alignment of
+    the array. Several calls give the numbers of one longer call if all but the last one draw a multiple of 8
+    values; a permutation cannot be divided.
+
+    Each method takes a shape for a new array (a ``DeviceArray``), or ``out``: a contiguous array in device
+    memory of torch, CuPy, Numba or another library, or of numpy with ``device="numpy"``. ``stream`` is a
+    stream of any library; by default it is the current stream of torch or CuPy if ``out`` is theirs, else
+    that of ``cudakit.stream``. A call enqueues one kernel, does not wait for it, and returns the array.
+
+    Raises UsageError for invalid arguments, and for a stream that is being captured, because each replay of
+    the graph would repeat the same numbers. Several threads can use one generator.
+
+    >>> generator = cudakit.Generator(42, device="sim")
+    >>> generator.integers(0, 10, 5).copy_to_host().tolist()
+    [6, 4, 0, 3, 9]
+    >>> cudakit.Generator(42, device="numpy").integers(0, 10, 5).tolist()
+    [6, 4, 0, 3, 9]
+    """
+
+    def __init__(
+        self,
+        seed: int | None = None,
+        *,
+        device: int | str | Gpu | None = None,
+        sequence: int = 0,
+    ) -> None:
+        checked_seed = secrets.randbits(64) if seed is None else _checked("seed", seed, UsageError)
+        self._counter = Counter(0, _checked("sequence", sequence, UsageError), checked_seed)
+        self._spawned_count = 0
+        self._lock = Lock()
+        self._memory = _memory_of(device)
+
+    @property
+    def seed(self) -> int:
+        """The seed, which is the key of Philox."""
+        return self._counter.seed
+
+    @property
+    def sequence(self) -> int:
+        """The sequence number, which is the high half of the counter of Philox."""
+        return self._counter.sequence
+
+    @property
+    def position(self) -> int:
+        """The number of the next block, which is the low half of the counter of Philox."""
+        return self._counter.position
+
+    def bits(
+        self,
+        shape: Shape | None = None,
+        *,
+        dtype: object = None,
+        out: Any = None,
+        stream: object = None,
+    ) -> Any:
+        """Return random bits in an array of integers, uint32 by default; ``out`` may have any dtype.
+
+        The 32-bit words are those of cuRAND's Philox4_32_10 generator with this seed, ``subsequence`` equal
+        to the sequence number, and ``offset`` equal to 4 times the position.
+        """
+        output = self._output(shape, dtype, "uint32", out, stream)
+        if out is None and np.dtype(output.dtype).kind not in "iu":
+            raise UsageError(f"bits in a new array need an integer dtype, not {output.dtype}")
+        return self._fill(output, bits_draw(output.size_bytes))
+
+    def uniform(
+        self,
+        shape: Shape | None = None,
+        *,
+        low: float = 0.0,
+        high: float = 1.0,
+        dtype: object = None,
+        out: Any = None,
+        stream: object = None,
+    ) -> Any:
+        """Return uniform values in [low, high): float32 by default, float64, float16 or bfloat16.
+
+        In [0, 1) they are multiples of 2^-24 (float64: 2^-53, float16: 2^-11, bfloat16: 2^-8). The bounds are
+        rounded to the dtype.
+
+        >>> values = cudakit.Generator(1, device="numpy").uniform(1000, low=-1, high=1)
+        >>> bool(values.min() >= -1 and values.max() < 1)
+        True
+        """
+        output = self._output(shape, dtype, "float32", out, stream)
+        return self._fill(output, uniform_draw(output.element_count, output.dtype, low, high))
+
+    def normal(
+        self,
+        shape: Shape | None = None,
+        *,
+        mean: float = 0.0,
+        std: float = 1.0,
+        dtype: object = None,
+        out: Any = None,
+        stream: object = None,
+    ) -> Any:
+        """Return normal values: float32 by default, float64, float16 or bfloat16.
+
+        The transform of Box and Muller is computed in fp32 (float64: in fp64), and rounded to the dtype.
+        """
+        output = self._output(shape, dtype, "float32", out, stream)
+        return self._fill(output, normal_draw(output.element_count, output.dtype, mean, std))
+
+    def integers(
+        self,
+        low: int,
+        high: int,
+        shape: Shape | None = None,
+        *,
+        dtype: object = None,
+        out: Any = None,
+        stream: object = None,
+    ) -> Any:
+        """Return integers in [low, high), int64 by default; each one is exactly equally likely."""
+        output = self._output(shape, dtype, "int64", out, stream)
+        return self._fill(output, integers_draw(output.element_count, output.dtype, low, high))
+
+    def permutation(
+        self,
+        count: int,
+        *,
+        dtype: object = None,
+        out: Any = None,
+        stream: object = None,
+    ) -> Any:
+        """Return the numbers 0 to ``count`` - 1 in random order, int64 by default.
+
+        A keyed bijection computes each element from its index, without sorting. Orders are equally likely as
+        far as statistical tests can tell.
+
+        >>> sorted(cudakit.Generator(1, device="numpy").permutation(5).tolist())
+        [0, 1, 2, 3, 4]
+        """
+        output = self._output(count, dtype, "int64", out, stream)
+        return self._fill(output, permutation_draw(output.element_count, output.dtype))
+
+    def state(self) -> dict[str, int | str]:
+        """Return the state as a dictionary of numbers and strings, which JSON can store."""
+        with self._lock:
+            position, sequence, seed = self._counter
+            return {
+                "version": _STATE_VERSION,
+                "algorithm": _ALGORITHM,
+                "seed": seed,
+                "sequence": sequence,
+                "position": position,
+                "spawned": self._spawned_count,
+            }
+
+    def restore(self, state: Mapping[str, object]) -> None:
+        """Continue from a state, also of a generator on another device. Raises InputError if it is invalid.
+
+        >>> generator = cudakit.Generator(1, device="numpy")
+        >>> state = generator.state()
+        >>> first = generator.uniform(3)
+        >>> generator.restore(state)
+        >>> bool((generator.uniform(3) == first).all())
+        True
+        """
+        version, algorithm = state.get("version"), state.get("algorithm")
+        if version != _STATE_VERSION or algorithm != _ALGORITHM:
+            raise InputError(
+                f"a generator's state of version {version} and algorithm {algorithm}",
+                hint=f"version {_STATE_VERSION} of {_ALGORITHM} is supported",
+            )
+        numbers = {name: _checked(name, state.get(name), InputError) for name in _STATE_LIMITS}
+        with self._lock:
+            self._counter = Counter(numbers["position"], numbers["sequence"], numbers["seed"])
+            self._spawned_count = numbers["spawned"]
+
+    def advance(self, blocks: int) -> None:
+        """Skip ``blocks`` Philox blocks, each of 4 words, or go back if negative.
+
+        Raises UsageError if the sequence has no such block.
+        """
+        with self._lock:
+            self._counter = self._moved(blocks)
+
+    def jump(self, count: int = 1) -> None:
+        """Skip ``count`` sequences of 2^64 blocks each, or go back if negative; the position stays.
+
+        Raises UsageError if the seed has no such sequence.
+        """
+        with self._lock:
+            sequence = _checked("sequence", self._counter.sequence + count, UsageError)
+            self._counter = self._counter._replace(sequence=sequence)
+
+    def spawn(self, count: int) -> list[Generator]:
+        """Return new generators on the same device, with seeds that derive from this generator.
+
+        The seed, the sequence and the number of earlier generators determine each seed; positions do not
+        matter.
+
+        >>> first, second = cudakit.Generator(1, device="numpy").spawn(2)
+        >>> first.seed != second.seed
+        True
+        """
+        with self._lock:
+            first = self._spawned_count
+            self._spawned_count += count
+        sequence = _SPAWN_SEQUENCE | self.sequence
+        words = philox(first, count, sequence, self.seed).view(np.uint64)
+        return [self._child(int(seed)) for seed in words[:, 0]]
+
+    def __repr__(self) -> str:
+        position, sequence, seed = self._counter
+        return f"Generator(seed={seed}, sequence={sequence}, position={position})"
+
+    def _child(self, seed: int) -> Generator:
+        child = Generator(seed, device="numpy")
+        child._memory = self._memory
+        return child
+
+    def _output(
+        self, shape: Shape | None, dtype: object, default_dtype: str, out: Any, stream: object
+    ) -> Output:
+        name = None if dtype is None else _dtype_name(dtype)
+        if name is None and out is None:
+            name = default_dtype
+        return self._memory.output(shape, name, out, stream)
+
+    def _fill(self, output: Output, draw: Draw) -> Any:
+        with self._lock:
+            start = self._counter
+            self._counter = self._moved(draw.blocks)
+        return self._memory.fill(output, draw, start)
+
+    def _moved(self, blocks: int) -> Counter:
+        """Return the counter after some blocks."""
+        position = self._counter.position + blocks
+        return self._counter._replace(position=_checked("position", position, UsageError))
+
+
+@cache
+def _shared_memory(device: int | str) -> DeviceMemory:
+    """Return the memory of a device with its kernels, which all generators of the process share."""
+    return DeviceMemory(open_device(device))
+
+
+def _memory_of(device: int | str | Gpu | None) -> RandomMemory:
+    """Return the memory for a device argument of ``Generator``."""
+    if isinstance(device, str) and device == "numpy":
+        return HostMemory()
+    if device is None:
+        from cudakit.gpu.cuda.current import current_device
+
+        return _shared_memory(current_device())
+    return _shared_memory(device) if isinstance(device, int | str) else DeviceMemory(device)
+
+
+def _checked(name: str, value: object, error: Callable[[str], Exception]) -> int:
+    """Return a number of a state. Raises ``error`` unless it is an integer in its range."""
+    limit = _STATE_LIMITS[name]
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < limit:
+        bits = limit.bit_length() - 1
+        raise error(f"the {name} must be an integer from 0 to 2^{bits} - 1, not {value!r}")
+    return int(value)
+
+
+def _dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype of numpy, torch or another library, or of a string."""
+    name = str(dtype).removeprefix("torch.")
+    if name == "bfloat16":
+        return name
+    try:
+        return str(np.dtype(dtype if name == str(dtype) else name).name)
+    except TypeError:
+        raise UsageError(f"not a dtype: {dtype!r}", hint='pass a name such as "float32"') from None

@@ -1,0 +1,41 @@
+/* The order of work on streams: which earlier work has certainly completed before new work of a stream starts.
+ *
+ * Every stream has a vector clock: for each stream, the number of its last operation that happens before new work of
+ * the stream. Stream order, events and waits of the host set the clocks. Work that is ordered in another way, such as
+ * by the legacy default stream or by stream memory operations, counts as unordered here. All host threads are one
+ * timeline, as in the analysis. Callers hold the lock. */
+#ifndef CK_STREAM_ORDER_H
+#define CK_STREAM_ORDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* An operation of a stream. */
+typedef struct {
+    uint32_t slot;   /* index of the stream's clock, from 1; 0: no operation */
+    uint64_t number; /* number of the operation in its stream, from 1 */
+} stream_operation;
+
+/* Add an operation to a stream and return it. Stream and context are ids. The slot of the result is 0 if there are too
+ * many streams. */
+stream_operation order_enqueue(uint32_t stream, uint32_t context);
+
+/* Return whether an operation happens before an operation that was enqueued later. */
+bool order_is_before(stream_operation earlier, stream_operation later);
+
+/* An event was recorded on a stream, or destroyed. An event that was recorded during a capture orders nothing. */
+void order_event_recorded(uint32_t event, uint32_t stream, uint32_t context);
+void order_event_destroyed(uint32_t event);
+
+/* A stream waits for an event: its later work starts after the work that the event was recorded behind. */
+void order_stream_waits(uint32_t stream, uint32_t context, uint32_t event);
+
+/* The host waited for an event, for all work of a stream, or for all streams of a context. */
+void order_host_waited_for_event(uint32_t event);
+void order_host_waited_for_stream(uint32_t stream, uint32_t context);
+void order_host_waited_for_context(uint32_t context);
+
+/* Forget all streams and events, in the child of a fork. */
+void order_clear(void);
+
+#endif

@@ -1,0 +1,175 @@
+"""Tests that the recorder replaces repeated launches by templates, and records all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gpu.capture.exact_programs import BEGIN, PATCHES, gaps
+from gpu.capture.recorded import build_library, recorded
+
+from cudakit.core.sanitize.races import Coverage
+from cudakit.core.sanitize.reorder_buffer import reordered
+from cudakit.core.sanitize.templates import TemplateAccesses
+from cudakit.trace.events import Access, Event, Launch, Template
+from cudakit.trace.kinds import Precision, TemplateCheck
+from cudakit.trace.layout import pack, unpack
+
+MORE = """
+two = Kernel(b"plain", 2, (0, 8), (8, 8))
+def launch_with_number(number, *each, stream=STREAM, pointer=0x100000):
+    set_accesses(*each)
+    cuda.launch(CONTEXT, stream, ctypes.byref(two), pointers(pointer, number), None)
+cuda.make_stream(CONTEXT, OTHER, 1)
+memory(ALLOC, 0x300000, 0x100000)
+EVENT = P(0x7000)
+cuda.event(CREATED, EVENT, CONTEXT, None)
+"""
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("cuda"))
+
+
+def run(directory: Path, library: Path, program: str) -> list[Event]:
+    """Run a program with templates, and return its events."""
+    program = BEGIN + MORE + program
+    return recorded(directory, library, program, patches=PATCHES, templates=True)
+
+
+def template_ids(events: list[Event]) -> list[int]:
+    """Return the template of each launch, in order; 0 for a launch that was recorded."""
+    return [event.body.template_id for event in events if isinstance(event.body, Launch)]
+
+
+def written_ranges(events: list[Event]) -> list[set[tuple[int, int]]]:
+    """Return the exact ranges of each launch after templates were inserted, in order of the calls."""
+    strings = [""]
+    records = pack(events, lambda _: 0)
+    in_order, never_read_count = reordered(records)
+    assert never_read_count == 0
+    inserted = TemplateAccesses().insert(in_order, Coverage())
+    ranges: dict[int, set[tuple[int, int]]] = {}
+    for event in unpack(inserted, strings):
+        if isinstance(event.body, Launch):
+            ranges[event.seq] = set()
+        elif isinstance(event.body, Access):
+            assert event.body.precision == Precision.EXACT
+            ranges[event.seq].add((event.body.lo, event.body.hi))
+    assert np.all(np.diff(inserted["seq"].astype(np.int64)) >= 0)
+    return list(ranges.values())
+
+
+def test_third_equal_launch_uses_template(library: Path, tmp_path: Path) -> None:
+    program = """
+for _ in range(5):
+    launch(read(0x100000), write(0x100100))
+    wait()
+    recorder.read()
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events) == [0, 0, 1, 1, 1]
+    assert written_ranges(events) == 5 * [{(0x100000, 0x100004), (0x100100, 0x100104)}]
+    assert gaps(events) == {}
+
+
+def test_template_is_checked_and_dropped_when_accesses_change(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+for i in range(60):
+    launch(write(0x100000 + (i >= 10) * 64))
+    wait()
+    recorder.read()
+"""
+    events = run(tmp_path, library, program)
+    checks = [e.body.check for e in events if isinstance(e.body, Template) and e.body.check]
+    assert checks.count(TemplateCheck.DIFFERENT) == 1
+    first_recorded_again = template_ids(events).index(0, 10)
+    assert not any(template_ids(events)[first_recorded_again:])
+
+
+def test_launch_that_is_unordered_with_other_stream_is_recorded(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+for i in range(6):
+    launch(read(0x100000))
+    wait()
+    recorder.read()
+launch(read(0x100080), stream=OTHER, pointer=0x100080)  # ordered: the host has waited
+wait(OTHER)
+launch(read(0x100000))
+launch(read(0x100080), stream=OTHER, pointer=0x100080)  # not ordered after the last launch
+recorder.read()
+for i in range(3):
+    launch(read(0x100000))
+    wait()
+    recorder.read()
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events) == [0, 0, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0]
+
+
+def test_wait_for_event_keeps_template(library: Path, tmp_path: Path) -> None:
+    program = """
+for i in range(6):
+    launch(write(0x100000))
+    cuda.event(RECORD, EVENT, CONTEXT, STREAM)
+    cuda.event(WAIT, EVENT, CONTEXT, OTHER)
+    launch(read(0x100000), stream=OTHER, pointer=0x100004)
+    cuda.event(RECORD, EVENT, CONTEXT, OTHER)
+    cuda.event(WAIT, EVENT, CONTEXT, STREAM)
+    recorder.read()
+"""
+    assert template_ids(run(tmp_path, library, program))[:6] == [0, 0, 0, 0, 1, 2]
+
+
+def test_number_that_moves_accesses_joins_signature(library: Path, tmp_path: Path) -> None:
+    program = """
+for i in range(12):
+    launch_with_number(i % 2, write(0x100000 + i % 2 * 256))
+    wait()
+    recorder.read()
+"""
+    events = run(tmp_path, library, program)
+    ids = template_ids(events)
+    assert not any(ids[:4])
+    assert len(set(ids[8:])) == 2
+    assert written_ranges(events) == 6 * [{(0x100000, 0x100004)}, {(0x100100, 0x100104)}]
+
+
+def test_number_without_effect_is_ignored_after_three_values(library: Path, tmp_path: Path) -> None:
+    program = """
+for i in range(8):
+    launch_with_number(i, write(0x100000))
+    wait()
+    recorder.read()
+"""
+    assert template_ids(run(tmp_path, library, program))[:5] == [0, 0, 0, 1, 1]
+
+
+def test_access_outside_of_pointed_allocations_is_always_recorded(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+for i in range(8):
+    launch(write(0x300000))
+    wait()
+    recorder.read()
+"""
+    assert template_ids(run(tmp_path, library, program)) == 8 * [0]
+
+
+def test_templates_are_off_by_default(library: Path, tmp_path: Path) -> None:
+    program = """
+for i in range(4):
+    launch(write(0x100000))
+    wait()
+    recorder.read()
+"""
+    events = recorded(tmp_path, library, BEGIN + program, patches=PATCHES)
+    assert template_ids(events) == 4 * [0]
+    assert not [event for event in events if isinstance(event.body, Template)]
