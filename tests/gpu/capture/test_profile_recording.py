@@ -158,8 +158,8 @@ def bodies(events: list[Event], kind: type) -> Iterator[object]:
     return (event.body for event in events if isinstance(event.body, kind))
 
 
-# Sizes of the records of kernels, copies, copies between devices and memsets, by release of CUPTI: sizeof of the
-# newest CUpti_ActivityKernelN, MemcpyN, MemcpyPtoPN and MemsetN in its header cupti_activity.h.
+# Sizes of the records of kernels, copies, copies between devices and memsets, by release of CUPTI: those of the
+# newest CUpti_ActivityKernelN, MemcpyN, MemcpyPtoPN and MemsetN in the header cupti_activity.h.
 RECORD_SIZES = {
     "12.0": (200, 88, 88, 80),
     "12.1 to 12.9": (208, 88, 96, 88),
