@@ -158,7 +158,7 @@ def bodies(events: list[Event], kind: type) -> Iterator[object]:
     return (event.body for event in events if isinstance(event.body, kind))
 
 
-# Sizes of the records of kernels, copies, copies between devices and memsets, by release of CUPTI: those of the
+# Sizes of the records of kernels, copies, peer copies and memsets, by release of CUPTI: those of the
 # newest CUpti_ActivityKernelN, MemcpyN, MemcpyPtoPN and MemsetN in the header cupti_activity.h.
 RECORD_SIZES = {
     "12.0": (200, 88, 88, 80),
