@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from cudakit.api.kernels import (
         DeviceArray as DeviceArray,
         Elementwise as Elementwise,
+        Reduction as Reduction,
         elementwise as elementwise,
+        reduction as reduction,
         to_device as to_device,
     )
     from cudakit.api.memory import (
@@ -104,6 +106,7 @@ _MODULES = {
     "PoolError": "cudakit.api.allocator",
     "RaceError": "cudakit.errors",
     "Reentered": "cudakit.api.allocator",
+    "Reduction": "cudakit.api.kernels",
     "SettingRefused": "cudakit.api.allocator",
     "SharedMemory": "cudakit.api.allocator",
     "SnapshotError": "cudakit.errors",
@@ -135,6 +138,7 @@ _MODULES = {
     "push_range": "cudakit.gpu.nvtx",
     "range": "cudakit.gpu.nvtx",
     "record_memory": "cudakit.api.record_memory",
+    "reduction": "cudakit.api.kernels",
     "rmm_resource": "cudakit.api.plugs",
     "sanitize": "cudakit.api.sanitize",
     "set_device": "cudakit.gpu.cuda.current",

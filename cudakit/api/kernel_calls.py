@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cudakit.errors import UsageError
-from cudakit.gpu.api import LEGACY, Argument, Gpu, Stream
+from cudakit.gpu.api import LEGACY, Argument, Gpu, Ptr, Stream
 from cudakit.gpu.arrays import DeviceOperand, current_stream, operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray, order_streams
 from cudakit.kernels.elementwise import Operand
-from cudakit.kernels.launch_plan import LaunchPlan, PlannedKernels
+from cudakit.kernels.launch_plan import NO_SCRATCH, LaunchPlan, PlannedKernels
 
 _MAX_INTEGER = 1 << 63
 
@@ -22,6 +22,7 @@ class Call:
     def __init__(self, arguments: Mapping[str, object], stream: object) -> None:
         self.values: dict[str, Operand] = {}
         self._arrays: dict[str, DeviceOperand] = {}
+        self._device_arrays = [a for a in arguments.values() if isinstance(a, DeviceArray)]
         for name, argument in arguments.items():
             if isinstance(argument, bool | int | float | complex | np.generic):
                 self.values[name] = _number(name, argument)
@@ -40,6 +41,8 @@ class Call:
             if array.stream is not None and array.stream != self.stream:
                 order_streams(self.gpu, Stream(array.stream), self.stream)
         kernels.launch(plan, arguments, self.stream)
+        for device_array in self._device_arrays:
+            device_array.record_use(self.stream)
 
     def finish(self, results: Sequence[object]) -> None:
         """Note the stream of the launch in results that cudakit allocated."""
@@ -123,10 +126,11 @@ def bind_outputs(names: Sequence[str], out: object) -> dict[str, object]:
 
 
 class KernelsByDevice:
-    """The loaded kernels of one callable for each device that it was called on."""
+    """The loaded kernels and the scratch memory of one callable, for each device that it was called on."""
 
     def __init__(self) -> None:
         self._kernels: dict[Gpu, PlannedKernels] = {}
+        self._scratch: dict[object, Ptr] = {}
 
     def of(self, gpu: Gpu) -> PlannedKernels:
         """Return the kernels of a device."""
@@ -134,6 +138,32 @@ class KernelsByDevice:
         if kernels is None:
             kernels = self._kernels[gpu] = PlannedKernels(gpu)
         return kernels
+
+    def scratch(self, gpu: Gpu, plan: LaunchPlan, stream: Stream) -> Ptr:
+        """Return scratch memory that no other stream uses at the same time.
+
+        Launches of one stream run in order and share the memory. A captured launch has memory of its own,
+        because a graph may be replayed on any stream.
+        """
+        if not plan.scratch_bytes:
+            return NO_SCRATCH
+        key = (gpu, plan.name, plan.scratch_bytes, stream, gpu.capture_id(stream))
+        if key not in self._scratch:
+            self._scratch[key] = _zeroed_memory(gpu, plan.scratch_bytes)
+        return self._scratch[key]
+
+
+def _zeroed_memory(gpu: Gpu, size_bytes: int) -> Ptr:
+    """Allocate zeroed device memory, also while another stream is captured."""
+    with gpu.relaxed():
+        memory = gpu.malloc(size_bytes)
+        stream = gpu.stream(blocking=False)
+        try:
+            gpu.fill(memory, 0, size_bytes, stream)
+            gpu.sync_stream(stream)
+        finally:
+            gpu.destroy_stream(stream)
+    return memory
 
 
 def _number(name: str, value: bool | int | float | complex | np.generic) -> Operand:

@@ -21,13 +21,14 @@ from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.device_array import to_device as copy_to_device
 from cudakit.kernels.elementwise import DEFAULT_THREADS, ElementwiseProgram, Operand
 from cudakit.kernels.launch_plan import LaunchPlan, arguments_of
+from cudakit.kernels.reduction import ReductionProgram
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cudakit.gpu.api import Gpu
 
-__all__ = ["DeviceArray", "Elementwise", "elementwise", "to_device"]
+__all__ = ["DeviceArray", "Elementwise", "Reduction", "elementwise", "reduction", "to_device"]
 
 # Plans of one kernel. A program that exceeds this number has shapes that change all the time.
 _MAX_PLANS = 1024
@@ -142,6 +143,77 @@ def elementwise(
     array([11., 22., 33.])
     """
     return Elementwise(expressions, outputs, threads=threads)
+
+
+class Reduction:
+    """A compiled reduction, which ``cudakit.reduction`` returns. Call it with arrays and numbers."""
+
+    def __init__(self, text: str, axis: int | Sequence[int] | None, *, keepdims: bool) -> None:
+        self._program = ReductionProgram(text, axis, keepdims=keepdims)
+        self._kernels = KernelsByDevice()
+        self._plans: dict[object, LaunchPlan] = {}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the arguments, in the order of a call."""
+        return self._program.inputs
+
+    def __call__(
+        self, *arguments: object, out: object = None, stream: object = None, **named: object
+    ) -> Any:
+        """Enqueue the kernel, and return the array of results.
+
+        Arguments are arrays and numbers, in the order of first use in the expression or by name. ``out`` is
+        an array for the results, ``stream`` a stream of any library or a handle; the default is the current
+        stream of the first array's library.
+        """
+        program = self._program
+        inputs = bind_arguments(program.inputs, arguments, named)
+        call = Call({**inputs, **bind_outputs(("out",), out)}, stream)
+        values = {name: call.values[name] for name in inputs}
+        if out is None:
+            result = program.result_type(values)
+            out = new_array(call.library, call.gpu, result.dtype, result.shape, call.stream)
+        view = operand_of(out, "out").view
+        plan = self._plan(values, view)
+        program.check_overlaps(values, view)
+        operands = [
+            value.ptr if isinstance(value, ArrayView) else value
+            for value in (*values.values(), view)
+        ]
+        scratch = self._kernels.scratch(call.gpu, plan, call.stream)
+        call.launch(self._kernels.of(call.gpu), plan, arguments_of(plan, operands, scratch))
+        call.finish((out,))
+        return out
+
+    def _plan(self, inputs: Mapping[str, Operand], output: ArrayView) -> LaunchPlan:
+        key = tuple(map(_layout_key, (*inputs.values(), output)))
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._program.plan(inputs, output)
+        return plan
+
+
+def reduction(
+    expression: str, *, axis: int | Sequence[int] | None = None, keepdims: bool = False
+) -> Reduction:
+    """Return a function that reduces an expression of arrays over all axes or over some, in one kernel.
+
+    The expression contains one call of ``sum``, ``prod``, ``mean``, ``min``, ``max``, ``any`` or ``all`` of
+    an element-wise expression, as in ``sum(x * y)`` or ``sqrt(sum(x * x))``; arguments, operators, functions
+    and errors are those of ``cudakit.elementwise``. ``axis`` and ``keepdims`` are those of numpy. Integers
+    are added in 64 bits, float16 and bfloat16 in float32. The result is the same in every run.
+
+    Raises UsageError, before anything is changed, for an expression without exactly one reduction, an axis
+    that does not exist, and the minimum or maximum of no elements.
+
+    >>> norm = cudakit.reduction("sqrt(sum(x * x))", axis=1)
+    >>> norm(cudakit.to_device([[3.0, 4.0], [6.0, 8.0]], "sim")).copy_to_host()
+    array([ 5., 10.])
+    """
+    return Reduction(expression, axis, keepdims=keepdims)
 
 
 def _layout_key(value: Operand) -> object:

@@ -36,8 +36,12 @@ class Sanitized:
 
     @property
     def races(self) -> tuple[FoundRace, ...]:
-        """The races, in order of decreasing confidence."""
-        return self.result.races
+        """The races of the program, in order of decreasing confidence.
+
+        ``result.races`` also has the races inside libraries.
+        """
+        result = self.result
+        return tuple(filter(result.is_counted, result.races))
 
     def close(self) -> None:
         """Store the result, because the block has ended."""

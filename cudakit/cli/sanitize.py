@@ -20,6 +20,7 @@ from cudakit.cli.report import open_outputs
 from cudakit.cli.run import (
     BASELINE,
     HOST_THREADS,
+    INTERNAL,
     SHOW_OPTION,
     SUPPRESS,
     WRITE_BASELINE,
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @lambda command: with_options(
-    option_group("Races", SHOW_OPTION, SUPPRESS, BASELINE, WRITE_BASELINE, HOST_THREADS), command
+    option_group("Races", SHOW_OPTION, SUPPRESS, BASELINE, WRITE_BASELINE, INTERNAL, HOST_THREADS),
+    command,
 )
 @output_options(FORMATS)
 @click.argument("file", metavar="FILE", type=FILE)
@@ -49,6 +51,7 @@ def sanitize(
     suppress: tuple[str, ...],
     baseline: str | None,
     write_baseline: str | None,
+    internal: bool,
     host_threads: Literal["joined", "strict"],
     output: OutputOptions,
 ) -> int:
@@ -72,6 +75,7 @@ def sanitize(
                 show,
                 suppress,
                 baseline,
+                internal=internal,
                 strict=host_threads == "strict",
                 progress=progress,
             )
@@ -86,6 +90,7 @@ def _analyze(
     suppress: tuple[str, ...],
     baseline: str | None,
     *,
+    internal: bool,
     strict: bool,
     progress: Progress,
 ) -> SanitizeResult:
@@ -101,6 +106,7 @@ def _analyze(
         show=least_confidence,
         suppressions=suppressions(suppress),
         baseline=match_baseline(baseline),
+        internal=internal,
         demangle=demangle,
     )
     with LogReader(path) as log:

@@ -251,10 +251,11 @@ class Explorer:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and the nodes under it."""
+    """A heading and the nodes under it. HTML pages show only the heading of a folded section at first."""
 
     title: str
     nodes: tuple[Node, ...]
+    is_folded: bool = False
 
 
 Node: TypeAlias = Facts | Table | Tree | Chart | Note | Columns | View | Explorer | Section

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.errors import UsageError
+from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.api.elements import BF16, decode
 from cudakit.gpu.dlpack import DLPACK_CUDA, capsule_of
 
 _BFLOAT16 = "bfloat16"
+_NO_SYNCHRONIZATION = -1  # a stream argument of __dlpack__
 _KINDS = "biufc"  # kinds of numpy dtypes: bool, integers, floats and complex numbers
 
 
@@ -34,13 +35,21 @@ class DeviceArray:
     ) -> None:
         element_bytes = _element_bytes(dtype)
         self._gpu = gpu
-        self.stream = stream
+        # The stream whose enqueued work writes the array.
+        self.stream = self._allocation_stream = stream
         size_bytes = math.prod(shape) * element_bytes
         ptr = Ptr(0)
+        # Streams other than the allocation's whose work uses the memory.
+        self._other_streams: set[Stream] = set()
         if size_bytes:
             ptr = gpu.malloc(size_bytes, stream)
-            self._finalizer = finalize(self, _free, gpu, ptr, stream)
+            self._finalizer = finalize(self, _free, gpu, ptr, stream, self._other_streams)
         self.view = ArrayView(ptr, dtype, shape, contiguous_strides(shape, element_bytes))
+
+    def record_use(self, stream: Stream) -> None:
+        """Note that work on a stream uses the array: its memory is freed after that work."""
+        if stream != self._allocation_stream:
+            self._other_streams.add(stream)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,7 +136,7 @@ class DeviceArray:
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("only the shared memory on its own device is available")
         consumer = LEGACY if stream in (None, 0) else Stream(stream)
-        if stream != -1:
+        if stream != _NO_SYNCHRONIZATION:
             order_streams(self._gpu, self.stream, consumer)
         return capsule_of(self.view, self.__dlpack_device__(), self)
 
@@ -171,8 +180,13 @@ def _element_bytes(dtype: str) -> int:
     return np.dtype(dtype).itemsize
 
 
-def _free(gpu: Gpu, ptr: Ptr, stream: Stream) -> None:
-    """Free memory in stream order, unless the device was closed, which frees all memory itself."""
-    if not getattr(gpu, "closed", False):
-        free: Callable[..., None] = gpu.free
-        free(ptr, stream)
+def _free(gpu: Gpu, ptr: Ptr, stream: Stream, other_streams: set[Stream]) -> None:
+    """Free memory after the work of all streams that use it.
+
+    A closed device, or one with a lost context, has no memory to free.
+    """
+    for other_stream in other_streams:
+        with suppress(CudaError):  # the stream may be destroyed, which waits for its work
+            order_streams(gpu, other_stream, stream)
+    with suppress(CudaError):
+        gpu.free(ptr, stream)

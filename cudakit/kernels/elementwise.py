@@ -57,7 +57,7 @@ class ElementwiseProgram:
 
         Raises UsageError if the shapes do not broadcast or an operation does not support its operands.
         """
-        assignments = infer(self.program, self._input_types(inputs))
+        assignments = infer(self.program, input_types(inputs))
         dtypes = {assignment.target: assignment.dtype for assignment in assignments}
         shape = self._shape(inputs)
         return {name: ResultType(dtypes[name].name, shape) for name in self.program.new_outputs}
@@ -76,13 +76,13 @@ class ElementwiseProgram:
         The plan holds for other addresses that have the same remainder modulo 16.
         """
         program = self.program
-        arrays = _arrays(inputs)
+        arrays = arrays_of(inputs)
         targets = self._targets(inputs, outputs)
-        assignments = infer(program, self._input_types(inputs))
+        assignments = infer(program, input_types(inputs))
         target_dtypes = {name: dtype_of(view.dtype) for name, view in targets.items()}
         check_stores(program, assignments, target_dtypes)
         shape = self._shape(inputs) if arrays else next(iter(targets.values())).shape
-        _check_arrays(arrays, targets, shape)
+        check_arrays(arrays, targets, shape)
         operand_views = {**arrays, **outputs}
         layout = merged_layout(
             shape, [(view.shape, view.strides) for view in operand_views.values()]
@@ -95,7 +95,7 @@ class ElementwiseProgram:
         )
         scalars = {
             name: value_type.dtype
-            for name, value_type in self._input_types(inputs).items()
+            for name, value_type in input_types(inputs).items()
             if name not in arrays
         }
         kernel = ElementwiseSource(
@@ -124,7 +124,7 @@ class ElementwiseProgram:
         """Raise UsageError if an output shares memory with another array, or with an input in part."""
         targets = self._targets(inputs, outputs)
         for name, target in targets.items():
-            _check_overlaps(name, target, _arrays(inputs), targets)
+            check_overlaps(name, target, arrays_of(inputs), targets)
 
     def _targets(
         self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
@@ -136,22 +136,8 @@ class ElementwiseProgram:
         }
 
     def _shape(self, inputs: Mapping[str, Operand]) -> tuple[int, ...]:
-        arrays = _arrays(inputs)
+        arrays = arrays_of(inputs)
         return broadcast_shape(list(arrays), [view.shape for view in arrays.values()])
-
-    def _input_types(self, inputs: Mapping[str, Operand]) -> dict[str, ValueType]:
-        """Return the type of each input. A Python float is a float64 only beside another 64-bit float."""
-        types = {name: _type_of(value) for name, value in inputs.items()}
-        names = {value_type.dtype.name for value_type in types.values() if not value_type.is_weak}
-        if names & {"float64", "complex128"}:
-            wide = {FLOAT: DTYPES["float64"], COMPLEX: DTYPES["complex128"]}
-            types = {
-                name: ValueType(wide.get(value_type.dtype.category, value_type.dtype), True)
-                if value_type.is_weak
-                else value_type
-                for name, value_type in types.items()
-            }
-        return types
 
 
 def _register_host_kernel(name: str, kernel: ElementwiseSource) -> None:
@@ -199,6 +185,21 @@ def _layout_argument(layout: Layout) -> np.generic:
     return bytes_argument(np.array(words, np.int64).tobytes())
 
 
+def input_types(inputs: Mapping[str, Operand]) -> dict[str, ValueType]:
+    """Return the type of each input. A Python float is a float64 only beside another 64-bit float."""
+    types = {name: _type_of(value) for name, value in inputs.items()}
+    names = {value_type.dtype.name for value_type in types.values() if not value_type.is_weak}
+    if names & {"float64", "complex128"}:
+        wide = {FLOAT: DTYPES["float64"], COMPLEX: DTYPES["complex128"]}
+        types = {
+            name: ValueType(wide.get(value_type.dtype.category, value_type.dtype), True)
+            if value_type.is_weak
+            else value_type
+            for name, value_type in types.items()
+        }
+    return types
+
+
 def _type_of(value: Operand) -> ValueType:
     if isinstance(value, ArrayView):
         return ValueType(dtype_of(value.dtype))
@@ -207,7 +208,8 @@ def _type_of(value: Operand) -> ValueType:
     return weak_type(value)
 
 
-def _arrays(inputs: Mapping[str, Operand]) -> dict[str, ArrayView]:
+def arrays_of(inputs: Mapping[str, Operand]) -> dict[str, ArrayView]:
+    """Return the operands that are arrays."""
     return {name: value for name, value in inputs.items() if isinstance(value, ArrayView)}
 
 
@@ -220,7 +222,7 @@ def _updated_array(name: str, value: Operand) -> ArrayView:
     return value
 
 
-def _check_arrays(
+def check_arrays(
     inputs: Mapping[str, ArrayView], targets: Mapping[str, ArrayView], shape: tuple[int, ...]
 ) -> None:
     """Raise UsageError for arrays that a kernel cannot use: shape, alignment, read-only, overlap."""
@@ -250,14 +252,17 @@ def _check_arrays(
             )
 
 
-def _check_overlaps(
+def check_overlaps(
     name: str,
     target: ArrayView,
     inputs: Mapping[str, ArrayView],
-    targets: Mapping[str, ArrayView],
+    excluded: Mapping[str, ArrayView],
 ) -> None:
-    """Raise UsageError if an output shares memory with another array."""
-    for other_name, other in {**inputs, **targets}.items():
+    """Raise UsageError if an output shares memory with another array.
+
+    An output may be the same array as one of the inputs, but must not overlap the ``excluded`` arrays.
+    """
+    for other_name, other in {**inputs, **excluded}.items():
         if other_name == name or not _overlaps(target, other):
             continue
         is_same_array = (other.ptr, other.shape, other.strides, other.dtype) == (
@@ -266,7 +271,7 @@ def _check_overlaps(
             target.strides,
             target.dtype,
         )
-        if not is_same_array or other_name in targets:
+        if not is_same_array or other_name in excluded:
             raise UsageError(
                 f"the output {name} overlaps {other_name} in memory",
                 hint=f"pass another output, or all of {other_name} to compute in place",

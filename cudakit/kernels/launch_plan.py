@@ -34,7 +34,7 @@ class Scratch:
     size_bytes: int
 
 
-_NO_SCRATCH = Ptr(0)
+NO_SCRATCH = Ptr(0)
 Parameter: TypeAlias = Address | Number | Scratch | np.generic
 
 
@@ -57,7 +57,7 @@ class LaunchPlan:
 
 
 def arguments_of(
-    plan: LaunchPlan, operands: Sequence[complex | np.generic], scratch: Ptr = _NO_SCRATCH
+    plan: LaunchPlan, operands: Sequence[complex | np.generic], scratch: Ptr = NO_SCRATCH
 ) -> list[Argument]:
     """Return the arguments of a launch: ``operands`` are addresses of arrays and values of scalars."""
     arguments: list[Argument] = []

@@ -20,6 +20,8 @@ def read_array(
     strides: tuple[int, ...],
 ) -> Values:
     """Return the elements of an array; sizes and strides in bytes are given innermost first."""
+    if 0 in sizes:
+        return np.empty(sizes[::-1], dtype)
     first, offset, size_bytes = _byte_span(address, dtype, sizes, strides)
     content = launch.read(first, np.uint8, size_bytes)
     return np.ndarray(sizes[::-1], dtype, content, offset, strides[::-1])

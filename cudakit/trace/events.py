@@ -512,12 +512,18 @@ EventBody: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event with its body, API call, time, thread, context, device and call stack."""
+    """An event with its body, API call, time, thread, context, device and call stack.
+
+    Events with the same ``program_call`` were recorded while the program's own code executed one instruction,
+    such as a call of a library; 0 is unknown. Work of autograd's threads belongs to the call that started the
+    backward pass. The event of a graph node has the program call that captured the node.
+    """
 
     body: EventBody
     seq: U64 = 0  # number of the API call; one call may give several events
     time_ns: I64 = 0
-    thread: U64 = 0
+    thread: U32 = 0
+    program_call: U32 = 0
     context: U32 = 0
     site: U32 = 0  # Python call stack, as an index of the stack table
     device: I16 = 0

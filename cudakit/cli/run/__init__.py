@@ -71,6 +71,11 @@ WRITE_BASELINE = option(
     metavar="FILE",
     help="Write the races to FILE, for --baseline. These races do not make the exit code 1.",
 )
+INTERNAL = option(
+    "--internal",
+    is_flag=True,
+    help="Count races inside libraries, too: they make the exit code 1.",
+)
 HOST_THREADS = option(
     "--host-threads",
     type=click.Choice(["joined", "strict"]),
@@ -178,6 +183,7 @@ _RACES = option_group(
     SUPPRESS,
     BASELINE,
     WRITE_BASELINE,
+    INTERNAL,
     option(
         "--accesses",
         type=click.Choice(["auto", "exact", "arguments"]),

@@ -28,6 +28,7 @@ class Monitor:
         show: Confidence,
         suppress: Sequence[str],
         baseline: BaselineMatcher | None = None,
+        internal: bool = False,
         strict_threads: bool,
         stop_on_first: bool,
         accept_unrecorded: bool,
@@ -43,6 +44,7 @@ class Monitor:
             show=show,
             suppressions=suppressions(suppress),
             baseline=baseline,
+            internal=internal,
             demangle=demangle,
         )
         shows_possible = show is Confidence.POSSIBLE

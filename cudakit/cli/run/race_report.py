@@ -25,10 +25,11 @@ FORMATS = ("json", "html", "sarif", "md", "txt")
 
 
 def exit_code(result: SanitizeResult, *, races_are_accepted: bool = False) -> ExitCode:
-    """Return 1 for races, unless they are accepted, and for an incomplete recording."""
+    """Return 1 for races that are not accepted, calls that differ, or an incomplete recording."""
     from cudakit.core.sanitize.report import findings
 
-    has_findings = not races_are_accepted and bool(findings(result))
+    has_races = not races_are_accepted and bool(findings(result))
+    has_findings = has_races or bool(result.different_calls)
     return ExitCode.FINDINGS if has_findings or result.incomplete else ExitCode.OK
 
 

@@ -60,6 +60,7 @@ class RunSpec:
     suppress: tuple[str, ...]
     baseline: str | None
     write_baseline: str | None
+    internal: bool
     accesses: Literal["auto", "exact", "arguments"] | None
     stop_on_first: bool
     host_threads: Literal["joined", "strict"]
@@ -130,6 +131,7 @@ class RunSpec:
             "--suppress": self.suppress,
             "--baseline": self.baseline,
             "--write-baseline": self.write_baseline,
+            "--internal": self.internal,
             "--accesses": self.accesses,
             "--host-threads": self.host_threads == "strict",
             "--stop-on-first": self.stop_on_first,
@@ -201,6 +203,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         show=Confidence(spec.show),
         suppress=spec.suppress,
         baseline=match_baseline(spec.baseline),
+        internal=spec.internal,
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",

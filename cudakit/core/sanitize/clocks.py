@@ -112,9 +112,12 @@ class Call:
     device: int
     thread: int
     site: int  # index of the call stack in the stack table
+    # Number of the program call (``core.sanitize.owners``); 0 if it is unknown.
+    program_call: int = 0
     innermost_range: OpenRange | None = None  # the innermost NVTX range that was open at the call
     graph: int = 0  # number of the graph that has the node; 0 outside of graphs
     node: int = 0  # number of the graph node; 0 outside of graphs
+    capturing_call: int = 0  # number of the program call that captured the graph node; 0 if unknown
     # The release of a stream-ordered free: the driver orders the next allocation of the memory after it.
     release: Release | None = None
     collective: CollectiveOperation | None = None  # None for other calls than collectives
@@ -139,10 +142,13 @@ def are_equivalent(first: MemoryAccess | None, second: MemoryAccess | None) -> b
         return True
     if first is None or second is None:
         return False
+    if first.tick == NEVER:
+        return False  # the next allocation of the memory is ordered after this free, not after another one
     return (
         (first.slot, first.tick, first.mode, first.precision)
         == (second.slot, second.tick, second.mode, second.precision)
         and (first.call.kind, first.call.name, first.call.site)
         == (second.call.kind, second.call.name, second.call.site)
-        and first.call.node == second.call.node
+        and (first.call.program_call, first.call.node)
+        == (second.call.program_call, second.call.node)
     )

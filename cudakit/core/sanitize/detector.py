@@ -9,7 +9,9 @@ from functools import partial
 
 import numpy as np
 
+from cudakit.core.sanitize.different_calls import CallComparison
 from cudakit.core.sanitize.engine import Engine
+from cudakit.core.sanitize.owners import StreamUse
 from cudakit.core.sanitize.races import Confidence, Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
@@ -33,9 +35,11 @@ class RaceDetector:
             Engine, strict_threads=strict_threads, report_possible=report_possible
         )
         self._traces: dict[tuple[int, int], _TraceAnalysis] = {}
+        self._calls = CallComparison()
 
     def feed(self, batch: Batch, report: Report) -> list[Race]:
         """Analyze a batch; return its races that are findings, including suppressed ones."""
+        self._calls.feed(batch)
         analysis = self._analysis_of(batch)
         analysis.streams.update(_created_streams(batch.records))
         return analysis.analyze(analysis.buffer.feed(batch.records), report)
@@ -45,6 +49,7 @@ class RaceDetector:
 
         Returns the races that are findings, by process and number of the trace.
         """
+        self._calls.finish()
         return {
             trace: analysis.analyze(analysis.buffer.flush(), report)
             for trace, analysis in self._traces.items()
@@ -71,6 +76,8 @@ class RaceDetector:
             notes=notes,
             incomplete=incomplete,
             no_gpu_work=no_gpu_work,
+            different_calls=tuple(self._calls.results()),
+            ranks=self._calls.ranks(),
         )
 
     @property
@@ -116,9 +123,11 @@ class _TraceAnalysis:
     buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
     templates: TemplateAccesses = field(default_factory=TemplateAccesses)
     streams: dict[int, StreamFlag] = field(default_factory=dict)
+    stream_use: StreamUse = field(default_factory=StreamUse)
 
     def analyze(self, records: Records, report: Report) -> list[Race]:
         """Add the races in reordered records to a report; return the races that are findings."""
+        self.stream_use.feed(records, self.last_batch.stacks)
         records = self.templates.insert(records, self.engine.coverage)
         races = self.templates.mark(self.engine.feed(records, self.last_batch.strings))
         report.add(
@@ -127,6 +136,7 @@ class _TraceAnalysis:
             stacks=self.last_batch.stacks,
             streams=self.streams,
             chain=self.last_batch.chain,
+            stream_use=self.stream_use,
         )
         return [race for race in races if race.confidence.is_finding]
 

@@ -39,22 +39,26 @@ _COLLECTIVE_NAMES = {
     CollectiveFunction.REDUCE_SCATTER: "reduce-scatter",
     CollectiveFunction.BROADCAST: "broadcast",
     CollectiveFunction.REDUCE: "reduce",
-    CollectiveFunction.SEND: "send",
-    CollectiveFunction.RECEIVE: "receive",
 }
 
 
 def collective_name(operation: CollectiveOperation) -> str:
     """Return the name of a collective with its ranks: ``all-reduce (rank 0 of 2)``."""
-    name = _COLLECTIVE_NAMES[operation.function]
-    other_rank = {
-        CollectiveFunction.SEND: f" to rank {operation.root}",
-        CollectiveFunction.RECEIVE: f" from rank {operation.root}",
-    }.get(operation.function, "")
+    name = function_name(operation.function, operation.root)
     if operation.rank < 0:
-        return f"{name}{other_rank}"
+        return name
     ranks = f" of {operation.rank_count}" if operation.rank_count else ""
-    return f"{name}{other_rank} (rank {operation.rank}{ranks})"
+    return f"{name} (rank {operation.rank}{ranks})"
+
+
+def function_name(function: CollectiveFunction, other_rank: int) -> str:
+    """Return the name of a function of NCCL; a send or receive names the other rank: ``send to rank 1``."""
+    match function:
+        case CollectiveFunction.SEND:
+            return f"send to rank {other_rank}"
+        case CollectiveFunction.RECEIVE:
+            return f"receive from rank {other_rank}"
+    return _COLLECTIVE_NAMES[function]
 
 
 MAX_RANGE_NAME_LENGTH = 60

@@ -26,6 +26,13 @@ class RaceKind(StrEnum):
     HOST = "host"  # the host reads or writes memory while a copy may still use it
 
 
+class RaceOwner(StrEnum):
+    """Whose code lacks the synchronization (``core.sanitize.owners`` has the rule)."""
+
+    PROGRAM = "program"
+    LIBRARY = "library"
+
+
 class Confidence(StrEnum):
     """The confidence in a race, which the less certain of its two accesses determines."""
 
@@ -83,6 +90,8 @@ class Operation:
     node: int = 0  # number of the graph node; 0 outside of graphs
     ranges: tuple[NamedRange, ...] = ()  # NVTX ranges that were open at the call, outermost first
     collective: CollectiveOperation | None = None  # None for other operations than collectives
+    program_call: int = 0  # number of the program call (``core.sanitize.owners``); 0 if unknown
+    capturing_call: int = 0  # number of the program call that captured the graph node; 0 if unknown
     # Whether the accesses are those of a template: earlier launches of the same kernel had them.
     from_template: bool = False
 

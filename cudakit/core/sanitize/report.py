@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +10,7 @@ from itertools import chain, takewhile
 from typing import Protocol, TypeAlias
 
 from cudakit.core.sanitize.baseline import BaselineMatcher
-from cudakit.core.sanitize.hints import fix, remedies, sentence, why_not_covered
+from cudakit.core.sanitize.hints import advice_on_library, fix, remedies, sentence, why_not_covered
 from cudakit.core.sanitize.known_issues import known_issue
 from cudakit.core.sanitize.names import (
     Demangle,
@@ -21,9 +21,19 @@ from cudakit.core.sanitize.names import (
     is_program_frame,
     stream_name,
 )
-from cudakit.core.sanitize.races import Allocation, Confidence, Coverage, Operation, Race, Sync
+from cudakit.core.sanitize.owners import RaceOwnership, StreamUse
+from cudakit.core.sanitize.races import (
+    Allocation,
+    Confidence,
+    Coverage,
+    Operation,
+    Race,
+    RaceOwner,
+    Sync,
+)
 from cudakit.core.sanitize.result import (
     BaselineUse,
+    DifferentCalls,
     FoundRace,
     KnownRace,
     LastSync,
@@ -168,7 +178,8 @@ class Report:
     """Collects races and counts their occurrences.
 
     Races with the same kind, operations and call stacks are one race, also in different processes. Races with
-    less confidence than ``show`` are counted, but not reported.
+    less confidence than ``show`` are counted, but not reported. With ``internal``, races of libraries are
+    findings, too.
     """
 
     def __init__(
@@ -177,16 +188,20 @@ class Report:
         show: Confidence = Confidence.LIKELY,
         suppressions: Sequence[Suppression] = (),
         baseline: BaselineMatcher | None = None,
+        internal: bool = False,
         demangle: Demangle = str,
     ) -> None:
         self._shown_confidences = _CONFIDENCE_ORDER[: _CONFIDENCE_ORDER.index(show) + 1]
         self._suppressions = suppressions
         self._baseline = baseline
+        self._internal = internal
         self._demangle = demangle
         self._races: dict[_Key, FoundRace] = {}
+        self._ownerships: dict[_Key, RaceOwnership] = {}
         self._suppressed: dict[_Key, int] = {}  # index of the suppression of each suppressed race
         self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
         self._counts: Counter[_Key] = Counter()
+        self._processes: defaultdict[_Key, set[int]] = defaultdict(set)  # PIDs with each race
         self._occurrences_by_process: Counter[int] = Counter()
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
         # The frames of a call stack by PID, trace number and index in the stack table.
@@ -201,15 +216,18 @@ class Report:
         stacks: Sequence[Stack],
         streams: Mapping[int, StreamFlag],
         chain: int = 0,
+        stream_use: StreamUse | None = None,
     ) -> int:
         """Add the races of one trace; return the number of races that are reported.
 
-        ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by stream number.
-        ``chain`` is the number of the trace within the process.
+        ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by stream number,
+        ``stream_use`` shows which of them libraries keep to themselves. ``chain`` is the number of the trace
+        within the process.
         """
         stack = partial(self._stack, (process, chain), stacks)
         decoder = RaceDecoder(process, stack, streams, self._demangle)
-        return sum(self._add(decoder, race) for race in races)
+        stream_use = stream_use or StreamUse()
+        return sum(self._add(decoder, race, stream_use) for race in races)
 
     def result(
         self,
@@ -222,8 +240,10 @@ class Report:
         notes: Sequence[str] = (),
         incomplete: Sequence[str] = (),
         no_gpu_work: str | None = None,
+        different_calls: tuple[DifferentCalls, ...] = (),
+        ranks: Mapping[int, int] | None = None,
     ) -> SanitizeResult:
-        """Return the result. ``coverage`` is by PID, ``gaps`` are the counts of each trace."""
+        """Return the result. ``coverage`` and ``ranks`` are by PID, ``gaps`` are the counts of each trace."""
         total_coverage = sum(coverage.values(), Coverage())
         return SanitizeResult(
             exit_status=exit_status,
@@ -236,16 +256,23 @@ class Report:
             gaps=dict(sum(map(Counter, gaps), Counter[str]()).most_common()),
             suppressed=tuple(self._suppressed_counts()),
             processes=tuple(
-                Process(process, coverage[process].launches, self._occurrences_by_process[process])
+                Process(
+                    process,
+                    coverage[process].launches,
+                    self._occurrences_by_process[process],
+                    (ranks or {}).get(process),
+                )
                 for process in sorted(coverage)
             ),
             notes=tuple(notes),
             incomplete=tuple(incomplete),
             no_gpu_work=no_gpu_work,
             baseline=self._baseline_use(),
+            internal=self._internal,
+            different_calls=different_calls,
         )
 
-    def _add(self, decoder: RaceDecoder, race: Race) -> bool:
+    def _add(self, decoder: RaceDecoder, race: Race, stream_use: StreamUse) -> bool:
         """Count a race, and store it if it is new. Return whether it is reported."""
         if race.confidence not in self._shown_confidences:
             self._hidden_count += 1
@@ -257,7 +284,9 @@ class Report:
         if key in self._suppressed or key in self._known_races:
             return False
         self._occurrences_by_process[decoder.process] += 1
-        if _is_better_example(race, self._races[key]):
+        self._processes[key].add(decoder.process)
+        is_of_program = self._ownerships[key].add(race, stream_use)
+        if is_of_program or _is_better_example(race, self._races[key]):
             self._races[key] = decoder.decode(race)
         return True
 
@@ -271,6 +300,7 @@ class Report:
             self._known_races[key] = known_race
         else:
             self._races[key] = reported
+            self._ownerships[key] = RaceOwnership(reported.current.stack, reported.previous.stack)
 
     def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)
@@ -298,7 +328,22 @@ class Report:
         return self._interned_stacks.setdefault(frames, frames)
 
     def _races_with_counts(self) -> Iterable[FoundRace]:
-        return (replace(reported, count=self._counts[key]) for key, reported in self._races.items())
+        for key, reported in self._races.items():
+            ownership = self._ownerships[key]
+            race = replace(
+                reported,
+                count=self._counts[key],
+                processes=tuple(sorted(self._processes[key])),
+            )
+            if ownership.owner is RaceOwner.LIBRARY:
+                race = replace(
+                    race,
+                    owner=RaceOwner.LIBRARY,
+                    library=ownership.library,
+                    hint=advice_on_library(ownership.library),
+                    remedies=(),
+                )
+            yield race
 
     def _suppressed_counts(self) -> Iterable[Suppressed]:
         for number, suppression in enumerate(self._suppressions):
@@ -317,7 +362,9 @@ class Report:
 def _sort_key(reported: FoundRace) -> tuple[int, ...]:
     """Return the sort key of a race. It does not depend on addresses, because they differ between runs."""
     location = (reported.memory.seq, reported.offset_bytes or 0) if reported.memory else (0, 0)
-    return _confidence_rank(reported), reported.current.seq, reported.previous.seq, *location
+    is_of_library = reported.owner is RaceOwner.LIBRARY
+    rank = _confidence_rank(reported)
+    return is_of_library, rank, reported.current.seq, reported.previous.seq, *location
 
 
 def _is_better_example(race: Race, reported: FoundRace) -> bool:
@@ -333,7 +380,7 @@ def _is_better_example(race: Race, reported: FoundRace) -> bool:
         return False
     allocation = race.allocation
     location = allocation.seq, race.lo - allocation.address
-    return (race.previous.seq, *location) < _sort_key(reported)[2:]
+    return (race.previous.seq, *location) < _sort_key(reported)[3:]
 
 
 def _confidence_rank(reported: FoundRace) -> int:
@@ -344,8 +391,13 @@ _MAX_FRAMES = 4  # maximum number of frames that plain text shows, from the call
 
 
 def findings(result: SanitizeResult) -> tuple[FoundRace, ...]:
-    """Return the races that are findings: certain and likely races."""
-    return tuple(race for race in result.races if race.confidence.is_finding)
+    """Return the races that are findings: certain and likely races of the program.
+
+    With ``--internal``, also those of libraries.
+    """
+    return tuple(
+        race for race in result.races if race.confidence.is_finding and result.is_counted(race)
+    )
 
 
 def message(races: Sequence[FoundRace]) -> str:

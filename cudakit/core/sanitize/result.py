@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
 from cudakit.core.sanitize.races import (
@@ -17,10 +18,11 @@ from cudakit.core.sanitize.races import (
     Coverage,
     NamedRange,
     RaceKind,
+    RaceOwner,
     SyncKind,
 )
 from cudakit.document import Frame
-from cudakit.trace.kinds import AllocationKind, Precision
+from cudakit.trace.kinds import AllocationKind, NcclDatatype, Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,48 @@ class FoundRace:
     approximate: bool  # whether the bytes are an upper bound, because ranges were merged
     process: int  # PID of the process of the described occurrence
     known_issue: KnownIssue | None = None  # known issue of a library that the race looks like
+    processes: tuple[int, ...] = ()  # PIDs of all processes with the race
+    owner: RaceOwner = RaceOwner.PROGRAM  # whose code lacks the synchronization
+    library: str | None = None  # the library that has the race; null for a race of the program
+
+
+class DifferenceKind(StrEnum):
+    """The property in which the calls of two ranks differ."""
+
+    FUNCTION = "function"  # the ranks call different collectives, or in different order
+    COUNT = "count"  # number of elements
+    DATATYPE = "datatype"  # type of the elements
+    ROOT = "root"  # root rank
+    TRANSFER = "transfer"  # a send and its receive have different sizes
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """A call of a collective, send or receive by one rank."""
+
+    rank: int  # rank in the communicator
+    process: int  # PID of the process
+    operation: str  # operation, as in the report: all-reduce, send to rank 1
+    element_count: int  # number of elements
+    datatype: NcclDatatype  # type of the elements
+    root: int  # root rank; for a send or receive, the other rank
+    stack: tuple[Frame, ...]  # call stack of the call
+    site: int  # index of the call site in `stack`
+
+
+@dataclass(frozen=True, slots=True)
+class DifferentCalls:
+    """Two ranks that call different collectives of a communicator at the same step.
+
+    Later calls of the communicator are not compared.
+    """
+
+    kind: DifferenceKind  # property in which the calls differ
+    sentence: str  # description of both calls
+    communicator: int  # hash of the communicator, the same on all ranks
+    first: CollectiveCall  # call of the lower rank; the send of a transfer
+    second: CollectiveCall  # call of the other rank; the receive of a transfer
+    hint: str  # what to change
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +203,9 @@ class Process:
     process: int  # PID of the process
     launches: int  # number of kernel launches
     count: int  # number of occurrences of races in the process
+    rank: int | None = (
+        None  # rank in its largest communicator; null without one, or with several ranks
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +216,9 @@ class SanitizeResult:
     exit_status: int | None  # exit status of the program, as in a shell; null if none was started
     simulated: bool  # whether a simulated device did the work
     stopped: bool  # whether --stop-on-first stopped the program
-    races: tuple[FoundRace, ...]  # races in order of decreasing confidence
+    races: tuple[
+        FoundRace, ...
+    ]  # races of the program, then of libraries; the most certain ones first
     coverage: Coverage  # counts of the recorded operations and accesses
     gaps: Mapping[str, int]  # events that were not analyzed, with their counts
     suppressed: tuple[Suppressed, ...]  # all suppressions, including unused ones
@@ -178,3 +227,9 @@ class SanitizeResult:
     incomplete: tuple[str, ...]  # reasons why recorded events are missing; any reason fails the run
     no_gpu_work: str | None  # reason why no GPU work was recorded; null if GPU work was recorded
     baseline: BaselineUse | None = None  # the baseline of --baseline; null without one
+    different_calls: tuple[DifferentCalls, ...] = ()  # collectives that ranks call differently
+    internal: bool = False  # whether races inside libraries count, too (--internal)
+
+    def is_counted(self, race: FoundRace) -> bool:
+        """Return whether a race of this result counts: a race of a library only with --internal."""
+        return self.internal or race.owner is RaceOwner.PROGRAM

@@ -174,6 +174,323 @@ static int walk(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit)
     return depth;
 }
 
+/* --- strings ---------------------------------------------------------------------------------- */
+
+static const Py_UCS4 REPLACEMENT = 0xfffd;
+
+static size_t encode_utf8(Py_UCS4 character, char *bytes)
+{
+    if (character < 0x80) {
+        bytes[0] = (char)character;
+        return 1;
+    }
+    size_t count = character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
+    static const uint8_t lead_bits[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    for (size_t index = count - 1; index; index--, character >>= 6)
+        bytes[index] = (char)(0x80 | (character & 0x3f));
+    bytes[0] = (char)(lead_bits[count] | character);
+    return count;
+}
+
+static void copy_utf8(PyObject *text, char *out, size_t capacity)
+{
+    size_t length_bytes = 0;
+    bool readable = text && PyUnicode_Check(text);
+#if PY_VERSION_HEX < 0x030C0000
+    readable = readable && PyUnicode_IS_READY(text);
+#endif
+    Py_ssize_t length = readable ? PyUnicode_GET_LENGTH(text) : 0;
+    for (Py_ssize_t index = 0; index < length; index++) {
+        Py_UCS4 character = PyUnicode_READ(PyUnicode_KIND(text), PyUnicode_DATA(text), index);
+        char bytes[4];
+        size_t count =
+            encode_utf8(!character || Py_UNICODE_IS_SURROGATE(character) ? REPLACEMENT : character, bytes);
+        if (length_bytes + count >= capacity)
+            break;
+        memcpy(out + length_bytes, bytes, count);
+        length_bytes += count;
+    }
+    out[length_bytes] = 0;
+}
+
+/* --- files of the program ----------------------------------------------------------------------- */
+
+/* Return whether a directory name of at most ``length`` bytes begins at ``text``. */
+static bool is_directory_name(const char *text, size_t length, const char *name)
+{
+    return strlen(name) == length && !strncmp(text, name, length);
+}
+
+/* Return whether a directory belongs to a library. ``parent`` and ``parent_length`` are the name of the directory that
+ * contains it; its length is 0 at the begin of a path. */
+static bool is_library_directory(const char *parent, size_t parent_length, const char *name, size_t length)
+{
+    if (is_directory_name(name, length, "site-packages") || is_directory_name(name, length, "dist-packages"))
+        return true;
+    if (is_directory_name(parent, parent_length, "lib") && length >= 7 && !strncmp(name, "python3", 7))
+        return strspn(name + 7, ".0123456789") >= length - 7;
+    return is_directory_name(parent, parent_length, "cudakit") &&
+           (is_directory_name(name, length, "api") || is_directory_name(name, length, "core") ||
+            is_directory_name(name, length, "gpu") || is_directory_name(name, length, "run"));
+}
+
+/* Return whether a file belongs to the program, not to an installed package, Python or cudakit. core/sanitize/names.py
+ * has the same rule. */
+static bool is_program_file(const char *path)
+{
+    if (*path == '<')
+        return !strncmp(path, "<stdin>", 7) || !strncmp(path, "<string>", 8) || !strncmp(path, "<ipython", 8);
+    const char *parent = path;
+    size_t parent_length = 0;
+    for (const char *name = path, *end; (end = strchr(name, '/')); name = end + 1) {
+        const size_t length = (size_t)(end - name);
+        if (is_library_directory(parent, parent_length, name, length))
+            return false;
+        /* names.py requires a slash before "lib" and "cudakit". */
+        parent = name;
+        parent_length = name == path ? 0 : length;
+    }
+    return *path != 0;
+}
+
+/* The cache of is_program_file(), by the address of the name. Its names are never freed. Threads with the GIL add
+ * entries; threads without it read them. */
+#define FILE_SLOTS 16384
+#define MAX_CACHED_FILES (FILE_SLOTS / 2)
+
+static struct {
+    PyObject *name;
+    bool is_program;
+} files[FILE_SLOTS];
+static int cached_file_count;
+
+/* Return the slot of a file name, or the free slot for it. */
+static size_t file_slot(PyObject *name)
+{
+    size_t slot = (size_t)(address_of(name) * 0x9e3779b97f4a7c15u >> 40) % FILE_SLOTS;
+    for (PyObject *stored; (stored = __atomic_load_n(&files[slot].name, __ATOMIC_ACQUIRE)) && stored != name;)
+        slot = (slot + 1) % FILE_SLOTS;
+    return slot;
+}
+
+static bool is_uncached_program_file(PyObject *name)
+{
+    char path[4096];
+    copy_utf8(name, path, sizeof path);
+    return is_program_file(path);
+}
+
+/* Return whether a code object belongs to the program. */
+static bool is_program_code(PyCodeObject *code)
+{
+    const size_t slot = file_slot(code->co_filename);
+    return __atomic_load_n(&files[slot].name, __ATOMIC_ACQUIRE) ? files[slot].is_program
+                                                               : is_uncached_program_file(code->co_filename);
+}
+
+#if PY_VERSION_HEX >= 0x030C0000
+/* Do the same, and cache the result. The GIL is held. */
+static bool cache_program_code(PyCodeObject *code)
+{
+    const size_t slot = file_slot(code->co_filename);
+    if (!files[slot].name && cached_file_count < MAX_CACHED_FILES) {
+        files[slot].is_program = is_uncached_program_file(code->co_filename);
+        __atomic_store_n(&files[slot].name, Py_NewRef(code->co_filename), __ATOMIC_RELEASE);
+        cached_file_count++;
+    }
+    return is_program_code(code);
+}
+#endif
+
+/* --- program calls ------------------------------------------------------------------------------ */
+
+/* A program call is one execution of an instruction in the program's own code: a call of a library, an operator, and so
+ * on. While the instruction is executed, its frame stays at this instruction. The frame can only reach the instruction
+ * again by a jump backward, by being resumed, or as a new frame at the same address. The interpreter reports these three
+ * events (PEP 669), from Python 3.12 on. So two CUDA calls belong to one program call exactly if their innermost frame
+ * of the program has the same address and instruction, without such an event in between. */
+
+enum { FRAME_SLOTS = 256, FRAME_PROBES = 8 };
+
+typedef struct {
+    const Frame *frame;
+    uint64_t offset;       /* offset of the instruction to which ``program_call`` refers */
+    uint32_t program_call; /* number of the program call; 0 if the frame has run on since the last number */
+} program_frame;
+
+/* The frames of the program on this thread. A frame that was displaced by another one has unknown program calls. */
+static __thread program_frame program_frames[FRAME_SLOTS];
+
+/* Number of the last program call of the process. */
+static uint32_t last_program_call;
+
+static bool program_calls_are_watched;
+
+static inline size_t frame_slot(const Frame *frame, int probe)
+{
+    return ((size_t)(address_of(frame) * 0x9e3779b97f4a7c15u >> 48) + (size_t)probe) % FRAME_SLOTS;
+}
+
+static program_frame *find_program_frame(const Frame *frame)
+{
+    for (int probe = 0; probe < FRAME_PROBES; probe++) {
+        program_frame *stored = &program_frames[frame_slot(frame, probe)];
+        if (stored->frame == frame)
+            return stored;
+    }
+    return NULL;
+}
+
+#if PY_VERSION_HEX >= 0x030C0000
+/* Number of displaced frames of this thread, which selects the next frame to displace. */
+static __thread unsigned displaced_frames;
+
+/* Begin a new program call of a frame: it has started, was resumed or has jumped backward. */
+static void begin_program_call(const Frame *frame)
+{
+    program_frame *stored = find_program_frame(frame);
+    for (int probe = 0; !stored && probe < FRAME_PROBES; probe++) {
+        program_frame *candidate = &program_frames[frame_slot(frame, probe)];
+        stored = candidate->frame ? NULL : candidate;
+    }
+    if (!stored)
+        stored = &program_frames[frame_slot(frame, (int)(displaced_frames++ % FRAME_PROBES))];
+    *stored = (program_frame){.frame = frame};
+}
+#endif
+
+static uint32_t program_call(void)
+{
+    PyThreadState *thread = PyGILState_GetThisThreadState();
+    if (!program_calls_are_watched || !thread || is_finalizing())
+        return 0;
+    const Frame *frame = nearest_complete_frame(current_frame(thread));
+    while (frame && !is_program_code(frame_code(frame)))
+        frame = nearest_complete_frame(frame->previous);
+    program_frame *stored = frame ? find_program_frame(frame) : NULL;
+    if (!stored)
+        return 0;
+    const uint64_t offset = instruction_offset(frame, frame_code(frame));
+    if (!stored->program_call || stored->offset != offset) {
+        stored->offset = offset;
+        do
+            stored->program_call = __atomic_add_fetch(&last_program_call, 1, __ATOMIC_RELAXED);
+        while (!stored->program_call); /* the number has overflowed */
+    }
+    return stored->program_call;
+}
+
+#if PY_VERSION_HEX >= 0x030C0000
+
+static PyObject *disable; /* sys.monitoring.DISABLE: ends the events of one instruction */
+
+/* Handle an event of the current frame. ``arguments`` begin with its code object. Return sys.monitoring.DISABLE in
+ * libraries, so that their code runs at full speed. */
+static PyObject *handle_frame_event(PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count < 1 || !PyCode_Check(arguments[0]) || !cache_program_code((PyCodeObject *)arguments[0]))
+        return Py_NewRef(disable);
+    const Frame *frame = current_frame(PyThreadState_Get());
+    if (frame && frame_code(frame) == (PyCodeObject *)arguments[0])
+        begin_program_call(frame);
+    Py_RETURN_NONE;
+}
+
+static PyObject *on_start_or_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    return handle_frame_event(arguments, count);
+}
+
+/* Handle a jump; ``arguments`` are the code object, the offset of the jump and that of its destination. */
+static PyObject *on_jump(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    const bool is_backward = count == 3 && PyLong_AsLong(arguments[2]) <= PyLong_AsLong(arguments[1]);
+    return is_backward ? handle_frame_event(arguments, count) : Py_NewRef(disable);
+}
+
+static PyMethodDef FRAME_HANDLER = {"on_start_or_resume", (PyCFunction)(void (*)(void))on_start_or_resume,
+                                    METH_FASTCALL, NULL};
+static PyMethodDef JUMP_HANDLER = {"on_jump", (PyCFunction)(void (*)(void))on_jump, METH_FASTCALL, NULL};
+
+static const struct {
+    const char *event;
+    PyMethodDef *handler;
+} HANDLERS[] = {{"PY_START", &FRAME_HANDLER}, {"PY_RESUME", &FRAME_HANDLER}, {"JUMP", &JUMP_HANDLER}};
+
+/* Return the number of a tool of sys.monitoring that was free and is cudakit's now, or -1 if none is free. */
+static int claim_tool(PyObject *monitoring)
+{
+    for (int tool = 4; tool >= 3; tool--) { /* 3 and 4 have no predefined use */
+        PyObject *result = PyObject_CallMethod(monitoring, "use_tool_id", "is", tool, "cudakit");
+        Py_XDECREF(result);
+        if (result)
+            return tool;
+        PyErr_Clear();
+    }
+    return -1;
+}
+
+/* Register the handlers and enable their events. Return 0, or -1 with an exception set. */
+static int enable_events(PyObject *monitoring, int tool)
+{
+    PyObject *events = PyObject_GetAttrString(monitoring, "events");
+    long enabled_events = 0;
+    for (size_t index = 0; events && index < sizeof HANDLERS / sizeof *HANDLERS; index++) {
+        PyObject *event = PyObject_GetAttrString(events, HANDLERS[index].event);
+        PyObject *handler = event ? PyCFunction_New(HANDLERS[index].handler, NULL) : NULL;
+        PyObject *previous =
+            handler ? PyObject_CallMethod(monitoring, "register_callback", "iOO", tool, event, handler) : NULL;
+        enabled_events |= event ? PyLong_AsLong(event) : 0;
+        Py_XDECREF(event);
+        Py_XDECREF(handler);
+        if (!previous)
+            Py_CLEAR(events);
+        Py_XDECREF(previous);
+    }
+    PyObject *result = events ? PyObject_CallMethod(monitoring, "set_events", "il", tool, enabled_events) : NULL;
+    Py_XDECREF(events);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+/* Begin a program call of each frame that runs on this thread: they had no event yet. */
+static void begin_running_frames(PyThreadState *thread)
+{
+    for (const Frame *frame = nearest_complete_frame(current_frame(thread)); frame;
+         frame = nearest_complete_frame(frame->previous))
+        if (cache_program_code(frame_code(frame)))
+            begin_program_call(frame);
+}
+
+static PyObject *watch_program_calls(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    if (program_calls_are_watched)
+        Py_RETURN_TRUE;
+    PyObject *monitoring = PySys_GetObject("monitoring"); /* a borrowed reference */
+    const int tool = monitoring ? claim_tool(monitoring) : -1;
+    if (tool < 0)
+        Py_RETURN_FALSE;
+    disable = PyObject_GetAttrString(monitoring, "DISABLE");
+    if (!disable || enable_events(monitoring, tool))
+        return NULL;
+    begin_running_frames(PyThreadState_Get());
+    program_calls_are_watched = true;
+    Py_RETURN_TRUE;
+}
+
+#else
+
+static PyObject *watch_program_calls(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused, (void)cached_file_count;
+    Py_RETURN_FALSE;
+}
+
+#endif
+
 /* --- lines ------------------------------------------------------------------------------------ */
 
 /* PyCode_Addr2Line cannot be used: it first reads a table that a tracing thread may be filling. These functions
@@ -227,44 +544,7 @@ static int32_t line_at(PyCodeObject *code, uint64_t offset)
     return 0;
 }
 
-/* --- strings ---------------------------------------------------------------------------------- */
-
-static const Py_UCS4 REPLACEMENT = 0xfffd;
-
-static size_t encode_utf8(Py_UCS4 character, char *bytes)
-{
-    if (character < 0x80) {
-        bytes[0] = (char)character;
-        return 1;
-    }
-    size_t count = character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
-    static const uint8_t lead_bits[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    for (size_t index = count - 1; index; index--, character >>= 6)
-        bytes[index] = (char)(0x80 | (character & 0x3f));
-    bytes[0] = (char)(lead_bits[count] | character);
-    return count;
-}
-
-static void copy_utf8(PyObject *text, char *out, size_t capacity)
-{
-    size_t length_bytes = 0;
-    bool readable = text && PyUnicode_Check(text);
-#if PY_VERSION_HEX < 0x030C0000
-    readable = readable && PyUnicode_IS_READY(text);
-#endif
-    Py_ssize_t length = readable ? PyUnicode_GET_LENGTH(text) : 0;
-    for (Py_ssize_t index = 0; index < length; index++) {
-        Py_UCS4 character = PyUnicode_READ(PyUnicode_KIND(text), PyUnicode_DATA(text), index);
-        char bytes[4];
-        size_t count =
-            encode_utf8(!character || Py_UNICODE_IS_SURROGATE(character) ? REPLACEMENT : character, bytes);
-        if (length_bytes + count >= capacity)
-            break;
-        memcpy(out + length_bytes, bytes, count);
-        length_bytes += count;
-    }
-    out[length_bytes] = 0;
-}
+/* --- frames ------------------------------------------------------------------------------------ */
 
 static int resolve(uint64_t code, uint64_t offset, struct ck_frame *out)
 {
@@ -277,7 +557,7 @@ static int resolve(uint64_t code, uint64_t offset, struct ck_frame *out)
     return 0;
 }
 
-static const struct ck_walker WALKER = {walk, resolve};
+static const struct ck_walker WALKER = {walk, resolve, program_call};
 
 /* --- module ----------------------------------------------------------------------------------- */
 
@@ -351,7 +631,25 @@ PyDoc_STRVAR(stack_doc, "stack(limit=64)\n--\n\n"
                         "Return (function, file, line) of the caller's frames, innermost first, as the\n"
                         "recorder reads them: at most 1,024. A line number of 0 is unknown.");
 
+PyDoc_STRVAR(watch_program_calls_doc,
+             "watch_program_calls()\n--\n\n"
+             "From now on, number the program calls: executions of instructions in the program's\n"
+             "own code. Return False if that is impossible: before Python 3.12, and if other tools\n"
+             "use all free tools of sys.monitoring.");
+
+PyDoc_STRVAR(program_call_doc, "program_call()\n--\n\n"
+                               "Return the number of the program call that the calling thread executes; 0 if it\n"
+                               "is unknown.");
+
+static PyObject *current_program_call(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyLong_FromUnsignedLong(program_call());
+}
+
 static PyMethodDef METHODS[] = {
+    {"watch_program_calls", watch_program_calls, METH_NOARGS, watch_program_calls_doc},
+    {"program_call", current_program_call, METH_NOARGS, program_call_doc},
     {"stack", (PyCFunction)(void (*)(void))stack, METH_VARARGS | METH_KEYWORDS, stack_doc},
     {0},
 };

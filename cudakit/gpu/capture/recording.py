@@ -272,7 +272,7 @@ def _recorded_accesses(ready: Ready) -> Accesses:
 
 def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
     """Start the recorder; return its module, and the reason why NVTX ranges are not recorded, or ""."""
-    walker_address = frame_walker_address(ready.frames)
+    walker_address = frame_walker_address(ready.frames, watch_program_calls=True)
     patches = [(capability, path.read_bytes()) for capability, path in ready.patches.items()]
     recorder = load_native_module("_recorder", ready.recorder)
     try:
@@ -295,10 +295,20 @@ def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
     )
 
 
-def frame_walker_address(frame_readers: Mapping[str, Path]) -> int:
-    """Return the address of the stack reader for this interpreter, or 0."""
+def frame_walker_address(
+    frame_readers: Mapping[str, Path], *, watch_program_calls: bool = False
+) -> int:
+    """Return the address of the stack reader for this interpreter, or 0.
+
+    With ``watch_program_calls``, also make it number the calls of the program.
+    """
     path = frame_readers.get(str(sys.implementation.cache_tag))
-    return int(load_native_module("_frames", path).walker) if path else 0
+    if path is None:
+        return 0
+    frames = load_native_module("_frames", path)
+    if watch_program_calls:
+        frames.watch_program_calls()
+    return int(frames.walker)
 
 
 def load_native_module(name: str, path: Path) -> Any:

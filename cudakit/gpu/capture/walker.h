@@ -25,6 +25,11 @@ struct ck_walker {
     /* Look up the names and the line of a frame that ``walk`` returned. The caller must not have returned to Python
      * since ``walk``: only until then do the frames keep the code object alive. Return 0, or -1 if ``code`` is 0. */
     int (*resolve)(uint64_t code, uint64_t offset, struct ck_frame *out);
+
+    /* Return the number of the program call that the calling thread executes, or 0 if it is unknown. Two CUDA calls
+     * with the same number were made while the program's own code executed one instruction, such as a call of a
+     * library. */
+    uint32_t (*program_call)(void);
 };
 
 #endif

@@ -68,7 +68,8 @@ class Context:
         self.view = _cuda_view(model)
         self.facts = self.facts_of(ordinal)
         self.costs = costs_of(self.facts)
-        self._site = site or (lambda: 0)
+        self._site = site or int
+        self._program_call = self._spool.program_call if self._spool else int
         self._seq = 0
         self._threads: dict[int, int] = {}
         # Records a profile instead of the events of ``recorder``; None without a profile.
@@ -133,6 +134,7 @@ class Context:
             thread=self.thread,
             context=ordinal + 1,
             site=self._site(),
+            program_call=self._program_call(),
             device=ordinal,
         )
 

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import TypeAlias
@@ -64,10 +65,14 @@ _MAX_FRAMES = 128
 
 @dataclass(frozen=True, slots=True)
 class SpoolSink:
-    """The sink of a spool directory, and a function that returns the number of the current call stack."""
+    """The sink of a spool directory, and functions that return numbers of the current call.
+
+    ``site`` returns the number of the call stack, ``program_call`` that of the program call or 0.
+    """
 
     sink: Sink
     site: Callable[[], int]
+    program_call: Callable[[], int]
     close: Callable[[], None]
 
 
@@ -77,7 +82,18 @@ def attach_to_spool(environment: Mapping[str, str]) -> SpoolSink | None:
     if not directory or environment.get(PROCESS_VARIABLE) not in (None, str(os.getpid())):
         return None
     writer = SpoolWriter(Path(directory), clock=Clock.VIRTUAL)
-    return SpoolSink(writer.write, StackNumbers(writer.stack), writer.close)
+    return SpoolSink(writer.write, StackNumbers(writer.stack), _program_calls(), writer.close)
+
+
+def _program_calls() -> Callable[[], int]:
+    """Return the function that returns the number of the current program call; 0 if it is unknown."""
+    try:
+        frames = import_module("cudakit.gpu.capture._frames")
+    except ImportError:  # cudakit was installed without a compiler
+        return int
+    frames.watch_program_calls()
+    current_program_call: Callable[[], int] = frames.program_call
+    return current_program_call
 
 
 class StackNumbers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
@@ -145,19 +145,60 @@ def parse(text: str, outputs: Sequence[str] | None = None) -> Program:
     return Program(source, assignments, inputs, tuple(dict.fromkeys(outputs)))
 
 
-def parse_value(text: str) -> tuple[Program, Node]:
-    """Parse an expression without an assignment; return it as a program of no assignments, and its tree."""
+@dataclass(frozen=True, slots=True)
+class ParsedReduction:
+    """A parsed expression that contains one reduction."""
+
+    program: Program  # text and inputs; it has no assignments
+    name: str  # name of the reduction, such as "sum"
+    element: Node  # the value that is reduced, for each element
+    result: Node  # the value to store, in which REDUCED stands for the reduced value
+
+
+def parse_reduction(text: str, names: Collection[str]) -> ParsedReduction:
+    """Parse an expression with one call of a function of ``names``, such as ``sqrt(sum(x * x))``.
+
+    Raises UsageError with the source line for text that is not a valid expression.
+    """
     source = textwrap.dedent(text).strip()
-    parser = _Parser(source)
-    value = parser.parse_single_value()
-    return Program(source, (), tuple(parser.inputs), ()), value
+    parser = _Parser(source, reductions=names)
+    result = parser.parse_single_value()
+    if parser.reduction is None:
+        raise UsageError(
+            f"the expression {source!r} has no reduction", hint=f"reductions: {', '.join(names)}"
+        )
+    name, element = parser.reduction
+    outside = sorted({*_names(result)} - {REDUCED})
+    if outside:
+        raise UsageError(
+            f"{', '.join(outside)} is used outside of {name}(...)",
+            hint="only the reduced value and constants may be used there",
+        )
+    return ParsedReduction(Program(source, (), tuple(parser.inputs), ()), name, element, result)
+
+
+# The name of the reduced value in the tree of a result; it is no identifier, so it hides no input.
+REDUCED = "<reduced value>"
+
+
+def _names(node: Node) -> Iterator[str]:
+    """Yield the names in a tree."""
+    match node:
+        case Name(name):
+            yield name
+        case Call(_, operands):
+            for operand in operands:
+                yield from _names(operand)
 
 
 class _Parser:
     """Converts Python's syntax trees; collects the names that are read before they are assigned."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, reductions: Collection[str] = ()) -> None:
         self._text = text
+        self._reductions = reductions
+        # Name and operand of the reduction; None before it is parsed.
+        self.reduction: tuple[str, Node] | None = None
         self.inputs: dict[str, None] = {}
         self._assigned: set[str] = set()
 
@@ -249,7 +290,16 @@ class _Parser:
         ]
         return _joined(OPERATIONS["logical_and"], comparisons, _position(left))
 
+    def _reduction(self, name: str, argument: ast.expr, node: ast.expr, depth: int) -> Name:
+        element = self._node(argument, depth + 1)
+        if self.reduction is not None:
+            raise self._error("an expression may have only one reduction", node)
+        self.reduction = (name, element)
+        return Name(REDUCED)
+
     def _call(self, name: str, arguments: list[ast.expr], node: ast.expr, depth: int) -> Node:
+        if name in self._reductions and len(arguments) == 1:
+            return self._reduction(name, arguments[0], node, depth)
         operation = FUNCTIONS.get(name)
         if operation is None:
             raise self._error(

@@ -95,13 +95,15 @@ def _draw_node(node: Node, place: Place) -> Markup:
 
 def _section(section: Section, place: Place) -> Markup:
     inner_place = Place(min(place.level + 1, _DEEPEST_HEADING), place.anchor, place.columns)
-    return element(
-        "section",
-        element(f"h{place.level}", section.title),
+    heading = element(f"h{place.level}", section.title)
+    content = (
         *(line for part in draw_nodes(section.nodes, inner_place) for line in (Markup("\n"), part)),
         Markup("\n"),
-        id=place.anchor,
     )
+    if section.is_folded:
+        folded = element("details", element("summary", heading), *content, class_="folded")
+        return element("section", folded, id=place.anchor)
+    return element("section", heading, *content, id=place.anchor)
 
 
 def _note(note: Note) -> Markup:

@@ -105,7 +105,7 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     continues with the hooks of memory pools.
     """
     recorder = _extension("_recorder", settings["recorder"])
-    walker_address = _frame_walker_address(settings["frames"], spool)
+    walker_address = _frame_walker_address(settings, spool)
     patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
     memory_only = not settings["sanitize"]
     try:
@@ -245,12 +245,22 @@ def _mapped_path(name: bytes) -> str:
         return next(paths, b"").decode(errors="replace")
 
 
-def _frame_walker_address(frames: dict[str, str], spool: "Spool") -> int:
-    """Return the address of the C function that reads the stacks of this interpreter, or 0."""
+def _frame_walker_address(settings: "dict[str, Any]", spool: "Spool") -> int:
+    """Return the address of the C functions that read the stacks of this interpreter, or 0.
+
+    If races are to be found, also make them number the calls of the program.
+    """
     walker_addresses: list[int] = []
-    path = frames.get(sys.implementation.cache_tag or "")
+
+    def load(path: str) -> None:
+        frames = _extension("_frames", path)
+        walker_addresses.append(frames.walker)
+        if settings["sanitize"]:
+            frames.watch_program_calls()
+
+    path = settings["frames"].get(sys.implementation.cache_tag or "")
     if path:
-        spool.attempt(lambda: walker_addresses.append(_extension("_frames", path).walker))
+        spool.attempt(lambda: load(path))
     return walker_addresses[0] if walker_addresses else 0
 
 

@@ -41,6 +41,7 @@ class Walker(ctypes.Structure):
             "resolve",
             ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(Frame)),
         ),
+        ("program_call", ctypes.CFUNCTYPE(ctypes.c_uint32)),
     ]
 
 

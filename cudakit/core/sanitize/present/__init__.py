@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cudakit.core.sanitize.present import coverage, races
+from cudakit.core.sanitize.present.different_calls import call_sections, calls_note
 from cudakit.core.sanitize.races import RaceKind
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.document import Document, Node, Note, Section
@@ -14,11 +15,23 @@ from cudakit.units import capitalized, format_count
 def report(result: SanitizeResult, *, top: int = 20) -> Document:
     """Return the report with the first ``top`` races, or with all races if ``top`` is 0."""
     shown_races = result.races if top == 0 else result.races[:top]
-    nodes: list[Node] = list(_incomplete_notes(result))
-    nodes += [
-        races.race_section(race, number, several_processes=len(result.processes) > 1)
+    sections = [
+        races.race_section(
+            race,
+            number,
+            processes=result.processes,
+            is_counted=result.is_counted(race),
+        )
         for number, race in enumerate(shown_races, start=1)
     ]
+    counted_races = sum(map(result.is_counted, shown_races))
+    nodes: list[Node] = [
+        *_incomplete_notes(result),
+        *call_sections(result.different_calls),
+        *sections[:counted_races],
+    ]
+    if library_sections := sections[counted_races:]:
+        nodes.append(_library_section(library_sections))
     omitted_count = len(result.races) - len(shown_races)
     if omitted_count:
         omitted_races = (
@@ -29,14 +42,25 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
     return Document(title(result), (*nodes, Section("Coverage", notes)) if nodes else notes)
 
 
+def _library_section(sections: Sequence[Section]) -> Section:
+    """Return a folded section with races of libraries that do not count."""
+    note = Note(
+        "info",
+        "The program cannot fix these races, so they do not change the exit code",
+        remedies=("count races inside libraries, too: --internal",),
+    )
+    return Section("Races inside libraries", (note, *sections), is_folded=True)
+
+
 def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
     """Return the verdict, the reasons why the recording is incomplete, the races and the notes."""
     is_empty = coverage.is_empty(result) and not result.races
     verdict = coverage.nothing_recorded(result) if is_empty else title(result)
-    notes_on_races = map(races.race_note, result.races)
+    notes_on_races = map(races.race_note, filter(result.is_counted, result.races))
     return (
         capitalized(verdict),
         *_incomplete_notes(result),
+        *map(calls_note, result.different_calls),
         *notes_on_races,
         *coverage.recorder_notes(result),
     )
@@ -53,15 +77,20 @@ def title(result: SanitizeResult) -> str:
 
 
 def _verdict(result: SanitizeResult) -> Iterator[str]:
-    races, occurrence_count = len(result.races), sum(race.count for race in result.races)
-    is_host = any(race.kind is RaceKind.HOST for race in result.races)
+    counted_races = [race for race in result.races if result.is_counted(race)]
+    races, occurrence_count = len(counted_races), sum(race.count for race in counted_races)
+    is_host = any(race.kind is RaceKind.HOST for race in counted_races)
     between = "" if is_host else " between streams"
     if races:
         yield f"{races:,} race{'s' if races > 1 else ''}{between}"
     else:
         yield coverage.NOTHING_RECORDED if coverage.is_empty(result) else "no races found"
+    if different := len(result.different_calls):
+        yield f"{different:,} collective{'s' if different > 1 else ''} called differently by ranks"
     if occurrence_count > races:
         yield f"found {format_count(occurrence_count)} times"
+    if library_races := len(result.races) - races:
+        yield f"{library_races:,} race{'s' if library_races > 1 else ''} inside libraries"
     if result.incomplete:
         yield "result incomplete"
     if result.simulated:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 from cudakit.core.sanitize.hints import short_stream_name
-from cudakit.core.sanitize.names import in_range
+from cudakit.core.sanitize.names import in_range, is_backward
 from cudakit.core.sanitize.present.race_diagram import diagram
 from cudakit.core.sanitize.races import Confidence, RaceKind
-from cudakit.core.sanitize.result import FoundRace, Memory, Side
+from cudakit.core.sanitize.result import FoundRace, Memory, Process, Side
 from cudakit.document import (
     Facts,
     Finding,
@@ -34,6 +34,8 @@ MEANINGS: Final = {
 }
 
 # Headings of the kinds whose own names are too short to be clear.
+_MAX_LISTED_RANKS: Final = 16
+
 _HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
 
 _PRECISION_TEXTS: Final = {
@@ -100,19 +102,31 @@ _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
 }
 
 
-def race_section(race: FoundRace, number: int, *, several_processes: bool) -> Section:
-    """Return the section of one race, the ``number``-th of the report."""
-    facts = Facts(tuple(_facts(race, several_processes=several_processes)))
-    return Section(_heading(race, number), (race_note(race), *diagram(race, number), facts))
+def race_section(
+    race: FoundRace, number: int, *, processes: Sequence[Process] = (), is_counted: bool = True
+) -> Section:
+    """Return the section of one race, the ``number``-th of the report; ``processes`` are those of the run.
+
+    A race that does not count is not drawn, and does not have the level of an error.
+    """
+    note = race_note(race, is_counted=is_counted)
+    drawing = diagram(race, number) if is_counted else ()
+    facts = Facts(tuple(_facts(race, processes)))
+    return Section(_heading(race, number), (note, *drawing, facts))
 
 
 def _heading(race: FoundRace, number: int) -> str:
     occurrences = f", found {format_count(race.count)} times" if race.count > 1 else ""
-    return f"{number}. {_HEADINGS.get(race.kind, race.kind.value)}, {race.confidence.value}{occurrences}"
+    library = f" in {race.library}" if race.library else ""
+    kind = _HEADINGS.get(race.kind, race.kind.value)
+    return f"{number}. {kind}{library}, {race.confidence.value}{occurrences}"
 
 
-def race_note(race: FoundRace) -> Note:
-    """Return the sentence of a race with its remedies, and the finding for structured formats."""
+def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
+    """Return the sentence of a race with its remedies, and the finding for structured formats.
+
+    A race that does not count has the level "info".
+    """
     sides_by_order = (("later", race.current), ("earlier", race.previous))
     locations = [
         (f"{order}: {_operation_text(side)}", _stack(side)) for order, side in sides_by_order
@@ -120,7 +134,7 @@ def race_note(race: FoundRace) -> Note:
     if race.memory:
         locations.append(("allocated", Stack(race.memory.stack, race.memory.site)))
     finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(locations), race.count)
-    level = _LEVELS[race.confidence]
+    level = _LEVELS[race.confidence] if is_counted else "info"
     # The program cannot order the streams of a library: what helps is the advice on its issue.
     remedies = (race.known_issue.advice,) if race.known_issue else (race.hint, *race.remedies)
     lines = tuple(_source_lines(race))
@@ -154,20 +168,41 @@ def _source_line(file: Path, number: int) -> str:
     return lines[number - 1].strip()[:_MAX_SOURCE_LETTERS] if 0 < number <= len(lines) else ""
 
 
-def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:
+def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str, Value]]:
     if issue := race.known_issue:
         yield "known issue", Text(f"{issue.title}: {issue.reference}")
     on_two_devices = race.current.device != race.previous.device
     for order, side in (("earlier", race.previous), ("later", race.current)):
         device = f" of cuda:{side.device}" if on_two_devices else ""
         yield order, Text(f"{_operation_text(side)}{device}; {describe_access(side, race.memory)}")
+        if race.library:
+            # The innermost frame shows the place in the library; the outer frames show the program's call.
+            yield "in the library", Stack(side.stack, int(is_backward(side.stack)))
         yield "called at", _stack(side)
     yield "both access", Text(_bytes_text(race))
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
     yield from _memory_facts(race)
     yield "last wait", Text(_last_wait(race))
-    if several_processes:
-        yield "process", Text(str(race.process))
+    if len(processes) > 1:
+        yield from _process_facts(race, processes)
+
+
+def _process_facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str, Value]]:
+    """Yield the process of the described occurrence, and the number of processes or ranks with the race."""
+    ranks = {process.process: process.rank for process in processes}
+    rank = ranks.get(race.process)
+    yield "process", Text(str(race.process) if rank is None else f"{race.process}, rank {rank}")
+    if len(race.processes) > 1:
+        with_race = sorted(
+            rank for process in race.processes if (rank := ranks.get(process)) is not None
+        )
+        has_ranks = len(with_race) == len(race.processes)
+        listed = ", ".join(map(str, with_race[:_MAX_LISTED_RANKS]))
+        more = ", …" if len(with_race) > _MAX_LISTED_RANKS else ""
+        yield (
+            "found in",
+            Text(f"ranks {listed}{more}" if has_ranks else f"{len(race.processes)} processes"),
+        )
 
 
 def _operation_text(side: Side) -> str:

@@ -426,7 +426,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
 /* The fields of each kind of record, at least one line per kind. */
 /* clang-format off */
 #define RECORD_FIELDS(X) \
-    X(record, seq) X(record, time_ns) X(record, thread) X(record, stream) X(record, context) X(record, site) \
+    X(record, seq) X(record, time_ns) X(record, thread) X(record, program_call) X(record, stream) X(record, context) X(record, site) \
     X(record, device) X(record, kind) \
     X(record, memory.address) X(record, memory.size_bytes) X(record, memory.allocation_kind) X(record, memory.layer) \
     X(record, memory.pool) X(record, memory.requested_bytes) \

@@ -56,7 +56,7 @@ record record_begin_at(int64_t time_ns, uint16_t kind, uint32_t context, uint32_
 {
     record rec;
     if (!this_thread.id)
-        this_thread.id = (uint64_t)syscall(SYS_gettid);
+        this_thread.id = (uint32_t)syscall(SYS_gettid);
     ranges_copy_to_backward_thread();
     memset(&rec, 0, sizeof rec);
     rec.seq = ++last_seq;
@@ -101,7 +101,9 @@ record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamH
     call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
     uint32_t context_number = context_id(context), stream_number = stream_id(stream, context);
-    return record_begin(kind, context_number, stream_number, call_site_id(&stack));
+    record rec = record_begin(kind, context_number, stream_number, call_site_id(&stack));
+    rec.program_call = call_site_program_call(&stack);
+    return rec;
 }
 
 void record_append_and_unlock(const record *rec)

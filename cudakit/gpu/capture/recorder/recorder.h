@@ -41,7 +41,7 @@ typedef struct {
 } graph_launch;
 
 typedef struct {
-    uint64_t id;           /* kernel thread id (gettid) */
+    uint32_t id;           /* kernel thread id (gettid) */
     bool in_recorder_call; /* the recorder itself makes a CUDA call, whose callbacks are ignored */
     bool is_patching;      /* the CUDA call of the recorder patches a module */
     bool in_graph_launch;  /* the thread launches a graph, whose nodes are already recorded */

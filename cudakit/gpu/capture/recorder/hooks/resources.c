@@ -66,7 +66,7 @@ static void on_context_created(const Sanitizer_ResourceContextData *data)
     pthread_mutex_lock(&recorder_lock);
     context_created(data->context, data->device);
     if (legacy_stream)
-        stream_created(legacy_stream, data->context, STREAM_LEGACY, 0, 0);
+        stream_created(legacy_stream, data->context, STREAM_LEGACY, 0, 0, 0);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -100,7 +100,7 @@ static void on_stream_created(const Sanitizer_ResourceStreamData *data)
     call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
     stream_created(data->hStream, data->context, flag_of_new_stream(data), (int16_t)this_thread.stream_priority,
-                   call_site_id(&stack));
+                   call_site_id(&stack), call_site_program_call(&stack));
     pthread_mutex_unlock(&recorder_lock);
 }
 

@@ -17,6 +17,7 @@ typedef struct {
     int version;                     /* version of NCCL's profiler interface; 0: the communicator is closed */
     uint32_t call_count, operations; /* numbers of calls, and of operations without a call */
     uint32_t group_count;            /* number of groups of calls, or of plans if calls are not reported */
+    uint32_t captured_count;         /* number of captured calls: each rank may capture them at another time */
     uint64_t last_group;             /* identifies the last group of calls */
 } communicator;
 
@@ -133,12 +134,13 @@ uint64_t collective_called(uint32_t number, uint64_t group, const collective *op
     if (array)
         calls = array;
     if (array && owner && !hash_table_put(&call_indices, id, (uint32_t)call_count + 1))
-        calls[call_count++] = (program_call){.id = id,
-                                             .site = call_site_id(&stack),
-                                             .sequence = ++owner->call_count,
-                                             .group = group_number(owner, group),
-                                             .operation = *operation,
-                                             .is_captured = is_captured};
+        calls[call_count++] =
+            (program_call){.id = id,
+                           .site = call_site_id(&stack),
+                           .sequence = ++*(is_captured ? &owner->captured_count : &owner->call_count),
+                           .group = is_captured ? 0 : group_number(owner, group),
+                           .operation = *operation,
+                           .is_captured = is_captured};
     pthread_mutex_unlock(&recorder_lock);
     return id;
 }
@@ -351,6 +353,9 @@ void collective_add(uint64_t id, uint64_t call_id, const collective *operation)
     record *array =
         of_plan ? array_reserve(owner->operations, &owner->capacity, owner->count + 1, sizeof *array, 1) : NULL;
     if (array) {
+        /* NCCL reports the buffers of some collectives in bytes. */
+        const collective *described =
+            call && call->operation.function == operation->function ? &call->operation : operation;
         owner->operations = array;
         record *rec = array + owner->count++;
         memset(rec, 0, sizeof *rec);
@@ -360,13 +365,13 @@ void collective_add(uint64_t id, uint64_t call_id, const collective *operation)
         /* The buffers are reported after the launch, so that their order with other work is unknown here. */
         allocations_contest(operation->send);
         allocations_contest(operation->receive);
-        rec->collective.element_count = operation->count;
+        rec->collective.element_count = described->count;
         rec->collective.communicator = owner->communicator;
         rec->collective.sequence = call ? call->sequence : ++of_plan->operations;
         rec->collective.group = call ? call->group : group_number(of_plan, owner->id);
         rec->collective.root = operation->root;
         rec->collective.function = operation->function;
-        rec->collective.datatype = operation->datatype;
+        rec->collective.datatype = described->datatype;
     }
     if (call && !call->is_captured)
         remove_call(call);

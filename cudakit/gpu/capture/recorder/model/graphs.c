@@ -15,7 +15,8 @@
 
 #define MAX_SLICES 64 /* maximum per copy; more slices are recorded as one range */
 
-static hash_table node_call_sites; /* call site ids of captured nodes, by node handle */
+static hash_table node_call_sites;    /* call site ids of captured nodes, by node handle */
+static hash_table node_program_calls; /* numbers of the program calls that captured nodes, by node handle */
 static hash_table node_ids;        /* node ids of kernels, copies, memsets and child graphs, by node_key() */
 static int active_captures;
 
@@ -251,6 +252,7 @@ static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node,
     uint32_t captured_site =
         node->handle ? hash_table_get(&node_call_sites, (uint64_t)(uintptr_t)node->handle) : 0;
     record rec = record_begin(KIND_GRAPH_NODE, context_id(NULL), 0, captured_site ? captured_site : site);
+    rec.program_call = node->handle ? hash_table_get(&node_program_calls, (uint64_t)(uintptr_t)node->handle) : 0;
     rec.node.graph = graph;
     rec.node.node = node_id;
     rec.node.node_type = node->type < (int)sizeof TRACE_NODE_TYPE ? TRACE_NODE_TYPE[node->type] : NODE_TYPE_EMPTY;
@@ -429,7 +431,12 @@ void graphs_node_captured(CUstream stream)
     call_site stack;
     call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
-    hash_table_put(&node_call_sites, (uint64_t)(uintptr_t)last_nodes[0], call_site_id(&stack));
+    const uint64_t key = (uint64_t)(uintptr_t)last_nodes[0];
+    hash_table_put(&node_call_sites, key, call_site_id(&stack));
+    hash_table_remove(&node_program_calls, key); /* handles are used again */
+    const uint32_t program_call = call_site_program_call(&stack);
+    if (program_call)
+        hash_table_put(&node_program_calls, key, program_call);
     collectives_node_captured(last_nodes[0]);
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -437,6 +444,7 @@ void graphs_node_captured(CUstream stream)
 void graphs_clear(void)
 {
     hash_table_clear(&node_call_sites);
+    hash_table_clear(&node_program_calls);
     hash_table_clear(&node_ids);
     hash_table_clear(&node_map_ids);
     node_map_count = 0;

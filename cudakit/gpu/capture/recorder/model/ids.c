@@ -68,11 +68,12 @@ void context_forget(CUcontext context)
 /* --- streams ------------------------------------------------------------------------------------- */
 
 uint32_t stream_created(Sanitizer_StreamHandle stream, CUcontext context, uint8_t flag, int16_t priority,
-                        uint32_t site)
+                        uint32_t site, uint32_t program_call)
 {
     uint32_t id = ++last_stream;
     hash_table_put(&stream_ids, handle_key(stream), id);
     record rec = record_begin(KIND_STREAM_CREATE, context_id(context), id, site);
+    rec.program_call = program_call;
     rec.stream_create.flag = flag;
     rec.stream_create.priority = priority;
     record_append(&rec);
@@ -88,7 +89,7 @@ uint32_t stream_id(Sanitizer_StreamHandle stream, CUcontext context)
         return id;
     /* Assume a blocking stream, which is ordered with most others, to avoid false races. */
     record_gap("stream whose creation was not recorded");
-    return stream_created(stream, context, STREAM_BLOCKING, 0, 0);
+    return stream_created(stream, context, STREAM_BLOCKING, 0, 0, 0);
 }
 
 uint32_t stream_forget(Sanitizer_StreamHandle stream)

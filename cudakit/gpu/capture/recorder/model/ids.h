@@ -21,7 +21,7 @@ void context_forget(CUcontext context);
 
 /* Assign an id to a new stream, record its creation, and return the id. */
 uint32_t stream_created(Sanitizer_StreamHandle stream, CUcontext context, uint8_t flag, int16_t priority,
-                        uint32_t site);
+                        uint32_t site, uint32_t program_call);
 /* Remove the handle of a destroyed stream and return its id. */
 uint32_t stream_forget(Sanitizer_StreamHandle stream);
 

@@ -40,6 +40,7 @@ void call_site_read(call_site *stack)
 void call_site_of_caller(call_site *stack, int skipped_frames)
 {
     uint64_t keys[MAX_FRAMES];
+    stack->program_call = walker ? walker->program_call() : 0;
     stack->depth = walker ? walker->walk(keys, stack->code, stack->offset, MAX_FRAMES) : 0;
     int skipped = skipped_frames < stack->depth ? skipped_frames : stack->depth;
     stack->depth -= skipped;
@@ -100,18 +101,28 @@ static bool is_autograd_thread(void)
     return thread_kind == AUTOGRAD;
 }
 
-/* Return the stack id of the running backward pass, or 0. If several passes are running, the pass of a thread is
- * unknown. If one pass is running, the thread that started it is blocked, so that the code objects of its frames are
- * alive while the lock is held. */
-static uint32_t backward_stack_id(void)
+/* Return the stack of the call that started the running backward pass, or NULL. If several passes are running, the pass
+ * of a thread is unknown. If one pass is running, the thread that started it is blocked, so that the code objects of
+ * its frames are alive while the lock is held. */
+static const call_site *backward_stack(void)
 {
     const backward_pass *pass = active_passes;
-    return pass && !pass->next_pass && is_autograd_thread() ? stack_id(&pass->start_stack, true) : 0;
+    return pass && !pass->next_pass && is_autograd_thread() ? &pass->start_stack : NULL;
 }
 
 uint32_t call_site_id(const call_site *stack)
 {
-    return stack->depth > 0 ? stack_id(stack, false) : backward_stack_id();
+    if (stack->depth > 0)
+        return stack_id(stack, false);
+    stack = backward_stack();
+    return stack ? stack_id(stack, true) : 0;
+}
+
+uint32_t call_site_program_call(const call_site *stack)
+{
+    if (stack->depth <= 0)
+        stack = backward_stack();
+    return stack ? stack->program_call : 0;
 }
 
 const open_ranges *backward_ranges(bool *is_backward_thread)

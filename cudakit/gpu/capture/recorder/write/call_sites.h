@@ -11,7 +11,8 @@
 #define MAX_FRAMES 64
 
 typedef struct {
-    int depth; /* number of frames */
+    int depth;             /* number of frames */
+    uint32_t program_call; /* number of the program call (walker.h) */
 
     uint64_t hash; /* hash of all frames */
     uint64_t code[MAX_FRAMES], offset[MAX_FRAMES];
@@ -29,6 +30,10 @@ void call_site_of_caller(call_site *stack, int skipped_frames);
 /* Return the id of a stack; a stack without an id is written to the trace first. For an empty stack, return the id
  * of the stack of the backward pass that this thread works for, or 0 if the pass is not certain. The lock is held. */
 uint32_t call_site_id(const call_site *stack);
+
+/* Return the number of the program call to which the work of a stack belongs, or 0 if it is unknown. Work of autograd's
+ * threads belongs to the program call that waits for the backward pass. The lock is held. */
+uint32_t call_site_program_call(const call_site *stack);
 
 /* Register a backward pass that the calling thread starts, until backward_end(). Autograd's threads, which have no
  * Python frames, execute the pass. Return NULL if the pass is nested in another pass of this thread, or if no memory

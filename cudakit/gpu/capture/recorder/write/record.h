@@ -93,7 +93,8 @@ enum { MEMORY_KIND_MANAGED_STATIC = 7 };                  /* largest kind of mem
 typedef struct {
     uint64_t seq;
     int64_t time_ns;
-    uint64_t thread;
+    uint32_t thread;
+    uint32_t program_call; /* number of the program call; 0 if it is unknown */
     uint32_t stream, context, site;
     int16_t device;
     uint16_t kind;

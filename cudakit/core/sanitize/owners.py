@@ -1,0 +1,157 @@
+"""Decide whose a race is: that of the program, or that of a library that the program calls.
+
+A race is a library's in two cases. (1) Both operations were enqueued during one program call: one execution
+of an instruction of the program's own code, such as a call of a library. (2) One program call created the
+streams of both operations and enqueued the first work on each of them, and the program's own code never
+called CUDA with these streams. Every other race, and one that cannot be attributed, is the program's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from cudakit.core.sanitize.names import call_site_index, is_backward, is_program_frame
+from cudakit.core.sanitize.races import Race, RaceOwner
+from cudakit.document import Frame
+from cudakit.trace.kinds import EventKind
+from cudakit.trace.layout import Records
+from cudakit.trace.trace_file import Stack
+
+_WORK: Final = (
+    EventKind.LAUNCH,
+    EventKind.COPY,
+    EventKind.FILL,
+    EventKind.ALLOC,
+    EventKind.FREE,
+    EventKind.COLLECTIVE,
+    EventKind.GRAPH_LAUNCH,
+)
+_PACKAGE = re.compile(r"(?:^|/)(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)|/(cudakit)/")
+
+
+def library_of(frames: Sequence[Frame]) -> str:
+    """Return the library that the program called, such as ``torch``; "" without a frame of a library."""
+    entry_frame = library_entry(frames)
+    match = _PACKAGE.search(entry_frame.filename) if entry_frame else None
+    return (match[1] or match[2]) if match else ""
+
+
+def library_entry(frames: Sequence[Frame]) -> Frame | None:
+    """Return the frame of the library function that the program called.
+
+    Returns None if the program called CUDA without a library, or the call stack has no frame of the program.
+    """
+    site = call_site_index(frames)
+    innermost_index = int(is_backward(frames))
+    if not frames or site <= innermost_index or not is_program_frame(frames[site]):
+        return None
+    return frames[site - 1]
+
+
+def is_one_program_call(race: Race) -> bool:
+    """Return whether both operations of a race were enqueued during one program call."""
+    current, previous = race.current, race.previous
+    if current.graph and current.seq == previous.seq:
+        # The nodes of one graph launch are ordered by what was captured, not by the launch.
+        return current.capturing_call == previous.capturing_call != 0
+    return current.program_call == previous.program_call != 0
+
+
+class RaceOwnership:
+    """Decides whose the occurrences of one race are, all of which have the same two call stacks."""
+
+    def __init__(self, current: Sequence[Frame], previous: Sequence[Frame]) -> None:
+        entry_frames = library_entry(current), library_entry(previous)
+        self.library = library_of(current) or library_of(previous)
+        self._calls_one_function = (
+            None not in entry_frames and len(set(map(_function, entry_frames))) == 1
+        )
+        self._is_of_program = not self.library
+        # Streams of occurrences that are the library's if it kept these streams to itself.
+        self._streams: set[tuple[StreamUse, int, int]] = set()
+
+    def add(self, race: Race, stream_use: StreamUse) -> bool:
+        """Add an occurrence; return whether it is the first one that is certainly the program's."""
+        was_of_program = self._is_of_program
+        if was_of_program or (self._calls_one_function and is_one_program_call(race)):
+            return False
+        streams = race.current.stream, race.previous.stream
+        if stream_use.are_library_streams(*streams):
+            self._streams.add((stream_use, *streams))
+        else:
+            self._is_of_program = True
+        return self._is_of_program
+
+    @property
+    def owner(self) -> RaceOwner:
+        """The owner of the race: the program if at least one occurrence is the program's."""
+        is_of_library = not self._is_of_program and all(
+            stream_use.are_library_streams(*streams) for stream_use, *streams in self._streams
+        )
+        return RaceOwner.LIBRARY if is_of_library else RaceOwner.PROGRAM
+
+
+def _function(frame: Frame | None) -> tuple[str, str]:
+    return (frame.filename, frame.name) if frame else ("", "")
+
+
+class StreamUse:
+    """Finds the streams that libraries keep to themselves, in the records of one trace."""
+
+    def __init__(self) -> None:
+        # Whether the innermost frame of each call stack is in the program's own code. Stack 0 is empty.
+        self._is_called_by_program = np.zeros(1, np.bool_)
+        # Program calls that created streams on which no work was enqueued yet, by stream number.
+        self._unused_streams: dict[int, int] = {}
+        # Program calls that created streams and enqueued the first work on them, by stream number.
+        self._library_streams: dict[int, int] = {}
+        # Streams with which the program's own code called CUDA.
+        self._program_streams: set[int] = set()
+
+    def feed(self, records: Records, stacks: Sequence[Stack]) -> None:
+        """Add records. ``stacks`` is the stack table of their trace."""
+        new_stacks = stacks[len(self._is_called_by_program) :]
+        self._is_called_by_program = np.append(
+            self._is_called_by_program,
+            [bool(stack) and is_program_frame(Frame(*stack[0])) for stack in new_stacks],
+        ).astype(np.bool_)
+        kinds = records["kind"]
+        is_creation = kinds == EventKind.STREAM_CREATE
+        self._add_created_streams(records[is_creation])
+        self._add_first_work(records[np.isin(kinds, _WORK)])
+        later_records = records[(records["stream"] != 0) & ~is_creation]
+        # A damaged trace may refer to stacks that it does not have.
+        sites = np.minimum(later_records["site"], len(self._is_called_by_program) - 1)
+        program_records = later_records[self._is_called_by_program[sites]]
+        self._program_streams.update(np.unique(program_records["stream"]).tolist())
+
+    def are_library_streams(self, *streams: int) -> bool:
+        """Return whether one program call created these streams for a library, which kept them to itself.
+
+        The answer can change until the end of the trace, because the program may use a stream later.
+        """
+        calls = {self._library_streams.get(stream) for stream in streams}
+        return len(calls) == 1 and None not in calls and not self._program_streams & set(streams)
+
+    def _add_created_streams(self, records: Records) -> None:
+        columns = (records[name].tolist() for name in ("stream", "program_call", "site"))
+        for stream, program_call, site in zip(*columns, strict=True):
+            has_stack = 0 < site < len(self._is_called_by_program)
+            if program_call and has_stack and not self._is_called_by_program[site]:
+                self._unused_streams[stream] = program_call
+
+    def _add_first_work(self, operations: Records) -> None:
+        """Find the streams whose first work belongs to the program call that created the stream."""
+        if not self._unused_streams:
+            return
+        on_unused_stream = np.isin(operations["stream"], list(self._unused_streams))
+        columns = (
+            operations[on_unused_stream][name].tolist() for name in ("stream", "program_call")
+        )
+        for stream, program_call in zip(*columns, strict=True):
+            if self._unused_streams.pop(stream, 0) == program_call != 0:
+                self._library_streams[stream] = program_call

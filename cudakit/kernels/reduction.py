@@ -1,0 +1,408 @@
+"""Reductions: sums, products, extrema and means of expressions, over all or some axes of arrays.
+
+A block is divided into rows of threads: threads of one column combine elements of the same output. Long
+reductions are split over several blocks; the block that finishes last combines their partial results in
+the order of their positions, so that the result is the same in every run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudakit.errors import UsageError
+from cudakit.gpu.api.arrays import ArrayView
+from cudakit.gpu.api.host_kernels import Launch, host_kernel
+from cudakit.kernels.elementwise import (
+    Operand,
+    ResultType,
+    arrays_of,
+    check_arrays,
+    check_overlaps,
+    input_types,
+)
+from cudakit.kernels.expressions.dtypes import (
+    BOOL,
+    COMPLEX,
+    DTYPES,
+    FLOAT,
+    INTEGER,
+    DType,
+    ValueType,
+    can_store,
+    dtype_of,
+    float_of,
+)
+from cudakit.kernels.expressions.evaluate import (
+    Values,
+    convert_values,
+    evaluate_value,
+    from_storage,
+    to_storage,
+)
+from cudakit.kernels.expressions.parse import REDUCED, parse_reduction
+from cudakit.kernels.expressions.typed import TypedNode, convert, infer_value
+from cudakit.kernels.launch_plan import (
+    Address,
+    LaunchPlan,
+    Number,
+    Parameter,
+    Scratch,
+    bytes_argument,
+)
+from cudakit.kernels.layout import Layout, broadcast_shape, broadcast_strides, merged_layout
+from cudakit.kernels.reduction_source import ReductionSource
+from cudakit.kernels.views import read_array, write_array
+
+_SHORT_BLOCK, _LONG_BLOCK = 256, 1024  # threads of a block
+_VECTORS_PER_THREAD = (
+    4  # a block of a split reduction reads at least this number of vectors per thread
+)
+_THREAD_ELEMENTS = 8  # elements of an output that one thread reduces alone
+_MAX_BLOCKS = 1024  # blocks of a split reduction: about the number that runs at once on a large GPU
+_FEW_OUTPUTS = 64  # with fewer outputs than this, a block of more threads occupies the GPU better
+_WARP = 32
+_VECTOR_BYTES = 16
+_COUNTER_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """A reduction: the operation that combines two values, and the types that it uses."""
+
+    name: str
+    operation: str  # name of the operation in the CUDA C++ prelude
+    # The value that changes no other value when it is combined, for a dtype.
+    identity: Callable[[DType], complex]
+    accumulator: Callable[[DType], DType]
+    numpy_function: Callable[..., Any]
+
+
+def _sum_type(dtype: DType) -> DType:
+    """Return the type of a sum: integers are added in 64 bits."""
+    if dtype.category > INTEGER:
+        return dtype
+    return DTYPES["uint64" if dtype.name.startswith("u") else "int64"]
+
+
+def _same_type(dtype: DType) -> DType:
+    return dtype
+
+
+def _bool_type(dtype: DType) -> DType:  # noqa: ARG001
+    return DTYPES["bool"]
+
+
+def _constant(value: complex) -> Callable[[DType], complex]:
+    return lambda dtype: value  # noqa: ARG005
+
+
+def _largest(dtype: DType) -> complex:
+    """Return the largest value of a dtype."""
+    if dtype.category == FLOAT:
+        return math.inf
+    return True if dtype.category == BOOL else int(np.iinfo(dtype.storage).max)
+
+
+def _smallest(dtype: DType) -> complex:
+    """Return the smallest value of a dtype."""
+    if dtype.category == FLOAT:
+        return -math.inf
+    return False if dtype.category == BOOL else int(np.iinfo(dtype.storage).min)
+
+
+REDUCERS = {
+    reducer.name: reducer
+    for reducer in (
+        Reducer("sum", "add", _constant(0), _sum_type, np.sum),
+        Reducer("prod", "multiply", _constant(1), _sum_type, np.prod),
+        Reducer("mean", "add", _constant(0), float_of, np.sum),
+        Reducer("min", "minimum", _largest, _same_type, np.min),
+        Reducer("max", "maximum", _smallest, _same_type, np.max),
+        Reducer("any", "logical_or", _constant(False), _bool_type, np.any),
+        Reducer("all", "logical_and", _constant(True), _bool_type, np.all),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Types:
+    """The typed trees of a reduction for certain inputs."""
+
+    element: TypedNode
+    accumulator: DType
+    result: TypedNode
+
+
+class ReductionProgram:
+    """A parsed reduction, from which launches are planned for arrays of any dtypes and layouts."""
+
+    def __init__(
+        self, text: str, axis: int | Sequence[int] | None = None, *, keepdims: bool = False
+    ) -> None:
+        self._parsed = parse_reduction(text, REDUCERS)
+        self._reducer = REDUCERS[self._parsed.name]
+        self._axis = axis
+        self._keepdims = keepdims
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the arguments, in order of first use."""
+        return self._parsed.program.inputs
+
+    def result_type(self, inputs: Mapping[str, Operand]) -> ResultType:
+        """Return the dtype and shape of the result. Raises UsageError for inputs that do not fit."""
+        shape = self._shape(inputs)
+        axes = self._axes(len(shape))
+        kept = [
+            1 if axis in axes else extent
+            for axis, extent in enumerate(shape)
+            if self._keepdims or axis not in axes
+        ]
+        return ResultType(self._types(inputs).result.dtype.name, tuple(kept))
+
+    def plan(self, inputs: Mapping[str, Operand], output: ArrayView) -> LaunchPlan:
+        """Return the launch for operands and an output; its operands are the inputs, then the output.
+
+        Raises UsageError for arrays that do not fit, and for the minimum or maximum of no elements. The plan
+        holds for other addresses that have the same remainder modulo 16.
+        """
+        arrays, types = arrays_of(inputs), self._types(inputs)
+        expected = self.result_type(inputs)
+        dtypes = {name: dtype_of(view.dtype) for name, view in arrays.items()}
+        check_arrays(arrays, {"out": output}, expected.shape)
+        if not can_store(types.result.dtype, dtype_of(output.dtype)):
+            raise UsageError(
+                f"the result is {types.result.dtype}, and out is {output.dtype}",
+                hint="pass an array of the result's dtype",
+            )
+        kept, reduced = self._layouts(inputs, output)
+        if not reduced.count and kept.count and self._reducer.name in ("min", "max"):
+            raise UsageError(f"{self._reducer.name} of no elements is undefined")
+        scalars = {
+            name: value_type.dtype
+            for name, value_type in input_types(inputs).items()
+            if name not in arrays
+        }
+        shape = _choose_shape(kept, reduced, list(arrays.values()), list(dtypes.values()))
+        source = ReductionSource(
+            text=self._parsed.program.text,
+            operation=self._reducer.operation,
+            is_mean=self._reducer.name == "mean",
+            identity=self._reducer.identity(types.accumulator),
+            element=types.element,
+            accumulator=types.accumulator,
+            result=types.result,
+            dtypes=dtypes,
+            output=dtype_of(output.dtype),
+            scalars=scalars,
+            kept_dimensions=len(kept.sizes),
+            reduced_dimensions=len(reduced.sizes),
+            columns=shape.columns,
+            threads=shape.threads,
+            width=shape.width,
+            repeated=frozenset(
+                index for index, strides in enumerate(reduced.strides) if not strides[0]
+            ),
+            are_outputs_adjacent=shape.are_outputs_adjacent,
+        )
+        text, name = source.source()
+        self._register_host_kernel(name, source)
+        order = {operand: index for index, operand in enumerate(inputs)}
+        parameters: list[Parameter] = [_layout_argument(kept, reduced, shape.chunk, shape.splits)]
+        parameters += [Address(order[array]) for array in arrays]
+        parameters.append(Address(len(inputs)))
+        parameters.append(Scratch(shape.scratch_bytes(kept.count, types.accumulator)))
+        parameters += [Number(order[scalar], dtype) for scalar, dtype in scalars.items()]
+        blocks = -(-kept.count // shape.columns) * shape.splits
+        return LaunchPlan(text, name, blocks, shape.threads, tuple(parameters))
+
+    def check_overlaps(self, inputs: Mapping[str, Operand], output: ArrayView) -> None:
+        """Raise UsageError if the output shares memory with an input."""
+        check_overlaps("out", output, {}, arrays_of(inputs))
+
+    def _shape(self, inputs: Mapping[str, Operand]) -> tuple[int, ...]:
+        arrays = arrays_of(inputs)
+        if not arrays:
+            raise UsageError("a reduction needs at least one array")
+        return broadcast_shape(list(arrays), [view.shape for view in arrays.values()])
+
+    def _axes(self, dimensions: int) -> tuple[int, ...]:
+        """Return the reduced axes as indices from 0. Raises UsageError for axes that do not exist."""
+        if self._axis is None:
+            return tuple(range(dimensions))
+        axes = (self._axis,) if isinstance(self._axis, int) else tuple(self._axis)
+        normalized = [axis + dimensions if axis < 0 else axis for axis in axes]
+        if len({*normalized}) < len(axes) or any(not 0 <= n < dimensions for n in normalized):
+            raise UsageError(
+                f"axis is {self._axis}, and the arrays have {dimensions} dimensions",
+                hint="give each axis once, from 0, or from -1 for the last one",
+            )
+        return tuple(sorted(normalized))
+
+    def _types(self, inputs: Mapping[str, Operand]) -> _Types:
+        program, reducer = self._parsed.program, self._reducer
+        element, element_type = infer_value(program, self._parsed.element, input_types(inputs))
+        accumulator = reducer.accumulator(element_type.dtype)
+        if accumulator.category == COMPLEX and reducer.operation in ("minimum", "maximum"):
+            raise UsageError(f"{reducer.name} does not support {accumulator}")
+        result, _ = infer_value(program, self._parsed.result, {REDUCED: ValueType(accumulator)})
+        return _Types(convert(element, accumulator), accumulator, result)
+
+    def _layouts(self, inputs: Mapping[str, Operand], output: ArrayView) -> tuple[Layout, Layout]:
+        """Return the layouts of the kept and of the reduced dimensions, for all inputs and the output."""
+        shape = self._shape(inputs)
+        axes = self._axes(len(shape))
+        kept_axes = [axis for axis in range(len(shape)) if axis not in axes]
+        strides = [
+            broadcast_strides(shape, view.shape, view.strides)
+            for view in arrays_of(inputs).values()
+        ]
+        output_strides = [
+            stride
+            for axis, stride in enumerate(output.strides)
+            if not (self._keepdims and axis in axes)
+        ]
+        kept_shape = tuple(shape[axis] for axis in kept_axes)
+        reduced_shape = tuple(shape[axis] for axis in axes)
+        kept = [(kept_shape, tuple(array[axis] for axis in kept_axes)) for array in strides]
+        kept.append((kept_shape, tuple(output_strides)))
+        reduced = [(reduced_shape, tuple(array[axis] for axis in axes)) for array in strides]
+        return merged_layout(kept_shape, kept), merged_layout(reduced_shape, reduced)
+
+    def _register_host_kernel(self, name: str, source: ReductionSource) -> None:
+        """Register the numpy implementation of a kernel, for simulated devices."""
+        reducer = self._reducer
+
+        @host_kernel(name)
+        def run(launch: Launch, layout: np.generic, *arguments: int | np.generic) -> None:
+            kept, reduced = _layouts_of_argument(layout, source)
+            sizes = reduced.sizes + kept.sizes
+            values: dict[str, Values] = {}
+            for index, (array_name, dtype) in enumerate(source.dtypes.items()):
+                strides = reduced.strides[index] + kept.strides[index]
+                bits = read_array(launch, int(arguments[index]), dtype.storage, sizes, strides)
+                values[array_name] = from_storage(bits, dtype)
+            scalar_arguments = arguments[len(source.dtypes) + 2 :]
+            for (scalar_name, dtype), argument in zip(
+                source.scalars.items(), scalar_arguments, strict=True
+            ):
+                bits = np.frombuffer(np.asarray(argument).tobytes(), dtype.compute)
+                values[scalar_name] = bits.reshape(())
+            with np.errstate(all="ignore"):
+                element = np.broadcast_to(evaluate_value(source.element, values), sizes[::-1])
+                axes = tuple(range(-len(reduced.sizes), 0))
+                total = reducer.numpy_function(element, axis=axes)
+                total = np.asarray(total).astype(source.accumulator.compute)
+                if source.is_mean:
+                    total = total / source.accumulator.compute.type(max(reduced.count, 0))
+                result = evaluate_value(source.result, {REDUCED: total})
+            output = to_storage(
+                np.broadcast_to(convert_values(result, source.result.dtype), kept.sizes[::-1]),
+                source.output,
+            )
+            write_array(launch, int(arguments[len(source.dtypes)]), output, kept.strides[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The division of a reduction into blocks and threads."""
+
+    columns: int  # outputs of a block
+    threads: int  # threads of a block
+    width: int  # elements of a vector
+    chunk: int  # elements of each output that one block reduces
+    splits: int  # blocks that reduce one output
+    are_outputs_adjacent: bool  # whether adjacent threads compute adjacent outputs
+
+    def scratch_bytes(self, outputs: int, accumulator: DType) -> int:
+        """Return the bytes of counters and partial results; 0 if one block reduces each output."""
+        if self.splits == 1:
+            return 0
+        tiles = -(-outputs // self.columns)
+        # Counters come first, padded so that the partial results are aligned.
+        counter_bytes = -(-tiles * _COUNTER_BYTES // _VECTOR_BYTES) * _VECTOR_BYTES
+        return counter_bytes + outputs * self.splits * accumulator.compute.itemsize
+
+
+def _choose_shape(
+    kept: Layout, reduced: Layout, views: Sequence[ArrayView], dtypes: Sequence[DType]
+) -> _Shape:
+    """Return how many threads and blocks reduce each output, and the vector width."""
+    element_bytes = [dtype.size_bytes for dtype in dtypes]
+    width = _vector_width(kept, reduced, views, element_bytes)
+    count, threads = max(reduced.count, 1), _SHORT_BLOCK
+    is_column_sum = width == 1 and _are_outputs_adjacent(kept, reduced, element_bytes)
+    if count <= _THREAD_ELEMENTS and kept.count > 1:
+        columns = threads  # one thread reduces one output
+    elif is_column_sum:
+        columns = _WARP
+    elif count <= _WARP * _VECTORS_PER_THREAD * width and kept.count > 1:
+        columns = threads // _WARP  # one warp reduces one output
+    else:
+        columns = 1
+        is_one_block_faster = count <= _LONG_BLOCK * _VECTORS_PER_THREAD * width
+        if is_one_block_faster and count > threads * width and kept.count < _FEW_OUTPUTS:
+            threads = _LONG_BLOCK
+    rows = threads // columns
+    tiles = max(-(-kept.count // columns), 1)
+    smallest_chunk = rows * width * _VECTORS_PER_THREAD
+    splits = max(1, min(-(-count // smallest_chunk), _MAX_BLOCKS // tiles))
+    chunk = -(-count // splits)
+    chunk = -(-chunk // (rows * width)) * rows * width
+    is_adjacent = is_column_sum or columns == threads
+    return _Shape(columns, threads, width, chunk, -(-count // chunk), is_adjacent)
+
+
+def _vector_width(
+    kept: Layout, reduced: Layout, views: Sequence[ArrayView], element_bytes: Sequence[int]
+) -> int:
+    """Return the number of adjacent reduced elements that a thread can load from every array at once."""
+    width = min(8, _VECTOR_BYTES // min(element_bytes))
+    while width > 1:
+        is_allowed = reduced.sizes[0] % width == 0 or (len(reduced.sizes) == 1 and kept.count == 1)
+        for index, (view, size_bytes) in enumerate(zip(views, element_bytes, strict=True)):
+            inner, *outer = (*reduced.strides[index], *kept.strides[index])
+            alignment = min(width * size_bytes, _VECTOR_BYTES)
+            is_aligned = all(offset % alignment == 0 for offset in (view.ptr, *outer))
+            is_allowed &= inner == 0 or (inner == size_bytes and is_aligned)
+        if is_allowed:
+            break
+        width //= 2
+    return width
+
+
+def _are_outputs_adjacent(kept: Layout, reduced: Layout, element_bytes: Sequence[int]) -> bool:
+    """Return whether adjacent threads should compute adjacent outputs, as in a sum of columns."""
+    return kept.count >= _WARP and any(
+        kept.strides[index][0] == size_bytes and reduced.strides[index][0] != size_bytes
+        for index, size_bytes in enumerate(element_bytes)
+    )
+
+
+def _layout_argument(kept: Layout, reduced: Layout, chunk: int, splits: int) -> np.generic:
+    words = [kept.count, reduced.count, chunk, splits, *kept.sizes, *reduced.sizes]
+    for index, strides in enumerate(kept.strides):
+        reduced_strides = (
+            reduced.strides[index] if index < len(reduced.strides) else (0,) * len(reduced.sizes)
+        )
+        words += [*strides, *reduced_strides]
+    return bytes_argument(np.array(words, np.int64).tobytes())
+
+
+def _layouts_of_argument(argument: np.generic, source: ReductionSource) -> tuple[Layout, Layout]:
+    """Return the layouts that an argument of ``_layout_argument`` describes."""
+    words = np.frombuffer(argument.tobytes(), np.int64).tolist()[4:]
+    kept_count, reduced_count = source.kept_dimensions, source.reduced_dimensions
+    sizes, strides = words[: kept_count + reduced_count], words[kept_count + reduced_count :]
+    rows = [
+        strides[start : start + kept_count + reduced_count]
+        for start in range(0, len(strides), kept_count + reduced_count)
+    ]
+    kept = Layout(tuple(sizes[:kept_count]), tuple(tuple(row[:kept_count]) for row in rows))
+    reduced = Layout(tuple(sizes[kept_count:]), tuple(tuple(row[kept_count:]) for row in rows))
+    return kept, reduced

@@ -1,0 +1,231 @@
+"""CUDA C++ source of reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from cudakit.kernels.elementwise_source import VECTORS
+from cudakit.kernels.expressions.cuda import PRELUDE, cuda_text, literal
+from cudakit.kernels.expressions.dtypes import DType
+from cudakit.kernels.expressions.parse import REDUCED
+from cudakit.kernels.expressions.typed import TypedNode
+
+_WARP = 32
+
+# Exchange of values of any size between the lanes of a warp.
+_SHUFFLE = r"""
+template <class T> __device__ T shuffle(T value, int lane_distance) {
+    union { T value; u32 words[(sizeof(T) + 3) / 4]; } bits;
+    bits.words[0] = 0;
+    bits.value = value;
+    for (int k = 0; k < (sizeof(T) + 3) / 4; ++k)
+        bits.words[k] = __shfl_down_sync(0xFFFFFFFFu, bits.words[k], lane_distance);
+    return bits.value;
+}
+"""
+
+
+@dataclass(frozen=True)
+class ReductionSource:
+    """Everything that the source of one reduction depends on."""
+
+    text: str  # the expression
+    operation: str  # name of the operation that combines two values
+    is_mean: bool
+    identity: complex  # combined with any value, it gives that value
+    element: TypedNode
+    accumulator: DType
+    result: TypedNode
+    dtypes: Mapping[str, DType]  # element types of the input arrays
+    output: DType
+    scalars: Mapping[str, DType]
+    kept_dimensions: int
+    reduced_dimensions: int
+    columns: int  # outputs of a block
+    threads: int  # threads of a block
+    width: int  # elements of a vector
+    repeated: frozenset[int]  # indices of arrays whose innermost reduced stride is 0
+    are_outputs_adjacent: bool  # whether adjacent threads compute adjacent outputs
+
+    def source(self) -> tuple[str, str]:
+        """Return the CUDA C++ source, and the name of the kernel."""
+        body = self._body()
+        name = f"cudakit_reduction_{sha256(body.encode()).hexdigest()[:16]}"
+        comment = self.text.replace("\\", " ").replace("\n", " ")
+        text = body.replace("KERNEL_NAME", name)
+        return f"// {comment}\n{PRELUDE}{VECTORS}{_SHUFFLE}{text}", name
+
+    def _body(self) -> str:
+        dimensions = self.kept_dimensions + self.reduced_dimensions
+        parameters = [f"const char* p{index}" for index in range(len(self.dtypes))]
+        parameters += ["char* out", "char* scratch"]
+        parameters += [
+            f"{dtype.compute_type} s{index}" for index, dtype in enumerate(self.scalars.values())
+        ]
+        accumulator = self.accumulator.compute_type
+        inputs, output = range(len(self.dtypes)), len(self.dtypes)
+        mean = f"total = op::divide(total, ({accumulator})layout.count);" if self.is_mean else ""
+        stored = f"stored<{self.output.storage_type}>::from"
+        result = cuda_text(self.result, {REDUCED: "total"})
+        return f"""
+typedef {accumulator} Accumulator;
+enum {{ COLUMNS = {self.columns}, ROWS = {self.threads // self.columns} }};
+enum {{ VECTOR = {self.width}, UNROLLED = 4 }};
+
+struct Layout {{
+    i64 outputs, count, chunk, splits;
+    i64 kept_sizes[{self.kept_dimensions}], reduced_sizes[{self.reduced_dimensions}];
+    i64 strides[{len(self.dtypes) + 1}][{dimensions}];
+}};
+
+// Combines the values of a block's threads for each output. The thread in row 0 returns the total.
+__device__ Accumulator combine_rows(Accumulator total, int row, int column) {{
+{self._combine_text()}
+    return total;
+}}
+
+__device__ void store(const Layout& layout, char* out, i64 output, Accumulator total) {{
+    {mean}
+{self._offset_text("output", "kept", [output])}
+    *({self.output.storage_type}*)(out + kept{output}) = {stored}({result});
+}}
+
+extern "C" __global__ void __launch_bounds__({self.threads}) KERNEL_NAME(
+    const Layout layout, {", ".join(parameters)}) {{
+    const i64 tile = blockIdx.x / layout.splits, split = blockIdx.x % layout.splits;
+    const int column = {"threadIdx.x % COLUMNS" if self.are_outputs_adjacent else "threadIdx.x / ROWS"};
+    const int row = {"threadIdx.x / COLUMNS" if self.are_outputs_adjacent else "threadIdx.x % ROWS"};
+    const i64 output = tile * COLUMNS + column;
+    const bool is_used = output < layout.outputs;
+    const i64 next = (split + 1) * layout.chunk, end = next < layout.count ? next : layout.count;
+    Accumulator total = {literal(self.identity, self.accumulator)};
+    if (is_used) {{
+{self._offset_text("output", "kept", inputs)}
+        auto load_vector = [&](i64 at, Accumulator* elements) {{
+            enum {{ WIDTH = VECTOR }};
+{self._element_text()}
+        }};
+        auto load_element = [&](i64 at) {{
+            enum {{ WIDTH = 1 }};
+            Accumulator elements[1];
+{self._element_text()}
+            return elements[0];
+        }};
+        const i64 step = ROWS * VECTOR;
+        i64 at = split * layout.chunk + row * VECTOR;
+        for (; at + (UNROLLED - 1) * step + VECTOR <= end; at += UNROLLED * step) {{
+            Accumulator elements[UNROLLED][VECTOR];
+            #pragma unroll
+            for (int u = 0; u < UNROLLED; ++u) load_vector(at + u * step, elements[u]);
+            #pragma unroll
+            for (int u = 0; u < UNROLLED; ++u)
+                #pragma unroll
+                for (int k = 0; k < VECTOR; ++k) total = op::{self.operation}(total, elements[u][k]);
+        }}
+        for (; at + VECTOR <= end; at += step) {{
+            Accumulator elements[VECTOR];
+            load_vector(at, elements);
+            #pragma unroll
+            for (int k = 0; k < VECTOR; ++k) total = op::{self.operation}(total, elements[k]);
+        }}
+        // One thread has the elements after the last whole vector.
+        for (; at < end && VECTOR > 1; ++at) total = op::{self.operation}(total, load_element(at));
+    }}
+    total = combine_rows(total, row, column);
+    if (layout.splits == 1) {{
+        if (row == 0 && is_used) store(layout, out, output, total);
+        return;
+    }}
+
+    const i64 tiles = (layout.outputs + COLUMNS - 1) / COLUMNS;
+    u32* counters = (u32*)scratch;
+    Accumulator* partials = (Accumulator*)(scratch + (tiles * 4 + 15) / 16 * 16);
+    if (row == 0 && is_used) {{
+        partials[output * layout.splits + split] = total;
+        __threadfence();
+    }}
+    __shared__ bool is_last;
+    __syncthreads();
+    // The counter wraps to 0 at the last block, ready for the next launch.
+    if (threadIdx.x == 0) is_last = atomicInc(&counters[tile], (u32)layout.splits - 1) == layout.splits - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    total = {literal(self.identity, self.accumulator)};
+    if (is_used)
+        for (i64 k = row; k < layout.splits; k += ROWS)
+            total = op::{self.operation}(total, partials[output * layout.splits + k]);
+    total = combine_rows(total, row, column);
+    if (row == 0 && is_used) store(layout, out, output, total);
+}}
+"""
+
+    def _combine_text(self) -> str:
+        """Return the text that combines the values of one output's threads."""
+        rows = self.threads // self.columns
+        if rows == 1:
+            return ""
+        lines = []
+        if not self.are_outputs_adjacent:
+            lines.append(f"    for (int distance = {_WARP // 2}; distance; distance /= 2)")
+            exchanged = "shuffle(total, distance)"
+            lines.append(f"        total = op::{self.operation}(total, {exchanged});")
+            if rows == _WARP:
+                return "\n".join(lines)
+        # One value of each output and warp remains; the warps exchange them in shared memory.
+        width = self.columns if self.are_outputs_adjacent else 1
+        warps = self.threads // _WARP
+        writes = "true" if self.are_outputs_adjacent else f"threadIdx.x % {_WARP} == 0"
+        lines += [
+            f"    __shared__ Accumulator values[{warps}][{width}];",
+            "    __syncthreads();  // an earlier call may still read the values",
+            f"    if ({writes}) values[threadIdx.x / {_WARP}][column] = total;",
+            "    __syncthreads();",
+            "    if (row == 0)",
+            f"        for (int warp = 1; warp < {warps}; ++warp)",
+            f"            total = op::{self.operation}(total, values[warp][column]);",
+        ]
+        return "\n".join(lines)
+
+    def _element_text(self) -> str:
+        """Return the text that loads WIDTH elements of all inputs and computes the values to reduce."""
+        lines = [self._offset_text("at", "reduced", range(len(self.dtypes)))]
+        variables = {name: f"s{index}" for index, name in enumerate(self.scalars)}
+        for index, (name, dtype) in enumerate(self.dtypes.items()):
+            vector = f"Vector<{dtype.storage_type}, WIDTH>"
+            address = f"(p{index} + kept{index} + reduced{index})"
+            if index in self.repeated:
+                lines.append(
+                    f"            const auto e{index} = *(const {dtype.storage_type}*){address};"
+                )
+                variables[name] = f"load_value(e{index})"
+            else:
+                lines.append(f"            const {vector} v{index} = *(const {vector}*){address};")
+                variables[name] = f"load_value(v{index}.elements[k])"
+        lines.append("            #pragma unroll")
+        value = cuda_text(self.element, variables)
+        lines.append(f"            for (int k = 0; k < WIDTH; ++k) elements[k] = {value};")
+        return "\n".join(lines)
+
+    def _offset_text(self, index: str, kind: str, arrays: Iterable[int]) -> str:
+        """Return the text that computes byte offsets of arrays for an index of kept or reduced elements."""
+        is_kept = kind == "kept"
+        dimensions = self.kept_dimensions if is_kept else self.reduced_dimensions
+        first = 0 if is_kept else self.kept_dimensions
+        lines = [f"            i64 {kind}_rest = {index};"]
+        for axis in range(dimensions):
+            is_last = axis == dimensions - 1
+            size = f"layout.{kind}_sizes[{axis}]"
+            position = f"{kind}_rest" if is_last else f"{kind}_rest % {size}"
+            lines.append(f"            const i64 {kind}_i{axis} = {position};")
+            if not is_last:
+                lines.append(f"            {kind}_rest /= {size};")
+        for array in arrays:
+            terms = [
+                f"{kind}_i{axis} * layout.strides[{array}][{first + axis}]"
+                for axis in range(dimensions)
+            ]
+            lines.append(f"            const i64 {kind}{array} = {' + '.join(terms)};")
+        return "\n".join(lines)
