@@ -15,9 +15,10 @@ from cudakit.core.sanitize.clocks import EXACT, READ, WRITE, Call
 from cudakit.core.sanitize.graphs import GraphTracker
 from cudakit.core.sanitize.ordering import StreamOrder
 from cudakit.core.sanitize.races import CollectiveOperation, Coverage
-from cudakit.core.sanitize.record_batch import AccessRow
+from cudakit.core.sanitize.record_batch import access_record
 from cudakit.core.sanitize.shadow_memory import Shadow
 from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
+from cudakit.trace.layout import ADDRESS_END
 
 # Bytes of one element. A type without a name in NCCL's events is ncclUint8.
 ELEMENT_BYTES: Final = {
@@ -208,12 +209,12 @@ class CollectiveTracker:
             return
         size_bytes = element_count * ELEMENT_BYTES[NcclDatatype(datatype)]
         buffers = Buffers(send, receive, size_bytes, member, root)
-        rows: list[AccessRow] = [
-            (lo, hi, mode, EXACT, 0, 0, node)
+        rows = b"".join(
+            access_record(lo, hi, mode, EXACT, node)
             for lo, hi, mode in buffers.accessed_ranges(function)
-            if lo < hi
-        ]
+            if lo < hi <= ADDRESS_END
+        )
         if graph:
             self._graphs.add_collective(replace(call, graph=graph, node=node), rows)
         elif stream := self._stream_order.enqueue(call):
-            self._shadow.add_all(rows, call, stream)
+            self._shadow.add_all(memoryview(rows), call, stream)
