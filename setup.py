@@ -55,6 +55,12 @@ EXTENSIONS = [
     ),
     # Without it, kernels of cudakit.elementwise and cudakit.reduction are launched through Python.
     _extension("cudakit.gpu._fast_call", "cudakit/gpu/_fast_call.c"),
+    # Without it, the race detector's shadow memory is pure Python.
+    _extension(
+        "cudakit.core.sanitize._shadow_memory",
+        "cudakit/core/sanitize/native/*.c",
+        headers=("cudakit/core/sanitize/native/*.h",),
+    ),
     # Without it, buffers of cuda.core are allocated through pure Python.
     _extension("cudakit.gpu.plugs._buffers", "cudakit/gpu/plugs/_buffers.c"),
     # Without it, `cudakit.torch_pool` is unavailable and says so.

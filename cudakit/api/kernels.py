@@ -61,7 +61,7 @@ class Elementwise(FastCall):
         self._kernels = KernelsByDevice()
         self._plans: dict[object, LaunchPlan] = {}
         program = self._program.program
-        self.configure(len(program.inputs), len(program.new_outputs))
+        self._configure(len(program.inputs), len(program.new_outputs))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ class Reduction(FastCall):
         self._program = ReductionProgram(text, axis, keepdims=keepdims)
         self._kernels = KernelsByDevice()
         self._plans: dict[object, LaunchPlan] = {}
-        self.configure(len(self._program.inputs), 1)
+        self._configure(len(self._program.inputs), 1)
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 @contextmanager
-def held_interrupts() -> Iterator[Callable[[], None]]:
+def held_interrupts(*, terminable: bool = False) -> Iterator[Callable[[], None]]:
     """Defer Ctrl-C until the block calls the yielded function; a second Ctrl-C is immediate.
+
+    With ``terminable``, SIGTERM has the same effect.
 
     KeyboardInterrupt between any two instructions can leave an object half-initialized, which then fails to
     close. The handler is installed in the main thread only, because only it may call signal.signal, and only
@@ -31,18 +34,24 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
             is_pending = False
             raise KeyboardInterrupt
 
-    if not _can_install_handler():
-        yield deliver
-        return
-    signal.signal(signal.SIGINT, hold)
+    default_handlers: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler}
+    if terminable:
+        default_handlers[signal.SIGTERM] = signal.SIG_DFL
+    replaced = {
+        number: handler
+        for number, handler in default_handlers.items()
+        if _can_replace(number, handler)
+    }
+    for number in replaced:
+        signal.signal(number, hold)
     try:
         yield deliver
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
 
 
-def _can_install_handler() -> bool:
-    return (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
+def _can_replace(number: signal.Signals, default_handler: object) -> bool:
+    """Return whether this is the main thread, and a signal has its default handler."""
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    return is_main_thread and signal.getsignal(number) is default_handler

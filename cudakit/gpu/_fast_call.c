@@ -3,7 +3,7 @@
  *
  * FastCall is the base class of callables. A call whose arguments have the dtypes, shapes, strides and alignments of a
  * prepared launch is launched here; every other call goes to the method _call of the subclass, which checks the
- * arguments, launches, and then calls prepare() with what it found. This file therefore raises no errors of its own.
+ * arguments, launches, and then calls _prepare() with what it found. This file therefore raises no errors of its own.
  *
  * Arrays are read through the DLPack exchange API of their class: a table of C functions in the class attribute
  * __dlpack_c_exchange_api__ (dlpack.h, DLPackExchangeAPI, version 1.3). PyTorch implements it since 2.10. All functions
@@ -654,7 +654,7 @@ static bool prepare_results(prepared *plan, PyObject *results)
 
 PyDoc_STRVAR(
     prepare_doc,
-    "prepare(inputs, outputs, allocates, results, parameters, function, context, device, blocks, threads, "
+    "_prepare(inputs, outputs, allocates, results, parameters, function, context, device, blocks, threads, "
     "stream, scratch)\n--\n\n"
     "Prepare the launch of a call, so that equal calls run without Python; return whether that is possible.");
 
@@ -700,7 +700,7 @@ static PyObject *prepare(PyObject *object, PyObject *args)
 
 /* --- the class --- */
 
-PyDoc_STRVAR(configure_doc, "configure(input_count, output_count)\n--\n\n"
+PyDoc_STRVAR(configure_doc, "_configure(input_count, output_count)\n--\n\n"
                             "Set the number of arguments, and of outputs that ``out`` provides.");
 
 static PyObject *configure(PyObject *object, PyObject *args)
@@ -735,8 +735,8 @@ static void delete_object(PyObject *object)
     Py_TYPE(object)->tp_free(object);
 }
 
-static PyMethodDef object_methods[] = {{"prepare", prepare, METH_VARARGS, prepare_doc},
-                                       {"configure", configure, METH_VARARGS, configure_doc},
+static PyMethodDef object_methods[] = {{"_prepare", prepare, METH_VARARGS, prepare_doc},
+                                       {"_configure", configure, METH_VARARGS, configure_doc},
                                        {NULL, NULL, 0, NULL}};
 
 static PyTypeObject fast_call_type = {

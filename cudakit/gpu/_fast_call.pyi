@@ -4,8 +4,8 @@ class FastCall:
     """The class whose Python implementation is ``cudakit.gpu.fast_call.SlowCall``."""
 
     def __call__(self, *arguments: object, **named: object) -> object: ...
-    def configure(self, input_count: int, output_count: int, /) -> None: ...
-    def prepare(
+    def _configure(self, input_count: int, output_count: int, /) -> None: ...
+    def _prepare(
         self,
         inputs: tuple[object, ...],
         outputs: tuple[object, ...],

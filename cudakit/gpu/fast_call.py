@@ -36,10 +36,10 @@ class SlowCall:
     def _call(self, *arguments: object, **named: object) -> Any:
         raise NotImplementedError
 
-    def configure(self, input_count: int, output_count: int, /) -> None:
+    def _configure(self, input_count: int, output_count: int, /) -> None:
         """Set the number of arguments, and of outputs that ``out`` provides."""
 
-    def prepare(self, *_: object) -> bool:
+    def _prepare(self, *_: object) -> bool:
         """Return False: no call can be launched without Python code."""
         return False
 
@@ -76,7 +76,7 @@ def prepare_call(
     """
     if not _load_driver():
         return
-    callable_.prepare(
+    callable_._prepare(
         tuple(inputs),
         tuple(outputs),
         allocates,

@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 
@@ -48,6 +48,9 @@ _ITEMS_PER_BLOCK = 8192
 _MAX_BLOCK_BYTES = 1 << 28
 # Errors that unexpected JSON causes; deeply nested JSON causes RecursionError.
 _JSON_ERRORS = (ValueError, TypeError, LookupError, OverflowError, RecursionError, EOFError)
+_WORD_BYTES = 8
+_RECORD_WORDS = RECORD_BYTES // _WORD_BYTES
+_Columns: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 # Level of zlib. Higher levels are several times slower than the analysis of the records, and save little.
 _COMPRESSION_LEVEL = 1
 
@@ -82,8 +85,7 @@ class LogWriter:
         trace.string_count, trace.stack_count = len(batch.strings), len(batch.stacks)
         for begin in range(0, len(batch.records), _ITEMS_PER_BLOCK):
             records = np.ascontiguousarray(batch.records[begin : begin + _ITEMS_PER_BLOCK])
-            columns = records.view(np.uint8).reshape(-1, RECORD_BYTES).T
-            self._write_block(b"rcds", trace.number, len(records), columns.tobytes())
+            self._write_block(b"rcds", trace.number, len(records), _columns(records).tobytes())
 
     def finish(self, outcome: Outcome) -> None:
         """Write the last block."""
@@ -270,11 +272,9 @@ class LogReader:
             ) from error
         self._file.seek(0, os.SEEK_END)
 
-    def _transposed_batch(
-        self, trace: _ReadTrace, columns: np.ndarray[Any, np.dtype[np.uint8]]
-    ) -> Batch:
+    def _transposed_batch(self, trace: _ReadTrace, columns: _Columns) -> Batch:
         """Return the batch of records that are stored transposed. Raises InputError if they are invalid."""
-        records: Records = np.ascontiguousarray(columns.T).reshape(-1).view(RECORD)
+        records = _records(columns)
         if reason := find_invalid(records, len(trace.strings)):
             raise self._damage_error(reason)
         return Batch(
@@ -314,6 +314,31 @@ class _ReadTrace:
             for stack in stacks
         ]
         _check_count(stacks, count)
+
+
+def _columns(records: Records) -> _Columns:
+    """Return the bytes of records, transposed: a row for each byte of a record."""
+    columns = np.empty((RECORD_BYTES, len(records)), np.uint8)
+    words = records.view(np.uint64).reshape(len(records), _RECORD_WORDS)
+    for index in range(_RECORD_WORDS):
+        word_bytes = np.ascontiguousarray(words[:, index]).view(np.uint8).reshape(-1, _WORD_BYTES)
+        for byte in range(_WORD_BYTES):
+            columns[index * _WORD_BYTES + byte] = word_bytes[:, byte]
+    return columns
+
+
+def _records(columns: _Columns) -> Records:
+    """Return the records whose bytes are transposed.
+
+    Goes through words of 8 bytes, because numpy transposes single bytes six times as slowly.
+    """
+    words = np.empty((columns.shape[1], _RECORD_WORDS), np.uint64)
+    word_bytes = np.empty((columns.shape[1], _WORD_BYTES), np.uint8)
+    for index in range(_RECORD_WORDS):
+        for byte in range(_WORD_BYTES):
+            word_bytes[:, byte] = columns[index * _WORD_BYTES + byte]
+        words[:, index] = word_bytes.view(np.uint64)[:, 0]
+    return words.reshape(-1).view(RECORD)
 
 
 def _check_count(table_items: Sequence[object], count: int) -> None:

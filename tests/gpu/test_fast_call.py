@@ -79,7 +79,7 @@ class Adder(fast_call.FastCall):
     def __init__(self, driver: Driver, *, scratch: int = 0) -> None:
         self.driver, self.scratch = driver, scratch
         self.python_calls = 0
-        self.configure(2, 1)
+        self._configure(2, 1)
 
     def _call(self, x: Any, y: Any, *, out: Any = None, stream: Any = None) -> Any:  # noqa: ARG002
         self.python_calls += 1
@@ -95,7 +95,7 @@ class Adder(fast_call.FastCall):
             parameters = (("a", 0, b""), ("f", 1, b""), ("a", 2, b""))
         self.driver.parameter_count = len(parameters)
         kernel = (FUNCTION, CONTEXT, 0, 7, 256, STREAM, self.scratch)
-        self.prepare((x, y), (result,), out is None, (2,), parameters, *kernel)
+        self._prepare((x, y), (result,), out is None, (2,), parameters, *kernel)
         return result
 
 

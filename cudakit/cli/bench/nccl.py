@@ -45,6 +45,16 @@ if TYPE_CHECKING:
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.facts import Machine
 
+# Options whose names differ from those of the fields of NcclSpec.
+_OPTION_BY_FIELD = {
+    "sizes_bytes": "--sizes",
+    "dtypes": "--dtype",
+    "baselines": "--vs",
+    "warmup_s": "--warmup",
+    "budget_s": "--budget",
+    "rule": "the stopping rule",
+    "blocker": "the blocker",
+}
 # The simulated machine of ``--gpu sim``: the other models have one GPU.
 _SIMULATED = "sim:h200x2"
 # The host of the ranks of one process.
@@ -200,7 +210,7 @@ def _measure(
         with (
             closing(open_gpu(gpu, ordinal)) as device,
             progress_line(quiet=output.quiet) as show_progress,
-            held_interrupts() as deliver_interrupt,
+            held_interrupts(terminable=True) as deliver_interrupt,
         ):
 
             def progress(stage: str, fraction: float) -> None:
@@ -290,10 +300,9 @@ def _process_group(
 
 @contextmanager
 def _closing_group(group: RankGroup) -> Iterator[RankGroup]:
-    """Close a group at the end; after an error all ranks end with its message. SIGTERM acts as Ctrl-C."""
+    """Close a group at the end; after an error all ranks end with its message."""
     from cudakit.errors import CudakitError
 
-    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield group
     except BaseException as error:
@@ -302,7 +311,6 @@ def _closing_group(group: RankGroup) -> Iterator[RankGroup]:
         raise
     finally:
         group.close()
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _serve(spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s: float) -> int:
@@ -320,8 +328,18 @@ def _serve(spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s:
 def _start_facts(spec: NcclSpec, gpu: str) -> dict[str, Any]:
     from cudakit.core.bench.collectives.processes import start_facts
 
-    options = {field.name: str(getattr(spec, field.name)) for field in fields(spec)}
-    return start_facts(version("cudakit"), options | {"gpu": gpu}, os.environ)
+    options = {
+        _OPTION_BY_FIELD.get(field.name, f"--{field.name}"): _describe(getattr(spec, field.name))
+        for field in fields(spec)
+    }
+    return start_facts(version("cudakit"), options | {"--gpu": gpu}, os.environ)
+
+
+def _describe(value: object) -> str:
+    """Format the value of an option for a message."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "nothing"
+    return "the default" if value is None else str(value)
 
 
 def _count_devices(machine: Machine) -> int:

@@ -74,7 +74,9 @@ def run(
 
     A case whose values are wrong, or that a library does not support, has a result without a time. After a
     KeyboardInterrupt the result has the measurements so far; if there are none, the interrupt propagates.
-    A CollectiveError has the same effect, and becomes a warning. ``open_timer`` opens the timer of the run.
+    A CollectiveError has the same effect, and its message becomes the ``failure`` of the result.
+    ``open_timer`` opens the timer of the run.
+
     Raises InputError, before any allocation, for a case that does not fit in memory, UnsupportedCase if no
     case is supported, and the errors of workloads and device.
     """
@@ -105,11 +107,16 @@ def run(
         failure = error.message if isinstance(error, CollectiveError) else ""
     results = _summarize(machine, measured_cases, is_complete=is_complete)
     warnings = tuple(result_warnings(results, _titles_by_warning(measured_cases)))
-    if failure:
-        warnings = (f"the measurement ended early: {failure}", *warnings)
     costs_of_graphs = graph_costs(results)
     return BenchResult(
-        gpu.simulated, spec.bench, begin_ns, is_complete, warnings, results, costs_of_graphs
+        gpu.simulated,
+        spec.bench,
+        begin_ns,
+        is_complete,
+        warnings,
+        results,
+        costs_of_graphs,
+        failure=failure,
     )
 
 

@@ -157,3 +157,6 @@ class BenchResult:
     collectives: Collectives | None = (
         None  # Ranks and bandwidths of collectives; null for other benches.
     )
+    failure: str = (
+        ""  # Reason why the run ended early, such as a rank that ended; "" for other runs.
+    )

@@ -19,7 +19,7 @@ Accesses: TypeAlias = tuple[MemoryAccess, ...]
 
 # The earlier and the later access of a reported race. A third access that races with the earlier one, and
 # that is ordered after the later one, is not reported: the fix of the reported race would order it, too.
-ReportedPair: TypeAlias = tuple[MemoryAccess, MemoryAccess]
+ReportedPairs: TypeAlias = tuple[tuple[MemoryAccess, MemoryAccess], ...]
 
 
 class AccessState:
@@ -31,41 +31,11 @@ class AccessState:
         self.write: MemoryAccess | None = None
         self.reads: Accesses = ()
         self.atomics: Accesses = ()
-        self.already_reported: tuple[ReportedPair, ...] = ()
+        self.already_reported: ReportedPairs = ()
         # Whether this state was merged from several states. Each access is then to some of the bytes.
         self.merged = False
         # Whether this state was split off a merged state. An access may then be to none of the bytes.
         self.approximate = False
-
-    def add_if_ordered(self, access: MemoryAccess, clock: Clock) -> bool:
-        """Store an access that races with no stored access. Return False, storing nothing, if it may race.
-
-        Does the work of ``unordered_accesses`` and ``store`` in one call, because most accesses race with
-        none.
-        """
-        write, reads = self.write, self.reads
-        if self.atomics or self.merged or access.mode & ATOMIC:
-            return False
-        if access.mode & WRITE:
-            if reads:
-                for read in reads:
-                    if read.tick > clock[read.slot]:
-                        return False
-            elif write is not None and write.tick > clock[write.slot]:
-                return False
-            self.write = access
-            self.reads = self.already_reported = ()
-            self.merged = self.approximate = False
-            return True
-        if write is not None and write.tick > clock[write.slot]:
-            return False
-        if len(reads) > 1:
-            self.reads = replace_ordered(reads, clock, access)
-        elif not reads or reads[0].tick <= clock[reads[0].slot]:
-            self.reads = (access,)
-        else:
-            self.reads = (reads[0], access)
-        return True
 
     def unordered_accesses(self, mode: int, clock: Clock) -> Sequence[MemoryAccess]:
         """List the stored accesses that conflict with an access of this mode and do not happen before it.
@@ -150,7 +120,6 @@ class RangeStates:
         # A sentinel below all addresses, so that each address has a range that begins at or below it.
         self._states = [RangeState(-1, -1)]
         self._starts = [-1]
-        self.by_start: dict[int, RangeState] = {}
 
     def __len__(self) -> int:
         return len(self._states) - 1
@@ -220,12 +189,8 @@ class RangeStates:
 
     def _replace(self, begin: int, end: int, new_states: list[RangeState]) -> None:
         """Replace the states from one index up to another."""
-        for state in self._states[begin:end]:
-            del self.by_start[state.lo]
         self._states[begin:end] = new_states
         self._starts[begin:end] = [state.lo for state in new_states]
-        for state in new_states:
-            self.by_start[state.lo] = state
 
 
 def _fill_gaps(states: list[RangeState], lo: int, hi: int) -> Iterator[RangeState]:
@@ -252,25 +217,13 @@ class PointerState:
 
     __slots__ = ("address", "already_reported", "readers", "writers")
 
-    merged = approximate = False
+    merged = False
 
     def __init__(self, address: int) -> None:
         self.address = address
         self.writers: Accesses = ()
         self.readers: Accesses = ()
-        self.already_reported: tuple[ReportedPair, ...] = ()
-
-    def add_if_ordered(self, access: MemoryAccess, clock: Clock) -> bool:
-        """Store a kernel that may write and is ordered after all stored kernels. Otherwise return False."""
-        writers = self.writers
-        if self.readers or len(writers) > 1:
-            return False
-        if writers and writers[0].tick > clock[writers[0].slot]:
-            return False
-        if not access.mode & WRITE:
-            return False
-        self.writers = (access,)
-        return True
+        self.already_reported: ReportedPairs = ()
 
     def unordered_accesses(self, mode: int, clock: Clock) -> Sequence[MemoryAccess]:
         """List the stored kernels that may race with an access of this mode whose clock is ``clock``."""
@@ -301,6 +254,9 @@ class PointerStates:
     def __init__(self) -> None:
         self.by_address: dict[int, PointerState] = {}
         self._addresses: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.by_address)
 
     def get_or_create(self, address: int) -> PointerState:
         """Return the state of a pointer; create it if there is none."""

@@ -142,6 +142,8 @@ def are_equivalent(first: MemoryAccess | None, second: MemoryAccess | None) -> b
         return True
     if first is None or second is None:
         return False
+    if first.tick == NEVER:
+        return False  # the next allocation of the memory is ordered after this free, not after another one
     return (
         (first.slot, first.tick, first.mode, first.precision)
         == (second.slot, second.tick, second.mode, second.precision)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from cudakit.core.sanitize.access_state import ReportedPair
+from cudakit.core.sanitize.access_state import ReportedPairs
 from cudakit.core.sanitize.clocks import (
     ASSUMED,
     EXACT,
@@ -19,16 +18,6 @@ from cudakit.core.sanitize.clocks import (
 from cudakit.core.sanitize.races import Confidence
 
 _RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}
-
-
-class ReportedState(Protocol):
-    """A state of shadow memory, with the reported pairs of accesses."""
-
-    already_reported: tuple[ReportedPair, ...]
-
-    @property
-    def merged(self) -> bool:
-        """Whether several states were merged into this one; an access may then be to a part of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +47,31 @@ class ConflictChecker:
 
     def check(
         self,
-        state: ReportedState,
+        already_reported: ReportedPairs,
         previous: Iterable[MemoryAccess],
         current: MemoryAccess,
         clock: Clock,
         shared_bytes: tuple[int, int],
-        *,
-        certainly_overlap: bool = True,
-    ) -> None:
+        certainly_overlap: bool,
+        approximate: bool,
+    ) -> ReportedPairs:
         """Check an access against the earlier accesses of a state that do not happen before it.
 
-        If ``certainly_overlap`` is false, a race is only possible, because the stored ranges are not exact.
+        Returns the reported pairs of the state: ``already_reported`` and the new pairs. Unless
+        ``certainly_overlap``, a race is only possible, because the stored ranges are not exact. With
+        ``approximate``, the state was merged from several, so each earlier access is to some of its bytes.
         """
         for access in previous:
             if not (
                 self._are_ordered_nodes(access, current)
-                or self._is_already_reported(state, access, current, clock)
+                or self._is_already_reported(already_reported, access, current, clock)
             ):
-                state.already_reported = (*state.already_reported, (access, current))
+                already_reported = (*already_reported, (access, current))
                 confidence = (
                     _confidence(access, current) if certainly_overlap else Confidence.POSSIBLE
                 )
-                self._add(Conflict(access, current, *shared_bytes, confidence, state.merged))
+                self._add(Conflict(access, current, *shared_bytes, confidence, approximate))
+        return already_reported
 
     def report(self) -> None:
         """Report the conflicts of the current access."""
@@ -119,13 +111,17 @@ class ConflictChecker:
         )
 
     def _is_already_reported(
-        self, state: ReportedState, access: MemoryAccess, current: MemoryAccess, clock: Clock
+        self,
+        already_reported: ReportedPairs,
+        access: MemoryAccess,
+        current: MemoryAccess,
+        clock: Clock,
     ) -> bool:
         """Return whether a race of ``access`` was reported whose later access happens before ``current``."""
         return any(
             earlier is access
             and (later.tick <= clock[later.slot] or self._are_ordered_nodes(later, current))
-            for earlier, later in state.already_reported
+            for earlier, later in already_reported
         )
 
     def _are_ordered_nodes(self, first: MemoryAccess, second: MemoryAccess) -> bool:

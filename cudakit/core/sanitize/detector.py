@@ -77,6 +77,7 @@ class RaceDetector:
             incomplete=incomplete,
             no_gpu_work=no_gpu_work,
             different_calls=tuple(self._calls.results()),
+            ranks=self._calls.ranks(),
         )
 
     @property

@@ -143,6 +143,19 @@ class CallComparison:
                 hint=_HINTS[difference.kind],
             )
 
+    def ranks(self) -> dict[int, int]:
+        """Return the rank of each process in its largest communicator, unless it has several ranks there."""
+        ranks: dict[int, int] = {}
+        for process in {process for (process, _), _ in self._members}:
+            members = [
+                member for (trace, _), member in self._members.items() if trace[0] == process
+            ]
+            largest = max(member.rank_count for member in members)
+            in_largest = {member.rank for member in members if member.rank_count == largest}
+            if len(in_largest) == 1 and (rank := in_largest.pop()) >= 0:
+                ranks[process] = rank
+        return ranks
+
     def _add_members(self, trace: _Trace, records: Records) -> None:
         names = ("communicator", "rank", "rank_count", "hash")
         for number, *fields in zip(*(records[name].tolist() for name in names), strict=True):

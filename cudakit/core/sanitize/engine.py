@@ -7,8 +7,7 @@ be analyzed at any later time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -29,8 +28,8 @@ from cudakit.core.sanitize.races import (
     Race,
     RaceKind,
 )
-from cudakit.core.sanitize.record_batch import AccessRow, RecordBatch, sorted_by_call
-from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES, Shadow, coarsen, prune
+from cudakit.core.sanitize.record_batch import AccessRows, RecordBatch, sorted_by_call
+from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES, new_shadow
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
 from cudakit.trace.layout import Records
 from cudakit.trace.ranges import RangeTracker
@@ -126,7 +125,7 @@ def _open_ranges(call: Call, strings: Sequence[str]) -> Iterator[NamedRange]:
 
 _LAUNCH: Final = int(EventKind.LAUNCH)
 _ACCESSED: Final = int(EventKind.ACCESSED)
-_AccessHandler: TypeAlias = Callable[[Iterable[AccessRow]], None]
+_AccessHandler: TypeAlias = Callable[[AccessRows], None]
 
 # Number of records that are decoded at a time, which limits the memory that decoding needs.
 _RECORDS_AT_ONCE: Final = 1 << 14
@@ -140,7 +139,9 @@ class Engine:
     All host threads are one timeline, in the order of their calls, because locks between threads are not
     recorded; with ``strict_threads``, each thread is a separate timeline. Possible races are counted, and
     returned only with ``report_possible``. When there are more than ``prune_above`` stored states, the states
-    that no race can involve any more are removed.
+    that no race can involve any more are removed. An allocation with more than ``max_range_states`` stored
+    ranges gets fewer, larger ranges. ``native`` selects the shadow memory: compiled, in Python, or if None
+    compiled if that is installed.
     """
 
     def __init__(
@@ -149,6 +150,8 @@ class Engine:
         strict_threads: bool = False,
         report_possible: bool = False,
         prune_above: int = 1024,
+        max_range_states: int = MAX_RANGE_STATES,
+        native: bool | None = None,
     ) -> None:
         self.coverage = Coverage()
         self.gaps: Counter[str] = Counter()
@@ -157,8 +160,8 @@ class Engine:
         self._races: list[Race] = []
         self._strings: Sequence[str] = ()
         self._stream_order = stream_order = StreamOrder()
-        self._shadow = shadow = Shadow(
-            ConflictChecker(self._report_conflict), find_possible=report_possible
+        self._shadow = shadow = new_shadow(
+            ConflictChecker(self._report_conflict), find_possible=report_possible, native=native
         )
         self._memory = AllocationEvents(stream_order, shadow)
         self._describer = RaceDescriber(stream_order, self._memory.driver, self._memory.pools)
@@ -184,6 +187,7 @@ class Engine:
         # Size of the recorder's arenas in device memory, by device.
         self._arena_bytes: dict[int, int] = {}
         self._prune_above = prune_above
+        self._max_range_states = max_range_states
         self._next_prune_count = prune_above  # number of stored states at which to prune next
 
     def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
@@ -220,23 +224,23 @@ class Engine:
     def _analyze(self, batch: RecordBatch) -> None:
         """Call the handler of each call in the batch, with the accesses that follow the call."""
         handlers, access_handlers = self._handlers, self._access_handlers
-        rows, accesses = batch.rows, batch.accesses
+        calls = batch.rows
         graphs, add_launch = self._graphs, self._work.add_launch
         self._update_coverage(batch)
-        if batch.leading_accesses:
-            self._add_accesses(islice(accesses, batch.leading_accesses))
-        for kind, access_count in zip(batch.kinds, batch.following_accesses, strict=True):
+        if batch.leading_rows is not None:
+            self._add_accesses(batch.leading_rows)
+        for kind, rows in zip(batch.kinds, batch.following_rows, strict=True):
             if graphs.current_launch is not None and kind != _ACCESSED:
                 graphs.finish_launch()
             if kind == _LAUNCH:  # the most frequent kind is handled without a lookup
-                call = next(rows[_LAUNCH])[0]
-                self._add_accesses = add_launch(call, islice(accesses, access_count))
+                call = next(calls[_LAUNCH])[0]
+                self._add_accesses = add_launch(call, rows)
                 continue
-            handlers[kind](*next(rows[kind]))
+            handlers[kind](*next(calls[kind]))
             if kind in access_handlers:
                 self._add_accesses = access_handlers[kind]
-            if access_count:
-                self._add_accesses(islice(accesses, access_count))
+            if rows is not None:
+                self._add_accesses(rows)
 
     def _update_coverage(self, batch: RecordBatch) -> None:
         """Add the launches and accesses of a batch to the coverage."""
@@ -275,17 +279,17 @@ class Engine:
             self.gaps[UNKNOWN_STREAM] = self._stream_order.unrecorded_streams
         if self._state_count < self._next_prune_count:
             return
-        prune(self._shadow, self._stream_order.precedes_future_work)
+        self._shadow.prune(self._stream_order.past_clock())
         self._syncs.prune()
         self._graphs.prune()
-        if len(self._shadow.range_states) > MAX_RANGE_STATES:
-            coarsen(self._shadow, self._memory.driver.find)
+        if self._shadow.range_state_count > self._max_range_states:
+            self._shadow.coarsen(self._memory.driver.find, self._max_range_states)
         self._next_prune_count = self._prune_above + 2 * self._state_count
 
     @property
     def _state_count(self) -> int:
         shadow = self._shadow
-        return len(shadow.range_states) + len(shadow.pointer_states.by_address) + len(self._syncs)
+        return shadow.range_state_count + shadow.pointer_state_count + len(self._syncs)
 
     def _add_gap(self, _: Call, description: int, count: int) -> None:
         self.gaps[self._strings[description]] += count

@@ -7,18 +7,17 @@ the nodes. Rules: CUDA C++ Programming Guide, "CUDA Graphs".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 
 from cudakit.core.sanitize.clocks import ASSUMED, SUMMARY, Call, Clock, Release
 from cudakit.core.sanitize.ordering import StreamOrder
 from cudakit.core.sanitize.races import Coverage, LaunchPrecision, Sync, SyncKind
-from cudakit.core.sanitize.record_batch import ACCESS_FIELDS, AccessRow
+from cudakit.core.sanitize.record_batch import AccessRows, least_precise_access, rows_by_node
 from cudakit.core.sanitize.shadow_memory import Shadow
 from cudakit.trace.kinds import EventKind, NodeType
 
-_PRECISION_INDEX = ACCESS_FIELDS.index("precision")
 _EVENT_KINDS = {
     NodeType.LAUNCH: EventKind.LAUNCH,
     NodeType.COPY: EventKind.COPY,
@@ -35,9 +34,9 @@ class Node:
     """A node of a graph."""
 
     call: Call  # the call that added the node
-    accesses: list[AccessRow] = field(default_factory=list)  # accesses of the node in each launch
+    accesses: bytes = b""  # records of the accesses that the node performs in each launch
     # The collectives of NCCL that the kernel performs, each with its accesses; then the node has no others.
-    collectives: list[tuple[Call, list[AccessRow]]] = field(default_factory=list)
+    collectives: list[tuple[Call, bytes]] = field(default_factory=list)
 
 
 class Graph:
@@ -61,12 +60,13 @@ class Graph:
         self._predecessors.setdefault(after, []).append(before)
         self._ancestors = None
 
-    def add_access(self, row: AccessRow) -> None:
-        """Add an access that a node performs in each launch."""
-        if row[-1] in self._nodes:
-            self._nodes[row[-1]].accesses.append(row)
+    def add_accesses(self, rows: AccessRows) -> None:
+        """Add accesses that nodes perform in each launch."""
+        for node, accesses in rows_by_node(rows):
+            if node in self._nodes:
+                self._nodes[node].accesses += accesses
 
-    def add_collective(self, call: Call, rows: list[AccessRow]) -> None:
+    def add_collective(self, call: Call, rows: bytes) -> None:
         """Add a collective that a kernel node performs in each launch."""
         if call.node in self._nodes:
             self._nodes[call.node].collectives.append((call, rows))
@@ -121,11 +121,11 @@ class GraphLaunch:
     slot: int
     tick: int
     clock: Clock
-    accesses: dict[int, list[AccessRow]] = field(default_factory=dict)  # recorded accesses by node
+    accesses: dict[int, bytes] = field(default_factory=dict)  # recorded accesses by node
     exact: set[int] = field(default_factory=set)  # nodes whose accesses were all recorded
     lost: set[int] = field(default_factory=set)  # nodes of which some accesses were lost
 
-    def node_accesses(self) -> Iterator[tuple[Call, list[AccessRow]]]:
+    def node_accesses(self) -> Iterator[tuple[Call, AccessRows]]:
         """Yield the call and the accesses of each node that has any, in topological order."""
         launch = self.call
         for number in self.graph.ancestors:
@@ -141,14 +141,14 @@ class GraphLaunch:
                         capturing_call=node_call.program_call,
                         innermost_range=launch.innermost_range,
                     )
-                    yield call, accesses
+                    yield call, memoryview(accesses)
 
     def launch_precision(self, number: int) -> LaunchPrecision:
         """Return the precision of a node; a node without any recorded access counts as assumed."""
         if self.graph.node(number).collectives:
             return LaunchPrecision.EXACT
         accesses = self._accesses(number)
-        least_precise = max((row[_PRECISION_INDEX] for row in accesses), default=ASSUMED)
+        least_precise = least_precise_access(accesses) if accesses else ASSUMED
         if number not in self.exact and (number in self.lost or least_precise >= ASSUMED):
             return LaunchPrecision.ASSUMED
         return (
@@ -157,9 +157,9 @@ class GraphLaunch:
             else LaunchPrecision.EXACT
         )
 
-    def _accesses(self, number: int) -> list[AccessRow]:
-        """List the accesses of a node: the recorded ones and, unless they are exact, the assumed ones."""
-        recorded_accesses = self.accesses.get(number, [])
+    def _accesses(self, number: int) -> bytes:
+        """Return the accesses of a node: the recorded ones and, unless they are exact, the assumed ones."""
+        recorded_accesses = self.accesses.get(number, b"")
         return (
             recorded_accesses
             if number in self.exact
@@ -193,17 +193,16 @@ class GraphTracker:
         self._last_graph = self._graph(graph)
         self._last_graph.add_node(call, node, node_type)
 
-    def add_collective(self, call: Call, rows: list[AccessRow]) -> None:
+    def add_collective(self, call: Call, rows: bytes) -> None:
         """Add a collective that a node performs in each launch of its graph."""
         self._graph(call.graph).add_collective(call, rows)
 
     def add_edge(self, _: Call, graph: int, before: int, after: int) -> None:
         self._graph(graph).add_edge(before, after)
 
-    def add_node_accesses(self, rows: Iterable[AccessRow]) -> None:
+    def add_node_accesses(self, rows: AccessRows) -> None:
         """Add accesses that nodes of the last graph perform in each launch."""
-        for row in rows:
-            self._last_graph.add_access(row)
+        self._last_graph.add_accesses(rows)
 
     def add_launch(self, call: Call, graph: int, executable: int) -> None:
         """Enqueue a graph as one operation, with one new tick for all its nodes."""
@@ -225,11 +224,12 @@ class GraphTracker:
         self._stream_order.enqueue(call)
         self._last_launches[executable] = stream.release(), call
 
-    def add_launch_accesses(self, rows: Iterable[AccessRow]) -> None:
+    def add_launch_accesses(self, rows: AccessRows) -> None:
         """Add accesses that nodes performed in the current launch."""
-        for row in rows:
-            if self.current_launch is not None:
-                self.current_launch.accesses.setdefault(row[-1], []).append(row)
+        if self.current_launch is not None:
+            recorded_accesses = self.current_launch.accesses
+            for node, accesses in rows_by_node(rows):
+                recorded_accesses[node] = recorded_accesses.get(node, b"") + accesses
 
     def mark_accessed(self, call: Call, node: int, exact: bool) -> None:
         """Record whether all accesses of a node in the current launch are exact, or some were lost."""

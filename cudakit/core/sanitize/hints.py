@@ -99,14 +99,20 @@ def remedies(
         f"{framework.name}: {code}{_explain_streams(code, current, previous)}"
         for framework in FRAMEWORKS
         if _is_involved(framework, frames, kernels)
-        for code in (_fix_for(framework, kind, current),)
+        for code in (_fix_for(framework, kind, current, previous),)
     )
 
 
-def _fix_for(framework: Framework, kind: RaceKind, current: Side) -> str:
+# Fix of a race with a collective of torch.distributed: the call with async_op=True returns the work.
+_TORCH_COLLECTIVE_FIX: Final = "work.wait() before the tensors of the collective are used"
+
+
+def _fix_for(framework: Framework, kind: RaceKind, current: Side, previous: Side) -> str:
     if kind is RaceKind.HOST or current.stream_number == HOST:
         return framework.host_wait_fix
     is_reused = kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE)
+    if framework.name == "torch" and previous.collective and not is_reused:
+        return _TORCH_COLLECTIVE_FIX
     return framework.lifetime_fix if is_reused else framework.order_fix
 
 
@@ -227,7 +233,7 @@ def short_stream_name(side: Side) -> str:
 def operation_at(side: Side) -> str:
     """Return the operation with its call site. Without a call site, return its name."""
     site = call_site(side.stack)
-    operation = "kernel" if _is_kernel(side) else side.operation
+    operation = "kernel" if _is_kernel(side) else side.operation.partition(" (rank ")[0]
     prefix = "backward pass started at " if is_backward(side.stack) else ""
     return f"the {operation} ({prefix}{site})" if site else _operation_name(side)
 

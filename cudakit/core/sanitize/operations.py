@@ -7,17 +7,17 @@ Allocator".
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cudakit.core.sanitize.clocks import EXACT, NEVER, READ, WRITE, Call, MemoryAccess
+from cudakit.core.sanitize.clocks import EXACT, READ, WRITE, Call, MemoryAccess
 from cudakit.core.sanitize.ordering import Stream, StreamOrder
 from cudakit.core.sanitize.races import Allocation, Coverage
-from cudakit.core.sanitize.record_batch import AccessRow
+from cudakit.core.sanitize.record_batch import AccessRows
 from cudakit.core.sanitize.shadow_memory import Shadow
 from cudakit.trace.kinds import AllocationKind, AllocationLayer, Direction, HostMemory
+from cudakit.trace.layout import ADDRESS_END
 
 
 class Allocations:
@@ -80,9 +80,9 @@ class AllocationEvents:
             return
         self.driver.add(allocation)
         if kind == AllocationKind.STREAM_ORDERED:
-            self._alloc_in_stream(call, address, address + size_bytes)
+            self._alloc_in_stream(call, address, min(address + size_bytes, ADDRESS_END))
         else:
-            self._shadow.clear(address, address + size_bytes)
+            self._shadow.clear(address, min(address + size_bytes, ADDRESS_END))
 
     def add_free(self, call: Call, address: int, size_bytes: int, kind: int, layer: int) -> None:
         """Remove an allocation. ``size_bytes`` may be 0 for an allocation that was recorded."""
@@ -91,6 +91,7 @@ class AllocationEvents:
             return
         allocation = self.driver.find(address)
         hi = address + (size_bytes or (allocation.size_bytes if allocation else 0))
+        hi = min(hi, ADDRESS_END)
         if kind == AllocationKind.STREAM_ORDERED:
             self._free_in_stream(call, address, hi)
             return
@@ -108,7 +109,7 @@ class AllocationEvents:
             stream.acquire(release, None)
         self._shadow.clear(lo, hi)
         access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
-        self._shadow.add_range(access, stream.clock)
+        self._shadow.add(access, stream.clock)
 
     def _free_in_stream(self, call: Call, lo: int, hi: int) -> None:
         """Add a stream-ordered free. Every later access to the memory is a race, even if it is ordered."""
@@ -116,8 +117,7 @@ class AllocationEvents:
         if stream is None or lo >= hi:
             return
         access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
-        self._shadow.add_range(access, stream.clock)
-        access.tick = NEVER
+        self._shadow.add_free(access, stream.clock)
         call.release = stream.release()
 
 
@@ -181,23 +181,17 @@ class StreamWork:
             None  # stream of the last launch; None if it was captured
         )
 
-    def add_launch(
-        self, call: Call, rows: Iterable[AccessRow]
-    ) -> Callable[[Iterable[AccessRow]], None]:
+    def add_launch(self, call: Call, rows: AccessRows | None) -> Callable[[AccessRows], None]:
         """Add a launch and its accesses; return the function that adds further accesses of it."""
         self._last_launch = call
         self._last_stream = stream = self._stream_order.enqueue(call)
-        if stream is None:  # the launch is captured into a graph
-            deque(rows, maxlen=0)  # skip the rows in the iterator over all accesses of the batch
-        else:
+        if stream is not None and rows is not None:
             self._shadow.add_all(rows, call, stream)
         return self.add_accesses
 
-    def add_accesses(self, rows: Iterable[AccessRow]) -> None:
+    def add_accesses(self, rows: AccessRows) -> None:
         """Add further accesses of the last launch."""
-        if self._last_launch is None or self._last_stream is None:
-            deque(rows, maxlen=0)  # skip the rows in the iterator over all accesses of the batch
-        else:
+        if self._last_launch is not None and self._last_stream is not None:
             self._shadow.add_all(rows, self._last_launch, self._last_stream)
 
     def add_copy(
@@ -256,6 +250,8 @@ class StreamWork:
             call = replace(call, stream=0)
         hi = lo + (rows - 1) * pitch + width
         if rows == 1 or pitch in (0, width):
-            hi, rows = lo + width * rows, 1
+            hi, rows, pitch = lo + width * rows, 1, 0
+        if hi > ADDRESS_END:
+            return  # no memory has such addresses, so the trace is damaged
         access = MemoryAccess(timeline.slot, timeline.tick, call, lo, hi, mode, EXACT)
         self._shadow.add(access, timeline.clock, pitch, rows)

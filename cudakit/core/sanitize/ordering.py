@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from cudakit.core.sanitize.clocks import Call, Release, Timeline
+from cudakit.core.sanitize.clocks import Call, Clock, Release, Timeline
 from cudakit.core.sanitize.races import Sync, SyncKind
 from cudakit.trace.kinds import HostCallPhase, MemopType, StreamFlag
 
@@ -194,6 +194,10 @@ class StreamOrder:
     def precedes_future_work(self, slot: int, tick: int) -> bool:
         """Return whether all work enqueued from now on happens after a tick."""
         return all(tick <= host.clock[slot] for host in self._hosts)
+
+    def past_clock(self) -> Clock:
+        """Return for each slot the last tick that all work enqueued from now on happens after."""
+        return list(map(min, zip(*(host.clock for host in self._hosts), strict=True)))
 
     def last_sync(self, later_number: int, earlier_number: int, slot: int) -> Sync | None:
         """Return the last synchronization that ordered a stream after work of an earlier stream, or None.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any, Final, TypeAlias
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from cudakit.core.sanitize.clocks import Call
 from cudakit.core.sanitize.races import LaunchPrecision
 from cudakit.trace.kinds import EventKind, Precision
-from cudakit.trace.layout import Records, view
+from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, layout, take_records, view
 from cudakit.trace.ranges import OpenRanges, RangeTracker
 
 # For each event kind that the engine handles, the fields that its handler takes after the call, in order. The
@@ -63,11 +64,14 @@ FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
         "node",
         "function",
         "datatype",
+        "group",
     ),
 }
-AccessRow: TypeAlias = tuple[int, int, int, int, int, int, int]
+# The bytes of consecutive records of one call. Those that are not accesses are skipped.
+AccessRows: TypeAlias = memoryview
+# The kind, lo, hi, mode, precision, stride_bytes, count and node in a record of an access.
+_ACCESS_RECORD: Final = struct.Struct("<38xHQQBB6xqQI12x")
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-ACCESS_FIELDS: Final = ("lo", "hi", "mode", "precision", "stride_bytes", "count", "node")
 _CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site", "program_call")
 _IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *FIELDS))
 
@@ -79,14 +83,14 @@ class RecordBatch:
     ``ranges`` follows the NVTX ranges of the trace.
 
     * ``kinds``: the event kind of each call.
-    * ``following_accesses``: the number of accesses after each call.
-    * ``leading_accesses``, ``leading_precision``: the number of accesses before the first call, and the
-      precision that they give their launch.
+    * ``leading_rows``, ``following_rows``: the access records before the first call, and after each call;
+      None if there are none.
+    * ``leading_precision``: the precision that the records before the first call give their launch.
     * ``stray_accesses``: the number of accesses whose call is missing.
     * ``launch_precisions``: the precision of each launch.
     * ``launches_without_call_site``: the number of launches whose call stack is unknown.
     * ``rows``: for each event kind, its calls, each followed by the fields of its body.
-    * ``accesses``: the fields of all accesses; ``precision_counts`` counts them by precision.
+    * ``precision_counts``: the number of accesses of each precision.
     """
 
     def __init__(self, records: Records, last_seq: int, ranges: RangeTracker) -> None:
@@ -99,32 +103,74 @@ class RecordBatch:
             self.stray_accesses = int(
                 np.count_nonzero(records["kind"][~handled] == EventKind.ACCESS)
             )
-            records, belongs_to_previous = records[handled], belongs_to_previous[handled]
+            records, belongs_to_previous = (
+                take_records(records, handled),
+                belongs_to_previous[handled],
+            )
             innermost = None if innermost is None else innermost[handled]
         kinds = records["kind"]
         is_access = kinds == EventKind.ACCESS
         calls = np.flatnonzero(~belongs_to_previous)
         first = int(calls[0]) if len(calls) else len(records)
         launch_precisions = _record_precisions(records, is_access, belongs_to_previous)
-        self.leading_accesses = int(np.count_nonzero(is_access[:first]))
         self.leading_precision = LaunchPrecision(launch_precisions[:first].max(initial=0))
-        following_accesses = _by_call(np.add, is_access, calls)
         self.kinds: list[int] = kinds[calls].tolist()
         self.launch_precisions: list[int] = _by_call(np.maximum, launch_precisions, calls)[
             kinds[calls] == EventKind.LAUNCH
         ].tolist()
         no_stack = (kinds == EventKind.LAUNCH) & (records["site"] == 0)
         self.launches_without_call_site = int(np.count_nonzero(no_stack))
-        self.following_accesses: list[int] = following_accesses.tolist()
+        rows_of_calls = _access_rows(records, calls.tolist())
+        self.leading_rows = next(rows_of_calls)
+        self.following_rows = list(rows_of_calls)
         self.rows: dict[int, Iterator[tuple[Any, ...]]] = {
             kind: _calls(records, innermost, (kinds == kind) & ~belongs_to_previous, kind)
             for kind in map(EventKind, set(self.kinds))
         }
-        accesses = view(records[is_access], EventKind.ACCESS)
-        self.precision_counts = np.bincount(
-            accesses["precision"], minlength=max(Precision) + 1
-        ).tolist()
-        self.accesses: Iterator[AccessRow] = zip(*_columns(accesses, ACCESS_FIELDS), strict=False)
+        precisions = view(records, EventKind.ACCESS)["precision"][is_access]
+        self.precision_counts = np.bincount(precisions, minlength=max(Precision) + 1).tolist()
+
+
+def access_fields(rows: AccessRows) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Yield lo, hi, mode, precision, stride in bytes, and number of elements of each access."""
+    for kind, *fields in _ACCESS_RECORD.iter_unpack(rows):
+        if kind == EventKind.ACCESS:
+            lo, hi, mode, precision, stride, count, _node = fields
+            yield lo, hi, mode, precision, stride, count
+
+
+def access_record(lo: int, hi: int, mode: int, precision: int, node: int) -> bytes:
+    """Return the record of an access to contiguous bytes."""
+    return _ACCESS_RECORD.pack(EventKind.ACCESS, lo, hi, mode, precision, 0, 0, node)
+
+
+def rows_by_node(rows: AccessRows) -> Iterator[tuple[int, bytes]]:
+    """Yield each node of a graph that has accesses, with the records of its accesses in order."""
+    records = np.frombuffer(rows, RECORD)
+    accesses = np.flatnonzero(records["kind"] == EventKind.ACCESS)
+    nodes = view(records, EventKind.ACCESS)["node"][accesses]
+    order = np.argsort(nodes, kind="stable")
+    sorted_accesses = take_records(records, accesses[order])
+    node_numbers, begins = np.unique(nodes[order], return_index=True)
+    ends = (*begins[1:].tolist(), len(sorted_accesses))
+    for node, begin, end in zip(node_numbers.tolist(), begins.tolist(), ends, strict=False):
+        yield node, sorted_accesses[begin:end].tobytes()
+
+
+def least_precise_access(rows: bytes) -> int:
+    """Return the precision of the least precise of some accesses."""
+    return int(np.frombuffer(rows, layout(EventKind.ACCESS))["precision"].max())
+
+
+def _access_rows(records: Records, calls: list[int]) -> Iterator[AccessRows | None]:
+    """Yield the records before the first call, then those between each call and the next call."""
+    record_bytes = np.ascontiguousarray(records).view(np.uint8).data
+    begins = (0, *(call + 1 for call in calls))
+    for begin, end in zip(begins, (*calls, len(records)), strict=True):
+        if begin == end:
+            yield None
+        else:
+            yield record_bytes[begin * RECORD_BYTES : end * RECORD_BYTES]
 
 
 def sorted_by_call(records: Records) -> Records:
@@ -132,7 +178,7 @@ def sorted_by_call(records: Records) -> Records:
     seqs = records["seq"]
     if np.all(seqs[1:] >= seqs[:-1]):
         return records
-    return records[np.argsort(seqs, kind="stable")]
+    return take_records(records, np.argsort(seqs, kind="stable"))
 
 
 def _belongs_to_previous_call(records: Records) -> _Mask:

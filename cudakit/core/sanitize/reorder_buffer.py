@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cudakit.core.sanitize.record_batch import sorted_by_call
 from cudakit.trace.kinds import EventKind, Precision
-from cudakit.trace.layout import RECORD, Records, view
+from cudakit.trace.layout import RECORD, Records, concatenate_records, take_records, view
 
 # Maximum number of records in the buffer (200 MB). It limits the memory for programs that launch for a long
 # time without waiting for the GPU.
@@ -146,7 +146,7 @@ class ReorderBuffer:
         if (seqs := records["seq"]).min() >= self._given_up_before:
             return records
         is_late = np.isin(records["kind"], (EventKind.ACCESS, EventKind.ACCESSED))
-        return records[~(is_late & (seqs < np.uint64(self._given_up_before)))]
+        return take_records(records, ~(is_late & (seqs < np.uint64(self._given_up_before))))
 
     def _give_up_oldest(self) -> None:
         """Give up the oldest pending launches, until the buffer is three quarters full."""
@@ -167,7 +167,7 @@ class ReorderBuffer:
         runs.append(_sorted_run(records))
         while len(runs) > 1 and len(runs[-2].seqs) < 2 * len(runs[-1].seqs):
             last_run = runs.pop()
-            runs.append(_sorted_run(np.concatenate([runs.pop().records, last_run.records])))
+            runs.append(_sorted_run(concatenate_records([runs.pop().records, last_run.records])))
 
     def _release_complete(self) -> Records:
         """Remove and return the records before the first pending launch."""
@@ -188,7 +188,7 @@ class ReorderBuffer:
         self._sorted_runs = [run for run in held_runs if len(run.seqs)]
         if not complete:
             return np.zeros(0, RECORD)
-        return _without_superseded(sorted_by_call(np.concatenate(complete)))
+        return _without_superseded(sorted_by_call(concatenate_records(complete)))
 
     def _count_from(self, seq: int) -> int:
         """Return the number of records at and after a call."""
@@ -198,7 +198,7 @@ class ReorderBuffer:
 def reordered(records: Records) -> tuple[Records, int]:
     """Return all records of a trace in order of their calls, and the number of launches never read back."""
     buffer = ReorderBuffer(max_held=len(records))
-    in_order = np.concatenate([buffer.feed(records), buffer.flush()])
+    in_order = concatenate_records([buffer.feed(records), buffer.flush()])
     return in_order, buffer.never_read_count
 
 
@@ -227,5 +227,4 @@ def _without_superseded(records: Records) -> Records:
         view(records, EventKind.ACCESS)["precision"] >= Precision.ASSUMED
     )
     is_superseded = is_assumed & np.isin(records["seq"], exact)
-    remaining: Records = records[~is_superseded]
-    return remaining
+    return take_records(records, ~is_superseded)

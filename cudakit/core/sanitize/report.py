@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -201,6 +201,7 @@ class Report:
         self._suppressed: dict[_Key, int] = {}  # index of the suppression of each suppressed race
         self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
         self._counts: Counter[_Key] = Counter()
+        self._processes: defaultdict[_Key, set[int]] = defaultdict(set)  # PIDs with each race
         self._occurrences_by_process: Counter[int] = Counter()
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
         # The frames of a call stack by PID, trace number and index in the stack table.
@@ -240,8 +241,9 @@ class Report:
         incomplete: Sequence[str] = (),
         no_gpu_work: str | None = None,
         different_calls: tuple[DifferentCalls, ...] = (),
+        ranks: Mapping[int, int] | None = None,
     ) -> SanitizeResult:
-        """Return the result. ``coverage`` is by PID, ``gaps`` are the counts of each trace."""
+        """Return the result. ``coverage`` and ``ranks`` are by PID, ``gaps`` are the counts of each trace."""
         total_coverage = sum(coverage.values(), Coverage())
         return SanitizeResult(
             exit_status=exit_status,
@@ -254,7 +256,12 @@ class Report:
             gaps=dict(sum(map(Counter, gaps), Counter[str]()).most_common()),
             suppressed=tuple(self._suppressed_counts()),
             processes=tuple(
-                Process(process, coverage[process].launches, self._occurrences_by_process[process])
+                Process(
+                    process,
+                    coverage[process].launches,
+                    self._occurrences_by_process[process],
+                    (ranks or {}).get(process),
+                )
                 for process in sorted(coverage)
             ),
             notes=tuple(notes),
@@ -277,6 +284,7 @@ class Report:
         if key in self._suppressed or key in self._known_races:
             return False
         self._occurrences_by_process[decoder.process] += 1
+        self._processes[key].add(decoder.process)
         is_of_program = self._ownerships[key].add(race, stream_use)
         if is_of_program or _is_better_example(race, self._races[key]):
             self._races[key] = decoder.decode(race)
@@ -321,7 +329,12 @@ class Report:
 
     def _races_with_counts(self) -> Iterable[FoundRace]:
         for key, reported in self._races.items():
-            race, ownership = replace(reported, count=self._counts[key]), self._ownerships[key]
+            ownership = self._ownerships[key]
+            race = replace(
+                reported,
+                count=self._counts[key],
+                processes=tuple(sorted(self._processes[key])),
+            )
             if ownership.owner is RaceOwner.LIBRARY:
                 race = replace(
                     race,

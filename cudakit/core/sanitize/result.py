@@ -114,6 +114,7 @@ class FoundRace:
     approximate: bool  # whether the bytes are an upper bound, because ranges were merged
     process: int  # PID of the process of the described occurrence
     known_issue: KnownIssue | None = None  # known issue of a library that the race looks like
+    processes: tuple[int, ...] = ()  # PIDs of all processes with the race
     owner: RaceOwner = RaceOwner.PROGRAM  # whose code lacks the synchronization
     library: str | None = None  # the library that has the race; null for a race of the program
 
@@ -202,6 +203,9 @@ class Process:
     process: int  # PID of the process
     launches: int  # number of kernel launches
     count: int  # number of occurrences of races in the process
+    rank: int | None = (
+        None  # rank in its largest communicator; null without one, or with several ranks
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,16 @@
 
 Host and device addresses are treated alike. Exact accesses are stored in ``RangeStates`` and, if they are
 strided, in ``StridedStates``; the pointer arguments of kernels in ``PointerStates``, as single addresses.
+
+There are two implementations of ``Shadow`` with equal results: ``PythonShadow``, and ``NativeShadow`` in C
+(``native/``), which is more than ten times as fast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby, islice
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from cudakit.core.sanitize.access_state import (
     Accesses,
@@ -31,8 +34,8 @@ from cudakit.core.sanitize.clocks import (
 )
 from cudakit.core.sanitize.conflicts import ConflictChecker
 from cudakit.core.sanitize.races import Allocation
-from cudakit.core.sanitize.record_batch import AccessRow
-from cudakit.core.sanitize.strided import StridedRange, StridedStates, strided_range
+from cudakit.core.sanitize.record_batch import AccessRows, access_fields
+from cudakit.core.sanitize.strided import Range, StridedRange, StridedStates, strided_range
 
 # Maximum number of rows for which each row of a strided access is stored as a range.
 _MAX_SEPARATE_ROWS = 16
@@ -54,196 +57,240 @@ class ClockPosition(Protocol):
         """The clock of the next operation."""
 
 
-class Shadow:
-    """The shadow memory of one process.
+class Shadow(Protocol):
+    """The shadow memory of one process. It passes the conflicts of each access to ``checker``."""
 
-    ``find_possible`` also finds races through pointers that may be stale, and through pointers to lower
-    addresses of the same allocation, from which a kernel may reach the bytes. Such races are only possible.
-    """
-
-    def __init__(self, checker: ConflictChecker, *, find_possible: bool = False) -> None:
-        self.checker = checker
-        self.range_states = RangeStates()
-        self.strided_states = StridedStates()
-        self.pointer_states = PointerStates()
-        self._finds_possible = find_possible
-        self._strided_by_range = self.strided_states.by_range
-        self._pointers_by_address = self.pointer_states.by_address
-
+    @property
+    def checker(self) -> ConflictChecker: ...
+    @property
+    def range_state_count(self) -> int: ...
+    @property
+    def pointer_state_count(self) -> int: ...
     def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
         """Check an access for races, and store it. If ``count`` is greater than 1, the access is strided."""
-        if access.precision == UNCERTAIN and not self._finds_possible:
-            return
-        if access.precision >= ASSUMED:
-            self.add_pointer(access, clock)
-        elif count > 1:
-            self.add_strided(access, clock, strided_range(access.lo, access.hi, stride, count))
-        elif access.lo < access.hi:
-            self.add_range(access, clock)
 
-    def add_all(self, rows: Iterable[AccessRow], call: Call, position: ClockPosition) -> None:
-        """Check and store the accesses of a launch.
+    def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
+        """Check and store the accesses of a launch."""
 
-        Inlines the two most frequent cases: an access to exactly one stored range, and a stored pointer, if
-        no state of another type has these addresses.
-        """
-        slot, tick, clock = position.slot, position.tick, position.clock
-        states_by_start, pointers_by_address = self.range_states.by_start, self._pointers_by_address
-        strided_by_range, finds_possible = self._strided_by_range, self._finds_possible
-        for lo, hi, mode, precision, stride, count, _ in rows:
-            access = MemoryAccess(slot, tick, call, lo, hi, mode, precision)
-            if strided_by_range or count > 1 or finds_possible or precision == UNCERTAIN:
-                self.add(access, clock, stride, count)
-            elif precision == ASSUMED:
-                pointer = pointers_by_address.get(lo)
-                is_outside_ranges = (
-                    not states_by_start or self.range_states.last_beginning_at_or_below(lo).hi <= lo
-                )
-                if pointer and is_outside_ranges and pointer.add_if_ordered(access, clock):
-                    continue
-                self.add_pointer(access, clock)
-            else:
-                state = states_by_start.get(lo)
-                if (
-                    state
-                    and state.hi == hi
-                    and not pointers_by_address
-                    and state.add_if_ordered(access, clock)
-                ):
-                    continue
-                self.add(access, clock)
-
-    def add_range(self, access: MemoryAccess, clock: Clock) -> None:
-        """Check and store an access to a contiguous range."""
-        self._add_range(access, clock)
-        if self.checker.pending:
-            self.checker.report()
-
-    def add_strided(self, access: MemoryAccess, clock: Clock, strided: StridedRange) -> None:
-        """Check and store a strided access."""
-        if strided.count <= _MAX_SEPARATE_ROWS:
-            for lo, hi in strided.row_ranges():
-                self._add_range(_part_of_access(access, lo, hi), clock)
-            self.checker.report()
-            return
-        check, mode = self.checker.check, access.mode
-        for state in self.range_states.overlapping(strided.lo, strided.hi):
-            if shared_bytes := strided.bytes_shared_with_range(state.lo, state.hi):
-                conflicting = state.unordered_accesses(mode, clock)
-                exact = not state.merged and all(
-                    earlier.precision != MERGED for earlier in conflicting
-                )
-                check(state, conflicting, access, clock, shared_bytes, certainly_overlap=exact)
-        for strided_state, shared_bytes in self.strided_states.overlapping_strided(strided):
-            unordered = strided_state.unordered_accesses(mode, clock)
-            check(strided_state, unordered, access, clock, shared_bytes)
-        for pointer in self.pointer_states.overlapping(strided.lo, strided.hi):
-            if shared_bytes := strided.bytes_shared_with_range(
-                pointer.address, pointer.address + 1
-            ):
-                check(pointer, pointer.unordered_accesses(mode, clock), access, clock, shared_bytes)
-        equal_state = self.strided_states.state(strided)
-        unordered = equal_state.unordered_accesses(mode, clock)
-        check(equal_state, unordered, access, clock, (strided.lo, strided.hi))
-        equal_state.store(access, clock)
-        self.checker.report()
-
-    def add_pointer(self, access: MemoryAccess, clock: Clock) -> None:
-        """Check and store a pointer argument of a kernel."""
-        lo = access.lo
-        pointer = self._pointers_by_address.get(lo) or self.pointer_states.get_or_create(lo)
-        if not pointer.add_if_ordered(access, clock):
-            conflicting = pointer.unordered_accesses(access.mode, clock)
-            self.checker.check(pointer, conflicting, access, clock, (lo, lo + 1))
-            pointer.store(access, clock)
-        state = self.range_states.last_beginning_at_or_below(lo)
-        if state.hi > lo and (conflicting := state.unordered_accesses(access.mode, clock)):
-            shared_bytes = (lo, min(state.hi, access.hi))
-            exact = not state.merged
-            self.checker.check(
-                state, conflicting, access, clock, shared_bytes, certainly_overlap=exact
-            )
-        if self._strided_by_range:
-            for strided_state, shared_bytes in self.strided_states.overlapping(lo, lo + 1):
-                unordered = strided_state.unordered_accesses(access.mode, clock)
-                self.checker.check(strided_state, unordered, access, clock, shared_bytes)
-        if self._finds_possible:
-            self._check_ranges_above(access, clock)
-        if self.checker.pending:
-            self.checker.report()
+    def add_free(self, access: MemoryAccess, clock: Clock) -> None:
+        """Check and store a stream-ordered free. Each later access to the bytes is a race."""
 
     def freed_before(self, lo: int, hi: int) -> list[Release]:
         """List the releases of the stream-ordered frees of bytes from ``lo`` up to ``hi``."""
-        writes = (state.write for state in self.range_states.overlapping(lo, hi))
+
+    def clear(self, lo: int, hi: int) -> None:
+        """Remove all accesses to the bytes from ``lo`` up to ``hi``."""
+
+    def prune(self, past: Clock) -> None:
+        """Remove the accesses that all future work happens after: those up to the ticks of ``past``."""
+
+    def coarsen(self, allocation_at: AllocationAt, max_states: int) -> None:
+        """Merge range states of each allocation that has more than ``max_states``, to half of this number.
+
+        A race with a later access to a part of a merged range is only possible. Outside of recorded
+        allocations, the oldest states are removed instead.
+        """
+
+
+def new_shadow(
+    checker: ConflictChecker, *, find_possible: bool = False, native: bool | None = None
+) -> Shadow:
+    """Return an empty shadow memory.
+
+    ``find_possible`` also finds races through pointers that may be stale, and through pointers to lower
+    addresses of the same allocation, from which a kernel may reach the bytes. Such races are only possible.
+    If ``native`` is None, the compiled implementation is used if it is installed. Raises ImportError if
+    ``native`` is true and it is not installed.
+    """
+    if native is not False:
+        try:
+            from cudakit.core.sanitize._shadow_memory import NativeShadow
+        except ImportError:
+            if native:
+                raise
+        else:
+            return NativeShadow(checker, find_possible)
+    return PythonShadow(checker, find_possible=find_possible)
+
+
+class PythonShadow:
+    """Shadow memory in Python: the reference for the compiled one, and used if that is not installed."""
+
+    def __init__(self, checker: ConflictChecker, *, find_possible: bool = False) -> None:
+        self.checker = checker
+        self._range_states = RangeStates()
+        self._strided_states = StridedStates()
+        self._pointer_states = PointerStates()
+        self._finds_possible = find_possible
+
+    @property
+    def range_state_count(self) -> int:
+        return len(self._range_states)
+
+    @property
+    def pointer_state_count(self) -> int:
+        return len(self._pointer_states)
+
+    def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
+        if access.precision == UNCERTAIN and not self._finds_possible:
+            return
+        if access.precision >= ASSUMED:
+            self._add_pointer(access, clock)
+        elif count > 1:
+            self._add_strided(access, clock, strided_range(access.lo, access.hi, stride, count))
+        elif access.lo < access.hi:
+            self._add_range(access, clock)
+        self.checker.report()
+
+    def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
+        slot, tick, clock = position.slot, position.tick, position.clock
+        for lo, hi, mode, precision, stride, count in access_fields(rows):
+            access = MemoryAccess(slot, tick, call, lo, hi, mode, precision)
+            self.add(access, clock, stride, count)
+
+    def add_free(self, access: MemoryAccess, clock: Clock) -> None:
+        self.add(access, clock)
+        access.tick = NEVER
+
+    def freed_before(self, lo: int, hi: int) -> list[Release]:
+        writes = (state.write for state in self._range_states.overlapping(lo, hi))
         releases = (write.call.release for write in writes if write and write.tick == NEVER)
         return [release for release in releases if release is not None]
 
     def clear(self, lo: int, hi: int) -> None:
-        """Remove all accesses to the bytes from ``lo`` up to ``hi``."""
-        self.range_states.clear(lo, hi)
-        self.strided_states.clear(lo, hi)
-        self.pointer_states.clear(lo, hi)
+        if lo < hi:
+            self._range_states.clear(lo, hi)
+            self._strided_states.clear(lo, hi)
+            self._pointer_states.clear(lo, hi)
+
+    def prune(self, past: Clock) -> None:
+        self._range_states.rebuild(
+            lambda states: [state for state in states if _prune_state(state, past)]
+        )
+        self._strided_states.remove_unless(lambda _, state: _prune_state(state, past))
+        self._pointer_states.remove_unless(lambda pointer: _prune_pointer(pointer, past))
+
+    def coarsen(self, allocation_at: AllocationAt, max_states: int) -> None:
+        def merge_states(states: list[RangeState]) -> list[RangeState]:
+            result: list[RangeState] = []
+            for allocation, group in groupby(states, key=lambda state: allocation_at(state.lo)):
+                members = list(group)
+                if len(members) > max_states:
+                    merge_members = _merge_adjacent if allocation else _most_recent
+                    members = list(merge_members(members, max_states))
+                result += members
+            return result
+
+        self._range_states.rebuild(merge_states)
+
+    def _check(
+        self,
+        state: AccessState | PointerState,
+        access: MemoryAccess,
+        clock: Clock,
+        shared_bytes: Range,
+        *,
+        certainly_overlap: bool = True,
+    ) -> None:
+        """Check an access against a state whose bytes it shares."""
+        if unordered := state.unordered_accesses(access.mode, clock):
+            state.already_reported = self.checker.check(
+                state.already_reported,
+                unordered,
+                access,
+                clock,
+                shared_bytes,
+                certainly_overlap,
+                state.merged,
+            )
+
+    def _add_strided(self, access: MemoryAccess, clock: Clock, strided: StridedRange) -> None:
+        """Check and store a strided access."""
+        if strided.count <= _MAX_SEPARATE_ROWS:
+            for lo, hi in strided.row_ranges():
+                self._add_range(_part_of_access(access, lo, hi), clock)
+            return
+        for state in self._range_states.overlapping(strided.lo, strided.hi):
+            if shared_bytes := strided.bytes_shared_with_range(state.lo, state.hi):
+                exact = not state.merged and all(
+                    earlier.precision != MERGED
+                    for earlier in state.unordered_accesses(access.mode, clock)
+                )
+                self._check(state, access, clock, shared_bytes, certainly_overlap=exact)
+        for strided_state, shared_bytes in self._strided_states.overlapping_strided(strided):
+            self._check(strided_state, access, clock, shared_bytes)
+        for pointer in self._pointer_states.overlapping(strided.lo, strided.hi):
+            address = pointer.address
+            if shared_bytes := strided.bytes_shared_with_range(address, address + 1):
+                self._check(pointer, access, clock, shared_bytes)
+        equal_state = self._strided_states.state(strided)
+        self._check(equal_state, access, clock, (strided.lo, strided.hi))
+        equal_state.store(access, clock)
+
+    def _add_pointer(self, access: MemoryAccess, clock: Clock) -> None:
+        """Check and store a pointer argument of a kernel."""
+        lo = access.lo
+        pointer = self._pointer_states.get_or_create(lo)
+        self._check(pointer, access, clock, (lo, lo + 1))
+        pointer.store(access, clock)
+        state = self._range_states.last_beginning_at_or_below(lo)
+        if state.hi > lo:
+            shared_bytes = (lo, min(state.hi, access.hi))
+            self._check(state, access, clock, shared_bytes, certainly_overlap=not state.merged)
+        for strided_state, shared_bytes in self._strided_states.overlapping(lo, lo + 1):
+            self._check(strided_state, access, clock, shared_bytes)
+        if self._finds_possible:
+            self._check_ranges_above(access, clock)
 
     def _add_range(self, access: MemoryAccess, clock: Clock) -> None:
-        state = self.range_states.by_start.get(access.lo)
-        if state is None or state.hi != access.hi or not state.add_if_ordered(access, clock):
-            self._add_to_range_states(access, clock)
-        if self._strided_by_range:
-            self._check_strided(access, clock)
-        if self._pointers_by_address or self._finds_possible:
-            self._check_pointers(access, clock)
-
-    def _add_to_range_states(self, access: MemoryAccess, clock: Clock) -> None:
-        """Check and store an access to several stored ranges, and merge the states that become equivalent."""
-        for state in self.range_states.split(access.lo, access.hi):
-            if conflicting := state.unordered_accesses(access.mode, clock):
-                shared_bytes = (state.lo, state.hi)
-                exact = not state.approximate
-                self.checker.check(
-                    state, conflicting, access, clock, shared_bytes, certainly_overlap=exact
-                )
+        """Check and store an access to a contiguous range, and merge the states that become equivalent."""
+        for state in self._range_states.split(access.lo, access.hi):
+            shared_bytes = (state.lo, state.hi)
+            self._check(state, access, clock, shared_bytes, certainly_overlap=not state.approximate)
             state.store(access, clock)
-        self.range_states.merge(access.lo, access.hi)
+        self._range_states.merge(access.lo, access.hi)
+        self._check_strided(access, clock)
+        self._check_pointers(access, clock)
 
     def _check_strided(self, access: MemoryAccess, clock: Clock) -> None:
         exact = access.precision != MERGED
-        for state, shared_bytes in self.strided_states.overlapping(access.lo, access.hi):
-            conflicting = state.unordered_accesses(access.mode, clock)
-            self.checker.check(
-                state, conflicting, access, clock, shared_bytes, certainly_overlap=exact
-            )
+        for state, shared_bytes in self._strided_states.overlapping(access.lo, access.hi):
+            self._check(state, access, clock, shared_bytes, certainly_overlap=exact)
         if access.mode & WRITE:
-            self.strided_states.clear(access.lo, access.hi)
+            self._strided_states.clear(access.lo, access.hi)
 
     def _check_pointers(self, access: MemoryAccess, clock: Clock) -> None:
-        for pointer in self.pointer_states.overlapping(access.lo, access.hi):
-            if conflicting := pointer.unordered_accesses(access.mode, clock):
-                self.checker.check(
-                    pointer, conflicting, access, clock, (pointer.address, access.hi)
-                )
+        for pointer in self._pointer_states.overlapping(access.lo, access.hi):
+            self._check(pointer, access, clock, (pointer.address, access.hi))
             if access.mode & WRITE:
                 pointer.clear()
         if self._finds_possible:
             self._check_pointers_below(access, clock)
 
     def _check_pointers_below(self, access: MemoryAccess, clock: Clock) -> None:
-        for pointer in self.pointer_states.overlapping(0, access.lo):
-            conflicting = [
+        """Check an access to a range against the pointers from which a kernel may reach the range."""
+        for pointer in self._pointer_states.overlapping(0, access.lo):
+            reaching = [
                 assumed
                 for assumed in pointer.unordered_accesses(access.mode, clock)
                 if assumed.hi > access.lo
             ]
-            self.checker.check(
-                pointer, conflicting, access, clock, (access.lo, access.hi), certainly_overlap=False
+            pointer.already_reported = self.checker.check(
+                pointer.already_reported,
+                reaching,
+                access,
+                clock,
+                (access.lo, access.hi),
+                False,
+                False,
             )
 
     def _check_ranges_above(self, access: MemoryAccess, clock: Clock) -> None:
-        for state in self.range_states.overlapping(access.lo + 1, access.hi):
+        """Check a pointer against the ranges above it, which a kernel may reach from it."""
+        for state in self._range_states.overlapping(access.lo + 1, access.hi):
             if state.lo > access.lo:
-                conflicting = state.unordered_accesses(access.mode, clock)
-                self.checker.check(
-                    state, conflicting, access, clock, (state.lo, state.hi), certainly_overlap=False
-                )
+                shared_bytes = (state.lo, state.hi)
+                self._check(state, access, clock, shared_bytes, certainly_overlap=False)
 
 
 def _part_of_access(access: MemoryAccess, lo: int, hi: int) -> MemoryAccess:
@@ -252,49 +299,19 @@ def _part_of_access(access: MemoryAccess, lo: int, hi: int) -> MemoryAccess:
     )
 
 
-# Maximum number of range states of one allocation. Above it, they are merged to half of this number.
-MAX_RANGE_STATES: Final = 1 << 15
+# Maximum number of range states of one allocation, in an engine without another limit.
+MAX_RANGE_STATES: Final = 1 << 17
 
-# A function that returns whether all work enqueued from now on happens after a tick of a slot.
-PrecedesFutureWork = Callable[[int, int], bool]
-
-
-def prune(shadow: Shadow, precedes_future_work: PrecedesFutureWork) -> None:
-    """Remove the accesses that all future work happens after."""
-    shadow.range_states.rebuild(
-        lambda states: [state for state in states if _prune_state(state, precedes_future_work)]
-    )
-    shadow.strided_states.remove_unless(lambda _, state: _prune_state(state, precedes_future_work))
-    shadow.pointer_states.remove_unless(
-        lambda pointer: _prune_pointer(pointer, precedes_future_work)
-    )
+# A function that returns the allocation that contains an address, or None.
+AllocationAt: TypeAlias = Callable[[int], Allocation | None]
 
 
-def coarsen(shadow: Shadow, allocation_at: Callable[[int], Allocation | None]) -> None:
-    """Merge adjacent range states of each allocation that has too many of them.
-
-    A race with a later access to a part of a merged range is only possible. Outside of recorded allocations,
-    the oldest states are removed instead.
-    """
-
-    def merge_states(states: list[RangeState]) -> list[RangeState]:
-        result: list[RangeState] = []
-        for allocation, group in groupby(states, key=lambda state: allocation_at(state.lo)):
-            members = list(group)
-            if len(members) > MAX_RANGE_STATES:
-                members = list(_merge_adjacent(members)) if allocation else _most_recent(members)
-            result += members
-        return result
-
-    shadow.range_states.rebuild(merge_states)
-
-
-def _prune_state(state: AccessState, precedes_future_work: PrecedesFutureWork) -> bool:
+def _prune_state(state: AccessState, past: Clock) -> bool:
     """Remove the accesses that all future work happens after. Return whether any access is left."""
-    if state.write is not None and precedes_future_work(state.write.slot, state.write.tick):
+    if state.write is not None and state.write.tick <= past[state.write.slot]:
         state.write = None
-    state.reads = _without_past_accesses(state.reads, precedes_future_work)
-    state.atomics = _without_past_accesses(state.atomics, precedes_future_work)
+    state.reads = _without_past_accesses(state.reads, past)
+    state.atomics = _without_past_accesses(state.atomics, past)
     stored_ids = {id(access) for access in (state.write, *state.reads, *state.atomics)}
     state.already_reported = tuple(
         pair for pair in state.already_reported if id(pair[0]) in stored_ids
@@ -302,10 +319,10 @@ def _prune_state(state: AccessState, precedes_future_work: PrecedesFutureWork) -
     return stored_ids != {id(None)}
 
 
-def _prune_pointer(pointer: PointerState, precedes_future_work: PrecedesFutureWork) -> bool:
+def _prune_pointer(pointer: PointerState, past: Clock) -> bool:
     """Remove the kernels that all future work happens after. Return whether any kernel is left."""
-    pointer.writers = _without_past_accesses(pointer.writers, precedes_future_work)
-    pointer.readers = _without_past_accesses(pointer.readers, precedes_future_work)
+    pointer.writers = _without_past_accesses(pointer.writers, past)
+    pointer.readers = _without_past_accesses(pointer.readers, past)
     stored_ids = {id(access) for access in pointer.writers + pointer.readers}
     pointer.already_reported = tuple(
         pair for pair in pointer.already_reported if id(pair[0]) in stored_ids
@@ -313,18 +330,14 @@ def _prune_pointer(pointer: PointerState, precedes_future_work: PrecedesFutureWo
     return bool(stored_ids)
 
 
-def _without_past_accesses(
-    accesses: Accesses, precedes_future_work: PrecedesFutureWork
-) -> Accesses:
-    return tuple(
-        access for access in accesses if not precedes_future_work(access.slot, access.tick)
-    )
+def _without_past_accesses(accesses: Accesses, past: Clock) -> Accesses:
+    return tuple(access for access in accesses if access.tick > past[access.slot])
 
 
-def _merge_adjacent(states: list[RangeState]) -> Iterator[RangeState]:
-    """Merge adjacent states to half of ``MAX_RANGE_STATES``. Drop the states of freed memory."""
+def _merge_adjacent(states: list[RangeState], max_states: int) -> Iterator[RangeState]:
+    """Merge adjacent states to half of ``max_states``. Drop the states of freed memory."""
     states_in_use = (state for state in states if state.write is None or state.write.tick != NEVER)
-    count = -(-len(states) * 2 // MAX_RANGE_STATES)
+    count = -(-len(states) * 2 // max_states)
     while adjacent := list(islice(states_in_use, count)):
         merged_state = RangeState(adjacent[0].lo, adjacent[-1].hi)
         writes = [state.write for state in adjacent if state.write]
@@ -349,11 +362,11 @@ def _last_access_per_stream(accesses: list[MemoryAccess]) -> Accesses:
     return tuple({(access.slot, access.call.node): access for access in in_order}.values())
 
 
-def _most_recent(states: list[RangeState]) -> list[RangeState]:
-    """Return the most recently accessed states: half of ``MAX_RANGE_STATES``."""
+def _most_recent(states: list[RangeState], max_states: int) -> list[RangeState]:
+    """Return the most recently accessed states: half of ``max_states``."""
     seqs = sorted(_last_seq(state) for state in states)
-    oldest_seq = seqs[-MAX_RANGE_STATES // 2]
-    return [state for state in states if _last_seq(state) >= oldest_seq][-MAX_RANGE_STATES:]
+    oldest_seq = seqs[-max_states // 2]
+    return [state for state in states if _last_seq(state) >= oldest_seq][-max_states:]
 
 
 def _last_seq(state: RangeState) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cudakit.core.sanitize.races import Coverage, Operation, Race
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
-from cudakit.trace.layout import RECORD, Records, view
+from cudakit.trace.layout import RECORD, Records, concatenate_records, view
 
 UNKNOWN_TEMPLATE: Final = "launch whose template was not recorded"
 
@@ -55,7 +55,7 @@ class TemplateAccesses:
                 ]
             begin = position + 1
         parts.append(records[begin:])
-        return np.concatenate(parts)
+        return concatenate_records(parts)
 
     def mark(self, races: Iterable[Race]) -> list[Race]:
         """Return races whose operations state whether their accesses are from a template."""

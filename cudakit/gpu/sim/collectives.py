@@ -98,6 +98,7 @@ class SimCommunicator:
         self._gpu, self._connection = gpu, connection
         self._rank, self._ranks = rank, ranks
         self._is_broken = False
+        self._link_bytes_per_s = _LINK_EFFICIENCY * _link_rate(gpu.peers)
 
     def enqueue(self, collective: Collective, send: Ptr, receive: Ptr, stream: Stream) -> None:
         """Enqueue an operation as a kernel."""
@@ -163,15 +164,7 @@ class SimCommunicator:
         if self._ranks == 1:
             return _LATENCY_NS
         bus_bytes = size_bytes * bus_factor(operation, self._ranks)
-        return _LATENCY_NS + int(bus_bytes * _NS_PER_S / (_LINK_EFFICIENCY * self._link_rate()))
-
-    def _link_rate(self) -> int:
-        """Return the bytes per second of all NVLinks of the device, or of its host link without NVLink."""
-        peers = self._gpu.peers
-        context = peers.context
-        other_ordinals = set(range(len(context.view.devices))) - {context.ordinal}
-        nvlinks = max(map(peers.nvlinks, other_ordinals), default=0)
-        return nvlinks * context.costs.nvlink_bytes_per_s or context.costs.link_bytes_per_s
+        return _LATENCY_NS + int(bus_bytes * _NS_PER_S / self._link_bytes_per_s)
 
 
 class _Exchange:
@@ -210,6 +203,14 @@ class _Exchange:
             for connection in connections:
                 for packet in packets:
                     _send(connection, packet)
+
+
+def _link_rate(peers: SimPeers) -> int:
+    """Return the bytes per second of all NVLinks of a device, or of its host link without NVLink."""
+    context = peers.context
+    other_ordinals = set(range(len(context.view.devices))) - {context.ordinal}
+    nvlinks = max(map(peers.nvlinks, other_ordinals), default=0)
+    return nvlinks * context.costs.nvlink_bytes_per_s or context.costs.link_bytes_per_s
 
 
 def _output(collective: Collective, inputs: Sequence[bytes], rank: int) -> bytes:

@@ -56,7 +56,7 @@ def address_of(buffer: str | int) -> int:
 class Scene:
     """An engine and its trace. Streams are numbered from 1, and non-blocking by default."""
 
-    def __init__(self, *streams: StreamFlag, **options: bool) -> None:
+    def __init__(self, *streams: StreamFlag, **options: int) -> None:
         self.engine = Engine(**options)
         self.seq = 0
         self.strings: dict[str, int] = {"": 0}

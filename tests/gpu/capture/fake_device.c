@@ -214,6 +214,20 @@ int sanitizerPatchModule(CUmodule module)
     return 0;
 }
 
+/* Return the number of modules that are patched now. */
+size_t patched_modules(void)
+{
+    return module_count;
+}
+
+int sanitizerUnpatchModule(CUmodule module)
+{
+    for (size_t i = 0; i < module_count; i++)
+        if (modules[i] == module)
+            modules[i] = modules[--module_count];
+    return 0;
+}
+
 int sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle launch, CUfunction function,
                                    Sanitizer_StreamHandle stream, const void *data)
 {

@@ -16,6 +16,7 @@ from cudakit.trace.events import Access, Event, Launch, Template
 from cudakit.trace.kinds import Precision, TemplateCheck
 from cudakit.trace.layout import pack, unpack
 
+UNORDERED_WORK = "unordered work on memory of launches whose accesses were known from templates"
 MORE = """
 two = Kernel(b"plain", 2, (0, 8), (8, 8))
 def launch_with_number(number, *each, stream=STREAM, pointer=0x100000):
@@ -111,6 +112,7 @@ for i in range(3):
 """
     events = run(tmp_path, library, program)
     assert template_ids(events) == [0, 0, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0]
+    assert gaps(events) == {UNORDERED_WORK: 1}
 
 
 def test_wait_for_event_keeps_template(library: Path, tmp_path: Path) -> None:
@@ -173,3 +175,49 @@ for i in range(4):
     events = recorded(tmp_path, library, BEGIN + program, patches=PATCHES)
     assert template_ids(events) == 4 * [0]
     assert not [event for event in events if isinstance(event.body, Template)]
+
+
+# --- removing and restoring the patch -----------------------------------------------------------------
+
+REPEAT_UNTIL_REMOVED = """
+import time
+def step(pointer=0x100000):
+    launch(write(pointer), pointer=pointer)
+    wait()
+    recorder.read()
+    time.sleep(0.002)  # longer than the interval between reviews
+for _ in range(9):
+    step()
+assert cuda.patched_modules() == 0
+"""
+
+
+def test_patch_is_removed_when_all_launches_have_templates(library: Path, tmp_path: Path) -> None:
+    events = run(tmp_path, library, REPEAT_UNTIL_REMOVED)
+    assert len(template_ids(events)) == 9
+    assert written_ranges(events) == 9 * [{(0x100000, 0x100004)}]
+
+
+def test_patch_is_restored_before_launch_without_template(library: Path, tmp_path: Path) -> None:
+    program = f"""{REPEAT_UNTIL_REMOVED}
+step(0x100100)
+assert cuda.patched_modules() == 1
+step()
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events)[9] == 0
+    assert written_ranges(events)[8:10] == [{(0x100000, 0x100004)}, {(0x100100, 0x100104)}]
+    assert gaps(events) == {}
+
+
+def test_patch_stays_while_another_stream_has_work(library: Path, tmp_path: Path) -> None:
+    program = """
+import time
+launch(read(0x100080), stream=OTHER, pointer=0x100080)
+for _ in range(9):
+    launch(write(0x300000), pointer=0x300000)
+    wait()
+    time.sleep(0.002)
+assert cuda.patched_modules() == 1
+"""
+    assert len(template_ids(run(tmp_path, library, program))) == 10

@@ -46,7 +46,7 @@ def check_equal(first: Message, other: Message, rank: int) -> None:
         text, other_text = options.get(name), other_options.get(name)
         if text != other_text:
             raise InputError(
-                f"rank {rank} on {other['host']} has {name} {other_text}, rank 0 has {text}",
+                f"rank {rank} on {other['host']} has {name} = {other_text}, rank 0 has {text}",
                 hint="start all ranks with the same options",
             )
 

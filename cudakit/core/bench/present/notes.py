@@ -63,8 +63,10 @@ def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
 
 def _warning_notes(result: BenchResult) -> Iterator[Note]:
     cases = result.results
-    if not result.complete:
+    if not result.complete and not result.failure:
         yield Note("warn", f"Interrupted after {count_cases(len(cases))}.")
+    if result.failure:
+        yield Note("error", f"Ended after {count_cases(len(cases))}: {result.failure}.")
     for sentence in result.warnings:
         yield Note("warn", f"{capitalized(sentence)}.")
     summarized = [case for case in cases if isinstance(case.statistics, Summary)]

@@ -19,7 +19,7 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
         races.race_section(
             race,
             number,
-            several_processes=len(result.processes) > 1,
+            processes=result.processes,
             is_counted=result.is_counted(race),
         )
         for number, race in enumerate(shown_races, start=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -10,7 +10,7 @@ from cudakit.core.sanitize.hints import short_stream_name
 from cudakit.core.sanitize.names import in_range, is_backward
 from cudakit.core.sanitize.present.race_diagram import diagram
 from cudakit.core.sanitize.races import Confidence, RaceKind
-from cudakit.core.sanitize.result import FoundRace, Memory, Side
+from cudakit.core.sanitize.result import FoundRace, Memory, Process, Side
 from cudakit.document import (
     Facts,
     Finding,
@@ -34,6 +34,8 @@ MEANINGS: Final = {
 }
 
 # Headings of the kinds whose own names are too short to be clear.
+_MAX_LISTED_RANKS: Final = 16
+
 _HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
 
 _PRECISION_TEXTS: Final = {
@@ -101,15 +103,15 @@ _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
 
 
 def race_section(
-    race: FoundRace, number: int, *, several_processes: bool, is_counted: bool = True
+    race: FoundRace, number: int, *, processes: Sequence[Process] = (), is_counted: bool = True
 ) -> Section:
-    """Return the section of one race, the ``number``-th of the report.
+    """Return the section of one race, the ``number``-th of the report; ``processes`` are those of the run.
 
     A race that does not count is not drawn, and does not have the level of an error.
     """
     note = race_note(race, is_counted=is_counted)
     drawing = diagram(race, number) if is_counted else ()
-    facts = Facts(tuple(_facts(race, several_processes=several_processes)))
+    facts = Facts(tuple(_facts(race, processes)))
     return Section(_heading(race, number), (note, *drawing, facts))
 
 
@@ -166,7 +168,7 @@ def _source_line(file: Path, number: int) -> str:
     return lines[number - 1].strip()[:_MAX_SOURCE_LETTERS] if 0 < number <= len(lines) else ""
 
 
-def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, Value]]:
+def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str, Value]]:
     if issue := race.known_issue:
         yield "known issue", Text(f"{issue.title}: {issue.reference}")
     on_two_devices = race.current.device != race.previous.device
@@ -181,8 +183,26 @@ def _facts(race: FoundRace, *, several_processes: bool) -> Iterator[tuple[str, V
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
     yield from _memory_facts(race)
     yield "last wait", Text(_last_wait(race))
-    if several_processes:
-        yield "process", Text(str(race.process))
+    if len(processes) > 1:
+        yield from _process_facts(race, processes)
+
+
+def _process_facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str, Value]]:
+    """Yield the process of the described occurrence, and the number of processes or ranks with the race."""
+    ranks = {process.process: process.rank for process in processes}
+    rank = ranks.get(race.process)
+    yield "process", Text(str(race.process) if rank is None else f"{race.process}, rank {rank}")
+    if len(race.processes) > 1:
+        with_race = sorted(
+            rank for process in race.processes if (rank := ranks.get(process)) is not None
+        )
+        has_ranks = len(with_race) == len(race.processes)
+        listed = ", ".join(map(str, with_race[:_MAX_LISTED_RANKS]))
+        more = ", …" if len(with_race) > _MAX_LISTED_RANKS else ""
+        yield (
+            "found in",
+            Text(f"ranks {listed}{more}" if has_ranks else f"{len(race.processes)} processes"),
+        )
 
 
 def _operation_text(side: Side) -> str:

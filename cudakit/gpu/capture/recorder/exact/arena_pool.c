@@ -32,6 +32,15 @@ arena_pool *pool_find(CUcontext context)
     return NULL;
 }
 
+uint32_t pool_launches_entering(void)
+{
+    uint32_t entering_count = 0;
+    for (size_t i = 0; i < pool_count; i++)
+        for (size_t j = 0; j < ARENAS; j++)
+            entering_count += pools[i]->arenas[j].launches_entering;
+    return entering_count;
+}
+
 bool pool_is_recorder_stream(Sanitizer_StreamHandle stream)
 {
     for (size_t i = 0; i < pool_count; i++)

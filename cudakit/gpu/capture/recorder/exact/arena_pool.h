@@ -53,6 +53,9 @@ typedef struct {
  * held. */
 arena_pool *pool_find(CUcontext context);
 
+/* Return the number of launches that have an index but may not be enqueued on their stream yet. The lock is held. */
+uint32_t pool_launches_entering(void);
+
 /* Return whether a stream belongs to the recorder. The lock is held. */
 bool pool_is_recorder_stream(Sanitizer_StreamHandle stream);
 

@@ -7,6 +7,7 @@
 #include "containers.h"
 #include "decode/emit_accesses.h"
 #include "exact/arena_pool.h"
+#include "exact/module_switch.h"
 #include "exact/patching.h"
 #include "model/collectives.h"
 #include "model/graphs.h"
@@ -171,11 +172,31 @@ uint32_t exact_choose_template(const record *launch_record, const Sanitizer_Laun
     }
     const uint64_t arguments_hash =
         kernels_hash_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra);
-    const uint32_t template_id =
-        templates_choose(template_key(launch_record, launch, reach), arguments_hash, is_contested, signature);
-    if (template_id)
-        release_reserved_space(launch->context);
+    const uint32_t module = patching_module_id(launch->module);
+    const uint32_t template_id = templates_choose(template_key(launch_record, launch, reach), arguments_hash,
+                                                  is_contested, modules_have_patch(module), signature);
+    if (!signature->is_check)
+        modules_count_launch(module, !template_id);
+    if (!template_id)
+        return 0;
+    for (size_t i = 0; i < reach->allocation_count; i++)
+        reach->allocations[i]->last_template_work = operation;
+    release_reserved_space(launch->context);
     return template_id;
+}
+
+bool exact_lacks_patch(const Sanitizer_LaunchData *launch)
+{
+    const uint32_t module = templates_are_enabled() ? patching_module_id(launch->module) : 0;
+    return module && !modules_have_patch(module);
+}
+
+bool exact_restore_patch(const Sanitizer_LaunchData *launch)
+{
+    pthread_mutex_lock(&recorder_lock);
+    const uint32_t module = patching_module_id(launch->module);
+    pthread_mutex_unlock(&recorder_lock);
+    return modules_restore(module);
 }
 
 uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch,
@@ -250,14 +271,33 @@ static void record_graph_gap(void)
     record_gap("graph launch inferred from arguments: arena full");
 }
 
-static allocation *find_reached(uint64_t address, stream_operation operation, bool *is_contested)
+/* Add a graph launch to the work on the allocation that contains an address. Return whether it is contested. */
+static bool add_graph_work(uint64_t address, stream_operation operation)
 {
     allocation *reached = allocations_find(address);
-    if (reached) {
+    if (reached)
         allocation_add_work(reached, operation);
-        *is_contested = *is_contested || reached->is_contested;
+    return reached && reached->is_contested;
+}
+
+/* Return the key of a graph's signature; 0 if there can be no template. */
+static uint64_t graph_key(uint32_t graph, uint32_t executable, uint32_t version)
+{
+    return version ? mix(mix((uint64_t)graph << 32 | executable, version), 1) | 1 : 0;
+}
+
+/* Return whether a launch of a graph probably has a template and is not contested. */
+static bool graph_has_template(uint32_t graph, uint32_t executable)
+{
+    uint32_t version;
+    size_t address_count;
+    const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
+    bool is_contested = !version;
+    for (size_t i = 0; i < address_count && !is_contested; i++) {
+        const allocation *reached = allocations_find(addresses[i]);
+        is_contested = reached && reached->is_contested;
     }
-    return reached;
+    return !is_contested && templates_exist(graph_key(graph, executable, version), 1);
 }
 
 uint32_t exact_choose_graph_template(const record *launch_record, launch_signature *signature)
@@ -272,9 +312,18 @@ uint32_t exact_choose_graph_template(const record *launch_record, launch_signatu
     const stream_operation operation = order_enqueue(launch_record->stream, launch_record->context);
     bool is_contested = !operation.slot;
     for (size_t i = 0; i < address_count; i++)
-        find_reached(addresses[i], operation, &is_contested);
-    const uint64_t key = mix(mix((uint64_t)graph << 32 | executable, version), 1);
-    return templates_choose(version ? key | 1 : 0, 1, is_contested, signature);
+        is_contested = add_graph_work(addresses[i], operation) || is_contested;
+    const bool can_be_recorded = !modules_lack_patches();
+    uint32_t template_id =
+        templates_choose(graph_key(graph, executable, version), 1, is_contested, can_be_recorded, signature);
+    if (!template_id && !can_be_recorded)
+        template_id = templates_use_instead(signature);
+    for (size_t i = 0; template_id && i < address_count; i++) {
+        allocation *reached = allocations_find(addresses[i]);
+        if (reached)
+            reached->last_template_work = operation;
+    }
+    return template_id;
 }
 
 /* Store the allocations that a graph reaches. */
@@ -396,6 +445,8 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 {
     launch_arena *arena = this_thread.pending_arena;
     graph_launch *graph = &this_thread.pending_graph_launch;
+    if (!graph->signature.is_check)
+        modules_count_launch(patching_module_id(launch->module), arena != NULL);
     if (!arena || !graph->kernels)
         return 0;
     const bool is_expected = graph->kernels_left > 0;
@@ -434,6 +485,8 @@ static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threa
     bool poll_is_due = !pool->current || ++pool->launches_since_poll >= LAUNCHES_PER_POLL;
     arena_space needed = space_estimate(signature, threads);
     pthread_mutex_unlock(&recorder_lock);
+    if (templates_are_enabled())
+        modules_review();
     if (poll_is_due) {
         arena_budget_query(pool);
         pool_poll(pool, false);
@@ -456,10 +509,13 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
     if (!patching_is_enabled())
         return;
     pthread_mutex_lock(&recorder_lock);
-    executable_graph(executable, &executable_id, &kernels);
+    const uint32_t graph = executable_graph(executable, &executable_id, &kernels);
+    const bool must_restore = modules_lack_patches() && !graph_has_template(graph, executable_id);
     uint64_t launch_index_count =
         kernels && executable_id < MAX_EXECUTABLES ? needed_launch_indices(executable_id, kernels) : 0;
     pthread_mutex_unlock(&recorder_lock);
+    if (must_restore)
+        modules_restore_all(); /* the graph may have kernels of any module */
     /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests none. */
     if (launch_index_count)
         prepare_launch(context, space_signature(executable, kernels), 0,
@@ -478,8 +534,10 @@ static arena_pool *active_pool(CUcontext context)
 void exact_event_completed(CUcontext context)
 {
     arena_pool *pool = active_pool(context);
-    if (pool)
-        pool_poll(pool, true);
+    if (!pool)
+        return;
+    pool_poll(pool, true);
+    modules_request_review();
 }
 
 void exact_synchronized(CUcontext context, Sanitizer_StreamHandle stream)
@@ -492,6 +550,7 @@ void exact_synchronized(CUcontext context, Sanitizer_StreamHandle stream)
         arena_streams_synchronized(&pool->arenas[i].streams, stream);
     pthread_mutex_unlock(&recorder_lock);
     pool_poll(pool, true);
+    modules_request_review();
 }
 
 bool exact_is_recorder_stream(Sanitizer_StreamHandle stream)

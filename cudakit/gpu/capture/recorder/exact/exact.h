@@ -31,7 +31,13 @@ uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *l
 uint32_t exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
                                const launch_reach *reach, launch_signature *signature);
 
-/* Do the same for the launch of a graph. */
+/* Return whether the patch of a kernel's module is removed. The lock is held. */
+bool exact_lacks_patch(const Sanitizer_LaunchData *launch);
+
+/* Restore this patch. Return false on failure. Calls CUDA: the lock is not held. */
+bool exact_restore_patch(const Sanitizer_LaunchData *launch);
+
+/* Do the same as exact_choose_template() for the launch of a graph. */
 uint32_t exact_choose_graph_template(const record *launch_record, launch_signature *signature);
 
 /* Handle the end of this thread's last launch of a kernel or a graph: it is enqueued on its stream, or it failed.

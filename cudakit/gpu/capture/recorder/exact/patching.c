@@ -5,12 +5,15 @@
 #include <string.h>
 
 #include "containers.h"
+#include "exact/arena_pool.h"
+#include "exact/module_switch.h"
 #include "hooks/driver_api.h"
 #include "model/collectives.h"
 #include "recorder.h"
 
 #define MAX_PATCHES 16
 #define MAX_CONTEXTS 64
+#define LOCK_WAIT_LIMIT_NS 20000000
 
 static struct {
     int capability;
@@ -183,13 +186,56 @@ void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
     if (machine_code_find_unreported(data->pCubin, data->cubinSize, add_unreported, &module_id) < 0)
         return;
     pthread_mutex_lock(&recorder_lock);
-    hash_table_put(&module_ids, (uint64_t)(uintptr_t)data->module, module_id);
+    if (modules_add(module_id, data->module))
+        hash_table_put(&module_ids, (uint64_t)(uintptr_t)data->module, module_id);
     pthread_mutex_unlock(&recorder_lock);
 }
 
 void patching_module_unloading(CUmodule module)
 {
-    hash_table_remove(&module_ids, (uint64_t)(uintptr_t)module);
+    modules_remove(hash_table_remove(&module_ids, (uint64_t)(uintptr_t)module));
+}
+
+bool patching_lock_try(void)
+{
+    return !pthread_mutex_trylock(&patching_lock);
+}
+
+bool patching_lock_acquire(void)
+{
+    const int64_t deadline_ns = monotonic_ns() + LOCK_WAIT_LIMIT_NS;
+    while (!patching_lock_try()) {
+        if (monotonic_ns() >= deadline_ns)
+            return false;
+        sleep_briefly();
+    }
+    return true;
+}
+
+void patching_lock_release(void)
+{
+    pthread_mutex_unlock(&patching_lock);
+}
+
+/* Patch or unpatch a module without callbacks of these calls being handled. */
+static bool switch_patch(CUmodule module, bool apply)
+{
+    const bool was_in_recorder_call = this_thread.in_recorder_call;
+    this_thread.in_recorder_call = this_thread.is_patching = true;
+    const bool is_switched = apply ? patch_module(module) : !sanitizer.unpatch_module(module);
+    this_thread.in_recorder_call = was_in_recorder_call;
+    this_thread.is_patching = false;
+    return is_switched;
+}
+
+bool patching_apply(CUmodule module)
+{
+    return switch_patch(module, true);
+}
+
+bool patching_remove(CUmodule module)
+{
+    return switch_patch(module, false);
 }
 
 uint32_t patching_module_id(CUmodule module)
@@ -207,7 +253,7 @@ unreported_accesses patching_unreported(CUmodule module, const char *function)
     unreported_accesses accesses = {NULL, 0};
     uint32_t module_id = hash_table_get(&module_ids, (uint64_t)(uintptr_t)module);
     const bool uses_multicast = __atomic_load_n(&multicast_used, __ATOMIC_RELAXED);
-    if (!module_id) {
+    if (!module_id || !modules_have_patch(module_id)) {
         accesses.reason = MACHINE_CODE_NOT_PATCHED;
         return accesses;
     }
@@ -230,6 +276,7 @@ void patching_clear(void)
     patching_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     context_count = 0;
     multicast_used = false;
+    modules_clear();
     hash_table_clear(&module_ids);
     hash_table_clear(&unreported_reasons);
 }

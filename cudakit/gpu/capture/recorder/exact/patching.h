@@ -32,7 +32,19 @@ typedef struct {
         tensor_modes; /* MODE_* of stores and reductions through tensor maps, which are among the kernel arguments */
 } unreported_accesses;
 
-/* Return the id of a patched module, which is never reused, or 0. The lock is held. */
+/* Acquire the lock that serializes patching. patching_lock_acquire() returns false if another thread holds the lock for
+ * long, because that thread may wait for a lock of the driver that this thread holds; patching_lock_try() does not
+ * wait. */
+bool patching_lock_acquire(void);
+bool patching_lock_try(void);
+void patching_lock_release(void);
+
+/* Apply the patch to a module, or remove it. Return false on failure. Calls CUDA: the caller holds the patching lock, but
+ * not the lock. */
+bool patching_apply(CUmodule module);
+bool patching_remove(CUmodule module);
+
+/* Return the id of a module to which the patch was applied, or 0. An id is never reused. The lock is held. */
 uint32_t patching_module_id(CUmodule module);
 
 /* Record that this process has used a multicast object. */

@@ -116,7 +116,8 @@ static bool applies(const signature_state *state, uint64_t arguments_hash)
            (state->varied_count >= VARIED_LAUNCHES || state->arguments_hash == arguments_hash);
 }
 
-uint32_t templates_choose(uint64_t key, uint64_t arguments_hash, bool is_contested, launch_signature *signature)
+uint32_t templates_choose(uint64_t key, uint64_t arguments_hash, bool is_contested, bool can_be_recorded,
+                          launch_signature *signature)
 {
     *signature = (launch_signature){0};
     if (!is_enabled || !key)
@@ -124,16 +125,31 @@ uint32_t templates_choose(uint64_t key, uint64_t arguments_hash, bool is_contest
     uint32_t index = state_index(key);
     if (index && states[index].numbers_matter)
         index = state_index(key_with_arguments(key, arguments_hash));
-    *signature = (launch_signature){index, current_generation, arguments_hash};
+    *signature = (launch_signature){index, current_generation, arguments_hash, false};
     signature_state *state = states + index;
     if (!index || is_contested || !applies(state, arguments_hash))
         return 0;
-    if (state->use_count >= state->next_check) {
+    if (can_be_recorded && state->use_count >= state->next_check) {
+        signature->is_check = true;
         state->next_check = state->use_count + check_interval(state->use_count);
         return 0;
     }
     state->use_count++;
     return state->template_id;
+}
+
+bool templates_exist(uint64_t key, uint64_t arguments_hash)
+{
+    const uint32_t index = hash_table_get(&state_numbers, key);
+    return index && applies(states + index, arguments_hash);
+}
+
+uint32_t templates_use_instead(const launch_signature *signature)
+{
+    if (!signature->state || signature->generation != current_generation)
+        return 0;
+    const signature_state *state = states + signature->state;
+    return applies(state, signature->arguments_hash) ? state->template_id : 0;
 }
 
 /* Give a state a template, if the memory of the analysis allows it. */

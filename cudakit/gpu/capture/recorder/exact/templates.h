@@ -22,6 +22,7 @@ typedef struct {
     uint32_t state;          /* index of the signature's state; 0: the accesses of the launch are not compared */
     uint32_t generation;     /* number of times that all templates had been forgotten before the launch */
     uint64_t arguments_hash; /* hash of all arguments, which include numbers */
+    bool is_check;           /* the launch is recorded only to verify its template */
 } launch_signature;
 
 /* Use templates from now on. */
@@ -29,8 +30,16 @@ void templates_enable(void);
 bool templates_are_enabled(void);
 
 /* Return the id of the template of a launch, or 0 if the launch must be recorded; then set ``signature``. ``key`` is a
- * hash of kernel, grid, block and pointers. If the launch is contested, unordered operations may access its memory. */
-uint32_t templates_choose(uint64_t key, uint64_t arguments_hash, bool is_contested, launch_signature *signature);
+ * hash of kernel, grid, block and pointers. If the launch is contested, unordered operations may access its memory. If
+ * it cannot be recorded now, its template is not verified. */
+uint32_t templates_choose(uint64_t key, uint64_t arguments_hash, bool is_contested, bool can_be_recorded,
+                          launch_signature *signature);
+
+/* Return whether a launch with this key and these arguments has a template. */
+bool templates_exist(uint64_t key, uint64_t arguments_hash);
+
+/* Return the template of a launch that should be recorded, but cannot be, or 0. */
+uint32_t templates_use_instead(const launch_signature *signature);
 
 /* The result of comparing the accesses of a recorded launch with its template, TEMPLATE_CHECK_* in record.h, and the id
  * of the template that they become; 0: none. */

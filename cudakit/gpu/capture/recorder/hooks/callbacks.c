@@ -28,6 +28,13 @@ static bool is_split_launch(const Sanitizer_LaunchData *launch)
     return launch->splitLaunchPart > 0;
 }
 
+/* Find the pointers among the arguments of this thread's launch. The lock is held. */
+static size_t find_pointers(const record *launch_record, record *accesses, launch_reach *reach)
+{
+    return kernels_find_pointers(this_thread.parameter_layout, this_thread.parameters, this_thread.extra,
+                                 launch_record, accesses, MAX_ACCESSES, reach);
+}
+
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
     static record launch_records[1 + MAX_ACCESSES]; /* protected by the lock */
@@ -39,8 +46,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     }
     record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
     rec.device = (int16_t)launch->device;
-    size_t count = kernels_find_pointers(this_thread.parameter_layout, this_thread.parameters, this_thread.extra,
-                                         &rec, launch_records + 1, MAX_ACCESSES, &reach);
+    size_t count = find_pointers(&rec, launch_records + 1, &reach);
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
@@ -50,6 +56,13 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         this_thread.user_data = 0;
     } else {
         rec.launch.template_id = exact_choose_template(&rec, launch, &reach, &signature);
+        if (!rec.launch.template_id && exact_lacks_patch(launch)) {
+            pthread_mutex_unlock(&recorder_lock);
+            const bool is_restored = exact_restore_patch(launch);
+            pthread_mutex_lock(&recorder_lock);
+            rec.launch.template_id = is_restored ? 0 : templates_use_instead(&signature);
+            count = find_pointers(&rec, launch_records + 1, &reach); /* the lock was released */
+        }
         this_thread.user_data = rec.launch.template_id ? 0 : exact_assign(&rec, launch, &signature, &reach);
         rec.launch.pending = this_thread.user_data != 0;
     }

@@ -262,6 +262,7 @@ typedef struct {
     int (*add_patches)(const void *, CUcontext);
     int (*patch_instructions)(int, CUmodule, const char *);
     int (*patch_module)(CUmodule);
+    int (*unpatch_module)(CUmodule);
     int (*set_launch_data)(Sanitizer_LaunchHandle, CUfunction, Sanitizer_StreamHandle, const void *);
     int (*alloc)(CUcontext, void **, size_t);
     int (*free)(CUcontext, void *);

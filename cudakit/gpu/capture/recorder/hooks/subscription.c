@@ -85,6 +85,7 @@ static bool load_sanitizer_library(const char *path, char *error, size_t error_b
         "sanitizerAddPatches",
         "sanitizerPatchInstructions",
         "sanitizerPatchModule",
+        "sanitizerUnpatchModule",
         "sanitizerSetLaunchCallbackData",
         "sanitizerAlloc",
         "sanitizerFree",

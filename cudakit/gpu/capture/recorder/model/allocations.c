@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "containers.h"
+#include "recorder.h"
 #include "write/record.h"
 
 static allocation *allocations; /* sorted by address, without overlaps */
@@ -80,8 +81,12 @@ allocation *allocations_find(uint64_t address)
 
 void allocation_add_work(allocation *accessed, stream_operation operation)
 {
-    if (!operation.slot || (accessed->last_work.slot && !order_is_before(accessed->last_work, operation)))
-        accessed->is_contested = true;
+    const bool is_ordered =
+        operation.slot && (!accessed->last_work.slot || order_is_before(accessed->last_work, operation));
+    if (!is_ordered && !accessed->is_contested && accessed->last_template_work.slot &&
+        !order_is_before(accessed->last_template_work, operation))
+        record_gap("unordered work on memory of launches whose accesses were known from templates");
+    accessed->is_contested = accessed->is_contested || !is_ordered;
     accessed->last_work = operation;
 }
 

@@ -144,6 +144,14 @@ void order_host_waited_for_context(uint32_t context)
             join(&host_clock, stream_clocks + slot);
 }
 
+bool order_host_waited_for_all(void)
+{
+    bool all_complete = slot_count < MAX_STREAMS;
+    for (uint32_t slot = 1; slot <= slot_count; slot++)
+        all_complete = all_complete && host_clock.last[slot] == stream_clocks[slot].last[slot];
+    return all_complete;
+}
+
 void order_clear(void)
 {
     memset(stream_clocks, 0, sizeof stream_clocks);

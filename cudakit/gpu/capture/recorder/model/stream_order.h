@@ -35,6 +35,9 @@ void order_host_waited_for_event(uint32_t event);
 void order_host_waited_for_stream(uint32_t stream, uint32_t context);
 void order_host_waited_for_context(uint32_t context);
 
+/* Return whether the host has waited for all work of all streams. */
+bool order_host_waited_for_all(void);
+
 /* Forget all streams and events, in the child of a fork. */
 void order_clear(void);
 

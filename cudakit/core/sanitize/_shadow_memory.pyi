@@ -1,0 +1,36 @@
+"""The compiled shadow memory, ``native/module.c``."""
+
+from collections.abc import Callable
+
+from cudakit.core.sanitize.clocks import Call, Clock, MemoryAccess, Release
+from cudakit.core.sanitize.conflicts import ConflictChecker
+from cudakit.core.sanitize.races import Allocation
+from cudakit.core.sanitize.record_batch import AccessRows
+from cudakit.core.sanitize.shadow_memory import ClockPosition
+
+# The limits of access_state.py and strided.py.
+MAX_POINTER_STATES: int
+MAX_STRIDED_STATES: int
+
+class NativeShadow:
+    """An implementation of ``shadow_memory.Shadow``.
+
+    The checker must not call this object. Raises RuntimeError if it does.
+    """
+
+    def __init__(self, checker: ConflictChecker, find_possible: bool = False) -> None: ...
+    @property
+    def checker(self) -> ConflictChecker: ...
+    @property
+    def range_state_count(self) -> int: ...
+    @property
+    def pointer_state_count(self) -> int: ...
+    def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None: ...
+    def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None: ...
+    def add_free(self, access: MemoryAccess, clock: Clock) -> None: ...
+    def freed_before(self, lo: int, hi: int) -> list[Release]: ...
+    def clear(self, lo: int, hi: int) -> None: ...
+    def prune(self, past: Clock) -> None: ...
+    def coarsen(
+        self, allocation_at: Callable[[int], Allocation | None], max_states: int
+    ) -> None: ...

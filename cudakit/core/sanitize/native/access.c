@@ -1,0 +1,215 @@
+#include "access.h"
+
+#include <string.h>
+
+/* ---- clocks ----------------------------------------------------------------------------------------------- */
+
+int clock_load(struct clock *clock, PyObject *list)
+{
+    if (list == clock->list)
+        return 0;
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "a clock must be a list");
+        return -1;
+    }
+    Py_CLEAR(clock->list); /* the ticks are invalid until all are copied */
+    Py_ssize_t width = PyList_GET_SIZE(list);
+    if (width > clock->capacity) {
+        uint64_t *ticks = PyMem_Realloc(clock->ticks, (size_t)width * sizeof *ticks);
+        if (!ticks) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        clock->ticks = ticks;
+        clock->capacity = width;
+    }
+    for (Py_ssize_t slot = 0; slot < width; slot++) {
+        clock->ticks[slot] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, slot));
+        if (clock->ticks[slot] == (uint64_t)-1 && PyErr_Occurred())
+            return -1;
+    }
+    clock->width = width;
+    clock->list = Py_NewRef(list);
+    return 0;
+}
+
+void clock_release(struct clock *clock)
+{
+    PyMem_Free(clock->ticks);
+    clock->ticks = NULL;
+    clock->width = clock->capacity = 0;
+    Py_CLEAR(clock->list);
+}
+
+/* ---- operations ------------------------------------------------------------------------------------------- */
+
+/* Read an attribute that is an integer. Return -1 with an exception on errors. */
+static int read_integer(PyObject *object, const char *name, long long *result)
+{
+    PyObject *value = PyObject_GetAttrString(object, name);
+    if (!value)
+        return -1;
+    *result = PyLong_AsLongLong(value);
+    Py_DECREF(value);
+    return *result == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+struct operation *operation_new(PyObject *call)
+{
+    struct operation *operation = PyMem_Malloc(sizeof *operation);
+    long long seq;
+    if (!operation) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    if (read_integer(call, "seq", &seq) || read_integer(call, "kind", &operation->kind) ||
+        read_integer(call, "name", &operation->name) || read_integer(call, "site", &operation->site) ||
+        read_integer(call, "node", &operation->node) ||
+        read_integer(call, "program_call", &operation->program_call)) {
+        PyMem_Free(operation);
+        return NULL;
+    }
+    operation->seq = (uint64_t)seq;
+    operation->reference_count = 1;
+    operation->call = Py_NewRef(call);
+    return operation;
+}
+
+void operation_release(struct operation *operation)
+{
+    if (operation && --operation->reference_count == 0) {
+        Py_DECREF(operation->call);
+        PyMem_Free(operation);
+    }
+}
+
+/* ---- accesses --------------------------------------------------------------------------------------------- */
+
+struct access *access_new(struct operation *operation, uint32_t slot, uint64_t tick, uint64_t lo, uint64_t hi,
+                          uint8_t mode, uint8_t precision)
+{
+    struct access *access = PyMem_Malloc(sizeof *access);
+    if (!access) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    operation->reference_count++;
+    *access = (struct access){.reference_count = 1,
+                              .slot = slot,
+                              .tick = tick,
+                              .lo = lo,
+                              .hi = hi,
+                              .operation = operation,
+                              .mode = mode,
+                              .precision = precision};
+    return access;
+}
+
+void access_release(struct access *access)
+{
+    if (access && --access->reference_count == 0) {
+        operation_release(access->operation);
+        Py_XDECREF(access->object);
+        PyMem_Free(access);
+    }
+}
+
+PyObject *access_object(struct access *access, PyObject *type)
+{
+    if (!access->object)
+        access->object =
+            PyObject_CallFunction(type, "IKOKKBB", access->slot, (unsigned long long)access->tick,
+                                  access->operation->call, (unsigned long long)access->lo,
+                                  (unsigned long long)access->hi, access->mode, access->precision);
+    return access->object;
+}
+
+bool accesses_are_equivalent(const struct access *first, const struct access *second)
+{
+    if (first == second)
+        return true;
+    if (!first || !second || first->slot != second->slot || first->tick != second->tick ||
+        first->mode != second->mode || first->precision != second->precision || first->tick == TICK_NEVER)
+        return false;
+    const struct operation *operation = first->operation, *second_operation = second->operation;
+    return operation == second_operation ||
+           (operation->kind == second_operation->kind && operation->name == second_operation->name &&
+            operation->site == second_operation->site && operation->node == second_operation->node &&
+            operation->program_call == second_operation->program_call);
+}
+
+/* ---- lists of accesses ------------------------------------------------------------------------------------ */
+
+void access_list_clear(struct access_list *list)
+{
+    struct access_list old_list = *list;
+    *list = (struct access_list){0};
+    struct access *const *items = access_list_items(&old_list);
+    for (uint32_t i = 0; i < old_list.count; i++)
+        access_release(items[i]);
+    if (old_list.count > 1)
+        PyMem_Free(old_list.items);
+}
+
+/* Return an array for a number of accesses, or NULL with an exception. */
+static struct access **new_items(size_t count)
+{
+    struct access **items = PyMem_Malloc(count * sizeof(struct access *));
+    if (!items)
+        PyErr_NoMemory();
+    return items;
+}
+
+int access_list_copy(struct access_list *copy, const struct access_list *list)
+{
+    *copy = *list;
+    if (list->count > 1) {
+        copy->items = new_items(list->count);
+        if (!copy->items) {
+            copy->count = 0;
+            return -1;
+        }
+        memcpy(copy->items, list->items, list->count * sizeof *list->items);
+    }
+    struct access *const *items = access_list_items(copy);
+    for (uint32_t i = 0; i < copy->count; i++)
+        access_share(items[i]);
+    return 0;
+}
+
+int access_list_replace_ordered(struct access_list *list, const struct clock *clock, struct access *added)
+{
+    struct access *const *old_items = access_list_items(list);
+    uint32_t count = added != NULL;
+    for (uint32_t i = 0; i < list->count; i++)
+        count += !access_is_ordered(old_items[i], clock);
+    if (count == list->count + (added != NULL) && !added)
+        return 0;
+    struct access_list new_list = {.count = count};
+    struct access **new_array = &new_list.single;
+    if (count > 1) {
+        new_list.items = new_array = new_items(count);
+        if (!new_array)
+            return -1;
+    }
+    uint32_t end = 0;
+    for (uint32_t i = 0; i < list->count; i++)
+        if (!access_is_ordered(old_items[i], clock))
+            new_array[end++] = access_share(old_items[i]);
+    if (added)
+        new_array[end] = access_share(added);
+    access_list_clear(list);
+    *list = new_list;
+    return 0;
+}
+
+bool access_lists_are_equivalent(const struct access_list *first, const struct access_list *second)
+{
+    if (first->count != second->count)
+        return false;
+    struct access *const *items = access_list_items(first), *const *second_items = access_list_items(second);
+    for (uint32_t i = 0; i < first->count; i++)
+        if (!accesses_are_equivalent(items[i], second_items[i]))
+            return false;
+    return true;
+}

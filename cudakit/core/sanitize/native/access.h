@@ -1,0 +1,97 @@
+/* Clocks, operations and accesses: the C counterparts of clocks.py. */
+#pragma once
+
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* The same values as in trace/kinds.py: AccessMode and Precision. */
+enum { MODE_READ = 1, MODE_WRITE = 2, MODE_ATOMIC = 4 };
+enum { PRECISION_MERGED = 0, PRECISION_EXACT = 1, PRECISION_ASSUMED = 3, PRECISION_UNCERTAIN = 4 };
+
+/* The same value as clocks.NEVER: the tick of a stream-ordered free, which no access is ordered after. */
+#define TICK_NEVER ((uint64_t)1 << 63)
+
+/* A clock: for each slot, the last tick that happens before an operation. */
+struct clock {
+    PyObject *list;  /* the list of Python from which the ticks were copied; clocks.py never changes lists in place */
+    uint64_t *ticks;
+    Py_ssize_t width; /* number of slots */
+    Py_ssize_t capacity;
+};
+
+/* Copy the ticks of a list, unless it is the list of the last call. Return -1 with an exception on errors. */
+int clock_load(struct clock *clock, PyObject *list);
+void clock_release(struct clock *clock);
+
+/* A CUDA call, with the attributes of clocks.Call that accesses are compared by. */
+struct operation {
+    uint64_t reference_count;
+    PyObject *call;
+    uint64_t seq;
+    long long kind, name, site, node, program_call;
+};
+
+/* Return a new operation for a Call, or NULL with an exception. */
+struct operation *operation_new(PyObject *call);
+void operation_release(struct operation *operation);
+
+/* An access of an operation to the bytes from lo up to hi, at a tick of the operation's slot. States share accesses,
+ * and only TICK_NEVER is ever written to one after its creation. */
+struct access {
+    uint32_t reference_count;
+    uint32_t slot;
+    uint64_t tick;
+    uint64_t lo, hi;
+    struct operation *operation;
+    PyObject *object; /* the MemoryAccess that Python code got for this access; NULL if it got none */
+    uint8_t mode;
+    uint8_t precision;
+};
+
+/* Return a new access that shares the operation, or NULL with an exception. */
+struct access *access_new(struct operation *operation, uint32_t slot, uint64_t tick, uint64_t lo, uint64_t hi,
+                          uint8_t mode, uint8_t precision);
+void access_release(struct access *access);
+
+static inline struct access *access_share(struct access *access)
+{
+    access->reference_count++;
+    return access;
+}
+
+/* Return the MemoryAccess for an access, always the same object, as a borrowed reference; NULL with an exception.
+ * `type` is clocks.MemoryAccess. */
+PyObject *access_object(struct access *access, PyObject *type);
+
+/* Return whether an access happens before the operation that has the clock. */
+static inline bool access_is_ordered(const struct access *access, const struct clock *clock)
+{
+    return access->slot < (uint64_t)clock->width && access->tick <= clock->ticks[access->slot];
+}
+
+/* Return whether two accesses race with the same accesses and are reported in the same way; either may be NULL. */
+bool accesses_are_equivalent(const struct access *first, const struct access *second);
+
+/* Accesses in the order in which they were stored. A single access, the usual case, needs no array. */
+struct access_list {
+    uint32_t count;
+    union {
+        struct access *single;  /* if count is 1 */
+        struct access **items; /* if count is greater than 1 */
+    };
+};
+
+static inline struct access *const *access_list_items(const struct access_list *list)
+{
+    return list->count == 1 ? &list->single : list->items;
+}
+
+/* Release all accesses of a list, and empty it. */
+void access_list_clear(struct access_list *list);
+/* Make a new list share the accesses of another one. Return -1 with an exception if memory runs out. */
+int access_list_copy(struct access_list *copy, const struct access_list *list);
+/* Remove the accesses that happen before the clock, and append `added` (which is shared) unless it is NULL.
+ * Return -1 with an exception if memory runs out; the list is then unchanged. */
+int access_list_replace_ordered(struct access_list *list, const struct clock *clock, struct access *added);
+bool access_lists_are_equivalent(const struct access_list *first, const struct access_list *second);

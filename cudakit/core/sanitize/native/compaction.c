@@ -1,0 +1,284 @@
+/* Remove or merge states, so that the memory of a long trace stays bounded. */
+#include "shadow.h"
+
+#include <stddef.h>
+#include <string.h>
+
+/* ---- pruning ----------------------------------------------------------------------------------------------- */
+
+int map_filter(struct state_map *map, int (*keep)(struct state *, const void *), const void *context)
+{
+    size_t count = map->state_count, remaining = 0;
+    struct state *states = map_take_all(map);
+    int result = states ? 0 : -1;
+    for (size_t i = 0; states && i < count; i++) {
+        int is_kept = result ? 1 : keep(&states[i], context);
+        if (is_kept < 0)
+            result = -1;
+        if (is_kept)
+            states[remaining++] = states[i];
+    }
+    if (states && remaining && map_replace(map, (struct position){0, 0}, 0, states, remaining))
+        result = -1;
+    PyMem_Free(states);
+    return result;
+}
+
+static int prune_state(struct state *state, const void *past)
+{
+    int has_accesses = state_prune(state, past);
+    if (!has_accesses)
+        state_clear(state);
+    return has_accesses;
+}
+
+int shadow_prune(struct shadow *shadow, const struct clock *past)
+{
+    if (map_filter(&shadow->ranges, prune_state, past) || map_filter(&shadow->pointers, prune_state, past))
+        return -1;
+    for (size_t i = shadow->strided.count; i-- > 0;) {
+        int has_accesses = prune_state(&shadow->strided.states[i], past);
+        if (has_accesses < 0)
+            return -1;
+        if (!has_accesses)
+            strided_remove(&shadow->strided, i);
+    }
+    return 0;
+}
+
+/* ---- merging ----------------------------------------------------------------------------------------------- */
+
+/* Accesses in any order, borrowed from states. */
+struct borrowed {
+    struct access **items;
+    size_t count;
+};
+
+/* Sort by tick; accesses of equal ticks keep their order. Most lists have few accesses, in order. */
+static void sort_by_tick(struct borrowed *borrowed)
+{
+    for (size_t i = 1; i < borrowed->count; i++) {
+        struct access *access = borrowed->items[i];
+        size_t j = i;
+        for (; j && borrowed->items[j - 1]->tick > access->tick; j--)
+            borrowed->items[j] = borrowed->items[j - 1];
+        borrowed->items[j] = access;
+    }
+}
+
+/* Keep the last access of each slot and graph node, at the place of the first one. */
+static void keep_last_per_stream(struct borrowed *borrowed)
+{
+    size_t count = 0;
+    sort_by_tick(borrowed);
+    for (size_t i = 0; i < borrowed->count; i++) {
+        struct access *access = borrowed->items[i];
+        size_t j = 0;
+        while (j < count && (borrowed->items[j]->slot != access->slot ||
+                             borrowed->items[j]->operation->node != access->operation->node))
+            j++;
+        borrowed->items[j] = access;
+        count += j == count;
+    }
+    borrowed->count = count;
+}
+
+/* Make `merged` the list of the last accesses per stream of the lists of several states; `offset` selects the list
+ * within a state. Return -1 with an exception if memory runs out. */
+static int merge_lists(struct access_list *merged, const struct state *states, size_t count, size_t offset)
+{
+    struct borrowed borrowed = {0};
+    size_t total = 0;
+    for (size_t i = 0; i < count; i++)
+        total += ((const struct access_list *)((const char *)&states[i] + offset))->count;
+    if (!total)
+        return 0;
+    borrowed.items = PyMem_Malloc(total * sizeof(struct access *));
+    if (!borrowed.items) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const struct access_list *list = (const struct access_list *)((const char *)&states[i] + offset);
+        if (list->count)
+            memcpy(&borrowed.items[borrowed.count], access_list_items(list), list->count * sizeof *borrowed.items);
+        borrowed.count += list->count;
+    }
+    keep_last_per_stream(&borrowed);
+    struct access_list view = {.count = (uint32_t)borrowed.count};
+    if (borrowed.count == 1)
+        view.single = borrowed.items[0];
+    else
+        view.items = borrowed.items;
+    int result = access_list_copy(merged, &view);
+    PyMem_Free(borrowed.items);
+    return result;
+}
+
+/* Make `merged` a state of the bytes of several adjacent states. Return -1 with an exception if memory runs out. */
+static int merge_states(struct state *merged, const struct state *states, size_t count)
+{
+    *merged = (struct state){.lo = states[0].lo, .hi = states[count - 1].hi, .merged = true};
+    for (size_t i = 0; i < count; i++) {
+        struct access *write = states[i].write;
+        if (write && (!merged->write || write->operation->seq > merged->write->operation->seq))
+            merged->write = write;
+        merged->approximate |= states[i].approximate;
+    }
+    if (merged->write)
+        access_share(merged->write);
+    for (size_t i = 0; i < count; i++) {
+        if (!states[i].already_reported)
+            continue;
+        PyObject *reported = merged->already_reported
+                                 ? PySequence_Concat(merged->already_reported, states[i].already_reported)
+                                 : Py_NewRef(states[i].already_reported);
+        if (!reported)
+            goto fail;
+        Py_XSETREF(merged->already_reported, reported);
+    }
+    if (!merge_lists(&merged->reads, states, count, offsetof(struct state, reads)) &&
+        !merge_lists(&merged->atomics, states, count, offsetof(struct state, atomics)))
+        return 0;
+fail:
+    state_clear(merged);
+    return -1;
+}
+
+/* Merge the states of one allocation to half of `max_states`, and drop those of freed memory. `*count` becomes
+ * the number of states. Return -1 with an exception if memory runs out; the states are then still valid. */
+static int merge_allocation(struct state *states, size_t *count, size_t max_states)
+{
+    size_t group_size = (2 * *count + max_states - 1) / max_states;
+    size_t in_use = 0, merged_count = 0;
+    for (size_t i = 0; i < *count; i++) {
+        if (states[i].write && states[i].write->tick == TICK_NEVER)
+            state_clear(&states[i]);
+        else
+            states[in_use++] = states[i];
+    }
+    *count = in_use;
+    for (size_t begin = 0; begin < in_use; begin += group_size) {
+        size_t group_count = Py_MIN(group_size, in_use - begin);
+        struct state merged;
+        if (merge_states(&merged, &states[begin], group_count)) {
+            memmove(&states[merged_count], &states[begin], (in_use - begin) * sizeof *states);
+            *count = merged_count + in_use - begin;
+            return -1;
+        }
+        for (size_t i = begin; i < begin + group_count; i++)
+            state_clear(&states[i]);
+        states[merged_count++] = merged;
+    }
+    *count = merged_count;
+    return 0;
+}
+
+static int compare_seqs(const void *first, const void *second)
+{
+    uint64_t seq = *(const uint64_t *)first, second_seq = *(const uint64_t *)second;
+    return (seq > second_seq) - (seq < second_seq);
+}
+
+/* Keep the most recently accessed states: half of `max_states`, more only if accessed by the same call. */
+static int keep_most_recent(struct state *states, size_t *count, size_t max_states)
+{
+    uint64_t *seqs = PyMem_Malloc(*count * sizeof *seqs);
+    if (!seqs) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < *count; i++)
+        seqs[i] = state_last_seq(&states[i]);
+    qsort(seqs, *count, sizeof *seqs, compare_seqs);
+    uint64_t oldest_seq = seqs[*count - (max_states + 1) / 2];
+    PyMem_Free(seqs);
+    size_t recent_count = 0, remaining = 0;
+    for (size_t i = 0; i < *count; i++)
+        recent_count += state_last_seq(&states[i]) >= oldest_seq;
+    size_t excess = recent_count > max_states ? recent_count - max_states : 0;
+    for (size_t i = 0; i < *count; i++) {
+        if (state_last_seq(&states[i]) < oldest_seq || excess) {
+            excess -= state_last_seq(&states[i]) >= oldest_seq;
+            state_clear(&states[i]);
+        } else
+            states[remaining++] = states[i];
+    }
+    *count = remaining;
+    return 0;
+}
+
+/* Read an attribute that is an address or a size. Return -1 with an exception on errors. */
+static int read_number(PyObject *object, const char *name, uint64_t *number)
+{
+    PyObject *value = PyObject_GetAttrString(object, name);
+    if (!value)
+        return -1;
+    *number = PyLong_AsUnsignedLongLong(value);
+    Py_DECREF(value);
+    return *number == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Find the end of the allocation with an address; `*end` becomes 0 if there is none. */
+static int find_allocation_end(PyObject *allocation_at, uint64_t address, uint64_t *end)
+{
+    PyObject *allocation = PyObject_CallFunction(allocation_at, "K", (unsigned long long)address);
+    uint64_t begin = 0, size_bytes = 0;
+    int result = allocation ? 0 : -1;
+    if (allocation && allocation != Py_None)
+        result = read_number(allocation, "address", &begin) || read_number(allocation, "size_bytes", &size_bytes)
+                     ? -1
+                     : 0;
+    Py_XDECREF(allocation);
+    *end = begin + size_bytes;
+    return result;
+}
+
+/* Return the number of states, from the first, that are in the same allocation, or all outside of allocations.
+ * `*has_allocation` becomes false in the second case. Return 0 with an exception on errors. */
+static size_t count_in_allocation(const struct state *states, size_t count, PyObject *allocation_at,
+                                  bool *has_allocation)
+{
+    uint64_t end, next_end;
+    size_t group_count = 1;
+    if (find_allocation_end(allocation_at, states[0].lo, &end))
+        return 0;
+    *has_allocation = end != 0;
+    for (; group_count < count; group_count++) {
+        if (end && states[group_count].lo >= end)
+            break;
+        if (!end && find_allocation_end(allocation_at, states[group_count].lo, &next_end))
+            return 0;
+        if (!end && next_end)
+            break;
+    }
+    return group_count;
+}
+
+int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_states)
+{
+    size_t count = shadow->ranges.state_count, remaining = 0;
+    struct state *states = map_take_all(&shadow->ranges);
+    if (!states)
+        return -1;
+    int result = 0;
+    for (size_t begin = 0; begin < count;) {
+        bool has_allocation = false;
+        size_t group_count = result ? 0 : count_in_allocation(&states[begin], count - begin, allocation_at,
+                                                              &has_allocation);
+        size_t end = begin + (group_count ? group_count : count - begin); /* after an error: keep the rest */
+        size_t kept_count = end - begin;
+        if (!group_count)
+            result = -1;
+        else if (group_count > max_states)
+            result = has_allocation ? merge_allocation(&states[begin], &kept_count, max_states)
+                                    : keep_most_recent(&states[begin], &kept_count, max_states);
+        memmove(&states[remaining], &states[begin], kept_count * sizeof *states);
+        remaining += kept_count;
+        begin = end;
+    }
+    if (remaining && map_replace(&shadow->ranges, (struct position){0, 0}, 0, states, remaining))
+        result = -1;
+    PyMem_Free(states);
+    return result;
+}

@@ -1,0 +1,560 @@
+#include "shadow.h"
+
+#include <string.h>
+
+/* The same value as in shadow_memory.py: up to this number of rows, each row is stored as a range. */
+enum { MAX_SEPARATE_ROWS = 16 };
+
+/* ---- conflicts -------------------------------------------------------------------------------------------- */
+
+/* Return the MemoryAccess objects of the accesses in shadow->unordered as a list, or NULL with an exception. */
+static PyObject *unordered_objects(const struct shadow *shadow)
+{
+    PyObject *objects = PyList_New((Py_ssize_t)shadow->unordered.count);
+    for (size_t i = 0; objects && i < shadow->unordered.count; i++) {
+        PyObject *object = access_object(shadow->unordered.items[i], shadow->access_type);
+        if (!object)
+            Py_CLEAR(objects);
+        else
+            PyList_SET_ITEM(objects, (Py_ssize_t)i, Py_NewRef(object));
+    }
+    return objects;
+}
+
+/* Pass the accesses in shadow->unordered, which are of a state, to the checker: see ConflictChecker.check. */
+static int check_unordered(struct shadow *shadow, struct state *state, struct access *access, struct range shared,
+                           bool certainly_overlap, bool approximate)
+{
+    if (!shadow->unordered.count)
+        return 0;
+    shadow->has_check = true;
+    PyObject *previous = unordered_objects(shadow), *current = access_object(access, shadow->access_type);
+    PyObject *reported = state->already_reported ? Py_NewRef(state->already_reported) : PyTuple_New(0);
+    PyObject *result = NULL;
+    if (previous && current && reported)
+        result = PyObject_CallMethod(shadow->checker, "check", "OOOO(KK)OO", reported, previous, current,
+                                     shadow->clock.list, (unsigned long long)shared.lo,
+                                     (unsigned long long)shared.hi, certainly_overlap ? Py_True : Py_False,
+                                     approximate ? Py_True : Py_False);
+    Py_XDECREF(previous);
+    Py_XDECREF(reported);
+    if (result && !PyTuple_Check(result)) {
+        PyErr_SetString(PyExc_TypeError, "check must return a tuple");
+        Py_CLEAR(result);
+    }
+    if (!result)
+        return -1;
+    if (!PyTuple_GET_SIZE(result))
+        Py_CLEAR(result);
+    Py_XSETREF(state->already_reported, result);
+    return 0;
+}
+
+/* Check an access against the state of a range. */
+static int check_range(struct shadow *shadow, struct state *state, struct access *access, struct range shared,
+                       bool certainly_overlap)
+{
+    if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
+        return -1;
+    return check_unordered(shadow, state, access, shared, certainly_overlap, state->merged);
+}
+
+/* Check an access against the state of a pointer. */
+static int check_pointer(struct shadow *shadow, struct state *pointer, struct access *access, struct range shared)
+{
+    if (pointer_find_unordered(pointer, access->mode, &shadow->clock, &shadow->unordered))
+        return -1;
+    return check_unordered(shadow, pointer, access, shared, true, false);
+}
+
+/* ---- ranges: divide the states, check and store, merge ----------------------------------------------------- */
+
+/* Append a state, without its content, to the pieces. Return NULL with an exception if memory runs out. */
+static struct state *add_piece(struct pieces *pieces)
+{
+    if (pieces->count == pieces->capacity) {
+        size_t capacity = pieces->capacity ? 2 * pieces->capacity : 64;
+        struct state *items = PyMem_Realloc(pieces->items, capacity * sizeof *items);
+        if (!items) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+        pieces->items = items;
+        pieces->capacity = capacity;
+    }
+    return &pieces->items[pieces->count++];
+}
+
+/* Append a copy of a state for other bytes to the pieces. */
+static int add_copied_piece(struct pieces *pieces, const struct state *state, uint64_t lo, uint64_t hi)
+{
+    struct state *piece = add_piece(pieces);
+    if (!piece)
+        return -1;
+    if (state_copy(piece, state, lo, hi)) {
+        pieces->count--;
+        return -1;
+    }
+    return 0;
+}
+
+/* Append pieces for the bytes from lo up to hi, which are not stored yet. */
+static int add_gap(struct pieces *pieces, uint64_t lo, uint64_t hi)
+{
+    struct state *piece = lo < hi ? add_piece(pieces) : NULL;
+    if (piece)
+        *piece = (struct state){.lo = lo, .hi = hi};
+    return lo < hi && !piece ? -1 : 0;
+}
+
+static void clear_pieces(struct pieces *pieces)
+{
+    while (pieces->count)
+        state_clear(&pieces->items[--pieces->count]);
+}
+
+/* A run of consecutive states of the map, which pieces replace. */
+struct replaced {
+    struct position begin;
+    size_t count;
+};
+
+/* Copy the states that overlap the bytes from lo up to hi to the pieces: divided at lo and hi and, if `fills_gaps`,
+ * with new states in the gaps. */
+static int divide_states(struct shadow *shadow, uint64_t lo, uint64_t hi, bool fills_gaps,
+                         struct replaced *replaced)
+{
+    struct state_map *map = &shadow->ranges;
+    struct pieces *pieces = &shadow->pieces;
+    *replaced = (struct replaced){map_first_ending_above(map, lo), 0};
+    struct position position = replaced->begin;
+    const struct state *state;
+    uint64_t covered_end = lo;
+    for (; (state = map_state(map, position)) && state->lo < hi; position = map_next(map, position)) {
+        size_t first = pieces->count;
+        uint64_t begin = Py_MAX(state->lo, lo), end = Py_MIN(state->hi, hi);
+        if ((fills_gaps && add_gap(pieces, covered_end, begin)) ||
+            (state->lo < lo && add_copied_piece(pieces, state, state->lo, lo)) ||
+            add_copied_piece(pieces, state, begin, end) ||
+            (hi < state->hi && add_copied_piece(pieces, state, hi, state->hi)))
+            return -1;
+        if (state->lo < lo || hi < state->hi)
+            for (size_t i = first; i < pieces->count; i++)
+                pieces->items[i].approximate |= pieces->items[i].merged;
+        covered_end = end;
+        replaced->count++;
+    }
+    return fills_gaps ? add_gap(pieces, covered_end, hi) : 0;
+}
+
+/* Replace states of the map by the pieces, which the map takes over. */
+static int put_pieces(struct shadow *shadow, struct replaced replaced)
+{
+    struct position position = replaced.begin;
+    for (size_t i = 0; i < replaced.count; i++, position = map_next(&shadow->ranges, position))
+        state_clear(map_state(&shadow->ranges, position));
+    struct pieces *pieces = &shadow->pieces;
+    size_t count = pieces->count;
+    pieces->count = 0;
+    return map_replace(&shadow->ranges, replaced.begin, replaced.count, pieces->items, count);
+}
+
+/* Merge adjacent equivalent pieces. */
+static void merge_pieces(struct pieces *pieces)
+{
+    size_t last = 0;
+    for (size_t i = 1; i < pieces->count; i++) {
+        struct state *piece = &pieces->items[i], *merged = &pieces->items[last];
+        if (merged->hi == piece->lo && states_are_equivalent(merged, piece)) {
+            merged->hi = piece->hi;
+            state_clear(piece);
+        } else if (++last != i)
+            pieces->items[last] = *piece;
+    }
+    pieces->count = pieces->count ? last + 1 : 0;
+}
+
+/* Merge the pieces of an access with adjacent equivalent states of the map, which become part of `replaced`. */
+static void merge_with_neighbors(struct shadow *shadow, const struct access *access, struct replaced *replaced)
+{
+    struct state_map *map = &shadow->ranges;
+    struct pieces *pieces = &shadow->pieces;
+    struct position end = replaced->begin;
+    for (size_t i = 0; i < replaced->count; i++)
+        end = map_next(map, end);
+    const struct state *next = map_state(map, end);
+    struct state *last_piece = &pieces->items[pieces->count - 1], *first_piece = &pieces->items[0];
+    if (next && next->lo == access->hi && last_piece->hi == access->hi && states_are_equivalent(last_piece, next)) {
+        last_piece->hi = next->hi;
+        replaced->count++;
+    }
+    if (is_map_begin(replaced->begin) || first_piece->lo < access->lo)
+        return;
+    struct position before = map_previous(map, replaced->begin);
+    const struct state *previous = map_state(map, before);
+    if (previous->hi == first_piece->lo && states_are_equivalent(previous, first_piece)) {
+        /* The earlier state stays, as in RangeStates.merge, because reports show the range of its access. */
+        struct state merged;
+        if (state_copy(&merged, previous, previous->lo, first_piece->hi)) {
+            PyErr_Clear(); /* the two states stay separate, which is correct, too */
+            return;
+        }
+        state_clear(first_piece);
+        *first_piece = merged;
+        replaced->begin = before;
+        replaced->count++;
+    }
+}
+
+/* Check and store an access to a range whose states are in the pieces. */
+static int add_to_pieces(struct shadow *shadow, struct access *access)
+{
+    struct pieces *pieces = &shadow->pieces;
+    for (size_t i = 0; i < pieces->count; i++) {
+        struct state *piece = &pieces->items[i];
+        if (piece->lo < access->lo || access->hi < piece->hi)
+            continue; /* the rest of a divided state */
+        struct range shared = {piece->lo, piece->hi};
+        if (check_range(shadow, piece, access, shared, !piece->approximate) ||
+            state_store(piece, access, &shadow->clock))
+            return -1;
+    }
+    return 0;
+}
+
+/* Return whether no state next to a state is equivalent to it, so that nothing can be merged. */
+static bool is_separate(struct state_map *map, struct position position)
+{
+    const struct state *state = map_state(map, position), *next = map_state(map, map_next(map, position));
+    if (next && next->lo == state->hi && states_are_equivalent(state, next))
+        return false;
+    if (is_map_begin(position))
+        return true;
+    const struct state *previous = map_state(map, map_previous(map, position));
+    return previous->hi != state->lo || !states_are_equivalent(previous, state);
+}
+
+/* The most frequent case: the access is to exactly one stored range, and races with nothing. Return 1 if the access
+ * was stored, 0 if this is another case, or -1 with an exception. */
+static int add_to_equal_range(struct shadow *shadow, struct access *access)
+{
+    struct position position = map_lower_bound(&shadow->ranges, access->lo);
+    struct state *state = map_state(&shadow->ranges, position);
+    if (!state || state->lo != access->lo || state->hi != access->hi)
+        return 0;
+    if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
+        return -1;
+    if (shadow->unordered.count)
+        return 0;
+    if (state_store(state, access, &shadow->clock))
+        return -1;
+    if (is_separate(&shadow->ranges, position))
+        return 1;
+    struct replaced replaced = {position, 1};
+    if (add_copied_piece(&shadow->pieces, state, state->lo, state->hi))
+        return -1;
+    merge_with_neighbors(shadow, access, &replaced);
+    return put_pieces(shadow, replaced) ? -1 : 1;
+}
+
+static int add_to_ranges(struct shadow *shadow, struct access *access)
+{
+    int is_stored = add_to_equal_range(shadow, access);
+    if (is_stored)
+        return is_stored < 0 ? -1 : 0;
+    struct replaced replaced;
+    if (divide_states(shadow, access->lo, access->hi, true, &replaced) || add_to_pieces(shadow, access)) {
+        clear_pieces(&shadow->pieces);
+        return -1;
+    }
+    merge_pieces(&shadow->pieces);
+    merge_with_neighbors(shadow, access, &replaced);
+    return put_pieces(shadow, replaced);
+}
+
+/* ---- strided ranges and pointers --------------------------------------------------------------------------- */
+
+/* Check an access to a range, or to the address of a pointer, against all strided ranges. */
+static int check_strided(struct shadow *shadow, struct access *access, struct range range, bool certainly_overlap)
+{
+    struct strided_states *all = &shadow->strided;
+    if (range.hi <= all->bounds.lo || all->bounds.hi <= range.lo)
+        return 0;
+    for (size_t i = 0; i < all->count; i++) {
+        struct range shared;
+        if (all->ranges[i].lo < range.hi && range.lo < all->ranges[i].hi &&
+            strided_shared_with_range(&all->ranges[i], range, &shared) &&
+            check_range(shadow, &all->states[i], access, shared, certainly_overlap))
+            return -1;
+    }
+    return 0;
+}
+
+/* Check an access to a range against the pointers from which a kernel may reach the range. */
+static int check_pointers_below(struct shadow *shadow, struct access *access)
+{
+    struct position position = {0, 0};
+    struct state *pointer;
+    for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < access->lo;
+         position = map_next(&shadow->pointers, position)) {
+        struct unordered *unordered = &shadow->unordered;
+        if (pointer_find_unordered(pointer, access->mode, &shadow->clock, unordered))
+            return -1;
+        size_t reaching = 0;
+        for (size_t i = 0; i < unordered->count; i++)
+            if (unordered->items[i]->hi > access->lo)
+                unordered->items[reaching++] = unordered->items[i];
+        unordered->count = reaching;
+        struct range shared = {access->lo, access->hi};
+        if (check_unordered(shadow, pointer, access, shared, false, false))
+            return -1;
+    }
+    return 0;
+}
+
+/* Check an access to a range against the pointers to its bytes. A write takes their place. */
+static int check_pointers(struct shadow *shadow, struct access *access)
+{
+    if (!shadow->pointers.state_count)
+        return 0;
+    struct position position = map_lower_bound(&shadow->pointers, access->lo);
+    struct state *pointer;
+    for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < access->hi;
+         position = map_next(&shadow->pointers, position)) {
+        if (check_pointer(shadow, pointer, access, (struct range){pointer->lo, access->hi}))
+            return -1;
+        if (access->mode & MODE_WRITE)
+            state_clear(pointer);
+    }
+    return shadow->finds_possible ? check_pointers_below(shadow, access) : 0;
+}
+
+static int add_range(struct shadow *shadow, struct access *access)
+{
+    struct range range = {access->lo, access->hi};
+    if (add_to_ranges(shadow, access) ||
+        check_strided(shadow, access, range, access->precision != PRECISION_MERGED))
+        return -1;
+    if (access->mode & MODE_WRITE)
+        strided_clear(&shadow->strided, access->lo, access->hi);
+    return check_pointers(shadow, access);
+}
+
+/* Add each row of a strided access as a range. */
+static int add_rows(struct shadow *shadow, struct access *access, const struct strided_range *strided)
+{
+    for (uint64_t i = 0; i < strided->count; i++) {
+        uint64_t lo = strided->lo + i * strided->stride;
+        struct access *row = access_new(access->operation, access->slot, access->tick, lo, lo + strided->width,
+                                        access->mode, access->precision);
+        int result = row ? add_range(shadow, row) : -1;
+        access_release(row);
+        if (result)
+            return -1;
+    }
+    return 0;
+}
+
+/* Check a strided access against the ranges of contiguous accesses. */
+static int check_strided_with_ranges(struct shadow *shadow, struct access *access,
+                                     const struct strided_range *strided)
+{
+    struct position position = map_first_ending_above(&shadow->ranges, strided->lo);
+    struct state *state;
+    for (; (state = map_state(&shadow->ranges, position)) && state->lo < strided->hi;
+         position = map_next(&shadow->ranges, position)) {
+        struct range shared;
+        if (!strided_shared_with_range(strided, (struct range){state->lo, state->hi}, &shared))
+            continue;
+        if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
+            return -1;
+        bool certainly_overlap = !state->merged;
+        for (size_t i = 0; i < shadow->unordered.count; i++)
+            certainly_overlap &= shadow->unordered.items[i]->precision != PRECISION_MERGED;
+        if (check_unordered(shadow, state, access, shared, certainly_overlap, state->merged))
+            return -1;
+    }
+    return 0;
+}
+
+static int add_strided(struct shadow *shadow, struct access *access, const struct strided_range *strided)
+{
+    if (strided->count <= MAX_SEPARATE_ROWS)
+        return add_rows(shadow, access, strided);
+    if (check_strided_with_ranges(shadow, access, strided))
+        return -1;
+    struct range shared;
+    for (size_t i = 0; i < shadow->strided.count; i++) {
+        const struct strided_range *stored = &shadow->strided.ranges[i];
+        bool is_equal = stored->lo == strided->lo && stored->width == strided->width &&
+                        stored->stride == strided->stride && stored->count == strided->count;
+        if (!is_equal && strided_shared_with(strided, stored, &shared) &&
+            check_range(shadow, &shadow->strided.states[i], access, shared, true))
+            return -1;
+    }
+    struct position position = map_lower_bound(&shadow->pointers, strided->lo);
+    struct state *pointer;
+    for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < strided->hi;
+         position = map_next(&shadow->pointers, position))
+        if (strided_shared_with_range(strided, (struct range){pointer->lo, pointer->lo + 1}, &shared) &&
+            check_pointer(shadow, pointer, access, shared))
+            return -1;
+    struct state *equal_state = strided_get_or_create(&shadow->strided, strided);
+    if (check_range(shadow, equal_state, access, (struct range){strided->lo, strided->hi}, true))
+        return -1;
+    return state_store(equal_state, access, &shadow->clock);
+}
+
+/* ---- pointers ---------------------------------------------------------------------------------------------- */
+
+static int compare_numbers(const void *first, const void *second)
+{
+    uint64_t number = *(const uint64_t *)first, second_number = *(const uint64_t *)second;
+    return (number > second_number) - (number < second_number);
+}
+
+static int is_used_after(struct state *pointer, const void *seq)
+{
+    if (state_last_seq(pointer) > *(const uint64_t *)seq)
+        return 1;
+    state_clear(pointer);
+    return 0;
+}
+
+/* Remove the least recently used half of the pointers. */
+static int remove_half_of_pointers(struct shadow *shadow)
+{
+    struct state_map *map = &shadow->pointers;
+    uint64_t *seqs = PyMem_Malloc(map->state_count * sizeof *seqs);
+    if (!seqs) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    size_t count = 0;
+    for (struct position position = {0, 0}; map_state(map, position); position = map_next(map, position))
+        seqs[count++] = state_last_seq(map_state(map, position));
+    qsort(seqs, count, sizeof *seqs, compare_numbers);
+    uint64_t median_seq = seqs[count / 2];
+    PyMem_Free(seqs);
+    return map_filter(map, is_used_after, &median_seq);
+}
+
+/* Return the state of a pointer; create it if there is none. Return NULL with an exception on errors. */
+static struct state *get_or_create_pointer(struct shadow *shadow, uint64_t address)
+{
+    struct state_map *map = &shadow->pointers;
+    struct state *pointer = map_state(map, map_lower_bound(map, address));
+    if (pointer && pointer->lo == address)
+        return pointer;
+    if (map->state_count >= MAX_POINTER_STATES && remove_half_of_pointers(shadow))
+        return NULL;
+    struct state new_pointer = {.lo = address, .hi = address};
+    if (map_replace(map, map_lower_bound(map, address), 0, &new_pointer, 1))
+        return NULL;
+    return map_state(map, map_lower_bound(map, address));
+}
+
+/* Check a pointer against the ranges above it, which a kernel may reach from it. */
+static int check_ranges_above(struct shadow *shadow, struct access *access)
+{
+    struct position position = map_lower_bound(&shadow->ranges, access->lo + 1);
+    struct state *state;
+    for (; (state = map_state(&shadow->ranges, position)) && state->lo < access->hi;
+         position = map_next(&shadow->ranges, position))
+        if (check_range(shadow, state, access, (struct range){state->lo, state->hi}, false))
+            return -1;
+    return 0;
+}
+
+/* Check and store a pointer argument of a kernel. */
+static int add_pointer(struct shadow *shadow, struct access *access)
+{
+    uint64_t lo = access->lo;
+    struct state *pointer = get_or_create_pointer(shadow, lo);
+    if (!pointer || check_pointer(shadow, pointer, access, (struct range){lo, lo + 1}) ||
+        pointer_store(pointer, access, &shadow->clock))
+        return -1;
+    struct state *state = map_last_at_or_below(&shadow->ranges, lo);
+    if (state && state->hi > lo &&
+        check_range(shadow, state, access, (struct range){lo, Py_MIN(state->hi, access->hi)}, !state->merged))
+        return -1;
+    if (check_strided(shadow, access, (struct range){lo, lo + 1}, true))
+        return -1;
+    return shadow->finds_possible ? check_ranges_above(shadow, access) : 0;
+}
+
+/* ---- the calls of Python ----------------------------------------------------------------------------------- */
+
+static int add_access(struct shadow *shadow, struct access *access, int64_t stride, uint64_t count)
+{
+    struct strided_range strided;
+    if (access->precision == PRECISION_UNCERTAIN && !shadow->finds_possible)
+        return 0;
+    if (access->precision >= PRECISION_ASSUMED)
+        return add_pointer(shadow, access);
+    if (access->lo >= access->hi)
+        return 0;
+    if (count > 1 && strided_from_access(&strided, access->lo, access->hi, stride, count))
+        return add_strided(shadow, access, &strided);
+    return add_range(shadow, access);
+}
+
+int shadow_add(struct shadow *shadow, struct access *access, int64_t stride, uint64_t count)
+{
+    shadow->has_check = false;
+    if (add_access(shadow, access, stride, count))
+        return -1;
+    if (shadow->has_check) {
+        PyObject *result = PyObject_CallMethod(shadow->checker, "report", NULL);
+        if (!result)
+            return -1;
+        Py_DECREF(result);
+    }
+    return 0;
+}
+
+int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi)
+{
+    struct replaced replaced;
+    if (lo >= hi)
+        return 0;
+    if (divide_states(shadow, lo, hi, false, &replaced)) {
+        clear_pieces(&shadow->pieces);
+        return -1;
+    }
+    struct pieces *pieces = &shadow->pieces;
+    size_t remaining = 0;
+    for (size_t i = 0; i < pieces->count; i++) {
+        if (pieces->items[i].lo < lo || pieces->items[i].lo >= hi)
+            pieces->items[remaining++] = pieces->items[i];
+        else
+            state_clear(&pieces->items[i]);
+    }
+    pieces->count = remaining;
+    if (replaced.count && put_pieces(shadow, replaced))
+        return -1;
+    strided_clear(&shadow->strided, lo, hi);
+    struct position begin = map_lower_bound(&shadow->pointers, lo), position = begin;
+    struct state *pointer;
+    size_t removed = 0;
+    for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < hi;
+         position = map_next(&shadow->pointers, position), removed++)
+        state_clear(pointer);
+    return map_replace(&shadow->pointers, begin, removed, NULL, 0);
+}
+
+void shadow_release(struct shadow *shadow)
+{
+    map_release(&shadow->ranges);
+    map_release(&shadow->pointers);
+    while (shadow->strided.count)
+        state_clear(&shadow->strided.states[--shadow->strided.count]);
+    clock_release(&shadow->clock);
+    PyMem_Free(shadow->unordered.items);
+    clear_pieces(&shadow->pieces);
+    PyMem_Free(shadow->pieces.items);
+    shadow->unordered = (struct unordered){0};
+    shadow->pieces = (struct pieces){0};
+    Py_CLEAR(shadow->checker);
+    Py_CLEAR(shadow->access_type);
+}

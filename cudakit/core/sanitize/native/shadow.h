@@ -1,0 +1,41 @@
+/* The shadow memory of one process: the C counterpart of shadow_memory.PythonShadow. */
+#pragma once
+
+#include "state_map.h"
+#include "strided.h"
+
+/* The same value as access_state.MAX_POINTER_STATES. */
+enum { MAX_POINTER_STATES = 1 << 16 };
+
+/* States that are about to replace others in a map. */
+struct pieces {
+    struct state *items;
+    size_t count, capacity;
+};
+
+struct shadow {
+    PyObject *checker;     /* a conflicts.ConflictChecker */
+    PyObject *access_type; /* clocks.MemoryAccess */
+    bool finds_possible;
+    bool is_busy;   /* a call is in progress; Python code that it calls must not call this object */
+    bool has_check; /* the checker got a conflict of the current access, so that it must report */
+    struct state_map ranges, pointers;
+    struct strided_states strided;
+    struct clock clock; /* clock of the current operation */
+    struct unordered unordered;
+    struct pieces pieces;
+};
+
+/* Check an access for races, and store it; if `count` is greater than 1, the access is strided. All functions return
+ * -1 with an exception on errors, and need the clock of the operation in shadow->clock. */
+int shadow_add(struct shadow *shadow, struct access *access, int64_t stride, uint64_t count);
+/* Remove all accesses to the bytes from lo up to hi. */
+int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi);
+/* Remove the accesses that happen before the clock `past`. */
+int shadow_prune(struct shadow *shadow, const struct clock *past);
+/* Merge the ranges of each allocation that has more than `max_states`, which is at least 2. `allocation_at` is a
+ * function that returns the races.Allocation with an address, or None. */
+int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_states);
+/* Keep the states of a map for which the function returns 1; it clears the others and returns 0, or returns -1. */
+int map_filter(struct state_map *map, int (*keep)(struct state *, const void *), const void *context);
+void shadow_release(struct shadow *shadow);

@@ -1,0 +1,281 @@
+#include "state_map.h"
+
+#include <string.h>
+
+/* Number of states in each chunk after chunks were divided or filled anew, so that insertions find room. */
+enum { FILLED_STATES = 48 };
+
+/* ---- search ----------------------------------------------------------------------------------------------- */
+
+/* Return the index of the last chunk whose first state begins below an address; 0 if there is none. */
+static size_t find_chunk(struct state_map *map, uint64_t address)
+{
+    const uint64_t *firsts = map->first_addresses;
+    size_t hint = map->last_chunk;
+    if (hint < map->chunk_count && firsts[hint] < address) {
+        if (hint + 1 == map->chunk_count || address <= firsts[hint + 1])
+            return hint;
+        if (hint + 2 == map->chunk_count || address <= firsts[hint + 2])
+            return map->last_chunk = hint + 1;
+    }
+    size_t begin = 0, end = map->chunk_count; /* chunks before `begin` begin below the address, others from `end` not */
+    while (begin < end) {
+        size_t middle = begin + (end - begin) / 2;
+        if (firsts[middle] < address)
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    return map->last_chunk = begin ? begin - 1 : 0;
+}
+
+struct position map_lower_bound(struct state_map *map, uint64_t address)
+{
+    if (!map->chunk_count)
+        return (struct position){0, 0};
+    size_t chunk_index = find_chunk(map, address);
+    const struct chunk *chunk = map->chunks[chunk_index];
+    size_t begin = 0, end = chunk->count;
+    while (begin < end) {
+        size_t middle = begin + (end - begin) / 2;
+        if (chunk->states[middle].lo < address)
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    if (begin == chunk->count)
+        return (struct position){chunk_index + 1, 0};
+    return (struct position){chunk_index, begin};
+}
+
+struct state *map_state(const struct state_map *map, struct position position)
+{
+    return position.chunk < map->chunk_count ? &map->chunks[position.chunk]->states[position.index] : NULL;
+}
+
+struct state *map_last_at_or_below(struct state_map *map, uint64_t address)
+{
+    struct position position = map_lower_bound(map, address);
+    struct state *state = map_state(map, position);
+    if (state && state->lo == address)
+        return state;
+    return is_map_begin(position) ? NULL : map_state(map, map_previous(map, position));
+}
+
+struct position map_first_ending_above(struct state_map *map, uint64_t address)
+{
+    struct position position = map_lower_bound(map, address);
+    if (!is_map_begin(position)) {
+        struct position previous = map_previous(map, position);
+        if (map_state(map, previous)->hi > address)
+            return previous;
+    }
+    return position;
+}
+
+struct position map_next(const struct state_map *map, struct position position)
+{
+    if (position.index + 1 < map->chunks[position.chunk]->count)
+        return (struct position){position.chunk, position.index + 1};
+    return (struct position){position.chunk + 1, 0};
+}
+
+struct position map_previous(const struct state_map *map, struct position position)
+{
+    if (position.index)
+        return (struct position){position.chunk, position.index - 1};
+    return (struct position){position.chunk - 1, map->chunks[position.chunk - 1]->count - 1};
+}
+
+/* ---- changes ---------------------------------------------------------------------------------------------- */
+
+/* Make room for a number of chunks in the arrays. Return -1 with an exception if memory runs out. */
+static int reserve_chunks(struct state_map *map, size_t count)
+{
+    if (count <= map->chunk_capacity)
+        return 0;
+    size_t capacity = Py_MAX(2 * map->chunk_capacity, Py_MAX(count, 16));
+    struct chunk **chunks = PyMem_Realloc(map->chunks, capacity * sizeof *chunks);
+    if (chunks)
+        map->chunks = chunks;
+    uint64_t *firsts = PyMem_Realloc(map->first_addresses, capacity * sizeof *firsts);
+    if (firsts)
+        map->first_addresses = firsts;
+    if (!chunks || !firsts) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    map->chunk_capacity = capacity;
+    return 0;
+}
+
+/* Move the chunks from an index on by `shift` places, up or down. */
+static void move_chunks(struct state_map *map, size_t from, size_t to)
+{
+    size_t count = map->chunk_count - from;
+    memmove(&map->chunks[to], &map->chunks[from], count * sizeof *map->chunks);
+    memmove(&map->first_addresses[to], &map->first_addresses[from], count * sizeof *map->first_addresses);
+    map->chunk_count = to + count;
+}
+
+/* Remove states, which were cleared or moved, after a position. Free the chunks that become empty. */
+static void remove_states(struct state_map *map, struct position position, size_t count)
+{
+    size_t first_empty = position.chunk + (position.index > 0), chunk_index = position.chunk;
+    map->state_count -= count;
+    for (size_t index = position.index; count; index = 0, chunk_index++) {
+        struct chunk *chunk = map->chunks[chunk_index];
+        size_t removed = Py_MIN(count, chunk->count - index);
+        size_t rest = chunk->count - index - removed;
+        memmove(&chunk->states[index], &chunk->states[index + removed], rest * sizeof *chunk->states);
+        chunk->count -= (uint32_t)removed;
+        count -= removed;
+        if (chunk->count)
+            map->first_addresses[chunk_index] = chunk->states[0].lo;
+        if (rest)
+            break;
+    }
+    size_t end_empty = first_empty;
+    while (end_empty < map->chunk_count && !map->chunks[end_empty]->count)
+        PyMem_Free(map->chunks[end_empty++]);
+    if (end_empty > first_empty)
+        move_chunks(map, end_empty, first_empty);
+    /* Merge two chunks with few states, so that the number of chunks stays in proportion to that of the states. */
+    size_t left = first_empty ? first_empty - 1 : 0;
+    if (left + 1 < map->chunk_count) {
+        struct chunk *left_chunk = map->chunks[left], *right_chunk = map->chunks[left + 1];
+        if (left_chunk->count + right_chunk->count <= FILLED_STATES / 2) {
+            memcpy(&left_chunk->states[left_chunk->count], right_chunk->states,
+                   right_chunk->count * sizeof *right_chunk->states);
+            left_chunk->count += right_chunk->count;
+            PyMem_Free(right_chunk);
+            move_chunks(map, left + 2, left + 1);
+        }
+    }
+}
+
+/* Allocate chunks. Return -1 with an exception, having allocated none, if memory runs out. */
+static int new_chunks(struct chunk **chunks, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        chunks[i] = PyMem_Malloc(sizeof **chunks);
+        if (!chunks[i]) {
+            while (i)
+                PyMem_Free(chunks[--i]);
+            PyErr_NoMemory();
+            return -1;
+        }
+        chunks[i]->count = 0;
+    }
+    return 0;
+}
+
+/* Insert states for which the chunk at the position has no room: distribute the states of the chunk and the new ones
+ * over this chunk and new chunks after it. Return -1 with an exception if memory runs out. */
+static int insert_in_new_chunks(struct state_map *map, struct position position, const struct state *states,
+                                size_t count)
+{
+    bool is_end = position.chunk == map->chunk_count;
+    size_t old_count = is_end ? 0 : map->chunks[position.chunk]->count;
+    size_t total = old_count + count, chunk_count = (total + FILLED_STATES - 1) / FILLED_STATES;
+    size_t new_count = chunk_count - !is_end, first_new = position.chunk + !is_end;
+    struct state *all_states = PyMem_Malloc(total * sizeof *all_states);
+    struct chunk **chunks = PyMem_Malloc(chunk_count * sizeof(struct chunk *));
+    if (!all_states || !chunks) {
+        PyErr_NoMemory();
+        goto fail;
+    }
+    if (reserve_chunks(map, map->chunk_count + new_count) || new_chunks(chunks, new_count))
+        goto fail;
+    if (!is_end) {
+        const struct state *old_states = map->chunks[position.chunk]->states;
+        memcpy(all_states, old_states, position.index * sizeof *all_states);
+        memcpy(&all_states[position.index + count], &old_states[position.index],
+               (old_count - position.index) * sizeof *all_states);
+    }
+    memcpy(&all_states[position.index], states, count * sizeof *all_states);
+    move_chunks(map, first_new, first_new + new_count);
+    memcpy(&map->chunks[first_new], chunks, new_count * sizeof *chunks);
+    size_t begin = 0;
+    for (size_t i = 0; i < chunk_count; i++) {
+        size_t end = total * (i + 1) / chunk_count;
+        struct chunk *chunk = map->chunks[position.chunk + i];
+        memcpy(chunk->states, &all_states[begin], (end - begin) * sizeof *all_states);
+        chunk->count = (uint32_t)(end - begin);
+        map->first_addresses[position.chunk + i] = chunk->states[0].lo;
+        begin = end;
+    }
+    PyMem_Free(all_states);
+    PyMem_Free(chunks);
+    return 0;
+fail:
+    PyMem_Free(all_states);
+    PyMem_Free(chunks);
+    return -1;
+}
+
+static int insert_states(struct state_map *map, struct position position, const struct state *states, size_t count)
+{
+    /* At the end of the map or of a chunk: append to the chunk before the position if there is room. */
+    if (!position.index && position.chunk && map->chunks[position.chunk - 1]->count + count <= CHUNK_STATES)
+        position = (struct position){position.chunk - 1, map->chunks[position.chunk - 1]->count};
+    if (position.chunk < map->chunk_count && map->chunks[position.chunk]->count + count <= CHUNK_STATES) {
+        struct chunk *chunk = map->chunks[position.chunk];
+        struct state *inserted = &chunk->states[position.index];
+        memmove(inserted + count, inserted, (chunk->count - position.index) * sizeof *inserted);
+        memcpy(inserted, states, count * sizeof *inserted);
+        chunk->count += (uint32_t)count;
+        map->first_addresses[position.chunk] = chunk->states[0].lo;
+    } else if (insert_in_new_chunks(map, position, states, count))
+        return -1;
+    map->state_count += count;
+    return 0;
+}
+
+int map_replace(struct state_map *map, struct position position, size_t removed, struct state *states, size_t count)
+{
+    size_t overwritten = Py_MIN(removed, count);
+    for (size_t i = 0; i < overwritten; i++) {
+        struct chunk *chunk = map->chunks[position.chunk];
+        chunk->states[position.index] = states[i];
+        map->first_addresses[position.chunk] = chunk->states[0].lo;
+        position = map_next(map, position);
+    }
+    if (removed > overwritten)
+        remove_states(map, position, removed - overwritten);
+    else if (count > overwritten && insert_states(map, position, &states[overwritten], count - overwritten)) {
+        for (size_t i = overwritten; i < count; i++)
+            state_clear(&states[i]);
+        return -1;
+    }
+    return 0;
+}
+
+struct state *map_take_all(struct state_map *map)
+{
+    struct state *states = PyMem_Malloc(Py_MAX(map->state_count, 1) * sizeof *states);
+    if (!states) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    size_t end = 0;
+    for (size_t i = 0; i < map->chunk_count; i++) {
+        memcpy(&states[end], map->chunks[i]->states, map->chunks[i]->count * sizeof *states);
+        end += map->chunks[i]->count;
+        PyMem_Free(map->chunks[i]);
+    }
+    map->chunk_count = map->state_count = map->last_chunk = 0;
+    return states;
+}
+
+void map_release(struct state_map *map)
+{
+    for (size_t i = 0; i < map->chunk_count; i++) {
+        for (uint32_t j = 0; j < map->chunks[i]->count; j++)
+            state_clear(&map->chunks[i]->states[j]);
+        PyMem_Free(map->chunks[i]);
+    }
+    PyMem_Free(map->chunks);
+    PyMem_Free(map->first_addresses);
+    *map = (struct state_map){0};
+}

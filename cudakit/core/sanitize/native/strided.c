@@ -1,0 +1,117 @@
+#include "strided.h"
+
+#include <string.h>
+
+/* The same value as in strided.py: maximum number of rows that are compared one by one. */
+enum { MAX_COMPARED_ROWS = 1 << 20 };
+
+bool strided_from_access(struct strided_range *strided, uint64_t lo, uint64_t hi, int64_t stride, uint64_t count)
+{
+    uint64_t distance = stride < 0 ? -(uint64_t)stride : (uint64_t)stride, last_row;
+    if (count <= 1 || __builtin_mul_overflow(count - 1, distance, &last_row) || last_row >= hi - lo)
+        return false;
+    uint64_t width = hi - lo - last_row;
+    *strided = (struct strided_range){.lo = lo, .hi = hi, .width = width, .stride = distance, .count = count};
+    return width < distance;
+}
+
+bool strided_shared_with_range(const struct strided_range *strided, struct range range, struct range *shared)
+{
+    uint64_t index = 0, first_end = strided->lo + strided->width;
+    if (range.lo >= first_end)
+        index = (range.lo - first_end) / strided->stride + 1;
+    if (index >= strided->count)
+        return false;
+    uint64_t row = strided->lo + index * strided->stride;
+    if (row >= range.hi)
+        return false;
+    *shared = (struct range){Py_MAX(row, range.lo), Py_MIN(row + strided->width, range.hi)};
+    return true;
+}
+
+static uint64_t greatest_common_divisor(uint64_t first, uint64_t second)
+{
+    while (second) {
+        uint64_t rest = first % second;
+        first = second;
+        second = rest;
+    }
+    return first;
+}
+
+/* Return whether no two rows would overlap even if both ranges had infinitely many rows. */
+static bool cannot_overlap(const struct strided_range *first, const struct strided_range *second)
+{
+    uint64_t step = greatest_common_divisor(first->stride, second->stride);
+    uint64_t distance = second->lo - first->lo; /* modulo 2^64 */
+    uint64_t offset = second->lo >= first->lo ? distance % step : (step - -distance % step) % step;
+    return first->width <= offset && second->width <= step - offset;
+}
+
+bool strided_shared_with(const struct strided_range *strided, const struct strided_range *stored,
+                         struct range *shared)
+{
+    if (strided->hi <= stored->lo || stored->hi <= strided->lo || cannot_overlap(strided, stored))
+        return false;
+    const struct strided_range *shorter = stored->count < strided->count ? stored : strided;
+    const struct strided_range *longer = shorter == strided ? stored : strided;
+    if (shorter->count > MAX_COMPARED_ROWS)
+        return false;
+    for (uint64_t i = 0; i < shorter->count; i++) {
+        uint64_t row = shorter->lo + i * shorter->stride;
+        if (strided_shared_with_range(longer, (struct range){row, row + shorter->width}, shared))
+            return true;
+    }
+    return false;
+}
+
+/* ---- states of strided ranges ----------------------------------------------------------------------------- */
+
+static bool are_equal(const struct strided_range *first, const struct strided_range *second)
+{
+    return first->lo == second->lo && first->width == second->width && first->stride == second->stride &&
+           first->count == second->count;
+}
+
+static void update_bounds(struct strided_states *all)
+{
+    all->bounds = (struct range){UINT64_MAX, 0};
+    for (size_t i = 0; i < all->count; i++) {
+        all->bounds.lo = Py_MIN(all->bounds.lo, all->ranges[i].lo);
+        all->bounds.hi = Py_MAX(all->bounds.hi, all->ranges[i].hi);
+    }
+}
+
+void strided_remove(struct strided_states *all, size_t index)
+{
+    size_t rest = --all->count - index;
+    memmove(&all->ranges[index], &all->ranges[index + 1], rest * sizeof *all->ranges);
+    memmove(&all->states[index], &all->states[index + 1], rest * sizeof *all->states);
+    update_bounds(all);
+}
+
+struct state *strided_get_or_create(struct strided_states *all, const struct strided_range *strided)
+{
+    for (size_t i = 0; i < all->count; i++)
+        if (are_equal(&all->ranges[i], strided))
+            return &all->states[i];
+    if (all->count == MAX_STRIDED_STATES) {
+        state_clear(&all->states[0]);
+        strided_remove(all, 0);
+    }
+    all->ranges[all->count] = *strided;
+    all->states[all->count++] = (struct state){.lo = strided->lo, .hi = strided->hi};
+    update_bounds(all);
+    return &all->states[all->count - 1];
+}
+
+void strided_clear(struct strided_states *all, uint64_t lo, uint64_t hi)
+{
+    if (hi <= all->bounds.lo || all->bounds.hi <= lo)
+        return;
+    for (size_t i = all->count; i-- > 0;)
+        if (lo <= all->ranges[i].lo && all->ranges[i].hi <= hi) {
+            state_clear(&all->states[i]);
+            strided_remove(all, i);
+        }
+}
