@@ -171,15 +171,16 @@ def _place(launch: Launch, rendezvous: str) -> tuple[str, tuple[str, int]]:
 def _listen(address: tuple[str, int]) -> socket.socket:
     """Listen at the port of an address, or at one of the next ports if that port is taken.
 
-    Rank 0 listens on all network interfaces unless its address is that of the loopback interface: the name of a
-    host often stands for another address on the host itself.
+    Rank 0 listens on all network interfaces unless its address is that of the loopback interface: the
+    name of a host often stands for another address on the host itself.
     """
     host, first_port = address
     interface = host if host in _LOOPBACK else ""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     error = OSError()
     for port in range(first_port, first_port + _PORTS) if first_port else (0,):
         try:
-            return socket.create_server((interface, port))
+            return socket.create_server((interface, port), family=family)
         except OSError as bind_error:
             error = bind_error
     raise CollectiveError(
