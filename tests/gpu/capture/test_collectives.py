@@ -14,6 +14,7 @@ from cudakit.trace.events import (
     Communicator,
     Event,
     Gap,
+    GraphNode,
     Launch,
 )
 from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
@@ -222,3 +223,112 @@ comm.destroy()
     events = run(tmp_path, library, 6, program)
     assert not list(event_bodies(events, Collective))
     assert len(list(event_bodies(events, Communicator))) == 1
+
+
+# --- graphs -------------------------------------------------------------------------------------------
+
+CAPTURE = """
+class Node(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("kernel", U * 9), ("copy", U * 25), ("fill", U * 5), ("child", P)]
+class Graph(ctypes.Structure):
+    _fields_ = [("nodes", ctypes.c_size_t), ("edges", ctypes.c_size_t), ("node", P * 8),
+                ("before", ctypes.c_int * 8), ("after", ctypes.c_int * 8)]
+plain_kernel = Kernel(b"k", 0)
+def node_of(kernel):
+    node = Node(0)
+    node.kernel[0] = ctypes.addressof(kernel)
+    return node
+def instantiate(*nodes):
+    graph = Graph(len(nodes), 0)
+    for i, node in enumerate(nodes):
+        graph.node[i] = ctypes.addressof(node)
+    cuda.instantiate(ctypes.byref(graph), P(0x9000))
+collective_node, other_node = node_of(nccl_kernel), node_of(plain_kernel)
+comm.launch = lambda stream: cuda.capture_launch(
+    stream, ctypes.byref(nccl_kernel), ctypes.byref(collective_node))
+comm.capturing = True
+"""
+
+
+@NEW_VERSIONS
+def test_captured_collectives_follow_their_node(
+    library: Path, tmp_path: Path, version: int
+) -> None:
+    program = """
+comm.all_reduce(0x1000, 0x1000, 1, STREAM)
+instantiate(other_node, collective_node)
+"""
+    events = run(tmp_path, library, version, CAPTURE + program)
+    (node,) = (
+        event for event in events if isinstance(event.body, GraphNode) and event.body.node == 2
+    )
+    (operation,) = (event for event in events if isinstance(event.body, Collective))
+    assert operation.seq == node.seq
+    assert operation.body == Collective(
+        0, 0x1000, 0x1000, 1, 1, sequence=1, root=0, graph=1, node=2, name=node.body.name,
+        function=CollectiveFunction.ALL_REDUCE, datatype=NcclDatatype.FLOAT32,
+    )  # fmt: skip
+    assert not gaps(events)
+    assert not list(event_bodies(events, Launch))
+
+
+@NEW_VERSIONS
+def test_captured_calls_are_not_counted_among_the_others(
+    library: Path, tmp_path: Path, version: int
+) -> None:
+    program = """
+comm.all_reduce(0x1000, 0x1000, 1, STREAM)
+comm.launch, comm.capturing = launch, False
+comm.all_reduce(0x2000, 0x2000, 1, STREAM)
+"""
+    (operation,) = event_bodies(run(tmp_path, library, version, CAPTURE + program), Collective)
+    assert (operation.sequence, operation.group) == (1, 1)  # type: ignore[attr-defined]
+
+
+@NEW_VERSIONS
+def test_buffers_of_a_graph_launch_are_not_those_of_a_later_launch(
+    library: Path, tmp_path: Path, version: int
+) -> None:
+    """With several hosts, NCCL reports captured collectives in each launch of the graph."""
+    program = """
+captured = fake_nccl.Operation("AllReduce", 0x1000, 0x1000, 1, "ncclFloat32", 0, STREAM)
+comm.report = "never"
+original = comm.report_buffers
+comm.launch = lambda stream: None
+with comm:
+    comm._call(captured)
+comm.report, comm.launch, comm.capturing = "direct", launch, False
+comm._on_thread([captured])
+comm.all_reduce(0x2000, 0x2000, 1, STREAM)
+"""
+    events = run(tmp_path, library, version, CAPTURE + program)
+    assert [body.send for body in event_bodies(events, Collective)] == [0x2000]  # type: ignore[attr-defined]
+    assert gaps(events) == [
+        ("collective whose buffers are unknown: captured into a graph, between several hosts", 1)
+    ]
+
+
+@NEW_VERSIONS
+def test_captured_kernel_of_nccl_without_events_is_counted(
+    library: Path, tmp_path: Path, version: int
+) -> None:
+    program = """
+comm.report = "never"
+comm.all_reduce(0x1000, 0x1000, 1, STREAM)
+instantiate(collective_node)
+"""
+    events = run(tmp_path, library, version, CAPTURE + program)
+    assert gaps(events) == [("captured collective whose buffers are unknown", 1)]
+
+
+@NEW_VERSIONS
+def test_reused_handle_of_a_node_has_no_collective(
+    library: Path, tmp_path: Path, version: int
+) -> None:
+    program = """
+comm.all_reduce(0x1000, 0x1000, 1, STREAM)
+cuda.capture_launch(STREAM, ctypes.byref(nccl_kernel), ctypes.byref(collective_node))
+instantiate(collective_node)
+"""
+    events = run(tmp_path, library, version, CAPTURE + program)
+    assert gaps(events) == [("captured collective whose buffers are unknown", 1)]
