@@ -2,7 +2,7 @@
 
     python scripts/bench_sanitize_engine.py [--quick] [--log FILE]
 
-Analyzes generated traces, and prints CPU times of the compiled and of the Python shadow memory in the same run:
+Analyzes generated traces, and prints the CPU times of the compiled and of the Python shadow memory:
 
 * small launches with three exact ranges or three assumed pointers, in one stream or in two: these alternate
   every eight launches, with an event record and a wait. Lowest of seven rounds;
@@ -10,10 +10,11 @@ Analyzes generated traces, and prints CPU times of the compiled and of the Pytho
   embedding. Includes reading the log. Python analyzes the first tenth;
 * 100,000 launches of 200 ranges each, which repeat as in training, on four streams;
 * graph launches of 50 nodes with 40 ranges each;
-* the resident memory during a million launches, whose synchronization with the host repeats as in training.
+* the resident memory during a million launches. The host waits for them regularly, as in training.
 
-``--log`` measures a log of ``run --log``, too. ``--quick`` skips the two longest traces. Exits with 1 if a limit
-is exceeded: 5 µs for a small launch in one stream, 2 s for the log, 60 s for 100,000 launches, 8 MiB of growth.
+``--log`` measures a log of ``run --log``, too. ``--quick`` skips the two longest traces. Exits with 1 if a
+limit is exceeded: 5 µs for a small launch in one stream, 2 s for the log, 60 s for 100,000 launches, 8 MiB of
+growth.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def initial_records() -> Records:
 def launch_records(
     first_seq: int, streams: Numbers, counts: Numbers, lo: Numbers, hi: Numbers, modes: Numbers
 ) -> Records:
-    """Return launches with ``counts`` exact ranges each; ``lo``, ``hi`` and ``modes`` are those of all ranges."""
+    """Return launches with ``counts`` exact ranges each, and ``lo``, ``hi`` and ``modes`` of all ranges."""
     launches = np.cumsum(counts + 1) - counts - 1  # index of each launch
     records = np.zeros(len(launches) + len(lo), RECORD)
     per_launch = counts + 1
@@ -137,7 +138,10 @@ def two_streams(precision: Precision) -> Iterator[list[EventBody]]:
 
 
 def lstm_batches() -> Iterator[Records]:
-    """Yield a trace in which a few launches gather or scatter thousands of rows, and the others access tensors."""
+    """Yield a trace in which a few launches gather thousands of rows, and the others access tensors.
+
+    The ranges of a launch are in the order of their addresses, as the recorder writes them.
+    """
     random = np.random.default_rng(1)
     yield initial_records()
     seq, ranges = 100, 0
@@ -151,6 +155,8 @@ def lstm_batches() -> Iterator[Records]:
         is_gather = np.repeat(np.arange(launch_count) < 4, counts)
         rows = random.integers(0, 1 << 21, len(is_gather))
         lo = BASE + np.where(is_gather, rows * 256, (1 << 30) + rows % 4096 * (1 << 16))
+        lo = lo[np.lexsort((lo, np.repeat(np.arange(launch_count), counts)))]
+        is_gather = lo < BASE + (1 << 30)
         hi = lo + np.where(is_gather, random.choice([8, 32, 64, 128, 256], len(lo)), 1 << 16)
         modes = np.where(random.integers(0, 4, len(lo)) | is_gather, READ, WRITE)
         yield launch_records(seq, np.full(launch_count, 1), counts, lo, hi, modes)
@@ -249,9 +255,10 @@ def measure_log(name: str, path: Path) -> float:
     python_seconds, python_count = log_seconds(path, native=False, max_records=record_count // 10)
     part_seconds, _ = log_seconds(path, native=True, max_records=python_count)
     print(
-        f"{name}: {record_count:,} records in {seconds:.2f} s, {seconds / record_count * 1e6:.2f} µs per record;"
-        f" the first {python_count:,} in {part_seconds:.2f} s, Python {python_seconds:.2f} s"
-        f" ({python_seconds / part_seconds:.1f} times)"
+        f"{name}: {record_count:,} records in {seconds:.2f} s,"
+        f" {seconds / record_count * 1e6:.2f} µs per record;"
+        f" the first {python_count:,} in {part_seconds:.2f} s,"
+        f" Python {python_seconds:.2f} s ({python_seconds / part_seconds:.1f} times)"
     )
     return seconds
 

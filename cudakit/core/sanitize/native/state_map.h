@@ -4,10 +4,11 @@
 
 #include "state.h"
 
-enum { CHUNK_STATES = 64 };
+enum { CHUNK_STATES = 32 };
 
 struct chunk {
-    uint32_t count; /* number of states; not 0 while the chunk is in a map */
+    uint32_t count;                   /* number of states; not 0 while the chunk is in a map */
+    uint64_t addresses[CHUNK_STATES]; /* `lo` of each state: a search reads fewer cache lines than in the states */
     struct state states[CHUNK_STATES];
 };
 
