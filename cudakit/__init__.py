@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         LossScaler as LossScaler,
         count_nonfinite as count_nonfinite,
     )
+    from cudakit.api.pin import PinnedMemory as PinnedMemory, pin as pin
     from cudakit.api.plugs import (
         cupy_allocator as cupy_allocator,
         numba_memory_manager as numba_memory_manager,
@@ -108,6 +109,7 @@ _MODULES = {
     "MissingDependency": "cudakit.errors",
     "OpenedMemory": "cudakit.api.allocator",
     "OutOfMemory": "cudakit.api.allocator",
+    "PinnedMemory": "cudakit.api.pin",
     "PoolError": "cudakit.api.allocator",
     "RaceError": "cudakit.errors",
     "Reentered": "cudakit.api.allocator",
@@ -138,6 +140,7 @@ _MODULES = {
     "memviz_diff": "cudakit.api.memory",
     "memviz_what_if": "cudakit.api.memory",
     "numba_memory_manager": "cudakit.api.plugs",
+    "pin": "cudakit.api.pin",
     "pop_range": "cudakit.gpu.nvtx",
     "profile": "cudakit.api.profile",
     "profiler": "cudakit.api",

@@ -27,6 +27,7 @@ from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
+    from cudakit.core.bench.result import CaseResult
     from cudakit.core.profile.activities import Activities
     from cudakit.core.profile.analysis import DeviceGaps
     from cudakit.core.profile.result import ProfileResult
@@ -66,9 +67,12 @@ STEP = option(
 )
 BENCH = option(
     "--bench",
+    "bench_files",
     type=FILE,
+    multiple=True,
     metavar="FILE",
-    help="Compare rates of copies with those that cudakit bench copy measured: its JSON file.",
+    help="Compare copies, memsets and kernel launches with the limits of this GPU: a JSON file of cudakit "
+    "bench copy, memory or launch. Repeatable.",
 )
 _COMPARE = option_group(
     "Compare",
@@ -103,7 +107,7 @@ def profile(
     top: int,
     by: Literal["kernel", "line", "range"] | None,
     step_range: str | None,
-    bench: str | None,
+    bench_files: tuple[str, ...],
     before: str | None,
     limit: float | None,
     output: OutputOptions,
@@ -125,8 +129,8 @@ def profile(
         load = partial(_load, step_range=step_range, quiet=output.quiet)
         loaded = load(file)
         _refuse_exports(output, loaded)
-        if bench is not None:
-            loaded = replace(loaded, result=with_limits(loaded.result, bench))
+        if bench_files:
+            loaded = replace(loaded, result=with_limits(loaded.result, bench_files))
         if before is None:
             outputs.write(loaded.report(top=top, by=by))
             return ExitCode.OK
@@ -198,28 +202,45 @@ def analyzed(
     return Profile(analysis.result, activities, analysis.gaps)
 
 
-def with_limits(result: ProfileResult, bench: str) -> ProfileResult:
-    """Return a result with the limits that a saved ``cudakit bench copy`` result measured.
+def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
+    """Return a result beside the limits that saved results of ``cudakit bench`` measured.
 
-    Raises UsageError if the bench has no large copies.
+    Raises UsageError if a file has no copies, kernels that write memory, or launches.
     """
-    from cudakit.core.bench.load import load_result
-    from cudakit.core.profile.diff import MIN_COPY_BYTES, compare_rates
+    from cudakit.core.profile.limits import MIN_COPY_BYTES, MeasuredLimits, compare_limits
 
-    rates: dict[str, float] = {}
-    for case in load_result(Path(bench)).results:
-        size_bytes, direction = case.axes.get("size_bytes"), case.axes.get("direction")
-        if case.name != "copy" or not isinstance(size_bytes, int) or size_bytes < MIN_COPY_BYTES:
-            continue
-        if isinstance(case.median_s, float) and case.median_s:
-            rate = size_bytes / case.median_s
-            rates[str(direction)] = max(rates.get(str(direction), 0.0), rate)
-    if not rates:
-        raise UsageError(
-            f"{bench} has no copies of at least 1 MiB",
-            hint="measure them: cudakit bench copy -o copy.json",
-        )
-    return replace(result, limits=compare_rates(result, rates))
+    copies: dict[str, float] = {}
+    writes: list[tuple[int, float]] = []
+    launch_s: float | None = None
+    for file in files:
+        is_used = False
+        for case in _measured_cases(file):
+            size_bytes, time_s = case.axes.get("size_bytes"), case.median_s
+            if not isinstance(time_s, float) or time_s <= 0:
+                continue
+            if case.axes.get("call") == "launch-back-to-back":
+                launch_s, is_used = time_s, True
+            if not isinstance(size_bytes, int) or size_bytes < MIN_COPY_BYTES:
+                continue
+            rate = size_bytes / time_s
+            if case.name == "copy":
+                direction = str(case.axes.get("direction"))
+                copies[direction], is_used = max(copies.get(direction, 0.0), rate), True
+            elif case.axes.get("operation") == "write":
+                writes.append((size_bytes, rate))
+                is_used = True
+        if not is_used:
+            raise UsageError(
+                f"{file} has no copies or writes of at least 1 MiB, and no back-to-back launches",
+                hint="measure them: cudakit bench copy -o copy.json, and the same with launch and memory",
+            )
+    return compare_limits(result, MeasuredLimits(copies, writes, launch_s))
+
+
+def _measured_cases(file: str) -> Sequence[CaseResult]:
+    from cudakit.core.bench.load import load_result
+
+    return load_result(Path(file)).results
 
 
 def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:

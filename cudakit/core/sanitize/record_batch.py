@@ -64,6 +64,7 @@ FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
         "node",
         "function",
         "datatype",
+        "group",
     ),
 }
 # The bytes of consecutive records of one call. Those that are not accesses are skipped.

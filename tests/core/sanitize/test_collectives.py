@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudakit.core.sanitize.collectives import (
+    PEER_KERNELS,
     UNKNOWN_FUNCTION,
     UNKNOWN_RANKS,
     Buffers,
@@ -333,3 +334,92 @@ def test_engine_agrees_with_brute_force_about_collectives(random_steps: list[Ste
     assert bool(races) == bool(expected)
     expected_calls = {(pair.earlier.event.seq, pair.later.event.seq) for pair in expected}
     assert {(race.previous.seq, race.current.seq) for race in races} <= expected_calls
+
+
+# --- several ranks in one process --------------------------------------------------------------------
+
+
+class TwoRanks(Scene):
+    """A process with ranks 0 and 1; rank N has communicator N + 1 and stream N + 1."""
+
+    def __init__(self, key: int = 77) -> None:
+        super().__init__()
+        for rank in (0, 1):
+            self.call(Communicator(key, rank + 1, rank=rank, rank_count=2))
+
+    def collective(
+        self, rank: int, function: CollectiveFunction, *, root: int = 0, group: int = 1
+    ) -> list[Race]:
+        operation = operation_of(function, f"s{rank}", f"r{rank}", stream=rank + 1, root=root)
+        return self.call(
+            Launch(rank + 1, KERNEL_NAME, pending=True),
+            Accessed(),
+            replace(operation, communicator=rank + 1, group=group),
+        )
+
+
+@pytest.mark.parametrize(
+    ("function", "root", "ordered_ranks"),
+    [
+        (ALL_REDUCE, 0, {0, 1}),
+        (ALL_GATHER, 0, {0, 1}),
+        (REDUCE_SCATTER, 0, {0, 1}),
+        (BROADCAST, 0, {1}),
+        (REDUCE, 0, {0}),
+    ],
+)
+def test_collective_orders_the_work_of_two_ranks(
+    function: CollectiveFunction, root: int, ordered_ranks: set[int]
+) -> None:
+    for first in (0, 1):
+        for reader in (0, 1):
+            scene = TwoRanks()
+            scene.write(2 - reader, "x")  # the other rank writes before the collective
+            scene.collective(first, function, root=root)
+            scene.collective(1 - first, function, root=root)
+            races = scene.read(reader + 1, "x")
+            assert (races == []) is (reader in ordered_ranks)
+
+
+def test_receive_orders_the_work_behind_it_after_the_sender() -> None:
+    for first in (0, 1):
+        scene = TwoRanks()
+        scene.write(1, "x")
+        scene.write(2, "y")
+        for rank in (first, 1 - first):
+            scene.collective(rank, RECEIVE if rank else SEND, root=1 - rank)
+        assert scene.read(2, "x") == []
+        assert len(scene.read(1, "y")) == 1
+
+
+def test_collective_does_not_order_the_accesses_of_another_rank() -> None:
+    scene = TwoRanks()
+    scene.collective(0, ALL_REDUCE)
+    scene.collective(1, ALL_REDUCE)
+    (race,) = scene.read(3, "r0")
+    assert race.previous.collective is not None
+
+
+def test_collectives_of_other_communicators_order_nothing() -> None:
+    scene = CollectiveScene()
+    scene.write(1, "x")
+    scene.collective(ALL_REDUCE, "y", "y", stream=1)
+    scene.collective(ALL_REDUCE, "z", "z", stream=2)
+    assert len(scene.read(2, "x")) == 1
+
+
+def test_collective_kernels_of_xla_do_not_race_with_their_peers() -> None:
+    scene = Scene()
+    kernel = "all_reduce_1_fusion_1"
+    access = Access(address_of("x"), address_of("x") + SIZE, WRITE)
+    scene.kernel(1, access, name=kernel, device=0)
+    assert scene.kernel(2, access, name=kernel, device=1) == []
+    assert dict(scene.engine.gaps) == {PEER_KERNELS: 1}
+    assert len(scene.kernel(3, access, name="add", device=1)) > 0
+
+
+def test_collective_kernels_of_xla_race_on_one_device() -> None:
+    scene = Scene()
+    access = Access(address_of("x"), address_of("x") + SIZE, WRITE)
+    scene.kernel(1, access, name="all_reduce")
+    assert len(scene.kernel(2, access, name="all_reduce")) == 1
