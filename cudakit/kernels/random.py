@@ -26,6 +26,8 @@ SOURCE = random_source.SOURCE
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+# Enough CUDA blocks to fill all GPUs; with more, each thread would start for too few numbers.
+_MAX_BLOCKS = 2048
 # Number of draws whose parameters are kept, because programs repeat calls.
 _KEPT_DRAWS = 1024
 # Elements that the numpy twin computes at once: intermediate arrays stay in the CPU's cache.
@@ -147,7 +149,10 @@ class RandomKernels:
         """Enqueue the kernel of a draw, from block ``start``. A draw of 0 elements launches nothing."""
         counter = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
         args: tuple[Argument, ...] = (destination, *counter, *draw.parameters)
-        self._kernels.launch_over(f"cudakit_random_{draw.kernel}", draw.threads, args, stream)
+        blocks = min(-(-draw.threads // random_source.THREADS), _MAX_BLOCKS)
+        if blocks:
+            name = f"cudakit_random_{draw.kernel}"
+            self._kernels.launch(name, args, stream, grid=blocks, block=random_source.THREADS)
 
     def close(self) -> None:
         """Unload the kernels, all of which must have finished."""
