@@ -26,6 +26,7 @@ from cudakit.cli.bench.options import (
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.interrupts import held_interrupts
 from cudakit.cli.options import (
+    FILE,
     Command,
     OutputOptions,
     gpu_option,
@@ -116,10 +117,11 @@ _RANKS = option_group(
     ),
     option(
         "--rendezvous",
+        type=FILE,
         metavar="HOST:PORT|FILE",
         default="",
-        help="Where the processes find rank 0: an address on its host, or a file that all hosts "
-        "share.  [default: MASTER_ADDR:MASTER_PORT, or the first Slurm node]",
+        help="Address at which rank 0 waits for the other processes, or a file on all hosts to which "
+        "rank 0 writes its address.  [default: MASTER_ADDR:MASTER_PORT, or the first Slurm node]",
     ),
     option(
         "--rank-timeout",
@@ -273,7 +275,7 @@ def _process_group(
     """Yield a group of processes: rank 0 in a thread of this one, the others by TCP."""
     from cudakit.core.bench.collectives.group import LocalChannel, RankGroup, new_answers
     from cudakit.core.bench.collectives.processes import RemoteChannel, check_equal
-    from cudakit.core.bench.collectives.rendezvous import accept_ranks
+    from cudakit.core.bench.collectives.rendezvous import accept_ranks, reachable_host
     from cudakit.gpu.machine import open_machine
 
     facts = _start_facts(spec, gpu)
@@ -292,7 +294,7 @@ def _process_group(
         hellos = [hello for _, (_, hello) in sorted(connections.items())]
         for rank, hello in enumerate(hellos, start=1):
             check_equal(facts, hello, rank)
-        host = next(iter(connections.values()))[0].local_host
+        host = reachable_host(connection for connection, _ in connections.values())
         variables = tuple(message["variables"] for message in (facts, *hellos))
         ordinal = launch.local_rank % devices
         yield group, machine, {"ordinal": ordinal, "host": host, "variables": variables}
