@@ -261,7 +261,7 @@ def test_click_on_a_step_selects_it_as_the_window(open_page: OpenPage, tmp_path:
     assert evaluate(opened, f"() => {APP}.model.rows[0].label") == "steps"
     # The page opens on the measured steps.
     assert evaluate(opened, f"() => {APP}.state.get('view')") == [400, 900]
-    x = evaluate(opened, f"() => {APP}.timeline.axis.x(600, {APP}.timeline.surface.width)")
+    x = evaluate(opened, f"() => {APP}.timeline.axis.xOf(600, {APP}.timeline.surface.width)")
     top = evaluate(opened, f"() => {APP}.timeline.places.find(({{ row }}) => row).top")
     box = opened.page.locator(".panes canvas").first.bounding_box()
     assert box is not None
@@ -330,7 +330,7 @@ def test_clicking_a_kernel_shows_its_launch_configuration_and_its_call(
           const {{ timeline, model }} = {APP};
           const place = timeline.places.find(({{ row }}) => row?.source === "call");
           const middle = (model.calls.start[1] + model.calls.end[1]) / 2;
-          return [timeline.axis.x(middle, timeline.surface.width), place.top + 5];
+          return [timeline.axis.xOf(middle, timeline.surface.width), place.top + 5];
         }}""",
     )
     box = opened.page.locator(".panes canvas").first.bounding_box()

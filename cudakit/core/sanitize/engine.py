@@ -13,7 +13,11 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, MemoryAccess
-from cudakit.core.sanitize.collectives import CollectiveTracker
+from cudakit.core.sanitize.collectives import (
+    PEER_KERNELS,
+    CollectiveTracker,
+    are_peer_kernels,
+)
 from cudakit.core.sanitize.conflicts import Conflict, ConflictChecker
 from cudakit.core.sanitize.graphs import GraphTracker
 from cudakit.core.sanitize.operations import AllocationEvents, Allocations, StreamWork
@@ -267,7 +271,9 @@ class Engine:
         coverage.accesses_uncertain += precision_counts[Precision.UNCERTAIN]
 
     def _report_conflict(self, conflict: Conflict) -> None:
-        if conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
+        if are_peer_kernels(conflict.previous.call, conflict.current.call, self._strings):
+            self.gaps[PEER_KERNELS] += 1
+        elif conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
             self.coverage.suspected += 1
         else:
             self._races.append(self._describer.describe(conflict, self._strings))

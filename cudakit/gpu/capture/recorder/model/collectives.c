@@ -331,9 +331,10 @@ void collective_report_end(uint64_t id)
     pthread_mutex_lock(&recorder_lock);
     plan *reported = find_plan(id);
     communicator *owner = reported ? find_communicator(reported->communicator) : NULL;
-    if (reported && !reported->launch.kind && !reported->node && owner &&
-        owner->version < NCCL_VERSION_WITH_CALLS) {
-        record_gaps(UNKNOWN_BUFFERS "the stream is not reported by this version of NCCL", reported->count);
+    const bool has_launch = reported && (reported->launch.kind || reported->node);
+    if (owner && !has_launch && owner->version < NCCL_VERSION_WITH_CALLS) {
+        if (reported->count) /* not a late event of a closed communicator */
+            record_gaps(UNKNOWN_BUFFERS "the stream is not reported by this version of NCCL", reported->count);
         remove_plan(reported);
     } else if (reported) {
         reported->is_ended = true;
