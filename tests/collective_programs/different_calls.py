@@ -20,7 +20,13 @@ def main() -> None:
     rank = dist.get_rank()
     torch.cuda.set_device(rank)
     first, second = torch.ones(1024, device="cuda"), torch.ones(2048, device="cuda")
-    dist.all_reduce(first)
+    for warm_up in (
+        first,
+        second,
+        first.double(),
+    ):  # connects the ranks, for which NCCL waits on the host
+        dist.all_reduce(warm_up)
+        dist.broadcast(warm_up, 0)
     torch.cuda.synchronize()
     is_different = rank == 1 and how != "same"
     if how == "order" and is_different:
