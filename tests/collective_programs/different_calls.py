@@ -1,7 +1,7 @@
 """Two ranks that call different collectives: torchrun --standalone --nproc-per-node 2 different_calls.py HOW
 
-HOW is ``same``, ``order``, ``count``, ``type``, ``root`` or ``died`` (rank 1 ends before the calls). NCCL may wait forever for such a pair of calls, so the
-program ends without waiting for the GPU.
+HOW is ``same``, ``order``, ``count``, ``type``, ``root`` or ``died``; with ``died``, rank 1 ends before the calls.
+NCCL may wait forever for calls that differ, so the program ends without waiting for the GPU.
 """
 
 from __future__ import annotations
