@@ -154,9 +154,8 @@ def _extents(shape: Shape | None) -> tuple[int, ...]:
     except TypeError:
         extents = (-1,)
     if min(extents, default=0) < 0:
-        given = repr(shape) if isinstance(shape, int | float | Sequence) else type(shape).__name__
         raise UsageError(
-            f"a shape has integers of at least 0, not {given}", hint="pass an array as out="
+            f"a shape has integers of at least 0, not {shape!r:.60}", hint="pass an array as out="
         )
     if math.prod(extents) >= 1 << 62:
         raise UsageError(f"an array of shape {extents} does not fit in memory")

@@ -265,7 +265,7 @@ def test_invalid_shape_is_rejected(shape: Any, on_host: Generator) -> None:
 
 
 def test_array_in_place_of_shape_is_rejected_with_a_hint(on_host: Generator) -> None:
-    with pytest.raises(UsageError, match="not ndarray") as caught:
+    with pytest.raises(UsageError, match="not array") as caught:
         on_host.uniform(np.zeros(3))
 
     assert caught.value.hint == "pass an array as out="
