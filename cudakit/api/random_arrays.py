@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import index
 from typing import Any, Protocol, TypeAlias
 
@@ -84,7 +85,7 @@ class DeviceMemory:
             raise UsageError(
                 "out is read-only", hint="pass tensors that require grad as tensor.detach()"
             )
-        item_bytes = BF16.size_bytes if view.dtype == "bfloat16" else np.dtype(view.dtype).itemsize
+        item_bytes = _item_bytes(view.dtype)
         _check_layout(view.shape, view.strides, item_bytes)
         _check_expected(view.shape, shape, view.dtype, dtype)
         calling_stream = self._uncaptured_stream(stream, operand.library)
@@ -137,6 +138,11 @@ class HostMemory:
         return output.array
 
 
+@cache
+def _item_bytes(dtype: str) -> int:
+    return BF16.size_bytes if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
 def _extents(shape: Shape | None) -> tuple[int, ...]:
     """Return a shape as a tuple. Raises UsageError unless it has non-negative integers."""
     if shape is None:
@@ -153,11 +159,13 @@ def _extents(shape: Shape | None) -> tuple[int, ...]:
 
 
 def _check_layout(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> None:
-    if math.prod(shape) and any(
-        extent > 1 and stride != contiguous_stride
-        for extent, stride, contiguous_stride in zip(
-            shape, strides, contiguous_strides(shape, item_bytes), strict=True
-        )
+    expected_strides = contiguous_strides(shape, item_bytes)
+    if strides == expected_strides or not math.prod(shape):
+        return
+    pairs = zip(strides, expected_strides, strict=True)
+    if any(
+        extent > 1 and stride != expected
+        for extent, (stride, expected) in zip(shape, pairs, strict=True)
     ):
         raise UsageError(
             f"out is not contiguous: shape {shape}, strides {strides} bytes",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,15 @@ SOURCE = random_source.SOURCE
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+# Enough CUDA blocks to fill all GPUs; with more, each thread would start for too few numbers.
+_MAX_BLOCKS = 2048
+# Number of draws whose parameters are kept, because programs repeat calls.
+_KEPT_DRAWS = 1024
 # Elements that the numpy twin computes at once: intermediate arrays stay in the CPU's cache.
 _CHUNK = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Draw:
     """One call of a generator: the kernel, its parameters, and the Philox blocks that it uses."""
 
@@ -39,7 +43,7 @@ class Draw:
     parameters: tuple[np.generic, ...]  # Arguments of the kernel after the counter.
     blocks: int = 0  # Number of Philox blocks that the call uses.
 
-    @property
+    @cached_property
     def storage(self) -> str:
         """The numpy dtype in which the kernel writes: bfloat16 as uint16, integers as unsigned ones."""
         method, _, item = self.kernel.partition("_")
@@ -47,20 +51,23 @@ class Draw:
             return "uint16" if item == "bfloat16" else item
         return {"bits": "u1", "wide_integers": "u8"}.get(self.kernel, f"u{item}")
 
-    @property
-    def elements_per_thread(self) -> int:
-        """The number of elements that one iteration of a thread writes."""
+    @cached_property
+    def threads(self) -> int:
+        """The number of threads that would each write the elements of one iteration."""
         method, _, dtype = self.kernel.partition("_")
         if method == "uniform":
-            return random_values.elements_per_block(dtype)
-        return {"bits": 16, "wide_integers": 2, "normal_float64": 2}.get(self.kernel, 4)
+            return -(-self.count // random_values.elements_per_block(dtype))
+        per_thread = {"bits": 16, "wide_integers": 2, "normal_float64": 2}.get(self.kernel, 4)
+        return -(-self.count // per_thread)
 
 
+@lru_cache(_KEPT_DRAWS)
 def bits_draw(size_bytes: int) -> Draw:
     """Return the draw of random bytes."""
     return Draw("bits", size_bytes, (), -(-size_bytes // 16))
 
 
+@lru_cache(_KEPT_DRAWS)
 def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
     """Return the draw of uniform values in [low, high), whose bounds are rounded to the dtype.
 
@@ -83,6 +90,7 @@ def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
     return Draw(f"uniform_{dtype}", count, parameters, -(-count // per_block))
 
 
+@lru_cache(_KEPT_DRAWS)
 def normal_draw(count: int, dtype: str, mean: float, deviation: float) -> Draw:
     """Return the draw of normal values. Raises UsageError unless mean and deviation are valid."""
     _check_dtype(dtype, FLOATS, "normal")
@@ -98,6 +106,7 @@ def normal_draw(count: int, dtype: str, mean: float, deviation: float) -> Draw:
     return Draw(f"normal_{dtype}", count, parameters, -(-count // per_block))
 
 
+@lru_cache(_KEPT_DRAWS)
 def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
     """Return the draw of integers in [low, high). Raises UsageError if the dtype cannot hold them."""
     _check_dtype(dtype, INTEGERS, "integers")
@@ -116,6 +125,7 @@ def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
     return Draw("wide_integers", count, parameters, -(-count // 2))
 
 
+@lru_cache(_KEPT_DRAWS)
 def permutation_draw(size: int, dtype: str) -> Draw:
     """Return the draw of a permutation of 0 to ``size`` - 1. Raises UsageError if the dtype is too small."""
     _check_dtype(dtype, INTEGERS, "permutation")
@@ -139,8 +149,10 @@ class RandomKernels:
         """Enqueue the kernel of a draw, from block ``start``. A draw of 0 elements launches nothing."""
         counter = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
         args: tuple[Argument, ...] = (destination, *counter, *draw.parameters)
-        threads = -(-draw.count // draw.elements_per_thread)
-        self._kernels.launch_over(f"cudakit_random_{draw.kernel}", threads, args, stream)
+        blocks = min(-(-draw.threads // random_source.THREADS), _MAX_BLOCKS)
+        if blocks:
+            name = f"cudakit_random_{draw.kernel}"
+            self._kernels.launch(name, args, stream, grid=blocks, block=random_source.THREADS)
 
     def close(self) -> None:
         """Unload the kernels, all of which must have finished."""

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, MemoryAccess
+from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, Clock, MemoryAccess
 from cudakit.core.sanitize.collectives import (
     PEER_KERNELS,
     CollectiveTracker,
@@ -192,6 +192,8 @@ class Engine:
         self._arena_bytes: dict[int, int] = {}
         self._prune_above = prune_above
         self._max_range_states = max_range_states
+        # The clock up to which all states were removed, as ``StreamOrder.past_clock`` returns it.
+        self._pruned_past: Clock = []
         self._next_prune_count = prune_above  # number of stored states at which to prune next
 
     def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
@@ -285,9 +287,14 @@ class Engine:
             self.gaps[UNKNOWN_STREAM] = self._stream_order.unrecorded_streams
         if self._state_count < self._next_prune_count:
             return
-        self._shadow.prune(self._stream_order.past_clock())
-        self._syncs.prune()
-        self._graphs.prune()
+        past = self._stream_order.past_clock()
+        if (
+            past != self._pruned_past
+        ):  # otherwise the last call removed everything that can be removed
+            self._pruned_past = past
+            self._shadow.prune(past)
+            self._syncs.prune()
+            self._graphs.prune()
         if self._shadow.range_state_count > self._max_range_states:
             self._shadow.coarsen(self._memory.driver.find, self._max_range_states)
         self._next_prune_count = self._prune_above + 2 * self._state_count
