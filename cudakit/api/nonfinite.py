@@ -76,6 +76,9 @@ def count_nonfinite(
             order_streams(counter.gpu, Stream(operand.stream), calling_stream)
     if out is not None:
         counter.add_counts(operands[-1].view.ptr, views, calling_stream)
+        for array in (*arrays, out):
+            if isinstance(array, DeviceArray):
+                array.record_use(calling_stream)
         if isinstance(out, DeviceArray):
             out.stream = calling_stream
         return out

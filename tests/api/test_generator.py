@@ -264,6 +264,13 @@ def test_invalid_shape_is_rejected(shape: Any, on_host: Generator) -> None:
         on_host.uniform(shape)
 
 
+def test_array_in_place_of_shape_is_rejected_with_a_hint(on_host: Generator) -> None:
+    with pytest.raises(UsageError, match="not array") as caught:
+        on_host.uniform(np.zeros(3))
+
+    assert caught.value.hint == "pass an array as out="
+
+
 def test_shape_and_dtype_must_be_those_of_the_output_array(on_host: Generator) -> None:
     with pytest.raises(UsageError, match=r"shape \(4,\), not \(5,\)"):
         on_host.uniform(5, out=np.zeros(4))

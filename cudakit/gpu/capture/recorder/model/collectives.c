@@ -438,7 +438,7 @@ static void end_old_plan(void)
         write_plan(plan);
 }
 
-/* Return the plan of a launch that NCCL did not announce, because its version is plan; NULL for other launches. */
+/* Return the plan of a launch that NCCL did not announce, because its version is old; NULL for other launches. */
 static nccl_plan *old_plan(void)
 {
     end_old_plan();
