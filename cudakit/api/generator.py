@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from operator import index
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +25,6 @@ from cudakit.kernels.random import (
     uniform_draw,
 )
 from cudakit.kernels.random_values import ATTEMPT_SHIFT, Counter
-
-_Number = TypeVar("_Number", int, float)
 
 _STATE_VERSION = 1
 _ALGORITHM = "philox4x32-10"
@@ -313,7 +311,7 @@ def _checked(name: str, value: object, error: Callable[[str], Exception]) -> int
     return int(value)
 
 
-def _number(name: str, value: Any, convert: Callable[[Any], _Number]) -> _Number:
+def _number(name: str, value: object, convert: Callable[[Any], Any]) -> Any:
     """Return an argument as a number. Raises UsageError with its name if it is none."""
     try:
         return convert(value)
