@@ -20,7 +20,12 @@ from cudakit.gpu.arrays import new_array, operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.device_array import to_device as copy_to_device
 from cudakit.gpu.fast_call import FastCall
-from cudakit.kernels.elementwise import DEFAULT_THREADS, ElementwiseProgram, Operand
+from cudakit.kernels.elementwise import (
+    DEFAULT_THREADS,
+    ElementwiseProgram,
+    Operand,
+    ResultType,
+)
 from cudakit.kernels.launch_plan import LaunchPlan, arguments_of
 from cudakit.kernels.reduction import ReductionProgram
 
@@ -60,6 +65,7 @@ class Elementwise(FastCall):
         self._threads = threads
         self._kernels = KernelsByDevice()
         self._plans: dict[object, LaunchPlan] = {}
+        self._types: dict[object, dict[str, ResultType]] = {}
         program = self._program.program
         self._configure(len(program.inputs), len(program.new_outputs))
 
@@ -90,7 +96,7 @@ class Elementwise(FastCall):
         if not outputs:
             outputs = {
                 name: new_array(call.library, call.gpu, result.dtype, result.shape, call.stream)
-                for name, result in self._program.result_types(values).items()
+                for name, result in self._result_types(values).items()
             }
         views = {name: operand_of(array, name).view for name, array in outputs.items()}
         plan = self._plan(values, views)
@@ -115,6 +121,15 @@ class Elementwise(FastCall):
             results=[order.index(name) for name in program.outputs],
         )
         return results[0] if len(results) == 1 else results
+
+    def _result_types(self, inputs: Mapping[str, Operand]) -> dict[str, ResultType]:
+        key = tuple(map(_layout_key, inputs.values()))
+        types = self._types.get(key)
+        if types is None:
+            if len(self._types) >= _MAX_PLANS:
+                self._types.clear()
+            types = self._types[key] = self._program.result_types(inputs)
+        return types
 
     def _plan(self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]) -> LaunchPlan:
         key = tuple(map(_layout_key, (*inputs.values(), *outputs.values())))

@@ -109,8 +109,7 @@ class ElementwiseProgram:
         source, name = kernel.source()
         _register_host_kernel(name, kernel)
         order = {operand: index for index, operand in enumerate([*inputs, *program.new_outputs])}
-        vectors = -(-layout.count // width)
-        blocks = -(-vectors // threads)
+        blocks = -(-layout.count // (kernel.elements_per_thread * threads))
         if blocks > _MAX_BLOCKS:
             raise UsageError(f"{layout.count} elements are more than one launch can compute")
         parameters: list[Parameter] = [_layout_argument(layout)]

@@ -384,7 +384,8 @@ def test_largest_array_has_64_bit_indices() -> None:
 def test_vector_width_follows_dtype_and_alignment(dtype: str, address: int, width: int) -> None:
     source = planned_source("z = x + x", x=view(dtype, address=(1 << 20) + address))
 
-    assert f"threadIdx.x) * {width};" in source
+    is_interleaved = "4 * blockDim.x" in source
+    assert is_interleaved if width == 1 else f"threadIdx.x) * {width};" in source
 
 
 # --- CUDA C++ --------------------------------------------------------------------------------------
