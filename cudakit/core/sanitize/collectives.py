@@ -6,8 +6,9 @@ interface, which reports an all-gather and a broadcast in bytes.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -17,7 +18,7 @@ from cudakit.core.sanitize.ordering import Stream, StreamOrder
 from cudakit.core.sanitize.races import CollectiveOperation, Coverage
 from cudakit.core.sanitize.record_batch import access_record
 from cudakit.core.sanitize.shadow_memory import Shadow
-from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
+from cudakit.trace.kinds import CollectiveFunction, EventKind, NcclDatatype
 from cudakit.trace.layout import ADDRESS_END
 
 # Bytes of one element. A type without a name in NCCL's events is ncclUint8.
@@ -251,6 +252,27 @@ def _receives_data(function: CollectiveFunction, rank: int, source: int, root: i
     if function in _WAITS_FOR_ALL:
         return True
     return source == root if function is CollectiveFunction.BROADCAST else rank == root
+
+
+PEER_KERNELS: Final = (
+    "accesses of XLA's collective kernels to another device, which wait for each other"
+)
+
+# Kernels that XLA compiles from collectives wait for their peers by flags in memory, which are not recorded.
+# XLA names a kernel after its first operation: an all-reduce of JAX on two H200s was all_reduce_1_fusion_1.
+_XLA_COLLECTIVE: Final = re.compile(
+    r"(?:all_reduce|all_gather|reduce_scatter|all_to_all|ragged_all_to_all|collective_permute)\w*$"
+)
+
+
+def are_peer_kernels(first: Call, second: Call, strings: Sequence[str]) -> bool:
+    """Return whether two calls launched the same collective kernel of XLA on two devices."""
+    return (
+        first.kind == second.kind == EventKind.LAUNCH
+        and first.device != second.device
+        and first.name == second.name
+        and bool(_XLA_COLLECTIVE.match(strings[first.name]))
+    )
 
 
 class CollectiveTracker:

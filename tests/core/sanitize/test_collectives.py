@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudakit.core.sanitize.collectives import (
+    PEER_KERNELS,
     UNKNOWN_FUNCTION,
     UNKNOWN_RANKS,
     Buffers,
@@ -405,3 +406,20 @@ def test_collectives_of_other_communicators_order_nothing() -> None:
     scene.collective(ALL_REDUCE, "y", "y", stream=1)
     scene.collective(ALL_REDUCE, "z", "z", stream=2)
     assert len(scene.read(2, "x")) == 1
+
+
+def test_collective_kernels_of_xla_do_not_race_with_their_peers() -> None:
+    scene = Scene()
+    kernel = "all_reduce_1_fusion_1"
+    access = Access(address_of("x"), address_of("x") + SIZE, WRITE)
+    scene.kernel(1, access, name=kernel, device=0)
+    assert scene.kernel(2, access, name=kernel, device=1) == []
+    assert dict(scene.engine.gaps) == {PEER_KERNELS: 1}
+    assert len(scene.kernel(3, access, name="add", device=1)) > 0
+
+
+def test_collective_kernels_of_xla_race_on_one_device() -> None:
+    scene = Scene()
+    access = Access(address_of("x"), address_of("x") + SIZE, WRITE)
+    scene.kernel(1, access, name="all_reduce")
+    assert len(scene.kernel(2, access, name="all_reduce")) == 1
