@@ -294,6 +294,16 @@ def test_invalid_generator_is_rejected(options: dict[str, Any], reason: str) -> 
         Generator(**{"device": "numpy"} | options)
 
 
+def test_arguments_that_are_not_numbers_are_rejected(on_host: Generator) -> None:
+    with pytest.raises(UsageError, match=r"low must be an integer, not 0\.5"):
+        on_host.integers(0.5, 3, 10)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="high must be a number, not None"):
+        on_host.uniform(3, high=None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="std must be a number"):
+        on_host.normal(3, std="wide")  # type: ignore[arg-type]
+    assert on_host.position == 0
+
+
 def test_invalid_dtypes_are_rejected(on_host: Generator) -> None:
     with pytest.raises(UsageError, match="not a dtype"):
         on_host.uniform(3, dtype="half-float")
