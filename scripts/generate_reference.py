@@ -93,7 +93,7 @@ RESULTS = {
 EXIT_CODES_OF_RUN = (
     (
         "1",
-        "the program succeeded, and there were races of its own; with --internal, also races inside libraries",
+        "the program succeeded, and had races; races inside libraries count with --internal only",
     ),
     ("125", "cudakit failed before the program started"),
     ("126", "the program cannot be executed"),
