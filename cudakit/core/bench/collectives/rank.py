@@ -120,8 +120,9 @@ class _Requests:
         self._compare = cleanup.enter_context(closing(Compare(gpu)))
         self._aligning_buffer = allocate(gpu, cleanup, FP32.size_bytes)
         self._timer = cleanup.enter_context(closing(Timer(gpu, wait=self._wait)))
+        # Aborting the communicators ends operations that would otherwise block the release of memory.
+        cleanup.callback(self._release_operations)
         cleanup.callback(self._close_communicators)
-        cleanup.callback(self._release_all)
         self._operations: dict[int, RankOperation] = {}
         self._graphs: dict[int, CapturedWork] = {}
         # Libraries that created a unique id, and may serve the ranks that join.
@@ -238,13 +239,14 @@ class _Requests:
         if not self._communicators:
             self._gpu.sync_stream(stream)
 
-    def _release_all(self) -> None:
-        for graph in self._graphs.values():
-            graph.close()
+    def _release_operations(self) -> None:
         for operation in self._operations.values():
             operation.close()
 
     def _close_communicators(self) -> None:
+        """Destroy all graphs, then the communicators: NCCL waits for the end of the graphs."""
+        for graph in self._graphs.values():
+            graph.close()
         for communicator in reversed(list(self._communicators.values())):
             communicator.close()
 

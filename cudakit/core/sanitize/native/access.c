@@ -117,10 +117,9 @@ void access_release(struct access *access)
 PyObject *access_object(struct access *access, PyObject *type)
 {
     if (!access->object)
-        access->object =
-            PyObject_CallFunction(type, "IKOKKBB", access->slot, (unsigned long long)access->tick,
-                                  access->operation->call, (unsigned long long)access->lo,
-                                  (unsigned long long)access->hi, access->mode, access->precision);
+        access->object = PyObject_CallFunction(type, "IKOKKBB", access->slot, (unsigned long long)access->tick,
+                                               access->operation->call, (unsigned long long)access->lo,
+                                               (unsigned long long)access->hi, access->mode, access->precision);
     return access->object;
 }
 
@@ -151,22 +150,14 @@ void access_list_clear(struct access_list *list)
         PyMem_Free(old_list.items);
 }
 
-/* Return an array for a number of accesses, or NULL with an exception. */
-static struct access **new_items(size_t count)
-{
-    struct access **items = PyMem_Malloc(count * sizeof(struct access *));
-    if (!items)
-        PyErr_NoMemory();
-    return items;
-}
-
 int access_list_copy(struct access_list *copy, const struct access_list *list)
 {
     *copy = *list;
     if (list->count > 1) {
-        copy->items = new_items(list->count);
+        copy->items = PyMem_Malloc(list->count * sizeof(struct access *));
         if (!copy->items) {
             copy->count = 0;
+            PyErr_NoMemory();
             return -1;
         }
         memcpy(copy->items, list->items, list->count * sizeof *list->items);
@@ -177,29 +168,48 @@ int access_list_copy(struct access_list *copy, const struct access_list *list)
     return 0;
 }
 
+/* Remove the accesses that happen before the clock. */
+static void remove_ordered(struct access_list *list, const struct clock *clock)
+{
+    if (list->count <= 1) {
+        if (list->count && access_is_ordered(list->single, clock))
+            access_list_clear(list);
+        return;
+    }
+    struct access **items = list->items;
+    uint32_t remaining = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        if (access_is_ordered(items[i], clock))
+            access_release(items[i]);
+        else
+            items[remaining++] = items[i];
+    }
+    list->count = remaining;
+    if (remaining == 1)
+        list->single = items[0];
+    if (remaining <= 1)
+        PyMem_Free(items);
+}
+
 int access_list_replace_ordered(struct access_list *list, const struct clock *clock, struct access *added)
 {
-    struct access *const *old_items = access_list_items(list);
-    uint32_t count = added != NULL;
-    for (uint32_t i = 0; i < list->count; i++)
-        count += !access_is_ordered(old_items[i], clock);
-    if (count == list->count + (added != NULL) && !added)
+    remove_ordered(list, clock);
+    if (!added)
         return 0;
-    struct access_list new_list = {.count = count};
-    struct access **new_array = &new_list.single;
-    if (count > 1) {
-        new_list.items = new_array = new_items(count);
-        if (!new_array)
-            return -1;
+    if (!list->count) {
+        *list = (struct access_list){.count = 1, .single = access_share(added)};
+        return 0;
     }
-    uint32_t end = 0;
-    for (uint32_t i = 0; i < list->count; i++)
-        if (!access_is_ordered(old_items[i], clock))
-            new_array[end++] = access_share(old_items[i]);
-    if (added)
-        new_array[end] = access_share(added);
-    access_list_clear(list);
-    *list = new_list;
+    struct access **old_items = list->count > 1 ? list->items : NULL;
+    struct access **items = PyMem_Realloc(old_items, (list->count + 1) * sizeof(struct access *));
+    if (!items) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (!old_items)
+        items[0] = list->single;
+    items[list->count++] = access_share(added);
+    list->items = items;
     return 0;
 }
 

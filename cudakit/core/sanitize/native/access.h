@@ -1,5 +1,6 @@
 /* Clocks, operations and accesses: the C counterparts of clocks.py. */
-#pragma once
+#ifndef CUDAKIT_SANITIZE_ACCESS_H
+#define CUDAKIT_SANITIZE_ACCESS_H
 
 #include <Python.h>
 #include <stdbool.h>
@@ -14,7 +15,8 @@ enum { PRECISION_MERGED = 0, PRECISION_EXACT = 1, PRECISION_ASSUMED = 3, PRECISI
 
 /* A clock: for each slot, the last tick that happens before an operation. */
 struct clock {
-    PyObject *list;  /* the list of Python from which the ticks were copied; clocks.py never changes lists in place */
+    PyObject
+        *list; /* the list of Python from which the ticks were copied; clocks.py never changes lists in place */
     uint64_t *ticks;
     Py_ssize_t width; /* number of slots */
     Py_ssize_t capacity;
@@ -77,7 +79,7 @@ bool accesses_are_equivalent(const struct access *first, const struct access *se
 struct access_list {
     uint32_t count;
     union {
-        struct access *single;  /* if count is 1 */
+        struct access *single; /* if count is 1 */
         struct access **items; /* if count is greater than 1 */
     };
 };
@@ -92,6 +94,8 @@ void access_list_clear(struct access_list *list);
 /* Make a new list share the accesses of another one. Return -1 with an exception if memory runs out. */
 int access_list_copy(struct access_list *copy, const struct access_list *list);
 /* Remove the accesses that happen before the clock, and append `added` (which is shared) unless it is NULL.
- * Return -1 with an exception if memory runs out; the list is then unchanged. */
+ * Return -1 with an exception if there is no memory for the added access. */
 int access_list_replace_ordered(struct access_list *list, const struct clock *clock, struct access *added);
 bool access_lists_are_equivalent(const struct access_list *first, const struct access_list *second);
+
+#endif

@@ -17,7 +17,7 @@
 
 static hash_table node_call_sites;    /* call site ids of captured nodes, by node handle */
 static hash_table node_program_calls; /* numbers of the program calls that captured nodes, by node handle */
-static hash_table node_ids;        /* node ids of kernels, copies, memsets and child graphs, by node_key() */
+static hash_table node_ids;           /* node ids of kernels, copies, memsets and child graphs, by node_key() */
 static int active_captures;
 
 /* --- records ---------------------------------------------------------------------------------- */
