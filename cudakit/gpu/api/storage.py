@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from cudakit.gpu.api import Ptr
+from cudakit.gpu.api.values import Ptr
 
 # How a library moves the data. direct: from the drive to device memory (GPUDirect Storage); compatibility:
 # through host memory, as cuFile does without its kernel driver or for file systems that do not support it.
