@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "decode/pages.h"
+#include "model/allocations.h"
 #include "recorder.h"
 #include "write/spool.h"
 
@@ -102,7 +103,13 @@ static void add_to_digest(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
         writer->digest = mix(writer->digest, values[i]);
     writer->range_count++;
-    writer->is_inside = writer->is_inside && is_reached(writer, lo, hi);
+    if (templates_are_enabled() && !is_reached(writer, lo, hi)) {
+        /* The order of this launch with other work on the allocation is not tracked. */
+        writer->is_inside = false;
+        pthread_mutex_lock(&recorder_lock);
+        allocations_contest(lo, hi);
+        pthread_mutex_unlock(&recorder_lock);
+    }
 }
 
 /* Append an access of the current launch. The caller sets ``mode`` and ``precision``. */
