@@ -1,4 +1,4 @@
-"""``--accesses auto`` finds the races that ``--accesses exact`` finds, and inserts the accesses of templates."""
+"""``--accesses auto`` finds the races of ``--accesses exact``, and inserts the accesses of templates."""
 
 from __future__ import annotations
 

@@ -116,10 +116,9 @@ void access_release(struct access *access)
 PyObject *access_object(struct access *access, PyObject *type)
 {
     if (!access->object)
-        access->object =
-            PyObject_CallFunction(type, "IKOKKBB", access->slot, (unsigned long long)access->tick,
-                                  access->operation->call, (unsigned long long)access->lo,
-                                  (unsigned long long)access->hi, access->mode, access->precision);
+        access->object = PyObject_CallFunction(type, "IKOKKBB", access->slot, (unsigned long long)access->tick,
+                                               access->operation->call, (unsigned long long)access->lo,
+                                               (unsigned long long)access->hi, access->mode, access->precision);
     return access->object;
 }
 

@@ -14,7 +14,8 @@ enum { PRECISION_MERGED = 0, PRECISION_EXACT = 1, PRECISION_ASSUMED = 3, PRECISI
 
 /* A clock: for each slot, the last tick that happens before an operation. */
 struct clock {
-    PyObject *list;  /* the list of Python from which the ticks were copied; clocks.py never changes lists in place */
+    PyObject
+        *list; /* the list of Python from which the ticks were copied; clocks.py never changes lists in place */
     uint64_t *ticks;
     Py_ssize_t width; /* number of slots */
     Py_ssize_t capacity;
@@ -77,7 +78,7 @@ bool accesses_are_equivalent(const struct access *first, const struct access *se
 struct access_list {
     uint32_t count;
     union {
-        struct access *single;  /* if count is 1 */
+        struct access *single; /* if count is 1 */
         struct access **items; /* if count is greater than 1 */
     };
 };

@@ -264,8 +264,8 @@ int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_st
     int result = 0;
     for (size_t begin = 0; begin < count;) {
         bool has_allocation = false;
-        size_t group_count = result ? 0 : count_in_allocation(&states[begin], count - begin, allocation_at,
-                                                              &has_allocation);
+        size_t group_count =
+            result ? 0 : count_in_allocation(&states[begin], count - begin, allocation_at, &has_allocation);
         size_t end = begin + (group_count ? group_count : count - begin); /* after an error: keep the rest */
         size_t kept_count = end - begin;
         if (!group_count)

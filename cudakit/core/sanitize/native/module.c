@@ -85,16 +85,14 @@ static struct access *access_from_object(PyObject *object)
     uint64_t slot, tick, lo, hi, mode, precision;
     if (read_number(object, "slot", UINT32_MAX, &slot) || read_number(object, "tick", UINT64_MAX, &tick) ||
         read_number(object, "lo", UINT64_MAX, &lo) || read_number(object, "hi", UINT64_MAX, &hi) ||
-        read_number(object, "mode", UINT8_MAX, &mode) ||
-        read_number(object, "precision", UINT8_MAX, &precision))
+        read_number(object, "mode", UINT8_MAX, &mode) || read_number(object, "precision", UINT8_MAX, &precision))
         return NULL;
     PyObject *call = PyObject_GetAttrString(object, "call");
     struct operation *operation = call ? operation_new(call) : NULL;
     Py_XDECREF(call);
     if (!operation)
         return NULL;
-    struct access *access =
-        access_new(operation, (uint32_t)slot, tick, lo, hi, (uint8_t)mode, (uint8_t)precision);
+    struct access *access = access_new(operation, (uint32_t)slot, tick, lo, hi, (uint8_t)mode, (uint8_t)precision);
     operation_release(operation);
     if (access)
         access->object = Py_NewRef(object);
@@ -162,13 +160,14 @@ static int add_records(struct shadow *shadow, const Py_buffer *rows, PyObject *c
         return -1;
     struct operation *operation = operation_new(call);
     int result = operation ? 0 : -1;
-    for (Py_ssize_t offset = 0; !result && offset < rows->len; offset += (Py_ssize_t)sizeof(struct access_record)) {
+    for (Py_ssize_t offset = 0; !result && offset < rows->len;
+         offset += (Py_ssize_t)sizeof(struct access_record)) {
         struct access_record record; /* a copy, because the buffer may not be aligned */
         memcpy(&record, (const char *)rows->buf + offset, sizeof record);
         if (record.kind != KIND_ACCESS)
             continue;
-        struct access *access = access_new(operation, (uint32_t)slot, tick, record.lo, record.hi, record.mode,
-                                           record.precision);
+        struct access *access =
+            access_new(operation, (uint32_t)slot, tick, record.lo, record.hi, record.mode, record.precision);
         result = access ? shadow_add(shadow, access, record.stride_bytes, record.count) : -1;
         access_release(access);
     }

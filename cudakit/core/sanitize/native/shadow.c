@@ -32,10 +32,10 @@ static int check_unordered(struct shadow *shadow, struct state *state, struct ac
     PyObject *reported = state->already_reported ? Py_NewRef(state->already_reported) : PyTuple_New(0);
     PyObject *result = NULL;
     if (previous && current && reported)
-        result = PyObject_CallMethod(shadow->checker, "check", "OOOO(KK)OO", reported, previous, current,
-                                     shadow->clock.list, (unsigned long long)shared.lo,
-                                     (unsigned long long)shared.hi, certainly_overlap ? Py_True : Py_False,
-                                     approximate ? Py_True : Py_False);
+        result =
+            PyObject_CallMethod(shadow->checker, "check", "OOOO(KK)OO", reported, previous, current,
+                                shadow->clock.list, (unsigned long long)shared.lo, (unsigned long long)shared.hi,
+                                certainly_overlap ? Py_True : Py_False, approximate ? Py_True : Py_False);
     Py_XDECREF(previous);
     Py_XDECREF(reported);
     if (result && !PyTuple_Check(result)) {
@@ -184,7 +184,8 @@ static void merge_with_neighbors(struct shadow *shadow, const struct access *acc
         end = map_next(map, end);
     const struct state *next = map_state(map, end);
     struct state *last_piece = &pieces->items[pieces->count - 1], *first_piece = &pieces->items[0];
-    if (next && next->lo == access->hi && last_piece->hi == access->hi && states_are_equivalent(last_piece, next)) {
+    if (next && next->lo == access->hi && last_piece->hi == access->hi &&
+        states_are_equivalent(last_piece, next)) {
         last_piece->hi = next->hi;
         replaced->count++;
     }

@@ -137,9 +137,9 @@ static int prune_reported(struct state *state)
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
         PyObject *pair = PyTuple_GET_ITEM(pairs, i);
         PyObject *earlier = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) ? PyTuple_GET_ITEM(pair, 0) : NULL;
-        bool is_stored = earlier && ((state->write && state->write->object == earlier) ||
-                                     list_has_object(&state->reads, earlier) ||
-                                     list_has_object(&state->atomics, earlier));
+        bool is_stored =
+            earlier && ((state->write && state->write->object == earlier) ||
+                        list_has_object(&state->reads, earlier) || list_has_object(&state->atomics, earlier));
         if (is_stored && PyList_Append(remaining_pairs, pair)) {
             Py_DECREF(remaining_pairs);
             return -1;

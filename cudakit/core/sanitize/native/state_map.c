@@ -18,7 +18,8 @@ static size_t find_chunk(struct state_map *map, uint64_t address)
         if (hint + 2 == map->chunk_count || address <= firsts[hint + 2])
             return map->last_chunk = hint + 1;
     }
-    size_t begin = 0, end = map->chunk_count; /* chunks before `begin` begin below the address, others from `end` not */
+    size_t begin = 0,
+           end = map->chunk_count; /* chunks before `begin` begin below the address, others from `end` not */
     while (begin < end) {
         size_t middle = begin + (end - begin) / 2;
         if (firsts[middle] < address)
@@ -232,7 +233,8 @@ static int insert_states(struct state_map *map, struct position position, const 
     return 0;
 }
 
-int map_replace(struct state_map *map, struct position position, size_t removed, struct state *states, size_t count)
+int map_replace(struct state_map *map, struct position position, size_t removed, struct state *states,
+                size_t count)
 {
     size_t overwritten = Py_MIN(removed, count);
     for (size_t i = 0; i < overwritten; i++) {

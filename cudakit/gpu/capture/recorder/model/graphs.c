@@ -17,7 +17,7 @@
 
 static hash_table node_call_sites;    /* call site ids of captured nodes, by node handle */
 static hash_table node_program_calls; /* numbers of the program calls that captured nodes, by node handle */
-static hash_table node_ids;        /* node ids of kernels, copies, memsets and child graphs, by node_key() */
+static hash_table node_ids;           /* node ids of kernels, copies, memsets and child graphs, by node_key() */
 static int active_captures;
 
 /* --- records ---------------------------------------------------------------------------------- */
@@ -183,7 +183,7 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
 typedef struct {
     uint64_t *addresses;
     size_t count, capacity;
-    uint32_t version; /* number of written nodes, changed ones included */
+    uint32_t version;        /* number of written nodes, changed ones included */
     bool is_always_recorded; /* launches have no template */
 } graph_reach;
 
