@@ -53,6 +53,8 @@ EXTENSIONS = [
         "cudakit/core/allocator/fast/fast_path.c",
         headers=("cudakit/core/allocator/fast/*.h",),
     ),
+    # Without it, kernels of cudakit.elementwise and cudakit.reduction are launched through Python.
+    _extension("cudakit.gpu._fast_call", "cudakit/gpu/_fast_call.c"),
     # Without it, the race detector's shadow memory is pure Python.
     _extension(
         "cudakit.core.sanitize._shadow_memory",

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
         memviz_diff as memviz_diff,
         memviz_what_if as memviz_what_if,
     )
+    from cudakit.api.nonfinite import (
+        LossScaler as LossScaler,
+        count_nonfinite as count_nonfinite,
+    )
+    from cudakit.api.pin import PinnedMemory as PinnedMemory, pin as pin
     from cudakit.api.plugs import (
         cupy_allocator as cupy_allocator,
         numba_memory_manager as numba_memory_manager,
@@ -99,10 +104,12 @@ _MODULES = {
     "InputError": "cudakit.errors",
     "InvalidPointer": "cudakit.api.allocator",
     "InvalidSize": "cudakit.api.allocator",
+    "LossScaler": "cudakit.api.nonfinite",
     "MemPool": "cudakit.api.allocator",
     "MissingDependency": "cudakit.errors",
     "OpenedMemory": "cudakit.api.allocator",
     "OutOfMemory": "cudakit.api.allocator",
+    "PinnedMemory": "cudakit.api.pin",
     "PoolError": "cudakit.api.allocator",
     "RaceError": "cudakit.errors",
     "Reentered": "cudakit.api.allocator",
@@ -114,6 +121,7 @@ _MODULES = {
     "UsageError": "cudakit.errors",
     "can_access_peer": "cudakit.gpu.cuda.current",
     "capability": "cudakit.gpu.cuda.current",
+    "count_nonfinite": "cudakit.api.nonfinite",
     "cupy_allocator": "cudakit.api.plugs",
     "current_device": "cudakit.gpu.cuda.current",
     "current_stream": "cudakit.gpu.cuda.current",
@@ -132,6 +140,7 @@ _MODULES = {
     "memviz_diff": "cudakit.api.memory",
     "memviz_what_if": "cudakit.api.memory",
     "numba_memory_manager": "cudakit.api.plugs",
+    "pin": "cudakit.api.pin",
     "pop_range": "cudakit.gpu.nvtx",
     "profile": "cudakit.api.profile",
     "profiler": "cudakit.api",

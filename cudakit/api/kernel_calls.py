@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -10,9 +11,23 @@ from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Argument, Gpu, Ptr, Stream
 from cudakit.gpu.arrays import DeviceOperand, current_stream, operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray, order_streams
+from cudakit.gpu.fast_call import FastCall, prepare_call
 from cudakit.kernels.elementwise import Operand
-from cudakit.kernels.launch_plan import NO_SCRATCH, LaunchPlan, PlannedKernels
+from cudakit.kernels.launch_plan import (
+    NO_SCRATCH,
+    Address,
+    LaunchPlan,
+    Number,
+    Parameter,
+    PlannedKernels,
+    Scratch,
+)
 
+if TYPE_CHECKING:
+    from cudakit.gpu.cuda.device import Cuda
+
+# Kinds of parameters in _fast_call.c by the dtype of a Python number.
+_NUMBER_KINDS = {"float32": "f", "float64": "d", "int64": "q", "bool": "?"}
 _MAX_INTEGER = 1 << 63
 
 
@@ -49,6 +64,36 @@ class Call:
         for result in results:
             if isinstance(result, DeviceArray):
                 result.stream = self.stream
+
+    def prepare(
+        self,
+        callable_: FastCall,
+        kernels: PlannedKernels,
+        plan: LaunchPlan,
+        *,
+        inputs: Sequence[object],
+        outputs: Sequence[object],
+        allocates: bool,
+        results: Sequence[int],
+        scratch: Ptr = NO_SCRATCH,
+    ) -> None:
+        """Prepare equal calls of a real device, so that they run without Python code."""
+        if self.gpu.simulated or not plan.blocks or self.library != "torch":
+            return
+        prepare_call(
+            callable_,
+            cast("Cuda", self.gpu),
+            kernels.kernel(plan),
+            inputs=inputs,
+            outputs=outputs,
+            allocates=allocates,
+            results=results,
+            parameters=[_fast_parameter(parameter) for parameter in plan.parameters],
+            blocks=plan.blocks,
+            threads=plan.threads,
+            stream=self.stream,
+            scratch=scratch,
+        )
 
     def _device(self) -> Gpu:
         """Return the device of all arrays. Raises UsageError for several devices, or without an array."""
@@ -164,6 +209,18 @@ def _zeroed_memory(gpu: Gpu, size_bytes: int) -> Ptr:
         finally:
             gpu.destroy_stream(stream)
     return memory
+
+
+def _fast_parameter(parameter: Parameter) -> tuple[str, int, np.generic | None]:
+    """Return a parameter of a plan in the form of ``prepare_call``."""
+    match parameter:
+        case Address(operand):
+            return "a", operand, None
+        case Number(operand, dtype):
+            return _NUMBER_KINDS.get(dtype.name, "q"), operand, None
+        case Scratch():
+            return "s", 0, None
+    return "c", 0, parameter
 
 
 def _number(name: str, value: bool | int | float | complex | np.generic) -> Operand:

@@ -19,6 +19,7 @@ from cudakit.gpu.api.arrays import ArrayView
 from cudakit.gpu.arrays import new_array, operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.device_array import to_device as copy_to_device
+from cudakit.gpu.fast_call import FastCall
 from cudakit.kernels.elementwise import DEFAULT_THREADS, ElementwiseProgram, Operand
 from cudakit.kernels.launch_plan import LaunchPlan, arguments_of
 from cudakit.kernels.reduction import ReductionProgram
@@ -51,7 +52,7 @@ def to_device(
     return copy_to_device(values, gpu, stream_of(stream, gpu))
 
 
-class Elementwise:
+class Elementwise(FastCall):
     """A compiled expression, which ``cudakit.elementwise`` returns. Call it with arrays and numbers."""
 
     def __init__(self, text: str, outputs: Sequence[str] | None, *, threads: int) -> None:
@@ -59,6 +60,8 @@ class Elementwise:
         self._threads = threads
         self._kernels = KernelsByDevice()
         self._plans: dict[object, LaunchPlan] = {}
+        program = self._program.program
+        self._configure(len(program.inputs), len(program.new_outputs))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -70,7 +73,7 @@ class Elementwise:
         """Names of the results, in the order of the returned tuple."""
         return self._program.program.outputs
 
-    def __call__(
+    def _call(
         self, *arguments: object, out: object = None, stream: object = None, **named: object
     ) -> Any:
         """Enqueue the kernel, and return its output: an array, or a tuple of several.
@@ -96,10 +99,21 @@ class Elementwise:
             value.ptr if isinstance(value, ArrayView) else value
             for value in (*values.values(), *views.values())
         ]
-        call.launch(self._kernels.of(call.gpu), plan, arguments_of(plan, operands))
+        kernels = self._kernels.of(call.gpu)
+        call.launch(kernels, plan, arguments_of(plan, operands))
         arrays = {**inputs, **outputs}
         results = tuple(arrays[name] for name in program.outputs)
         call.finish(results)
+        order = list(arrays)
+        call.prepare(
+            self,
+            kernels,
+            plan,
+            inputs=tuple(inputs.values()),
+            outputs=tuple(outputs.values()),
+            allocates=out is None and bool(outputs),
+            results=[order.index(name) for name in program.outputs],
+        )
         return results[0] if len(results) == 1 else results
 
     def _plan(self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]) -> LaunchPlan:
@@ -145,20 +159,21 @@ def elementwise(
     return Elementwise(expressions, outputs, threads=threads)
 
 
-class Reduction:
+class Reduction(FastCall):
     """A compiled reduction, which ``cudakit.reduction`` returns. Call it with arrays and numbers."""
 
     def __init__(self, text: str, axis: int | Sequence[int] | None, *, keepdims: bool) -> None:
         self._program = ReductionProgram(text, axis, keepdims=keepdims)
         self._kernels = KernelsByDevice()
         self._plans: dict[object, LaunchPlan] = {}
+        self._configure(len(self._program.inputs), 1)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the arguments, in the order of a call."""
         return self._program.inputs
 
-    def __call__(
+    def _call(
         self, *arguments: object, out: object = None, stream: object = None, **named: object
     ) -> Any:
         """Enqueue the kernel, and return the array of results.
@@ -171,7 +186,8 @@ class Reduction:
         inputs = bind_arguments(program.inputs, arguments, named)
         call = Call({**inputs, **bind_outputs(("out",), out)}, stream)
         values = {name: call.values[name] for name in inputs}
-        if out is None:
+        allocates = out is None
+        if allocates:
             result = program.result_type(values)
             out = new_array(call.library, call.gpu, result.dtype, result.shape, call.stream)
         view = operand_of(out, "out").view
@@ -182,8 +198,20 @@ class Reduction:
             for value in (*values.values(), view)
         ]
         scratch = self._kernels.scratch(call.gpu, plan, call.stream)
-        call.launch(self._kernels.of(call.gpu), plan, arguments_of(plan, operands, scratch))
+        kernels = self._kernels.of(call.gpu)
+        call.launch(kernels, plan, arguments_of(plan, operands, scratch))
         call.finish((out,))
+        if call.gpu.capture_id(call.stream) is None:  # a capture has scratch memory of its own
+            call.prepare(
+                self,
+                kernels,
+                plan,
+                inputs=tuple(inputs.values()),
+                outputs=(out,),
+                allocates=allocates,
+                results=[len(inputs)],
+                scratch=scratch,
+            )
         return out
 
     def _plan(self, inputs: Mapping[str, Operand], output: ArrayView) -> LaunchPlan:

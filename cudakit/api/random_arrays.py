@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import index
 from typing import Any, Protocol, TypeAlias
 
@@ -67,6 +68,7 @@ class DeviceMemory:
             self._kernels = RandomKernels(self._gpu)
         self._kernels.fill(output.ptr, draw, start, output.stream)
         if isinstance(output.array, DeviceArray):
+            output.array.record_use(output.stream)
             output.array.stream = output.stream
         return output.array
 
@@ -82,9 +84,10 @@ class DeviceMemory:
             )
         if view.read_only:
             raise UsageError(
-                "out is read-only", hint="pass tensors that require grad as tensor.detach()"
+                "out is read-only, as arrays of JAX are, and tensors that require grad",
+                hint="pass tensor.detach(), or a shape for a new array",
             )
-        item_bytes = BF16.size_bytes if view.dtype == "bfloat16" else np.dtype(view.dtype).itemsize
+        item_bytes = _item_bytes(view.dtype)
         _check_layout(view.shape, view.strides, item_bytes)
         _check_expected(view.shape, shape, view.dtype, dtype)
         calling_stream = self._uncaptured_stream(stream, operand.library)
@@ -137,6 +140,11 @@ class HostMemory:
         return output.array
 
 
+@cache
+def _item_bytes(dtype: str) -> int:
+    return BF16.size_bytes if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
 def _extents(shape: Shape | None) -> tuple[int, ...]:
     """Return a shape as a tuple. Raises UsageError unless it has non-negative integers."""
     if shape is None:
@@ -146,18 +154,22 @@ def _extents(shape: Shape | None) -> tuple[int, ...]:
     except TypeError:
         extents = (-1,)
     if min(extents, default=0) < 0:
-        raise UsageError(f"a shape has integers of at least 0, not {shape!r}")
+        raise UsageError(
+            f"a shape has integers of at least 0, not {shape!r:.60}", hint="pass an array as out="
+        )
     if math.prod(extents) >= 1 << 62:
         raise UsageError(f"an array of shape {extents} does not fit in memory")
     return extents
 
 
 def _check_layout(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> None:
-    if math.prod(shape) and any(
-        extent > 1 and stride != contiguous_stride
-        for extent, stride, contiguous_stride in zip(
-            shape, strides, contiguous_strides(shape, item_bytes), strict=True
-        )
+    expected_strides = contiguous_strides(shape, item_bytes)
+    if strides == expected_strides or not math.prod(shape):
+        return
+    pairs = zip(strides, expected_strides, strict=True)
+    if any(
+        extent > 1 and stride != expected
+        for extent, (stride, expected) in zip(shape, pairs, strict=True)
     ):
         raise UsageError(
             f"out is not contiguous: shape {shape}, strides {strides} bytes",

@@ -86,8 +86,9 @@ def sanitize(
         sanitized.close()
         session.leave()
     result = sanitized.result
-    if raise_on_race and (findings(result) or result.incomplete):
-        raise RaceError("\n\n".join([*result.incomplete, message(findings(result))]))
+    other_findings = [*result.incomplete, *(calls.sentence for calls in result.different_calls)]
+    if raise_on_race and (findings(result) or other_findings):
+        raise RaceError("\n\n".join([*other_findings, message(findings(result))]))
 
 
 class _Session:

@@ -27,6 +27,8 @@ from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
+    from cudakit.cli.report import Outputs
+    from cudakit.core.bench.result import CaseResult
     from cudakit.core.profile.activities import Activities
     from cudakit.core.profile.analysis import DeviceGaps
     from cudakit.core.profile.result import ProfileResult
@@ -66,9 +68,12 @@ STEP = option(
 )
 BENCH = option(
     "--bench",
+    "bench_files",
     type=FILE,
+    multiple=True,
     metavar="FILE",
-    help="Compare rates of copies with those that cudakit bench copy measured: its JSON file.",
+    help="Compare copies, memsets and kernel launches with the limits of this GPU: a JSON file of cudakit "
+    "bench copy, memory or launch. Repeatable.",
 )
 _COMPARE = option_group(
     "Compare",
@@ -103,7 +108,7 @@ def profile(
     top: int,
     by: Literal["kernel", "line", "range"] | None,
     step_range: str | None,
-    bench: str | None,
+    bench_files: tuple[str, ...],
     before: str | None,
     limit: float | None,
     output: OutputOptions,
@@ -121,25 +126,30 @@ def profile(
     """
     if limit is not None and before is None:
         raise click.UsageError("--fail-on slower needs --diff")
-    with open_outputs(output) as outputs:
-        load = partial(_load, step_range=step_range, quiet=output.quiet)
+    for option_name, value in (("--by", by), ("--bench", bench_files)):
+        if before is not None and value:
+            raise click.UsageError(f"{option_name} has no effect with --diff")
+    load = partial(_load, step_range=step_range, quiet=output.quiet)
+    with open_outputs(output, FORMATS if before is None else COMMON_FORMATS) as outputs:
         loaded = load(file)
+        if before is not None:
+            return _compare(load(before).result, loaded.result, outputs, top=top, limit=limit)
         _refuse_exports(output, loaded)
-        if bench is not None:
-            loaded = replace(loaded, result=with_limits(loaded.result, bench))
-        if before is None:
-            outputs.write(loaded.report(top=top, by=by))
-            return ExitCode.OK
-        from cudakit.core.profile.diff import compare
-        from cudakit.core.profile.present import diff as present_diff
+        if bench_files:
+            loaded = replace(loaded, result=with_limits(loaded.result, bench_files))
+        outputs.write(loaded.report(top=top, by=by))
+        return ExitCode.OK
 
-        if _activity_formats(output):
-            raise UsageError(
-                "a comparison cannot be written as a timeline",
-                hint=f"leave out --diff, or use {', '.join(COMMON_FORMATS)}",
-            )
-        diff = compare(load(before).result, loaded.result)
-        outputs.write(Report(result=diff, document=lambda: present_diff.report(diff, top=top)))
+
+def _compare(
+    before: ProfileResult, after: ProfileResult, outputs: Outputs, *, top: int, limit: float | None
+) -> int:
+    """Write the comparison of two profiles, and return the exit code."""
+    from cudakit.core.profile.diff import compare
+    from cudakit.core.profile.present import diff as present_diff
+
+    diff = compare(before, after)
+    outputs.write(Report(result=diff, document=lambda: present_diff.report(diff, top=top)))
     growth = diff.slowest_growth()
     is_slower = limit is not None and growth is not None and growth > limit
     return ExitCode.FINDINGS if is_slower else ExitCode.OK
@@ -198,28 +208,45 @@ def analyzed(
     return Profile(analysis.result, activities, analysis.gaps)
 
 
-def with_limits(result: ProfileResult, bench: str) -> ProfileResult:
-    """Return a result with the limits that a saved ``cudakit bench copy`` result measured.
+def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
+    """Return a result beside the limits that saved results of ``cudakit bench`` measured.
 
-    Raises UsageError if the bench has no large copies.
+    Raises UsageError if a file has no copies, kernels that write memory, or launches.
     """
-    from cudakit.core.bench.load import load_result
-    from cudakit.core.profile.diff import MIN_COPY_BYTES, compare_rates
+    from cudakit.core.profile.limits import MIN_COPY_BYTES, MeasuredLimits, compare_limits
 
-    rates: dict[str, float] = {}
-    for case in load_result(Path(bench)).results:
-        size_bytes, direction = case.axes.get("size_bytes"), case.axes.get("direction")
-        if case.name != "copy" or not isinstance(size_bytes, int) or size_bytes < MIN_COPY_BYTES:
-            continue
-        if isinstance(case.median_s, float) and case.median_s:
-            rate = size_bytes / case.median_s
-            rates[str(direction)] = max(rates.get(str(direction), 0.0), rate)
-    if not rates:
-        raise UsageError(
-            f"{bench} has no copies of at least 1 MiB",
-            hint="measure them: cudakit bench copy -o copy.json",
-        )
-    return replace(result, limits=compare_rates(result, rates))
+    copies: dict[str, float] = {}
+    writes: list[tuple[int, float]] = []
+    launch_s: float | None = None
+    for file in files:
+        is_used = False
+        for case in _measured_cases(file):
+            size_bytes, time_s = case.axes.get("size_bytes"), case.median_s
+            if not isinstance(time_s, float) or time_s <= 0:
+                continue
+            if case.axes.get("call") == "launch-back-to-back":
+                launch_s, is_used = time_s, True
+            if not isinstance(size_bytes, int) or size_bytes < MIN_COPY_BYTES:
+                continue
+            rate = size_bytes / time_s
+            if case.name == "copy":
+                direction = str(case.axes.get("direction"))
+                copies[direction], is_used = max(copies.get(direction, 0.0), rate), True
+            elif case.axes.get("operation") == "write":
+                writes.append((size_bytes, rate))
+                is_used = True
+        if not is_used:
+            raise UsageError(
+                f"{file} has no copies or writes of at least 1 MiB, and no back-to-back launches",
+                hint="measure them: cudakit bench copy -o copy.json, and the same with launch and memory",
+            )
+    return compare_limits(result, MeasuredLimits(copies, writes, launch_s))
+
+
+def _measured_cases(file: str) -> Sequence[CaseResult]:
+    from cudakit.core.bench.load import load_result
+
+    return load_result(Path(file)).results
 
 
 def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:
@@ -238,13 +265,10 @@ def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:
         return analyzed(recorded.activities, recorded.outcome, step_range=step_range)
 
 
-def _activity_formats(output: OutputOptions) -> list[str]:
-    return [path for path in output.paths if path.lower().endswith(ACTIVITY_FORMATS)]
-
-
 def _refuse_exports(output: OutputOptions, loaded: Profile) -> None:
     """Raise UsageError for a timeline of a saved result."""
-    if loaded.activities is None and (paths := _activity_formats(output)):
+    paths = [path for path in output.paths if path.lower().endswith(ACTIVITY_FORMATS)]
+    if loaded.activities is None and paths:
         raise UsageError(
             f"{paths[0]} needs a log: a saved result has no timeline",
             hint="write one: cudakit run --profile --log FILE PROGRAM",

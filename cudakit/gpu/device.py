@@ -106,6 +106,8 @@ class Device:
     host_free = _Delegate(Memory.host_free)
     host_register = _Delegate(Memory.host_register)
     host_unregister = _Delegate(Memory.host_unregister)
+    pin = _Delegate(Memory.pin)
+    unpin = _Delegate(Memory.unpin)
     host_view = _Delegate(Memory.host_view)
     copy = _Delegate(Memory.copy)
     fill = _Delegate(Memory.fill)

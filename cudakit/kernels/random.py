@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,21 @@ from cudakit.gpu.api.elements import BF16, decode
 from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels import random_source, random_values
 from cudakit.kernels.loaded import LoadedKernels
-from cudakit.kernels.random_values import Counter, narrow
+from cudakit.kernels.random_values import Counter, round_to_dtype
 
 SOURCE = random_source.SOURCE
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+# Enough CUDA blocks to fill all GPUs; with more, each thread would start for too few numbers.
+_MAX_BLOCKS = 2048
+# Number of draws whose parameters are kept, because programs repeat calls.
+_KEPT_DRAWS = 1024
 # Elements that the numpy twin computes at once: intermediate arrays stay in the CPU's cache.
 _CHUNK = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Draw:
     """One call of a generator: the kernel, its parameters, and the Philox blocks that it uses."""
 
@@ -39,7 +43,7 @@ class Draw:
     parameters: tuple[np.generic, ...]  # Arguments of the kernel after the counter.
     blocks: int = 0  # Number of Philox blocks that the call uses.
 
-    @property
+    @cached_property
     def storage(self) -> str:
         """The numpy dtype in which the kernel writes: bfloat16 as uint16, integers as unsigned ones."""
         method, _, item = self.kernel.partition("_")
@@ -47,20 +51,23 @@ class Draw:
             return "uint16" if item == "bfloat16" else item
         return {"bits": "u1", "wide_integers": "u8"}.get(self.kernel, f"u{item}")
 
-    @property
-    def elements_per_thread(self) -> int:
-        """The number of elements that one iteration of a thread writes."""
+    @cached_property
+    def threads(self) -> int:
+        """The number of threads that would each write the elements of one iteration."""
         method, _, dtype = self.kernel.partition("_")
         if method == "uniform":
-            return random_values.elements_per_block(dtype)
-        return {"bits": 16, "wide_integers": 2, "normal_float64": 2}.get(self.kernel, 4)
+            return -(-self.count // random_values.elements_per_block(dtype))
+        per_thread = {"bits": 16, "wide_integers": 2, "normal_float64": 2}.get(self.kernel, 4)
+        return -(-self.count // per_thread)
 
 
+@lru_cache(_KEPT_DRAWS)
 def bits_draw(size_bytes: int) -> Draw:
     """Return the draw of random bytes."""
     return Draw("bits", size_bytes, (), -(-size_bytes // 16))
 
 
+@lru_cache(_KEPT_DRAWS)
 def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
     """Return the draw of uniform values in [low, high), whose bounds are rounded to the dtype.
 
@@ -68,8 +75,8 @@ def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
     difference is finite.
     """
     _check_dtype(dtype, FLOATS, "uniform")
-    scalar = _arithmetic(dtype)
-    rounded_low, rounded_high = (_rounded(bound, dtype) for bound in (low, high))
+    scalar = _compute_type(dtype)
+    rounded_low, rounded_high = (_round_bound(bound, dtype) for bound in (low, high))
     with np.errstate(over="ignore"):
         span = scalar(rounded_high - rounded_low)
     if not (np.isfinite(span) and -np.inf < rounded_low < rounded_high < np.inf):
@@ -79,16 +86,18 @@ def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
         )
     largest = _next_below(rounded_high, dtype)
     per_block = random_values.elements_per_block(dtype)
-    parameters = (scalar(rounded_low), span, scalar(largest))
+    parameters = (scalar(rounded_low + 0.0), span, scalar(largest))
     return Draw(f"uniform_{dtype}", count, parameters, -(-count // per_block))
 
 
+@lru_cache(_KEPT_DRAWS)
 def normal_draw(count: int, dtype: str, mean: float, deviation: float) -> Draw:
     """Return the draw of normal values. Raises UsageError unless mean and deviation are valid."""
     _check_dtype(dtype, FLOATS, "normal")
-    scalar = _arithmetic(dtype)
+    scalar = _compute_type(dtype)
     with np.errstate(over="ignore"):
-        parameters = (scalar(mean), scalar(deviation))
+        # The sum turns -0.0 into 0.0, so that equal arguments give equal bits.
+        parameters = (scalar(mean + 0.0), scalar(deviation))
     if not np.isfinite(parameters).all() or deviation < 0:
         raise UsageError(
             f"normal {dtype} values with mean {mean} and standard deviation {deviation}: both must be "
@@ -98,6 +107,7 @@ def normal_draw(count: int, dtype: str, mean: float, deviation: float) -> Draw:
     return Draw(f"normal_{dtype}", count, parameters, -(-count // per_block))
 
 
+@lru_cache(_KEPT_DRAWS)
 def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
     """Return the draw of integers in [low, high). Raises UsageError if the dtype cannot hold them."""
     _check_dtype(dtype, INTEGERS, "integers")
@@ -109,13 +119,14 @@ def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
         )
     span, low_word = high - low, np.uint64(low % (1 << 64))
     if span <= 1 << 32:
-        narrow_parameters = (low_word, np.uint64(span), np.uint32((1 << 32) % span))
+        word_parameters = (low_word, np.uint64(span), np.uint32((1 << 32) % span))
         blocks = -(-count // random_values.WORDS_PER_BLOCK)
-        return Draw(f"integers_{item_bytes}", count, narrow_parameters, blocks)
+        return Draw(f"integers_{item_bytes}", count, word_parameters, blocks)
     parameters = (low_word, np.uint64(span % (1 << 64)), np.uint64((1 << 64) % span))
     return Draw("wide_integers", count, parameters, -(-count // 2))
 
 
+@lru_cache(_KEPT_DRAWS)
 def permutation_draw(size: int, dtype: str) -> Draw:
     """Return the draw of a permutation of 0 to ``size`` - 1. Raises UsageError if the dtype is too small."""
     _check_dtype(dtype, INTEGERS, "permutation")
@@ -139,8 +150,10 @@ class RandomKernels:
         """Enqueue the kernel of a draw, from block ``start``. A draw of 0 elements launches nothing."""
         counter = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
         args: tuple[Argument, ...] = (destination, *counter, *draw.parameters)
-        threads = -(-draw.count // draw.elements_per_thread)
-        self._kernels.launch_over(f"cudakit_random_{draw.kernel}", threads, args, stream)
+        blocks = min(-(-draw.threads // random_source.THREADS), _MAX_BLOCKS)
+        if blocks:
+            name = f"cudakit_random_{draw.kernel}"
+            self._kernels.launch(name, args, stream, grid=blocks, block=random_source.THREADS)
 
     def close(self) -> None:
         """Unload the kernels, all of which must have finished."""
@@ -156,22 +169,23 @@ def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start: Counter) -> N
 
 
 def _check_dtype(dtype: str, allowed: tuple[str, ...], method: str) -> None:
+    """Raise UsageError unless a method of a generator can fill arrays of a dtype."""
     if dtype not in allowed:
         raise UsageError(f"{method} cannot give {dtype}", hint=f"use one of {', '.join(allowed)}")
 
 
-def _arithmetic(dtype: str) -> type[np.float64] | type[np.float32]:
+def _compute_type(dtype: str) -> type[np.float64] | type[np.float32]:
     """Return the type in which values of a dtype are computed before they are rounded."""
     return np.float64 if dtype == "float64" else np.float32
 
 
-def _rounded(value: float, dtype: str) -> float:
+def _round_bound(value: float, dtype: str) -> float:
     """Return a number rounded to a dtype."""
     with np.errstate(over="ignore"):
         if dtype != "bfloat16":
             return float(np.dtype(dtype).type(value))
-        fp32 = np.float32(value)
-    return float(decode(narrow(np.array([fp32]), dtype), BF16)[0]) if np.isfinite(fp32) else value
+        fp32_value = np.array([value], np.float32)
+    return float(decode(round_to_dtype(fp32_value, dtype), BF16)[0])
 
 
 def _next_below(value: float, dtype: str) -> float:
@@ -185,7 +199,7 @@ def _next_below(value: float, dtype: str) -> float:
     return float(np.array([lower << 16], np.uint32).view(np.float32)[0])
 
 
-def _permuted(
+def _permutation_values(
     first: int,
     count: int,
     start: Counter,
@@ -203,7 +217,7 @@ _FUNCTIONS: dict[str, Callable[..., npt.NDArray[Any]]] = {
     **{f"uniform_{dtype}": partial(random_values.uniform, dtype) for dtype in FLOATS},
     **{f"normal_{dtype}": partial(random_values.normal, dtype) for dtype in FLOATS},
     **{f"integers_{item_bytes}": random_values.integers for item_bytes in (1, 2, 4, 8)},
-    **{f"permutation_{item_bytes}": _permuted for item_bytes in (1, 2, 4, 8)},
+    **{f"permutation_{item_bytes}": _permutation_values for item_bytes in (1, 2, 4, 8)},
 }
 
 

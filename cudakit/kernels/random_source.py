@@ -8,6 +8,8 @@ import numpy as np
 
 from cudakit.kernels import philox, random_values
 
+THREADS = 256  # threads of a CUDA block
+
 
 def _table(name: str, coefficients: Sequence[float], *, is_fp64: bool) -> str:
     """Return a constant array of exact hexadecimal literals."""
@@ -43,6 +45,9 @@ __device__ inline float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ inline float mul(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double add(double a, double b) { return __dadd_rn(a, b); }
 __device__ inline double mul(double a, double b) { return __dmul_rn(a, b); }
+// A fused operation rounds as two operations if the product is exact, such as with a power of two.
+__device__ inline float add_exact_product(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ inline double add_exact_product(double a, double b, double c) { return __fma_rn(a, b, c); }
 
 // Evaluates a polynomial by Horner's rule, the coefficient of the highest power first.
 template <typename T, int N>
@@ -62,32 +67,69 @@ __device__ inline void round_to(double value, double* out) { *out = value; }
 __device__ inline void round_to(float value, fp16* out) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out->bits) : "f"(value));
 }
-// Rounds to nearest, ties to even, and saturates at the largest finite value.
 __device__ inline void round_to(float value, bf16* out) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out->bits) : "f"(value));
+#else
     const u32 word = __float_as_uint(value);
-    const u32 rounded = (word + 0x7FFFu + (word >> 16 & 1u)) >> 16;
-    out->bits = (u16)((rounded & 0x7FFFu) < 0x7F80u ? rounded : (rounded & 0x8000u) | 0x7F7Fu);
+    out->bits = (u16)((word + 0x7FFFu + (word >> 16 & 1u)) >> 16);
+#endif
 }
 
 template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector { T items[N]; };
 
-// Writes the values of one Philox block, by vector stores if the address is aligned.
-template <typename T, int N>
-__device__ inline void store(T* out, u64 count, u64 block, const Vector<T, N>& values) {
-    const u64 at = block * N;
-    if (((u64)out % alignof(Vector<T, N>)) == 0 && at + N <= count) {
-        *(Vector<T, N>*)(out + at) = values;
-        return;
-    }
+// Writes elements as vectors of type G, of which each thread has COUNT, adjacent ones by adjacent threads.
+template <typename G, int COUNT, typename T>
+__device__ inline void store_adjacent(T* out, u64 count, u64 first, const T* values, int lane) {
+    constexpr int PER_VECTOR = sizeof(G) / sizeof(T);
     #pragma unroll
-    for (int i = 0; i < N; ++i)
-        if (at + i < count) out[at + i] = values.items[i];
+    for (int i = 0; i < COUNT; ++i) {
+        const int index = (i * WARP + lane) * PER_VECTOR;
+        if (first + index + PER_VECTOR <= count) {
+            *(G*)(out + first + index) = *(const G*)(values + index);
+            continue;
+        }
+        for (int k = 0; k < PER_VECTOR; ++k)
+            if (first + index + k < count) out[first + index + k] = values[index + k];
+    }
 }
 
+// Writes the values of one Philox block of each thread of a warp. If a thread has more than one vector, or
+// the address is misaligned, the values pass through shared memory, so that adjacent threads write adjacent
+// addresses.
+template <typename T, int N>
+__device__ inline void store(T* out, u64 count, u64 block, const Vector<T, N>& values) {
+    constexpr int VECTOR_BYTES = sizeof(T) * N < 16 ? sizeof(T) * N : 16;
+    constexpr int VECTORS = sizeof(T) * N / VECTOR_BYTES;
+    const bool is_aligned = (u64)out % VECTOR_BYTES == 0;
+    if (VECTORS == 1 && is_aligned && block * N + N <= count) {
+        *(Vector<T, N>*)(out + block * N) = values;
+        return;
+    }
+    if (VECTORS == 1 && is_aligned) {
+        #pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (block * N + i < count) out[block * N + i] = values.items[i];
+        return;
+    }
+    __shared__ Vector<T, N> staged[THREADS];
+    const int lane = threadIdx.x % WARP;
+    Vector<T, N>* const of_warp = staged + (threadIdx.x - lane);
+    __syncwarp();
+    of_warp[lane] = values;
+    __syncwarp();
+    const u64 first = (block - lane) * N;
+    if (is_aligned)
+        store_adjacent<Vector<T, N / VECTORS>, VECTORS>(out, count, first, of_warp->items, lane);
+    else
+        store_adjacent<T, N>(out, count, first, of_warp->items, lane);
+}
+
+// Strides over the Philox blocks of a draw; all threads of a warp iterate equally often.
 #define FOR_EACH_BLOCK(count, per_block) \
-    for (u64 b = blockIdx.x * (u64)blockDim.x + threadIdx.x; b < ((count) + (per_block) - 1) / (per_block); \
-         b += (u64)gridDim.x * blockDim.x)
+    for (u64 b = blockIdx.x * (u64)blockDim.x + threadIdx.x; \
+         b - threadIdx.x % WARP < ((count) + (per_block) - 1) / (per_block); b += (u64)gridDim.x * blockDim.x)
 
 // The 53-bit integer that curand_uniform2_double composes of two words.
 __device__ inline u64 wide53(u32 x, u32 y) { return (u64)x ^ ((u64)y << 21); }
@@ -138,7 +180,7 @@ __device__ inline float natural_log(float value) {
     const float f = add(__int_as_float(bits - (exponent << 23)), -1.0f);
     const float e = __int2float_rn(exponent), square = mul(f, f);
     const float correction = add(mul(mul(polynomial(f, LOG_FP32), square), f), mul(e, LN2_FP32[1]));
-    return add(add(add(correction, -mul(0.5f, square)), f), mul(e, LN2_FP32[0]));
+    return add_exact_product(e, LN2_FP32[0], add(add_exact_product(-0.5f, square, correction), f));
 }
 __device__ inline double natural_log(double value) {
     const i64 bits = __double_as_longlong(value), exponent = (bits - SQRT_HALF_FP64) >> 52;
@@ -146,7 +188,7 @@ __device__ inline double natural_log(double value) {
     const double e = __ll2double_rn(exponent), square = mul(f, f);
     const double ratio = __ddiv_rn(polynomial(f, LOG_P_FP64), polynomial(f, LOG_Q_FP64));
     const double correction = add(mul(mul(ratio, square), f), mul(e, LN2_FP64[1]));
-    return add(add(add(correction, -mul(0.5, square)), f), mul(e, LN2_FP64[0]));
+    return add_exact_product(e, LN2_FP64[0], add(add_exact_product(-0.5, square, correction), f));
 }
 
 // Writes radius * sin and radius * cos of an angle after a turn by quadrants.
@@ -159,25 +201,25 @@ __device__ inline void rotate(S radius, S sine, S cosine, int quadrant, S* to) {
 
 // Two normal values from two words (Box and Muller, 1958).
 __device__ inline void normal_pair(u32 x, u32 y, float* to) {
-    const float fraction = add(mul(__uint2float_rn(x), 0x1p-32f), 0x1p-33f);
+    const float fraction = add_exact_product(__uint2float_rn(x), 0x1p-32f, 0x1p-33f);
     const float radius = __fsqrt_rn(mul(-2.0f, natural_log(fraction)));
     const u32 quadrant = (y + (1u << 29)) >> 30;
-    const float offset = __int2float_rn((int)(y - (quadrant << 30)));
-    const float angle = mul(add(offset, 0.5f), RADIANS_FP32[0]), square = mul(angle, angle);
+    const float offset = __int2float_rn(2 * (int)(y - (quadrant << 30)) + 1);
+    const float angle = mul(offset, RADIANS_FP32[0]), square = mul(angle, angle);
     const float sine = add(mul(mul(polynomial(square, SIN_FP32), square), angle), angle);
-    const float cosine = add(
-        add(mul(mul(polynomial(square, COS_FP32), square), square), -mul(0.5f, square)), 1.0f);
+    const float fourth_order = mul(mul(polynomial(square, COS_FP32), square), square);
+    const float cosine = add(add_exact_product(-0.5f, square, fourth_order), 1.0f);
     rotate(radius, sine, cosine, (int)quadrant, to);
 }
 __device__ inline void normal_pair(u64 x, u64 y, double* to) {
-    const double fraction = add(mul(__ull2double_rn(x), 0x1p-53), 0x1p-54);
+    const double fraction = add_exact_product(__ull2double_rn(x), 0x1p-53, 0x1p-54);
     const double radius = __dsqrt_rn(mul(-2.0, natural_log(fraction)));
     const u64 quadrant = (y + (1ull << 50)) >> 51;
-    const double offset = __ll2double_rn((i64)(y - (quadrant << 51)));
-    const double angle = mul(add(offset, 0.5), RADIANS_FP64[0]), square = mul(angle, angle);
+    const double offset = __ll2double_rn(2 * (i64)(y - (quadrant << 51)) + 1);
+    const double angle = mul(offset, RADIANS_FP64[0]), square = mul(angle, angle);
     const double sine = add(mul(mul(polynomial(square, SIN_FP64), square), angle), angle);
-    const double cosine = add(
-        add(mul(mul(polynomial(square, COS_FP64), square), square), -mul(0.5, square)), 1.0);
+    const double fourth_order = mul(mul(polynomial(square, COS_FP64), square), square);
+    const double cosine = add(add_exact_product(-0.5, square, fourth_order), 1.0);
     rotate(radius, sine, cosine, (int)quadrant, to);
 }
 __device__ inline void normals(uint4 w, float (&to)[4]) {
@@ -343,6 +385,7 @@ extern "C" __global__ void cudakit_random_permutation_{item_bytes}(
 SOURCE = "".join(
     (
         philox.SOURCE,
+        f"#define WARP 32\n#define THREADS {THREADS}\n",
         f"#define ATTEMPT_SHIFT {random_values.ATTEMPT_SHIFT}\n",
         f"#define ROUNDS {random_values.ROUNDS}\n",
         f"#define PERMUTATION_BLOCKS {random_values.PERMUTATION_BLOCKS}\n",

@@ -467,6 +467,11 @@ class DeviceInfo:
     name: Text
     multiprocessors: U32 = 0
     memory_bytes: U64 = 0
+    threads_per_multiprocessor: U32 = 0  # most resident threads; 0 if unknown, as below
+    blocks_per_multiprocessor: U32 = 0  # most resident thread blocks
+    registers_per_multiprocessor: U32 = 0
+    shared_bytes_per_multiprocessor: U32 = 0
+    reserved_shared_bytes_per_block: U32 = 0  # shared memory that the driver keeps in each block
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,6 +264,13 @@ def test_invalid_shape_is_rejected(shape: Any, on_host: Generator) -> None:
         on_host.uniform(shape)
 
 
+def test_array_in_place_of_shape_is_rejected_with_a_hint(on_host: Generator) -> None:
+    with pytest.raises(UsageError, match="not array") as caught:
+        on_host.uniform(np.zeros(3))
+
+    assert caught.value.hint == "pass an array as out="
+
+
 def test_shape_and_dtype_must_be_those_of_the_output_array(on_host: Generator) -> None:
     with pytest.raises(UsageError, match=r"shape \(4,\), not \(5,\)"):
         on_host.uniform(5, out=np.zeros(4))
@@ -285,6 +292,16 @@ def test_shape_and_dtype_must_be_those_of_the_output_array(on_host: Generator) -
 def test_invalid_generator_is_rejected(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         Generator(**{"device": "numpy"} | options)
+
+
+def test_arguments_that_are_not_numbers_are_rejected(on_host: Generator) -> None:
+    with pytest.raises(UsageError, match=r"low must be an integer, not 0\.5"):
+        on_host.integers(0.5, 3, 10)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="high must be a number, not None"):
+        on_host.uniform(3, high=None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="std must be a number"):
+        on_host.normal(3, std="wide")  # type: ignore[arg-type]
+    assert on_host.position == 0
 
 
 def test_invalid_dtypes_are_rejected(on_host: Generator) -> None:

@@ -208,6 +208,17 @@ def test_bench_without_copies_is_an_error(cli: Cli) -> None:
     assert "gemm.json has no copies" in done.stderr
 
 
+def test_launches_and_copies_are_compared_with_two_benches(cli: Cli) -> None:
+    write_logs()
+    calls = ("--calls", "launch-back-to-back")
+    copies = ("--directions", "h2d", "--sizes", "1MiB")
+    cli("bench", "launch", "--gpu", "sim", *calls, "-o", "launch.json")
+    cli("bench", "copy", "--gpu", "sim", *copies, "-o", "copy.json")
+    text = cli("profile", "slow.log", "--bench", "copy.json", "--bench", "launch.json").stdout
+    assert "time for each kernel launch" in text
+    assert "host to device, pageable copies" in text
+
+
 # --- comparison ------------------------------------------------------------------------------------
 
 
@@ -235,7 +246,9 @@ def test_slower_step_fails(cli: Cli, limit: str, code: int) -> None:
     [
         (("--fail-on", "slower:5%"), "--fail-on slower needs --diff"),
         (("--diff", "fast.log", "--fail-on", "faster:5%"), "is not slower:AMOUNT"),
-        (("--diff", "fast.log", "-o", "x.pftrace"), "a comparison cannot be written as a timeline"),
+        (("--diff", "fast.log", "--by", "kernel"), "--by has no effect with --diff"),
+        (("--diff", "fast.log", "--bench", "fast.log"), "--bench has no effect with --diff"),
+        (("--diff", "fast.log", "-o", "x.pftrace"), "this report has no format with this suffix"),
     ],
 )
 def test_wrong_options_are_usage_errors(cli: Cli, arguments: tuple[str, ...], message: str) -> None:

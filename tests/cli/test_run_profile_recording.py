@@ -38,7 +38,7 @@ def use_cuda():
         ctypes.CDLL(path.decode()).InitializeInjection()
         cupti.set_record_bytes(10, ctypes.c_size_t(200))
 
-def launch(name, correlation):
+def launch(name, correlation, deliver=cupti.deliver):
     cupti.call(1, 1, 0, correlation, 5, None)
     cupti.call(1, 1, 1, correlation, 5, None)
     buffer = names.setdefault(name, ctypes.create_string_buffer(name.encode()))
@@ -50,7 +50,7 @@ def launch(name, correlation):
     struct.pack_into("<I", record, 92, correlation)
     struct.pack_into("<Q", record, 104, ctypes.addressof(buffer))
     if libc.getenv(b"CUDA_INJECTION64_PATH"):
-        cupti.deliver(bytes(record), ctypes.c_size_t(len(record)))
+        deliver(bytes(record), ctypes.c_size_t(len(record)))
 """
 
 
@@ -256,3 +256,37 @@ def test_program_is_refused_without_cupti_on_a_machine_with_a_device(
 
     assert not check_profile(None, has_device=lambda: False, refuse=True, add_note=notes.append)
     assert not notes
+
+
+def test_killed_program_keeps_work_that_ended_a_flush_interval_before(
+    tmp_path: Path, fake_cupti: Path
+) -> None:
+    document = profile(
+        tmp_path,
+        fake_cupti,
+        """
+use_cuda()
+for i in range(1, 6):
+    launch("flushed", i, cupti.queue)
+time.sleep(1)
+os.kill(os.getpid(), 9)
+""",
+        status=-9,
+    )
+    assert list(kernel_calls(document).values()) == [5]
+
+
+def test_killed_program_on_the_simulated_device_keeps_its_work(tmp_path: Path) -> None:
+    example = (ROOT / "examples/profile/sim_steps.py").read_text(encoding="utf-8")
+    killed = example.replace("gpu.close()", "import os; os.kill(os.getpid(), 9)")
+    (tmp_path / "program.py").write_text(killed, encoding="utf-8")
+    result = subprocess.run(
+        [*CUDAKIT_RUN, "--profile", "-q", "-o", "profile.json", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == -9, result.stderr
+    (device,) = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))["devices"]
+    assert sum(kernel["calls"] for kernel in device["kernels"]) == 40

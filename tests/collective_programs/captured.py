@@ -30,6 +30,7 @@ def main() -> None:
         total = part.sum()  # WRONG with the bug: the graph may not have ended
         torch.cuda.synchronize()
     print(f"rank {rank}: {total.item()}, expected {2.0 * ELEMENTS}")
+    del graph  # NCCL waits for the graphs of a communicator before it destroys the communicator
     dist.destroy_process_group()
 
 

@@ -13,11 +13,12 @@ def main() -> None:
         NamedSharding(mesh, PartitionSpec("ranks")),
         NamedSharding(mesh, PartitionSpec()),
     )
-    values = jax.device_put(jnp.ones((2, 1 << 20)), sharded)
+    values = jax.device_put(jnp.ones((2, 1 << 24)), sharded)
     add = jax.jit(lambda rows: rows.sum(axis=0) * 2, out_shardings=replicated)
+    gather = jax.jit(lambda rows: rows + 1, out_shardings=replicated)
     for _ in range(4):
-        total = add(values)
-    print(float(total[0]))
+        total, gathered = add(values), gather(values)
+    print(float(total[0]), float(gathered[1, 0]))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ struct Index { unsigned x; };
 static Index blockIdx{0}, threadIdx{0}, blockDim{1}, gridDim{1};
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static inline void __syncthreads() { threadIdx.x = 0; }
+static inline void __syncwarp() {}
+static inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+static inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline double __dadd_rn(double a, double b) { return a + b; }
@@ -60,6 +63,7 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
 """
 # Parts of the source that only a GPU can run, and their replacements for one thread of the CPU.
 _REPLACEMENTS = (
+    ("#define WARP 32", "#define WARP 1"),
     (r"asm\(\"cvt\.rn\.f16\.f32[^;]*;[^;]*;", "out->bits = same_bits<u16>((_Float16)value);"),
     (
         r"if \(threadIdx\.x < PERMUTATION_BLOCKS\)",

@@ -184,7 +184,7 @@ def test_rejected_integers_are_drawn_again() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_every_permutation_is_equally_likely(size: int) -> None:
-    samples = 150 * len(list(permutations(range(size))))
+    samples = 40 * len(list(permutations(range(size))))
     counts = Counts(tuple(permuted(size, number)) for number in range(samples))
 
     observed = np.array([counts[order] for order in permutations(range(size))])

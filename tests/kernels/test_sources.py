@@ -7,9 +7,9 @@ from gpu.test_compile import needs_nvrtc
 
 from cudakit.gpu import selftest
 from cudakit.gpu.compile import compile_cuda
-from cudakit.kernels import bandwidth, compare, fill, poison, random, spin, timestamp
+from cudakit.kernels import bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp
 
-MODULES = (bandwidth, compare, fill, poison, random, spin, timestamp, selftest)
+MODULES = (bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp, selftest)
 # The oldest architecture that NVRTC 13 supports, and one of each later generation.
 CAPABILITIES = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]
 

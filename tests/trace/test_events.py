@@ -130,7 +130,16 @@ OFFSETS = {
     },
     EventKind.GRAPH_NODE_SITE: {"graph_node": 40},
     EventKind.PROFILE_WINDOW: {"is_open": 40},
-    EventKind.DEVICE_INFO: {"name": 40, "multiprocessors": 44, "memory_bytes": 48},
+    EventKind.DEVICE_INFO: {
+        "name": 40,
+        "multiprocessors": 44,
+        "memory_bytes": 48,
+        "threads_per_multiprocessor": 56,
+        "blocks_per_multiprocessor": 60,
+        "registers_per_multiprocessor": 64,
+        "shared_bytes_per_multiprocessor": 68,
+        "reserved_shared_bytes_per_block": 72,
+    },
 }
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from cudakit.cli.bench.options import (
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.interrupts import held_interrupts
 from cudakit.cli.options import (
+    FILE,
     Command,
     OutputOptions,
     gpu_option,
@@ -40,10 +41,10 @@ from cudakit.cli.report import open_outputs
 if TYPE_CHECKING:
     from cudakit.core.bench.collectives.group import RankGroup
     from cudakit.core.bench.collectives.launch import Launch
-    from cudakit.core.bench.result import BenchResult
     from cudakit.core.bench.spec import NcclSpec
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.facts import Machine
+    from cudakit.gpu.api.run_context import RunContext
 
 # Options whose names differ from those of the fields of NcclSpec.
 _OPTION_BY_FIELD = {
@@ -116,10 +117,11 @@ _RANKS = option_group(
     ),
     option(
         "--rendezvous",
+        type=FILE,
         metavar="HOST:PORT|FILE",
         default="",
-        help="Where the processes find rank 0: an address on its host, or a file that all hosts "
-        "share.  [default: MASTER_ADDR:MASTER_PORT, or the first Slurm node]",
+        help="Address at which rank 0 waits for the other processes, or a file on all hosts to which "
+        "rank 0 writes its address.  [default: MASTER_ADDR:MASTER_PORT, or the first Slurm node]",
     ),
     option(
         "--rank-timeout",
@@ -174,14 +176,14 @@ def nccl(
     gpu = _SIMULATED if gpu == "sim" else gpu
     launch = detect_launch(os.environ)
     if launch is None:
-        with _local_group(gpu, ranks, rank_timeout) as (group, machine):
-            return _measure(spec, gpu, group, machine, output)
+        with _local_session(gpu, ranks, rank_timeout) as session:
+            return _measure(spec, gpu, session, output)
     if ranks not in (None, launch.ranks):
         raise click.UsageError(f"{launch.launcher} started {launch.ranks} ranks, not {ranks}")
     if launch.rank:
         return _serve(spec, gpu, launch, rendezvous, rank_timeout)
-    with _process_group(spec, gpu, launch, rendezvous, rank_timeout) as (group, machine, places):
-        return _measure(spec, gpu, group, machine, output, **places)
+    with _process_session(spec, gpu, launch, rendezvous, rank_timeout) as session:
+        return _measure(spec, gpu, session, output)
 
 
 def _make_spec(options: dict[str, Any], effort: Effort) -> NcclSpec:
@@ -190,25 +192,26 @@ def _make_spec(options: dict[str, Any], effort: Effort) -> NcclSpec:
     return NcclSpec(**passed_options(**options), **effort)
 
 
-def _measure(
-    spec: NcclSpec,
-    gpu: str,
-    group: RankGroup,
-    machine: Machine,
-    output: OutputOptions,
-    *,
-    ordinal: int = 0,
-    host: str = _THIS_HOST,
-    variables: tuple[dict[str, str], ...] | None = None,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A group of ranks, as the process of rank 0 uses it."""
+
+    group: RankGroup
+    machine: Machine
+    run_context: RunContext
+    variables: tuple[dict[str, str], ...]  # Environment variables NCCL_* of each rank.
+    ordinal: int = 0  # CUDA index of the device of rank 0.
+    host: str = _THIS_HOST  # Address at which the other ranks reach rank 0.
+
+
+def _measure(spec: NcclSpec, gpu: str, session: _Session, output: OutputOptions) -> int:
     """Measure on all ranks, write the report, and return the exit code."""
+    from cudakit.core.bench.collectives.measure import measure_collectives
     from cudakit.gpu.open import open_gpu
-    from cudakit.gpu.run_context import gather
 
     with open_outputs(output) as outputs:
-        run_context = gather(machine, variables=dict(os.environ), command=_command())
         with (
-            closing(open_gpu(gpu, ordinal)) as device,
+            closing(open_gpu(gpu, session.ordinal)) as device,
             progress_line(quiet=output.quiet) as show_progress,
             held_interrupts(terminable=True) as deliver_interrupt,
         ):
@@ -217,94 +220,94 @@ def _measure(
                 show_progress(stage, fraction)
                 deliver_interrupt()
 
-            result = _run(spec, device, group, progress, run_context, machine, host, variables)
+            result = measure_collectives(
+                spec,
+                device,
+                session.group,
+                progress,
+                run_context=session.run_context,
+                nvml=session.machine.nvml(links=True),
+                host=session.host,
+                variables=session.variables,
+            )
         outputs.write(report(result))
-    return ExitCode.ENVIRONMENT if group.failure else exit_code(result)
-
-
-def _run(
-    spec: NcclSpec,
-    device: Gpu,
-    group: RankGroup,
-    progress: Callable[[str, float], None],
-    run_context: Any,
-    machine: Machine,
-    host: str,
-    variables: tuple[dict[str, str], ...] | None,
-) -> BenchResult:
-    from cudakit.core.bench.collectives.measure import measure_collectives
-
-    return measure_collectives(
-        spec,
-        device,
-        group,
-        progress,
-        run_context=run_context,
-        nvml=machine.nvml(links=True),
-        host=host,
-        variables=(_nccl_variables(),) if variables is None else variables,
-    )
+    return ExitCode.ENVIRONMENT if session.group.failure else exit_code(result)
 
 
 @contextmanager
-def _local_group(
-    gpu: str, ranks: int | None, timeout_s: float
-) -> Iterator[tuple[RankGroup, Machine]]:
+def _local_session(gpu: str, ranks: int | None, timeout_s: float) -> Iterator[_Session]:
     """Yield a group of ranks in threads of this process, one per GPU."""
     from cudakit.core.bench.collectives.group import LocalChannel, RankGroup, new_answers
+    from cudakit.core.bench.collectives.processes import nccl_variables
     from cudakit.gpu.machine import open_machine
 
     machine = open_machine(gpu)
     devices = _count_devices(machine)
     rank_count = ranks or devices
+    openers = [_opener(gpu, rank, devices) for rank in range(rank_count)]
+    run_context = _gather(machine)
     answers = new_answers()
     channels = [
-        LocalChannel(_opener(gpu, rank, devices), rank, rank_count, answers, f"rank {rank}")
-        for rank in range(rank_count)
+        LocalChannel(open_device, rank, rank_count, answers, f"rank {rank}")
+        for rank, open_device in enumerate(openers)
     ]
-    with _closing_group(RankGroup(channels, answers, timeout_s)) as group:
-        yield group, machine
+    group = RankGroup(channels, answers, timeout_s)
+    with _closing_group(group):
+        yield _Session(group, machine, run_context, (nccl_variables(os.environ),))
 
 
 @contextmanager
-def _process_group(
+def _process_session(
     spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s: float
-) -> Iterator[tuple[RankGroup, Machine, dict[str, Any]]]:
-    """Yield a group of processes: rank 0 in a thread of this one, the others by TCP."""
+) -> Iterator[_Session]:
+    """Yield a group of processes: rank 0 in a thread of this process, the others by TCP."""
     from cudakit.core.bench.collectives.group import LocalChannel, RankGroup, new_answers
     from cudakit.core.bench.collectives.processes import RemoteChannel, check_equal
-    from cudakit.core.bench.collectives.rendezvous import accept_ranks
+    from cudakit.core.bench.collectives.rendezvous import accept_ranks, reachable_host
     from cudakit.gpu.machine import open_machine
 
-    facts = _start_facts(spec, gpu)
+    machine = open_machine(gpu)
+    devices = _count_devices(machine)
+    open_device = _opener(gpu, launch.local_rank, devices)
+    run_context, facts = _gather(machine), _start_facts(spec, gpu)
     connections = accept_ranks(launch, rendezvous, timeout_s)
     answers = new_answers()
-    remote = [
+    remote_channels = [
         RemoteChannel(connection, rank, answers, hello)
         for rank, (connection, hello) in sorted(connections.items())
     ]
-    machine = open_machine(gpu)
-    devices = _count_devices(machine)
-    local = LocalChannel(
-        _opener(gpu, launch.local_rank, devices), 0, launch.ranks, answers, "rank 0"
-    )
-    with _closing_group(RankGroup([local, *remote], answers, timeout_s)) as group:
+    local_channel = LocalChannel(open_device, 0, launch.ranks, answers, "rank 0")
+    group = RankGroup([local_channel, *remote_channels], answers, timeout_s)
+    with _closing_group(group):
         hellos = [hello for _, (_, hello) in sorted(connections.items())]
         for rank, hello in enumerate(hellos, start=1):
             check_equal(facts, hello, rank)
-        host = next(iter(connections.values()))[0].local_host
-        variables = tuple(message["variables"] for message in (facts, *hellos))
-        ordinal = launch.local_rank % devices
-        yield group, machine, {"ordinal": ordinal, "host": host, "variables": variables}
+        yield _Session(
+            group,
+            machine,
+            run_context,
+            tuple(message["variables"] for message in (facts, *hellos)),
+            launch.local_rank % devices,
+            reachable_host(connection for connection, _ in connections.values()),
+        )
+
+
+def _gather(machine: Machine) -> RunContext:
+    """Return the run context of this process, before a rank opens its device."""
+    from cudakit.gpu.run_context import gather
+
+    arguments = click.get_current_context().find_object(tuple)
+    command = ("cudakit", *(arguments or ()))
+    return gather(machine, variables=dict(os.environ), command=command)
 
 
 @contextmanager
-def _closing_group(group: RankGroup) -> Iterator[RankGroup]:
+def _closing_group(group: RankGroup) -> Iterator[None]:
     """Close a group at the end; after an error all ranks end with its message."""
     from cudakit.errors import CudakitError
 
     try:
-        yield group
+        yield
     except BaseException as error:
         reason = error.message if isinstance(error, CudakitError) else type(error).__name__
         group.fail(f"rank 0 stopped: {reason}")
@@ -369,12 +372,3 @@ def _opener(gpu: str, local_rank: int, devices: int) -> Callable[[], Gpu]:
         f"there is no GPU for rank {local_rank} of this host: CUDA has {devices}",
         hint="start one rank per GPU; CUDA_VISIBLE_DEVICES may hide GPUs",
     )
-
-
-def _nccl_variables() -> dict[str, str]:
-    return {name: text for name, text in os.environ.items() if name.startswith("NCCL_")}
-
-
-def _command() -> tuple[str, ...]:
-    arguments = click.get_current_context().find_object(tuple)
-    return ("cudakit", *(arguments or ()))

@@ -14,6 +14,9 @@ from cudakit.core.bench.stats import Summary
 from cudakit.core.bench.workload import Axis, Verification
 from cudakit.units import Unavailable
 
+# The setting of a collective operation from which its bus bandwidth is computed.
+BUS_FACTOR = "bus_factor"
+
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
@@ -40,7 +43,8 @@ class CaseResult:
     statistics: Summary | Unavailable  # Summary of the samples; null without samples.
     operations: float  # Operations of one execution; 0 for a case without arithmetic.
     operation: str  # Unit of the operations: "FLOP" or "OP".
-    bytes_moved: float  # Bytes that one execution reads and writes; 0 for a latency.
+    # Bytes that one execution reads and writes, or the size of a collective; 0 for a latency.
+    bytes_moved: float
     energy_j: float | Unavailable  # Energy of one execution.
     settings: Mapping[str, Axis]  # Other parameters: algorithm, workspace.
     rounds: tuple[int, ...] = ()  # Number of samples of each round; empty for one round.
@@ -69,6 +73,19 @@ class CaseResult:
     def unit(self) -> str:
         """Unit of ``amount``."""
         return self.operation if self.operations else "B"
+
+    @property
+    def bus_factor(self) -> float | None:
+        """Bus bandwidth divided by algorithm bandwidth; None for a case that is no measured collective."""
+        factor = self.settings.get(BUS_FACTOR)
+        return factor if isinstance(factor, float) else None
+
+    @property
+    def bus_bandwidth(self) -> float | Unavailable:
+        """Bytes per second that nccl-tests call busbw; unavailable for one rank, which uses no link."""
+        if self.bus_factor is None or self.axes.get("ranks") == 1:
+            return Unavailable("one rank uses no link")
+        return self.per_second(self.bus_factor * self.bytes_moved)
 
     def per_second(self, amount: float) -> float | Unavailable:
         """Return an amount of one execution divided by the median time."""

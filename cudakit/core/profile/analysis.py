@@ -16,6 +16,7 @@ from cudakit.core.profile.host_time import IdleCause, ThreadTime, call_causes, d
 from cudakit.core.profile.idle import Gaps, busy_time, find_gaps
 from cudakit.core.profile.intervals import IntervalSet, Times
 from cudakit.core.profile.nvtx import OpenRanges, open_ranges
+from cudakit.core.profile.occupancy import DeviceLimits
 from cudakit.core.profile.ranks import match_collectives
 from cudakit.core.profile.result import (
     Device,
@@ -170,13 +171,13 @@ class _Process:
             self._origin_ns,
         )
         rows_measured = rows[steps.contains(work.start_ns[rows])] if steps.count else rows
-        name, multiprocessors = self._device_facts(device)
+        name, limits = self._device_facts(device)
         table = tables.WorkTable(
             self._timeline,
             rows_measured,
             self._range_path[rows_measured],
             self._ranges,
-            multiprocessors,
+            limits,
             self._demangle,
         )
         kernels = table.of_kind(WorkKind.KERNEL)
@@ -191,7 +192,7 @@ class _Process:
             rank=self._timeline.activities.rank,
             device=device,
             name=name,
-            multiprocessors=multiprocessors,
+            multiprocessors=limits.multiprocessors,
             recorded=division.between(window_start, window_end),
             measured=division.measured(steps),
             steps=self._step_rows(steps, division),
@@ -214,17 +215,28 @@ class _Process:
                 (lambda time: steps.contains_on_host(self._steps, time)) if steps.count else None,
                 steps.contains if steps.count else None,
             ),
+            memsets=tables.memsets(table),
+            graph_kernels=tables.graph_kernels(table),
         )
         return analyzed, division.gaps
 
-    def _device_facts(self, device: int) -> tuple[str, int]:
-        """Return the name and the number of multiprocessors of a device, if they were recorded."""
+    def _device_facts(self, device: int) -> tuple[str, DeviceLimits]:
+        """Return the name and the limits of a device, if they were recorded."""
         activities = self._timeline.activities
         rows = activities.of(EventKind.DEVICE_INFO)
         rows = rows[rows["device"] == device]
         if not len(rows):
-            return "", 0
-        return activities.strings[rows["name"][-1]], int(rows["multiprocessors"][-1])
+            return "", DeviceLimits(0)
+        row = rows[-1]
+        limits = DeviceLimits(
+            int(row["multiprocessors"]),
+            int(row["threads_per_multiprocessor"]),
+            int(row["blocks_per_multiprocessor"]),
+            int(row["registers_per_multiprocessor"]),
+            int(row["shared_bytes_per_multiprocessor"]),
+            int(row["reserved_shared_bytes_per_block"]),
+        )
+        return activities.strings[row["name"]], limits
 
     def _window(self, first_ns: int, last_ns: int) -> tuple[int, int]:
         """Return the recorded time of the process, which contains the work of a device."""

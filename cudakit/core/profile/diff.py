@@ -1,25 +1,14 @@
-"""Compare two profiles by step, kernel and line, and one with the limits that ``cudakit bench`` measured."""
+"""Compare two profiles by step, kernel and line."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cudakit.core.profile.findings import place
-from cudakit.core.profile.present.tables import copies_name
-from cudakit.core.profile.result import Device, Limit, ProfileResult
-from cudakit.trace.kinds import Direction
-
-# The latency of smaller copies limits them, so that their rate cannot be compared.
-MIN_COPY_BYTES = 1 << 20
-# Direction in ``cudakit bench copy``. Copies of pageable memory use the same link as pinned ones.
-_DIRECTIONS = {
-    Direction.HOST_TO_DEVICE: "h2d",
-    Direction.DEVICE_TO_HOST: "d2h",
-    Direction.DEVICE_TO_DEVICE: "d2d",
-}
+from cudakit.core.profile.result import Device, ProfileResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +104,3 @@ def _compare(before: Device, after: Device) -> DeviceChange:
 def _idle_causes(device: Device) -> Iterable[tuple[str, int]]:
     idle = device.measured.idle
     return ((name, getattr(idle, name)) for name in idle.__dataclass_fields__)
-
-
-# --- limits ----------------------------------------------------------------------------------------
-
-
-def compare_rates(result: ProfileResult, rates: Mapping[str, float]) -> tuple[Limit, ...]:
-    """Return the copies of a result beside measured rates in bytes per second, by direction of the bench."""
-    return tuple(limit for device in result.devices for limit in _limits(device, rates))
-
-
-def _limits(device: Device, rates: Mapping[str, float]) -> Iterator[Limit]:
-    for copies in device.copies:
-        direction = "peer" if copies.peer else _DIRECTIONS.get(copies.direction, "")
-        limit, rate = rates.get(direction), copies.bytes_per_s
-        if limit and rate and copies.size_bytes >= copies.calls * MIN_COPY_BYTES:
-            name = f"{copies_name(copies)} copies"
-            yield Limit(name, device.process, device.device, rate, limit, rate / limit)

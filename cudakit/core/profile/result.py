@@ -74,6 +74,20 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """How the grid of a kernel fills the device, if all of its blocks take the same time."""
+
+    blocks: int
+    threads_per_block: int
+    registers_per_thread: int
+    shared_bytes_per_block: int
+    multiprocessors_share: float  # share of the multiprocessors that get at least one block
+    threads_share: float  # largest share of the device's resident threads that the kernel uses
+    waves: float  # number of blocks divided by the number of blocks that run at the same time
+    tail_share: float  # share of the block slots of all waves that stay empty in the last wave
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """All runs of one kernel."""
 
@@ -90,6 +104,9 @@ class Kernel:
     sites: int  # number of different call sites
     blocks: int  # median number of thread blocks
     consecutive: float  # mean number of runs without other work between them in their stream
+    grid: Grid | None = (
+        None  # grid of the longest run; null if limits of the device are not recorded
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +147,15 @@ class Copies:
     overlapped_ns: int  # time in which a kernel ran, too
     stack: tuple[Frame, ...]  # call stack of the most time
     site: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memsets:
+    """All memsets."""
+
+    calls: int
+    size_bytes: int
+    total_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +223,8 @@ class Device:
     collectives_overlapped_ns: int  # part of it in which another kernel ran, too
     streams: tuple[StreamWork, ...]
     waits: tuple[HostWait, ...]
+    memsets: Memsets | None = None  # null if there are none
+    graph_kernels: int = 0  # number of kernels that CUDA graphs launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +267,19 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchLimit:
+    """The kernel launches of this profile beside those that ``cudakit bench launch`` measured."""
+
+    process: int
+    device: int
+    interval_ns: float  # measured time divided by the number of kernels launched outside of graphs
+    limit_interval_ns: float  # measured time between back-to-back launches of an empty kernel
+    share: float  # the limit divided by the interval
+    short_kernels: int  # number of kernel runs whose kernel takes no longer than the limit (median)
+    short_kernels_share: float  # share of these runs in the summed time of all GPU work
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileResult:
     """Where the GPU time of a program went."""
 
@@ -254,3 +295,4 @@ class ProfileResult:
     gaps: Mapping[str, int]  # what could not be recorded, with counts
     notes: tuple[str, ...]  # further limits of the result
     incomplete: tuple[str, ...]  # reasons why recorded events are missing
+    launch_limits: tuple[LaunchLimit, ...] = ()

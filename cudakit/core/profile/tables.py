@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -12,10 +13,13 @@ import numpy as np
 from cudakit.core.profile.call_sites import call_site_index
 from cudakit.core.profile.intervals import IntervalSet, Times, intersection, union
 from cudakit.core.profile.nvtx import OpenRanges
+from cudakit.core.profile.occupancy import DeviceLimits, LaunchConfiguration, fill_of
 from cudakit.core.profile.result import (
     Copies,
+    Grid,
     Kernel,
     Line,
+    Memsets,
     NamedRange,
     StreamWork,
 )
@@ -44,7 +48,7 @@ class WorkTable:
     rows: Times  # rows of ``timeline.work``
     range_path: Times  # number of the open NVTX ranges at the launch of each row
     ranges: OpenRanges
-    multiprocessors: int
+    limits: DeviceLimits
     demangle: Callable[[str], str]
     start_ns: Times = field(init=False)
     end_ns: Times = field(init=False)
@@ -144,7 +148,39 @@ def _kernel(table: WorkTable, name: int, positions: Times, runs: int) -> Kernel:
         sites=len(sites),
         blocks=int(np.median(blocks(table, positions))),
         consecutive=len(positions) / max(runs, 1),
+        grid=_grid(table, int(positions[np.argmax(duration)])) if table.limits.are_known else None,
     )
+
+
+def _grid(table: WorkTable, position: int) -> Grid:
+    """Return how the grid of one run of a kernel fills the device."""
+    positions = np.array([position])
+    values = {
+        name: table.field_values(positions, EventKind.KERNEL_RUN, name)[0]
+        for name in ("block", "registers", "shared_bytes")
+    }
+    launch = LaunchConfiguration(
+        blocks=int(blocks(table, positions)[0]),
+        threads_per_block=math.prod(values["block"].tolist()),
+        registers_per_thread=int(values["registers"]),
+        shared_bytes_per_block=int(values["shared_bytes"]),
+    )
+    return fill_of(launch, table.limits)
+
+
+def graph_kernels(table: WorkTable) -> int:
+    """Return the number of kernels that CUDA graphs launched."""
+    positions = table.of_kind(WorkKind.KERNEL)
+    return int((table.timeline.work.graph_node[table.rows[positions]] != 0).sum())
+
+
+def memsets(table: WorkTable) -> Memsets | None:
+    """Return the sum of all memsets; None if there are none."""
+    positions = table.of_kind(WorkKind.MEMSET)
+    if not len(positions):
+        return None
+    size_bytes = int(table.timeline.work.size_bytes[table.rows[positions]].astype(object).sum())
+    return Memsets(len(positions), size_bytes, int(table.duration_ns[positions].sum()))
 
 
 def _begins_run(table: WorkTable) -> Times:
@@ -323,5 +359,5 @@ def _small_kernel_time(table: WorkTable, positions: Times) -> int:
     """Return the time of kernels that use at most half of the multiprocessors."""
     is_kernel = table.timeline.work.kind[table.rows[positions]] == WorkKind.KERNEL
     kernel_positions = positions[is_kernel]
-    is_small = blocks(table, kernel_positions) * 2 <= table.multiprocessors
+    is_small = blocks(table, kernel_positions) * 2 <= table.limits.multiprocessors
     return int(table.duration_ns[kernel_positions[is_small]].sum())

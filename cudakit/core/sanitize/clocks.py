@@ -137,7 +137,10 @@ class MemoryAccess:
 
 
 def are_equivalent(first: MemoryAccess | None, second: MemoryAccess | None) -> bool:
-    """Return whether two accesses race with the same accesses, and are reported in the same way."""
+    """Return whether two accesses race with the same accesses, and are reported in the same way.
+
+    ``native/access.c`` has the same rule.
+    """
     if first is second:
         return True
     if first is None or second is None:

@@ -12,8 +12,12 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, MemoryAccess
-from cudakit.core.sanitize.collectives import CollectiveTracker
+from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, Clock, MemoryAccess
+from cudakit.core.sanitize.collectives import (
+    PEER_KERNELS,
+    CollectiveTracker,
+    are_peer_kernels,
+)
 from cudakit.core.sanitize.conflicts import Conflict, ConflictChecker
 from cudakit.core.sanitize.graphs import GraphTracker
 from cudakit.core.sanitize.operations import AllocationEvents, Allocations, StreamWork
@@ -188,6 +192,8 @@ class Engine:
         self._arena_bytes: dict[int, int] = {}
         self._prune_above = prune_above
         self._max_range_states = max_range_states
+        # The clock up to which all states were removed, as ``StreamOrder.past_clock`` returns it.
+        self._pruned_past: Clock = []
         self._next_prune_count = prune_above  # number of stored states at which to prune next
 
     def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
@@ -267,7 +273,9 @@ class Engine:
         coverage.accesses_uncertain += precision_counts[Precision.UNCERTAIN]
 
     def _report_conflict(self, conflict: Conflict) -> None:
-        if conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
+        if are_peer_kernels(conflict.previous.call, conflict.current.call, self._strings):
+            self.gaps[PEER_KERNELS] += 1
+        elif conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
             self.coverage.suspected += 1
         else:
             self._races.append(self._describer.describe(conflict, self._strings))
@@ -279,9 +287,14 @@ class Engine:
             self.gaps[UNKNOWN_STREAM] = self._stream_order.unrecorded_streams
         if self._state_count < self._next_prune_count:
             return
-        self._shadow.prune(self._stream_order.past_clock())
-        self._syncs.prune()
-        self._graphs.prune()
+        past = self._stream_order.past_clock()
+        if (
+            past != self._pruned_past
+        ):  # otherwise the last call removed everything that can be removed
+            self._pruned_past = past
+            self._shadow.prune(past)
+            self._syncs.prune()
+            self._graphs.prune()
         if self._shadow.range_state_count > self._max_range_states:
             self._shadow.coarsen(self._memory.driver.find, self._max_range_states)
         self._next_prune_count = self._prune_above + 2 * self._state_count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,13 +28,28 @@ class Framework:
     order_fix: str  # code that makes stream b wait for stream a
     lifetime_fix: str  # code that keeps the memory allocated while stream a uses it
     host_wait_fix: str  # code that makes the host wait for stream a
+    device_wait_fix: str  # code that makes the host wait for the whole device
 
 
 def _framework(
-    name: str, modules: str, kernels: str, *, order_fix: str, lifetime_fix: str, host_wait_fix: str
+    name: str,
+    modules: str,
+    kernels: str,
+    *,
+    order_fix: str,
+    lifetime_fix: str,
+    host_wait_fix: str,
+    device_wait_fix: str,
 ) -> Framework:
-    files = re.compile(rf"(?:^|/)(?:{modules})/")
-    return Framework(name, files, re.compile(kernels), order_fix, lifetime_fix, host_wait_fix)
+    return Framework(
+        name=name,
+        files=re.compile(rf"(?:^|/)(?:{modules})/"),
+        kernels=re.compile(kernels),
+        order_fix=order_fix,
+        lifetime_fix=lifetime_fix,
+        host_wait_fix=host_wait_fix,
+        device_wait_fix=device_wait_fix,
+    )
 
 
 FRAMEWORKS: Final = (
@@ -45,6 +60,7 @@ FRAMEWORKS: Final = (
         order_fix="b.wait_stream(a)",
         lifetime_fix="tensor.record_stream(a) before the tensor is dropped",
         host_wait_fix="a.synchronize(), or event.synchronize(), or a copy with non_blocking=False",
+        device_wait_fix="torch.cuda.synchronize()",
     ),
     _framework(
         "CuPy",
@@ -53,6 +69,7 @@ FRAMEWORKS: Final = (
         order_fix="b.wait_event(a.record())",
         lifetime_fix="b.wait_event(a.record()) before the array is dropped",
         host_wait_fix="a.synchronize(), or array.get(blocking=True)",
+        device_wait_fix="cupy.cuda.Device().synchronize()",
     ),
     _framework(
         "Numba",
@@ -61,6 +78,7 @@ FRAMEWORKS: Final = (
         order_fix="event = cuda.event(); event.record(a); event.wait(b)",
         lifetime_fix="keep a reference to the array until a.synchronize()",
         host_wait_fix="a.synchronize()",
+        device_wait_fix="numba.cuda.synchronize()",
     ),
     _framework(
         "JAX",
@@ -69,6 +87,7 @@ FRAMEWORKS: Final = (
         order_fix="jax.block_until_ready(array) before another library uses it on its own stream",
         lifetime_fix="keep a reference to the array until the other library's stream has finished with it",
         host_wait_fix="jax.block_until_ready(array)",
+        device_wait_fix="jax.block_until_ready(array)",
     ),
     _framework(
         "cuda.core",
@@ -77,6 +96,7 @@ FRAMEWORKS: Final = (
         order_fix="b.wait(a)",
         lifetime_fix="buffer.close(a)",
         host_wait_fix="a.sync()",
+        device_wait_fix="Device().sync()",
     ),
     _framework(
         "cudakit",
@@ -85,21 +105,41 @@ FRAMEWORKS: Final = (
         order_fix="gpu.record(event, a); gpu.wait(b, event)",
         lifetime_fix="gpu.free(address, a)",
         host_wait_fix="gpu.sync_stream(a)",
+        device_wait_fix="gpu.sync()",
     ),
 )
 
 
+@dataclass(frozen=True, slots=True)
+class RacingStreams:
+    """The names of the streams of all occurrences of a race."""
+
+    earlier: tuple[str, ...]  # streams of the earlier operations
+    later: tuple[str, ...]  # streams of the later operations
+    unreachable: str = ""  # a stream that the program has no access to; "" if there is none
+
+    @classmethod
+    def of_sides(cls, current: Side, previous: Side) -> RacingStreams:
+        """Return the streams of one occurrence."""
+        return cls((short_stream_name(previous),), (short_stream_name(current),))
+
+
 def remedies(
-    kind: RaceKind, current: Side, previous: Side, allocation_frames: Iterable[Frame] = ()
+    kind: RaceKind,
+    current: Side,
+    previous: Side,
+    allocation_frames: Iterable[Frame] = (),
+    streams: RacingStreams | None = None,
 ) -> tuple[str, ...]:
     """Return the fix for each framework that the kernels, call stacks or allocation frames belong to."""
+    streams = streams or RacingStreams.of_sides(current, previous)
     frames = [*allocation_frames, *current.stack, *previous.stack]
     kernels = [side.kernel for side in (current, previous) if side.kernel is not None]
     return tuple(
-        f"{framework.name}: {code}{_explain_streams(code, current, previous)}"
+        f"{framework.name}: {code}{_explain_streams(code, current, previous, streams)}"
         for framework in FRAMEWORKS
         if _is_involved(framework, frames, kernels)
-        for code in (_fix_for(framework, kind, current, previous),)
+        for code in (_fix_for(framework, kind, current, previous, streams),)
     )
 
 
@@ -107,7 +147,11 @@ def remedies(
 _TORCH_COLLECTIVE_FIX: Final = "work.wait() before the tensors of the collective are used"
 
 
-def _fix_for(framework: Framework, kind: RaceKind, current: Side, previous: Side) -> str:
+def _fix_for(
+    framework: Framework, kind: RaceKind, current: Side, previous: Side, streams: RacingStreams
+) -> str:
+    if streams.unreachable:
+        return framework.device_wait_fix
     if kind is RaceKind.HOST or current.stream_number == HOST:
         return framework.host_wait_fix
     is_reused = kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE)
@@ -122,20 +166,25 @@ def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterabl
     )
 
 
-def _explain_streams(code: str, current: Side, previous: Side) -> str:
+def _explain_streams(code: str, current: Side, previous: Side, streams: RacingStreams) -> str:
     """Return the meaning of the streams in the code of a fix: ``, where a is stream 7``."""
     # After a free, the later operation still uses the memory: the memory must be kept for its stream.
-    user_side = current if previous.operation == "free" else previous
-    streams = {"a": short_stream_name(user_side), "b": short_stream_name(current)}
+    user_streams = streams.later if previous.operation == "free" else streams.earlier
     if short_stream_name(previous) == short_stream_name(current):
-        streams = {
+        meaning_of = {
             "a": "the stream of the earlier operation",
             "b": "the stream of the later operation",
         }
+    else:
+        meaning_of = {"a": _each(user_streams), "b": _each(streams.later)}
     meanings = [
-        f"{letter} is {name}" for letter, name in streams.items() if _uses_stream(code, letter)
+        f"{letter} is {name}" for letter, name in meaning_of.items() if _uses_stream(code, letter)
     ]
     return f", where {' and '.join(meanings)}" if meanings else ""
+
+
+def _each(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"each of {_join(names)}"
 
 
 def _uses_stream(code: str, stream_letter: str) -> bool:
@@ -166,34 +215,90 @@ def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> 
     return f"{later_subject} {verb} {size} that {earlier_subject} may still be {participle}"
 
 
-def fix(kind: RaceKind, current: Side, previous: Side) -> str:
-    """Return the smallest fix in terms of CUDA."""
-    earlier_stream, later_stream = short_stream_name(previous), short_stream_name(current)
+# End of a fix that changes the work: only the effect of a wait is certain.
+_NOT_CHECKED: Final = " (not checked)"
+
+
+def fix(kind: RaceKind, current: Side, previous: Side, streams: RacingStreams | None = None) -> str:
+    """Return the smallest fix in terms of CUDA. ``streams`` are those of all occurrences of the race."""
+    streams = streams or RacingStreams.of_sides(current, previous)
     earlier, later = operation_at(previous), operation_at(current)
-    if current.graph and current.graph == previous.graph:
+    if _are_in_one_graph(current, previous):
         return (
             f"during capture, record an event after {earlier} and make the stream of {later} wait "
             f"for it: no edge of the graph orders node {current.node} after node {previous.node}"
         )
     if previous.stream_number == HOST:
-        return f"synchronize the host threads: {earlier} must finish before {later} is enqueued"
-    if kind is RaceKind.HOST or current.stream_number == HOST:
-        verb = "frees" if current.operation == "free" else "uses"
         return (
-            f"make the host wait for {earlier_stream}, or for an event recorded there after {earlier}, "
-            f"before the host {verb} the memory{_at_call_site(call_site(current.stack))}"
+            f"synchronize the host threads: {earlier} must finish before {later} is enqueued"
+            f"{_NOT_CHECKED}"
         )
     if kind is RaceKind.USE_AFTER_FREE and previous.operation == "free":
-        return f"free the memory after its last use: move {earlier} after {later}"
-    order_fix = (
-        f"record an event on {earlier_stream} after {earlier} and make {later_stream} wait for it "
-        f"before {later}"
-    )
+        return f"free the memory after its last use: move {earlier} after {later}{_NOT_CHECKED}"
+    earlier, later = _enqueued(previous), _enqueued(current)
+    if streams.unreachable:
+        return (
+            f"make the host wait for the whole device after {earlier} and before {later}: "
+            f"the program has no access to {streams.unreachable}, which a library created"
+        )
+    if kind is RaceKind.HOST or current.stream_number == HOST:
+        verb = "frees" if current.operation == "free" else "uses"
+        event = "an event" if len(streams.earlier) == 1 else "events"
+        return (
+            f"make the host wait for {_join(streams.earlier)}, or for {event} recorded there after "
+            f"{earlier}, before the host {verb} the memory{_at_call_site(call_site(current.stack))}"
+        )
+    order_fix = _order_fix(streams, earlier, later)
     if kind is RaceKind.USE_AFTER_FREE:
-        return f"{order_fix}, or free the memory on {earlier_stream}"
+        return f"{order_fix}, or free the memory on {_join(streams.earlier)}"
     if kind is RaceKind.REUSE:
-        return f"keep a reference to the memory until {earlier_stream} has finished with it, or {order_fix}"
+        verb = "has" if len(streams.earlier) == 1 else "have"
+        return (
+            f"keep a reference to the memory until {_join(streams.earlier)} {verb} finished with it, "
+            f"or {order_fix}"
+        )
     return order_fix
+
+
+def _order_fix(streams: RacingStreams, earlier: str, later: str) -> str:
+    if len(streams.earlier) == 1:
+        record, events = f"record an event on {streams.earlier[0]} after {earlier} and", "it"
+    else:
+        record = f"after {earlier}, record an event on each stream ({_join(streams.earlier)}), and"
+        events = "all these events"
+    return f"{record} make {_join(streams.later)} wait for {events} before {later}"
+
+
+def is_wait(kind: RaceKind, previous: Side) -> bool:
+    """Return whether ``fix`` adds a wait.
+
+    With this wait, an analysis of the same work finds no such race. The wait is for work that was enqueued
+    before it, so that it ends. If the fix moves a free or orders threads of the host, the work changes.
+    """
+    moves_free = kind is RaceKind.USE_AFTER_FREE and previous.operation == "free"
+    return previous.stream_number != HOST and not moves_free
+
+
+def _are_in_one_graph(current: Side, previous: Side) -> bool:
+    """Return whether both operations are nodes of one graph launch: launches of one graph never overlap."""
+    return bool(current.graph) and current.graph == previous.graph
+
+
+def _enqueued(side: Side) -> str:
+    """Return what the program enqueued: the operation, or the launch of the graph that contains it."""
+    operation = operation_at(side)
+    return f"the launch of graph {side.graph}, which has {operation}," if side.graph else operation
+
+
+_MAX_NAMED_STREAMS: Final = 6
+
+
+def _join(names: Sequence[str]) -> str:
+    shown_names = [*names[:_MAX_NAMED_STREAMS]]
+    if omitted_count := len(names) - len(shown_names):
+        shown_names.append(f"{omitted_count:,} other streams")
+    *first_names, last_name = shown_names
+    return f"{', '.join(first_names)} and {last_name}" if first_names else last_name
 
 
 def advice_on_library(library: str) -> str:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from cudakit.core.sanitize.races import CollectiveOperation, NamedRange
 from cudakit.document import Frame
 from cudakit.trace.kernel_names import cut
-from cudakit.trace.kinds import CollectiveFunction, StreamFlag
+from cudakit.trace.kinds import LIBRARY_DOMAINS, CollectiveFunction, StreamFlag
 
 # A function that returns the demangled form of a mangled name, and other names unchanged.
 Demangle: TypeAlias = Callable[[str], str]
@@ -68,7 +68,8 @@ MAX_SHOWN_RANGES = (
 
 
 def in_range(ranges: Sequence[NamedRange]) -> str:
-    """Return the innermost NVTX ranges: ``, in range 'step 7 / backward'``; empty without any."""
+    """Return the program's innermost NVTX ranges: ``, in range 'step 7 / backward'``, or an empty text."""
+    ranges = [named for named in ranges if named.domain not in LIBRARY_DOMAINS]
     if not ranges:
         return ""
     names = [

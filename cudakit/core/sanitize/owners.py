@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 import numpy as np
@@ -59,6 +60,19 @@ def is_one_program_call(race: Race) -> bool:
         # The nodes of one graph launch are ordered by what was captured, not by the launch.
         return current.capturing_call == previous.capturing_call != 0
     return current.program_call == previous.program_call != 0
+
+
+# Files with the functions that frameworks offer programs for the creation of streams.
+_STREAM_FILE = re.compile(
+    r"/torch/(?:cuda/(?:__init__|streams)|_streambase)\.py$|/cupy/cuda/stream|/cupyx?/cuda/"
+    r"|/numba(?:_cuda/numba)?/cuda/|/cuda/(?:core|bindings)/|/cudakit/"
+)
+
+
+def _requests_stream(frames: Sequence[Frame]) -> bool:
+    """Return whether the program itself called a function that creates streams."""
+    library_frames = takewhile(lambda frame: not is_program_frame(frame), frames)
+    return all(_STREAM_FILE.search(frame.filename) for frame in library_frames)
 
 
 class RaceOwnership:
@@ -111,6 +125,8 @@ class StreamUse:
         self._library_streams: dict[int, int] = {}
         # Streams with which the program's own code called CUDA.
         self._program_streams: set[int] = set()
+        # Streams that a library created, and not as the answer to a call for a stream.
+        self._created_by_library: set[int] = set()
 
     def feed(self, records: Records, stacks: Sequence[Stack]) -> None:
         """Add records. ``stacks`` is the stack table of their trace."""
@@ -121,7 +137,7 @@ class StreamUse:
         ).astype(np.bool_)
         kinds = records["kind"]
         is_creation = kinds == EventKind.STREAM_CREATE
-        self._add_created_streams(records[is_creation])
+        self._add_created_streams(records[is_creation], stacks)
         self._add_first_work(records[np.isin(kinds, _WORK)])
         later_records = records[(records["stream"] != 0) & ~is_creation]
         # A damaged trace may refer to stacks that it does not have.
@@ -137,12 +153,24 @@ class StreamUse:
         calls = {self._library_streams.get(stream) for stream in streams}
         return len(calls) == 1 and None not in calls and not self._program_streams & set(streams)
 
-    def _add_created_streams(self, records: Records) -> None:
+    def is_reachable(self, stream: int) -> bool:
+        """Return whether the program has access to a stream, as far as its calls show.
+
+        It has no access to a stream that a library created for itself, unless the program's own code called
+        CUDA with this stream.
+        """
+        return stream not in self._created_by_library or stream in self._program_streams
+
+    def _add_created_streams(self, records: Records, stacks: Sequence[Stack]) -> None:
         columns = (records[name].tolist() for name in ("stream", "program_call", "site"))
         for stream, program_call, site in zip(*columns, strict=True):
             has_stack = 0 < site < len(self._is_called_by_program)
-            if program_call and has_stack and not self._is_called_by_program[site]:
+            if not has_stack or self._is_called_by_program[site]:
+                continue
+            if program_call:
                 self._unused_streams[stream] = program_call
+            if not _requests_stream([Frame(*frame) for frame in stacks[site]]):
+                self._created_by_library.add(stream)
 
     def _add_first_work(self, operations: Records) -> None:
         """Find the streams whose first work belongs to the program call that created the stream."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cudakit.core.sanitize.clocks import Call
 from cudakit.core.sanitize.races import LaunchPrecision
 from cudakit.trace.kinds import EventKind, Precision
-from cudakit.trace.layout import RECORD_BYTES, Records, layout, take_records, view
+from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, layout, take_records, view
 from cudakit.trace.ranges import OpenRanges, RangeTracker
 
 # For each event kind that the engine handles, the fields that its handler takes after the call, in order. The
@@ -64,6 +64,7 @@ FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
         "node",
         "function",
         "datatype",
+        "group",
     ),
 }
 # The bytes of consecutive records of one call. Those that are not accesses are skipped.
@@ -145,14 +146,15 @@ def access_record(lo: int, hi: int, mode: int, precision: int, node: int) -> byt
 
 def rows_by_node(rows: AccessRows) -> Iterator[tuple[int, bytes]]:
     """Yield each node of a graph that has accesses, with the records of its accesses in order."""
-    records = np.frombuffer(rows, layout(EventKind.ACCESS))
-    records = records[records["kind"] == EventKind.ACCESS]
-    records = records[np.argsort(records["node"], kind="stable")]
-    nodes, begins = np.unique(records["node"], return_index=True)
-    for node, node_records in zip(
-        nodes.tolist(), np.split(records, begins[1:]), strict=bool(len(nodes))
-    ):
-        yield node, node_records.tobytes()
+    records = np.frombuffer(rows, RECORD)
+    accesses = np.flatnonzero(records["kind"] == EventKind.ACCESS)
+    nodes = view(records, EventKind.ACCESS)["node"][accesses]
+    order = np.argsort(nodes, kind="stable")
+    sorted_accesses = take_records(records, accesses[order])
+    node_numbers, begins = np.unique(nodes[order], return_index=True)
+    ends = (*begins[1:].tolist(), len(sorted_accesses))
+    for node, begin, end in zip(node_numbers.tolist(), begins.tolist(), ends, strict=False):
+        yield node, sorted_accesses[begin:end].tobytes()
 
 
 def least_precise_access(rows: bytes) -> int:

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, takewhile
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from cudakit.core.sanitize.baseline import BaselineMatcher
-from cudakit.core.sanitize.hints import advice_on_library, fix, remedies, sentence, why_not_covered
-from cudakit.core.sanitize.known_issues import known_issue
+from cudakit.core.sanitize.hints import (
+    advice_on_library,
+)
 from cudakit.core.sanitize.names import (
     Demangle,
-    call_site,
-    call_site_index,
-    collective_name,
     in_range,
     is_program_frame,
-    stream_name,
 )
 from cudakit.core.sanitize.owners import RaceOwnership, StreamUse
+from cudakit.core.sanitize.race_decoder import RaceDecoder
 from cudakit.core.sanitize.races import (
-    Allocation,
     Confidence,
     Coverage,
     Operation,
     Race,
     RaceOwner,
-    Sync,
 )
 from cudakit.core.sanitize.result import (
     BaselineUse,
     DifferentCalls,
     FoundRace,
     KnownRace,
-    LastSync,
     Memory,
     Process,
     SanitizeResult,
@@ -45,127 +40,48 @@ from cudakit.core.sanitize.result import (
 )
 from cudakit.core.sanitize.suppressions import Suppression
 from cudakit.document import Frame
-from cudakit.trace.kernel_names import short_kernel
-from cudakit.trace.kinds import AccessMode, EventKind, StreamFlag
+from cudakit.trace.kinds import StreamFlag
 from cudakit.trace.trace_file import Stack
 from cudakit.units import format_bytes
 
-_OPERATION_NAMES = {
-    EventKind.COPY: "copy",
-    EventKind.FILL: "fill",
-    EventKind.ALLOC: "allocation",
-    EventKind.FREE: "free",
-}
 
+@dataclass(slots=True)
+class _Occurrences:
+    """The occurrences of one race."""
 
-class Stacks(Protocol):
-    """Returns the frames of a stack by its number, innermost first."""
+    example: FoundRace
+    decoder: RaceDecoder  # decoder of the example
+    ownership: RaceOwnership
+    # Streams of the earlier and of the later operations, by PID.
+    streams: dict[int, tuple[set[int], set[int]]] = field(default_factory=dict)
 
-    def __call__(self, number: int, /) -> tuple[Frame, ...]: ...
+    @classmethod
+    def of(cls, example: FoundRace, decoder: RaceDecoder) -> _Occurrences:
+        ownership = RaceOwnership(example.current.stack, example.previous.stack)
+        return cls(example, decoder, ownership)
 
+    def add(self, race: Race, decoder: RaceDecoder) -> None:
+        """Add an occurrence. The example becomes this one if it is better."""
+        earlier, later = self.streams.setdefault(decoder.process, (set(), set()))
+        earlier.add(race.previous.stream)
+        later.add(race.current.stream)
+        is_of_program = self.ownership.add(race, decoder.stream_use)
+        if is_of_program or _is_better_example(race, self.example):
+            self.example, self.decoder = decoder.decode(race), decoder
 
-@dataclass(frozen=True, slots=True)
-class RaceDecoder:
-    """Decodes the races of one process: replaces numbers of the trace by names, call stacks and sentences."""
-
-    process: int
-    stacks: Stacks
-    streams: Mapping[int, StreamFlag]
-    demangle: Demangle
-
-    def decode(self, race: Race) -> FoundRace:
-        """Return a race in the form of the report, with a count of one."""
-        current, previous = self.side(race.current), self.side(race.previous)
-        memory = self._memory(race.allocation)
-        size_bytes = race.hi - race.lo
-        return FoundRace(
-            kind=race.kind,
-            confidence=race.confidence,
-            sentence=sentence(race.kind, current, previous, size_bytes),
-            address=race.lo,
-            size_bytes=size_bytes,
-            offset_bytes=race.lo - memory.address if memory else None,
-            count=1,
-            current=current,
-            previous=previous,
-            hint=fix(race.kind, current, previous),
-            remedies=remedies(race.kind, current, previous, memory.stack if memory else ()),
-            memory=memory,
-            last_sync=self._last_sync(race.last_sync, current, previous),
-            approximate=race.approximate,
-            process=self.process,
-            known_issue=known_issue(current, previous),
-        )
-
-    def side(self, operation: Operation) -> Side:
-        """Return an operation as a side of a race."""
-        stack = self.stacks(operation.site)
-        has_kernel = operation.kind in (EventKind.LAUNCH, EventKind.COLLECTIVE)
-        kernel = self.demangle(operation.name) if has_kernel else None
-        return Side(
-            stream=stream_name(operation.stream, self.streams.get(operation.stream)),
-            operation=(
-                collective_name(operation.collective)
-                if operation.collective
-                else _operation_text(operation.kind, kernel)
-            ),
-            stack=stack,
-            site=call_site_index(stack),
-            stream_number=operation.stream,
-            device=operation.device,
-            context=operation.context,
-            thread=operation.thread,
-            seq=operation.seq,
-            kernel=kernel,
-            mangled=None if kernel is None else operation.name,
-            reads=AccessMode.READ in operation.mode,
-            writes=AccessMode.WRITE in operation.mode,
-            atomic=AccessMode.ATOMIC in operation.mode,
-            known=operation.precision,
-            address=operation.lo,
-            size_bytes=operation.hi - operation.lo,
-            graph=operation.graph,
-            node=operation.node,
-            ranges=operation.ranges,
-            from_template=operation.from_template,
-            collective=operation.collective,
-        )
-
-    def _memory(self, allocation: Allocation | None) -> Memory | None:
-        if allocation is None:
-            return None
-        stack = self.stacks(allocation.site)
-        return Memory(
-            address=allocation.address,
-            size_bytes=allocation.size_bytes,
-            how=allocation.kind,
-            seq=allocation.seq,
-            stack=stack,
-            site=call_site_index(stack),
-        )
-
-    def _last_sync(self, sync: Sync | None, current: Side, previous: Side) -> LastSync | None:
-        if sync is None:
-            return None
-        record_stack, wait_stack = self.stacks(sync.recorded_site), self.stacks(sync.waited_site)
-        return LastSync(
-            kind=sync.kind,
-            sentence=why_not_covered(
-                sync.kind, current, previous, call_site(record_stack), call_site(wait_stack)
-            ),
-            recorded_seq=sync.recorded_seq,
-            recorded_stack=record_stack,
-            recorded_site=call_site_index(record_stack),
-            waited_seq=sync.waited_seq,
-            waited_stack=wait_stack,
-            waited_site=call_site_index(wait_stack),
-        )
-
-
-def _operation_text(kind: EventKind, kernel: str | None) -> str:
-    if kernel is None:
-        return _OPERATION_NAMES.get(kind, kind.name.lower().replace("_", " "))
-    return f"kernel {short_kernel(kernel)}" if kernel else "a kernel without a name"
+    def found_race(self, count: int) -> FoundRace:
+        """Return the race of the report."""
+        race = replace(self.example, count=count, processes=tuple(sorted(self.streams)))
+        if self.ownership.owner is RaceOwner.LIBRARY:
+            return replace(
+                race,
+                owner=RaceOwner.LIBRARY,
+                library=self.ownership.library,
+                hint=advice_on_library(self.ownership.library),
+                hint_checked=False,
+                remedies=(),
+            )
+        return self.decoder.with_streams(race, *self.streams[race.process])
 
 
 _Frames: TypeAlias = tuple[Frame, ...]
@@ -196,12 +112,10 @@ class Report:
         self._baseline = baseline
         self._internal = internal
         self._demangle = demangle
-        self._races: dict[_Key, FoundRace] = {}
-        self._ownerships: dict[_Key, RaceOwnership] = {}
+        self._races: dict[_Key, _Occurrences] = {}
         self._suppressed: dict[_Key, int] = {}  # index of the suppression of each suppressed race
         self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
         self._counts: Counter[_Key] = Counter()
-        self._processes: defaultdict[_Key, set[int]] = defaultdict(set)  # PIDs with each race
         self._occurrences_by_process: Counter[int] = Counter()
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
         # The frames of a call stack by PID, trace number and index in the stack table.
@@ -225,9 +139,9 @@ class Report:
         within the process.
         """
         stack = partial(self._stack, (process, chain), stacks)
-        decoder = RaceDecoder(process, stack, streams, self._demangle)
         stream_use = stream_use or StreamUse()
-        return sum(self._add(decoder, race, stream_use) for race in races)
+        decoder = RaceDecoder(process, stack, streams, self._demangle, stream_use)
+        return sum(self._add(decoder, race) for race in races)
 
     def result(
         self,
@@ -272,25 +186,22 @@ class Report:
             different_calls=different_calls,
         )
 
-    def _add(self, decoder: RaceDecoder, race: Race, stream_use: StreamUse) -> bool:
+    def _add(self, decoder: RaceDecoder, race: Race) -> bool:
         """Count a race, and store it if it is new. Return whether it is reported."""
         if race.confidence not in self._shown_confidences:
             self._hidden_count += 1
             return False
         key = self._key(decoder, race)
         if key not in self._counts:
-            self._add_new(key, decoder.decode(race))
+            self._add_new(key, decoder.decode(race), decoder)
         self._counts[key] += 1
         if key in self._suppressed or key in self._known_races:
             return False
         self._occurrences_by_process[decoder.process] += 1
-        self._processes[key].add(decoder.process)
-        is_of_program = self._ownerships[key].add(race, stream_use)
-        if is_of_program or _is_better_example(race, self._races[key]):
-            self._races[key] = decoder.decode(race)
+        self._races[key].add(race, decoder)
         return True
 
-    def _add_new(self, key: _Key, reported: FoundRace) -> None:
+    def _add_new(self, key: _Key, reported: FoundRace, decoder: RaceDecoder) -> None:
         """Store a new race, the index of the suppression that covers it, or the same race of the baseline."""
         for number, suppression in enumerate(self._suppressions):
             if suppression.covers(reported.current, reported.previous):
@@ -299,8 +210,7 @@ class Report:
         if self._baseline and (known_race := self._baseline.find(reported)):
             self._known_races[key] = known_race
         else:
-            self._races[key] = reported
-            self._ownerships[key] = RaceOwnership(reported.current.stack, reported.previous.stack)
+            self._races[key] = _Occurrences.of(reported, decoder)
 
     def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)
@@ -328,22 +238,9 @@ class Report:
         return self._interned_stacks.setdefault(frames, frames)
 
     def _races_with_counts(self) -> Iterable[FoundRace]:
-        for key, reported in self._races.items():
-            ownership = self._ownerships[key]
-            race = replace(
-                reported,
-                count=self._counts[key],
-                processes=tuple(sorted(self._processes[key])),
-            )
-            if ownership.owner is RaceOwner.LIBRARY:
-                race = replace(
-                    race,
-                    owner=RaceOwner.LIBRARY,
-                    library=ownership.library,
-                    hint=advice_on_library(ownership.library),
-                    remedies=(),
-                )
-            yield race
+        return (
+            occurrences.found_race(self._counts[key]) for key, occurrences in self._races.items()
+        )
 
     def _suppressed_counts(self) -> Iterable[Suppressed]:
         for number, suppression in enumerate(self._suppressions):

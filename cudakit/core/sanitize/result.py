@@ -115,6 +115,8 @@ class FoundRace:
     process: int  # PID of the process of the described occurrence
     known_issue: KnownIssue | None = None  # known issue of a library that the race looks like
     processes: tuple[int, ...] = ()  # PIDs of all processes with the race
+    # Whether the same work has no such race if it waits as the hint says; false if the hint is not a wait.
+    hint_checked: bool = False
     owner: RaceOwner = RaceOwner.PROGRAM  # whose code lacks the synchronization
     library: str | None = None  # the library that has the race; null for a race of the program
 

@@ -38,6 +38,9 @@ from cudakit.gpu.api.values import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
     from cudakit.gpu.api.gemm import Blas, Library  # imports numpy
 
@@ -127,6 +130,16 @@ class Memory(Protocol):
 
     def host_unregister(self, ptr: Ptr) -> None:
         """Unpin a registered allocation after all device work (cuMemHostUnregister)."""
+
+    def pin(self, memory: npt.NDArray[np.uint8], *, read_only: bool = False) -> Ptr:
+        """Pin host memory that another library allocated, and return its address (cuMemHostRegister).
+
+        The memory must stay allocated until ``unpin``. With ``read_only`` the device must not write to it.
+        Raises CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED if a part of the memory is already pinned.
+        """
+
+    def unpin(self, ptr: Ptr) -> None:
+        """Unpin memory of ``pin`` after all device work (cuMemHostUnregister)."""
 
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
         """Return the first bytes of a host allocation; the view is invalid after ``host_free``."""

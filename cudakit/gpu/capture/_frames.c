@@ -308,13 +308,17 @@ static bool cache_program_code(PyCodeObject *code)
  * on. While the instruction is executed, its frame stays at this instruction. The frame can only reach the instruction
  * again by a jump backward, by being resumed, or as a new frame at the same address. The interpreter reports these three
  * events (PEP 669), from Python 3.12 on. So two CUDA calls belong to one program call exactly if their innermost frame
- * of the program has the same address and instruction, without such an event in between. */
+ * of the program has the same address and instruction, without such an event in between.
+ *
+ * One instruction can call a function of a library several times, through C: list(map(function, streams)). Each of
+ * these calls counts as a program call. They are distinguished by their arguments. */
 
 enum { FRAME_SLOTS = 256, FRAME_PROBES = 8 };
 
 typedef struct {
     const Frame *frame;
     uint64_t offset;       /* offset of the instruction to which ``program_call`` refers */
+    uint64_t arguments;    /* hash of the arguments, if the instruction calls the library through C; else 0 */
     uint32_t program_call; /* number of the program call; 0 if the frame has run on since the last number */
 } program_frame;
 
@@ -359,20 +363,40 @@ static void begin_program_call(const Frame *frame)
 }
 #endif
 
+/* Return a hash of the addresses of a frame's arguments. */
+static uint64_t argument_hash(const Frame *frame)
+{
+    const PyCodeObject *code = frame_code(frame);
+    const int count = code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) +
+                      !!(code->co_flags & CO_VARKEYWORDS);
+    uint64_t hash = address_of(code);
+    for (int index = 0; index < count; index++) {
+        uintptr_t argument;
+        memcpy(&argument, &frame->localsplus[index], sizeof argument);
+        hash = (hash ^ argument) * 0x9e3779b97f4a7c15u + (hash >> 29);
+    }
+    return hash;
+}
+
 static uint32_t program_call(void)
 {
     PyThreadState *thread = PyGILState_GetThisThreadState();
     if (!program_calls_are_watched || !thread || is_finalizing())
         return 0;
-    const Frame *frame = nearest_complete_frame(current_frame(thread));
-    while (frame && !is_program_code(frame_code(frame)))
+    const Frame *frame = nearest_complete_frame(current_frame(thread)), *library_frame = NULL;
+    while (frame && !is_program_code(frame_code(frame))) {
+        library_frame = frame;
         frame = nearest_complete_frame(frame->previous);
+    }
     program_frame *stored = frame ? find_program_frame(frame) : NULL;
     if (!stored)
         return 0;
     const uint64_t offset = instruction_offset(frame, frame_code(frame));
-    if (!stored->program_call || stored->offset != offset) {
+    const bool is_called_by_c = library_frame && library_frame->previous != frame;
+    const uint64_t arguments = is_called_by_c ? argument_hash(library_frame) : 0;
+    if (!stored->program_call || stored->offset != offset || stored->arguments != arguments) {
         stored->offset = offset;
+        stored->arguments = arguments;
         do
             stored->program_call = __atomic_add_fetch(&last_program_call, 1, __ATOMIC_RELAXED);
         while (!stored->program_call); /* the number has overflowed */

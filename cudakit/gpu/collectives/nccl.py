@@ -109,11 +109,14 @@ class NcclCommunicator:
         self._raise_if_aborted()
 
     def abort(self) -> None:
-        """Request the thread that waits in ``synchronize`` to abort the communicator."""
+        """End the wait in ``synchronize``; ``close`` then aborts the communicator."""
         self._abort_requested.set()
 
     def close(self) -> None:
-        """Destroy the communicator, or abort it if that was requested. The second call has no effect."""
+        """Destroy the communicator, or abort it if that was requested. The second call has no effect.
+
+        NCCL waits until all graphs with its operations are destroyed, also before it aborts.
+        """
         handle, self._handle = self._handle, None
         if handle:
             is_aborted = self._abort_requested.is_set()
@@ -121,9 +124,7 @@ class NcclCommunicator:
                 self._nccl.call("ncclCommAbort" if is_aborted else "ncclCommDestroy", handle)
 
     def _raise_if_aborted(self) -> None:
-        if self._abort_requested.is_set():
-            self.close()
-        if self._handle is None:
+        if self._abort_requested.is_set() or self._handle is None:
             raise CollectiveError("the collective operation was aborted")
 
     def _raise_async_error(self) -> None:
@@ -131,7 +132,6 @@ class NcclCommunicator:
         self._nccl.call("ncclCommGetAsyncError", self._handle, ctypes.byref(status))
         if status.value not in (_SUCCESS, _IN_PROGRESS):
             self.abort()
-            self.close()
             raise CollectiveError("NCCL reports that another rank failed")
 
     def _all_reduce(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:

@@ -44,10 +44,10 @@ class TorchCollectives:
         self._gpu = gpu
         try:
             self._torch = import_module("torch")
-            self._distributed = import_module("torch.distributed")
+            self._distributed = import_module("torch.distributed.distributed_c10d")
         except ImportError as error:
             raise MissingDependency("torch", purpose="--vs torch") from error
-        if not (self._distributed.is_available() and self._distributed.is_nccl_available()):
+        if not self._distributed.is_nccl_available():
             raise EnvironmentUnusable(
                 f"torch {self._torch.__version__} was built without NCCL",
                 hint="pip install torch from an index of builds with CUDA",
@@ -75,16 +75,22 @@ class TorchCollectives:
         )
         options = distributed.ProcessGroupNCCL.Options()
         backend = distributed.ProcessGroupNCCL(store, rank, ranks, options)
-        return TorchCommunicator(torch, self._gpu, backend, rank, ranks)
+        return TorchCommunicator(torch, distributed, self._gpu, backend, rank, ranks)
 
 
 class TorchCommunicator:
     """A ProcessGroupNCCL, and tensors of the buffers that cudakit passes to it."""
 
     def __init__(
-        self, torch: Any, gpu: CollectiveDevice, backend: Any, rank: int, ranks: int
+        self,
+        torch: Any,
+        distributed: Any,
+        gpu: CollectiveDevice,
+        backend: Any,
+        rank: int,
+        ranks: int,
     ) -> None:
-        self._torch, self._gpu, self._backend = torch, gpu, backend
+        self._torch, self._distributed, self._gpu, self._backend = torch, distributed, gpu, backend
         self._rank, self._ranks = rank, ranks
         self._device = torch.device("cuda", gpu.ordinal)
         self._streams: dict[int, Any] = {}
@@ -104,7 +110,7 @@ class TorchCommunicator:
                     self._send_receive(inputs, outputs)
                 else:
                     self._call(operation, inputs, outputs)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        except (AttributeError, RuntimeError, ValueError, TypeError) as error:
             reason = str(error).partition("\n")[0]
             raise Unsupported(f"torch's {operation} failed: {reason}") from error
 
@@ -112,12 +118,11 @@ class TorchCommunicator:
         """Poll a stream until its work has completed."""
         while not self._gpu.query_stream(stream):
             if self._abort_requested.is_set():
-                self.close()
                 raise CollectiveError("the collective operation was aborted")
             time.sleep(_PAUSE_S)
 
     def abort(self) -> None:
-        """Request the thread that waits in ``synchronize`` to abort the backend."""
+        """End the wait in ``synchronize``; ``close`` then aborts the backend."""
         self._abort_requested.set()
 
     def close(self) -> None:
@@ -135,7 +140,7 @@ class TorchCommunicator:
 
     def _call(self, operation: str, inputs: Any, outputs: Any) -> None:
         """Call the function of an operation, in the current stream instead of a stream of the backend."""
-        distributed, backend = self._torch.distributed, self._backend
+        distributed, backend = self._distributed, self._backend
         match operation:
             case "all-reduce":
                 self._wait(backend.allreduce([outputs], _options(distributed.AllreduceOptions())))

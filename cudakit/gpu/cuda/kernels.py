@@ -97,6 +97,10 @@ class CudaKernels:
             detail=lambda: self._describe_launch(loaded_kernel, grid, block, shared_bytes),
         )
 
+    def function_address(self, kernel: Kernel) -> int:
+        """Return the driver handle of a kernel (CUfunction) as an int."""
+        return int(self._kernels[kernel].function)
+
     @property
     def in_use(self) -> bool:
         """Whether a module is loaded."""

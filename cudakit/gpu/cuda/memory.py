@@ -7,6 +7,9 @@ import mmap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import MemoryInfo, Ptr, Stream
 from cudakit.gpu.cuda.context import Context
@@ -17,6 +20,7 @@ from cudakit.gpu.handles import check_size, pop_allocation
 from cudakit.units import format_bytes
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (madvise(2))
+_READ_ONLY = cu.CU_MEMHOSTREGISTER_READ_ONLY
 _REGISTER_FLAGS = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
 
 
@@ -29,6 +33,8 @@ class CudaMemory:
         self._pinned: dict[Ptr, int] = {}
         self._pageable: dict[Ptr, ctypes.Array[Any]] = {}
         self._registered: dict[Ptr, ctypes.Array[Any]] = {}
+        # Memory of other libraries that ``pin`` registered.
+        self._pinned_arrays: dict[Ptr, npt.NDArray[np.uint8]] = {}
 
     def memory_info(self) -> MemoryInfo:
         free_bytes, total_bytes = self._context.call(cu.cuMemGetInfo)
@@ -101,6 +107,22 @@ class CudaMemory:
             raise
         self._pageable[ptr] = memory
 
+    def pin(self, memory: npt.NDArray[np.uint8], *, read_only: bool = False) -> Ptr:
+        check_size(memory.nbytes)
+        ptr = Ptr(memory.ctypes.data)
+        self._register(ptr, memory.nbytes, _READ_ONLY if read_only else 0)
+        self._pinned_arrays[ptr] = memory
+        return ptr
+
+    def unpin(self, ptr: Ptr) -> None:
+        memory = pop_allocation(self._pinned_arrays, ptr, "no pinned memory of another library")
+        try:
+            self._streams.sync()  # cuMemHostUnregister is not documented to wait for device work
+            self._context.call(cu.cuMemHostUnregister, ptr)
+        except CudaError:
+            self._pinned_arrays[ptr] = memory
+            raise
+
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
         """Return host memory as bytes; the view is invalid after ``host_free``."""
         pageable = self._pageable.get(ptr, self._registered.get(ptr))
@@ -149,7 +171,7 @@ class CudaMemory:
     @property
     def has_unsynchronized_host_memory(self) -> bool:
         """Whether registered or pageable host memory remains, whose release does not wait for device work."""
-        return bool(self._registered or self._pageable)
+        return bool(self._registered or self._pageable or self._pinned_arrays)
 
     def close(self) -> None:
         """Free all remaining allocations."""
@@ -157,11 +179,12 @@ class CudaMemory:
             self._context.in_context(cu.cuMemFree, ptr)
         for ptr in self._pinned:
             self._context.in_context(cu.cuMemFreeHost, ptr)
-        for ptr in self._registered:
+        for ptr in (*self._registered, *self._pinned_arrays):
             self._context.in_context(cu.cuMemHostUnregister, ptr)
         self.allocated.clear()
         self._pinned.clear()
         self._registered.clear()
+        self._pinned_arrays.clear()
         self._pageable.clear()
 
     def _malloc_pinned(self, size_bytes: int) -> Ptr:
@@ -176,13 +199,13 @@ class CudaMemory:
         self._pinned[ptr] = size_bytes
         return ptr
 
-    def _register(self, ptr: Ptr, size_bytes: int) -> None:
+    def _register(self, ptr: Ptr, size_bytes: int, flags: int = 0) -> None:
         """Pin pages. Raises Unsupported if their device addresses differ from the host addresses."""
         self._context.call(
             cu.cuMemHostRegister,
             ptr,
             size_bytes,
-            _REGISTER_FLAGS,
+            _REGISTER_FLAGS | flags,
             detail=lambda: f"{format_bytes(size_bytes)} of host memory to register",
         )
         # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM may be 0 (cuMemHostRegister).

@@ -59,9 +59,9 @@ class ActivityRecorder:
         self._event = event
         self._pending: list[_Pending] = []
 
-    def begin(self, name: str, multiprocessors: int, memory_bytes: int) -> None:
+    def begin(self, device: DeviceInfo) -> None:
         """Record the device and the begin of the profile."""
-        self._sink(self._event(DeviceInfo(name, multiprocessors, memory_bytes)))
+        self._sink(self._event(device))
         self._sink(self._event(ProfileWindow(is_open=True)))
 
     def call(self, name: str, start_ns: int, end_ns: int) -> None:

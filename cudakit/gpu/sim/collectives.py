@@ -54,7 +54,7 @@ class SimParts:
 
 @dataclass(frozen=True, slots=True)
 class _Packet:
-    """What one rank contributes to one operation."""
+    """The data that one rank contributes to one operation, with a header."""
 
     header: dict[str, Any]
     data: bytes = b""

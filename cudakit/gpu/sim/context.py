@@ -26,7 +26,18 @@ from cudakit.gpu.sim.recorder import (
     attach_to_spool,
 )
 from cudakit.gpu.sim.schedule import Clock, Schedule, Task
-from cudakit.trace.events import Event, EventBody
+from cudakit.trace.events import DeviceInfo, Event, EventBody
+
+# The fields of a model that a profile records, in the order of the fields of DeviceInfo after its name.
+_PROFILED_FACTS = (
+    "multiprocessor_count",
+    "memory_bytes",
+    "max_threads_per_multiprocessor",
+    "max_blocks_per_multiprocessor",
+    "max_registers_per_multiprocessor",
+    "max_shared_memory_per_multiprocessor_bytes",
+    "reserved_shared_memory_per_block_bytes",
+)
 
 
 class Context:
@@ -65,8 +76,12 @@ class Context:
         self.activity: ActivityRecorder | None = None
         if is_profiled and sink:
             self.activity = ActivityRecorder(sink, self._event)
-            multiprocessors = self.integer_fact("multiprocessor_count", 0)
-            self.activity.begin(self.name, multiprocessors, self.integer_fact("memory_bytes", 0))
+            self.activity.begin(
+                DeviceInfo(
+                    self.name,
+                    *(self.integer_fact(field, 0) for field in _PROFILED_FACTS),
+                )
+            )
         self._failures: defaultdict[str, deque[CudaError]] = defaultdict(deque)
 
     def fail_next(self, call: str, error: CudaError) -> None:

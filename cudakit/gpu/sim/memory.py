@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from cudakit.gpu.api import MemoryInfo, Ptr, Stream
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import check_size, pop_allocation
@@ -73,6 +75,8 @@ class SimMemory:
         self._streams, self._heap, self._peers = streams, heap, peers
         self._host_allocations: dict[int, Region] = {}
         self._registered: set[int] = set()
+        # Memory of other libraries that ``pin`` registered.
+        self._pinned_arrays: dict[int, Region] = {}
 
     @driver_call
     def memory_info(self) -> MemoryInfo:
@@ -164,6 +168,26 @@ class SimMemory:
         self.context.emit(trace_events.Free(ptr, len(region.data), AllocationKind.PINNED))
 
     @driver_call
+    def pin(self, memory: Bytes, *, read_only: bool = False) -> Ptr:  # noqa: ARG002
+        check_size(memory.nbytes)
+        self._streams.reject_in_capture()
+        if any(np.may_share_memory(memory, region.data) for region in self._pinned_arrays.values()):
+            detail = f"{format_bytes(memory.nbytes)} at host address {memory.ctypes.data:#x}"
+            raise cuda_error(Status.HOST_MEMORY_ALREADY_REGISTERED, detail=detail)
+        region = self._heap.add(memory, host=HostMemory.PINNED)
+        self._pinned_arrays[region.begin] = region
+        self.context.emit(trace_events.Alloc(region.begin, memory.nbytes, AllocationKind.PINNED))
+        return Ptr(region.begin)
+
+    @driver_call
+    def unpin(self, ptr: Ptr) -> None:
+        self._streams.reject_in_capture()
+        region = pop_allocation(self._pinned_arrays, ptr, "no pinned memory of another library")
+        self.context.wait_for_all()
+        self._heap.space.remove(region)
+        self.context.emit(trace_events.Free(ptr, len(region.data), AllocationKind.PINNED))
+
+    @driver_call
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
         region = self._host_allocations.get(ptr)
         if region is None or not 0 <= size_bytes <= len(region.data):
@@ -222,6 +246,7 @@ class SimMemory:
         self.allocated.clear()
         self._host_allocations.clear()
         self._registered.clear()
+        self._pinned_arrays.clear()
 
     def _allocation_queue(self, stream: Stream | None) -> Queue | None:
         if stream is None:

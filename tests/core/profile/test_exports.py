@@ -111,7 +111,7 @@ def odd_times() -> Activities:
             Event(KernelRun(7, "k", 1, 100, 50)),
             Event(KernelRun(7, "k", 1, least, most)),
             Event(KernelRun(7, "k", 1, most, least)),
-            Event(ApiCall("cudaLaunchKernel", 1, most, least), thread=2**64 - 1),
+            Event(ApiCall("cudaLaunchKernel", 1, most, least), thread=2**32 - 1),
             Event(ApiCall("cudaLaunchKernel", 1, 0, 0), thread=1),
             Event(RangePop(), time_ns=5, thread=1),
             Event(RangePush("never ended"), time_ns=5, thread=1),

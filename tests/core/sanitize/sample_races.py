@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cudakit.core.sanitize.names import BACKWARD_FRAME, call_site_index
+from cudakit.core.sanitize.race_decoder import RaceDecoder
 from cudakit.core.sanitize.races import (
     Allocation,
     Confidence,
@@ -15,7 +16,7 @@ from cudakit.core.sanitize.races import (
     Sync,
     SyncKind,
 )
-from cudakit.core.sanitize.report import RaceDecoder, Report
+from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import FoundRace, SanitizeResult, Side
 from cudakit.document import Frame as DocumentFrame
 from cudakit.trace.kinds import AccessMode, AllocationKind, EventKind, Precision, StreamFlag

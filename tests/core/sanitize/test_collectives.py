@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
+from core.sanitize.brute_force import unordered_accesses
+from core.sanitize.random_traces import BYTE_COUNT, Step, steps, trace
 from core.sanitize.trace_scene import READ, SIZE, WRITE, Scene, address_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cudakit.core.sanitize.collectives import (
+    PEER_KERNELS,
     UNKNOWN_FUNCTION,
     UNKNOWN_RANKS,
     Buffers,
     Member,
     Range,
 )
+from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.races import CollectiveOperation, Confidence, Race, RaceKind
 from cudakit.trace.events import (
+    Access,
     Accessed,
     Collective,
     Communicator,
+    Event,
     GraphEdge,
     GraphLaunch,
     GraphNode,
     Launch,
 )
-from cudakit.trace.kinds import CollectiveFunction, EventKind, NcclDatatype, NodeType
+from cudakit.trace.kinds import AccessMode, CollectiveFunction, EventKind, NcclDatatype, NodeType
+from cudakit.trace.layout import pack
 
 ALL_REDUCE, ALL_GATHER = CollectiveFunction.ALL_REDUCE, CollectiveFunction.ALL_GATHER
 REDUCE_SCATTER, BROADCAST = CollectiveFunction.REDUCE_SCATTER, CollectiveFunction.BROADCAST
@@ -210,3 +222,204 @@ def test_launch_of_a_collective_counts_as_exact() -> None:
     scene.collective(ALL_REDUCE, "x", "y")
     coverage = scene.engine.coverage
     assert (coverage.launches, coverage.launches_exact, coverage.collectives) == (1, 1, 1)
+
+
+# --- the accesses against a model of the data flow ----------------------------------------------------
+
+RANK_COUNT = 3
+
+
+def flows(
+    function: CollectiveFunction, buffers: list[Buffers], size: int
+) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
+    """Yield each written byte with the bytes that its value comes from, as pairs of rank and address."""
+    ranks, root = range(len(buffers)), buffers[0].root
+    for rank, own in enumerate(buffers):
+        for i in range(size):
+            everywhere = [(other, buffers[other].send + i) for other in ranks]
+            match function:
+                case CollectiveFunction.ALL_REDUCE:
+                    yield (rank, own.receive + i), everywhere
+                case CollectiveFunction.REDUCE if rank == root:
+                    yield (rank, own.receive + i), everywhere
+                case CollectiveFunction.BROADCAST:
+                    yield (rank, own.receive + i), [everywhere[root]]
+                case CollectiveFunction.ALL_GATHER:
+                    for other in ranks:
+                        yield (rank, own.receive + other * size + i), [everywhere[other]]
+                case CollectiveFunction.REDUCE_SCATTER:
+                    parts = [(other, buffers[other].send + rank * size + i) for other in ranks]
+                    yield (rank, own.receive + i), parts
+
+
+@given(
+    st.sampled_from([ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE]),
+    st.integers(1, 4),
+    st.integers(0, RANK_COUNT - 1),
+    st.lists(st.sampled_from(["in place", "apart"]), min_size=RANK_COUNT, max_size=RANK_COUNT),
+)
+def test_accessed_ranges_agree_with_the_flow_of_data(
+    function: CollectiveFunction, size: int, root: int, places: list[str]
+) -> None:
+    buffers = []
+    for rank, place in enumerate(places):
+        send = receive = 1000
+        if place == "apart":
+            receive = 2000
+        elif function is ALL_GATHER:
+            send += rank * size
+        elif function is REDUCE_SCATTER:
+            receive += rank * size
+        buffers.append(Buffers(send, receive, size, Member(rank, RANK_COUNT), root))
+    moves = [
+        (written, sources)
+        for written, sources in flows(function, buffers, size)
+        if sources != [written]
+    ]
+    read = {source for _, sources in moves for source in sources}
+    written = {byte for byte, _ in moves}
+    for rank, rank_buffers in enumerate(buffers):
+        ranges = list(rank_buffers.accessed_ranges(function))
+        for mode, expected in ((READ, read), (WRITE, written)):
+            accessed = {
+                byte for each in ranges if each.mode & mode for byte in range(each.lo, each.hi)
+            }
+            assert accessed == {byte for other, byte in expected if other == rank}
+
+
+def with_collectives(events: list[Event], *, as_kernels: bool) -> list[Event]:
+    """Replace every third kernel of a trace by a collective, or by a kernel with the same accesses."""
+    member = Member(rank=1, rank_count=2)
+    replaced = [Event(Communicator(77, 1, rank=1, rank_count=2), seq=0)]
+    kernels = {
+        event.seq for event in events if isinstance(event.body, Launch) and event.seq % 3 == 0
+    }
+    for event in events:
+        if event.seq not in kernels:
+            replaced.append(event)
+        elif isinstance(event.body, Launch):
+            functions = [function for function in CollectiveFunction if function]
+            function = functions[event.seq // 3 % len(functions)]
+            addresses = event.seq % BYTE_COUNT, event.seq // 7 % BYTE_COUNT
+            buffers = Buffers(*addresses, 1, member, root=event.seq % 2)
+            body = Collective(
+                event.body.stream, *addresses, 1, 1, root=buffers.root, function=function,
+                datatype=NcclDatatype.INT8,
+            )  # fmt: skip
+            accesses = [
+                Access(lo, hi, AccessMode(mode))
+                for lo, hi, mode in buffers.accessed_ranges(function)
+                if lo < hi
+            ]
+            bodies = (
+                [event.body, *accesses]
+                if as_kernels
+                else [replace(event.body, pending=True), Accessed(), body]
+            )
+            replaced += [replace(event, body=each) for each in bodies]
+    return replaced
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps())
+def test_engine_agrees_with_brute_force_about_collectives(random_steps: list[Step]) -> None:
+    events = trace(random_steps)
+    strings = {"": 0}
+    records = pack(
+        with_collectives(events, as_kernels=False),
+        lambda text: strings.setdefault(text, len(strings)),
+    )
+    races = Engine().feed(records, list(strings))
+    expected = unordered_accesses(with_collectives(events, as_kernels=True)).pairs
+    assert bool(races) == bool(expected)
+    expected_calls = {(pair.earlier.event.seq, pair.later.event.seq) for pair in expected}
+    assert {(race.previous.seq, race.current.seq) for race in races} <= expected_calls
+
+
+# --- several ranks in one process --------------------------------------------------------------------
+
+
+class TwoRanks(Scene):
+    """A process with ranks 0 and 1; rank N has communicator N + 1 and stream N + 1."""
+
+    def __init__(self, key: int = 77) -> None:
+        super().__init__()
+        for rank in (0, 1):
+            self.call(Communicator(key, rank + 1, rank=rank, rank_count=2))
+
+    def collective(
+        self, rank: int, function: CollectiveFunction, *, root: int = 0, group: int = 1
+    ) -> list[Race]:
+        operation = operation_of(function, f"s{rank}", f"r{rank}", stream=rank + 1, root=root)
+        return self.call(
+            Launch(rank + 1, KERNEL_NAME, pending=True),
+            Accessed(),
+            replace(operation, communicator=rank + 1, group=group),
+        )
+
+
+@pytest.mark.parametrize(
+    ("function", "root", "ordered_ranks"),
+    [
+        (ALL_REDUCE, 0, {0, 1}),
+        (ALL_GATHER, 0, {0, 1}),
+        (REDUCE_SCATTER, 0, {0, 1}),
+        (BROADCAST, 0, {1}),
+        (REDUCE, 0, {0}),
+    ],
+)
+def test_collective_orders_the_work_of_two_ranks(
+    function: CollectiveFunction, root: int, ordered_ranks: set[int]
+) -> None:
+    for first in (0, 1):
+        for reader in (0, 1):
+            scene = TwoRanks()
+            scene.write(2 - reader, "x")  # the other rank writes before the collective
+            scene.collective(first, function, root=root)
+            scene.collective(1 - first, function, root=root)
+            races = scene.read(reader + 1, "x")
+            assert (races == []) is (reader in ordered_ranks)
+
+
+def test_receive_orders_the_work_behind_it_after_the_sender() -> None:
+    for first in (0, 1):
+        scene = TwoRanks()
+        scene.write(1, "x")
+        scene.write(2, "y")
+        for rank in (first, 1 - first):
+            scene.collective(rank, RECEIVE if rank else SEND, root=1 - rank)
+        assert scene.read(2, "x") == []
+        assert len(scene.read(1, "y")) == 1
+
+
+def test_collective_does_not_order_the_accesses_of_another_rank() -> None:
+    scene = TwoRanks()
+    scene.collective(0, ALL_REDUCE)
+    scene.collective(1, ALL_REDUCE)
+    (race,) = scene.read(3, "r0")
+    assert race.previous.collective is not None
+
+
+def test_collectives_of_other_communicators_order_nothing() -> None:
+    scene = CollectiveScene()
+    scene.write(1, "x")
+    scene.collective(ALL_REDUCE, "y", "y", stream=1)
+    scene.collective(ALL_REDUCE, "z", "z", stream=2)
+    assert len(scene.read(2, "x")) == 1
+
+
+def test_collective_kernels_of_xla_do_not_race_with_their_peers() -> None:
+    scene = Scene()
+    kernel = "all_reduce_1_fusion_1"
+    access = Access(address_of("x"), address_of("x") + SIZE, WRITE)
+    scene.kernel(1, access, name=kernel, device=0)
+    assert scene.kernel(2, access, name=kernel, device=1) == []
+    assert dict(scene.engine.gaps) == {PEER_KERNELS: 1}
+    assert len(scene.kernel(3, access, name="add", device=1)) > 0
+
+
+def test_collective_kernels_of_xla_race_on_one_device() -> None:
+    scene = Scene()
+    access = Access(address_of("x"), address_of("x") + SIZE, WRITE)
+    scene.kernel(1, access, name="all_reduce")
+    assert len(scene.kernel(2, access, name="all_reduce")) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,7 +110,7 @@ def events_of(bodies_of_calls: list[list[EventBody]]) -> list[Event]:
         [StreamCreate(stream, StreamFlag.NON_BLOCKING)] for stream in range(1, STREAM_COUNT + 1)
     ]
     return [
-        Event(body, seq=seq, context=1, thread=1, site=seq % 3)
+        Event(body, seq=seq, context=1, thread=1, site=seq % 3, program_call=seq % 2)
         for seq, bodies in enumerate([*created, *bodies_of_calls], 1)
         for body in bodies
     ]
@@ -293,3 +295,26 @@ def test_record_of_an_access_has_its_fields_where_both_implementations_read_them
     shadow, call = empty_shadow(), Call(1, EventKind.LAUNCH, 0, 1, 1, 0, 1, 1)
     shadow.add_all(memoryview(access_record(0, 8, READ, 1, 5)), call, Position(1))
     assert shadow.range_state_count == 1
+
+
+def test_engine_releases_its_memory() -> None:
+    random = np.random.default_rng(5)
+    bodies: list[list[EventBody]] = [
+        [
+            Launch(number % 3 + 1, "kernel"),
+            *(Access(lo, lo + 64, WRITE) for lo in (BASE + random.integers(0, 9000, 30)).tolist()),
+        ]
+        for number in range(60)
+    ]
+    events = events_of(bodies)
+    sizes: list[int] = []
+    for _ in range(4):
+        races, *_ = analyzed(events, is_native=True)
+        assert races
+        races.clear()
+        gc.collect()
+        if not tracemalloc.is_tracing():
+            tracemalloc.start()  # after the first analysis, which fills caches
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[-1] - sizes[1] < 20_000

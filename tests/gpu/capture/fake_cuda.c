@@ -222,12 +222,15 @@ int cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph *child)
     return 0;
 }
 
+static CUgraphNode captured_node; /* node that the last captured launch has added; NULL outside of captures */
+
 int cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *captured_graph,
                               const CUgraphNode **last, const edge_data **data, size_t *count)
 {
-    (void)stream, (void)id, (void)captured_graph, (void)last, (void)data;
-    *status = 0;
-    *count = 0;
+    (void)stream, (void)id, (void)captured_graph, (void)data;
+    *status = captured_node != NULL;
+    *count = captured_node != NULL;
+    *last = &captured_node;
     return 0;
 }
 
@@ -363,6 +366,18 @@ void launch(void *context, void *stream, kernel *function, void **parameters, vo
         notify(DOMAIN_LAUNCH, LAUNCH_END, &data);
     }
     notify_call(CBID_cuLaunchKernel, 1, &call, launch_result);
+}
+
+/* Launch a kernel on a stream that is being captured: it becomes a node, and no launch callback is made. */
+void capture_launch(void *stream, kernel *function, void *captured)
+{
+    launch_params call = {.f = function, .grid = {1, 1, 1}, .block = {32, 1, 1}, .hStream = stream};
+    notify_call(CBID_cuStreamBeginCapture_v2, 1, &call, 0);
+    notify_call(CBID_cuLaunchKernel, 0, &call, 0);
+    captured_node = captured;
+    notify_call(CBID_cuLaunchKernel, 1, &call, 0);
+    captured_node = NULL;
+    notify_call(CBID_cuStreamEndCapture, 1, &call, 0);
 }
 
 void event(uint32_t cbid, void *event, void *context, void *stream)

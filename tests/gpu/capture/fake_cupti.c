@@ -28,6 +28,9 @@ static uint64_t enabled_resources; /* bit i: callback i of the resource domain *
 static size_t record_bytes[MAX_KINDS], dropped;
 static uint8_t unfinished[256];
 static size_t unfinished_bytes;
+static uint8_t queued[4096]; /* records that the next flush delivers */
+static size_t queued_bytes;
+static pthread_mutex_t queue_lock = PTHREAD_MUTEX_INITIALIZER;
 static int subscribe_result, enable_result;
 static bool expects_zeros; /* whether the recorder gives buffers of zeros */
 
@@ -138,9 +141,17 @@ int cuptiActivityGetNumDroppedRecords(CUcontext context, uint32_t stream, size_t
 
 int deliver(const void *records, size_t bytes);
 
-/* Deliver the unfinished record, if the flush is forced. */
+/* Deliver the queued records, and if the flush is forced the unfinished record. */
 int cuptiActivityFlushAll(uint32_t flag)
 {
+    uint8_t records[sizeof queued];
+    pthread_mutex_lock(&queue_lock);
+    const size_t bytes = queued_bytes;
+    memcpy(records, queued, bytes);
+    queued_bytes = 0;
+    pthread_mutex_unlock(&queue_lock);
+    if (bytes)
+        deliver(records, bytes);
     if (flag && unfinished_bytes)
         deliver(unfinished, unfinished_bytes);
     return 0;
@@ -190,6 +201,15 @@ void set_unfinished(const void *record, size_t bytes)
 {
     memcpy(unfinished, record, bytes);
     unfinished_bytes = bytes;
+}
+
+/* Add a record to those that the next flush delivers. */
+void queue(const void *record, size_t bytes)
+{
+    pthread_mutex_lock(&queue_lock);
+    memcpy(queued + queued_bytes, record, bytes);
+    queued_bytes += bytes;
+    pthread_mutex_unlock(&queue_lock);
 }
 
 void set_dropped(size_t count)

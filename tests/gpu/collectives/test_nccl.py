@@ -158,6 +158,7 @@ def test_asynchronous_error_of_another_rank_ends_a_wait(fake: ctypes.CDLL) -> No
 
     with pytest.raises(CollectiveError, match="another rank failed"):
         communicator.synchronize(STREAM)
+    communicator.close()
     assert calls(fake) == ["abort 0xc0"]
 
 

@@ -121,14 +121,10 @@ def _path(link: Link) -> str:
 
 def _rate(case: CaseResult) -> CollectiveRate:
     """Return the bandwidths of a case as nccl-tests define them."""
-    algorithm = case.per_second(case.bytes_moved) if case.bytes_moved else case.median_s
-    factor = case.settings.get("bus_factor")
-    if isinstance(factor, float) and not isinstance(algorithm, Unavailable):
-        is_single = case.axes.get("ranks") == 1
-        bus = Unavailable("one rank uses no link") if is_single else factor * algorithm
-        return CollectiveRate(factor, algorithm, bus)
-    reason = algorithm if isinstance(algorithm, Unavailable) else Unavailable("not measured")
-    return CollectiveRate(reason, reason, reason)
+    if case.bus_factor is None:
+        reason = Unavailable("the case was not measured")
+        return CollectiveRate(reason, reason, reason)
+    return CollectiveRate(case.bus_factor, case.per_second(case.bytes_moved), case.bus_bandwidth)
 
 
 def _variable_warnings(variables: Sequence[Mapping[str, str]]) -> list[str]:

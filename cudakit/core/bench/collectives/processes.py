@@ -29,8 +29,13 @@ def start_facts(version: str, options: Mapping[str, str], variables: Mapping[str
         "process": os.getpid(),
         "version": version,
         "options": dict(options),
-        "variables": {name: text for name, text in variables.items() if name.startswith("NCCL_")},
+        "variables": nccl_variables(variables),
     }
+
+
+def nccl_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that NCCL reads."""
+    return {name: text for name, text in variables.items() if name.startswith("NCCL_")}
 
 
 def check_equal(first: Message, other: Message, rank: int) -> None:

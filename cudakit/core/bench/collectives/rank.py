@@ -27,7 +27,13 @@ from cudakit.core.bench.workload import allocate
 from cudakit.core.bench.workloads.checks import POISON
 from cudakit.errors import CollectiveError, CudakitError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
-from cudakit.gpu.api.collectives import REDUCTIONS, Collective, Communicator
+from cudakit.gpu.api.collectives import (
+    REDUCTIONS,
+    Collective,
+    CollectiveLibrary,
+    CollectiveLibraryName,
+    Communicator,
+)
 from cudakit.gpu.api.elements import ELEMENTS, FP32
 from cudakit.kernels.compare import Compare
 
@@ -64,7 +70,7 @@ class Rank:
                 requests = _Requests(gpu, self._rank, self._ranks, self._communicators, cleanup)
                 while self._execute(requests, self.inbox.get()):
                     pass
-        except CudakitError as error:  # The device cannot be opened or closed.
+        except Exception as error:  # noqa: BLE001 the device cannot be opened or closed
             self._reply({"number": 0, "error": _describe_error(error)})
 
     def _execute(self, requests: _Requests, message: Message) -> bool:
@@ -114,11 +120,13 @@ class _Requests:
         self._compare = cleanup.enter_context(closing(Compare(gpu)))
         self._aligning_buffer = allocate(gpu, cleanup, FP32.size_bytes)
         self._timer = cleanup.enter_context(closing(Timer(gpu, wait=self._wait)))
+        # Aborting the communicators ends operations that would otherwise block the release of memory.
+        cleanup.callback(self._release_operations)
         cleanup.callback(self._close_communicators)
-        cleanup.callback(self._release_all)
         self._operations: dict[int, RankOperation] = {}
         self._graphs: dict[int, CapturedWork] = {}
-        self._unique_ids: list[object] = []  # Libraries that serve the group of a unique id.
+        # Libraries that created a unique id, and may serve the ranks that join.
+        self._serving_libraries: list[CollectiveLibrary] = []
 
     def describe(self) -> Message:
         """Return the facts of this rank: its process, its device, and the version of NCCL."""
@@ -135,15 +143,15 @@ class _Requests:
             "free_bytes": self._gpu.memory_info().free_bytes,
         }
 
-    def create_id(self, library: str, host: str) -> str:
+    def create_id(self, library: CollectiveLibraryName, host: str) -> str:
         """Return the unique id of a new group, as hexadecimal text."""
-        opened_library = self._gpu.collectives(library)  # type: ignore[arg-type]
-        self._unique_ids.append(opened_library)
+        opened_library = self._gpu.collectives(library)
+        self._serving_libraries.append(opened_library)
         return opened_library.unique_id(host).hex()
 
-    def connect(self, library: str, unique_id: str) -> str:
+    def connect(self, library: CollectiveLibraryName, unique_id: str) -> str:
         """Join a group, and return the version of the library."""
-        opened_library = self._gpu.collectives(library)  # type: ignore[arg-type]
+        opened_library = self._gpu.collectives(library)
         self._communicators[library] = opened_library.connect(
             bytes.fromhex(unique_id), self._rank, self._ranks
         )
@@ -159,7 +167,8 @@ class _Requests:
             self._compare,
             self._communicators[library],
             Collective(name, ELEMENTS[element], count),
-            (self._rank, self._ranks),
+            self._rank,
+            self._ranks,
             in_place=in_place,
             seed=seed,
             wait=self._wait,
@@ -230,13 +239,14 @@ class _Requests:
         if not self._communicators:
             self._gpu.sync_stream(stream)
 
-    def _release_all(self) -> None:
-        for graph in self._graphs.values():
-            graph.close()
+    def _release_operations(self) -> None:
         for operation in self._operations.values():
             operation.close()
 
     def _close_communicators(self) -> None:
+        """Destroy all graphs, then the communicators: NCCL waits for the end of the graphs."""
+        for graph in self._graphs.values():
+            graph.close()
         for communicator in reversed(list(self._communicators.values())):
             communicator.close()
 
@@ -250,7 +260,8 @@ class RankOperation:
         compare: Compare,
         communicator: Communicator,
         collective: Collective,
-        place: tuple[int, int],
+        rank: int,
+        ranks: int,
         *,
         in_place: bool,
         seed: int,
@@ -258,9 +269,9 @@ class RankOperation:
     ) -> None:
         self._gpu, self._compare, self._communicator = gpu, compare, communicator
         self._collective, self._in_place, self._wait = collective, in_place, wait
-        self._rank, self._ranks = place
-        self._inputs = input_chunks(collective, *place, seed)
-        self._outputs = expected_chunks(collective, *place, seed)
+        self._rank, self._ranks = rank, ranks
+        self._inputs = input_chunks(collective, rank, ranks, seed)
+        self._outputs = expected_chunks(collective, rank, ranks, seed)
         self._sets: list[_BufferSet] = []
         self._cleanup = ExitStack()
         # A sum in place is an input of the next execution, so that later outputs differ from the first one.

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from cudakit.errors import CollectiveError, InputError
 
 # If a port is taken, rank 0 listens at one of the next ports; the other ranks try them in turn.
 _PORTS = 8
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _GREETING = "cudakit bench nccl 1"
 _MAX_MESSAGE_BYTES = 64 << 20
 _HELLO_TIMEOUT_S = 2.0
@@ -85,6 +86,12 @@ class Connection:
                 raise ConnectionResetError("the connection was closed")
             content += piece
         return bytes(content)
+
+
+def reachable_host(connections: Iterable[Connection]) -> str:
+    """Return an address of this host that all other ranks reach."""
+    hosts = [connection.local_host for connection in connections]
+    return next((host for host in hosts if host not in _LOOPBACK), hosts[0])
 
 
 def accept_ranks(
@@ -162,19 +169,24 @@ def _place(launch: Launch, rendezvous: str) -> tuple[str, tuple[str, int]]:
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:
-    """Listen at the address, or at one of the next ports if that port is taken."""
+    """Listen at the port of an address, or at one of the next ports if that port is taken.
+
+    Rank 0 listens on all network interfaces unless its address is that of the loopback interface: the
+    name of a host often stands for another address on the host itself.
+    """
     host, first_port = address
-    for port in range(first_port, first_port + _PORTS):
-        with suppress(OSError):
-            return socket.create_server((host, port if first_port else 0))
-    try:
-        # The name of the host may stand for an address outside of this host, such as that of a gateway.
-        return socket.create_server(("", first_port))
-    except OSError as error:
-        raise CollectiveError(
-            f"rank 0 cannot listen at {host}:{first_port}: {error.strerror}",
-            hint="add --rendezvous HOST:PORT with a free port",
-        ) from error
+    interface = host if host in _LOOPBACK else ""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    error = OSError()
+    for port in range(first_port, first_port + _PORTS) if first_port else (0,):
+        try:
+            return socket.create_server((interface, port), family=family)
+        except OSError as bind_error:
+            error = bind_error
+    raise CollectiveError(
+        f"rank 0 cannot listen at {host}:{first_port}: {error.strerror}",
+        hint="add --rendezvous HOST:PORT with a free port",
+    )
 
 
 def _read_hello(connection: Connection, launch: Launch, token: str) -> Message | None:

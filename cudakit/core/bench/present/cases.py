@@ -26,8 +26,6 @@ from cudakit.document import Column, Rate, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 
 _STEP, _NODES = "step", "nodes"
-# The setting of a collective that its bus bandwidth is computed with.
-_BUS_FACTOR = "bus_factor"
 
 _T = TypeVar("_T")
 
@@ -139,15 +137,14 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
 
 
 def _is_collective(case: CaseResult) -> bool:
-    return _BUS_FACTOR in case.settings
+    return case.bus_factor is not None
 
 
 def _bus_bandwidth(case: CaseResult) -> Value:
     """Return the bus bandwidth of a collective; "-" for one rank, which uses no link."""
-    factor = case.settings.get(_BUS_FACTOR)
-    if not isinstance(factor, float) or case.axes.get("ranks") == 1:
-        return case.median_s if isinstance(case.median_s, Unavailable) else Text("-")
-    return cell(lambda amount: Rate(amount, case.unit), case.per_second(factor * case.bytes_moved))
+    if case.axes.get("ranks") == 1 and not isinstance(case.median_s, Unavailable):
+        return Text("-")
+    return cell(lambda bandwidth: Rate(bandwidth, case.unit), case.bus_bandwidth)
 
 
 def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:

@@ -36,6 +36,8 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
         arrays["contender"], text["contender"] = _encode_words([case.library for case in cases])
     for figure in _case_figures(cases[0]) if cases else ():
         arrays[figure] = np.array([_case_figures(case)[figure] for case in cases], np.float64)
+    if any(case.bus_factor is not None for case in cases):
+        arrays["busbw_bytes_per_s"] = np.array([number(case.bus_bandwidth) for case in cases])
     if cases:
         arrays["samples"] = np.array([len(case.samples_s) for case in cases], np.int64)
         arrays["verified"] = np.array([case.verified for case in cases], np.bool_)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.collectives.group import RankGroup
+from cudakit.core.bench.result import BUS_FACTOR
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import NcclSpec
 from cudakit.core.bench.workload import Axis, Verification, verification
@@ -156,7 +157,7 @@ class PreparedCollective:
         self.settings: Mapping[str, Axis] = {
             "library": workload.library,
             "version": workload.version,
-            "bus_factor": bus_factor(collective.operation, workload.ranks),
+            BUS_FACTOR: bus_factor(collective.operation, workload.ranks),
         }
         self._id: int | None = self._group.new_id()
         try:

@@ -18,7 +18,7 @@ from cudakit.core.profile.present.tables import (
     count_text,
     device_nodes,
     duration_text,
-    limit_table,
+    limit_tables,
     make_table,
     share_of,
 )
@@ -66,7 +66,7 @@ def report(result: ProfileResult, *, top: int = 10, by: TableName | None = None)
         nodes += sections[0].nodes
     else:
         nodes += [_overview(result), *_straggler(result), *sections]
-    nodes += limit_table(result)
+    nodes += limit_tables(result)
     return Document(title(result), tuple(nodes))
 
 

@@ -10,9 +10,9 @@ from cudakit.core.profile.result import (
     Collective,
     Copies,
     Device,
+    Grid,
     HostWait,
     Kernel,
-    Limit,
     Line,
     NamedRange,
     ProfileResult,
@@ -66,6 +66,8 @@ def device_nodes(device: Device, top: int, by: TableName | None) -> Iterator[Nod
     yield _time_table(device)
     if device.kernels and by in (None, "kernel"):
         yield Section("Kernels", (_kernel_table(device, top),))
+    if by == "kernel":
+        yield from grid_table(device, top)
     if device.lines and by in (None, "line"):
         yield Section("Lines", (_line_table(device, top),))
     if device.ranges and by in (None, "range"):
@@ -247,16 +249,75 @@ def _stream_table(device: Device, top: int) -> Table:
     return limited_table(columns, device.streams, top, ("stream", "streams"), caption)
 
 
-def limit_table(result: ProfileResult) -> Iterator[Node]:
+def limit_tables(result: ProfileResult) -> Iterator[Node]:
     """Yield the table of measured limits of this GPU, if the result has them."""
-    if result.limits:
-        columns: Columns[Limit] = (
-            ("rate of", "text", lambda row: Text(row.name)),
-            ("profile", "number", lambda row: Rate(row.bytes_per_s, "B")),
-            ("measured limit", "number", lambda row: Rate(row.limit_bytes_per_s, "B")),
-            ("share", "bar", lambda row: Ratio(row.share)),
+    rows: list[tuple[Value, ...]] = [
+        (
+            Text(limit.name),
+            Rate(limit.bytes_per_s, "B"),
+            Rate(limit.limit_bytes_per_s, "B"),
+            Ratio(limit.share),
         )
-        yield Section("Limits of this GPU", (make_table(columns, result.limits),))
+        for limit in result.limits
+    ]
+    rows += [
+        (
+            Text("time for each kernel launch"),
+            Seconds(launches.interval_ns / 1e9),
+            Seconds(launches.limit_interval_ns / 1e9),
+            Ratio(launches.share),
+        )
+        for launches in result.launch_limits
+    ]
+    if rows:
+        columns = (
+            Column("limit", "text"),
+            Column("profile", "number"),
+            Column("measured limit", "number"),
+            Column("share", "bar"),
+        )
+        yield Section("Limits of this GPU", (Table(columns, tuple(rows), _limit_caption(result)),))
+
+
+def _limit_caption(result: ProfileResult) -> str:
+    short = sum(launches.short_kernels for launches in result.launch_limits)
+    sentences = []
+    if short:
+        share = max(launches.short_kernels_share for launches in result.launch_limits)
+        sentences.append(
+            f"{count_text('kernel run', short)} ({format_ratio(share)} of the GPU time) took no longer than "
+            "the launch of an empty kernel: only fewer launches make them faster."
+        )
+    sentences.append(
+        "Bytes and FLOPs of kernels are not recorded: their rates cannot be compared with limits."
+    )
+    return " ".join(sentences)
+
+
+def grid_table(device: Device, top: int) -> Iterator[Node]:
+    """Yield the table of the kernels' grids, if the limits of the device were recorded."""
+    kernels = [(kernel, kernel.grid) for kernel in device.kernels if kernel.grid]
+    if not kernels:
+        return
+    columns: Columns[tuple[Kernel, Grid]] = (
+        ("kernel", "text", lambda row: Text(short_kernel(row[0].name))),
+        ("share", "number", lambda row: Ratio(row[0].share)),
+        ("blocks", "number", lambda row: Count(row[1].blocks)),
+        ("block size", "number", lambda row: Count(row[1].threads_per_block)),
+        ("SMs", "number", lambda row: Ratio(row[1].multiprocessors_share)),
+        ("threads", "number", lambda row: Ratio(row[1].threads_share)),
+        ("waves", "number", lambda row: Text(f"{row[1].waves:.2f}")),
+        ("tail", "number", lambda row: Ratio(row[1].tail_share)),
+    )
+    caption = (
+        "The longest run of each kernel. SMs: share of the multiprocessors that get a block. Threads: share "
+        "of the device's resident threads that the kernel can use. Waves: blocks divided by the blocks that "
+        "run at the same time. Tail: share of all waves that stays empty in the last wave."
+    )
+    yield Section(
+        "Grids of the kernels",
+        (limited_table(columns, kernels, top, ("kernel", "kernels"), caption),),
+    )
 
 
 # --- building tables -------------------------------------------------------------------------------

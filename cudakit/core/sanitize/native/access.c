@@ -64,7 +64,8 @@ struct operation *operation_new(PyObject *call)
     }
     if (read_integer(call, "seq", &seq) || read_integer(call, "kind", &operation->kind) ||
         read_integer(call, "name", &operation->name) || read_integer(call, "site", &operation->site) ||
-        read_integer(call, "node", &operation->node)) {
+        read_integer(call, "node", &operation->node) ||
+        read_integer(call, "program_call", &operation->program_call)) {
         PyMem_Free(operation);
         return NULL;
     }
@@ -132,7 +133,8 @@ bool accesses_are_equivalent(const struct access *first, const struct access *se
     const struct operation *operation = first->operation, *second_operation = second->operation;
     return operation == second_operation ||
            (operation->kind == second_operation->kind && operation->name == second_operation->name &&
-            operation->site == second_operation->site && operation->node == second_operation->node);
+            operation->site == second_operation->site && operation->node == second_operation->node &&
+            operation->program_call == second_operation->program_call);
 }
 
 /* ---- lists of accesses ------------------------------------------------------------------------------------ */
@@ -148,22 +150,14 @@ void access_list_clear(struct access_list *list)
         PyMem_Free(old_list.items);
 }
 
-/* Return an array for a number of accesses, or NULL with an exception. */
-static struct access **new_items(size_t count)
-{
-    struct access **items = PyMem_Malloc(count * sizeof(struct access *));
-    if (!items)
-        PyErr_NoMemory();
-    return items;
-}
-
 int access_list_copy(struct access_list *copy, const struct access_list *list)
 {
     *copy = *list;
     if (list->count > 1) {
-        copy->items = new_items(list->count);
+        copy->items = PyMem_Malloc(list->count * sizeof(struct access *));
         if (!copy->items) {
             copy->count = 0;
+            PyErr_NoMemory();
             return -1;
         }
         memcpy(copy->items, list->items, list->count * sizeof *list->items);
@@ -174,29 +168,48 @@ int access_list_copy(struct access_list *copy, const struct access_list *list)
     return 0;
 }
 
+/* Remove the accesses that happen before the clock. */
+static void remove_ordered(struct access_list *list, const struct clock *clock)
+{
+    if (list->count <= 1) {
+        if (list->count && access_is_ordered(list->single, clock))
+            access_list_clear(list);
+        return;
+    }
+    struct access **items = list->items;
+    uint32_t remaining = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        if (access_is_ordered(items[i], clock))
+            access_release(items[i]);
+        else
+            items[remaining++] = items[i];
+    }
+    list->count = remaining;
+    if (remaining == 1)
+        list->single = items[0];
+    if (remaining <= 1)
+        PyMem_Free(items);
+}
+
 int access_list_replace_ordered(struct access_list *list, const struct clock *clock, struct access *added)
 {
-    struct access *const *old_items = access_list_items(list);
-    uint32_t count = added != NULL;
-    for (uint32_t i = 0; i < list->count; i++)
-        count += !access_is_ordered(old_items[i], clock);
-    if (count == list->count + (added != NULL) && !added)
+    remove_ordered(list, clock);
+    if (!added)
         return 0;
-    struct access_list new_list = {.count = count};
-    struct access **new_array = &new_list.single;
-    if (count > 1) {
-        new_list.items = new_array = new_items(count);
-        if (!new_array)
-            return -1;
+    if (!list->count) {
+        *list = (struct access_list){.count = 1, .single = access_share(added)};
+        return 0;
     }
-    uint32_t end = 0;
-    for (uint32_t i = 0; i < list->count; i++)
-        if (!access_is_ordered(old_items[i], clock))
-            new_array[end++] = access_share(old_items[i]);
-    if (added)
-        new_array[end] = access_share(added);
-    access_list_clear(list);
-    *list = new_list;
+    struct access **old_items = list->count > 1 ? list->items : NULL;
+    struct access **items = PyMem_Realloc(old_items, (list->count + 1) * sizeof(struct access *));
+    if (!items) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (!old_items)
+        items[0] = list->single;
+    items[list->count++] = access_share(added);
+    list->items = items;
     return 0;
 }
 

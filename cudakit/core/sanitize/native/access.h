@@ -1,5 +1,6 @@
 /* Clocks, operations and accesses: the C counterparts of clocks.py. */
-#pragma once
+#ifndef CUDAKIT_SANITIZE_ACCESS_H
+#define CUDAKIT_SANITIZE_ACCESS_H
 
 #include <Python.h>
 #include <stdbool.h>
@@ -30,7 +31,7 @@ struct operation {
     uint64_t reference_count;
     PyObject *call;
     uint64_t seq;
-    long long kind, name, site, node;
+    long long kind, name, site, node, program_call;
 };
 
 /* Return a new operation for a Call, or NULL with an exception. */
@@ -93,6 +94,8 @@ void access_list_clear(struct access_list *list);
 /* Make a new list share the accesses of another one. Return -1 with an exception if memory runs out. */
 int access_list_copy(struct access_list *copy, const struct access_list *list);
 /* Remove the accesses that happen before the clock, and append `added` (which is shared) unless it is NULL.
- * Return -1 with an exception if memory runs out; the list is then unchanged. */
+ * Return -1 with an exception if there is no memory for the added access. */
 int access_list_replace_ordered(struct access_list *list, const struct clock *clock, struct access *added);
 bool access_lists_are_equivalent(const struct access_list *first, const struct access_list *second);
+
+#endif

@@ -1,5 +1,6 @@
 /* The shadow memory of one process: the C counterpart of shadow_memory.PythonShadow. */
-#pragma once
+#ifndef CUDAKIT_SANITIZE_SHADOW_H
+#define CUDAKIT_SANITIZE_SHADOW_H
 
 #include "state_map.h"
 #include "strided.h"
@@ -39,3 +40,5 @@ int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_st
 /* Keep the states of a map for which the function returns 1; it clears the others and returns 0, or returns -1. */
 int map_filter(struct state_map *map, int (*keep)(struct state *, const void *), const void *context);
 void shadow_release(struct shadow *shadow);
+
+#endif

@@ -1,5 +1,6 @@
 /* Access states: for some bytes, the earlier accesses that a later access may race with (access_state.py). */
-#pragma once
+#ifndef CUDAKIT_SANITIZE_STATE_H
+#define CUDAKIT_SANITIZE_STATE_H
 
 #include "access.h"
 
@@ -42,3 +43,5 @@ int pointer_store(struct state *pointer, struct access *access, const struct clo
 int state_prune(struct state *state, const struct clock *past);
 /* Return the number of the last call that has an access in a state; 0 if there is none. */
 uint64_t state_last_seq(const struct state *state);
+
+#endif

@@ -3,7 +3,7 @@
 #include <string.h>
 
 /* Number of states in each chunk after chunks were divided or filled anew, so that insertions find room. */
-enum { FILLED_STATES = 48 };
+enum { FILLED_STATES = 24 };
 
 /* ---- search ----------------------------------------------------------------------------------------------- */
 
@@ -39,7 +39,7 @@ struct position map_lower_bound(struct state_map *map, uint64_t address)
     size_t begin = 0, end = chunk->count;
     while (begin < end) {
         size_t middle = begin + (end - begin) / 2;
-        if (chunk->states[middle].lo < address)
+        if (chunk->addresses[middle] < address)
             begin = middle + 1;
         else
             end = middle;
@@ -51,7 +51,10 @@ struct position map_lower_bound(struct state_map *map, uint64_t address)
 
 struct state *map_state(const struct state_map *map, struct position position)
 {
-    return position.chunk < map->chunk_count ? &map->chunks[position.chunk]->states[position.index] : NULL;
+    if (position.chunk >= map->chunk_count)
+        return NULL;
+    struct chunk *chunk = map->chunks[position.chunk];
+    return position.index < chunk->count ? &chunk->states[position.index] : NULL;
 }
 
 struct state *map_last_at_or_below(struct state_map *map, uint64_t address)
@@ -89,6 +92,22 @@ struct position map_previous(const struct state_map *map, struct position positi
 }
 
 /* ---- changes ---------------------------------------------------------------------------------------------- */
+
+/* Move states within a chunk or to another one, with their addresses. */
+static void move_states(struct chunk *target, size_t target_index, const struct chunk *source, size_t index,
+                        size_t count)
+{
+    memmove(&target->states[target_index], &source->states[index], count * sizeof *target->states);
+    memmove(&target->addresses[target_index], &source->addresses[index], count * sizeof *target->addresses);
+}
+
+/* Move states from an array to a chunk. */
+static void fill_chunk(struct chunk *chunk, size_t index, const struct state *states, size_t count)
+{
+    memcpy(&chunk->states[index], states, count * sizeof *states);
+    for (size_t i = 0; i < count; i++)
+        chunk->addresses[index + i] = states[i].lo;
+}
 
 /* Make room for a number of chunks in the arrays. Return -1 with an exception if memory runs out. */
 static int reserve_chunks(struct state_map *map, size_t count)
@@ -128,7 +147,7 @@ static void remove_states(struct state_map *map, struct position position, size_
         struct chunk *chunk = map->chunks[chunk_index];
         size_t removed = Py_MIN(count, chunk->count - index);
         size_t rest = chunk->count - index - removed;
-        memmove(&chunk->states[index], &chunk->states[index + removed], rest * sizeof *chunk->states);
+        move_states(chunk, index, chunk, index + removed, rest);
         chunk->count -= (uint32_t)removed;
         count -= removed;
         if (chunk->count)
@@ -146,8 +165,7 @@ static void remove_states(struct state_map *map, struct position position, size_
     if (left + 1 < map->chunk_count) {
         struct chunk *left_chunk = map->chunks[left], *right_chunk = map->chunks[left + 1];
         if (left_chunk->count + right_chunk->count <= FILLED_STATES / 2) {
-            memcpy(&left_chunk->states[left_chunk->count], right_chunk->states,
-                   right_chunk->count * sizeof *right_chunk->states);
+            move_states(left_chunk, left_chunk->count, right_chunk, 0, right_chunk->count);
             left_chunk->count += right_chunk->count;
             PyMem_Free(right_chunk);
             move_chunks(map, left + 2, left + 1);
@@ -201,7 +219,7 @@ static int insert_in_new_chunks(struct state_map *map, struct position position,
     for (size_t i = 0; i < chunk_count; i++) {
         size_t end = total * (i + 1) / chunk_count;
         struct chunk *chunk = map->chunks[position.chunk + i];
-        memcpy(chunk->states, &all_states[begin], (end - begin) * sizeof *all_states);
+        fill_chunk(chunk, 0, &all_states[begin], end - begin);
         chunk->count = (uint32_t)(end - begin);
         map->first_addresses[position.chunk + i] = chunk->states[0].lo;
         begin = end;
@@ -222,9 +240,8 @@ static int insert_states(struct state_map *map, struct position position, const 
         position = (struct position){position.chunk - 1, map->chunks[position.chunk - 1]->count};
     if (position.chunk < map->chunk_count && map->chunks[position.chunk]->count + count <= CHUNK_STATES) {
         struct chunk *chunk = map->chunks[position.chunk];
-        struct state *inserted = &chunk->states[position.index];
-        memmove(inserted + count, inserted, (chunk->count - position.index) * sizeof *inserted);
-        memcpy(inserted, states, count * sizeof *inserted);
+        move_states(chunk, position.index + count, chunk, position.index, chunk->count - position.index);
+        fill_chunk(chunk, position.index, states, count);
         chunk->count += (uint32_t)count;
         map->first_addresses[position.chunk] = chunk->states[0].lo;
     } else if (insert_in_new_chunks(map, position, states, count))
@@ -239,7 +256,7 @@ int map_replace(struct state_map *map, struct position position, size_t removed,
     size_t overwritten = Py_MIN(removed, count);
     for (size_t i = 0; i < overwritten; i++) {
         struct chunk *chunk = map->chunks[position.chunk];
-        chunk->states[position.index] = states[i];
+        fill_chunk(chunk, position.index, &states[i], 1);
         map->first_addresses[position.chunk] = chunk->states[0].lo;
         position = map_next(map, position);
     }

@@ -1,5 +1,6 @@
 /* Strided ranges, and the bytes that they share (strided.py). */
-#pragma once
+#ifndef CUDAKIT_SANITIZE_STRIDED_H
+#define CUDAKIT_SANITIZE_STRIDED_H
 
 #include "state.h"
 
@@ -39,3 +40,5 @@ struct state *strided_get_or_create(struct strided_states *all, const struct str
 void strided_remove(struct strided_states *all, size_t index);
 /* Remove the strided ranges that lie completely between two addresses. */
 void strided_clear(struct strided_states *all, uint64_t lo, uint64_t hi);
+
+#endif

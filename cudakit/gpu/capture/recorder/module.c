@@ -468,6 +468,9 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
  \
  X(record, graph_node_site.graph_node) X(record, profile_window.is_open) X(record, profile_window.rank) \
     X(record, device_info.name) X(record, device_info.multiprocessors) X(record, device_info.memory_bytes) \
+    X(record, device_info.threads_per_multiprocessor) X(record, device_info.blocks_per_multiprocessor) \
+    X(record, device_info.registers_per_multiprocessor) X(record, device_info.shared_bytes_per_multiprocessor) \
+    X(record, device_info.reserved_shared_bytes_per_block) \
     X(record, communicator.hash) X(record, communicator.communicator) X(record, communicator.name) \
     X(record, communicator.rank) X(record, communicator.rank_count) X(record, communicator.profiler_version) \
     X(record, collective.send) X(record, collective.receive) X(record, collective.element_count) \

@@ -103,7 +103,7 @@ def test_contradicting_variables_are_refused(changes: dict[str, str]) -> None:
         detect_launch(TORCHRUN | changes)
 
 
-def test_address_and_file_of_a_rendezvous_are_told_apart() -> None:
+def test_address_and_file_of_a_rendezvous_are_distinguished() -> None:
     assert parse_address("gpu01:29500") == ("gpu01", 29500)
     assert parse_address("[::1]:29500") == ("::1", 29500)
     assert parse_address("/shared/run:1") is None

@@ -1,8 +1,9 @@
 // The timeline: a row for each stream, for the idle time of each device, and for the ranges and API calls of each thread.
 
 import { BAND_COLORS, Surface, fitted, pixelOf, ticks } from "./canvas.js";
+import { ScreenAxis, addGestures } from "./gestures.js";
 import { firstAtLeast } from "./profile_model.js";
-import { TimeAxis, addGestures, formatNanoseconds, formatTime, tickText } from "./profile_time.js";
+import { formatNanoseconds, formatTime, tickText } from "./profile_time.js";
 
 // Sizes in pixels: the labels of the rows, the space right of the plot, the time axis, a heading, a row.
 const LEFT = 150;
@@ -17,13 +18,14 @@ const WIDEST_TEXTS = 400; // number of spans whose names are drawn
 export class Timeline {
   constructor(app) {
     this.app = app;
-    this.axis = new TimeAxis(app.state, LEFT, RIGHT);
+    this.axis = new ScreenAxis(() => app.state.get("view"), LEFT, RIGHT);
     this.places = this.#places();
     this.surface = new Surface(this.height, "Timeline of GPU work, ranges and API calls", (...parts) => this.#draw(...parts));
     this.element = this.surface.element;
     addGestures(app, this.surface, this.axis, {
       onClick: (x, y) => this.#click(x, y),
       onMove: (event, x, y) => this.#hover(event, x, y),
+      onSelect: (x1, x2) => this.#select(x1, x2),
     });
   }
 
@@ -43,6 +45,14 @@ export class Timeline {
     }
     this.height = top + 6;
     return places;
+  }
+
+  /** Select the window between two x coordinates, or none if it is empty. */
+  #select(x1, x2) {
+    const { app, axis, surface } = this;
+    const timeAt = (x) => Math.max(0, Math.min(app.model.duration, Math.round(axis.position(x, surface.width))));
+    const ends = [timeAt(x1), timeAt(x2)];
+    app.state.set({ window: ends[0] < ends[1] ? ends : null });
   }
 
   redraw() {
@@ -117,7 +127,7 @@ export class Timeline {
     const values = ticks(first, last, Math.max(2, (width - LEFT) / 110), 10);
     const step = values.length > 1 ? values[1] - values[0] : last - first;
     for (const value of values) {
-      const x = this.axis.x(value, width);
+      const x = this.axis.xOf(value, width);
       if (x > LEFT + 20 && x < width - 25) context.fillText(tickText(value, step), x, 9);
     }
     return values;
@@ -149,7 +159,7 @@ export class Timeline {
 
   #drawSelection(context, width, height, colors) {
     const { state, model } = this.app;
-    const inside = (time) => Math.min(Math.max(this.axis.x(time, width), LEFT), width - RIGHT);
+    const inside = (time) => Math.min(Math.max(this.axis.xOf(time, width), LEFT), width - RIGHT);
     const selected = state.get("window");
     if (selected) {
       const [from, to] = selected.map(inside);
@@ -196,7 +206,7 @@ export class Timeline {
   #arrow(context, [call, work], width, colors) {
     const [from, to] = [this.#placeOf(call), this.#placeOf(work)];
     if (!from || !to) return;
-    const [x1, x2] = [this.axis.x(this.app.model.calls.start[call.index], width), this.axis.x(this.app.model.work.start[work.index], width)];
+    const [x1, x2] = [this.axis.xOf(this.app.model.calls.start[call.index], width), this.axis.xOf(this.app.model.work.start[work.index], width)];
     if (Math.min(x1, x2) > width - RIGHT || Math.max(x1, x2) < LEFT) return;
     context.save();
     context.beginPath();
@@ -217,8 +227,8 @@ export class Timeline {
     const place = this.places.find(({ row, top, height }) => row && y >= top - 1 && y < top + height + 2);
     if (!place || x < LEFT - NEAR) return null;
     const { width } = this.surface;
-    const distance = this.axis.time(x + NEAR, width) - this.axis.time(x, width);
-    const i = place.row.at(this.axis.time(x, width), distance);
+    const distance = this.axis.position(x + NEAR, width) - this.axis.position(x, width);
+    const i = place.row.at(this.axis.position(x, width), distance);
     return i < 0 ? null : { source: place.row.source, index: place.row.indices[i] };
   }
 

@@ -22,7 +22,14 @@
 #define DEVICE_NAME_BYTES 256
 
 /* CUdevice_attribute */
-enum { MULTIPROCESSOR_COUNT = 16 };
+enum {
+    MULTIPROCESSOR_COUNT = 16,
+    MAX_THREADS_PER_MULTIPROCESSOR = 39,
+    MAX_SHARED_MEMORY_PER_MULTIPROCESSOR = 81,
+    MAX_REGISTERS_PER_MULTIPROCESSOR = 82,
+    MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
+    RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
+};
 
 /* ACTIVITY_KIND_SYNCHRONIZATION is not among them: API_CALL has the waits of the host, and CUPTI would also record each
  * wait of a stream for an event. cuDNN makes hundreds of them in a step of an LSTM. */
@@ -215,6 +222,31 @@ static bool translate(const CUpti_Activity *activity, record *rec)
 
 /* --- devices ------------------------------------------------------------------------------------ */
 
+typedef int (*attribute_getter)(int *, int, CUdevice);
+
+/* Return an attribute of a device, or 0 if the driver does not know it. */
+static uint32_t device_attribute(attribute_getter get_attribute, int attribute, CUdevice device)
+{
+    int value = 0;
+    return !get_attribute(&value, attribute, device) && value > 0 ? (uint32_t)value : 0;
+}
+
+/* Store the numbers of multiprocessors, and of what is resident on each of them. Calls CUDA. */
+static void read_limits(attribute_getter get_attribute, CUdevice device, record *rec)
+{
+    rec->device_info.multiprocessors = device_attribute(get_attribute, MULTIPROCESSOR_COUNT, device);
+    rec->device_info.threads_per_multiprocessor =
+        device_attribute(get_attribute, MAX_THREADS_PER_MULTIPROCESSOR, device);
+    rec->device_info.blocks_per_multiprocessor =
+        device_attribute(get_attribute, MAX_BLOCKS_PER_MULTIPROCESSOR, device);
+    rec->device_info.registers_per_multiprocessor =
+        device_attribute(get_attribute, MAX_REGISTERS_PER_MULTIPROCESSOR, device);
+    rec->device_info.shared_bytes_per_multiprocessor =
+        device_attribute(get_attribute, MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, device);
+    rec->device_info.reserved_shared_bytes_per_block =
+        device_attribute(get_attribute, RESERVED_SHARED_MEMORY_PER_BLOCK, device);
+}
+
 /* Write the name and the properties of a device. Calls CUDA: the lock is not held. */
 static void describe_device(uint32_t number)
 {
@@ -223,7 +255,7 @@ static void describe_device(uint32_t number)
         return;
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     int (*get_name)(char *, int, CUdevice) = NULL;
-    int (*get_attribute)(int *, int, CUdevice) = NULL;
+    attribute_getter get_attribute = NULL;
     int (*get_memory)(size_t *, CUdevice) = NULL;
     if (driver) {
         *(void **)&get_name = dlsym(driver, "cuDeviceGetName");
@@ -231,21 +263,21 @@ static void describe_device(uint32_t number)
         *(void **)&get_memory = dlsym(driver, "cuDeviceTotalMem_v2");
     }
     char name[DEVICE_NAME_BYTES] = "";
-    int multiprocessors = 0;
     size_t memory_bytes = 0;
+    record facts = {.kind = 0};
     this_thread.in_recorder_call = true;
     /* The handle of a device is its number (cuDeviceGet). A failed query leaves the value unchanged. */
     if (get_name && get_attribute && get_memory) {
         get_name(name, sizeof name - 1, (CUdevice)number);
-        get_attribute(&multiprocessors, MULTIPROCESSOR_COUNT, (CUdevice)number);
+        read_limits(get_attribute, (CUdevice)number, &facts);
         get_memory(&memory_bytes, (CUdevice)number);
     }
     this_thread.in_recorder_call = false;
     pthread_mutex_lock(&recorder_lock);
     record rec = record_begin(KIND_DEVICE_INFO, 0, 0, 0);
     rec.device = (int16_t)number;
+    rec.device_info = facts.device_info;
     rec.device_info.name = spool_text(name);
-    rec.device_info.multiprocessors = multiprocessors > 0 ? (uint32_t)multiprocessors : 0;
     rec.device_info.memory_bytes = memory_bytes;
     record_append(&rec);
     pthread_mutex_unlock(&recorder_lock);

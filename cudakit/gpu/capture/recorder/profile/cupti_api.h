@@ -2,7 +2,8 @@
  *
  * They are declared here, so that no NVIDIA header is needed to build the recorder. Newer releases append fields to
  * activity records and keep the earlier ones in place, so each struct has only the fields that are read. Structs and
- * fields have their names in the API. Source: cupti_activity.h, cupti_callbacks.h and cupti_result.h of CUDA 13.0.
+ * fields have their names in the API. Source: cupti_activity.h, cupti_callbacks.h and cupti_result.h of CUDA 12.1 to
+ * 13.5.
  */
 #ifndef CK_CUPTI_API_H
 #define CK_CUPTI_API_H
@@ -149,17 +150,49 @@ typedef struct RECORD_STRUCT {
     uint64_t graphNodeId;
 } CUpti_ActivityMemset;
 
-_Static_assert(offsetof(CUpti_ActivityKernel, start) == 16, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivityKernel, correlationId) == 92, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivityKernel, name) == 104, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivityKernel, graphNodeId) == 144, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivityMemcpy, correlationId) == 44, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivityMemcpy, graphNodeId) == 64, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivityMemcpyPtoP, srcDeviceId) == 44, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivityMemcpyPtoP, correlationId) == 60, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivityMemcpyPtoP, graphNodeId) == 72, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivityMemset, correlationId) == 44, "offset in CUPTI");
-_Static_assert(offsetof(CUpti_ActivityMemset, graphNodeId) == 64, "offset in CUPTI");
+/* The offsets in the headers of CUDA 12.1, 12.4, 12.6, 12.9, 13.0 and 13.5 (nvidia-cuda-cupti on PyPI). */
+#define ASSERT_OFFSET(type, field, bytes) _Static_assert(offsetof(type, field) == (bytes), "offset in CUPTI")
+ASSERT_OFFSET(CUpti_ActivityKernel, registersPerThread, 6);
+ASSERT_OFFSET(CUpti_ActivityKernel, start, 16);
+ASSERT_OFFSET(CUpti_ActivityKernel, end, 24);
+ASSERT_OFFSET(CUpti_ActivityKernel, deviceId, 40);
+ASSERT_OFFSET(CUpti_ActivityKernel, contextId, 44);
+ASSERT_OFFSET(CUpti_ActivityKernel, streamId, 48);
+ASSERT_OFFSET(CUpti_ActivityKernel, gridX, 52);
+ASSERT_OFFSET(CUpti_ActivityKernel, blockX, 64);
+ASSERT_OFFSET(CUpti_ActivityKernel, staticSharedMemory, 76);
+ASSERT_OFFSET(CUpti_ActivityKernel, dynamicSharedMemory, 80);
+ASSERT_OFFSET(CUpti_ActivityKernel, correlationId, 92);
+ASSERT_OFFSET(CUpti_ActivityKernel, name, 104);
+ASSERT_OFFSET(CUpti_ActivityKernel, graphNodeId, 144);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, copyKind, 4);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, srcKind, 5);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, dstKind, 6);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, bytes, 8);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, start, 16);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, end, 24);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, deviceId, 32);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, contextId, 36);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, streamId, 40);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, correlationId, 44);
+ASSERT_OFFSET(CUpti_ActivityMemcpy, graphNodeId, 64);
+ASSERT_OFFSET(CUpti_ActivityMemcpyPtoP, copyKind, 4);
+ASSERT_OFFSET(CUpti_ActivityMemcpyPtoP, bytes, 8);
+ASSERT_OFFSET(CUpti_ActivityMemcpyPtoP, start, 16);
+ASSERT_OFFSET(CUpti_ActivityMemcpyPtoP, deviceId, 32);
+ASSERT_OFFSET(CUpti_ActivityMemcpyPtoP, streamId, 40);
+ASSERT_OFFSET(CUpti_ActivityMemcpyPtoP, srcDeviceId, 44);
+ASSERT_OFFSET(CUpti_ActivityMemcpyPtoP, dstDeviceId, 52);
+ASSERT_OFFSET(CUpti_ActivityMemcpyPtoP, correlationId, 60);
+ASSERT_OFFSET(CUpti_ActivityMemcpyPtoP, graphNodeId, 72);
+ASSERT_OFFSET(CUpti_ActivityMemset, bytes, 8);
+ASSERT_OFFSET(CUpti_ActivityMemset, start, 16);
+ASSERT_OFFSET(CUpti_ActivityMemset, end, 24);
+ASSERT_OFFSET(CUpti_ActivityMemset, deviceId, 32);
+ASSERT_OFFSET(CUpti_ActivityMemset, contextId, 36);
+ASSERT_OFFSET(CUpti_ActivityMemset, streamId, 40);
+ASSERT_OFFSET(CUpti_ActivityMemset, correlationId, 44);
+ASSERT_OFFSET(CUpti_ActivityMemset, graphNodeId, 64);
 
 typedef void (*CUpti_CallbackFunc)(void *userdata, int domain, uint32_t cbid, const void *cbdata);
 typedef void (*CUpti_BufferRequestFunc)(uint8_t **buffer, size_t *size, size_t *maxNumRecords);

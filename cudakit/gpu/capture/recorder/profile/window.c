@@ -24,7 +24,7 @@
 #define NOT_PROFILED "the process was not profiled: "
 #define RANGE_BYTES 1024
 #define ERROR_BYTES 1024
-#define FLUSH_INTERVAL_NS 1000000000ll /* completed records are written at this interval */
+#define FLUSH_INTERVAL_NS 200000000ll /* completed records are written at this interval */
 #define LOCK_TIMEOUT_S 1
 #define THREAD_TIMEOUT_S 2
 

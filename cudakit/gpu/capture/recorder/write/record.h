@@ -225,6 +225,8 @@ typedef struct {
         struct {
             uint32_t name, multiprocessors; /* name: text id */
             uint64_t memory_bytes;
+            uint32_t threads_per_multiprocessor, blocks_per_multiprocessor, registers_per_multiprocessor;
+            uint32_t shared_bytes_per_multiprocessor, reserved_shared_bytes_per_block;
         } device_info;
         struct {
             uint64_t hash;             /* the same in all ranks; 0: unknown */

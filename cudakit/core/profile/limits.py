@@ -1,0 +1,84 @@
+"""Compare copies, memsets and kernel launches of a profile with limits that ``cudakit bench`` measured.
+
+Bytes and FLOPs of kernels are not recorded, so that their rates cannot be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cudakit.core.profile.present.tables import copies_name
+from cudakit.core.profile.result import Device, LaunchLimit, Limit, ProfileResult
+from cudakit.trace.kinds import Direction
+
+# The latency of smaller copies and memsets limits them, so that their rate cannot be compared.
+MIN_COPY_BYTES = 1 << 20
+# Direction in ``cudakit bench copy``. Copies of pageable memory use the same link as pinned ones.
+_DIRECTIONS = {
+    Direction.HOST_TO_DEVICE: "h2d",
+    Direction.DEVICE_TO_HOST: "d2h",
+    Direction.DEVICE_TO_DEVICE: "d2d",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLimits:
+    """What ``cudakit bench`` measured on a device."""
+
+    copies: Mapping[str, float] = field(default_factory=dict)  # bytes per second, by direction
+    # Size of a buffer in bytes, and the rate of a kernel that writes it, in bytes per second.
+    writes: Sequence[tuple[int, float]] = ()
+    launch_s: float | None = None  # time between back-to-back launches of an empty kernel
+
+    def __bool__(self) -> bool:
+        return bool(self.copies or self.writes or self.launch_s)
+
+
+def compare_limits(result: ProfileResult, limits: MeasuredLimits) -> ProfileResult:
+    """Return a result with its copies, memsets and launches beside measured limits."""
+    devices = result.devices
+    return replace(
+        result,
+        limits=tuple(limit for device in devices for limit in _rates(device, limits)),
+        launch_limits=tuple(limit for device in devices for limit in _launches(device, limits)),
+    )
+
+
+def _rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
+    for copies in device.copies:
+        direction = "peer" if copies.peer else _DIRECTIONS.get(copies.direction, "")
+        limit, rate = limits.copies.get(direction), copies.bytes_per_s
+        if limit and rate and copies.size_bytes >= copies.calls * MIN_COPY_BYTES:
+            name = f"{copies_name(copies)} copies"
+            yield Limit(name, device.process, device.device, rate, limit, rate / limit)
+    memsets = device.memsets
+    if memsets and memsets.total_ns and limits.writes:
+        mean_bytes = memsets.size_bytes / memsets.calls
+        if mean_bytes >= MIN_COPY_BYTES:
+            rate, limit = memsets.size_bytes / memsets.total_ns * 1e9, _nearest(limits, mean_bytes)
+            yield Limit("memsets", device.process, device.device, rate, limit, rate / limit)
+
+
+def _nearest(limits: MeasuredLimits, size_bytes: float) -> float:
+    """Return the rate of the measured write of the most similar size: a small one stays in the L2 cache."""
+    return min(limits.writes, key=lambda write: abs(math.log(write[0] / size_bytes)))[1]
+
+
+def _launches(device: Device, limits: MeasuredLimits) -> Iterator[LaunchLimit]:
+    launches = sum(kernel.calls for kernel in device.kernels) - device.graph_kernels
+    if not limits.launch_s or launches <= 0 or not device.measured.length_ns:
+        return
+    limit_ns = limits.launch_s * 1e9
+    interval_ns = device.measured.length_ns / launches
+    short = [kernel for kernel in device.kernels if kernel.median_ns <= limit_ns]
+    yield LaunchLimit(
+        process=device.process,
+        device=device.device,
+        interval_ns=interval_ns,
+        limit_interval_ns=limit_ns,
+        share=limit_ns / interval_ns,
+        short_kernels=sum(kernel.calls for kernel in short),
+        short_kernels_share=sum(kernel.share for kernel in short),
+    )

@@ -1,0 +1,173 @@
+"""Decode races: replace the numbers of a trace by names, call stacks and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from cudakit.core.sanitize.hints import (
+    RacingStreams,
+    fix,
+    is_wait,
+    remedies,
+    sentence,
+    why_not_covered,
+)
+from cudakit.core.sanitize.known_issues import known_issue
+from cudakit.core.sanitize.names import (
+    Demangle,
+    call_site,
+    call_site_index,
+    collective_name,
+    stream_name,
+)
+from cudakit.core.sanitize.owners import StreamUse
+from cudakit.core.sanitize.races import Allocation, Operation, Race, Sync
+from cudakit.core.sanitize.result import FoundRace, LastSync, Memory, Side
+from cudakit.document import Frame
+from cudakit.trace.kernel_names import short_kernel
+from cudakit.trace.kinds import AccessMode, EventKind, StreamFlag
+
+_OPERATION_NAMES = {
+    EventKind.COPY: "copy",
+    EventKind.FILL: "fill",
+    EventKind.ALLOC: "allocation",
+    EventKind.FREE: "free",
+}
+
+
+class Stacks(Protocol):
+    """Returns the frames of a stack by its number, innermost first."""
+
+    def __call__(self, number: int, /) -> tuple[Frame, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RaceDecoder:
+    """Decodes the races of one process: replaces numbers of the trace by names, call stacks and sentences."""
+
+    process: int
+    stacks: Stacks
+    streams: Mapping[int, StreamFlag]
+    demangle: Demangle
+    stream_use: StreamUse = field(default_factory=StreamUse)
+
+    def decode(self, race: Race) -> FoundRace:
+        """Return a race in the form of the report, with a count of one."""
+        current, previous = self.side(race.current), self.side(race.previous)
+        memory = self._memory(race.allocation)
+        size_bytes = race.hi - race.lo
+        return FoundRace(
+            kind=race.kind,
+            confidence=race.confidence,
+            sentence=sentence(race.kind, current, previous, size_bytes),
+            address=race.lo,
+            size_bytes=size_bytes,
+            offset_bytes=race.lo - memory.address if memory else None,
+            count=1,
+            current=current,
+            previous=previous,
+            hint=fix(race.kind, current, previous),
+            hint_checked=is_wait(race.kind, previous),
+            remedies=remedies(race.kind, current, previous, memory.stack if memory else ()),
+            memory=memory,
+            last_sync=self._last_sync(race.last_sync, current, previous),
+            approximate=race.approximate,
+            process=self.process,
+            known_issue=known_issue(current, previous),
+        )
+
+    def with_streams(self, race: FoundRace, earlier: Set[int], later: Set[int]) -> FoundRace:
+        """Return a race with a fix for these streams: those of all its occurrences in the process."""
+        sides = race.kind, race.current, race.previous
+        unreachable = [
+            self._stream_name(stream)
+            for stream in sorted(earlier | later)
+            if not self.stream_use.is_reachable(stream)
+        ]
+        streams = RacingStreams(
+            earlier=tuple(map(self._stream_name, sorted(earlier))),
+            later=tuple(map(self._stream_name, sorted(later))),
+            unreachable=unreachable[0] if unreachable else "",
+        )
+        allocation_stack = race.memory.stack if race.memory else ()
+        return replace(
+            race,
+            hint=fix(*sides, streams),
+            remedies=remedies(*sides, allocation_stack, streams),
+        )
+
+    def _stream_name(self, stream: int) -> str:
+        """Return the name of a stream without its properties."""
+        return stream_name(stream, self.streams.get(stream)).partition(" (")[0]
+
+    def side(self, operation: Operation) -> Side:
+        """Return an operation as a side of a race."""
+        stack = self.stacks(operation.site)
+        has_kernel = operation.kind in (EventKind.LAUNCH, EventKind.COLLECTIVE)
+        kernel = self.demangle(operation.name) if has_kernel else None
+        return Side(
+            stream=stream_name(operation.stream, self.streams.get(operation.stream)),
+            operation=(
+                collective_name(operation.collective)
+                if operation.collective
+                else _operation_text(operation.kind, kernel)
+            ),
+            stack=stack,
+            site=call_site_index(stack),
+            stream_number=operation.stream,
+            device=operation.device,
+            context=operation.context,
+            thread=operation.thread,
+            seq=operation.seq,
+            kernel=kernel,
+            mangled=None if kernel is None else operation.name,
+            reads=AccessMode.READ in operation.mode,
+            writes=AccessMode.WRITE in operation.mode,
+            atomic=AccessMode.ATOMIC in operation.mode,
+            known=operation.precision,
+            address=operation.lo,
+            size_bytes=operation.hi - operation.lo,
+            graph=operation.graph,
+            node=operation.node,
+            ranges=operation.ranges,
+            from_template=operation.from_template,
+            collective=operation.collective,
+        )
+
+    def _memory(self, allocation: Allocation | None) -> Memory | None:
+        if allocation is None:
+            return None
+        stack = self.stacks(allocation.site)
+        return Memory(
+            address=allocation.address,
+            size_bytes=allocation.size_bytes,
+            how=allocation.kind,
+            seq=allocation.seq,
+            stack=stack,
+            site=call_site_index(stack),
+        )
+
+    def _last_sync(self, sync: Sync | None, current: Side, previous: Side) -> LastSync | None:
+        if sync is None:
+            return None
+        record_stack, wait_stack = self.stacks(sync.recorded_site), self.stacks(sync.waited_site)
+        return LastSync(
+            kind=sync.kind,
+            sentence=why_not_covered(
+                sync.kind, current, previous, call_site(record_stack), call_site(wait_stack)
+            ),
+            recorded_seq=sync.recorded_seq,
+            recorded_stack=record_stack,
+            recorded_site=call_site_index(record_stack),
+            waited_seq=sync.waited_seq,
+            waited_stack=wait_stack,
+            waited_site=call_site_index(wait_stack),
+        )
+
+
+def _operation_text(kind: EventKind, kernel: str | None) -> str:
+    if kernel is None:
+        return _OPERATION_NAMES.get(kind, kind.name.lower().replace("_", " "))
+    return f"kernel {short_kernel(kernel)}" if kernel else "a kernel without a name"

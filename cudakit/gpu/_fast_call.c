@@ -1,0 +1,795 @@
+/* Calls of compiled kernels with arguments of a layout that an earlier call had: no Python code runs between the call
+ * and cuLaunchKernel.
+ *
+ * FastCall is the base class of callables. A call whose arguments have the dtypes, shapes, strides and alignments of a
+ * prepared launch is launched here; every other call goes to the method _call of the subclass, which checks the
+ * arguments, launches, and then calls _prepare() with what it found. This file therefore raises no errors of its own.
+ *
+ * Arrays are read through the DLPack exchange API of their class: a table of C functions in the class attribute
+ * __dlpack_c_exchange_api__ (dlpack.h, DLPackExchangeAPI, version 1.3). PyTorch implements it since 2.10. All functions
+ * are called with the GIL held, except cuLaunchKernel, which can wait for a full queue. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef uint64_t word;
+typedef void *handle; /* CUcontext, CUfunction, CUstream */
+
+enum {
+    MAX_OPERANDS = 16,
+    MAX_PARAMETERS = 24,
+    MAX_KEY_WORDS = 128,
+    MAX_CONSTANT_BYTES = 1024, /* bytes of all constants of one launch */
+    MAX_PLANS = 256,
+    MAX_SCRATCH = 16, /* streams that have scratch memory for one plan */
+    CACHED_CLASSES = 8,
+    ALIGNMENT = 16 /* remainders of addresses modulo this number are part of a key */
+};
+
+/* --- structures of dlpack.h --- */
+
+typedef struct {
+    void *data;
+    int32_t device_type, device_id;
+    int32_t dimensions;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} dl_tensor;
+
+typedef struct managed_tensor {
+    uint32_t major, minor;
+    void *context;
+    void (*deleter)(struct managed_tensor *self);
+    uint64_t flags;
+    dl_tensor tensor;
+} managed_tensor;
+
+typedef struct {
+    uint32_t major, minor;
+    void *previous;
+    int (*allocate)(dl_tensor *prototype, managed_tensor **out, void *error_context,
+                    void (*set_error)(void *error_context, const char *kind, const char *message));
+    int (*managed_from_object)(void *object, managed_tensor **out);
+    int (*object_from_managed)(managed_tensor *tensor, void **out_object);
+    int (*tensor_from_object)(void *object, dl_tensor *out);
+    int (*current_stream)(int device_type, int32_t device_id, void **out_stream);
+} exchange_api;
+
+enum { DLPACK_MAJOR = 1, CODE_COMPLEX = 5 };
+
+/* --- operands and plans --- */
+
+typedef struct {
+    const exchange_api *api; /* NULL for a number */
+    word address;            /* of an array */
+    double real;             /* value of a float */
+    int64_t integer;         /* value of an int or bool */
+    char kind;               /* 'a' array, 'f' float, 'i' int, 'b' bool */
+    int32_t device_id;
+    int key_start, key_end; /* words of the operand in the key */
+} operand;
+
+typedef struct {
+    char kind; /* 'a' address, 's' scratch, 'c' constant, 'f' float, 'd' double, 'q' 64-bit integer, '?' bool */
+    int operand;
+    int offset; /* of a constant, in bytes */
+} parameter;
+
+typedef struct {
+    word key[MAX_KEY_WORDS];
+    int key_words;
+    bool allocates; /* whether the outputs are new arrays, which the class of the first array allocates */
+    int operand_count, parameter_count, result_count;
+    int results[MAX_OPERANDS];    /* operands that the call returns */
+    bool is_output[MAX_OPERANDS]; /* operands that the kernel writes */
+    int64_t first[MAX_OPERANDS];  /* offset of the first byte of an array from its address */
+    int64_t end[MAX_OPERANDS];    /* offset of the byte after its last one */
+    parameter parameters[MAX_PARAMETERS];
+    char constants[MAX_CONSTANT_BYTES];
+    handle function, context;
+    int32_t device_id;
+    unsigned blocks, threads;
+    int active_calls; /* calls that use the plan, which must not be deleted meanwhile */
+    bool uses_scratch;
+    int scratch_count;
+    struct {
+        handle stream;
+        word address;
+    } scratch[MAX_SCRATCH];
+} prepared;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    int input_count, output_count; /* arguments, and outputs that `out` provides or the call allocates */
+    int plan_count;
+    prepared *plans[MAX_PLANS]; /* the plan of the last call is the first one */
+} FastCall;
+
+static PyObject *name_call, *name_out, *name_stream, *name_api, *name_requires_grad, *name_is_neg,
+    *name_cuda_stream;
+static int accepted_device_type = 2; /* kDLCUDA */
+
+static struct {
+    int (*launch)(handle function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                  unsigned shared_bytes, handle stream, void **parameters, void **extra);
+    int (*get_context)(handle *context);
+    int (*push_context)(handle context);
+    int (*pop_context)(handle *context);
+    int (*is_capturing)(handle stream, int *status);
+} driver;
+
+/* Return the exchange API of a class, or NULL. Results are cached; a class in the cache is kept alive. */
+static const exchange_api *api_of(PyTypeObject *type)
+{
+    static struct {
+        PyTypeObject *type;
+        const exchange_api *api;
+    } cache[CACHED_CLASSES];
+    static int cached_count;
+
+    for (int i = 0; i < cached_count; i++)
+        if (cache[i].type == type)
+            return cache[i].api;
+    PyObject *capsule = PyObject_GetAttr((PyObject *)type, name_api);
+    const exchange_api *api = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    Py_XDECREF(capsule);
+    PyErr_Clear();
+    if (api && (api->major != DLPACK_MAJOR || !api->tensor_from_object))
+        api = NULL;
+    if (cached_count < CACHED_CLASSES) {
+        Py_INCREF(type);
+        cache[cached_count].type = type;
+        cache[cached_count++].api = api;
+    }
+    return api;
+}
+
+static bool is_contiguous(const dl_tensor *tensor)
+{
+    int64_t stride = 1;
+    for (int i = tensor->dimensions - 1; i >= 0; i--) {
+        if (tensor->shape[i] != 1 && tensor->strides[i] != stride)
+            return false;
+        stride *= tensor->shape[i];
+    }
+    return stride > 1; /* a single element has no order that would show a pending negation */
+}
+
+/* Return whether a Boolean attribute of an object is true, after a call if it is a method. */
+static bool is_true(PyObject *object, PyObject *name, bool is_method)
+{
+    PyObject *value = is_method ? PyObject_CallMethodNoArgs(object, name) : PyObject_GetAttr(object, name);
+    bool result = value == Py_True;
+    Py_XDECREF(value);
+    PyErr_Clear();
+    return result;
+}
+
+/* Append the dtype, shape, strides and alignment of an array to a key. Return the number of words, or -1. */
+static int add_tensor_key(word *key, int words, const dl_tensor *tensor, word address)
+{
+    if (words + 1 + 2 * tensor->dimensions > MAX_KEY_WORDS)
+        return -1;
+    key[words++] = (word)'a' | (word)tensor->code << 8 | (word)tensor->bits << 16 |
+                   (word)tensor->dimensions << 32 | address % ALIGNMENT << 48;
+    memcpy(key + words, tensor->shape, (size_t)tensor->dimensions * sizeof *key);
+    words += tensor->dimensions;
+    memcpy(key + words, tensor->strides, (size_t)tensor->dimensions * sizeof *key);
+    return words + tensor->dimensions;
+}
+
+/* Read an argument into an operand, and append its properties to a key. Return the number of words, or -1 for arguments
+ * that only the method _call can handle. */
+static int read_operand(PyObject *object, bool is_output, operand *out, word *key, int words)
+{
+    out->key_start = words;
+    out->api = NULL;
+    if (PyFloat_CheckExact(object)) {
+        out->kind = 'f';
+        out->real = PyFloat_AS_DOUBLE(object);
+    } else if (PyLong_CheckExact(object)) {
+        out->kind = 'i';
+        out->integer = PyLong_AsLongLong(object);
+        if (out->integer == -1 && PyErr_Occurred()) {
+            PyErr_Clear();
+            return -1;
+        }
+    } else if (PyBool_Check(object)) {
+        out->kind = 'b';
+        out->integer = object == Py_True;
+    } else {
+        dl_tensor tensor;
+        out->kind = 'a';
+        out->api = api_of(Py_TYPE(object));
+        if (!out->api)
+            return -1;
+        if (out->api->tensor_from_object(object, &tensor)) {
+            PyErr_Clear();
+            return -1;
+        }
+        if (tensor.device_type != accepted_device_type || tensor.lanes != 1 || tensor.code == CODE_COMPLEX ||
+            (tensor.dimensions && !tensor.strides))
+            return -1;
+        /* PyTorch: a write to a tensor that requires a gradient is an error, and a lazy negation is not supported. A
+         * tensor with a lazy negation is an imaginary part, which is never contiguous. */
+        if ((is_output && is_true(object, name_requires_grad, false)) ||
+            (!is_contiguous(&tensor) && is_true(object, name_is_neg, true)))
+            return -1;
+        out->address = (word)(uintptr_t)tensor.data + tensor.byte_offset;
+        out->device_id = tensor.device_id;
+        words = add_tensor_key(key, words, &tensor, out->address);
+        out->key_end = words;
+        return words;
+    }
+    if (words >= MAX_KEY_WORDS)
+        return -1;
+    key[words++] = (word)out->kind;
+    out->key_end = words;
+    return words;
+}
+
+/* Return whether an output shares memory with another array in a way that _call may refuse. */
+static bool has_overlap(const prepared *plan, const operand *operands)
+{
+    for (int i = 0; i < plan->operand_count; i++) {
+        if (!plan->is_output[i])
+            continue;
+        const operand *output = &operands[i];
+        for (int j = 0; j < plan->operand_count; j++) {
+            const operand *other = &operands[j];
+            if (i == j || other->kind != 'a')
+                continue;
+            if (output->address + (word)plan->first[i] >= other->address + (word)plan->end[j] ||
+                other->address + (word)plan->first[j] >= output->address + (word)plan->end[i])
+                continue;
+            int words = output->key_end - output->key_start;
+            bool is_same = output->address == other->address &&words == other->key_end - other->key_start &&
+                           !memcmp(plan->key + output->key_start, plan->key + other->key_start,
+                                   (size_t)words * sizeof *plan->key);
+            if (!is_same || plan->is_output[j])
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Return the plan with a key, moved to the front, or NULL. */
+static prepared *find_plan(FastCall *self, const word *key, int words, bool allocates)
+{
+    for (int i = 0; i < self->plan_count; i++) {
+        prepared *found = self->plans[i];
+        if (found->key_words == words && found->allocates == allocates &&
+            !memcmp(found->key, key, (size_t)words * sizeof *key)) {
+            memmove(self->plans + 1, self->plans, (size_t)i * sizeof *self->plans);
+            self->plans[0] = found;
+            return found;
+        }
+    }
+    return NULL;
+}
+
+static word find_scratch(const prepared *plan, handle stream)
+{
+    for (int i = 0; i < plan->scratch_count; i++)
+        if (plan->scratch[i].stream == stream)
+            return plan->scratch[i].address;
+    return 0;
+}
+
+/* Launch the kernel of a plan. Return false if _call must perform the call, or report its error. */
+static bool launch_plan(const prepared *plan, const operand *operands, handle stream)
+{
+    union {
+        word bits;
+        float single;
+        double real;
+        int64_t integer;
+        bool truth;
+    } values[MAX_PARAMETERS];
+    void *parameters[MAX_PARAMETERS];
+    for (int i = 0; i < plan->parameter_count; i++) {
+        const parameter *from = &plan->parameters[i];
+        const operand *source = &operands[from->operand];
+        double real = source->kind == 'f' ? source->real : (double)source->integer;
+        parameters[i] = &values[i];
+        switch (from->kind) {
+        case 'a': values[i].bits = source->address; break;
+        case 's':
+            values[i].bits = plan->uses_scratch ? find_scratch(plan, stream) : 0;
+            if (plan->uses_scratch && !values[i].bits)
+                return false;
+            break;
+        case 'f': values[i].single = (float)real; break;
+        case 'd': values[i].real = real; break;
+        case 'q': values[i].integer = source->integer; break;
+        case '?': values[i].truth = source->integer != 0; break;
+        default: parameters[i] = (void *)(plan->constants + from->offset);
+        }
+    }
+    if (plan->uses_scratch) { /* a captured launch needs scratch memory of its own */
+        int status = 0;
+        if (driver.is_capturing(stream, &status) || status)
+            return false;
+    }
+    handle function = plan->function, context = plan->context, current = NULL;
+    unsigned blocks = plan->blocks, threads = plan->threads;
+    int failed;
+    Py_BEGIN_ALLOW_THREADS;
+    bool is_current = !driver.get_context(&current) && current == context;
+    failed = is_current ? 0 : driver.push_context(context);
+    if (!failed) {
+        failed = driver.launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
+        if (!is_current)
+            driver.pop_context(&current);
+    }
+    Py_END_ALLOW_THREADS;
+    return !failed;
+}
+
+/* Receives the message of a failed allocation; _call then allocates again, and reports the error. */
+static void ignore_error(void *error_context, const char *kind, const char *message)
+{
+    (void)error_context;
+    (void)kind;
+    (void)message;
+}
+
+/* Allocate the outputs of a plan, with the dtypes and shapes of its key. Return false after a failure. */
+static bool allocate_outputs(FastCall *self, const prepared *plan, operand *operands, const exchange_api *api,
+                             managed_tensor **outputs)
+{
+    for (int i = 0; i < self->output_count; i++) {
+        int index = self->input_count + i;
+        operand *output = &operands[index];
+        word shape[MAX_KEY_WORDS];
+        const word *key = plan->key + output->key_start;
+        int dimensions = (int)(key[0] >> 32 & 0xFFFF);
+
+        memcpy(shape, key + 1, (size_t)dimensions * sizeof *shape);
+        dl_tensor prototype = {.device_type = accepted_device_type,
+                               .device_id = plan->device_id,
+                               .dimensions = dimensions,
+                               .code = (uint8_t)(key[0] >> 8),
+                               .bits = (uint8_t)(key[0] >> 16),
+                               .lanes = 1,
+                               .shape = (int64_t *)shape};
+        outputs[i] = NULL;
+        if (api->allocate(&prototype, &outputs[i], NULL, ignore_error) || !outputs[i])
+            return false;
+        output->address = (word)(uintptr_t)outputs[i]->tensor.data + outputs[i]->tensor.byte_offset;
+        if (output->address % ALIGNMENT)
+            return false;
+    }
+    return true;
+}
+
+static void delete_outputs(managed_tensor **outputs, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (outputs[i] && outputs[i]->deleter)
+            outputs[i]->deleter(outputs[i]);
+}
+
+/* The arguments of a call. `out` and `stream` are NULL if they are missing or None. */
+typedef struct {
+    PyObject *const *inputs;
+    PyObject *out, *stream;
+} arguments;
+
+/* Return false for arguments that are not the usual ones: all inputs by position, `out` and `stream` by name. */
+static bool parse_arguments(FastCall *self, PyObject *const *args, Py_ssize_t count, PyObject *names,
+                            arguments *parsed)
+{
+    *parsed = (arguments){args, NULL, NULL};
+    if (count != self->input_count)
+        return false;
+    for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i), *value = args[count + i];
+        if (value == Py_None)
+            value = NULL;
+        if (name == name_out || PyUnicode_Compare(name, name_out) == 0)
+            parsed->out = value;
+        else if (name == name_stream || PyUnicode_Compare(name, name_stream) == 0)
+            parsed->stream = value;
+        else
+            return false;
+    }
+    return true;
+}
+
+/* Read the operands of a call and build its key. Return the number of words, or -1 for calls that are not prepared. */
+static int read_operands(FastCall *self, const arguments *parsed, operand *operands, word *key, int *first_array)
+{
+    int words = 0;
+    PyObject *const *outputs = &parsed->out;
+    if (parsed->out && PyTuple_CheckExact(parsed->out)) {
+        if (PyTuple_GET_SIZE(parsed->out) != self->output_count)
+            return -1;
+        outputs = &PyTuple_GET_ITEM(parsed->out, 0);
+    } else if (parsed->out && self->output_count != 1) {
+        return -1;
+    }
+    int count = self->input_count + (parsed->out ? self->output_count : 0);
+    *first_array = -1;
+    for (int i = 0; i < count; i++) {
+        bool is_output = i >= self->input_count;
+        PyObject *object = is_output ? outputs[i - self->input_count] : parsed->inputs[i];
+        words = read_operand(object, is_output, &operands[i], key, words);
+        if (words < 0)
+            return -1;
+        if (operands[i].kind != 'a') {
+            if (is_output)
+                return -1;
+        } else if (*first_array < 0) {
+            *first_array = i;
+        } else if (operands[i].device_id != operands[*first_array].device_id) {
+            return -1;
+        }
+    }
+    return *first_array < 0 ? -1 : words;
+}
+
+/* Find the handle of a call's stream. Return false for streams that are no int and have no attribute cuda_stream. */
+static bool find_stream(PyObject *object, const operand *first_array, handle *stream)
+{
+    if (!object)
+        return !first_array->api->current_stream(accepted_device_type, first_array->device_id, stream);
+    PyObject *number = PyLong_CheckExact(object) ? Py_NewRef(object) : PyObject_GetAttr(object, name_cuda_stream);
+    *stream = number && PyLong_Check(number) ? PyLong_AsVoidPtr(number) : (handle)-1;
+    Py_XDECREF(number);
+    bool is_valid = *stream != (handle)-1 && !PyErr_Occurred();
+    PyErr_Clear();
+    return is_valid;
+}
+
+/* Return a new reference to a result of a call: an argument, or an allocated output, whose ownership moves. */
+static PyObject *result_object(FastCall *self, const arguments *parsed, int index, const exchange_api *api,
+                               managed_tensor **outputs)
+{
+    if (index < self->input_count)
+        return Py_NewRef(parsed->inputs[index]);
+    int output = index - self->input_count;
+    if (parsed->out)
+        return Py_NewRef(PyTuple_CheckExact(parsed->out) ? PyTuple_GET_ITEM(parsed->out, output) : parsed->out);
+    void *object = NULL;
+    managed_tensor *tensor = outputs[output];
+    outputs[output] = NULL;
+    return api->object_from_managed(tensor, &object) ? NULL : object;
+}
+
+static PyObject *results_of(FastCall *self, const prepared *plan, const arguments *parsed, const exchange_api *api,
+                            managed_tensor **outputs)
+{
+    if (plan->result_count == 1)
+        return result_object(self, parsed, plan->results[0], api, outputs);
+    PyObject *tuple = PyTuple_New(plan->result_count);
+    for (int i = 0; tuple && i < plan->result_count; i++) {
+        PyObject *result = result_object(self, parsed, plan->results[i], api, outputs);
+        if (!result)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SET_ITEM(tuple, i, result);
+    }
+    return tuple;
+}
+
+/* Perform a call whose launch is prepared. Return NULL without an exception for other calls. */
+static PyObject *call_prepared(FastCall *self, const arguments *parsed)
+{
+    operand operands[MAX_OPERANDS];
+    word key[MAX_KEY_WORDS];
+    managed_tensor *outputs[MAX_OPERANDS] = {NULL};
+    int first_array;
+    handle stream = NULL;
+    bool allocates = !parsed->out && self->output_count > 0;
+
+    int words = read_operands(self, parsed, operands, key, &first_array);
+    if (words < 0 || (allocates && parsed->stream))
+        return NULL;
+    prepared *plan = find_plan(self, key, words, allocates);
+    const exchange_api *api = operands[first_array].api;
+    if (!plan || plan->device_id != operands[first_array].device_id ||
+        !find_stream(parsed->stream, &operands[first_array], &stream)) {
+        PyErr_Clear();
+        return NULL;
+    }
+    for (int i = self->input_count; allocates && i < plan->operand_count; i++) {
+        operands[i] = (operand){.api = api, .kind = 'a', .key_start = plan->key_words, .key_end = plan->key_words};
+        for (int j = self->input_count; j < i; j++) /* the keys of outputs follow each other */
+            operands[i].key_start = operands[j].key_end;
+        operands[i].key_end =
+            operands[i].key_start + 1 + 2 * (int)(plan->key[operands[i].key_start] >> 32 & 0xFFFF);
+    }
+    for (int i = 0; i < self->input_count; i++) /* inputs that the kernel updates */
+        if (plan->is_output[i] && is_true(parsed->inputs[i], name_requires_grad, false))
+            return NULL;
+    PyObject *result = NULL;
+    plan->active_calls++;
+    if ((!allocates || allocate_outputs(self, plan, operands, api, outputs)) && !has_overlap(plan, operands) &&
+        launch_plan(plan, operands, stream))
+        result = results_of(self, plan, parsed, api, outputs);
+    plan->active_calls--;
+    delete_outputs(outputs, self->output_count);
+    return result;
+}
+
+static PyObject *call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
+{
+    FastCall *self = (FastCall *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(flags), total = count + (names ? PyTuple_GET_SIZE(names) : 0);
+    arguments parsed;
+
+    if (self->plan_count && parse_arguments(self, args, count, names, &parsed)) {
+        PyObject *result = call_prepared(self, &parsed);
+        if (result || PyErr_Occurred())
+            return result;
+    }
+    PyObject **all = PyMem_Malloc((size_t)(total + 1) * sizeof *all);
+    if (!all)
+        return PyErr_NoMemory();
+    all[0] = object;
+    memcpy(all + 1, args, (size_t)total * sizeof *all);
+    PyObject *result = PyObject_VectorcallMethod(name_call, all, (size_t)count + 1, names);
+    PyMem_Free(all);
+    return result;
+}
+
+/* --- preparation of launches --- */
+
+/* Compute the byte range of an array from the words of its key. */
+static void find_byte_range(prepared *plan, int index, const word *key)
+{
+    int dimensions = (int)(key[0] >> 32 & 0xFFFF);
+    int64_t element_bytes = (int64_t)(key[0] >> 16 & 0xFF) / 8, first = 0, end = element_bytes;
+
+    for (int i = 0; i < dimensions; i++) {
+        int64_t size = (int64_t)key[1 + i];
+        int64_t extent = (size - 1) * (int64_t)key[1 + dimensions + i] * element_bytes;
+        if (size == 0)
+            end = 0;
+        *(extent < 0 ? &first : &end) += extent;
+    }
+    plan->first[index] = first;
+    plan->end[index] = end;
+}
+
+/* Read the operands of a prepared call into a plan: the key, and the byte ranges of arrays. Return false for operands
+ * that the fast path does not handle. */
+static bool prepare_operands(FastCall *self, prepared *plan, PyObject *inputs, PyObject *outputs)
+{
+    int words = 0;
+    plan->operand_count = self->input_count + self->output_count;
+    for (int i = 0; i < plan->operand_count; i++) {
+        bool is_input = i < self->input_count;
+        PyObject *object =
+            is_input ? PyTuple_GET_ITEM(inputs, i) : PyTuple_GET_ITEM(outputs, i - self->input_count);
+        operand operand;
+        if (plan->allocates && i == self->input_count)
+            plan->key_words = words;
+        words = read_operand(object, !is_input, &operand, plan->key, words);
+        if (words < 0)
+            return false;
+        if (operand.kind == 'a')
+            find_byte_range(plan, i, plan->key + operand.key_start);
+    }
+    if (!plan->allocates)
+        plan->key_words = words;
+    return true;
+}
+
+/* Read the parameters of a launch: tuples of a kind, the index of an operand, and the bytes of a constant. */
+static bool prepare_parameters(prepared *plan, PyObject *parameters)
+{
+    Py_ssize_t used_bytes = 0;
+    plan->parameter_count = (int)PyTuple_GET_SIZE(parameters);
+    if (plan->parameter_count > MAX_PARAMETERS)
+        return false;
+    for (int i = 0; i < plan->parameter_count; i++) {
+        parameter *to = &plan->parameters[i];
+        const char *constant;
+        Py_ssize_t size;
+        int kind;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(parameters, i), "Ciy#", &kind, &to->operand, &constant, &size))
+            return false;
+        to->kind = (char)kind;
+        if (to->operand < 0 || to->operand >= plan->operand_count || used_bytes + size > MAX_CONSTANT_BYTES)
+            return false;
+        to->offset = (int)used_bytes;
+        memcpy(plan->constants + used_bytes, constant, (size_t)size);
+        used_bytes += (size + 15) / 16 * 16; /* the largest alignment of a parameter */
+        if (used_bytes > MAX_CONSTANT_BYTES)
+            used_bytes = MAX_CONSTANT_BYTES;
+    }
+    return true;
+}
+
+/* Add the scratch memory of a stream to a plan. The stream that was added first gives way to a new one. */
+static void add_scratch(prepared *plan, handle stream, word address)
+{
+    if (!address || find_scratch(plan, stream))
+        return;
+    int index = plan->scratch_count < MAX_SCRATCH ? plan->scratch_count++ : 0;
+    plan->scratch[index].stream = stream;
+    plan->scratch[index].address = address;
+}
+
+/* Insert a plan in front of all others. Return false if the oldest plan of a full table is in use. */
+static bool insert_plan(FastCall *self, prepared *new_plan)
+{
+    if (self->plan_count == MAX_PLANS) {
+        prepared *oldest = self->plans[MAX_PLANS - 1];
+        if (oldest->active_calls)
+            return false;
+        PyMem_Free(oldest);
+        self->plan_count--;
+    }
+    memmove(self->plans + 1, self->plans, (size_t)self->plan_count * sizeof *self->plans);
+    self->plans[0] = new_plan;
+    self->plan_count++;
+    return true;
+}
+
+/* Read the indices of result operands, and of the operands that the kernel writes. */
+static bool prepare_results(prepared *plan, PyObject *results)
+{
+    plan->result_count = (int)PyTuple_GET_SIZE(results);
+    if (plan->result_count > MAX_OPERANDS)
+        return false;
+    for (int i = 0; i < plan->result_count; i++) {
+        long index = PyLong_AsLong(PyTuple_GET_ITEM(results, i));
+        if (index < 0 || index >= plan->operand_count)
+            return false;
+        plan->results[i] = (int)index;
+        plan->is_output[index] = true;
+    }
+    return true;
+}
+
+PyDoc_STRVAR(
+    prepare_doc,
+    "_prepare(inputs, outputs, allocates, results, parameters, function, context, device, blocks, threads, "
+    "stream, scratch)\n--\n\n"
+    "Prepare the launch of a call, so that equal calls run without Python; return whether that is possible.");
+
+static PyObject *prepare(PyObject *object, PyObject *args)
+{
+    FastCall *self = (FastCall *)object;
+    PyObject *inputs, *outputs, *results, *parameters;
+    unsigned long long function, context, stream, scratch;
+    int allocates, device;
+    unsigned blocks, threads;
+
+    if (!PyArg_ParseTuple(args, "O!O!pO!O!KKiIIKK", &PyTuple_Type, &inputs, &PyTuple_Type, &outputs, &allocates,
+                          &PyTuple_Type, &results, &PyTuple_Type, &parameters, &function, &context, &device,
+                          &blocks, &threads, &stream, &scratch))
+        return NULL;
+    if (!driver.launch || PyTuple_GET_SIZE(inputs) != self->input_count ||
+        PyTuple_GET_SIZE(outputs) != self->output_count)
+        Py_RETURN_FALSE;
+    prepared *plan = PyMem_Calloc(1, sizeof *plan);
+    if (!plan)
+        return PyErr_NoMemory();
+    plan->allocates = allocates;
+    plan->function = (handle)(uintptr_t)function;
+    plan->context = (handle)(uintptr_t)context;
+    plan->device_id = device;
+    plan->blocks = blocks;
+    plan->threads = threads;
+    plan->uses_scratch = scratch != 0;
+    bool is_prepared = prepare_operands(self, plan, inputs, outputs) && prepare_results(plan, results) &&
+                       prepare_parameters(plan, parameters);
+    if (is_prepared) {
+        prepared *existing = find_plan(self, plan->key, plan->key_words, plan->allocates);
+        add_scratch(existing ? existing : plan, (handle)(uintptr_t)stream, scratch);
+        is_prepared = existing || insert_plan(self, plan);
+        if (!existing && is_prepared)
+            plan = NULL;
+    }
+    PyMem_Free(plan);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(is_prepared);
+}
+
+/* --- the class --- */
+
+PyDoc_STRVAR(configure_doc, "_configure(input_count, output_count)\n--\n\n"
+                            "Set the number of arguments, and of outputs that ``out`` provides.");
+
+static PyObject *configure(PyObject *object, PyObject *args)
+{
+    FastCall *self = (FastCall *)object;
+    int inputs, outputs;
+    if (!PyArg_ParseTuple(args, "ii", &inputs, &outputs))
+        return NULL;
+    bool is_small = inputs + outputs <= MAX_OPERANDS;
+    self->input_count = is_small ? inputs : -1; /* -1 equals no number of arguments */
+    self->output_count = is_small ? outputs : 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *new_object(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    (void)args;
+    (void)keywords;
+    FastCall *self = (FastCall *)type->tp_alloc(type, 0);
+    if (self) {
+        self->vectorcall = call;
+        self->input_count = -1;
+    }
+    return (PyObject *)self;
+}
+
+static void delete_object(PyObject *object)
+{
+    FastCall *self = (FastCall *)object;
+    for (int i = 0; i < self->plan_count; i++)
+        PyMem_Free(self->plans[i]);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMethodDef object_methods[] = {{"_prepare", prepare, METH_VARARGS, prepare_doc},
+                                       {"_configure", configure, METH_VARARGS, configure_doc},
+                                       {NULL, NULL, 0, NULL}};
+
+static PyTypeObject fast_call_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu._fast_call.FastCall",
+    .tp_doc = PyDoc_STR("The base class of callables that launch prepared kernels without Python code."),
+    .tp_basicsize = sizeof(FastCall),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = new_object,
+    .tp_dealloc = delete_object,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(FastCall, vectorcall),
+    .tp_methods = object_methods,
+};
+
+PyDoc_STRVAR(
+    use_driver_doc,
+    "use_driver(launch, get_context, push_context, pop_context, is_capturing, device_type)\n--\n\n"
+    "Set the addresses of the driver's functions, and the device type of DLPack whose arrays are accepted.");
+
+static PyObject *use_driver(PyObject *module, PyObject *args)
+{
+    unsigned long long addresses[5];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KKKKKi", &addresses[0], &addresses[1], &addresses[2], &addresses[3],
+                          &addresses[4], &accepted_device_type))
+        return NULL;
+    *(void **)&driver.launch = (void *)(uintptr_t)addresses[0];
+    *(void **)&driver.get_context = (void *)(uintptr_t)addresses[1];
+    *(void **)&driver.push_context = (void *)(uintptr_t)addresses[2];
+    *(void **)&driver.pop_context = (void *)(uintptr_t)addresses[3];
+    *(void **)&driver.is_capturing = (void *)(uintptr_t)addresses[4];
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {{"use_driver", use_driver, METH_VARARGS, use_driver_doc},
+                                       {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, .m_name = "cudakit.gpu._fast_call",
+                                               .m_size = -1, .m_methods = module_methods};
+
+PyMODINIT_FUNC PyInit__fast_call(void)
+{
+    name_call = PyUnicode_InternFromString("_call");
+    name_out = PyUnicode_InternFromString("out");
+    name_stream = PyUnicode_InternFromString("stream");
+    name_api = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+    name_requires_grad = PyUnicode_InternFromString("requires_grad");
+    name_is_neg = PyUnicode_InternFromString("is_neg");
+    name_cuda_stream = PyUnicode_InternFromString("cuda_stream");
+    if (PyErr_Occurred() || PyType_Ready(&fast_call_type) < 0)
+        return NULL;
+    PyObject *module = PyModule_Create(&module_definition);
+    if (module && PyModule_AddObjectRef(module, "FastCall", (PyObject *)&fast_call_type) < 0)
+        Py_CLEAR(module);
+    return module;
+}

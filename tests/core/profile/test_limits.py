@@ -1,0 +1,62 @@
+"""Copies, memsets and launches beside the limits that a bench measured."""
+
+from __future__ import annotations
+
+import pytest
+from core.profile.synthetic import MS, US, Program
+
+from cudakit.core.profile.analysis import analyze
+from cudakit.core.profile.limits import MeasuredLimits, compare_limits
+from cudakit.core.profile.present.report import report
+from cudakit.core.profile.result import ProfileResult
+from cudakit.render import console
+
+MIB = 1 << 20
+
+
+def _compared(program: Program, limits: MeasuredLimits) -> ProfileResult:
+    return compare_limits(analyze([program.activities()]).result, limits)
+
+
+def test_launches_are_compared_with_back_to_back_launches() -> None:
+    program = Program()
+    for _ in range(10):
+        program.kernel("short", 2 * US)
+        program.kernel("long", 18 * US)
+    (limit,) = _compared(program, MeasuredLimits(launch_s=2e-6)).launch_limits
+    (device,) = analyze([program.activities()]).result.devices
+    assert limit.interval_ns == pytest.approx(device.measured.length_ns / 20)
+    assert limit.share == pytest.approx(2000 / limit.interval_ns)
+    assert (limit.short_kernels, limit.short_kernels_share) == (10, pytest.approx(0.1))
+
+
+def test_kernels_of_graphs_are_not_launches() -> None:
+    program = Program()
+    program.graph(["a", "b", "c"], 5 * US)
+    assert not _compared(program, MeasuredLimits(launch_s=2e-6)).launch_limits
+
+
+def test_memsets_are_compared_with_writes_of_a_similar_size() -> None:
+    program = Program()
+    program.fill(4 * MIB, 4 * US)
+    limits = MeasuredLimits(writes=[(MIB, 9e12), (4 * MIB, 2e12), (1 << 30, 4e12)])
+    (limit,) = _compared(program, limits).limits
+    assert limit.limit_bytes_per_s == 2e12
+    assert limit.share == pytest.approx(4 * MIB / 4e-6 / 2e12)
+
+
+def test_small_memsets_are_not_compared() -> None:
+    program = Program()
+    program.fill(4096, 2 * US)
+    assert not _compared(program, MeasuredLimits(writes=[(MIB, 9e12)])).limits
+
+
+def test_report_says_that_rates_of_kernels_are_unknown() -> None:
+    program = Program()
+    program.kernel("short", 2 * US)
+    program.kernel("long", 1 * MS)
+    result = _compared(program, MeasuredLimits(launch_s=2e-6))
+    text = console.render(report(result), width=120, color=False, ascii_only=True, height=100)
+    assert "time for each kernel launch" in text
+    assert "1 kernel run (0.2% of the GPU time)" in text
+    assert "Bytes and FLOPs of kernels are not recorded" in text
