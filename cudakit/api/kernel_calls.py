@@ -52,10 +52,14 @@ class Call:
         self, kernels: PlannedKernels, plan: LaunchPlan, arguments: Sequence[Argument]
     ) -> None:
         """Enqueue the launch after the work that computes its arrays on other streams."""
+        self.order()
+        kernels.launch(plan, arguments, self.stream)
+
+    def order(self) -> None:
+        """Make the stream wait for the work that computes the arrays on other streams."""
         for array in self._arrays.values():
             if array.stream is not None and array.stream != self.stream:
                 order_streams(self.gpu, Stream(array.stream), self.stream)
-        kernels.launch(plan, arguments, self.stream)
         for device_array in self._device_arrays:
             device_array.record_use(self.stream)
 
