@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from cudakit.core.sanitize.different_calls import CallComparison
+from cudakit.core.sanitize.collectives.different_calls import CallComparison
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.owners import StreamUse
 from cudakit.core.sanitize.races import Confidence, Coverage, Race

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cudakit.core.sanitize.different_calls import CallComparison
+from cudakit.core.sanitize.collectives.different_calls import CallComparison
 from cudakit.core.sanitize.result import DifferenceKind, DifferentCalls
 from cudakit.trace.events import Collective, Communicator, Event
 from cudakit.trace.kinds import CollectiveFunction, NcclDatatype

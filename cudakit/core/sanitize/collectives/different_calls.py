@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from cudakit.core.sanitize.collectives import ELEMENT_BYTES, Member
+from cudakit.core.sanitize.collectives.buffers import ELEMENT_BYTES, Membership
 from cudakit.core.sanitize.names import call_site_index, function_name
 from cudakit.core.sanitize.result import CollectiveCall, DifferenceKind, DifferentCalls
 from cudakit.document import Frame
@@ -104,7 +104,7 @@ class CallComparison:
     def __init__(self) -> None:
         self._communicators: dict[int, _Communicator] = {}  # by hash
         # The membership of each trace in its communicators, by number of the communicator.
-        self._members: dict[tuple[_Trace, int], Member] = {}
+        self._memberships: dict[tuple[_Trace, int], Membership] = {}
         self._differences: list[_Difference] = []
         self._stacks: dict[_Trace, Sequence[Stack]] = {}
 
@@ -146,12 +146,16 @@ class CallComparison:
     def ranks(self) -> dict[int, int]:
         """Return the rank of each process in its largest communicator, unless it has several ranks there."""
         ranks: dict[int, int] = {}
-        for process in {process for (process, _), _ in self._members}:
+        for process in {process for (process, _), _ in self._memberships}:
             members = [
-                member for (trace, _), member in self._members.items() if trace[0] == process
+                membership
+                for (trace, _), membership in self._memberships.items()
+                if trace[0] == process
             ]
-            largest = max(member.rank_count for member in members)
-            in_largest = {member.rank for member in members if member.rank_count == largest}
+            largest = max(membership.rank_count for membership in members)
+            in_largest = {
+                membership.rank for membership in members if membership.rank_count == largest
+            }
             if len(in_largest) == 1 and (rank := in_largest.pop()) >= 0:
                 ranks[process] = rank
         return ranks
@@ -159,32 +163,32 @@ class CallComparison:
     def _add_members(self, trace: _Trace, records: Records) -> None:
         names = ("communicator", "rank", "rank_count", "hash")
         for number, *fields in zip(*(records[name].tolist() for name in names), strict=True):
-            self._members[trace, number] = Member(*fields)
+            self._memberships[trace, number] = Membership(*fields)
 
     def _add_calls(self, trace: _Trace, records: Records) -> None:
         names = ("communicator", "group", "graph", *_CALL_FIELDS, "site")
         for number, group, graph, function, count, datatype, root, site in zip(
             *(records[name].tolist() for name in names), strict=True
         ):
-            member = self._members.get((trace, number), Member())
-            if member.rank < 0 or not member.hash:
+            membership = self._memberships.get((trace, number), Membership())
+            if membership.rank < 0 or not membership.hash:
                 continue
-            communicator = self._communicators.setdefault(member.hash, _Communicator())
+            communicator = self._communicators.setdefault(membership.hash, _Communicator())
             if graph:
                 communicator.stop()
             if communicator.is_compared:
                 call = _Call(
                     CollectiveFunction(function), count, NcclDatatype(datatype), root, trace, site
                 )
-                self._add_call(member, communicator, group, call)
+                self._add_call(membership, communicator, group, call)
 
     def _add_call(
-        self, member: Member, communicator: _Communicator, group: int, call: _Call
+        self, membership: Membership, communicator: _Communicator, group: int, call: _Call
     ) -> None:
-        rank = communicator.ranks[member.rank]
+        rank = communicator.ranks[membership.rank]
         rank.last_group = max(group, rank.last_group)
         if call.function in _TRANSFERS:
-            self._match_transfer(member, communicator, call)
+            self._match_transfer(membership, communicator, call)
         else:
             rank.steps.setdefault(group, []).append(call)
             if len(rank.steps) > _MAX_WAITING:
@@ -222,10 +226,12 @@ class CallComparison:
                 break
         communicator.stop()
 
-    def _match_transfer(self, member: Member, communicator: _Communicator, call: _Call) -> None:
+    def _match_transfer(
+        self, membership: Membership, communicator: _Communicator, call: _Call
+    ) -> None:
         """Compare a send with the receive of the other rank, in the order of both ranks' calls."""
         is_send = call.function is CollectiveFunction.SEND
-        pair = (member.rank, call.root) if is_send else (call.root, member.rank)
+        pair = (membership.rank, call.root) if is_send else (call.root, membership.rank)
         counterpart_function = CollectiveFunction.RECEIVE if is_send else CollectiveFunction.SEND
         counterparts = communicator.transfers[*pair, counterpart_function]
         if not counterparts:
@@ -238,7 +244,9 @@ class CallComparison:
         if counterpart.size_bytes != call.size_bytes:
             send, receive = (call, counterpart) if is_send else (counterpart, call)
             self._differences.append(
-                _Difference(DifferenceKind.TRANSFER, member.hash, pair[0], send, pair[1], receive)
+                _Difference(
+                    DifferenceKind.TRANSFER, membership.hash, pair[0], send, pair[1], receive
+                )
             )
             communicator.stop()
 
