@@ -22,7 +22,9 @@ _END_TIMEOUT_S = 3.0
 _ENDED = "ended"
 
 
-def start_facts(version: str, options: Mapping[str, str], variables: Mapping[str, str]) -> Message:
+def process_facts(
+    version: str, options: Mapping[str, str], variables: Mapping[str, str]
+) -> Message:
     """Return the facts about this process that must be equal in all ranks, or that name it."""
     return {
         "host": socket.gethostname(),
@@ -38,7 +40,7 @@ def nccl_variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in variables.items() if name.startswith("NCCL_")}
 
 
-def check_equal(first: Message, other: Message, rank: int) -> None:
+def check_same_options(first: Message, other: Message, rank: int) -> None:
     """Raise InputError if a rank was started with another version or other options than rank 0."""
     if other["version"] != first["version"]:
         raise InputError(
