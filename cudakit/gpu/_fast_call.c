@@ -172,13 +172,14 @@ static bool is_true(PyObject *object, PyObject *name, bool is_method)
     return result;
 }
 
-/* Append the dtype, shape, strides and alignment of an array to a key. Return the number of words, or -1. */
+/* Append the dtype, device, shape, strides and alignment of an array to a key. Return the number of words, or -1. */
 static int add_tensor_key(word *key, int words, const dl_tensor *tensor, word address)
 {
-    if (words + 1 + 2 * tensor->dimensions > MAX_KEY_WORDS)
+    if (tensor->dimensions > MAX_KEY_WORDS || words + 1 + 2 * tensor->dimensions > MAX_KEY_WORDS)
         return -1;
     key[words++] = (word)'a' | (word)tensor->code << 8 | (word)tensor->bits << 16 |
-                   (word)tensor->dimensions << 32 | address % ALIGNMENT << 48;
+                   (word)(tensor->dimensions & 0xFF) << 32 | (word)(tensor->device_id & 0xFF) << 40 |
+                   address % ALIGNMENT << 48;
     memcpy(key + words, tensor->shape, (size_t)tensor->dimensions * sizeof *key);
     words += tensor->dimensions;
     memcpy(key + words, tensor->strides, (size_t)tensor->dimensions * sizeof *key);
@@ -350,7 +351,7 @@ static bool allocate_outputs(FastCall *self, const prepared *plan, operand *oper
         operand *output = &operands[index];
         word shape[MAX_KEY_WORDS];
         const word *key = plan->key + output->key_start;
-        int dimensions = (int)(key[0] >> 32 & 0xFFFF);
+        int dimensions = (int)(key[0] >> 32 & 0xFF);
 
         memcpy(shape, key + 1, (size_t)dimensions * sizeof *shape);
         dl_tensor prototype = {.device_type = accepted_device_type,
@@ -504,8 +505,7 @@ static PyObject *call_prepared(FastCall *self, const arguments *parsed)
         operands[i] = (operand){.api = api, .kind = 'a', .key_start = plan->key_words, .key_end = plan->key_words};
         for (int j = self->input_count; j < i; j++) /* the keys of outputs follow each other */
             operands[i].key_start = operands[j].key_end;
-        operands[i].key_end =
-            operands[i].key_start + 1 + 2 * (int)(plan->key[operands[i].key_start] >> 32 & 0xFFFF);
+        operands[i].key_end = operands[i].key_start + 1 + 2 * (int)(plan->key[operands[i].key_start] >> 32 & 0xFF);
     }
     for (int i = 0; i < self->input_count; i++) /* inputs that the kernel updates */
         if (plan->is_output[i] && is_true(parsed->inputs[i], name_requires_grad, false))
@@ -546,7 +546,7 @@ static PyObject *call(PyObject *object, PyObject *const *args, size_t flags, PyO
 /* Compute the byte range of an array from the words of its key. */
 static void find_byte_range(prepared *plan, int index, const word *key)
 {
-    int dimensions = (int)(key[0] >> 32 & 0xFFFF);
+    int dimensions = (int)(key[0] >> 32 & 0xFF);
     int64_t element_bytes = (int64_t)(key[0] >> 16 & 0xFF) / 8, first = 0, end = element_bytes;
 
     for (int i = 0; i < dimensions; i++) {
