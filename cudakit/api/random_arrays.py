@@ -88,6 +88,8 @@ class DeviceMemory:
                 hint="pass tensor.detach(), or a shape for a new array",
             )
         item_bytes = _item_bytes(view.dtype)
+        if view.ptr % item_bytes:
+            raise UsageError(f"out is misaligned: {view.dtype} at address {view.ptr:#x}")
         _check_layout(view.shape, view.strides, item_bytes)
         _check_expected(view.shape, shape, view.dtype, dtype)
         calling_stream = self._uncaptured_stream(stream, operand.library)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+from dataclasses import replace
 from threading import Thread
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import cudakit
 from cudakit import Generator
 from cudakit.errors import InputError, UsageError
-from cudakit.gpu.api import Stream
+from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.sim import Sim
 
@@ -231,6 +232,15 @@ def test_array_of_another_device_is_rejected() -> None:
 
     with pytest.raises(UsageError, match="out is in memory of"):
         Generator(1, device=Sim()).uniform(out=out)
+
+
+def test_misaligned_array_is_rejected(on_device: Generator) -> None:
+    out = cudakit.to_device(np.zeros(4, np.float32), "sim")
+    out.view = replace(out.view, ptr=Ptr(out.ptr + 1), shape=(2,))
+
+    with pytest.raises(UsageError, match="misaligned: float32 at address"):
+        on_device.uniform(out=out)
+    assert on_device.position == 0
 
 
 def test_host_array_is_rejected_by_generator_of_a_device(on_device: Generator) -> None:
