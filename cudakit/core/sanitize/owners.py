@@ -129,8 +129,7 @@ class StreamUse:
         self._library_streams: dict[int, int] = {}
         # Streams with which the program's own code called CUDA.
         self._program_streams: set[int] = set()
-        # For each stream that a library created, and not as the answer to a call for a stream: the program call
-        # and the call stack that created it.
+        # For each stream that a library created for itself: the program call and the call stack of its creation.
         self._creations: dict[int, tuple[int, int]] = {}
         # Number of streams with each of these program calls and call stacks.
         self._creation_counts: Counter[tuple[int, int]] = Counter()
@@ -164,7 +163,8 @@ class StreamUse:
         """Return whether the program has access to a stream, as far as its calls show.
 
         It has no access to a stream that a library created for itself, unless the program's own code called
-        CUDA with this stream. A call that creates many streams fills a pool, which may serve the program, too.
+        CUDA with this stream. A call that creates many streams fills a pool, from which the program may get
+        streams, too.
         """
         creation = self._creations.get(stream)
         is_from_pool = creation is not None and self._creation_counts[creation] >= _MIN_POOL_STREAMS
