@@ -32,7 +32,9 @@ _WORK: Final = (
     EventKind.COLLECTIVE,
     EventKind.GRAPH_LAUNCH,
 )
-_PACKAGE = re.compile(r"(?:^|/)(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)|/(cudakit)/")
+_PACKAGE = re.compile(
+    r"(?:^|/)(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)|/(cudakit)/(?:api|core|gpu|run)/"
+)
 
 
 def library_of(frames: Sequence[Frame]) -> str:
@@ -129,7 +131,7 @@ class StreamUse:
         self._library_streams: dict[int, int] = {}
         # Streams with which the program's own code called CUDA.
         self._program_streams: set[int] = set()
-        # For each stream that a library created for itself: the program call and the call stack of its creation.
+        # Program call and call stack that created each stream which a library created for itself.
         self._creations: dict[int, tuple[int, int]] = {}
         # Number of streams with each of these program calls and call stacks.
         self._creation_counts: Counter[tuple[int, int]] = Counter()
