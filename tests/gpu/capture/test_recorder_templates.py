@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from gpu.capture.exact_programs import BEGIN, PATCHES, gaps
 from gpu.capture.recorded import build_library, recorded
+from gpu.capture.test_recorder_exact_graphs import GRAPHS
 
 from cudakit.core.sanitize.races import Coverage
 from cudakit.core.sanitize.reorder_buffer import reordered
 from cudakit.core.sanitize.templates import TemplateAccesses
-from cudakit.trace.events import Access, Event, Launch, Template
+from cudakit.trace.events import Access, Event, GraphLaunch, Launch, Template
 from cudakit.trace.kinds import Precision, TemplateCheck
 from cudakit.trace.layout import pack, unpack
 
@@ -121,7 +122,7 @@ for i in range(6):
     launch(write(0x100000))
     cuda.event(RECORD, EVENT, CONTEXT, STREAM)
     cuda.event(WAIT, EVENT, CONTEXT, OTHER)
-    launch(read(0x100000), stream=OTHER, pointer=0x100004)
+    launch(read(0x100004), stream=OTHER, pointer=0x100004)
     cuda.event(RECORD, EVENT, CONTEXT, OTHER)
     cuda.event(WAIT, EVENT, CONTEXT, STREAM)
     recorder.read()
@@ -221,3 +222,33 @@ for _ in range(9):
 assert cuda.patched_modules() == 1
 """
     assert len(template_ids(run(tmp_path, library, program))) == 10
+
+
+# --- graphs -------------------------------------------------------------------------------------------
+
+
+def graph_templates(events: list[Event]) -> list[int]:
+    """Return the template of each graph launch, in order; 0 for a launch that was recorded."""
+    return [event.body.template_id for event in events if isinstance(event.body, GraphLaunch)]
+
+
+@pytest.mark.parametrize(("edges", "templates"), [(1, [0, 0, 1, 1, 1]), (0, [0, 0, 0, 0, 0])])
+def test_graph_has_template_if_its_nodes_are_ordered(
+    library: Path, tmp_path: Path, edges: int, templates: list[int]
+) -> None:
+    program = f"""
+two = graph(plain, plain)
+two.edges, two.before[0], two.after[0] = {edges}, 0, 1
+cuda.instantiate(ctypes.byref(two), EXECUTABLE)
+for _ in range(5):
+    launch_graph(two, write(0x100000), write(0x100008))
+    cuda.event(RECORD, EVENT, CONTEXT, STREAM)
+    cuda.event(WAIT, EVENT, CONTEXT, OTHER)
+    launch(read(0x100008), stream=OTHER, pointer=0x100008)
+    wait()
+    wait(OTHER)
+    recorder.read()
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    assert graph_templates(events) == templates
+    assert gaps(events) == {}

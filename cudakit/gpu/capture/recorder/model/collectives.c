@@ -390,8 +390,8 @@ void collective_add(uint64_t id, uint64_t call_id, const collective *operation)
         rec->collective.send = operation->send;
         rec->collective.receive = operation->receive;
         /* The buffers are reported after the launch, so that their order with other work is unknown here. */
-        allocations_contest(operation->send);
-        allocations_contest(operation->receive);
+        allocations_contest(operation->send, operation->send + 1);
+        allocations_contest(operation->receive, operation->receive + 1);
         rec->collective.element_count = elements->count;
         rec->collective.communicator = plan->communicator;
         rec->collective.sequence = call ? call->sequence : ++communicator->operation_count;
