@@ -16,7 +16,7 @@ from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.device_array import DeviceArray
-from cudakit.gpu.dlpack import DLPACK_CUDA, DLPACK_CUDA_MANAGED, view_of_capsule
+from cudakit.gpu.dlpack import DLPACK_DEVICES, view_of_capsule
 from cudakit.gpu.external_streams import stream_of_cupy
 
 if TYPE_CHECKING:
@@ -146,10 +146,10 @@ def _operand_of_interface(array: Any, name: str) -> DeviceOperand:
 
 def _operand_of_dlpack(array: Any, name: str) -> DeviceOperand:
     kind, ordinal = array.__dlpack_device__()
-    if int(kind) not in (DLPACK_CUDA, DLPACK_CUDA_MANAGED):
+    if int(kind) not in DLPACK_DEVICES:
         raise _not_an_array(array, name, f"{_type_name(array)} in host memory")
     # The capsule is not consumed: it releases its tensor, while the array keeps the memory.
-    view = view_of_capsule(array.__dlpack__(stream=_NO_SYNCHRONIZATION))
+    view, _ = view_of_capsule(array.__dlpack__(stream=_NO_SYNCHRONIZATION))
     return DeviceOperand(view, int(ordinal))
 
 
